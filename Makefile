@@ -1,15 +1,16 @@
-# make demo   train, evaluate and show a first agent          make test   the whole test suite
-# make lint   ruff and mypy                                    make check  test and lint
-# make docs   the documentation as a site, in build/site
-# make clean  remove what the other targets made, but for runs/
+# make demo       install alfx, then train and evaluate a first agent
+# make test       all tests                    make test-fast  without the tests that take long
+# make lint       ruff and mypy                make check      test and lint
+# make docs       build the documentation website in build/site
+# make clean      remove the virtual environment, caches and builds; keeps runs/
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.*
-# The site needs none of what alfx does, and is built apart from it.
+# mkdocs does not need alfx, so it has its own environment.
 DOCS_VENV ?= build/docs-venv
-# A new folder for each demo, so that nothing that was trained is ever overwritten.
+# Each demo writes into a new folder, so earlier runs are kept.
 RUN ?= runs/ppo_cart_pole-$(shell date +%Y%m%d-%H%M%S)
-# Worker processes of the test suite; the tests themselves compute on one thread each.
+# Number of pytest workers; each uses one thread.
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST_ARGS ?=
 
@@ -23,7 +24,7 @@ demo: install
 	$(BIN)/python -m alfx.bin.evaluate --root_dir $(RUN)
 	$(BIN)/python -m alfx.bin.plot $(RUN) --output $(RUN)/curves.png
 	@echo
-	@echo "The agent is in $(RUN)."
+	@echo "The run folder is $(RUN)."
 	@echo "  watch it play  $(BIN)/python -m alfx.bin.play --root_dir $(RUN)"
 	@echo "  record a video $(BIN)/python -m alfx.bin.play --root_dir $(RUN) --record_file $(RUN)/play.mp4"
 	@echo "  train further  $(BIN)/python -m alfx.bin.train --root_dir $(RUN) --conf_param TrainerConfig.num_env_steps=150000"
@@ -51,16 +52,16 @@ install-bench: $(VENV)/.bench
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# torch comes first, so that no other package chooses its build. It is the release that the results were made with;
-# setup.cfg allows others: `make install TORCH='torch==2.9.*'`.
+# Install torch first, so that no other package selects its build. The default is the release used for docs/results.md;
+# setup.cfg allows others, for example: make install TORCH='torch==2.9.*'
 $(VENV)/.core: setup.cfg pyproject.toml | $(BIN)/python
-	@echo "installing alfx into $(VENV) (some minutes the first time)"
+	@echo "installing alfx into $(VENV) (a few minutes the first time)"
 	$(PIP_INSTALL) "$(TORCH)"
 	$(PIP_INSTALL) -e .
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.core
-	@echo "installing the test tools and every environment suite into $(VENV)"
+	@echo "installing the test tools and all environment suites into $(VENV)"
 	$(PIP_INSTALL) -e ".[test]"
 	@touch $@
 

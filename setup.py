@@ -1,4 +1,4 @@
-"""Everything is declared in setup.cfg; this file is for tools that still call setup.py."""
+"""Entry point for tools that call setup.py; the package is declared in setup.cfg."""
 from setuptools import setup
 
 setup()

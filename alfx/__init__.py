@@ -5,6 +5,7 @@ From Python, :func:`load` returns the trained policy of a run, :func:`train` tra
 use, so ``import alfx`` alone is fast and does not import torch.
 """
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,6 +23,20 @@ _DEFINED_IN = {
     **dict.fromkeys(('BoundedTensorSpec', 'TensorSpec'), 'tensor_specs'),
     **dict.fromkeys(('load', 'read_progress', 'train'), 'python_interface'),
 }
+
+
+class _FormerModules:
+    """Lets modules be imported by the names they had before; see :mod:`alfx.utils.renamed`."""
+
+    @staticmethod
+    def find_spec(fullname: str, path: Any = None, target: Any = None) -> Any:
+        """Return the spec of a module with a former name, ``None`` for any other."""
+        if not fullname.startswith('alfx.'):
+            return None
+        return importlib.import_module('alfx.utils.renamed').find_former_module(fullname)
+
+
+sys.meta_path.append(_FormerModules)
 
 
 def __getattr__(name: str) -> Any:

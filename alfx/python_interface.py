@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from alfx import context, gin_utils
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.trainers import devices
 from alfx.runs import playing
 from alfx.utils import random_state

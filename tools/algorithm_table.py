@@ -1,12 +1,12 @@
-"""Writes docs/algorithms.md, which algorithm takes which actions, and a page for each in docs/algorithms.
+"""Write docs/algorithms.md, the table of algorithms and their supported actions, and the pages in docs/algorithms.
 
     python tools/algorithm_table.py
 
-What the table says is tried, not declared: each policy algorithm is made from a shipped conf for a discrete, a
-continuous and a mixed action, without and with recurrent networks. It can do what can be made; what cannot has to be
-refused with a message about actions or memory. Everything else is read: papers, arguments and what an algorithm does
-from signatures and docstrings, tasks from the heads of the confs, results from docs/results.json and docs/curves.json,
-tags from the sources and from docs/what_tags_mean.md. What of alfx.algorithms has no page of its own comes to
+The table is tested, not declared: each policy algorithm of a shipped conf is created for a discrete, a continuous and
+a mixed action, with feed-forward and with recurrent networks. Unsupported combinations must raise an error about
+actions or recurrent networks. Everything else is read: papers, arguments and descriptions from signatures and
+docstrings, tasks from the header comments of the confs, results from docs/results.json and docs/curves.json, and tags
+from the sources and docs/what_tags_mean.md. All other parts of alfx.algorithms are listed in
 docs/reference/algorithms.md.
 """
 import argparse
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from alfx import gin_utils
 from alfx.algorithms.algorithm import Algorithm, Loss
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.algorithms.rl_algorithm import RLAlgorithm
@@ -54,22 +54,22 @@ _RECURRENT = {'ActorDistributionNetwork': 'ActorDistributionRNNNetwork', 'ActorN
               'CriticNetwork': 'CriticRNNNetwork', 'EncodingNetwork': 'LSTMEncodingNetwork',
               'QNetwork': 'QRNNNetwork', 'ValueNetwork': 'ValueRNNNetwork'}
 _NETWORK = re.compile(r'^((?:\S*_)?network_(?:ctor|cls)) = (@(?:\w+/)?)(\w+)$')
-_REFUSED = re.compile(r'discrete action|continuous|one action|nested action|memory|without it')
+_REFUSED = re.compile(r'discrete action|continuous|one action|nested action|memory|recurrent|feed-forward|without it')
 _DATA = "TrainerConfig.offline_buffer_dir = 'data'"
 _STATE = 'TrainerConfig.use_rollout_state = True'
 
 
 class Probe(NamedTuple):
-    """How a policy algorithm is tried.
+    """Test settings of a policy algorithm.
 
     Attributes:
-        conf: a shipped conf with it; the first line of it names the algorithm and its paper.
-        bindings: further ones that it needs.
-        memory: those that it needs with recurrent networks.
-        by_kind: those that it needs for a kind of action.
+        conf: shipped conf; its first line names the algorithm and its paper.
+        bindings: additional bindings.
+        memory: additional bindings with recurrent networks.
+        by_kind: additional bindings for a kind of action.
         confs: other confs for a kind of action.
-        trains: whether it is made to train; False for one that is refused without a dataset.
-        remembers: whether it has a memory without recurrent networks.
+        trains: create the algorithm for training; False if it needs a dataset to train.
+        remembers: the algorithm has a memory without recurrent networks.
     """
 
     conf: str
@@ -122,16 +122,17 @@ PROBES = {
     'Td3BcAlgorithm': Probe('td3_bc'),
     'TracAlgorithm': Probe('trac_cart_pole'),
 }
-# what acts in some confs without learning
+# policies of some confs that do not learn
 NOT_LEARNING = {'RandomAlgorithm', 'LinearFeedbackAlgorithm', 'WaypointAlgorithm'}
 
 
 class Made(NamedTuple):
-    """An algorithm that could be made.
+    """Properties of an algorithm that was created.
 
     Attributes:
-        compiles: whether its update is recorded and compiled, with ``TrainerConfig.compile``.
-        data: what it learns from: 'unrolls', each once or for some epochs; 'replay', samples of all that is stored.
+        compiles: ``TrainerConfig.compile`` supports its update.
+        data: 'unrolls' if it trains on each unroll, once or for several epochs; 'replay' if it trains on samples of
+            a replay buffer.
     """
 
     compiles: bool
@@ -139,12 +140,12 @@ class Made(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What an algorithm can do; the columns of the table.
+    """Row of the table of algorithms.
 
     Attributes:
-        kinds: of actions, a subset of :data:`TASKS`.
-        memory: 'yes' with recurrent networks, 'its own' if it has a memory without them, or ''.
-        data: see :class:`Made`; 'dataset' is added where a shipped conf trains it on one.
+        kinds: supported kinds of actions, a subset of :data:`TASKS`.
+        memory: 'yes' with recurrent networks, 'built in' if it has a memory without them, or ''.
+        data: see :class:`Made`; 'dataset' is added if a shipped conf trains it on a dataset.
         compiles: see :class:`Made`.
     """
 
@@ -155,22 +156,22 @@ class Row(NamedTuple):
 
 
 class Unexpected(RuntimeError):
-    """An algorithm was refused for another reason than its actions or memory."""
+    """Rejection of an algorithm for a reason other than its actions or recurrent networks."""
 
 
 def try_to_make(name: str, kind: str, recurrent: bool) -> Made | None:
-    """Make an algorithm for a kind of action.
+    """Create an algorithm for a kind of action.
 
     Args:
-        name: of its class.
-        kind: of action.
-        recurrent: with recurrent networks in place of all others.
+        name: name of the class.
+        kind: kind of action.
+        recurrent: replace all networks by recurrent ones.
 
     Returns:
-        what it is; None if it is refused, or takes no networks that could be recurrent.
+        Properties of the algorithm; None if the combination is rejected, or if no network can be recurrent.
 
     Raises:
-        Unexpected: it is refused for another reason.
+        Unexpected: the combination is rejected for another reason.
     """
     probe = PROBES[name]
     conf = probe.confs.get(kind, probe.conf)
@@ -193,7 +194,7 @@ def try_to_make(name: str, kind: str, recurrent: bool) -> Made | None:
         if _REFUSED.search(message):
             return None
         raise Unexpected(f'{name} of {conf}.gin for a {kind} action{", recurrent" if recurrent else ""}: {message}; '
-                         f'correct PROBES[{name!r}], or let the refusal speak of actions or memory') from error
+                         f'correct PROBES[{name!r}], or mention actions or memory in the error message') from error
     finally:
         gin_utils.clear()
 
@@ -206,26 +207,26 @@ def _recurrent_networks(loaded: Any) -> Iterator[str]:
 
 
 def row_of(name: str, trains_on_dataset: bool) -> Row:
-    """Try an algorithm with all kinds of actions, without and with recurrent networks."""
+    """Test an algorithm with all kinds of actions, with feed-forward and recurrent networks."""
     made = {(kind, recurrent): try_to_make(name, kind, recurrent)
             for kind, recurrent in itertools.product(TASKS, (False, True))}
     plain = {kind: made[kind, False] for kind in TASKS if made[kind, False] is not None}
     if not plain:
-        raise Unexpected(f'{name} could be made for no kind of action')
+        raise Unexpected(f'{name} supports no kind of action')
     first = next(found for found in plain.values() if found is not None)
     recurrent = any(made[kind, True] is not None for kind in TASKS)
     data = ', '.join([first.data] * (_DATA not in PROBES[name].bindings) + ['dataset'] * trains_on_dataset)
-    memory = 'its own' if PROBES[name].remembers else 'yes' if recurrent else ''
+    memory = 'built in' if PROBES[name].remembers else 'yes' if recurrent else ''
     return Row(tuple(plain), memory, data, first.compiles)
 
 
 class Use(NamedTuple):
-    """A shipped conf for a task, and what it binds.
+    """Shipped conf for a task, with its bindings.
 
     Attributes:
-        head: what its first lines say.
-        classes: names after an ``@`` in what it binds.
-        has_dataset: whether it trains on stored data.
+        head: parsed header comment.
+        classes: names after an ``@`` in its bindings.
+        has_dataset: the conf trains on a dataset.
     """
 
     head: Head
@@ -235,7 +236,7 @@ class Use(NamedTuple):
 
 @functools.cache
 def read_uses() -> tuple[Use, ...]:
-    """All shipped confs that name a task."""
+    """Return all shipped confs that name a task."""
     uses = []
     for head in read_heads():
         if head.task:
@@ -248,7 +249,7 @@ def read_uses() -> tuple[Use, ...]:
 
 
 def algorithms_of(uses: Sequence[Use]) -> dict[str, type]:
-    """The classes of algorithms that confs use, by name, but for what only acts or holds others together."""
+    """Return the algorithm classes that confs use by name, except for ``Agent`` and policies that do not learn."""
     named = {name for use in uses for name in use.classes} - NOT_LEARNING - {'Agent'} | set(PROBES)
     found = {target.__name__: target for target in _subclasses(Algorithm)
              if target.__module__.startswith('alfx.') and not issubclass(target, Loss)}
@@ -261,7 +262,7 @@ def _subclasses(target: type) -> Iterator[type]:
 
 
 def papers(*texts: str) -> str:
-    """The publications that the first of these texts with any cites, as links; '' if none does."""
+    """Return links to the publications cited by the first text that cites any; '' if none does."""
     for text in texts:
         joined = ' '.join(text.split())
         cited = [*re.findall(r'\(([A-Z][^()]*\b(?:19|20)\d\d\b[^()]*)\)', joined),
@@ -291,7 +292,7 @@ def _conf_rows(uses: Sequence[Use], stored: dict[str, Any]) -> Iterator[str]:
 
 
 def losses_of(target: type, named: Set[str]) -> list[type]:
-    """The losses that the modules of an algorithm and of its bases name, and those with one of these names."""
+    """Return the losses used in the modules of an algorithm and its bases, and those with one of the given names."""
     known = [value for module in _modules(target) for value in vars(module).values()]
     known += [loss for base in (Loss, TDLoss) for loss in (base, *_subclasses(base)) if loss.__name__ in named]
     return sorted({x for x in filter(inspect.isclass, known) if issubclass(x, (Loss, TDLoss)) and x is not Loss},
@@ -299,17 +300,17 @@ def losses_of(target: type, named: Set[str]) -> list[type]:
 
 
 def _modules(target: type) -> list[Any]:
-    """The modules of a class and of its bases, but for those of all algorithms."""
+    """Return the modules of a class and its bases, except for the bases of all algorithms."""
     bases = [base for base in inspect.getmro(target) if base.__module__.startswith('alfx.algorithms')
              and base not in (Algorithm, Loss, RLAlgorithm, OnPolicyAlgorithm, OffPolicyAlgorithm)]
     return [sys.modules[name] for name in dict.fromkeys(base.__module__ for base in bases)]
 
 
 def tags_of(*targets: type) -> tuple[list[str], list[str]]:
-    """What classes write to TensorBoard at summaries, by their sources and those of their bases.
+    """Return the tags that classes log at summaries, from the sources of the classes and their bases.
 
     Returns:
-        rows of the tables of docs/what_tags_mean.md; names of further tags, without what comes before them.
+        Rows of the tables of docs/what_tags_mean.md, and the names of other tags without their prefix.
     """
     sources = [inspect.getsource(module) for target in targets for module in _modules(target)]
     named = re.findall(r"summary(?:_utils)?\.(?!scope)\w+\(\s*f?'([^']+)'", '\n'.join(sources))
@@ -325,21 +326,21 @@ def tags_of(*targets: type) -> tuple[list[str], list[str]]:
 
 
 def _any_part(name: str) -> str:
-    """An expression for what an f-string may give."""
+    """Return a regular expression for the values of an f-string."""
     return '[^/]+'.join(re.escape(part) for part in re.split(r'\{[^}]*\}', name))
 
 
 def page_of(name: str, target: type, head: Sequence[str], uses: Sequence[Use], stored: dict[str, Any],
             entries: dict[str, described.Entry]) -> str:
-    """The page of an algorithm.
+    """Return the page of an algorithm.
 
     Args:
-        name: of its class.
-        target: its class.
-        head: the first line of the conf that it is tried with, and its row of the table; empty for a part.
-        uses: the confs with it.
-        stored: what docs/results.json holds.
-        entries: what of alfx.algorithms confs can name, by name.
+        name: name of the class.
+        target: class.
+        head: first line of the conf that it is tested with, and its row of the table; empty for a part.
+        uses: confs that use it.
+        stored: content of docs/results.json.
+        entries: objects of alfx.algorithms that confs can bind, by name.
     """
     module = inspect.getdoc(inspect.getmodule(target)) or ''
     cited = papers(*head[:1], inspect.getdoc(target) or '', module)
@@ -355,52 +356,58 @@ def page_of(name: str, target: type, head: Sequence[str], uses: Sequence[Use], s
         lines += ['## Confs and results', '', *textwrap.wrap(_EXPECTED, 120), '', *_conf_rows(uses, stored), '',
                   *(f'![Learning curve of {path.stem}](../{path.relative_to(ROOT / "docs")})' for path in pictures
                     if path.exists()), '']
-    lines += ['## Arguments', '', f'As `alfx help {name}` prints them, but for those that alfx itself gives.', '',
+    lines += ['## Arguments', '',
+              f'`alfx help {name}` prints these arguments. Those that alfx passes itself are omitted.', '',
               *reference.arguments(entries[name])]
     losses = losses_of(target, {loss for use in uses for loss in use.classes} if head else set())
     links = [f'[{loss.__name__}](../reference/algorithms.md#{loss.__name__.lower()})' for loss in losses
              if loss.__name__ in entries]
-    lines += [f"Losses that it makes, or that confs give it: {', '.join(links)}.", ''] if links else []
+    lines += [f"Losses: {', '.join(links)}.", ''] if links else []
     return re.sub('\n{3,}', '\n\n', '\n'.join(lines + _tag_lines(target, *losses))).rstrip() + '\n'
 
 
 def _tag_lines(*targets: type) -> list[str]:
     explained, further = tags_of(*targets)
-    lines = ['## Tags', '', 'What it writes at summaries, besides [what others like it do](../what_tags_mean.md).', '']
+    lines = ['## Tags', '', 'Logged at summaries, in addition to the [common tags](../what_tags_mean.md):', '']
     if explained:
-        lines += ['| tag | what it is | healthy | otherwise |', '| --- | --- | --- | --- |',
+        lines += ['| tag | meaning | healthy | otherwise |', '| --- | --- | --- | --- |',
                   *(row.replace('](', '](../') for row in explained), '']
     if further:
-        lines += textwrap.wrap(f"Under its name, or that of its loss or part: {', '.join(f'`{x}`' for x in further)}; "
-                               'some of them with `TrainerConfig.debug_summaries` alone.', 120)
+        lines += textwrap.wrap('Under the name of the algorithm, its loss or a part: '
+                               f"{', '.join(f'`{x}`' for x in further)}. "
+                               'Some of them need `TrainerConfig.debug_summaries`.', 120)
     return lines if explained or further else []
 
 
 _HEAD = """# Algorithms
 
-Made by `python tools/algorithm_table.py`, as is the page of each: paper, arguments, confs, results, tags. *Actions*:
-for which it could be made; *mixed* is a nest of a discrete and a continuous one. *Memory*: *yes*, its networks may be
-recurrent; *its own*, it remembers without that. *Learns from*: *unrolls*, what was collected last, then dropped;
-*replay*, samples of what is stored; *dataset*, a shipped conf trains it on stored data. *Compiled*: its update is the
-same operations every time, so that `TrainerConfig.compile` takes it. `alfx help NAME` prints all arguments of a class,
-`alfx show CONF` a conf in full.
+Each algorithm has a page with its paper, arguments, confs, results and tags. `alfx help NAME` prints all arguments of a
+class, and `alfx show CONF` a conf in full. The columns of the table are
+
+- *actions*: supported kinds of actions; *mixed* is a nest of a discrete and a continuous action;
+- *recurrent*: *yes* if recurrent networks are supported, *built in* if the algorithm has a memory without them;
+- *learns from*: *unrolls*, the latest rollout, which is then discarded; *replay*, samples from a replay buffer;
+  *dataset*, stored data, in at least one shipped conf;
+- *compiled*: the update is the same operations every time, so `TrainerConfig.compile` supports it.
+
+`python tools/algorithm_table.py` writes this page and the page of each algorithm.
 
 """
 _SPECS = 'observation_spec', 'action_spec', 'reward_spec'
-_COLUMNS = '| actions | memory | learns from | compiled |', '| --- | --- | --- | --- |'
-_EXPECTED = ('*Expected* is what the head of the conf states. *Measured* is the mean over seeds with its 95% interval, '
-             'from [the results](../results.md); empty where nothing is stored.')
+_COLUMNS = '| actions | recurrent | learns from | compiled |', '| --- | --- | --- | --- |'
+_EXPECTED = ('*Expected* is the value in the header comment of the conf. *Measured* is the mean over seeds with its '
+             '95% interval, from [the results](../results.md); empty if there is no result.')
 _PARTS = """
 ## Parts and other algorithms
 
-Intrinsic rewards, representations, models, planners, imitation rewards, supervised learning: what goes into an
-[`Agent`](compose_an_agent.md), or trains without actions.
+These are parts of an [`Agent`](compose_an_agent.md) (intrinsic rewards, representations, models, planners, imitation
+rewards) and algorithms for supervised learning.
 
 """
 
 
 def pages() -> dict[str, str]:
-    """The text of docs/algorithms.md, docs/reference/algorithms.md and the page of each algorithm, by path in docs."""
+    """Return the text of docs/algorithms.md, docs/reference/algorithms.md and each algorithm page, by path in docs."""
     uses = read_uses()
     stored = json.loads((ROOT / 'docs' / 'results.json').read_text())
     titles = {head.name: (Path(gin_utils.load(head.name).conf_file).read_text().splitlines()[0], head.algorithm)
@@ -409,7 +416,7 @@ def pages() -> dict[str, str]:
     classes = algorithms_of(uses)
     listed = reference.entries()[reference.ALGORITHMS]
     entries = {entry.defined_as: entry for entry in listed}
-    lines = [f'| algorithm | {_COLUMNS[0]}', f'| --- | --- {_COLUMNS[1]}']
+    lines = [f'| algorithm | description {_COLUMNS[0]}', f'| --- | --- {_COLUMNS[1]}']
     heads = {}
     for name, probe in PROBES.items():
         row = row_of(name, any(use.has_dataset and name in use.classes for use in uses))
@@ -418,7 +425,7 @@ def pages() -> dict[str, str]:
         lines.append(f"| {_link(name)} | {algorithm.split(' on ')[0]} {cells}")
         heads[name] = title, cells
     parts = [f'| {_link(name)} | {_first_sentence(entries[name])} |' for name in classes if name not in PROBES]
-    text = _HEAD + '\n'.join([*lines, _PARTS, '| part | |', '| --- | --- |', *parts])
+    text = _HEAD + '\n'.join([*lines, _PARTS, '| part | description |', '| --- | --- |', *parts])
     others = [entry for entry in listed if entry.defined_as not in classes]
     return {'algorithms.md': text + '\n',
             'reference/algorithms.md': reference.page_of(reference.ALGORITHMS, others).rstrip() + '\n',
@@ -440,8 +447,8 @@ def _introduction(entry: described.Entry) -> Iterator[str]:
 
 
 def main() -> int:
-    """Write the pages; returns the exit code."""
-    argparse.ArgumentParser(description='Writes docs/algorithms.md and the pages of algorithms.').parse_args()
+    """Write the pages; return the exit code."""
+    argparse.ArgumentParser(description='Write docs/algorithms.md and the pages of the algorithms.').parse_args()
     for name, text in pages().items():
         path = ROOT / 'docs' / name
         path.parent.mkdir(exist_ok=True)

@@ -1,7 +1,7 @@
 """Advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783), synchronous.
 
-Differs from the paper in that all environments step together and one update follows each unroll (A2C).
-The loss is in :mod:`alfx.algorithms.actor_critic_loss`.
+Differs from the paper: all environments step together and one update follows each unroll (A2C). The loss is in
+:mod:`alfx.algorithms.actor_critic_loss`.
 """
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +12,7 @@ from torch.distributions import TransformedDistribution
 
 from alfx import nest
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
-from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
@@ -31,7 +30,7 @@ ActorCriticInfo = namedtuple(
     'ActorCriticInfo',
     ['step_type', 'discount', 'reward', 'action', 'log_prob', 'action_distribution', 'value', 'reward_weights'],
     default_value=())
-"""What the steps of actor-critic yield, ``[B, ...]`` each; what is not needed is ``()``."""
+"""Info of the steps of actor-critic, ``[B, ...]`` each; fields that are not needed are ``()``."""
 
 
 @configurable
@@ -41,22 +40,34 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: nest of ``BoundedTensorSpec``.
-        reward_spec: of rank 0, or of rank 1 for K rewards; the value then has K dimensions.
-        reward_weights: K weights of the rewards in the policy's objective; ``None``: all are 1.
-        actor_network_ctor: called as ``(input_tensor_spec=, action_spec=)``; makes the network of the policy.
-        value_network_ctor: called as ``(input_tensor_spec=, output_tensor_spec=)``; makes the value network.
-            ``None`` if the algorithm is only played or evaluated.
-        epsilon_greedy: in evaluation, the chance of sampling an action instead of taking the most likely one;
-            ``None``: ``config.epsilon_greedy``, or 0 without a config.
+        reward_spec: of rank 0, or of rank 1 for a K-dimensional reward; the value then has K dimensions.
+        reward_weights: K weights of the reward dimensions in the policy's objective; ``None``: all 1.
+        actor_network_ctor: called as ``(input_tensor_spec=, action_spec=)``; creates the policy network.
+        value_network_ctor: called as ``(input_tensor_spec=, output_tensor_spec=)``; creates the value network. ``None``
+            for an algorithm that is only played or evaluated.
+        epsilon_greedy: probability in evaluation of sampling an action instead of taking the most likely one; ``None``:
+            ``config.epsilon_greedy``, or 0 without a config.
         env: batched environment, for the root algorithm.
         config: configuration, for the root algorithm.
-        loss: calculates the loss; ``None``: ``loss_class(debug_summaries=debug_summaries)``.
-        loss_class: see ``loss``.
+        loss: computes the loss; ``None``: ``loss_class(debug_summaries=debug_summaries)``.
+        loss_class: class of the default loss, see ``loss``.
         optimizer: owns all parameters.
         checkpoint: as in ``Algorithm``.
         debug_summaries: write more summaries.
         name: name of this algorithm.
     """
+
+    predicts_from_observation = True
+
+    @property
+    def actor(self) -> Any:
+        """Policy network."""
+        return self._actor_network
+
+    @property
+    def critic(self) -> Any:
+        """Value network; ``None`` in an algorithm that is only played."""
+        return self._value_network
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  reward_spec: TensorSpec = TensorSpec(()), reward_weights: list[float] | None = None,
@@ -87,17 +98,17 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
     supports_action_mask = True
 
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
-        """The state of the policy network."""
+        """Return the state of the policy network."""
         return state.actor
 
     def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
-        """The most likely action, or with probability ``epsilon_greedy`` a sampled one."""
+        """Return the most likely action, or a sampled one with probability ``epsilon_greedy``."""
         distribution, state = self._policy(inputs, state)
         action = dist_utils.epsilon_greedy_sample(distribution, self._epsilon_greedy)
         return AlgStep(action, state, ActorCriticInfo(action_distribution=distribution))
 
     def rollout_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
-        """Sample an action ``[B, ...]``; estimate the value ``[B]`` or ``[B, K]``."""
+        """Sample an action ``[B, ...]`` and estimate the value ``[B]`` or ``[B, K]``."""
         distribution, actor_state = self._policy(inputs, state.actor if state else ())
         value, value_state = self._value(inputs.observation, state.value if state else ())
         if self.on_policy:
@@ -109,7 +120,7 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
         return AlgStep(action, ActorCriticState(actor_state, value_state), info)
 
     def collect_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
-        """Only sample an action; :meth:`train_step` computes the rest for all steps at once."""
+        """Sample an action only; :meth:`train_step` computes the rest for all steps at once."""
         distribution, _ = self._policy(inputs, ())
         action = dist_utils.sample_action_distribution(distribution)
         return AlgStep(action, self._no_state, ActorCriticInfo(action=action))
@@ -121,31 +132,30 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
         update is fixed unless something in a network draws numbers or keeps statistics."""
         recomputes = (self._is_stateless and not self._has_batch_dependence
                       and self._has_own_steps(ActorCriticAlgorithm))
-        return super().own_capabilities()._replace(traceable_update=is_traceable(self),
-                                                   recomputes_rollout_info=recomputes,
-                                             traceable_prediction=has_fixed_prediction(self, ActorCriticAlgorithm))
+        return super().own_capabilities()._replace(recomputes_rollout_info=recomputes)
 
     def _has_own_steps(self, cls: type) -> bool:
-        """Whether it can be trained, and the steps that must agree with each other are all those of ``cls``."""
+        """Return whether the algorithm can be trained and all steps that must agree with each other are those of
+        ``cls``."""
         return self._value_network is not None and all(
             getattr(type(self), name) is getattr(cls, name)
             for name in ('rollout_step', 'collect_step', 'train_step', '_policy', '_value', '_info', '_train_info'))
 
     def train_step(self, inputs: TimeStep, state: NestedTensor, rollout_info: Any) -> AlgStep:
-        """The infos of ``rollout_step`` for the action that was taken, with the networks as they are now."""
+        """Compute the info of ``rollout_step`` for the action taken, with the current networks."""
         distribution, actor_state = self._policy(inputs, state.actor if state else ())
         value, value_state = self._value(inputs.observation, state.value if state else ())
         info = self._train_info(inputs, rollout_info, distribution, value)
         return AlgStep(rollout_info.action, ActorCriticState(actor_state, value_state), info)
 
     def _policy(self, inputs: TimeStep, state: NestedTensor) -> tuple[NestedTensor, NestedTensor]:
-        """The distribution of the valid actions, and the next state of the policy network."""
+        """Return the distribution over valid actions and the next state of the policy network."""
         distribution, state = self._actor_network(inputs.observation, state=state)
         return dist_utils.mask_actions(distribution, inputs.action_mask), state
 
     def _value(self, observation: NestedTensor, state: NestedTensor) -> tuple[torch.Tensor, NestedTensor]:
         if self._value_network is None:
-            raise RuntimeError(f'{self._name} has no value network: it can be played and evaluated, not trained')
+            raise RuntimeError(f'{self._name} has no value network, so it can be played and evaluated but not trained')
         return self._value_network(observation, state=state)
 
     def _info(self, inputs: TimeStep, action: NestedTensor, distribution: NestedTensor,
@@ -155,22 +165,22 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
                                reward_weights=self._batched_reward_weights(inputs))
 
     def _train_info(self, inputs: TimeStep, rollout_info: Any, distribution: NestedTensor, value: torch.Tensor) -> Any:
-        """The info of :meth:`train_step`."""
+        """Return the info of :meth:`train_step`."""
         return self._info(inputs, rollout_info.action, distribution, value)
 
     def _completed_info(self, inputs: TimeStep, rollout_info: Any, distribution: NestedTensor,
                         value: torch.Tensor) -> Any:
-        """``rollout_info`` with the fields that it shares with ``ActorCriticInfo`` as they are now."""
+        """Return ``rollout_info`` with current values of the fields that it shares with ``ActorCriticInfo``."""
         return rollout_info._replace(step_type=inputs.step_type, discount=inputs.discount, reward=inputs.reward,
                                      action_distribution=distribution, value=value,
                                      reward_weights=self._batched_reward_weights(inputs))
 
     @staticmethod
     def _sampled_for_replay(distribution: NestedTensor) -> Any:
-        """``ActorCriticInfo`` of a sampled action: its distribution, and its log-probability where that is needed.
+        """Sample an action and return its ``ActorCriticInfo``, with the log-probability where that is needed.
 
-        The log-probability of a squashed action is only exact where the sample before squashing is known; that of
-        others is quicker computed for many steps at once.
+        The log-probability of a squashed action is exact only while the sample before squashing is known. For other
+        distributions it is faster to compute it later for many steps at once.
         """
         leaves, log_prob = nest.flatten(distribution, nest.is_distribution), ()
         if any(isinstance(leaf, TransformedDistribution) for leaf in leaves):
@@ -181,26 +191,26 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
 
     @staticmethod
     def _rollout_log_prob(rollout_info: Any) -> torch.Tensor:
-        """The log-probabilities of actions when they were taken, of the batch shape of the distributions."""
+        """Return the log-probabilities of the actions when they were taken, in the batch shape of the distributions."""
         if isinstance(rollout_info.log_prob, torch.Tensor):
             return rollout_info.log_prob
         return dist_utils.compute_log_probability(rollout_info.action_distribution, rollout_info.action)
 
     def _batched_reward_weights(self, inputs: TimeStep) -> NestedTensor:
-        """``[B, K]`` for a multi-dimensional reward, else ``()``."""
+        """Return the weights ``[B, K]`` of a multi-dimensional reward, else ``()``."""
         if not self.has_multidim_reward():
             return ()
         assert self._reward_weights is not None
         return self._reward_weights.expand(inputs.reward.shape)
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The loss of policy, value and entropy, ``[T, B]``."""
+        """Compute the loss of policy, value and entropy, ``[T, B]``."""
         return self._loss(info)
 
 
 def _make_value_network(ctor: Callable[..., Any], observation_spec: NestedTensorSpec,
                         reward_spec: TensorSpec) -> Any:
-    """A value network with one output a reward."""
+    """Create a value network with one output per reward dimension."""
     if reward_spec.ndim == 0:
         return ctor(input_tensor_spec=observation_spec)
     return ctor(input_tensor_spec=observation_spec, output_tensor_spec=TensorSpec(reward_spec.shape))

@@ -1,7 +1,7 @@
-"""The loss of advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783, section 4).
+"""Loss of advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783, section 4).
 
-``policy gradient + td_loss_weight * value error - entropy_regularization * entropy``. The three terms are three
-functions; :meth:`ActorCriticLoss.forward` is the one place that adds them.
+``policy gradient + td_loss_weight * value error - entropy_regularization * entropy``. Each term is a function;
+:meth:`ActorCriticLoss.forward` adds them.
 """
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,22 +13,21 @@ from alfx.algorithms.algorithm import Loss
 from alfx.data_structures import LossInfo, StepType, namedtuple
 from alfx.gin_utils import configurable
 from alfx.gin_utils.value_checks import Fraction, NonNegative, Positive
-from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils, value_ops
 from alfx.utils.losses import element_wise_squared_loss
 from alfx.utils.tensor_utils import explained_variance
 
 ActorCriticLossInfo = namedtuple('ActorCriticLossInfo', ['pg_loss', 'td_loss', 'neg_entropy'], default_value=())
-"""The terms of the loss before weighting, ``[T, B]`` each (``td_loss`` is ``[T, B, K]`` for K rewards)."""
+"""Terms of the loss before weighting, ``[T, B]`` each (``td_loss`` is ``[T, B, K]`` for a K-dimensional reward)."""
 
-_TINY = 1e-6  # less than the smallest share of a step that counts
+_TINY = 1e-6  # below the smallest weight of a valid step
 
 
 def normalize_advantages(advantages: torch.Tensor, is_valid: torch.Tensor) -> torch.Tensor:
-    """Advantages ``[T, B]`` with zero mean and unit variance over the steps where ``is_valid``.
+    """Normalize advantages ``[T, B]`` to zero mean and unit variance over the steps where ``is_valid``.
 
-    The others are left out of the statistics: at a LAST step nothing was decided. Of several processes that train
-    together, the batches are taken as one.
+    Other steps are left out of the statistics: no decision is made at a LAST step. In distributed training the
+    statistics are those of the joint batch of all processes.
     """
     over_ranks = context.mean_over_ranks
     count = over_ranks(is_valid.sum()).clamp(min=_TINY)
@@ -42,18 +41,20 @@ class ActorCriticLoss(Loss):
     """Policy gradient, value error and entropy bonus.
 
     Args:
-        gamma: discount factor, or one for each of K rewards.
-        td_error_loss_fn: ``(target, value)`` to an error of the same shape.
-        use_gae: generalized advantage estimation; otherwise the discounted return minus the value.
-        td_lambda: lambda of the estimation, in [0, 1].
-        use_td_lambda_return: with ``use_gae``, train the value towards ``advantage + value`` rather than towards
-            the discounted return.
-        normalize_advantages: to zero mean and unit variance within a batch; with several rewards, the sum of the
-            advantages of each times its weight, unless ``separate_rewards``.
-        advantage_clip: clip advantages to [-x, x]; with several rewards, that sum, unless ``separate_rewards``.
-        separate_rewards: normalize and clip the advantages of each reward by themselves, before they are weighted: what
-            counts of each is its weight alone, not how large it is. Otherwise a reward that is larger counts more.
-        entropy_regularization: weight of the entropy; ``None``: no such term.
+        gamma: discount factor, or one per dimension of a K-dimensional reward.
+        td_error_loss_fn: maps ``(target, value)`` to an error of the same shape.
+        use_gae: compute advantages by generalized advantage estimation; otherwise as the discounted return minus the
+            value.
+        td_lambda: lambda of generalized advantage estimation, in [0, 1].
+        use_td_lambda_return: with ``use_gae``, train the value towards ``advantage + value`` rather than towards the
+            discounted return.
+        normalize_advantages: normalize advantages to zero mean and unit variance within a batch. For a
+            multi-dimensional reward this applies to the weighted sum over dimensions, unless ``separate_rewards``.
+        advantage_clip: clip advantages to [-x, x]; for a multi-dimensional reward the weighted sum, unless
+            ``separate_rewards``.
+        separate_rewards: normalize and clip the advantages of each reward dimension separately before weighting, so
+            that only the weights decide how much a dimension counts. Otherwise larger rewards count more.
+        entropy_regularization: weight of the entropy; ``None``: no entropy term.
         td_loss_weight: weight of the value error.
         debug_summaries: write more summaries.
         name: name of this loss.
@@ -80,13 +81,9 @@ class ActorCriticLoss(Loss):
         self._td_loss_weight = td_loss_weight
         self._debug_summaries = debug_summaries
 
-    def own_capabilities(self) -> Capabilities:
-        """A loss of tensors alone."""
-        return super().own_capabilities()._replace(traceable_update=True)
-
     @property
     def gamma(self) -> torch.Tensor:
-        """The discount factor, of rank 0 or ``[K]``."""
+        """Discount factor, of rank 0 or ``[K]``."""
         return self._gamma
 
     @property
@@ -95,15 +92,15 @@ class ActorCriticLoss(Loss):
         return self._lambda
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The same as :meth:`forward`."""
+        """Call :meth:`forward`."""
         return self(info)
 
     def forward(self, info: Any) -> LossInfo:  # type: ignore[override]
-        """The loss of each step.
+        """Compute the loss of each step.
 
         Args:
-            info: ``ActorCriticInfo`` of ``[T, B, ...]``. The last step is only bootstrapped from, its own
-                advantage and value error are 0.
+            info: ``ActorCriticInfo`` of ``[T, B, ...]``. The last step is only bootstrapped from: its advantage and
+                value error are 0.
 
         Returns:
             ``loss`` ``[T, B]``, and its terms as ``extra``.
@@ -123,7 +120,7 @@ class ActorCriticLoss(Loss):
         return LossInfo(loss=loss, extra=ActorCriticLossInfo(pg_loss, td_loss, neg_entropy))
 
     def calc_returns_and_advantages(self, info: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Targets of the value and advantages, both of the shape of ``info.value`` and without gradient."""
+        """Compute value targets and advantages, both of the shape of ``info.value`` and without gradient."""
         with torch.no_grad():
             value, discount = info.value.detach(), self._discount(info)
             advantages = returns = None
@@ -139,12 +136,12 @@ class ActorCriticLoss(Loss):
             return torch.cat([returns, value[-1:]]), torch.cat([advantages, torch.zeros_like(value[-1:])])
 
     def _discount(self, info: Any) -> torch.Tensor:
-        """Environment discount times gamma, of the shape of ``info.value``."""
+        """Return the environment discount times gamma, in the shape of ``info.value``."""
         discount = info.discount.unsqueeze(-1) if info.value.ndim == 3 else info.discount
         return (discount * self._gamma).expand_as(info.value)
 
     def _processed_advantages(self, info: Any, advantages: torch.Tensor) -> torch.Tensor:
-        """Weighted over rewards, normalized, clipped: ``[T, B]``."""
+        """Weight advantages over reward dimensions, normalize and clip them: ``[T, B]``."""
         if advantages.ndim == 2:
             return self._normalized_and_clipped(info, advantages)
         weights = info.reward_weights if isinstance(info.reward_weights, torch.Tensor) else torch.ones_like(advantages)
@@ -162,7 +159,7 @@ class ActorCriticLoss(Loss):
         return advantages
 
     def _mask_bootstrap_step(self, is_valid: torch.Tensor) -> torch.Tensor:
-        """The last step of an unroll has no advantage of its own."""
+        """Mask the last step of an unroll, which has no advantage."""
         is_valid[-1] = 0
         return is_valid
 
@@ -171,18 +168,18 @@ class ActorCriticLoss(Loss):
         return -advantages * dist_utils.compute_log_probability(info.action_distribution, info.action)
 
     def _value_error(self, info: Any, returns: torch.Tensor) -> torch.Tensor:
-        """The error of the value, of the shape of ``returns``."""
+        """Compute the value error, in the shape of ``returns``."""
         return self._td_error_loss_fn(returns, info.value)
 
     def _neg_entropy(self, info: Any) -> tuple[Any, Any]:
-        """``-H(pi)`` ``[T, B]`` and what to take its gradient from; ``()`` twice where nobody asks for it."""
+        """Return ``-H(pi)`` ``[T, B]`` and the tensor to differentiate for it; ``()`` twice where neither is needed."""
         if self._entropy_regularization is None and not context.should_record_summaries():
             return (), ()
         entropy, entropy_for_gradient = dist_utils.entropy_with_fallback(info.action_distribution)
         return -entropy, -entropy_for_gradient
 
     def _summarize_learning(self, value: torch.Tensor, returns: torch.Tensor, neg_entropy: Any) -> None:
-        """How well the value explains the returns, and the entropy of the policy."""
+        """Log how well the value explains the returns, and the entropy of the policy."""
         for suffix, v, r in _by_reward(value, returns):
             summary.scalar(f'train/explained_variance{suffix}', explained_variance(v, r))
         if isinstance(neg_entropy, torch.Tensor):
@@ -199,7 +196,7 @@ class ActorCriticLoss(Loss):
 
 
 def _by_reward(*tensors: torch.Tensor) -> list[tuple[Any, ...]]:
-    """``(suffix, *tensors)`` for each reward of tensors ``[T, B]`` or ``[T, B, K]``."""
+    """Return ``(suffix, *tensors)`` for each reward dimension of tensors ``[T, B]`` or ``[T, B, K]``."""
     if tensors[0].ndim == 2:
         return [('', *tensors)]
     return [(f'/{k}', *(t[..., k] for t in tensors)) for k in range(tensors[0].shape[-1])]

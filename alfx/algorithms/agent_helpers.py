@@ -1,4 +1,4 @@
-"""What ``Agent`` does for each of its parts alike: collect state specs, add up losses, forward hooks."""
+"""Helper for ``Agent``: joins the state specs, losses and hooks of its parts."""
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +11,10 @@ from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 
 
 class AgentHelper:
-    """Keeps the parts of an agent and the field of its state and info that belongs to each.
+    """Parts of an agent, and for each part the field of the agent's state and info that belongs to it.
 
     Args:
-        state_ctor: named tuple class of the agent's state, with one field a part.
+        state_ctor: named tuple class of the agent's state, with one field per part.
     """
 
     def __init__(self, state_ctor: Callable[..., Any]):
@@ -28,48 +28,49 @@ class AgentHelper:
         Args:
             alg: the part.
             alg_field: its field.
-            is_stepped: whether it takes part in the steps of rollout and training; otherwise it has a state in
-                ``predict_step`` alone.
+            is_stepped: the part takes part in the steps of rollout and training; otherwise only ``predict_step`` has
+                its state.
 
         Raises:
-            ValueError: the field is taken, or ``alg`` has another one.
+            ValueError: the field is taken, or ``alg`` is registered for another field.
         """
         if alg_field in self._specs:
             raise ValueError(f"an algorithm is registered for the field '{alg_field}' already")
         if alg in self._fields:
             raise ValueError(f"{alg.name} ({type(alg).__name__}) cannot be both '{self._fields[alg]}' and "
-                             f"'{alg_field}': make an algorithm for each")
+                             f"'{alg_field}': create an algorithm for each")
         self._fields[alg] = alg_field
         stepped = (alg.train_state_spec, alg.rollout_state_spec) if is_stepped else ((), ())
         self._specs[alg_field] = (stepped[0], stepped[1], alg.predict_state_spec)
 
     def state_specs(self) -> dict[str, NestedTensorSpec]:
-        """``train_state_spec``, ``rollout_state_spec`` and ``predict_state_spec`` of the whole agent."""
+        """Return ``train_state_spec``, ``rollout_state_spec`` and ``predict_state_spec`` of the whole agent."""
         names = ('train_state_spec', 'rollout_state_spec', 'predict_state_spec')
         return {name: self._state_ctor(**{field: specs[i] for field, specs in self._specs.items()
                                           if field in self._state_ctor._fields})  # type: ignore[attr-defined]
                 for i, name in enumerate(names)}
 
     def field(self, alg: Algorithm) -> str:
-        """The field that belongs to ``alg``."""
+        """Return the field that belongs to ``alg``."""
         return self._fields[alg]
 
     def part(self, alg: Algorithm, nested: NestedTensor) -> NestedTensor:
-        """The part of the agent's info or state that belongs to ``alg``; ``()`` and ``None`` stay as they are."""
+        """Return the part of the agent's info or state that belongs to ``alg``; ``()`` and ``None`` are returned
+        unchanged."""
         return getattr(nested, self.field(alg)) if nested else nested
 
     @staticmethod
     def accumulate_algorithm_rewards(rewards: list[torch.Tensor], weights: list[float], names: list[str],
                                      summary_prefix: str,
                                      summarize_fn: Callable[[str, torch.Tensor], None]) -> torch.Tensor:
-        """The weighted sum of ``rewards``, a new tensor.
+        """Return the weighted sum of ``rewards``, a new tensor.
 
         Args:
-            rewards: of equal or broadcastable shape.
-            weights: one a reward.
-            names: one a reward, for summaries.
-            summary_prefix: put before the names.
-            summarize_fn: called with name and reward where summaries are written, also for the sum.
+            rewards: tensors of equal or broadcastable shape.
+            weights: one per reward.
+            names: one per reward, for summaries.
+            summary_prefix: prefix of the names.
+            summarize_fn: called with name and reward when summaries are recorded, also for the sum.
         """
         if not len(rewards) == len(weights) == len(names):
             raise ValueError(f'{len(rewards)} rewards, {len(weights)} weights and {len(names)} names do not match')
@@ -82,16 +83,16 @@ class AgentHelper:
 
     def accumulate_loss_info(self, algorithms: list[Algorithm], train_info: NestedTensor, offline: bool = False,
                              pre_train: bool = False) -> LossInfo:
-        """The sum of the losses of ``algorithms``.
+        """Compute the sum of the losses of ``algorithms``.
 
         Args:
-            algorithms: the parts that have a loss.
+            algorithms: parts that have a loss.
             train_info: the agent's info ``[T, B, ...]``.
             offline: use ``calc_loss_offline``.
-            pre_train: handed to ``calc_loss_offline``.
+            pre_train: passed to ``calc_loss_offline``.
 
         Returns:
-            The sum; ``extra`` is a dict with one entry a part.
+            The sum; ``extra`` is a dict with one entry per part.
 
         Raises:
             ValueError: two parts set priorities.
@@ -122,7 +123,7 @@ class AgentHelper:
 
 
 def _sum(losses: Any) -> Any:
-    """The sum of the tensors among ``losses``, ``()`` if there is none."""
+    """Return the sum of the tensors among ``losses``, ``()`` if there are none."""
     total: Any = ()
     for loss in losses:
         if isinstance(loss, torch.Tensor):
@@ -131,7 +132,7 @@ def _sum(losses: Any) -> Any:
 
 
 def _only(field: str, infos: dict[str, LossInfo]) -> Any:
-    """The one value of ``field`` that is set, or ``()``."""
+    """Return the single value of ``field`` that is set, or ``()``."""
     values = {name: getattr(info, field) for name, info in infos.items() if isinstance(getattr(info, field),
                                                                                        torch.Tensor)}
     if len(values) > 1:

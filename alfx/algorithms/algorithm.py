@@ -1,7 +1,8 @@
-"""The base of all algorithms: what they are, what they store, their optimizers and checkpoints.
+"""Base class of all algorithms: specs, steps, losses, hooks, replay buffer, optimizers and checkpoints.
 
-An algorithm says what to compute. When is the business of :class:`~alfx.engine.learner.Learner`, to which the methods
-that train are handed on. Read next: :mod:`alfx.algorithms.rl_algorithm`.
+An algorithm defines what is computed. When it is computed is decided by :class:`~alfx.engine.learner.Learner`, which
+the documented training methods in :mod:`alfx.algorithms.documented_loops` forward to. Read next:
+:mod:`alfx.algorithms.rl_algorithm`.
 """
 import json
 import os
@@ -15,12 +16,16 @@ from torch import nn
 
 from alfx import context, nest
 from alfx.algorithms.algorithm_interface import AlgorithmInterface
+from alfx.algorithms.base.traceable_layers import has_traceable_prediction, is_traceable
 from alfx.algorithms.base.ownership import algorithms_in, assign_optimizers, describe_owners, optimizers_of
-from alfx.algorithms.config import TrainerConfig
-from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep
-from alfx.engine.auxiliary_phase import PhaseSettings
+from alfx.algorithms.documented_loops import DocumentedLoops, make_learner, overridden_loops
+from alfx.config import TrainerConfig
+from alfx.data_structures import (AlgStep, BatchInfo, Experience, LossInfo, TimeStep, add_batch_info,
+                                  clear_batch_info)
+from alfx.engine.stored_unrolls import PhaseSettings, StoredUnrolls
 from alfx.engine.gradient_noise import GradientNoiseScale
 from alfx.engine.learner import Learner
+from alfx.engine.updater import Updater
 from alfx.engine.batch_sources import BatchSource
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils import ConfError, configurable
@@ -28,24 +33,26 @@ from alfx.gin_utils.value_checks import problem_at
 from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, extract_spec, zeros_from_spec
 from alfx.engine.capabilities import Capabilities
+from alfx.utils.renamed import METHODS, adopt_former_methods, former_name, warn_renamed
 from alfx.utils.checkpoint_utils import CheckpointError, extract_sub_state_dict_from_checkpoint
 
 
 @configurable
-class Algorithm(AlgorithmInterface):
-    """Base of all algorithms.
+class Algorithm(DocumentedLoops, AlgorithmInterface):
+    """Base class of all algorithms.
 
     Args:
         train_state_spec: nest of specs: the state of ``train_step``.
         rollout_state_spec: the state of ``rollout_step``; ``None``: that of ``train_step``.
         predict_state_spec: the state of ``predict_step``; ``None``: that of ``rollout_step``.
         is_on_policy: see :attr:`on_policy`.
-        optimizer: default optimizer: owns what no other one does, see :mod:`alfx.algorithms.base.ownership`.
+        optimizer: default optimizer; it owns the parameters that no other optimizer owns, see
+            :mod:`alfx.algorithms.base.ownership`.
         checkpoint: ``'prefix@path'``: load the part ``prefix`` (``'alg._sub_algorithm'``; ``'alg'`` if left out)
             of the checkpoint file ``path`` into this algorithm before training.
-        config: the ``TrainerConfig``; needed by an algorithm that performs a training iteration.
+        config: configuration of the run; needed by an algorithm that runs training iterations.
         debug_summaries: write more summaries.
-        name: name of this algorithm in summaries.
+        name: name in summaries and messages.
     """
 
     def __init__(self, train_state_spec: NestedTensorSpec = (), rollout_state_spec: NestedTensorSpec | None = None,
@@ -67,6 +74,7 @@ class Algorithm(AlgorithmInterface):
         self._pre_loaded = False
         self._device: torch.device | None = None
         self._capabilities: Capabilities | None = None
+        self._updater: Updater | None = None
         self._learner: Learner | None = None
         self._gradient_noise_scale: GradientNoiseScale | None = None
         self._replay_buffer: ReplayBuffer | None = None
@@ -77,11 +85,25 @@ class Algorithm(AlgorithmInterface):
         self._force_params_visible_to_parent = False
         self._updated: tuple[list[Any], list[tuple[str, nn.Parameter]]] | None = None
 
-    # What it is ------------------------------------------------------------------------------------------------
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        adopt_former_methods(cls, METHODS)
+
+    def own_traits(self) -> Capabilities:
+        """Return the capabilities of the nearest class of alfx; the former name of :meth:`own_capabilities`."""
+        warn_renamed('own_traits', 'own_capabilities')
+        shipped: Any = next(cls for cls in type(self).__mro__ if cls.__module__.startswith('alfx.'))
+        return shipped.own_capabilities(self)
+
+    batch_shares = former_name('batch_shares', 'batch_sources')
+    what_is_updated = former_name('what_is_updated', 'optimized_parameters')
+    traits = former_name('traits', 'capabilities')
+
+    # Properties ------------------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
-        """The name of this algorithm."""
+        """Name in summaries and messages."""
         return self._name
 
     @property
@@ -99,7 +121,7 @@ class Algorithm(AlgorithmInterface):
         """Set :attr:`on_policy`.
 
         Raises:
-            ValueError: this algorithm supports only the other way.
+            ValueError: this algorithm supports only the other value.
         """
         if self.on_policy is not None and self.on_policy != is_on_policy:
             kind = {True: 'on-policy', False: 'off-policy'}
@@ -110,7 +132,7 @@ class Algorithm(AlgorithmInterface):
 
     @property
     def has_offline(self) -> bool:
-        """Whether there is offline data to train on."""
+        """Return whether there are stored datasets to train on."""
         return False
 
     @property
@@ -131,57 +153,64 @@ class Algorithm(AlgorithmInterface):
     @property
     def train_info_spec(self) -> NestedTensorSpec:
         """Spec of the info of ``train_step``; known from the first training step on, ``None`` before."""
-        return self.learner.train_info_spec
+        return self.learner.losses.train_info_spec
 
     @property
     def processed_experience_spec(self) -> NestedTensorSpec:
-        """Spec of what ``preprocess_experience`` returned; known from the first training step on."""
-        return self.learner.processed_experience_spec
+        """Spec of the output of ``preprocess_experience``; known from the first training step on."""
+        return None if self._config is None else self.learner.batches.processed_experience_spec
 
     def need_full_rollout_state(self) -> bool:
-        """Whether ``rollout_step`` has to return all of the state that ``train_step`` needs."""
+        """Return whether ``rollout_step`` has to return the complete state that ``train_step`` needs."""
         return bool(nest.flatten(self._rollout_state_spec)) and (self.use_rollout_state or bool(self.on_policy))
 
+    @property
+    def updates_are_traceable(self) -> bool:
+        """Return whether the code of an update is the same tensor operations every time; layers are checked apart."""
+        return True
+
     def own_capabilities(self) -> Capabilities:
-        """What its class says of itself, see :class:`~alfx.engine.capabilities.Capabilities`; that of its parts is
-        joined to it.
+        """Capabilities of this algorithm without those of its parts, which are joined to them by rule.
 
-        A subclass that says nothing inherits all but ``traceable_update`` and ``traceable_prediction``: what it
-        changes only its author knows.
+        A class of alfx has traceable updates unless :attr:`updates_are_traceable` is False or a layer draws numbers or
+        keeps statistics. A class from elsewhere does not have them unless it overrides this method,
+        because only its author knows what it changes.
         """
-        return Capabilities(trains_sequences_at_once=not nest.flatten(self._train_state_spec),
-                      trains_after_iteration=type(self).after_train_iter is not Algorithm.after_train_iter,
-                      has_offline_hooks=self._has_offline_hooks())
+        return Capabilities(
+            traceable_update=self.updates_are_traceable and is_traceable(self),
+            trains_sequences_at_once=not nest.flatten(self._train_state_spec),
+            trains_after_iteration=type(self).after_train_iter is not Algorithm.after_train_iter,
+            traceable_prediction=has_traceable_prediction(self),
+            has_offline_hooks=self._has_offline_hooks())
 
-    _delegates_offline = True  # in a class itself: its offline hooks do nothing but call others
+    _delegates_offline = True  # set in a class whose offline hooks only call those of others
 
     def _has_offline_hooks(self) -> bool:
-        """Whether offline hooks of its own class do something of their own."""
+        """Return whether an offline hook of this class does more than to call those of others."""
         defined = (next(cls for cls in type(self).__mro__ if name in vars(cls)) for name in (
             'train_step_offline', 'train_sequence_offline', 'calc_loss_offline'))
         return not all('_delegates_offline' in vars(cls) for cls in defined)
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the loops have to know of it and of all its parts; decided once, by :meth:`finalize`."""
+        """Capabilities of this algorithm and all its parts; decided once, by :meth:`finalize`."""
         return self._joined_capabilities() if self._capabilities is None else self._capabilities
 
     def _joined_capabilities(self) -> Capabilities:
         own, acting = self.own_capabilities(), self.policy_algorithm
-        if 'own_capabilities' not in vars(type(self)):
+        if not type(self).__module__.startswith('alfx.') and 'own_capabilities' not in vars(type(self)):
             own = own._replace(traceable_update=False, traceable_prediction=False)
-        if any(getattr(type(self), name) is not getattr(Algorithm, name)
-               for name in ('update_with_gradient', 'train_from_unroll')):  # which a record would pass by
+        if overridden_loops(self).keys() & {'update_with_gradient', 'train_from_unroll'}:  # a graph would bypass them
             own = own._replace(traceable_update=False)
         return own.joined(list(self._capabilities_of_parts().values()), None if acting is None else acting.capabilities)
 
     def _capabilities_of_parts(self) -> dict['Algorithm', Capabilities]:
-        """The capabilities of the algorithms that this one consists of."""
+        """Return the capabilities of the parts of this algorithm."""
         return {part: part.capabilities for child in self.children() for part in algorithms_in(child)}
 
     @property
     def policy_algorithm(self) -> 'Algorithm | None':
-        """The part that chooses the actions, if one of its parts does."""
+        """The part that chooses the actions, if there is one."""
         return None
 
     @property
@@ -191,11 +220,11 @@ class Algorithm(AlgorithmInterface):
         return None
 
     def collect_step(self, inputs: NestedTensor, state: NestedTensor) -> AlgStep:
-        """``rollout_step`` that may leave out of its info what is recomputed for many steps at once later."""
+        """Run ``rollout_step``, possibly without the infos that are recomputed for many steps at once later."""
         return self.rollout_step(inputs, state)
 
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
-        """The state for ``predict_step`` that corresponds to a state of ``train_step``."""
+        """Return the state for ``predict_step`` that corresponds to a state of ``train_step``."""
         nest.assert_same_structure(self._train_state_spec, self._predict_state_spec)
         return state
 
@@ -216,16 +245,16 @@ class Algorithm(AlgorithmInterface):
         return () if self.data_transformer is None else _zeros(self.data_transformer.state_spec, batch_size)
 
     def forward(self, *input: Any) -> AlgStep:
-        """Same as ``rollout_step`` while collecting, ``predict_step`` in evaluation, ``train_step`` otherwise."""
+        """Call ``rollout_step`` while collecting, ``predict_step`` in evaluation, and ``train_step`` otherwise."""
         if context.is_rollout():
             return self.rollout_step(*input)
         return self.predict_step(*input) if context.is_eval() else self.train_step(*input)
 
-    # What it stores ------------------------------------------------------------------------------------------------
+    # Replay ----------------------------------------------------------------------------------------------------
 
     @property
     def use_rollout_state(self) -> bool:
-        """Whether training starts from the states of the rollout (True) or from zeros (False)."""
+        """Return whether training starts from the states of the rollout instead of zeros."""
         return self._config is not None and self._config.use_rollout_state
 
     @property
@@ -252,8 +281,26 @@ class Algorithm(AlgorithmInterface):
         transformer = self.data_transformer
         return experience if transformer is None else transformer.transform_experience(experience)
 
+    def transform_batch(self, experience: Experience, batch_info: BatchInfo, buffer: Any) -> Experience:
+        """Move a batch ``[B, T, ...]`` from ``buffer`` to the device and apply the data transformer."""
+        if self.device.type != 'cpu':
+            experience = experience.to(self.device)
+        return clear_batch_info(self.transform_experience(add_batch_info(experience, batch_info, buffer)))
+
+    @property
+    def unrolls_end_with_bootstrap(self) -> bool:
+        """Return whether an unroll ends with a step to bootstrap from, the first step of the next unroll."""
+        config = self._config
+        return bool(self.on_policy) or (config is not None and (config.unroll_with_grad
+                                                                or config.trains_on_whole_unrolls))
+
+    @property
+    def stored_unrolls(self) -> StoredUnrolls | None:
+        """The unrolls that the auxiliary phase trains on; ``None`` without such a phase."""
+        return None
+
     def set_replay_buffer(self, num_envs: int, max_length: int, prioritized_sampling: bool = False) -> None:
-        """Set the size of the replay buffer, which is built when the first experience is observed.
+        """Set the size of the replay buffer, which is created when the first experience is observed.
 
         Args:
             num_envs: number of environments.
@@ -303,7 +350,7 @@ class Algorithm(AlgorithmInterface):
         self._replay_buffer.add_sequence(exp)  # type: ignore[union-attr]
 
     def _prepare_for_replay(self, exp: Experience) -> Experience:
-        """Drop what training does not read, cut gradients."""
+        """Drop the state if training does not read it, and detach."""
         has_state = not isinstance(exp.state, tuple) or exp.state
         if has_state and not self.use_rollout_state:
             exp = exp._replace(state=())
@@ -325,7 +372,7 @@ class Algorithm(AlgorithmInterface):
 
     @property
     def force_params_visible_to_parent(self) -> bool:
-        """Whether the parent's optimizer takes this algorithm's parameters even if it has optimizers of its own."""
+        """Return whether the parent's optimizer owns the parameters even if this algorithm has optimizers."""
         return self._force_params_visible_to_parent
 
     @force_params_visible_to_parent.setter
@@ -333,7 +380,7 @@ class Algorithm(AlgorithmInterface):
         self._force_params_visible_to_parent = flag
 
     def add_optimizer(self, optimizer: Any, modules_and_params: list[Any]) -> None:
-        """Have ``optimizer`` own these modules and parameters, which are attributes of this algorithm."""
+        """Let ``optimizer`` own these modules and parameters, which are attributes of this algorithm."""
         self._explicit_optimizers.append((optimizer, list(modules_and_params)))
 
     def _add_given_optimizers(self, *owners: tuple[Any, Any]) -> None:
@@ -343,32 +390,32 @@ class Algorithm(AlgorithmInterface):
                 self.add_optimizer(optimizer, [owned])
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
-        """Names of attributes whose parameters are not trained here, such as target networks."""
+        """Return the names of attributes whose parameters are not trained here, such as target networks."""
         return []
 
     def optimizers(self, recurse: bool = True, include_ignored_attributes: bool = False) -> list[Any]:
-        """The optimizers of this algorithm.
+        """Return the optimizers of this algorithm.
 
         Args:
-            recurse: those of its parts as well.
-            include_ignored_attributes: look into attributes that are ignored for training as well.
+            recurse: include those of the parts.
+            include_ignored_attributes: include those of attributes that are ignored for training.
         """
         return optimizers_of(self, recurse, include_ignored_attributes)
 
     def get_param_name(self, param: nn.Parameter) -> str | None:
-        """The name of a parameter of this algorithm, ``None`` for any other."""
+        """Return the name of a parameter of this algorithm, ``None`` for any other parameter."""
         return next((name for name, p in self.named_parameters() if p is param), None)
 
     def get_optimizer_info(self) -> str:
-        """JSON: which optimizer owns which parameters; ``"None"`` stands for those without one."""
+        """Return which optimizer owns which parameters as JSON; ``"None"`` stands for parameters without optimizer."""
         return json.dumps(describe_owners(self), indent=2)
 
     def get_unoptimized_parameter_info(self) -> str:
-        """The names of all parameters that no optimizer owns, one a line."""
+        """Return the names of all parameters that no optimizer owns, one per line."""
         return '\n'.join(describe_owners(self)[-1]['parameters'])
 
     def optimized_parameters(self) -> tuple[list[Any], list[tuple[str, nn.Parameter]]]:
-        """All optimizers of this algorithm, and ``(name, parameter)`` of all that they own; found once."""
+        """Return all optimizers, and ``(name, parameter)`` of every parameter that they own; computed once."""
         if self._updated is None:
             names = {id(p): name for name, p in self.named_parameters()}
             optimizers = self.optimizers()
@@ -376,60 +423,16 @@ class Algorithm(AlgorithmInterface):
                                          for group in optimizer.param_groups for p in group['params']]
         return self._updated
 
-    # The update ------------------------------------------------------------------------------------------------
-
-    def update_with_gradient(self, loss_info: LossInfo, valid_masks: torch.Tensor | None = None, weight: float = 1.0,
-                             batch_info: BatchInfo | None = None) -> tuple[LossInfo, list[tuple[str, nn.Parameter]]]:
-        """One gradient update.
-
-        Args:
-            loss_info: ``loss`` is ``[T, B]``.
-            valid_masks: float32 ``[T, B]``: 0 for steps that are not to be trained on.
-            weight: factor of the loss.
-            batch_info: where the batch came from; its importance weights apply.
-
-        Returns:
-            The loss info with reduced losses, and ``(name, parameter)`` of what was updated.
-
-        Raises:
-            NonFiniteLossError: the loss is not finite; no parameter has been changed.
-        """
-        return self.learner.apply_gradients(loss_info, valid_masks, weight, batch_info)
-
-    def compute_gradients(self, loss_info: LossInfo, valid_masks: torch.Tensor | None = None, weight: float = 1.0,
-                          batch_info: BatchInfo | None = None) -> list[torch.Tensor | None]:
-        """The first half of :meth:`update_with_gradient`, with the same arguments; no parameter is changed.
-
-        Returns:
-            One gradient for each parameter of :meth:`optimized_parameters`, in that order, or ``None`` where the
-            loss does not depend on it. They are those of this process alone.
-
-        Raises:
-            NonFiniteLossError: the loss is not finite.
-        """
-        return self.learner.compute_gradients(loss_info, valid_masks, weight, batch_info)
-
-    def apply_gradient_list(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """The second half: averages the gradients over all processes, and makes the steps of the optimizers.
-
-        Args:
-            gradients: as :meth:`compute_gradients` returned them, here or for another copy of this algorithm.
-
-        Raises:
-            ValueError: they are more or fewer than the parameters, or have other shapes.
-        """
-        self.learner.apply_gradient_list(gradients)
-
     def observe_for_metrics(self, time_step: TimeStep) -> None:
         """Record a time step ``[B, ...]`` in the metrics; an algorithm without metrics does nothing."""
 
     # Training --------------------------------------------------------------------------------------------------
 
     def train_sequence(self, inputs: NestedTensor, state: NestedTensor, rollout_info: NestedTensor) -> AlgStep:
-        """``train_step`` for all steps of sequences at once; called where the steps do not depend on each other.
+        """Run ``train_step`` for all steps of sequences at once; called if the steps do not depend on each other.
 
-        An algorithm overrides this to leave out what no loss reads, such as the value at the last step of a
-        sequence, which nothing can be bootstrapped for. What is left out is zero; the loss is the same.
+        An algorithm overrides this to skip computations that no loss reads, such as the value at the last step of a
+        sequence. The skipped results are zero; the loss is the same.
 
         Args:
             inputs: nest ``[T, B, ...]``.
@@ -442,10 +445,10 @@ class Algorithm(AlgorithmInterface):
         return _at_once(self.train_step, inputs, state, rollout_info)
 
     def calc_loss(self, info: NestedTensor) -> LossInfo:
-        """By default ``info`` is the ``LossInfo`` itself.
+        """Return the losses; by default ``info`` is the ``LossInfo`` itself.
 
         Raises:
-            NotImplementedError: it is something else, and the class does not override this.
+            NotImplementedError: ``info`` is something else, and the class does not override this method.
         """
         if not isinstance(info, LossInfo):
             raise NotImplementedError(f'{type(self).__name__} has to override calc_loss, or its steps have to return '
@@ -456,100 +459,92 @@ class Algorithm(AlgorithmInterface):
 
     @property
     def auxiliary_phase(self) -> PhaseSettings | None:
-        """How it is trained once more every so many iterations; ``None``: not at all.
+        """Settings of an additional training phase every few iterations, or ``None``.
 
-        See :mod:`alfx.engine.auxiliary_phase`. By default that of the part that acts.
+        See :mod:`alfx.engine.auxiliary_phase`. By default the phase of the part that acts.
         """
         part = self.policy_algorithm
         return None if part is None else part.auxiliary_phase
 
     @property
     def auxiliary_optimizer(self) -> Any:
-        """Makes the steps of the auxiliary phase; ``None``: the optimizers of all other updates."""
+        """Optimizer of the auxiliary phase; ``None`` for the optimizers of all other updates."""
         part = self.policy_algorithm
         return None if part is None else part.auxiliary_optimizer
 
     def auxiliary_reference(self, info: NestedTensor) -> NestedTensor:
-        """What :meth:`calc_auxiliary_loss` compares with, of infos ``[T, B, ...]`` when the phase begins."""
+        """Select from infos ``[T, B, ...]`` at the start of the phase what :meth:`calc_auxiliary_loss` needs."""
         raise NotImplementedError(f'{type(self).__name__}.auxiliary_reference')
 
     def calc_auxiliary_loss(self, info: NestedTensor, reference: NestedTensor) -> LossInfo:
-        """The loss ``[T, B]`` of the auxiliary phase.
+        """Loss ``[T, B]`` of the auxiliary phase.
 
         Args:
-            info: of ``train_step``, ``[T, B, ...]``.
-            reference: what :meth:`auxiliary_reference` kept for the same steps, ``[T, B, ...]``.
+            info: infos of ``train_step``, ``[T, B, ...]``.
+            reference: result of :meth:`auxiliary_reference` for the same steps, ``[T, B, ...]``.
         """
         raise NotImplementedError(f'{type(self).__name__}.calc_auxiliary_loss')
 
     def train_step_offline(self, inputs: NestedTensor, state: NestedTensor, rollout_info: NestedTensor,
                            pre_train: bool = False) -> AlgStep:
-        """``train_step`` for experience from an offline buffer; the same unless overridden."""
+        """Run ``train_step`` for experience of an offline buffer; the same unless overridden."""
         return self.train_step(inputs, state, rollout_info)
 
     def train_sequence_offline(self, inputs: NestedTensor, state: NestedTensor, rollout_info: NestedTensor,
                                pre_train: bool = False) -> AlgStep:
-        """:meth:`train_sequence` for experience from an offline buffer; the same, unless ``train_step_offline`` is
-        overridden: then that for all steps of the sequences at once."""
+        """Run :meth:`train_sequence` for experience of an offline buffer.
+
+        If ``train_step_offline`` is overridden, it is called for all steps of the sequences at once.
+        """
         if type(self).train_step_offline is Algorithm.train_step_offline:
             return self.train_sequence(inputs, state, rollout_info)
         return _at_once(partial(self.train_step_offline, pre_train=pre_train), inputs, state, rollout_info)
 
     def calc_loss_offline(self, info_offline: NestedTensor, pre_train: bool = False) -> LossInfo:
-        """``calc_loss`` for experience from an offline buffer; the same unless overridden."""
+        """Compute the losses of experience of an offline buffer; the same as ``calc_loss`` unless overridden."""
         return self.calc_loss(info_offline)
 
-    def batch_sources(self, share: BatchSource) -> Sequence[BatchSource]:
-        """What minibatches are drawn from, besides offline data; see :mod:`alfx.engine.batch_sources`.
+    def batch_sources(self, source: BatchSource) -> Sequence[BatchSource]:
+        """Return the sources of minibatches, besides offline data; see :mod:`alfx.engine.batch_sources`.
 
         Args:
-            share: ``mini_batch_size`` samples of the replay buffer.
+            source: ``mini_batch_size`` samples of the replay buffer.
 
         Returns:
-            Shares in place of that one. A replay buffer that holds too little yet keeps all of them from being drawn.
+            Sources to use instead. Training waits until all replay buffers among them hold enough experience.
         """
-        return [share]
+        return [source]
 
     def prepare(self, root: 'Algorithm') -> None:
-        """Read what training needs besides experience; called once, before anything is collected.
+        """Read what training needs besides experience; called once, before the first rollout.
 
         Args:
-            root: the algorithm that is trained, of which this is a part; it has an environment.
+            root: the root algorithm, which has an environment.
         """
 
     def demonstration_batch(self, root: 'Algorithm', collected: Experience,
                             transformed: Experience) -> Experience | None:
-        """What whole unrolls are trained on together with.
+        """Return demonstrations that whole unrolls are trained on together with.
 
         Args:
-            root: the algorithm that is trained, of which this is a part.
-            collected: the unroll ``[B, T, ...]``, whose last step is the first one of the next.
-            transformed: the same, as the data transformer makes it.
+            root: the root algorithm.
+            collected: the unroll ``[B, T, ...]``; its last step is the first step of the next unroll.
+            transformed: the same after the data transformer.
 
         Returns:
-            Further columns ``[S, T, ...]`` in the nest of ``transformed``, or ``None``.
+            Demonstrations ``[S, T, ...]`` with the structure of ``transformed``, or ``None``.
         """
         return None
-
-    def train_from_unroll(self, experience: Experience, train_info: NestedTensor) -> int:
-        """Train on an unroll ``[T, B, ...]``: directly if on-policy, else through the replay buffer."""
-        if self.on_policy:
-            return self.learner.train_from_unroll(experience, train_info)
-        self.observe_sequence_for_replay(experience._replace(rollout_info=train_info))
-        return self.train_from_replay_buffer()
-
-    def train_from_replay_buffer(self, update_global_counter: bool = False) -> int:
-        return self.learner.train_from_replay_buffer(update_global_counter)
 
     def summarize_train(self, experience: Experience, train_info: NestedTensor, loss_info: LossInfo,
                         params: list[tuple[str, nn.Parameter]]) -> None:
         """Write summaries after an update; called only in iterations that write them.
 
         Args:
-            experience: ``[T, B, ...]``: what was trained on.
-            train_info: ``[T, B, ...]``: what ``calc_loss`` got.
+            experience: the minibatch ``[T, B, ...]``.
+            train_info: the input of ``calc_loss``, ``[T, B, ...]``.
             loss_info: the losses.
-            params: the parameters updated, with gradients.
+            params: the updated parameters, with gradients.
         """
         config = self._config
         if config is not None and config.summarize_grads_and_vars:
@@ -563,49 +558,35 @@ class Algorithm(AlgorithmInterface):
             return {name: torch.stack([p.norm(1), p.norm(2), p.mean(), p.std(unbiased=False)]).cpu().numpy()
                     for name, p in self.named_parameters()}
 
-    def activate_ddp(self, rank: int) -> None:
-        """Train together with other processes from now on; called on the root algorithm, after ``finalize``.
-
-        Parameters and buffers get the values that they have in rank 0. The gradients of every update are averaged over
-        all ranks. See :mod:`alfx.engine.remote.data_parallel`.
-
-        Args:
-            rank: the number of this process among them.
-
-        Raises:
-            RuntimeError: this process has not joined any others, or has another number.
-        """
-        self.learner.join_ranks(rank, [part.learner for part in self.modules() if isinstance(part, Algorithm)])
-
     # Set-up ----------------------------------------------------------------------------------------------------
 
     def on_parts_built(self, parts: 'Mapping[str, Algorithm]') -> None:
-        """Get to know the other parts of an agent; called once, when all of them have been made.
+        """Receive the other parts of an agent; called once, after all of them have been created.
 
-        What is kept of them is not to be an attribute that is a module: it would be trained and saved twice.
+        Do not keep a part as an attribute that is a module: it would be trained and saved twice.
 
         Args:
             parts: all parts, by their fields in the state and the info of the agent.
 
         Raises:
-            ConfError: one that is needed is missing or does not fit.
+            ConfError: a required part is missing or does not fit.
         """
 
     def check_config(self, config: TrainerConfig) -> None:
-        """Refuse a configuration that this algorithm cannot work with; called for each part of the root, once.
+        """Reject a configuration that this algorithm does not support; called once for each part of the root.
 
         Args:
-            config: of the run; its ``data_transformer`` has been made.
+            config: configuration of the run; its ``data_transformer`` has been created.
 
         Raises:
-            ConfError: says what to change.
+            ConfError: the message says what to change.
         """
 
     def finalize(self) -> None:
-        """Decide, once, who owns each parameter; load ``checkpoint`` arguments. Called on the root algorithm.
+        """Assign each parameter to an optimizer and load ``checkpoint`` arguments. Called once, on the root algorithm.
 
         Raises:
-            ConfError: a part cannot work with the configuration.
+            ConfError: a part does not support the configuration.
             OwnershipError: a trainable parameter has no optimizer.
         """
         if self._config is not None:
@@ -619,20 +600,27 @@ class Algorithm(AlgorithmInterface):
         self.preload_checkpoints()
         config = self._config
         if config is not None and config.summarize_gradient_noise_scale:  # its averages belong to the checkpoint
-            self._gradient_noise_scale = self.learner.noise_scale = GradientNoiseScale().to(self.device)
+            self._gradient_noise_scale = self.updater.noise_scale = GradientNoiseScale().to(self.device)
         if config is not None and config.enable_amp:
-            self.learner.use_mixed_precision([part.learner for part in self.modules() if isinstance(part, Algorithm)])
+            self.updater.use_mixed_precision([part.updater for part in self.modules() if isinstance(part, Algorithm)])
 
     @property
     def environment(self) -> Any:
-        """The environments that it trains in, if any."""
+        """Environments to train in, if there are any."""
         return None
 
     @property
+    def updater(self) -> Updater:
+        """Makes the gradient steps of this algorithm; created at the first use."""
+        if self._updater is None:
+            self._updater = Updater(self, self._config is not None and self._config.compile)
+        return self._updater
+
+    @property
     def learner(self) -> Learner:
-        """Decides when it collects and trains, and remembers what has to be remembered of that."""
+        """Runs training iterations of this algorithm; created at the first use."""
         if self._learner is None:
-            self._learner = Learner(self, self._config)
+            self._learner = make_learner(self, self.updater, self._config)
         return self._learner
 
     @property
@@ -644,24 +632,25 @@ class Algorithm(AlgorithmInterface):
         return self._device
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Moving the module to another device, among others: forget which one it was."""
+        """Move the module, for instance to another device, and drop everything cached for the old one."""
         self._device = None
-        if self._learner is not None:
-            self._learner.invalidate_caches()
+        for cached in (self._updater, self._learner):
+            if cached is not None:
+                cached.invalidate_caches()
         return super()._apply(fn, recurse)
 
     # Checkpoints ---------------------------------------------------------------------------------------------------
 
     @property
     def pre_loaded(self) -> bool:
-        """Whether the ``checkpoint`` argument has been loaded into this algorithm."""
+        """Return whether the ``checkpoint`` argument has been loaded into this algorithm."""
         return self._pre_loaded
 
     def preload_checkpoints(self) -> None:
-        """Load what the ``checkpoint`` arguments of this algorithm and its parts name, once.
+        """Load the checkpoints that the ``checkpoint`` arguments of this algorithm and its parts name, once.
 
         Raises:
-            ConfError: there is no such checkpoint, or it cannot be used.
+            ConfError: a checkpoint does not exist or cannot be used.
         """
         for part in self.modules():
             if isinstance(part, Algorithm):
@@ -681,7 +670,7 @@ class Algorithm(AlgorithmInterface):
         self._pre_loaded = True
 
     def get_extra_state(self) -> dict[str, Any]:
-        """What a checkpoint keeps besides parameters and buffers: the states of this algorithm's own optimizers."""
+        """Return the state besides parameters and buffers: the states of the optimizers of this algorithm."""
         extra: dict[str, Any] = {'optimizers': [o.state_dict() for o in self.optimizers(recurse=False)]}
         replay = {} if self._replay_buffer is None else self._replay_buffer.state_dict()
         if replay:
@@ -689,7 +678,7 @@ class Algorithm(AlgorithmInterface):
         return extra
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """The inverse of :meth:`get_extra_state`.
+        """Load the result of :meth:`get_extra_state`.
 
         Raises:
             ValueError: the number of optimizers differs.
@@ -709,9 +698,9 @@ class Algorithm(AlgorithmInterface):
 
         Args:
             destination: dict to add to.
-            prefix: put before the keys.
-            visited: ids of modules to leave out, as they are stored elsewhere.
-            keep_vars: keep the gradient history of parameters.
+            prefix: prefix of the keys.
+            visited: ids of modules to skip because they are stored elsewhere.
+            keep_vars: do not detach the parameters.
         """
         if visited and id(self) in visited:
             return {} if destination is None else destination
@@ -719,13 +708,13 @@ class Algorithm(AlgorithmInterface):
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True,  # type: ignore[override]
                         skip_preloded: bool = True, assign: bool = False) -> Any:
-        """Load what :meth:`state_dict` returned.
+        """Load the result of :meth:`state_dict`.
 
         Args:
             state_dict: parameters, buffers and optimizer states.
-            strict: keys that are missing or too many are an error that names them.
-            skip_preloded: leave alone the parts whose ``checkpoint`` argument has been loaded.
-            assign: put the tensors themselves in place of copying their values.
+            strict: raise an error that names missing and unexpected keys.
+            skip_preloded: skip the parts whose ``checkpoint`` argument has been loaded.
+            assign: use the tensors themselves instead of copying their values.
 
         Returns:
             ``missing_keys`` and ``unexpected_keys``.
@@ -740,13 +729,13 @@ class Algorithm(AlgorithmInterface):
 
 
 def _prefix_and_path(checkpoint: str) -> tuple[str, str]:
-    """``'prefix@path'`` in two; a path may itself contain ``@``, a prefix cannot."""
+    """Split ``'prefix@path'``; a path may contain ``@``, a prefix cannot."""
     prefix, at, path = checkpoint.partition('@')
     return (prefix, path) if at and not os.path.exists(checkpoint) else ('', checkpoint)
 
 
 def _at_once(train_step: Callable[..., AlgStep], *sequences: NestedTensor) -> AlgStep:
-    """``train_step`` for all steps of sequences ``[T, B, ...]`` as one batch; there is no state afterwards."""
+    """Run ``train_step`` for all steps of sequences ``[T, B, ...]`` as one batch; the result has no state."""
     time, batch = nest.get_nest_shape(sequences[0])[:2]
     if time == 1:
         flat = nest.map_structure(lambda x: x[0], sequences)
@@ -766,7 +755,7 @@ def _zeros(spec: NestedTensorSpec, batch_size: int) -> NestedTensor:
 
 @configurable
 class Loss(Algorithm):
-    """An algorithm whose input is its loss; subclasses customise ``calc_loss``.
+    """Algorithm whose input is its loss; subclasses customize ``calc_loss``.
 
     Args:
         loss_weight: factor of the loss.
@@ -781,16 +770,16 @@ class Loss(Algorithm):
         return AlgStep(output=(), state=(), info=inputs)
 
     def predict_step(self, inputs: NestedTensor, state: NestedTensor = None) -> AlgStep:
-        """Passes ``inputs`` on as ``info``."""
+        """Return ``inputs`` as ``info``."""
         return self._step(inputs)
 
     def rollout_step(self, inputs: NestedTensor, state: NestedTensor = None) -> AlgStep:
-        """Passes ``inputs`` on as ``info``."""
+        """Return ``inputs`` as ``info``."""
         return self._step(inputs)
 
     def train_step(self, inputs: NestedTensor, state: NestedTensor = None,
                    rollout_info: NestedTensor = None) -> AlgStep:
-        """Passes ``inputs`` on as ``info``."""
+        """Return ``inputs`` as ``info``."""
         return self._step(inputs)
 
     def calc_loss(self, info: NestedTensor) -> LossInfo:

@@ -1,20 +1,20 @@
-"""Acting in another process while this one trains (``TrainerConfig.async_unroll``).
+"""Asynchronous acting in another process while this one trains (``TrainerConfig.async_unroll``).
 
-:class:`AsyncUnroller` starts the process (``trainers/acting/unroll_process.py``), which makes the environments and the
-algorithm of the run anew from the conf in the run folder, and acts as fast as its steps are taken. Steps lie in a ring
-of ``unroll_queue_size`` in shared memory: where it is full the process waits, where it is empty the learner does.
-Weights are handed over every ``unroll_parameter_update_period`` iterations. Steps are therefore older than the weights
-that train on them, by the steps that wait in the ring and by that period.
+:class:`AsyncUnroller` starts the process (``trainers/acting/unroll_process.py``). The process creates the environments
+and the algorithm again from the conf in the run folder and acts as fast as its steps are consumed. Steps are stored in
+a ring of ``unroll_queue_size`` in shared memory: the process waits when it is full, the learner waits when it is empty.
+Weights are published every ``unroll_parameter_update_period`` iterations. The steps are therefore older than the
+weights that train on them, by the steps waiting in the ring and by that period.
 
-Summaries ``async_unroll/...``: how long the latest steps took, and their ``age``: how much the global counter has moved
-since the weights that acted were handed over.
+Summaries ``async_unroll/...`` log how long the latest steps took, and their ``age``: how far the global counter has
+moved since the weights that acted were published.
 
-What acting changes (statistics of normalizers, counts of visits) belongs to that process: it comes back with the steps,
-so that checkpoints hold it, and is not overwritten by weights. It may be ahead of the steps that have been taken by
-those that wait in the ring. Summaries and log records of the process arrive in the event files and the log of the run.
+State that acting changes (statistics of normalizers, visit counts) belongs to that process. It comes back with the
+steps, so that checkpoints contain it, and weights do not overwrite it. It may be ahead of the consumed steps by those
+waiting in the ring. Summaries and log records of the process arrive in the event files and the log of the run.
 
-If the process dies the run ends with a checkpoint and a
-:class:`~alfx.utils.processes.LostProcessError` with its last words; if the learner dies the process ends by itself.
+If the process dies, the run ends with a checkpoint and a :class:`~alfx.utils.processes.LostProcessError` that shows the
+log tail of the process. If the learner dies, the process ends by itself.
 """
 import atexit
 import importlib
@@ -24,14 +24,14 @@ import time
 from typing import Any, NamedTuple
 
 from alfx import context, nest, summary
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep
 from alfx.engine.contract import Acts
 from alfx.engine.remote.channel import Timing, UnrollChannel
 from alfx.engine.remote.policy_state import look_up_buffers, policy_buffers, policy_tensors
 from alfx.engine.remote.remote_unroll import ActingStatistics, UnrollSource, check_source, conf_file_of, worker_settings
-from alfx.engine.unroll import Steps
+from alfx.engine.rollout import Steps
 from alfx.tensor_specs import NestedTensor
 from alfx.utils import processes
 from alfx.utils.processes import LostProcessError, MessagingProcess
@@ -42,18 +42,18 @@ _LISTEN_SECONDS = 0.05
 
 
 def _work(*arguments: Any) -> None:
-    """What the other process does. Its program stands above the algorithms, and is looked up by name, there."""
+    """Run the unroll process. Its module is imported by name because it is in a layer above the algorithms."""
     importlib.import_module('alfx.trainers.acting.unroll_process').work(*arguments)
 
 
 class UnrollJob(NamedTuple):
-    """What the learner tells the process that acts.
+    """Message from the learner to the process that acts.
 
     Attributes:
         type: 'update_parameter' or 'stop'.
-        step_metrics: what schedules depend on, by name: the progresses of the run.
+        step_metrics: progress values that schedules depend on, by name.
         global_counter: the learner's counter.
-        state_dict: the weights, tensors by key.
+        state_dict: weights, tensors by key.
     """
 
     type: str
@@ -66,11 +66,12 @@ class UnrollResult(NamedTuple):
     """One step of all environments.
 
     Attributes:
-        time_step: ``[B, ...]``: what the step began with; transformed on-policy, otherwise as the environment gave it.
+        time_step: ``[B, ...]``: time step that the step began with; transformed if on-policy, otherwise as the
+            environment returned it.
         policy_step: ``output``, the action ``[B, ...]``, and ``info`` of ``rollout_step``.
-        policy_state: nest ``[B, ...]``: the state given to ``rollout_step``; ``()`` unless training starts from it.
-        env_step_time: seconds that stepping the environments took.
-        step_time: seconds that all of the step took.
+        policy_state: nest ``[B, ...]``: state passed to ``rollout_step``; ``()`` unless training starts from it.
+        env_step_time: seconds spent stepping the environments.
+        step_time: seconds of the whole step.
     """
 
     time_step: Any
@@ -81,19 +82,19 @@ class UnrollResult(NamedTuple):
 
 
 class AsyncUnroller(UnrollSource):
-    """Has another process act, and gathers its steps.
+    """Source of steps that another process collects.
 
     Attributes:
-        is_ready: whether the other process has said that it has made everything.
+        is_ready: the other process has reported that it has finished its setup.
 
     Args:
-        algorithm: the root algorithm, finalized; its environment tells the specs and the number of environments, and
-            is not stepped.
-        config: of the run: ``unroll_queue_size``, ``unroll_step_interval``, ``root_dir``, which holds the conf that
-            the other process is made from, ``random_seed``.
+        algorithm: the root algorithm, finalized; its environment provides specs and the number of environments, and is
+            not stepped.
+        config: configuration of the run: ``unroll_queue_size``, ``unroll_step_interval``, ``root_dir``, which contains
+            the conf that the other process is created from, ``random_seed``.
 
     Raises:
-        ConfError: the algorithm cannot learn from old steps, the run folder holds no conf, or there is too little
+        ConfError: the algorithm cannot learn from old steps, the run folder contains no conf, or there is too little
             shared memory for the queue.
     """
 
@@ -109,7 +110,7 @@ class AsyncUnroller(UnrollSource):
         self._listened_at = -math.inf
         settings = {**worker_settings(config), 'num_environments': algorithm.environment.batch_size,
                     'unroll_step_interval': config.unroll_step_interval}
-        # no daemon: it may have processes of its own, which step its environments
+        # not a daemon: it may start processes that step its environments
         self._process: MessagingProcess | None = MessagingProcess(_work, (self._channel, conf_file, settings),
                                                                   'unroll process',
                                                           daemon=False)
@@ -118,7 +119,7 @@ class AsyncUnroller(UnrollSource):
     # Gathering -------------------------------------------------------------------------------------------------
 
     def gather(self, length: int, at_least: int | None = None) -> Steps | None:
-        """The next ``at_least`` to ``length`` steps ``[T, B, ...]``; see ``UnrollSource``."""
+        """Return the next ``at_least`` to ``length`` steps ``[T, B, ...]``; see ``UnrollSource``."""
         gathered = self._gather(length, length if at_least is None else at_least)
         if gathered is None:
             return None
@@ -131,11 +132,11 @@ class AsyncUnroller(UnrollSource):
         return steps
 
     def gather_unroll_results(self, unroll_length: int, max_unroll_length: int) -> list[UnrollResult]:
-        """Gather steps one by one.
+        """Return steps as a list, one result per step.
 
         Args:
-            unroll_length: how many; 0: as many as there are, possibly none.
-            max_unroll_length: at most so many with ``unroll_length`` 0.
+            unroll_length: number of steps; 0: as many as are available, possibly none.
+            max_unroll_length: upper limit with ``unroll_length`` 0.
 
         Raises:
             LostProcessError: the process that acts is gone.
@@ -152,7 +153,7 @@ class AsyncUnroller(UnrollSource):
         return results
 
     def _gather(self, length: int, at_least: int) -> tuple[Steps, Timing] | None:
-        self._listen_now_and_then()
+        self._listen_at_intervals()
         out, count = self._channel.ring.empty_steps(length), 0
         while True:
             count += self._channel.get(out, count, length - count, processes.POLL_SECONDS if count < at_least else 0.0)
@@ -167,24 +168,24 @@ class AsyncUnroller(UnrollSource):
         """Write the latest statistics that acting changes into ``algorithm``."""
         self._channel.take_statistics(self._statistics.write, self._listen)
 
-    # Telling ---------------------------------------------------------------------------------------------------
+    # Messages --------------------------------------------------------------------------------------------------
 
     def update_parameter(self, algorithm: Acts) -> None:
-        """Hand over the present weights, global counter and progresses.
+        """Publish the current weights, global counter and progress values.
 
         Raises:
             LostProcessError: the process that acts is gone.
         """
         if algorithm is not self._algorithm:
-            raise ValueError('update_parameter: expected the algorithm that the AsyncUnroller was made for, found '
+            raise ValueError('update_parameter: expected the algorithm that the AsyncUnroller was created for, found '
                              f'another one ({algorithm.name})')
-        self._listen_now_and_then()
+        self._listen_at_intervals()
         look_up_buffers(self._tensors, self._buffers)
         self._send(UnrollJob('update_parameter', context.get_all_progresses(), context.get_global_counter(),
                              self._tensors))
 
     def wants_summaries(self, step: int) -> None:
-        """Let the next step that is taken record summaries, and write them at ``step``."""
+        """Let the next step taken record summaries, and write them at ``step``."""
         self._records = True
         self._channel.ask_for_summaries(step)
 
@@ -196,28 +197,28 @@ class AsyncUnroller(UnrollSource):
 
     # The process -----------------------------------------------------------------------------------------------
 
-    def _listen_now_and_then(self) -> None:
-        """:meth:`_listen`, but not at each step: that would take longer than to fetch the step."""
+    def _listen_at_intervals(self) -> None:
+        """Call :meth:`_listen` at intervals: at each step it would take longer than fetching the step."""
         if time.monotonic() - self._listened_at > _LISTEN_SECONDS:
             self._listen()
 
     def _listen(self) -> None:
-        """Take in what the process has to say.
+        """Process the messages of the other process.
 
         Raises:
-            LostProcessError: it is gone.
+            LostProcessError: the process is gone.
         """
         self._listened_at = time.monotonic()
         process = self._process
         if process is None:
             raise LostProcessError('the unroll process', 'has been closed')
         has_ended = process.exitcode is not None
-        self._take_in(process)
+        self._handle_messages(process)
         if has_ended:
-            self._listened_at = -math.inf  # from now on nobody is to believe that it is there
+            self._listened_at = -math.inf  # the next call must notice that the process is gone
             raise process.lost()
 
-    def _take_in(self, process: MessagingProcess) -> None:
+    def _handle_messages(self, process: MessagingProcess) -> None:
         for kind, content in process.listen():
             if kind == 'ready':
                 self.is_ready = True
@@ -229,10 +230,10 @@ class AsyncUnroller(UnrollSource):
                     getattr(writer, method)(*arguments)
 
     def close(self) -> None:
-        """End the process: ask it, and after some seconds end it by force. May be called more than once."""
+        """End the process: send a stop message and terminate it after a grace period. May be called more than once."""
         process, self._process = self._process, None
         self._listened_at = -math.inf
         if process is not None:
             atexit.unregister(self.close)
             self._send(UnrollJob('stop'))
-            process.end(time.monotonic() + processes.GRACE_SECONDS, lambda: self._take_in(process))
+            process.end(time.monotonic() + processes.GRACE_SECONDS, lambda: self._handle_messages(process))

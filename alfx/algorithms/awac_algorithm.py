@@ -1,12 +1,12 @@
 """Advantage-weighted actor-critic (Nair et al. 2020, arXiv:2006.09359).
 
-The critics are those of :mod:`alfx.algorithms.sac_algorithm` without entropy. The policy clones the actions that were
-taken, own or recorded ones, by how good they were::
+The critics are those of :mod:`alfx.algorithms.sac_algorithm` without entropy. The policy clones the actions in the
+data, collected or recorded, weighted by their advantage::
 
     pi  maximises  E[ min(exp(A(s, a) / temperature), max) log pi(a | s) ]                                (eq. 13)
     A(s, a) = min_i Q_i(s, a) - min_i Q_i(s, a'),  a' ~ pi(. | s)
 
-so that it never asks for actions far from the data, and yet goes on learning when it acts itself. Differs from the
+The policy therefore stays close to the data, and still keeps learning when it collects data itself. Differs from the
 paper: weights are bounded, as in most implementations, and not divided by their sum over a minibatch.
 """
 from typing import Any
@@ -32,10 +32,11 @@ class AwacAlgorithm(SacAlgorithm):
 
     Args:
         action_spec: nest of specs of continuous actions.
-        temperature: of the weights, above 0; the paper's lambda.
-        max_exp_advantage: the largest weight, above 0.
-        kwargs: those of :class:`~alfx.algorithms.sac_algorithm.SacAlgorithm` that are not about its entropy, discrete
-            actions or the gradient of the value. ``train_actor_on_last_step`` is False unless given.
+        temperature: temperature of the weights, above 0; lambda in the paper. Smaller values prefer actions of high
+            advantage more strongly.
+        max_exp_advantage: upper bound of the weights, above 0.
+        kwargs: arguments of :class:`~alfx.algorithms.sac_algorithm.SacAlgorithm`, except those about entropy, discrete
+            actions and the gradient of the value. ``train_actor_on_last_step`` is False unless given.
 
     Raises:
         ConfError: a number is out of range, or an action is discrete.
@@ -51,23 +52,21 @@ class AwacAlgorithm(SacAlgorithm):
                  **kwargs: Any):
         if ActionParts(action_spec).type != ActionType.Continuous:
             raise ConfError([problem_at(
-                'create_environment', 'env_name', f'has a discrete action, {action_spec}, and {type(self).__name__} '
-                'learns continuous ones', 'choose another environment or algorithm')])
+                'create_environment', 'env_name', f'has a discrete action, {action_spec}, but {type(self).__name__} '
+                'supports only continuous actions', 'choose another environment or algorithm')])
         super().__init__(action_spec=action_spec, use_entropy_reward=False, **kwargs)
         self._stored_actions = StoredActions(action_spec)
         self._temperature, self._max_weight = temperature, max_exp_advantage
 
-    own_capabilities = SacAlgorithm.own_capabilities
-
     def policy_loss(self, rows: Rows, policy: Any, details: Choice, state: Any) -> tuple[Any, Any]:
-        """The loss ``[N]`` of the policy: minus the weighted log-probability of the action taken."""
+        """Compute the loss of the policy ``[N]``: minus the weighted log-probability of the action taken."""
         weights, actor_state = self._weights(rows, details, state)
         log_prob = self._stored_actions.log_prob(details.distribution, rows.rollout_info.action)
         return -weights * log_prob, state._replace(actor=actor_state)
 
     @torch.no_grad()
     def _weights(self, rows: Rows, details: Choice, state: Any) -> tuple[Tensor, Any]:
-        """``[N]``, and the state of the critics for the policy's actions."""
+        """Compute the weights ``[N]``, and the state of the critics for the policy's actions."""
         taken, _ = self._critic_networks((rows.observation, rows.rollout_info.action), state.critic.critics)
         own, actor_state = self._critic_networks((rows.observation, details.continuous), state.actor)
         advantage = self._actor_value(taken) - self._actor_value(own)

@@ -1,15 +1,14 @@
-"""Behavior cloning (Pomerleau 1988, "ALVINN", NeurIPS 1): to act as the data does.
+"""Behavior cloning (Pomerleau 1988, "ALVINN", NeurIPS 1): supervised learning of recorded actions.
 
-The network of the policy may be of either kind. One that gives distributions maximises the likelihood of the recorded
-actions; one that gives actions, which have to be continuous and bounded, minimises their squared error, in units of
-half their range. With memory it is trained through each sequence, from zeros at its first step.
+A policy network that outputs distributions maximises the likelihood of the recorded actions. A network that outputs
+actions, which have to be continuous and bounded, minimises their squared error, in units of half their range. A
+recurrent network is trained through each sequence, from a zero state at the first step.
 """
 from collections.abc import Callable
 from typing import Any
 
 from alfx import nest
-from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.offline.offline_losses import StoredActions
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, BasicRLInfo, LossInfo, TimeStep, namedtuple
@@ -17,14 +16,13 @@ from alfx.gin_utils import ConfError, configurable
 from alfx.gin_utils.value_checks import Fraction, problem_at
 from alfx.networks.actor_networks import ActorNetwork
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 
 BcInfo = namedtuple('BcInfo', ['actor'], default_value=())
 """``actor``: a ``LossInfo`` of ``[B]``, with :class:`BcLossInfo`."""
 
 BcState = namedtuple('BcState', ['actor'], default_value=())
-"""The state of the actor network."""
+"""State of the actor network."""
 
 BcLossInfo = namedtuple('BcLossInfo', ['actor'], default_value=())
 """``actor``: the loss ``[B]``, for summaries."""
@@ -34,26 +32,33 @@ BcLossInfo = namedtuple('BcLossInfo', ['actor'], default_value=())
 class BcAlgorithm(OffPolicyAlgorithm):
     """Clones recorded actions; see the module for the loss.
 
-    It clones whatever actions it is given: of ``TrainerConfig.offline_buffer_dir``, and, if the run collects as well,
-    those of the rollout, which are its own unless ``overwrite_policy_output`` records those of someone else.
+    The actions come from ``TrainerConfig.offline_buffer_dir`` and, if the run also collects, from the rollout. Actions
+    of the rollout are the policy's own unless ``overwrite_policy_output`` records those of another controller.
 
     Args:
         observation_spec: nest of specs of the observation.
-        action_spec: nest of ``BoundedTensorSpec``, discrete and continuous ones as the network can give.
-        reward_spec: of the rewards, which are not used.
-        actor_network_cls: called as ``(input_tensor_spec=, action_spec=)``; makes the network of the policy.
-        actor_optimizer: owns its parameters.
+        action_spec: nest of ``BoundedTensorSpec``, discrete or continuous, as far as the network supports them.
+        reward_spec: spec of the reward, which is not used.
+        actor_network_cls: called as ``(input_tensor_spec=, action_spec=)``; creates the policy network.
+        actor_optimizer: owns the parameters of the policy network.
         env: batched environment, for the root algorithm.
         config: configuration, for the root algorithm.
         checkpoint: as in ``Algorithm``.
         debug_summaries: write more summaries.
-        epsilon_greedy: in evaluation, the chance of sampling an action instead of taking the most likely one; ``None``:
-            ``config.epsilon_greedy``, or 0 without a config. Without effect on a network that gives actions.
+        epsilon_greedy: probability in evaluation of sampling an action instead of taking the most likely one; ``None``:
+            ``config.epsilon_greedy``, or 0 without a config. No effect on a network that outputs actions.
         name: name of this algorithm.
 
     Raises:
-        ConfError: the network gives actions, and an action is discrete.
+        ConfError: the network outputs actions, and an action is discrete.
     """
+
+    predicts_from_observation = True
+
+    @property
+    def updates_are_traceable(self) -> bool:
+        """Whether the policy is feed-forward."""
+        return not nest.flatten(self.train_state_spec)
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  reward_spec: TensorSpec = TensorSpec(()), actor_network_cls: Callable[..., Any] = ActorNetwork,
@@ -62,8 +67,8 @@ class BcAlgorithm(OffPolicyAlgorithm):
                  name: str = 'BcAlgorithm'):
         if actor_network_cls is ActorNetwork and any(spec.is_discrete for spec in nest.flatten(action_spec)):
             raise ConfError([problem_at(
-                type(self).__name__, 'actor_network_cls', '= @ActorNetwork, which gives continuous actions; an action '
-                f'of this environment is discrete: {action_spec}', 'set it to @ActorDistributionNetwork')])
+                type(self).__name__, 'actor_network_cls', '= @ActorNetwork, which outputs continuous actions, but an '
+                f'action of this environment is discrete: {action_spec}', 'set it to @ActorDistributionNetwork')])
         actor = actor_network_cls(input_tensor_spec=observation_spec, action_spec=action_spec)
         super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
                          train_state_spec=BcState(actor=actor.state_spec), env=env, config=config,
@@ -74,26 +79,20 @@ class BcAlgorithm(OffPolicyAlgorithm):
         self._add_given_optimizers((actor_optimizer, actor))
         self.set_epsilon_greedy(epsilon_greedy)
 
-    def own_capabilities(self) -> Capabilities:
-        """True without memory, and unless something in the network draws numbers or keeps statistics."""
-        return super().own_capabilities()._replace(traceable_update=not nest.flatten(self.train_state_spec)
-                                                   and is_traceable(self),
-                                             traceable_prediction=has_fixed_prediction(self, BcAlgorithm))
-
     @property
     def supports_action_mask(self) -> bool:  # type: ignore[override]
-        """Where the network gives distributions: what is not valid is not done, whatever has been learned."""
+        """Return whether the network outputs distributions, whose invalid actions can be masked."""
         return self._gives_distributions
 
     def check_config(self, config: TrainerConfig) -> None:
-        """Refuse to clone nothing but its own actions."""
+        """Reject a configuration in which the policy would clone only its own actions."""
         super().check_config(config)
         if not config.offline_datasets() and not self.overwrite_policy_output:
-            raise ConfError([problem_at('TrainerConfig', 'offline_buffer_dir', f'is not set: {self._name} would learn '
-                                        'to do what it does anyway', 'name a dataset (docs/offline.md)')])
+            raise ConfError([problem_at('TrainerConfig', 'offline_buffer_dir', f'is not set: {self._name} would only '
+                                        'clone its own actions', 'name a dataset (docs/offline.md)')])
 
     def predict_step(self, inputs: TimeStep, state: Any) -> AlgStep:
-        """The best action ``[B, ...]``; with probability ``epsilon_greedy`` a sampled one."""
+        """Return the best action ``[B, ...]``, or a sampled one with probability ``epsilon_greedy``."""
         output, actor_state = self._actor_network(inputs.observation, state.actor)
         if self._gives_distributions:
             output = dist_utils.epsilon_greedy_sample(dist_utils.mask_actions(output, inputs.action_mask),
@@ -101,14 +100,14 @@ class BcAlgorithm(OffPolicyAlgorithm):
         return AlgStep(output, BcState(actor_state), ())
 
     def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
-        """A sampled action ``[B, ...]``; of a network that gives actions just that."""
+        """Sample an action ``[B, ...]``; a network that outputs actions is used as it is."""
         action, actor_state = self._actor_network(inputs.observation, state.actor)
         if self._gives_distributions:
             action = dist_utils.sample_action_distribution(dist_utils.mask_actions(action, inputs.action_mask))
         return AlgStep(action, BcState(actor_state), BasicRLInfo(action=action))
 
     def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """The loss of not doing what was done, ``[B]``; the output is what the policy does."""
+        """Compute the cloning loss ``[B]`` of the recorded action; the output is that action."""
         output, actor_state = self._actor_network(inputs.observation, state.actor)
         action = rollout_info.action
         loss = (-self._stored_actions.log_prob(output, action) if self._gives_distributions else
@@ -117,6 +116,6 @@ class BcAlgorithm(OffPolicyAlgorithm):
                        BcInfo(LossInfo(loss=loss, extra=BcLossInfo(actor=loss))))
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The loss ``[T, B]`` of each step."""
+        """Return the loss ``[T, B]`` of each step."""
         return info.actor
 

@@ -1,14 +1,14 @@
-"""How values are trained towards those of later steps: which rows of a sequence go through which networks.
+"""Training of values towards bootstrapped targets: selects which rows of a sequence go through which networks.
 
-Of sequences ``[T, B, ...]`` no loss reads everything at each step. An algorithm says in four hooks what it computes for
-any rows, and here, in one place, is said for which rows it does::
+No loss reads every value at every step of a sequence ``[T, B, ...]``. An algorithm implements four hooks that compute
+terms for any rows; this module decides for which rows each hook is called::
 
-    policy_terms      what the policy does     all steps; from the first that policy_loss leaves out on, no gradient
+    policy_terms      terms of the policy      all steps; no gradient from the first step that policy_loss leaves out
     policy_loss       the loss of the policy   all steps, or all but the last
     trained_values    Q(s[t], a[t])            all steps but the last, which has no target
     bootstrap_values  V'(s[t]), no gradient    all steps but the first, which no target reads
 
-With T = 2 that is B rows through each network with gradient and B without. What is left out is zero. Read next
+With T = 2 each network computes B rows with gradient and B without. Terms that are left out are zero. Read next
 :mod:`alfx.algorithms.sac_algorithm`.
 """
 from collections.abc import Callable
@@ -33,12 +33,12 @@ def _all(nested: Any) -> Any:
 
 @dataclass
 class Rows:
-    """N steps as one batch ``[N, ...]``; of a sequence each part is cut out when it is first read.
+    """N steps as one batch ``[N, ...]``; each field of a sequence is sliced when it is first read.
 
     Attributes:
-        whole: the time step and the info of the rollout, ``[N, ...]``, or ``[T, B, ...]`` to be cut.
-        cut: takes these steps of a nest ``[T, B, ...]``.
-        of: takes these rows of what :meth:`BootstrappedAlgorithm.policy_terms` yielded for them and perhaps others.
+        whole: the time step and the info of the rollout, ``[N, ...]``, or ``[T, B, ...]`` to be sliced.
+        cut: selects these steps of a nest ``[T, B, ...]``.
+        of: selects these rows of the output of :meth:`BootstrappedAlgorithm.policy_terms`, which may cover more rows.
     """
 
     whole: tuple[TimeStep, Any]
@@ -47,7 +47,7 @@ class Rows:
 
     @cached_property
     def observation(self) -> NestedTensor:
-        """Nest ``[N, ...]``."""
+        """Observation, nest ``[N, ...]``."""
         return self.cut(self.whole[0].observation)
 
     @cached_property
@@ -57,18 +57,18 @@ class Rows:
 
     @cached_property
     def action_mask(self) -> Any:
-        """bool ``[N, ..., A]``, or ``()``: which actions are valid."""
+        """Mask of valid actions, bool ``[N, ..., A]``, or ``()``."""
         return self.cut(self.whole[0].action_mask)
 
     @cached_property
     def rollout_info(self) -> Any:
-        """The info of ``rollout_step`` ``[N, ...]``."""
+        """Info of ``rollout_step`` ``[N, ...]``."""
         return self.cut(self.whole[1])
 
 
 class Terms(NamedTuple):
-    """What the hooks of :class:`BootstrappedAlgorithm` yield, of which :meth:`~BootstrappedAlgorithm.train_info` is
-    made."""
+    """Outputs of the hooks of :class:`BootstrappedAlgorithm`, from which :meth:`~BootstrappedAlgorithm.train_info`
+    builds the training info."""
 
     policy: Any
     loss: Any
@@ -77,66 +77,89 @@ class Terms(NamedTuple):
 
 
 class BootstrappedAlgorithm(Algorithm):
-    """``train_step`` and ``train_sequence`` from hooks that compute parts of the loss for any rows ``[N, ...]``.
+    """Base class with ``train_step`` and ``train_sequence`` built from hooks that compute parts of the loss for rows
+    ``[N, ...]``.
 
-    Each hook gets the state of training and returns it with its own part one step further. In sequences at once there
-    is none.
+    Each hook gets the training state and returns it with its own part advanced by one step. Whole sequences at once are
+    computed without state.
     """
 
-    _train_actor_on_last_step = True  # whether policy_loss is computed at the last step of a sequence
+    _train_actor_on_last_step = True  # compute policy_loss at the last step of a sequence
     _update_target: TargetUpdater
-    _bootstraps_from_first_step = False  # whether bootstrap_values are computed at the first one
+    _bootstraps_from_first_step = False  # compute bootstrap_values at the first step
+
+    @property
+    def actor(self) -> Any:
+        """Policy network, or ``None``."""
+        return getattr(self, '_actor_network', None)
+
+    @property
+    def critics(self) -> Any:
+        """Critic networks, or ``None``."""
+        return getattr(self, '_critic_networks', None)
+
+    @property
+    def target_critics(self) -> Any:
+        """Target critic networks, or ``None``."""
+        return getattr(self, '_target_critic_networks', None)
+
+    @property
+    def updates_are_traceable(self) -> bool:
+        """Whether no state connects the steps of a sequence."""
+        return not nest.flatten(self.train_state_spec)
 
     def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
                               batch_info: BatchInfo) -> tuple[TimeStep, Any]:
-        """Hand the discounted returns ``[B, T]`` that the replay buffer knows, if it does, to losses that read them."""
+        """Pass on the discounted returns ``[B, T]`` of the replay buffer, if it has any, to losses that read them."""
         if hasattr(rollout_info, 'discounted_return') and isinstance(batch_info.discounted_return, Tensor):
             rollout_info = rollout_info._replace(discounted_return=batch_info.discounted_return)
         return root_inputs, rollout_info
 
     def policy_terms(self, rows: Rows, state: Any) -> tuple[Any, Any, Any]:
-        """What the policy does.
+        """Compute the terms of the policy.
 
         Returns:
-            what other hooks read at every step, nest ``[N, ...]``; what only :meth:`policy_loss` and
+            terms that other hooks read at every step, nest ``[N, ...]``; terms that only :meth:`policy_loss` and
             :meth:`trained_values` read; the state.
         """
         return (), (), state
 
     def policy_loss(self, rows: Rows, policy: Any, details: Any, state: Any) -> tuple[Any, Any]:
-        """The losses of the policy, nest ``[N, ...]``, and the state.
+        """Compute the losses of the policy, nest ``[N, ...]``; return them and the state.
 
-        ``policy`` and ``details`` are of :meth:`policy_terms` for these rows.
+        ``policy`` and ``details`` are the outputs of :meth:`policy_terms` for these rows.
         """
         return (), state
 
     def trained_values(self, rows: Rows, details: Any, state: Any) -> tuple[Any, Any]:
-        """Values of the actions taken, nest ``[N, ...]`` with gradient, and the state.
+        """Compute values of the actions taken, nest ``[N, ...]`` with gradient; return them and the state.
 
-        ``details`` are of :meth:`policy_terms`; ``rows.of(details)`` are those of these rows.
+        ``details`` is the second output of :meth:`policy_terms`; ``rows.of(details)`` selects these rows of it.
         """
         raise NotImplementedError(f'{type(self).__name__}.trained_values')
 
     def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
-        """Values that others are trained towards, nest ``[N, ...]`` without gradient, and the state.
+        """Compute the values that targets bootstrap from, nest ``[N, ...]`` without gradient; return them and the
+        state.
 
-        ``policy`` is of :meth:`policy_terms`; ``rows.of(policy)`` is that of these rows.
+        ``policy`` is the first output of :meth:`policy_terms`; ``rows.of(policy)`` selects these rows of it.
         """
         raise NotImplementedError(f'{type(self).__name__}.bootstrap_values')
 
     def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
-        """The output and the info of ``train_step`` ``[B, ...]`` or ``train_sequence`` ``[T, B, ...]``.
+        """Return the output and the info of ``train_step`` ``[B, ...]`` or ``train_sequence`` ``[T, B, ...]``.
 
-        ``terms`` are what the hooks above yielded, 0 where it was left out.
+        ``terms`` are the outputs of the hooks above, 0 for rows that were left out.
         """
         raise NotImplementedError(f'{type(self).__name__}.train_info')
 
     def num_steps_with_gradient(self, length: int) -> tuple[int, int]:
-        """At how many steps of a sequence, from the first on, the policy has a gradient, and the values."""
+        """Return the number of leading steps of a sequence at which the policy has a gradient, and the same for the
+        values."""
         return length if self._train_actor_on_last_step else length - 1, length - 1
 
     def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """One step ``[B, ...]``: all of the hooks for the same rows."""
+        """Compute one step ``[B, ...]``: all hooks for the same rows."""
         rows = Rows((inputs, rollout_info))
         policy, details, state = self.policy_terms(rows, state)
         loss, state = self.policy_loss(rows, policy, details, state)
@@ -146,7 +169,8 @@ class BootstrappedAlgorithm(Algorithm):
         return AlgStep(output, state, info)
 
     def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """:meth:`train_step` for sequences ``[T, B, ...]``, without what no loss reads; see the module."""
+        """Compute :meth:`train_step` for sequences ``[T, B, ...]``, without values that no loss reads; see the
+        module."""
         length, batch = inputs.step_type.shape
         if length < 2 or nest.flatten(self.train_state_spec):
             return super().train_sequence(inputs, state, rollout_info)
@@ -183,5 +207,5 @@ class BootstrappedAlgorithm(Algorithm):
         return AlgStep(output, (), info)
 
     def after_update(self, root_inputs: NestedTensor, info: Any) -> None:
-        """Move the target networks."""
+        """Update the target networks."""
         self._update_target()

@@ -1,11 +1,11 @@
-"""Learning the distribution of returns: categorical distributional reinforcement learning, C51.
+"""Categorical distributional reinforcement learning, C51: learns the distribution of returns.
 
-Bellemare et al. 2017 (arXiv:1707.06887). A value is a probability for each of N atoms, evenly spaced from ``v_min``
-to ``v_max``; its target is the distribution of ``R + G Z`` projected onto the atoms, with R the rewards up to the step
-that is bootstrapped from, G the product of the discounts and Z the return from there. The paper has one-step targets;
-those of several steps are as in Rainbow (Hessel et al. 2018, arXiv:1710.02298) and stop at the end of an episode. The
-loss is the Kullback-Leibler divergence, whose gradient is that of the cross entropy in the paper, and which is 0 for a
-perfect prediction; Rainbow takes it as the priority of a sample.
+Bellemare et al. 2017 (arXiv:1707.06887). A value is a probability for each of N atoms, evenly spaced from ``v_min`` to
+``v_max``. Its target is the distribution of ``R + G Z`` projected onto the atoms, where R is the sum of rewards up to
+the bootstrap step, G the product of the discounts and Z the return from there. The paper uses one-step targets;
+multi-step targets are as in Rainbow (Hessel et al. 2018, arXiv:1710.02298) and stop at the end of an episode. The loss
+is the Kullback-Leibler divergence. It has the gradient of the paper's cross entropy and is 0 for a perfect prediction;
+Rainbow uses it as the priority of a sample.
 """
 from typing import Any
 
@@ -21,10 +21,10 @@ from alfx.utils import losses, value_ops
 
 
 def project_distribution(probs: Tensor, reward: Tensor, discount: Tensor, v_min: float, v_max: float) -> Tensor:
-    """The distribution of ``reward + discount Z`` projected onto the atoms of Z.
+    """Project the distribution of ``reward + discount Z`` onto the atoms of Z.
 
-    Bellemare et al. 2017 (arXiv:1707.06887), eq. 7 and algorithm 1: what falls between two atoms is shared between them
-    in proportion to its nearness, what falls outside goes to the nearest one.
+    Bellemare et al. 2017 (arXiv:1707.06887), eq. 7 and algorithm 1: probability between two atoms is split between them
+    by linear interpolation; probability outside the range goes to the nearest atom.
 
     Args:
         probs: ``[..., N]``: probabilities of Z for N atoms evenly spaced from ``v_min`` to ``v_max``, N at least 2.
@@ -34,7 +34,7 @@ def project_distribution(probs: Tensor, reward: Tensor, discount: Tensor, v_min:
         v_max: the last atom.
 
     Returns:
-        ``[..., N]``, summing to what ``probs`` sum to.
+        ``[..., N]``, with the same sum as ``probs``.
     """
     num_atoms = probs.shape[-1]
     atoms = torch.linspace(v_min, v_max, num_atoms, dtype=probs.dtype, device=probs.device)
@@ -48,15 +48,15 @@ def project_distribution(probs: Tensor, reward: Tensor, discount: Tensor, v_min:
 
 
 def bootstrap_steps(step_type: Tensor) -> Tensor:
-    """For each step but the final one, the step that its n-step return is bootstrapped from.
+    """Return, for each step but the final one, the step from which its n-step return is bootstrapped.
 
-    That is the first step after it which is LAST, otherwise the final one.
+    This is the first later step that is LAST, otherwise the final step.
 
     Args:
         step_type: ``[T, B]``, T at least 2.
 
     Returns:
-        int64 ``[T-1, B]``, in ``1 .. T-1``. For a step that is LAST itself, which has no return, it means nothing.
+        int64 ``[T-1, B]``, in ``1 .. T-1``. The entry of a LAST step, which has no return, is meaningless.
     """
     length = step_type.shape[0]
     steps = torch.arange(length, device=step_type.device).unsqueeze(-1)
@@ -66,15 +66,15 @@ def bootstrap_steps(step_type: Tensor) -> Tensor:
 
 @configurable
 class CategoricalTDLoss(TDLoss):
-    """The divergence between predicted distributions and those of bootstrapped returns.
+    """Divergence between predicted distributions and the distributions of bootstrapped returns.
 
     Args:
         gamma: discount of future rewards.
         td_lambda: 0 for one-step targets, 1 for the return up to the end of the sequence or episode.
         v_min: the first atom.
         v_max: the last atom.
-        debug_summaries: whether to write summaries.
-        name: name of this loss, put before those of its summaries.
+        debug_summaries: write summaries.
+        name: name of this loss and prefix of its summaries.
 
     Raises:
         ValueError: ``td_lambda`` is neither 0 nor 1, ``v_min`` is not below ``v_max``, or ``gamma`` is out of [0, 1].
@@ -91,14 +91,14 @@ class CategoricalTDLoss(TDLoss):
         self._v_min, self._v_max = v_min, v_max
 
     def compute_td_target(self, info: Any, target_value: Tensor) -> Tensor:
-        """The distributions of the targets of all steps but the final one.
+        """Compute the target distributions of all steps but the final one.
 
         Args:
-            info: record with ``reward``, ``step_type`` and ``discount``, ``[T, B]`` each.
+            info: named tuple with ``reward``, ``step_type`` and ``discount``, ``[T, B]`` each.
             target_value: probabilities ``[T, B, N]`` to bootstrap from.
 
         Returns:
-            ``[T-1, B, N]``; at a LAST step, which has no target, it means nothing.
+            ``[T-1, B, N]``; the entry of a LAST step, which has no target, is meaningless.
 
         Raises:
             ValueError: the shapes disagree, or T < 2.
@@ -117,10 +117,10 @@ class CategoricalTDLoss(TDLoss):
         return project_distribution(bootstrapped, rewards, factor, self._v_min, self._v_max)
 
     def forward(self, info: Any, value: Tensor, target_value: Tensor) -> LossInfo:
-        """The loss of all steps.
+        """Compute the loss of all steps.
 
         Args:
-            info: record with ``reward``, ``step_type`` and ``discount``, ``[T, B]`` each.
+            info: named tuple with ``reward``, ``step_type`` and ``discount``, ``[T, B]`` each.
             value: log-probabilities ``[T, B, N]`` to train.
             target_value: probabilities ``[T, B, N]`` to bootstrap from; no gradient goes through them.
 

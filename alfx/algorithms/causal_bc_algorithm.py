@@ -1,17 +1,18 @@
 """Causal behavior cloning: ResiduIL (Swamy et al. 2022, "Causal Imitation Learning under Temporally Correlated Noise",
 arXiv:2202.01312).
 
-Where something unseen has disturbed an action and the one before it alike, the observation in between has seen it as
-well: the policy that is closest to the actions then answers to the disturbance in place of the observation. The
-observation of the step before has not seen it. So the policy is to leave nothing that can be predicted from there, and
-with residuals ``e[t] = a[t] - pi(o[t])`` it plays a game against a predictor f of them (section 4.2)::
+Suppose an unobserved disturbance affects two successive actions. The observation between them then depends on the
+disturbance too, and plain behavior cloning learns to respond to the disturbance instead of the observation. The
+previous observation does not depend on it. The policy should therefore leave residuals ``e[t] = a[t] - pi(o[t])`` that
+cannot be predicted from the previous observation. It plays a game against a predictor f of the residuals (section
+4.2)::
 
     min over pi, max over f of  E[ 2 e[t] . f(o[t-1]) - |f(o[t-1])|^2 ]
 
-For the best f that is ``E[|E[e[t] | o[t-1]]|^2]``. Each side makes a gradient step at each update. As the paper's
-experiments do, the policy stays near the actions (``bc_regulatization_weight``) and f near zero
-(``f_norm_penalty_weight``). The norm of the latter is that of a sample, so that its weight means the same for
-minibatches of any size. Actions are in units of half their range, as in :mod:`alfx.algorithms.bc_algorithm`.
+For the best f this is ``E[|E[e[t] | o[t-1]]|^2]``. Each side makes one gradient step per update. As in the paper's
+experiments, the policy is kept near the actions (``bc_regulatization_weight``) and f near zero
+(``f_norm_penalty_weight``). The norm of f is taken per sample, so that its weight does not depend on the minibatch
+size. Actions are in units of half their range, as in :mod:`alfx.algorithms.bc_algorithm`.
 """
 from collections.abc import Callable
 from typing import Any
@@ -31,32 +32,32 @@ from alfx.tensor_specs import NestedTensorSpec
 from alfx.engine.capabilities import Capabilities
 
 BcInfo = namedtuple('BcInfo', ['actor', 'discriminator', 'target', 'step_type'], default_value=())
-"""``actor``: what the policy does; ``discriminator``: f at this observation; ``target``: what was done; ``[B, D]``
+"""``actor``: action of the policy; ``discriminator``: f at this observation; ``target``: recorded action; ``[B, D]``
 each, in units of half the range of the actions. ``step_type``: ``[B]``."""
 
 BcLossInfo = namedtuple('BcLossInfo', ['actor', 'discriminator'], default_value=())
-"""The parts of the loss ``[T, B]``: ``actor`` is that of the policy."""
+"""Parts of the loss ``[T, B]``: ``actor`` is the policy's loss."""
 
 
 @configurable
 class CausalBcAlgorithm(BcAlgorithm):
-    """Clones actions that were disturbed by noise which is correlated in time; see the module.
+    """Behavior cloning of actions with temporally correlated noise; see the module.
 
-    It needs pairs of steps: ``TrainerConfig.mini_batch_length`` of 2 or more.
+    Needs pairs of steps: ``TrainerConfig.mini_batch_length`` of 2 or more.
 
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: nest of ``BoundedTensorSpec`` of continuous actions.
-        discriminator_network_cls: called as ``(input_tensor_spec=, last_layer_size=, last_activation=)``; makes f, a
-            network without memory whose output has as many elements as the action.
+        discriminator_network_cls: called as ``(input_tensor_spec=, last_layer_size=, last_activation=)``; creates f, a
+            feed-forward network whose output has as many elements as the action.
         discriminator_optimizer: owns the parameters of f.
         f_norm_penalty_weight: weight of the norm of f in the loss of f, at least 0.
         bc_regulatization_weight: weight of the squared residual in the loss of the policy, at least 0.
-        kwargs: those of :class:`~alfx.algorithms.bc_algorithm.BcAlgorithm`; ``actor_network_cls`` makes a network that
-            gives actions, not distributions, so that ``epsilon_greedy`` has no effect.
+        kwargs: arguments of :class:`~alfx.algorithms.bc_algorithm.BcAlgorithm`; ``actor_network_cls`` creates a network
+            that outputs actions, not distributions, so ``epsilon_greedy`` has no effect.
 
     Raises:
-        ConfError: an action is discrete, a network is not of the right kind, or a weight is negative.
+        ConfError: an action is discrete, a network is of the wrong kind, or a weight is negative.
     """
 
     @takes_arguments_of(
@@ -68,8 +69,8 @@ class CausalBcAlgorithm(BcAlgorithm):
                  **kwargs: Any):
         owner = type(self).__name__
         if any(spec.is_discrete for spec in nest.flatten(action_spec)):
-            raise ConfError([problem_at('create_environment', 'env_name', f'has a discrete action, {action_spec}, and '
-                                        f'{owner} clones continuous ones', 'clone them with BcAlgorithm')])
+            raise ConfError([problem_at('create_environment', 'env_name', f'has a discrete action, {action_spec}, but '
+                                        f'{owner} supports only continuous actions', 'use BcAlgorithm')])
         super().__init__(observation_spec=observation_spec, action_spec=action_spec, **kwargs)
         check_actor(owner, 'actor_network_cls', self._actor_network, gives_distributions=False)
         size = sum(spec.numel for spec in nest.flatten(action_spec))
@@ -77,8 +78,8 @@ class CausalBcAlgorithm(BcAlgorithm):
                                                   last_activation=identity)
         shape = getattr(discriminator.output_spec, 'shape', discriminator.output_spec)
         if discriminator.is_rnn or tuple(shape) != (size, ):
-            raise ConfError([problem_at(owner, 'discriminator_network_cls', f'expected a network without memory that '
-                                        f'gives ({size},), found {type(discriminator).__name__} of {shape}',
+            raise ConfError([problem_at(owner, 'discriminator_network_cls', 'expected a feed-forward network with '
+                                        f'output ({size},), found {type(discriminator).__name__} with output {shape}',
                                         'set it to @EncodingNetwork')])
         self._discriminator_network = discriminator
         self._add_given_optimizers((discriminator_optimizer, discriminator))
@@ -89,7 +90,8 @@ class CausalBcAlgorithm(BcAlgorithm):
         return super().own_capabilities()._replace(needs_previous_step=True)
 
     def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """A :class:`BcInfo`, of which the losses of pairs of steps are made; the output is what was done."""
+        """Compute a :class:`BcInfo`, from which the losses of pairs of steps are computed; the output is the recorded
+        action."""
         output, actor_state = self._actor_network(inputs.observation, state.actor)
         prediction, _ = self._discriminator_network(inputs.observation)
         target = self._stored_actions.flat(rollout_info.action)
@@ -97,7 +99,7 @@ class CausalBcAlgorithm(BcAlgorithm):
         return AlgStep(rollout_info.action, BcState(actor_state), info)
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The losses of policy and f, added up, ``[T, B]``; 0 where there is no step before."""
+        """Compute the sum of the losses of policy and f, ``[T, B]``; 0 where there is no previous step."""
         later = slice(1, None)
         actor, discriminator = residual_losses(info.target[later] - info.actor[later], info.discriminator[:-1],
                                                self._bc_weight, self._f_norm_penalty_weight)
@@ -108,16 +110,17 @@ class CausalBcAlgorithm(BcAlgorithm):
 
 def residual_losses(residual: Tensor, prediction: Tensor, bc_weight: float, norm_weight: float
                     ) -> tuple[Tensor, Tensor]:
-    """The losses of the two sides of the game of the module.
+    """Compute the losses of the two players of the game, see the module.
 
     Args:
         residual: e, ``[..., D]``, with gradient to the policy.
-        prediction: f, ``[..., D]``, of the step before.
-        bc_weight: of the squared residual.
-        norm_weight: of the norm of f.
+        prediction: f, ``[..., D]``, of the previous step.
+        bc_weight: weight of the squared residual.
+        norm_weight: weight of the norm of f.
 
     Returns:
-        ``[...]`` each: the loss of the policy, without gradient to f, and that of f, without gradient to the policy.
+        ``[...]`` each: the loss of the policy, without gradient to f, and the loss of f, without gradient to the
+        policy.
     """
     actor = (2 * residual * prediction.detach()).sum(-1) + bc_weight * residual.square().sum(-1)
     gain = (2 * residual.detach() * prediction - prediction.square()).sum(-1)

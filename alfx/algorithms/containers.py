@@ -1,9 +1,9 @@
-"""Algorithms made of algorithms, networks and functions, so that a new one is a few lines.
+"""Algorithms composed of algorithms, networks and functions, so that a new one is a few lines.
 
 :class:`SequentialAlg` computes its elements one after the other, :class:`EchoAlg` feeds part of an output back to the
-next step, :class:`RLAlgWrapper` makes any algorithm that outputs actions the policy of an agent or a run.
-:class:`AlgorithmContainer` is their common ground and a base for containers of one's own. How the elements of a
-sequence are written down is the same as for networks, see :mod:`alfx.layers.steps`.
+next step, :class:`RLAlgWrapper` turns any algorithm that outputs actions into the policy of an agent or a run.
+:class:`AlgorithmContainer` is their base class and the base of custom containers. The elements of a sequence are
+written as for networks, see :mod:`alfx.layers.steps`.
 """
 import importlib
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from alfx import gin_utils, nest
 from alfx.algorithms.agent_helpers import AgentHelper
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.composition.container_elements import Selector, parse_elements
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep
 from alfx.gin_utils import configurable
@@ -26,34 +26,35 @@ from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.engine.capabilities import Capabilities
 
 _STATE_SPECS = {'predict_step': 'predict_state_spec', 'rollout_step': 'rollout_state_spec'}
-"""Which state a method has; those that train have that of ``train_state_spec``."""
+"""Attribute with the state spec of a method; methods that train use ``train_state_spec``."""
 
 
 class _Forwarding(Algorithm):
-    """An algorithm whose parts are told what it is told."""
+    """Algorithm that forwards hooks to its parts."""
 
     def _inner(self) -> dict[str, Algorithm]:
-        """The algorithms inside by the path of their infos in that of this one; ``''``: the same info."""
+        """Return the inner algorithms by the path of their info within the info of this algorithm; ``''``: the same
+        info."""
         raise NotImplementedError(f'{type(self).__name__}._inner')
 
     def set_path(self, path: str) -> None:
-        """Set the paths of this algorithm and of those inside."""
+        """Set the paths of this algorithm and of the inner algorithms."""
         super().set_path(path)
         for name, alg in self._inner().items():
             alg.set_path('.'.join(part for part in (path, name) if part))
 
     def set_on_policy(self, is_on_policy: bool) -> None:
-        """Set it for this algorithm and for those inside.
+        """Set on-policy or off-policy training for this algorithm and the inner algorithms.
 
         Raises:
-            ValueError: one of them supports only the other way.
+            ValueError: an inner algorithm supports only the other kind.
         """
         super().set_on_policy(is_on_policy)
         for alg in self._inner().values():
             alg.set_on_policy(is_on_policy)
 
     def on_parts_built(self, parts: Mapping[str, Algorithm]) -> None:
-        """Tell those inside which other parts there are."""
+        """Forward the parts of the agent to the inner algorithms."""
         for alg in self._inner().values():
             alg.on_parts_built(parts)
 
@@ -65,7 +66,7 @@ class _Forwarding(Algorithm):
 
 @configurable
 class AlgorithmContainer(_Forwarding):
-    """Base of algorithms that contain several: calls the hooks of all of them and adds up their losses.
+    """Base of algorithms that contain several: calls the hooks of all of them and adds their losses.
 
     A subclass defines the steps. Their infos are dicts with the info of each algorithm under its name; ``()`` for an
     algorithm that has no loss.
@@ -73,15 +74,15 @@ class AlgorithmContainer(_Forwarding):
     Args:
         algs: the algorithms by name.
         train_state_spec: nest of specs of the state of ``train_step``.
-        rollout_state_spec: of ``rollout_step``; ``None``: that of ``train_step``.
-        predict_state_spec: of ``predict_step``; ``None``: that of ``rollout_step``.
-        is_on_policy: see ``Algorithm``; ``None``: what the algorithms are, if any of them is either.
+        rollout_state_spec: state spec of ``rollout_step``; ``None``: ``train_state_spec``.
+        predict_state_spec: state spec of ``predict_step``; ``None``: ``rollout_state_spec``.
+        is_on_policy: see ``Algorithm``; ``None``: as required by the inner algorithms, if any of them requires either.
         debug_summaries: write more summaries.
         name: name of this algorithm.
 
     Raises:
-        ValueError: some algorithms can only be trained on-policy and some only off-policy, the same algorithm is there
-            twice, or a name cannot be that of a part.
+        ValueError: some algorithms can only be trained on-policy and some only off-policy, an algorithm appears twice,
+            or a name is not valid as the name of a part.
     """
 
     _delegates_offline = True
@@ -106,18 +107,18 @@ class AlgorithmContainer(_Forwarding):
 
     def preprocess_experience(self, root_inputs: NestedTensor, rollout_info: Any,
                               batch_info: BatchInfo) -> tuple[NestedTensor, NestedTensor]:
-        """``preprocess_experience`` of each algorithm in turn, with its own info; see ``Algorithm``."""
+        """Call ``preprocess_experience`` of each algorithm in turn, with its own info; see ``Algorithm``."""
         for key, alg in self._algs.items():
             root_inputs, processed = alg.preprocess_experience(root_inputs, rollout_info[key], batch_info)
             rollout_info = {**rollout_info, key: processed}
         return root_inputs, rollout_info
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The sum of the losses of all algorithms ``[T, B]``; ``extra`` is a dict with that of each."""
+        """Compute the sum of the losses of all algorithms ``[T, B]``; ``extra`` is a dict with the extra of each."""
         return self._helper.accumulate_loss_info(self._with_loss(info), _by_attribute(info))
 
     def calc_loss_offline(self, info_offline: Any, pre_train: bool = False) -> LossInfo:
-        """The sum of the offline losses of all algorithms ``[T, B]``."""
+        """Compute the sum of the offline losses of all algorithms ``[T, B]``."""
         return self._helper.accumulate_loss_info(self._with_loss(info_offline), _by_attribute(info_offline),
                                                  offline=True, pre_train=pre_train)
 
@@ -134,7 +135,7 @@ class AlgorithmContainer(_Forwarding):
 
 
 def _by_attribute(info: Any) -> Any:
-    """A dict of infos as an object with attributes, which is how ``AgentHelper`` reads them."""
+    """Return a dict of infos as an object with attributes, as ``AgentHelper`` reads them."""
     return SimpleNamespace(**info) if isinstance(info, dict) else info
 
 
@@ -143,18 +144,18 @@ def _is_empty(info: Any) -> bool:
 
 
 def _check_algs(algs: Mapping[str, Algorithm], name: str) -> None:
-    """Raise ``ValueError`` for what cannot be part of a container."""
+    """Raise ``ValueError`` for parts that a container cannot have."""
     for key, alg in algs.items():
         if not isinstance(alg, Algorithm):
             raise ValueError(f"{name}: expected an algorithm as '{key}', found {type(alg).__name__}")
         if '.' in key or not key:
             raise ValueError(f"{name}: '{key}' cannot be the name of an algorithm: names are parts of paths 'a.b'")
     if len({id(alg) for alg in algs.values()}) < len(algs):
-        raise ValueError(f'{name}: the same algorithm is there twice among {list(algs)}; make another one')
+        raise ValueError(f'{name}: the same algorithm appears twice among {list(algs)}; create a second one')
 
 
 def _common_on_policy(algs: Mapping[str, Algorithm], name: str) -> bool | None:
-    """What the algorithms are that are one or the other; ``None`` if there are none."""
+    """Return the common ``on_policy`` of the algorithms that require either; ``None`` if none does."""
     known = {key: alg.on_policy for key, alg in algs.items() if alg.on_policy is not None}
     if len(set(known.values())) > 1:
         on = [key for key, is_on_policy in known.items() if is_on_policy]
@@ -164,18 +165,18 @@ def _common_on_policy(algs: Mapping[str, Algorithm], name: str) -> bool | None:
     return next(iter(known.values()), None)
 
 
-# One after the other -------------------------------------------------------------------------------------------
+# Sequences -----------------------------------------------------------------------------------------------------
 
 
 @configurable(allowlist=['output', 'is_on_policy', 'name'])
 class SequentialAlg(AlgorithmContainer):
-    """Algorithms, networks, modules and functions one after the other.
+    """Algorithms, networks, modules and functions, computed in order.
 
-    Each element takes the result before it, or, written as a pair ``(names, element)``, a nest of earlier results by
+    Each element takes the previous result, or, written as a pair ``(names, element)``, a nest of earlier results by
     name: ``'input'`` is the input of the sequence, ``'a'`` the result of the element ``a``, ``'info.a'`` the info of
-    the algorithm ``a``, ``'state.a'`` the new state of the algorithm or network ``a``, ``''`` the result before. A
-    name may be followed by a path into what it stands for: ``'input.observation'``. The result of an algorithm is the
-    ``output`` of the step that is being made, that of a network its output, that of anything else what it returns.
+    the algorithm ``a``, ``'state.a'`` the new state of the algorithm or network ``a``, ``''`` the previous result. A
+    name may be followed by a path into the result: ``'input.observation'``. The result of an algorithm is the
+    ``output`` of its step, the result of a network its output, the result of anything else its return value.
 
     ::
 
@@ -184,8 +185,8 @@ class SequentialAlg(AlgorithmContainer):
                       loss=(ActorCriticInfo(reward='input.reward', ..., value='value'), ActorCriticLoss()),
                       output='action', is_on_policy=True)
 
-    State and info are dicts by the name of the element, or its position if it has none; the state is ``()`` where no
-    element has one. A conf file, in which arguments have no order, uses :func:`sequential_alg`.
+    State and info are dicts by the name of the element, or its position if it has none; the state is ``()`` if no
+    element has one. Conf files, in which arguments have no order, use :func:`sequential_alg`.
 
     Args:
         modules: the first elements, which have no name.
@@ -195,7 +196,7 @@ class SequentialAlg(AlgorithmContainer):
         named_modules: the elements after them.
 
     Raises:
-        ValueError: something that cannot be called, or a name that does not exist; says which ones do. See also
+        ValueError: an element cannot be called, or a name does not exist; lists the existing names. See also
             ``AlgorithmContainer``.
     """
 
@@ -218,24 +219,25 @@ class SequentialAlg(AlgorithmContainer):
         register_steps(self, steps)
 
     def predict_step(self, inputs: NestedTensor, state: Any) -> AlgStep:
-        """One step of evaluation, with ``predict_step`` of the algorithms; nests ``[B, ...]``."""
+        """Compute one step of evaluation with ``predict_step`` of the algorithms; nests ``[B, ...]``."""
         return self._step('predict_step', inputs, state)
 
     def rollout_step(self, inputs: NestedTensor, state: Any) -> AlgStep:
-        """One step of collecting experience, with ``rollout_step`` of the algorithms; nests ``[B, ...]``."""
+        """Compute one step of collecting experience with ``rollout_step`` of the algorithms; nests ``[B, ...]``."""
         return self._step('rollout_step', inputs, state)
 
     def train_step(self, inputs: NestedTensor, state: Any, rollout_info: Any) -> AlgStep:
-        """One step of training on stored experience, with ``train_step`` of the algorithms; nests ``[B, ...]``."""
+        """Compute one step of training on stored experience with ``train_step`` of the algorithms; nests ``[B,
+        ...]``."""
         return self._step('train_step', inputs, state, rollout_info)
 
     def train_step_offline(self, inputs: NestedTensor, state: Any, rollout_info: Any,
                            pre_train: bool = False) -> AlgStep:
-        """:meth:`train_step` with ``train_step_offline`` of the algorithms."""
+        """Compute :meth:`train_step` with ``train_step_offline`` of the algorithms."""
         return self._step('train_step_offline', inputs, state, rollout_info, pre_train)
 
     def _step(self, method: str, inputs: NestedTensor, state: Any, rollout_info: Any = None, *more: Any) -> AlgStep:
-        """Compute all elements; of the algorithms the method called ``method``."""
+        """Compute all elements, calling the method named ``method`` of algorithms."""
         new_states: dict[str, Any] = {}
         infos: dict[str, Any] = {}
         results = {'': inputs, 'input': inputs, 'state': new_states, 'info': infos}
@@ -256,7 +258,7 @@ class SequentialAlg(AlgorithmContainer):
         return AlgStep(self._output(results), new_state or (), infos)
 
     def convert_train_state_to_predict_state(self, state: Any) -> NestedTensor:
-        """The state for ``predict_step`` that corresponds to a state of ``train_step``."""
+        """Return the state for ``predict_step`` that corresponds to a state of ``train_step``."""
         converted = {}
         for key in self._stateful['predict_step']:
             part = state[key] if key in self._stateful[''] else ()
@@ -273,17 +275,17 @@ def _state_spec(module: Any, which: str) -> NestedTensorSpec:
 @configurable
 def sequential_alg(elements: Sequence[Any], output: Nested = '', is_on_policy: bool | None = None,
                    name: str = 'SequentialAlg') -> SequentialAlg:
-    """A :class:`SequentialAlg` for conf files, in which arguments have neither positions nor an order.
+    """Create a :class:`SequentialAlg` in a conf file, where arguments have neither positions nor an order.
 
     Args:
-        elements: in their order: ``(name, module)``, or ``(name, names, module)`` for one that takes the results called
-            ``names``.
+        elements: in order: ``(name, module)``, or ``(name, names, module)`` for an element that takes the results
+            called ``names``.
         output: see :class:`SequentialAlg`.
         is_on_policy: see :class:`SequentialAlg`.
         name: name of the algorithm.
 
     Raises:
-        ValueError: an element is neither, or two have the same name; see also :class:`SequentialAlg`.
+        ValueError: an element has neither form, or two have the same name; see also :class:`SequentialAlg`.
     """
     named: dict[str, Any] = {}
     for i, element in enumerate(elements):
@@ -291,14 +293,14 @@ def sequential_alg(elements: Sequence[Any], output: Nested = '', is_on_policy: b
             raise ValueError(f'{name}: elements[{i}]: expected (name, module) or (name, names, module), found '
                              f'{element!r}')
         if element[0] in named:
-            raise ValueError(f"{name}: elements[{i}]: there is an element '{element[0]}' already")
+            raise ValueError(f"{name}: elements[{i}]: the name '{element[0]}' is used twice")
         named[element[0]] = element[1] if len(element) == 2 else (element[1], element[2])
     return SequentialAlg(output=output, is_on_policy=is_on_policy, name=name, **named)
 
 
 @configurable
 def named_fields(record: str, **fields: Nested) -> Nested:
-    """A named tuple of names of results, for conf files: what an element of :func:`sequential_alg` takes.
+    """Create a named tuple of names of results in a conf file, as input of an element of :func:`sequential_alg`.
 
     Args:
         record: class of the named tuple with its module: ``'alfx.algorithms.actor_critic_algorithm.ActorCriticInfo'``.
@@ -321,11 +323,11 @@ def named_fields(record: str, **fields: Nested) -> Nested:
     return cls(**fields)
 
 
-# Around one algorithm ------------------------------------------------------------------------------------------
+# Wrappers ------------------------------------------------------------------------------------------------------
 
 
 class _Wrapper(_Forwarding):
-    """An algorithm around another one, ``self._alg``, whose info is its own info."""
+    """Algorithm that wraps another algorithm, ``self._alg``, and shares its info."""
 
     _delegates_offline = True
     _alg: Algorithm
@@ -339,59 +341,59 @@ class _Wrapper(_Forwarding):
         return {'': self._alg}
 
     def predict_step(self, inputs: NestedTensor, state: Any) -> AlgStep:
-        """One step of evaluation; nests ``[B, ...]``."""
+        """Compute one step of evaluation; nests ``[B, ...]``."""
         return self._step('predict_step', inputs, state)
 
     def rollout_step(self, inputs: NestedTensor, state: Any) -> AlgStep:
-        """One step of collecting experience; nests ``[B, ...]``."""
+        """Compute one step of collecting experience; nests ``[B, ...]``."""
         return self._step('rollout_step', inputs, state)
 
     def train_step(self, inputs: NestedTensor, state: Any, rollout_info: Any) -> AlgStep:
-        """One step of training on stored experience; nests ``[B, ...]``."""
+        """Compute one step of training on stored experience; nests ``[B, ...]``."""
         return self._step('train_step', inputs, state, rollout_info)
 
     def train_step_offline(self, inputs: NestedTensor, state: Any, rollout_info: Any,
                            pre_train: bool = False) -> AlgStep:
-        """:meth:`train_step` for experience from an offline buffer."""
+        """Compute :meth:`train_step` for experience from an offline buffer."""
         return self._step('train_step_offline', inputs, state, rollout_info, pre_train)
 
     def _step(self, method: str, inputs: NestedTensor, state: Any, *more: Any) -> AlgStep:
-        """What the method of the algorithm called ``method`` returns."""
+        """Call the method named ``method`` of the wrapped algorithm."""
         return getattr(self._alg, method)(inputs, state, *more)
 
     def convert_train_state_to_predict_state(self, state: Any) -> NestedTensor:
-        """The state for ``predict_step`` that corresponds to a state of ``train_step``."""
+        """Return the state for ``predict_step`` that corresponds to a state of ``train_step``."""
         return self._alg.convert_train_state_to_predict_state(state)
 
     def preprocess_experience(self, root_inputs: NestedTensor, rollout_info: NestedTensor,
                               batch_info: BatchInfo) -> tuple[NestedTensor, NestedTensor]:
-        """That of the algorithm."""
+        """Call ``preprocess_experience`` of the wrapped algorithm."""
         return self._alg.preprocess_experience(root_inputs, rollout_info, batch_info)
 
     def calc_loss(self, info: NestedTensor) -> LossInfo:
-        """The loss of the algorithm, ``[T, B]``."""
+        """Compute the loss of the wrapped algorithm, ``[T, B]``."""
         return self._alg.calc_loss(info)
 
     def calc_loss_offline(self, info_offline: NestedTensor, pre_train: bool = False) -> LossInfo:
-        """The offline loss of the algorithm, ``[T, B]``."""
+        """Compute the offline loss of the wrapped algorithm, ``[T, B]``."""
         return self._alg.calc_loss_offline(info_offline, pre_train)
 
     def after_update(self, root_inputs: NestedTensor, info: NestedTensor) -> None:
-        """That of the algorithm."""
+        """Call ``after_update`` of the wrapped algorithm."""
         self._alg.after_update(root_inputs, info)
 
     def after_train_iter(self, root_inputs: NestedTensor | None, rollout_info: NestedTensor | None) -> None:
-        """That of the algorithm."""
+        """Call ``after_train_iter`` of the wrapped algorithm."""
         self._alg.after_train_iter(root_inputs, rollout_info)
 
 
 @configurable
 class EchoAlg(_Wrapper):
-    """Gives an algorithm part of its output back at the next step.
+    """Wrapper that feeds part of an algorithm's output back as input of the next step.
 
-    ``alg`` takes a dict ``{'input': ..., 'echo': ...}`` and outputs a dict ``{'output': ..., 'echo': ...}``. The echo
-    of a step is that of the output before; at the first step of an episode it is zeros. The state is
-    ``{'alg': state of the algorithm, 'echo': ...}``, the info that of ``alg``.
+    ``alg`` takes a dict ``{'input': ..., 'echo': ...}`` and outputs a dict ``{'output': ..., 'echo': ...}``. The input
+    ``echo`` of a step is the output ``echo`` of the previous step; zeros at the first step of an episode. The state is
+    ``{'alg': state of the algorithm, 'echo': ...}``, the info is the info of ``alg``.
 
     Args:
         alg: the algorithm.
@@ -399,7 +401,7 @@ class EchoAlg(_Wrapper):
         name: name of this algorithm.
 
     Raises:
-        ValueError: ``alg`` is no algorithm, or (at a step) its output is no such dict.
+        ValueError: ``alg`` is not an algorithm, or (at a step) its output is not such a dict.
     """
 
     def __init__(self, alg: Algorithm, echo_spec: NestedTensorSpec, name: str = 'EchoAlg'):
@@ -418,28 +420,28 @@ class EchoAlg(_Wrapper):
         return AlgStep(step.output['output'], {'alg': step.state, 'echo': step.output['echo']}, step.info)
 
     def convert_train_state_to_predict_state(self, state: Any) -> NestedTensor:
-        """The state for ``predict_step`` that corresponds to a state of ``train_step``."""
+        """Return the state for ``predict_step`` that corresponds to a state of ``train_step``."""
         return {'alg': self._alg.convert_train_state_to_predict_state(state['alg']), 'echo': state['echo']}
 
 
 @configurable
 class RLAlgWrapper(_Wrapper, RLAlgorithm):
-    """An algorithm that takes time steps and outputs actions, as the policy of an agent or as the root of a run.
+    """Wrapper of an algorithm that maps time steps to actions, as the policy of an agent or as the root of a run.
 
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: nest of ``BoundedTensorSpec``.
-        algorithm: what it does; an algorithm, or a constructor, called as ``(observation_spec=, action_spec=,
-            reward_spec=, config=, debug_summaries=)``.
+        algorithm: the wrapped algorithm, or a constructor, called as ``(observation_spec=, action_spec=, reward_spec=,
+            config=, debug_summaries=)``.
         env: batched environment, for the root algorithm.
         reward_spec: of rank 0 or 1.
         config: configuration, for the root algorithm.
-        optimizer: owns what no optimizer of ``algorithm`` does.
+        optimizer: owns the parameters that no optimizer of ``algorithm`` owns.
         debug_summaries: write more summaries.
         name: name of this algorithm.
 
     Raises:
-        ValueError: ``algorithm`` is no algorithm and makes none.
+        ValueError: ``algorithm`` is neither an algorithm nor a constructor of one.
     """
 
     _delegates_offline = True
@@ -459,7 +461,7 @@ class RLAlgWrapper(_Wrapper, RLAlgorithm):
         self._wrap(algorithm)
 
     def set_reward_weights(self, reward_weights: torch.Tensor) -> None:
-        """Use these weights ``[K]`` from the next step on, here and in the algorithm if it has any."""
+        """Use these weights ``[K]`` from the next step on, here and in the wrapped algorithm if it has any."""
         super().set_reward_weights(reward_weights)
         if isinstance(self._alg, RLAlgorithm):
             self._alg.set_reward_weights(reward_weights)
@@ -471,35 +473,36 @@ class RLAlgWrapper(_Wrapper, RLAlgorithm):
 
     @property
     def policy_algorithm(self) -> Algorithm:
-        """The algorithm."""
+        """The wrapped algorithm."""
         return self._alg
 
     def train_sequence(self, inputs: NestedTensor, state: Any, rollout_info: Any) -> AlgStep:
-        """That of the algorithm; nests ``[T, B, ...]``."""
+        """Call ``train_sequence`` of the wrapped algorithm; nests ``[T, B, ...]``."""
         return self._alg.train_sequence(inputs, state, rollout_info)
 
-    def batch_sources(self, share: Any) -> Sequence[Any]:
-        """What the algorithm mixes into minibatches."""
-        return self._alg.batch_sources(share)
+    def batch_sources(self, source: Any) -> Sequence[Any]:
+        """Return the sources that the wrapped algorithm mixes into minibatches."""
+        return self._alg.batch_sources(source)
 
     def auxiliary_reference(self, info: NestedTensor) -> NestedTensor:
-        """That of the algorithm."""
+        """Call ``auxiliary_reference`` of the wrapped algorithm."""
         return self._alg.auxiliary_reference(info)
 
     def calc_auxiliary_loss(self, info: NestedTensor, reference: NestedTensor) -> LossInfo:
-        """That of the algorithm."""
+        """Call ``calc_auxiliary_loss`` of the wrapped algorithm."""
         return self._alg.calc_auxiliary_loss(info, reference)
 
     def train_sequence_offline(self, inputs: NestedTensor, state: Any, rollout_info: Any,
                                pre_train: bool = False) -> AlgStep:
-        """Likewise."""
+        """Call ``train_sequence_offline`` of the wrapped algorithm; nests ``[T, B, ...]``."""
         return self._alg.train_sequence_offline(inputs, state, rollout_info, pre_train)
 
     def collect_step(self, inputs: TimeStep, state: Any) -> AlgStep:
-        """That of the algorithm; nests ``[B, ...]``."""
+        """Call ``collect_step`` of the wrapped algorithm; nests ``[B, ...]``."""
         return self._alg.collect_step(inputs, state)
 
     def postprocess_unroll(self, inputs: TimeStep, rollout_info: NestedTensor) -> NestedTensor:
-        """That of the algorithm, if it acts; nests ``[T + 1, B, ...]``."""
+        """Call ``postprocess_unroll`` of the wrapped algorithm, if it is an ``RLAlgorithm``; nests ``[T + 1, B,
+        ...]``."""
         return self._alg.postprocess_unroll(inputs, rollout_info) if isinstance(self._alg,
                                                                                 RLAlgorithm) else rollout_info

@@ -1,16 +1,16 @@
-"""Count-based exploration: a bonus that falls with the number of visits (Tang et al. 2017, arXiv:1611.04717).
+"""Count-based exploration: a bonus that decreases with the number of visits (Tang et al. 2017, arXiv:1611.04717).
 
     r[t] = beta / sqrt(n(cell(o[t])))
 
-with n the number of visits to the cell of the observation arrived at, this one included (Strehl and Littman 2008,
-doi:10.1016/j.jcss.2007.08.009; Bellemare et al. 2016, arXiv:1606.01868). An observation gets its cell by SimHash (Tang
-et al., algorithm 1): the signs of k random projections, or by a grid, where it has few numbers. At FIRST nobody has
-arrived anywhere: there the reward is 0, but the visit counts. What differs from the paper: an observation is not
-preprocessed but for being normalized, if asked for; the codes are a table of 2^k counts, of a fixed size, rather than a
-hash table; visits of several environments at the same time count before any of them is rewarded.
+with n the number of visits to the cell of the observation arrived at, including the current visit (Strehl and Littman
+2008, doi:10.1016/j.jcss.2007.08.009; Bellemare et al. 2016, arXiv:1606.01868). Observations are mapped to cells by
+SimHash (Tang et al., algorithm 1), the signs of k random projections, or by a grid if they have few components. At
+FIRST no transition has happened: the reward is 0, but the visit counts. Differs from the paper: observations are
+optionally normalized and not preprocessed otherwise; counts are stored in a table of fixed size 2^k rather than a hash
+table; simultaneous visits of several environments are counted before any of them is rewarded.
 
-It is a plain baseline for what learns to tell new from old. Counts never fade, so that the bonus of what has been seen
-stays small for the rest of a run, also where the policy has forgotten it.
+It is a simple baseline for learned novelty bonuses. Counts never decay, so the bonus of a visited cell stays small for
+the rest of a run, even if the policy has forgotten it.
 """
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +28,7 @@ from alfx.engine.capabilities import Capabilities
 from alfx.algorithms.base.observation_grid import ObservationGrid
 
 CountMeasures = namedtuple('CountMeasures', ['reward', 'count'], default_value=())
-"""What ``predict_step`` yields, float32 ``[B]`` each: the reward, NaN at FIRST; the number of visits in training."""
+"""Output of ``predict_step``, float32 ``[B]`` each: the reward, NaN at FIRST; the number of visits in training."""
 
 _MOST_BITS = 24
 _LARGEST_TABLE = 2**_MOST_BITS
@@ -36,28 +36,28 @@ _LARGEST_TABLE = 2**_MOST_BITS
 
 @configurable
 class CountBonusAlgorithm(IntrinsicRewardAlgorithm):
-    """A reward for observations that have seldom been visited.
+    """Reward for observations that have rarely been visited.
 
     Args:
         observation_spec: nest of specs of the observation.
-        action_spec: not used; it is part of the interface of an intrinsic reward module.
+        action_spec: not used; part of the interface of an intrinsic reward module.
         bonus_coef: beta, the reward of the first visit.
-        counting: 'simhash': observations count as the same if they point in similar directions; or 'grid': if they
-            are in the same cell of an :class:`~alfx.algorithms.base.observation_grid.ObservationGrid`, for integers
-            with bounds and a few floating point numbers.
-        num_bits: of a code of SimHash, at most 24: the more, the fewer observations are taken for the same.
-        observation_adapt_speed: normalize observations for SimHash by statistics of this speed of adaption, see
-            :class:`~alfx.utils.normalizers.AdaptiveNormalizer`; codes change as long as the statistics do. ``None``:
-            do not, for observations that vary around zero.
-        grid_size: of the grid: into how many parts the range of each floating point number is divided; one number, or
-            one for each in the order of the nest.
-        grid_bounds: of the grid: a pair ``(low, high)`` for each floating point number in the order of the nest;
-            ``None`` in place of a pair or of the whole: the bounds of the spec.
+        counting: 'simhash': observations that point in similar directions share a cell; or 'grid': the cells of an
+            :class:`~alfx.algorithms.base.observation_grid.ObservationGrid`, for bounded integers and a few floating
+            point numbers.
+        num_bits: number of bits of a SimHash code, at most 24; more bits distinguish more observations.
+        observation_adapt_speed: normalize observations for SimHash by running statistics with this adaptation speed,
+            see :class:`~alfx.utils.normalizers.AdaptiveNormalizer`; codes change as long as the statistics do.
+            ``None``: no normalization, for observations that vary around zero.
+        grid_size: number of grid cells along each floating point number; one number, or one for each in the order of
+            the nest.
+        grid_bounds: grid range ``(low, high)`` of each floating point number in the order of the nest; ``None`` instead
+            of a pair or of the whole argument: the bounds of the spec.
         name: name of this algorithm.
 
     Raises:
-        ConfError: an argument is out of range, or belongs to the other way of counting.
-        ValueError: there is no grid of such observations, or it is too large.
+        ConfError: an argument is out of range, or belongs to the other kind of counting.
+        ValueError: the observations do not fit a grid, or the grid is too large.
     """
 
     _counts: Tensor
@@ -76,8 +76,8 @@ class CountBonusAlgorithm(IntrinsicRewardAlgorithm):
                    dict(num_bits=num_bits, observation_adapt_speed=observation_adapt_speed))
         for argument, value in foreign.items():
             if value is not None:
-                raise ConfError([problem_at(owner, argument, f"= {value} has no meaning with counting = '{counting}'",
-                                            'leave out one of the two')])
+                raise ConfError([problem_at(owner, argument, f"= {value} has no effect with counting = '{counting}'",
+                                            'remove one of the two')])
         self._cells: SimHash | ObservationGrid
         if counting == 'simhash':
             self._cells = SimHash(observation_spec, num_bits or 16, owner)
@@ -91,7 +91,7 @@ class CountBonusAlgorithm(IntrinsicRewardAlgorithm):
 
     @property
     def counts(self) -> Tensor:
-        """int64 ``[C]``: the number of visits to each cell."""
+        """Number of visits to each cell, int64 ``[C]``."""
         return self._counts
 
     def own_capabilities(self) -> Capabilities:
@@ -101,7 +101,7 @@ class CountBonusAlgorithm(IntrinsicRewardAlgorithm):
     # Steps -----------------------------------------------------------------------------------------------------
 
     def predict_step(self, inputs: TimeStep, state: NestedTensor = ()) -> AlgStep:
-        """The reward that a visit in training would be given now, ``[B]``; ``info``: ``CountMeasures``."""
+        """Return the reward ``[B]`` that a visit in training would give now; ``info``: ``CountMeasures``."""
         cells = self._cells(self._normalized(inputs.observation))
         is_rewarded = ~is_first(inputs.step_type)
         counts = self._counts[cells]
@@ -116,7 +116,7 @@ class CountBonusAlgorithm(IntrinsicRewardAlgorithm):
         return AlgStep(self._visit(cells) * ~is_first(inputs.step_type))
 
     def reward_unroll(self, inputs: TimeStep) -> AlgStep:
-        """The rewards ``[T + 1, B]`` of an unroll, counted step by step. See the base class."""
+        """Compute the rewards ``[T + 1, B]`` of an unroll, counting its steps in order. See the base class."""
         self._update_statistics(nest.map_structure(lambda x: rows(x[1:]), inputs.observation))
         cells = self._cells(self._normalized(nest.map_structure(rows, inputs.observation)))
         cells = cells.reshape(inputs.step_type.shape)
@@ -124,20 +124,20 @@ class CountBonusAlgorithm(IntrinsicRewardAlgorithm):
         return AlgStep(torch.stack(rewards) * ~is_first(inputs.step_type))
 
     def train_step(self, inputs: TimeStep, state: NestedTensor = (), rollout_info: NestedTensor = ()) -> AlgStep:
-        """Nothing: there is nothing to train."""
+        """Return an empty step: nothing is trained."""
         return AlgStep()
 
     def train_sequence(self, inputs: TimeStep, state: NestedTensor = (), rollout_info: NestedTensor = ()) -> AlgStep:
-        """Nothing."""
+        """Return an empty step: nothing is trained."""
         return AlgStep()
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """No loss."""
+        """Return an empty ``LossInfo``."""
         return LossInfo()
 
     def _visit(self, cells: Tensor) -> Tensor:
-        """Count one visit to each of ``cells``, int64 ``[B]``; their bonus afterwards ``[B]``."""
-        everywhere = context.cat_over_ranks(cells)  # what all processes that train together visit
+        """Count one visit to each of ``cells``, int64 ``[B]``; return their bonus afterwards ``[B]``."""
+        everywhere = context.cat_over_ranks(cells)  # visits of all ranks
         self._counts.index_add_(0, everywhere, torch.ones_like(everywhere))
         return self._bonus(self._counts[cells])
 
@@ -146,17 +146,17 @@ class CountBonusAlgorithm(IntrinsicRewardAlgorithm):
 
 
 class SimHash(nn.Module):
-    """Numbers observations by the signs of random projections (Charikar 2002, doi:10.1145/509907.509965).
+    """Maps observations to codes by the signs of random projections (Charikar 2002, doi:10.1145/509907.509965).
 
     Two observations share a sign with probability ``1 - angle / pi``.
 
     Args:
-        observation_spec: nest of specs; the numbers of all of them are one vector.
+        observation_spec: nest of specs; all components are concatenated to one vector.
         num_bits: number of projections, whose weights are standard normal.
-        owner: who needs it, for messages.
+        owner: class named in error messages.
 
     Raises:
-        ConfError: the observation is a single number, of which there are but two directions.
+        ConfError: the observation is a single number, which has only two directions.
     """
 
     projection: Tensor
@@ -166,7 +166,7 @@ class SimHash(nn.Module):
         super().__init__()
         size = sum(spec.numel for spec in nest.flatten(observation_spec))
         if size < 2:
-            raise ConfError([problem_at(owner, 'counting', f"= 'simhash' tells directions apart, of which {size} "
+            raise ConfError([problem_at(owner, 'counting', f"= 'simhash' hashes directions, of which {size} "
                                         'number(s) have too few', "choose counting = 'grid'")])
         self._num_bits = num_bits
         self.register_buffer('projection', torch.randn(size, num_bits))
@@ -174,11 +174,11 @@ class SimHash(nn.Module):
 
     @property
     def num_cells(self) -> int:
-        """How many codes there are."""
+        """Number of codes."""
         return 2**self._num_bits
 
     def forward(self, observation: NestedTensor) -> Tensor:
-        """The codes, int64 ``[B]``, of observations ``[B, ...]``: bit i is whether projection i is positive."""
+        """Compute the codes, int64 ``[B]``, of observations ``[B, ...]``: bit i is set if projection i is positive."""
         leaves = [leaf.reshape(len(leaf), -1).float() for leaf in nest.flatten(observation)]
         vector = leaves[0] if len(leaves) == 1 else torch.cat(leaves, -1)
         return ((vector @ self.projection > 0) * self._powers).sum(-1)

@@ -1,19 +1,19 @@
 """Conservative Q-learning (Kumar et al. 2020, arXiv:2006.04779) and its calibrated form, Cal-QL (Nakamoto et al. 2023,
 arXiv:2303.05479).
 
-Values of actions that are not in the data are not corrected by any experience, and a policy finds those that are too
-high. So to the loss of each critic is added (CQL(H), eq. 4)::
+No experience corrects the values of actions that are not in the data, and a policy exploits those that are too high.
+CQL(H) therefore adds a penalty to the loss of each critic (eq. 4)::
 
     penalty_weight * E_D[ log sum_a exp(Q(s, a)) - Q(s, a_data) ]
 
-which lowers values of other actions as far as they compete with those in the data. It lowers them below what any policy
-is worth, and a policy that goes on learning by acting has to unlearn that first. Calibrated, no value is lowered below
-the return R(s) that followed in the data: ``max(Q(s, a), R(s))`` stands for ``Q(s, a)`` in the sum (Cal-QL, eq. 5.1).
+It lowers values of other actions as far as they compete with those in the data. It may lower them below the value of
+any policy, which a policy that continues to learn online has to unlearn first. Cal-QL lowers no value below the return
+R(s) observed in the data: it replaces ``Q(s, a)`` in the sum by ``max(Q(s, a), R(s))`` (eq. 5.1).
 
-:class:`CqlAlgorithm` is soft actor-critic with that penalty; the sum is an integral there, which is estimated from
-uniformly random actions and actions of the policy, of which only the latter are calibrated. Where the published code
-samples the policy of the next step as well, it follows appendix F of the paper. :class:`DiscreteCqlAlgorithm` is deep
-Q-learning with it.
+:class:`CqlAlgorithm` is soft actor-critic with this penalty. The sum is an integral there, which is estimated from
+uniformly random actions and actions of the policy; only the latter are calibrated. The published code also samples the
+policy of the next step; this implementation follows appendix F of the paper. :class:`DiscreteCqlAlgorithm` is deep
+Q-learning with the penalty.
 """
 from typing import Any
 
@@ -38,57 +38,58 @@ from alfx.utils import dist_utils
 from alfx.utils.discrete_action import mask_invalid
 
 CqlInfo = namedtuple('CqlInfo', [*SacInfo._fields, 'penalty'], default_value=())  # type: ignore[attr-defined]
-"""``SacInfo``, and the ``penalty`` ``[B]``: the sum of those of all critics."""
+"""``SacInfo``, and the ``penalty`` ``[B]``, summed over critics."""
 
 CqlLossInfo = namedtuple('CqlLossInfo', [*SacLossInfo._fields, 'penalty'], default_value=())  # type: ignore[attr-defined]
-"""The parts of the loss; that of the critics is without the penalty, which has its weight."""
+"""Parts of the loss; the critics' part excludes the penalty, which is multiplied by its weight."""
 
 DiscreteCqlInfo = namedtuple('DiscreteCqlInfo', [*DqnInfo._fields, 'penalty'], default_value=())  # type: ignore[attr-defined]
-"""``DqnInfo``, and the ``penalty`` ``[B]``: the sum of those of all critics."""
+"""``DqnInfo``, and the ``penalty`` ``[B]``, summed over critics."""
 
 DiscreteCqlLossInfo = namedtuple('DiscreteCqlLossInfo', [*DqnLossInfo._fields, 'penalty'], default_value=())  # type: ignore[attr-defined]
-"""The parts of the loss, as in ``CqlLossInfo``."""
+"""Parts of the loss, as in ``CqlLossInfo``."""
 
 
 def _return_in_data(rows: Rows, owner: str) -> Tensor:
-    """What followed in the data, ``[N]``.
+    """Return the discounted returns in the data, ``[N]``.
 
     Raises:
-        ConfError: that is not known.
+        ConfError: the replay buffer does not record them.
     """
     found = rows.rollout_info.discounted_return
     if not isinstance(found, Tensor):
-        raise ConfError([problem_at(owner, 'calibrated', '= True, but the replay buffer does not know the returns of '
-                                    'its episodes', 'set ReplayBuffer.record_episodic_return to True, and '
-                                    'ReplayBuffer.gamma to that of the loss')])
+        raise ConfError([problem_at(owner, 'calibrated', '= True, but the replay buffer does not record returns',
+                                    'set ReplayBuffer.record_episodic_return to True, and '
+                                    'ReplayBuffer.gamma to the gamma of the loss')])
     return found
 
 
 def _with_penalty(loss_info: LossInfo, penalty: Tensor, extra_cls: Any) -> LossInfo:
-    """``loss_info`` with a further loss ``[T, B]``."""
+    """Return ``loss_info`` with ``penalty`` ``[T, B]`` added to the loss."""
     return loss_info._replace(loss=loss_info.loss + penalty, extra=extra_cls(*loss_info.extra, penalty))
 
 
 def _without_last_step(penalty: Tensor) -> Tensor:
-    """``[T, B]``; 0 at the last step of a sequence, whose critics are not trained."""
+    """Return the penalty ``[T, B]`` with 0 at the last step of a sequence, where the critics are not trained."""
     return torch.cat((penalty[:-1], torch.zeros_like(penalty[-1:])))
 
 
 @configurable
 class CqlAlgorithm(SacAlgorithm):
-    """Soft actor-critic whose critics are conservative; see the module.
+    """Soft actor-critic with conservative critics; see the module.
 
-    With K rewards it is the value of their weighted sum that is lowered.
+    For a multi-dimensional reward the penalty applies to the weighted sum of the values.
 
     Args:
         action_spec: nest of ``BoundedTensorSpec`` of continuous actions with finite bounds.
-        penalty_weight: at least 0; alpha in the paper.
-        num_sampled_actions: of each kind, to estimate the integral from.
-        calibrated: do not lower values below the returns in the data. It takes a replay buffer with
-            ``record_episodic_return``; where a return is not known, ``default_return`` stands for it, and after the end
-            of a truncated episode ``return_after_truncation``. Rewards must not be scaled by a transformer then, as the
-            replay buffer does not know of that.
-        kwargs: those of :class:`~alfx.algorithms.sac_algorithm.SacAlgorithm`, without those for discrete actions;
+        penalty_weight: weight of the penalty, at least 0; alpha in the paper. Larger values keep the policy closer to
+            the data.
+        num_sampled_actions: number of actions of each kind that estimate the integral.
+        calibrated: do not lower values below the returns in the data (Cal-QL). Requires a replay buffer with
+            ``record_episodic_return``. Unknown returns are replaced by ``default_return``, and returns of truncated
+            episodes are bootstrapped with ``return_after_truncation``. Rewards must not be scaled by a transformer,
+            because the replay buffer records unscaled returns.
+        kwargs: arguments of :class:`~alfx.algorithms.sac_algorithm.SacAlgorithm`, without those for discrete actions;
             ``use_entropy_reward`` is False unless given.
 
     Raises:
@@ -103,18 +104,16 @@ class CqlAlgorithm(SacAlgorithm):
                  num_sampled_actions: Count = 10, calibrated: bool = False, **kwargs: Any):
         owner = type(self).__name__
         if ActionParts(action_spec).type != ActionType.Continuous:
-            raise ConfError([problem_at('create_environment', 'env_name', f'has a discrete action, {action_spec}, and '
-                                        f'{owner} learns continuous ones', 'use DiscreteCqlAlgorithm')])
+            raise ConfError([problem_at('create_environment', 'env_name', f'has a discrete action, {action_spec}, but '
+                                        f'{owner} supports only continuous actions', 'use DiscreteCqlAlgorithm')])
         super().__init__(action_spec=action_spec, **kwargs)
         self._bounds = ActionBounds(action_spec, owner)
         self._log_uniform = -sum(float(np.log(np.broadcast_to(spec.maximum - spec.minimum, spec.shape)).sum())
                                  for spec in nest.flatten(action_spec))
         self._penalty_weight, self._num_samples, self._calibrated = penalty_weight, num_sampled_actions, calibrated
 
-    own_capabilities = SacAlgorithm.own_capabilities
-
     def trained_values(self, rows: Rows, details: Choice, state: Any) -> tuple[Any, Any]:
-        """The critics ``[N, n]`` of the action taken (``[N, n, K]``), and the penalty ``[N]``."""
+        """Compute the critics ``[N, n]`` of the action taken (``[N, n, K]``), and the penalty ``[N]``."""
         observation, critics_state = rows.observation, state.critic.critics
         values, state = super().trained_values(rows, details, state)
         actions, log_density = self._sampled_actions_of(rows.of(details.distribution))
@@ -131,8 +130,8 @@ class CqlAlgorithm(SacAlgorithm):
 
     @torch.no_grad()
     def _sampled_actions_of(self, distribution: Any) -> tuple[NestedTensor, Tensor]:
-        """Actions ``[2 m * N, ...]``, uniformly random ones and then those of the policy, and log densities
-        ``[2 m, N]``."""
+        """Sample actions ``[2 m * N, ...]``, first uniformly random, then from the policy, and their log densities ``[2
+        m, N]``."""
         repeated = nest.map_structure(lambda x: _repeated(x, self._num_samples), distribution)
         own, log_prob = dist_utils.rsample_action_distribution(repeated, return_log_prob=True)
         log_prob = log_prob.unflatten(0, (self._num_samples, -1))
@@ -141,27 +140,28 @@ class CqlAlgorithm(SacAlgorithm):
         return actions, torch.cat((uniform, log_prob))
 
     def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
-        """An action of the policy, and a :class:`CqlInfo`."""
+        """Return an action of the policy and a :class:`CqlInfo`."""
         values, penalty = terms.values
         output, info = super().train_info(inputs, rollout_info, terms._replace(values=values))
         return output, CqlInfo(*info, penalty)
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """That of soft actor-critic with the penalty, ``[T, B]``."""
+        """Compute the soft actor-critic loss with the penalty, ``[T, B]``."""
         penalty = self._penalty_weight * _without_last_step(info.penalty)
         return _with_penalty(super().calc_loss(info), penalty, CqlLossInfo)
 
 
 @configurable
 class DiscreteCqlAlgorithm(DqnAlgorithm):
-    """Deep Q-learning whose critics are conservative; see the module.
+    """Deep Q-learning with conservative critics; see the module.
 
-    With K rewards it is the value of their weighted sum that is lowered, with distributions their mean.
+    For a multi-dimensional reward the penalty applies to the weighted sum of the values, for distributions to their
+    mean.
 
     Args:
-        penalty_weight: at least 0; alpha in the paper.
+        penalty_weight: weight of the penalty, at least 0; alpha in the paper.
         calibrated: do not lower values below the returns in the data, see :class:`CqlAlgorithm`.
-        kwargs: those of :class:`~alfx.algorithms.dqn_algorithm.DqnAlgorithm`.
+        kwargs: arguments of :class:`~alfx.algorithms.dqn_algorithm.DqnAlgorithm`.
 
     Raises:
         ConfError: ``penalty_weight`` is negative.
@@ -174,10 +174,8 @@ class DiscreteCqlAlgorithm(DqnAlgorithm):
         super().__init__(**kwargs)
         self._penalty_weight, self._calibrated = penalty_weight, calibrated
 
-    own_capabilities = DqnAlgorithm.own_capabilities
-
     def _of_action_taken(self, outputs: Tensor, rows: Rows) -> Any:
-        """What is trained towards targets, and the penalty ``[N]``."""
+        """Return the values to train towards targets, and the penalty ``[N]``."""
         values = outputs if self._atoms is None else q_values.expected_values(outputs, self._atoms)
         if self._reward_weights is not None:
             values = torch.einsum('k,bnka->bna', self._reward_weights, values)
@@ -186,18 +184,18 @@ class DiscreteCqlAlgorithm(DqnAlgorithm):
             least = critic_values.weighted_sum(_return_in_data(rows, type(self).__name__), self._reward_weights)
             values = torch.maximum(values, least.reshape(-1, 1, 1))
         mask = self._discrete.leaf_of_mask(rows.action_mask)
-        if isinstance(mask, Tensor):  # what cannot be taken competes with nothing
+        if isinstance(mask, Tensor):  # invalid actions do not compete with those in the data
             values = mask_invalid(values, mask.unsqueeze(1).expand_as(values))
         return super()._of_action_taken(outputs, rows), (torch.logsumexp(values, -1) - taken).sum(1)
 
     def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
-        """The action taken, and a :class:`DiscreteCqlInfo`."""
+        """Return the action taken and a :class:`DiscreteCqlInfo`."""
         values, penalty = terms.values
         output, info = super().train_info(inputs, rollout_info, terms._replace(values=values))
         return output, DiscreteCqlInfo(*info, penalty)
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """That of deep Q-learning with the penalty, ``[T, B]``."""
+        """Compute the deep Q-learning loss with the penalty, ``[T, B]``."""
         penalty = self._penalty_weight * _without_last_step(info.penalty)
         if self._train_first_step_only:
             penalty = q_values.first_step_only(penalty)
@@ -205,5 +203,5 @@ class DiscreteCqlAlgorithm(DqnAlgorithm):
 
 
 def _repeated(x: Tensor, count: int) -> Tensor:
-    """``[N, ...]`` to ``[count * N, ...]``."""
+    """Repeat ``[N, ...]`` to ``[count * N, ...]``."""
     return x.expand(count, *x.shape).flatten(0, 1)

@@ -1,9 +1,9 @@
-"""What happens to observations and rewards between the environment and the algorithm.
+"""Transformations of observations and rewards between the environment and the algorithm.
 
-A transformer is applied twice: to each time step while collecting or evaluating (``transform_timestep``), and to
-experience from the replay buffer, which holds what the environment gave (``transform_experience``). Frame stacks are
-computed from indices at sampling, so that a frame is stored once. :func:`create_data_transformer` makes what a conf
-file lists; transformers that look into the replay buffer come first in such a list.
+A transformer is applied to each time step while collecting or evaluating (``transform_timestep``), and to experience
+from the replay buffer, which stores untransformed data (``transform_experience``). Frame stacks are computed from
+indices at sampling, so each frame is stored once. :func:`create_data_transformer` creates the transformers listed in a
+conf file; transformers that look into the replay buffer come first in the list.
 
 ``B`` is the batch size and ``T`` the length of sequences: time steps are ``[B, ...]``, experience is ``[B, T, ...]``.
 """
@@ -22,15 +22,15 @@ from alfx.algorithms.transformers.specs import ModuleWithSpecs
 from alfx.algorithms.transformers.normalization import (OFFLINE, episode_returns, exact_moments, make_normalizer,
                                                      make_reward_normalizer, plan_normalizing, update_condition)
 from alfx.data_structures import Experience, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, configurable, register_function
+from alfx.gin_utils import ConfError, configurable, register_function, takes_arguments_of
 from alfx.gin_utils.value_checks import Count, Fraction, Positive, StepLimit, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.normalizers import Normalizer
+from alfx.utils.renamed import warn_renamed
 
 FrameStackState = namedtuple('FrameStackState', ['steps', 'prev_frames'], default_value=())
-"""State of :class:`FrameStacker`: ``steps`` int64 ``[B]``, how many steps it has seen of the episode; ``prev_frames``,
-a list with the ``stack_size - 1`` frames before the next one for each field, oldest first, joined along
-``stack_axis``."""
+"""State of :class:`FrameStacker`: ``steps`` int64 ``[B]``, number of steps seen of the episode; ``prev_frames``, a list
+with the previous ``stack_size - 1`` frames of each field, oldest first, joined along ``stack_axis``."""
 TransformerCtor = Callable[..., 'DataTransformer']
 
 
@@ -42,39 +42,39 @@ class DataTransformer(ModuleWithSpecs):
         state_spec: nest of specs of the state that :meth:`transform_timestep` keeps between time steps.
     """
 
-    needs_replay_buffer = False  # looks into the replay buffer, so that nothing may be transformed before it
-    needs_episodic_info = False  # the replay buffer has to know where episodes end
+    needs_replay_buffer = False  # looks into the replay buffer, so no transformer may come before it
+    needs_episodic_info = False  # needs the episode boundaries of the replay buffer
     must_be_first = False  # no other transformer may come before this one
-    changes_time_steps = True  # those that look into the replay buffer have to come before this one
-    changes_experience = True  # what is trained on are not the tensors that the replay buffer returned
-    stacked_fields: Sequence[str] = ()  # paths in the observation of what a FrameStacker stacks
-    has_action_mask = False  # it says which actions are valid
-    goal_fields: Sequence[str] = ()  # paths in the observation of what is compared and relabelled in hindsight
+    changes_time_steps = True  # transformers that look into the replay buffer have to come before this one
+    changes_experience = True  # returns other tensors than the replay buffer does
+    stacked_fields: Sequence[str] = ()  # paths in the observation that a FrameStacker stacks
+    has_action_mask = False  # provides a mask of valid actions
+    goal_fields: Sequence[str] = ()  # paths in the observation of the goals compared and relabelled in hindsight
 
     @property
     def stack_size(self) -> int:
-        """How many frames one transformed observation consists of."""
+        """Number of frames in a transformed observation."""
         return 1
 
     @property
     def fits_offline_data(self) -> bool:
-        """Whether :meth:`fit` does anything."""
+        """Return whether :meth:`fit` has an effect."""
         return False
 
     def fit(self, experiences: Callable[[], Iterator[Experience]]) -> None:
-        """Look at all offline data once, before anything is trained.
+        """Compute statistics of all offline data once, before training starts.
 
         Args:
-            experiences: yields all of it, ``[B, T, ...]`` at a time, each time it is called; as it is when it comes to
-                this transformer.
+            experiences: each call returns an iterator over all offline data, ``[B, T, ...]`` at a time, transformed by
+                the preceding transformers.
         """
 
     def transform_timestep(self, timestep: TimeStep, state: NestedTensor) -> tuple[TimeStep, NestedTensor]:
         """Transform one time step.
 
         Args:
-            timestep: ``[B, ...]``; left as it is.
-            state: what the previous call returned, or zeros.
+            timestep: ``[B, ...]``; not modified.
+            state: state returned by the previous call, or zeros.
 
         Returns:
             the transformed time step and the next state
@@ -85,13 +85,13 @@ class DataTransformer(ModuleWithSpecs):
         """Transform experience from the replay buffer.
 
         Args:
-            experience: ``[B, T, ...]`` with ``batch_info`` and ``replay_buffer``; left as it is.
+            experience: ``[B, T, ...]`` with ``batch_info`` and ``replay_buffer``; not modified.
         """
         raise NotImplementedError(f'{type(self).__name__}.transform_experience')
 
 
 class SimpleDataTransformer(DataTransformer):
-    """Base class of transformers without state, which transform each time step by itself in :meth:`_transform`."""
+    """Base class of stateless transformers, which transform each time step independently in :meth:`_transform`."""
 
     def transform_timestep(self, timestep: TimeStep, state: NestedTensor) -> tuple[TimeStep, NestedTensor]:
         return self._transform(timestep), state
@@ -100,16 +100,16 @@ class SimpleDataTransformer(DataTransformer):
         return experience._replace(time_step=self._transform(experience.time_step))
 
     def _transform(self, time_step: TimeStep) -> TimeStep:
-        """The transformed copy of a time step of shape ``[B, ...]`` or ``[B, T, ...]``."""
+        """Return a transformed copy of a time step of shape ``[B, ...]`` or ``[B, T, ...]``."""
         raise NotImplementedError(f'{type(self).__name__}._transform')
 
 
 @configurable
 class IdentityDataTransformer(SimpleDataTransformer):
-    """Changes nothing.
+    """Leaves data unchanged.
 
     Args:
-        observation_spec: nest of specs; only needed if ``transformed_observation_spec`` is asked for.
+        observation_spec: nest of specs; only needed if ``transformed_observation_spec`` is read.
     """
 
     changes_time_steps = False
@@ -124,7 +124,7 @@ class IdentityDataTransformer(SimpleDataTransformer):
 
 @configurable
 class UntransformedTimeStep(IdentityDataTransformer):
-    """Keeps the time step as it was in its field ``untransformed``; has to come before all others."""
+    """Keeps the original time step in its field ``untransformed``; has to be the first transformer."""
 
     must_be_first = True
     changes_experience = True
@@ -134,10 +134,11 @@ class UntransformedTimeStep(IdentityDataTransformer):
 
 
 class SequentialDataTransformer(DataTransformer):
-    """Several transformers, one after the other.
+    """Chain of transformers.
 
     Args:
-        data_transformer_ctors: constructors; each is called with ``observation_spec=`` what the one before it yields.
+        data_transformer_ctors: constructors; each is called with ``observation_spec=`` the spec that its predecessor
+            outputs.
         observation_spec: nest of specs of the observation of the environment.
 
     Raises:
@@ -157,16 +158,16 @@ class SequentialDataTransformer(DataTransformer):
 
     @property
     def stack_size(self) -> int:
-        """The largest stack size of any of the transformers."""
+        """Largest stack size of the transformers."""
         return max((t.stack_size for t in self.members()), default=1)
 
     def members(self) -> list[DataTransformer]:
-        """The transformers in order."""
+        """Return the transformers in order."""
         return list(self._data_transformers)  # type: ignore[arg-type]
 
     @property
     def fits_offline_data(self) -> bool:
-        """Whether one of the transformers does."""
+        """Return whether any of the transformers is fitted to offline data."""
         return any(transformer.fits_offline_data for transformer in self.members())
 
     def fit(self, experiences: Callable[[], Iterator[Experience]]) -> None:
@@ -195,16 +196,16 @@ class SequentialDataTransformer(DataTransformer):
 
 @configurable
 class FrameStacker(DataTransformer):
-    """Joins each observation with those before it in the same episode, oldest first.
+    """Stacks each observation with the preceding ones of the same episode, oldest first.
 
-    The first observation of an episode stands in for those that would lie before it. If a step of a batch from the
-    replay buffer has predecessors that are not in the buffer any more, the oldest one there stands in for them;
-    ``ReplayBuffer.num_earliest_frames_ignored = stack_size - 1`` keeps such steps from being sampled.
+    Before the start of an episode its first observation is repeated. If preceding steps are not in the replay buffer
+    any more, the oldest available observation is repeated; ``ReplayBuffer.num_earliest_frames_ignored = stack_size -
+    1`` prevents sampling of such steps.
 
     Args:
         observation_spec: nest of specs of the observation.
-        stack_size: how many frames are joined.
-        stack_axis: along which dimension of an observation.
+        stack_size: number of frames to stack.
+        stack_axis: dimension of an observation along which frames are stacked.
         fields: paths of the parts to stack, such as 'camera.front'; None if the observation is one tensor.
 
     Raises:
@@ -224,7 +225,7 @@ class FrameStacker(DataTransformer):
 
     @property
     def stack_size(self) -> int:
-        """How many frames are joined."""
+        """Number of stacked frames."""
         return self._stack_size
 
     def transform_timestep(self, time_step: TimeStep, state: Any) -> tuple[TimeStep, Any]:
@@ -239,12 +240,12 @@ class FrameStacker(DataTransformer):
 
 @configurable
 class ImageScaleTransformer(SimpleDataTransformer):
-    """Scales images of bytes linearly: 0 becomes ``min``, 255 becomes ``max``.
+    """Scales uint8 images linearly: 0 becomes ``min``, 255 becomes ``max``.
 
     Args:
         observation_spec: nest of specs of the observation.
-        min: what 0 becomes.
-        max: what 255 becomes.
+        min: value of 0 after scaling.
+        max: value of 255 after scaling.
         fields: paths of the images; None if the observation is one image.
 
     Raises:
@@ -268,20 +269,21 @@ class ImageScaleTransformer(SimpleDataTransformer):
 
 @configurable
 class ActionMask(DataTransformer):
-    """Takes a field of the observation for the mask of valid actions: policies and Q networks then choose among these.
+    """Uses a field of the observation as mask of valid actions: policies and Q networks then choose among valid
+    actions.
 
-    The mask goes to the field ``action_mask`` of the time step. If a nest of one other field is left as observation,
-    that field becomes the observation. The last step of an episode may have no valid action; it then counts as if all
-    were valid.
+    The mask moves to the field ``action_mask`` of the time step. If only one other field remains in the nest, that
+    field becomes the observation. The last step of an episode may have no valid action; all actions then count as
+    valid.
 
     Args:
         observation_spec: nest of specs of the observation.
         field: path of the mask in the observation, ``[N]`` for one discrete action with N values, ``[..., N]`` for an
-            action of shape ``[...]``, a nest of these for several actions; what is not 0 is valid.
-        keep: whether the networks see the field as well, as float32.
+            action of shape ``[...]``, a nest of these for several actions; nonzero entries are valid.
+        keep: also keep the field in the observation, as float32.
 
     Raises:
-        SpecError: there is no such field, it is a number, or nothing but it is observed.
+        SpecError: there is no such field, it is a number, or nothing else is observed.
     """
 
     has_action_mask = True
@@ -294,7 +296,7 @@ class ActionMask(DataTransformer):
                          TensorSpec((), torch.int64))
 
     def transform_timestep(self, timestep: TimeStep, state: Any) -> tuple[TimeStep, Any]:
-        """The state is the number of the step in its episode.
+        """Move the mask to ``action_mask``; the state counts the steps of the episode.
 
         Raises:
             ValueError: no action is valid at a step that is not LAST; names environments and steps.
@@ -306,7 +308,7 @@ class ActionMask(DataTransformer):
             where = [f'environment {int(e)} at step {int(s)} of its episode' for e, s in
                      zip(timestep.env_id[nothing], steps[nothing])]
             raise ValueError(f"ActionMask: the field '{self._field}' leaves no valid action in {', '.join(where[:5])}; "
-                             'expected at least one wherever the episode goes on')
+                             'expected at least one at every step before the last of an episode')
         return transformed, steps + 1
 
     def transform_experience(self, experience: Experience) -> Experience:
@@ -324,7 +326,7 @@ class ActionMask(DataTransformer):
         return time_step._replace(observation=observation, action_mask=mask)
 
     def _without(self, observation: Any) -> Any:
-        """The observation without the field."""
+        """Return the observation without the field."""
         *path, last = self._field.split('.')
         parent = nest.get_field(observation, '.'.join(path)) if path else observation
         rest = {key: value for key, value in parent.items() if key != last}
@@ -334,29 +336,30 @@ class ActionMask(DataTransformer):
 
 
 def _some_valid(masks: NestedTensor, ndim: int) -> Tensor:
-    """Whether every component of every action has a valid value, over all but the first ``ndim`` dimensions."""
+    """Return whether every component of every action has a valid value; reduces all but the first ``ndim``
+    dimensions."""
     each = [x.any(-1) if x.ndim == ndim + 1 else x.any(-1).flatten(ndim).all(-1) for x in nest.flatten(masks)]
     return torch.stack(each).all(0)
 
 
 @configurable
 class ObservationNormalizer(SimpleDataTransformer):
-    """Shifts and scales observations by running statistics of them.
+    """Normalizes observations by running statistics.
 
     The statistics are part of the ``state_dict``. They are updated whenever observations are transformed in the run
-    mode ``update_mode``, never in another one; evaluation leaves them alone. With ``update_mode = 'offline'`` they are
-    mean and variance of all offline data (``TrainerConfig.offline_buffer_dir``) from the start, and stay so.
+    mode ``update_mode``, and never in evaluation. With ``update_mode = 'offline'`` they are mean and variance of all
+    offline data (``TrainerConfig.offline_buffer_dir``), computed once at the start.
 
     Args:
         observation_spec: nest of specs of the observation.
-        fields: paths of what is normalized; None for everything.
+        fields: paths of the parts to normalize; None for all.
         clipping: if above 0, the results are clipped to ``[-clipping, clipping]``.
-        window_size: how many updates ``WindowNormalizer`` averages over.
-        update_rate: of ``EMNormalizer``.
-        speed: of ``AdaptiveNormalizer``.
-        zero_mean: whether the mean is subtracted.
+        window_size: number of updates that ``WindowNormalizer`` averages over.
+        update_rate: update rate of ``EMNormalizer``.
+        speed: adaptation speed of ``AdaptiveNormalizer``.
+        zero_mean: subtract the mean.
         update_mode: 'replay', 'rollout', 'pretrain' or 'offline'.
-        mode: 'adaptive', 'window' or 'em': which normalizer.
+        mode: normalizer: 'adaptive', 'window' or 'em'.
 
     Raises:
         SpecError: a field does not exist.
@@ -373,14 +376,14 @@ class ObservationNormalizer(SimpleDataTransformer):
         self._clipping = clipping
         self._is_fitted = update_mode == OFFLINE
         if self._is_fitted and mode != 'adaptive':
-            raise ValueError(f"ObservationNormalizer.mode: expected it to be left out with update_mode = 'offline', "
-                             f'found {mode!r}')
+            raise ValueError(f"ObservationNormalizer.mode: must not be set with update_mode = 'offline', found "
+                             f'{mode!r}')
         self._normalizer = make_normalizer('ObservationNormalizer', mode, specs, zero_mean, speed, window_size,
                                            update_rate)
 
     @property
     def fits_offline_data(self) -> bool:
-        """Whether the statistics are those of offline data."""
+        """Return whether the statistics are computed from offline data."""
         return self._is_fitted
 
     def fit(self, experiences: Callable[[], Iterator[Experience]]) -> None:
@@ -402,7 +405,7 @@ class ObservationNormalizer(SimpleDataTransformer):
 
 
 class RewardTransformer(SimpleDataTransformer):
-    """Base class of what changes rewards and nothing else; ``transformer(reward)`` shapes a reward by itself.
+    """Base class of transformers that change only rewards; ``transformer(reward)`` transforms a reward tensor directly.
 
     Args:
         observation_spec: nest of specs of the observation.
@@ -415,7 +418,7 @@ class RewardTransformer(SimpleDataTransformer):
         return time_step._replace(reward=self.forward(time_step.reward))
 
     def forward(self, reward: Tensor) -> Tensor:
-        """The transformed copy of a reward of any batch shape, one- or multi-dimensional."""
+        """Return a transformed copy of a reward of any batch shape, one- or multi-dimensional."""
         raise NotImplementedError(f'{type(self).__name__}.forward')
 
 
@@ -424,7 +427,7 @@ class FunctionalRewardTransformer(RewardTransformer):
     """Applies a function to rewards.
 
     Args:
-        func: takes the reward ``[B, ...]`` or ``[B, T, ...]`` and returns a new tensor of the same shape.
+        func: maps the reward ``[B, ...]`` or ``[B, T, ...]`` to a new tensor of the same shape.
         observation_spec: nest of specs of the observation.
     """
 
@@ -438,15 +441,15 @@ class FunctionalRewardTransformer(RewardTransformer):
 
 @configurable
 class SqilReward(SimpleDataTransformer):
-    """Rewards steps of a dataset with one number, and own steps with another one, whatever they were rewarded with.
+    """Replaces rewards by one constant for steps of a dataset and another constant for collected steps.
 
-    With 1 and 0 an off-policy algorithm learns to be where the dataset is: soft Q imitation learning (Reddy et al.
-    2019, arXiv:1905.11108). Steps of datasets have an ``env_id`` below 0.
+    With 1 and 0 an off-policy algorithm learns to visit the states of the dataset: soft Q imitation learning (Reddy et
+    al. 2019, arXiv:1905.11108). Steps of datasets have an ``env_id`` below 0.
 
     Args:
         observation_spec: nest of specs of the observation.
-        offline: the reward of arriving at a step of a dataset.
-        online: that of own steps.
+        offline: reward for arriving at a step of a dataset.
+        online: reward for arriving at a collected step.
     """
 
     def __init__(self, observation_spec: NestedTensorSpec = (), offline: float = 1.0, online: float = 0.0) -> None:
@@ -461,8 +464,18 @@ class SqilReward(SimpleDataTransformer):
 
 
 @configurable
+class RewardBySource(SqilReward):
+    """Former name of :class:`SqilReward`; works up to alfx 0.10."""
+
+    @takes_arguments_of(SqilReward)
+    def __init__(self, **kwargs: Any) -> None:
+        warn_renamed('RewardBySource', 'SqilReward')
+        super().__init__(**kwargs)
+
+
+@configurable
 class RewardClipping(RewardTransformer):
-    """Clips rewards, each dimension by itself.
+    """Clips rewards, each dimension separately.
 
     Args:
         observation_spec: nest of specs of the observation.
@@ -501,14 +514,14 @@ class RewardScaling(RewardTransformer):
 
 @configurable
 class DatasetRewardScaling(RewardTransformer):
-    """Multiplies rewards, so that the best and the worst episode of all offline data are ``return_range`` apart.
+    """Multiplies rewards so that the best and the worst episode of all offline data are ``return_range`` apart.
 
-    So one learning rate and one temperature do for tasks with small and with large rewards (Kostrikov et al. 2021,
-    arXiv:2110.06169, appendix B). The factor is found once, before anything is trained, and is part of the
-    ``state_dict``; own experience is scaled by the same one. Reported returns are those of the environment.
+    One learning rate and one temperature then suit tasks with small and with large rewards (Kostrikov et al. 2021,
+    arXiv:2110.06169, appendix B). The factor is computed once, before training starts, and is part of the
+    ``state_dict``; collected data is scaled by the same factor. Reported returns are those of the environment.
 
     Args:
-        return_range: the difference of returns after scaling.
+        return_range: difference of returns after scaling.
         observation_spec: nest of specs of the observation.
     """
 
@@ -521,11 +534,11 @@ class DatasetRewardScaling(RewardTransformer):
 
     @property
     def fits_offline_data(self) -> bool:
-        """True."""
+        """Return True: the factor is computed from offline data."""
         return True
 
     def fit(self, experiences: Callable[[], Iterator[Experience]]) -> None:
-        """Finds the factor.
+        """Compute the factor.
 
         Raises:
             ConfError: all episodes have the same return.
@@ -534,7 +547,7 @@ class DatasetRewardScaling(RewardTransformer):
         if not low < high:
             raise ConfError([problem_at('TrainerConfig', 'data_transformer_ctor', f'= @DatasetRewardScaling, but all '
                                         f'stored episodes have the same return, {float(low):g}',
-                                        'write @RewardScaling, and RewardScaling.scale')])
+                                        'use @RewardScaling, and set RewardScaling.scale')])
         self._scale.fill_(self._return_range / float(high - low))
 
     def forward(self, reward: Tensor) -> Tensor:
@@ -560,16 +573,17 @@ class RewardShifting(RewardTransformer):
 
 @configurable
 class RewardNormalizer(RewardTransformer):
-    """Shifts and scales rewards to zero mean and unit variance, each dimension by itself.
+    """Normalizes rewards to zero mean and unit variance, each dimension separately.
 
-    The statistics are part of the ``state_dict``; evaluation leaves them alone.
+    The statistics are part of the ``state_dict``; evaluation does not update them.
 
     Args:
         observation_spec: nest of specs of the observation.
-        normalizer: for the reward spec of the environment; None for an ``AdaptiveNormalizer``.
-        update_max_calls: if above 0, only so many first batches in the run mode ``update_mode`` update the statistics.
+        normalizer: normalizer for the reward spec of the environment; None for an ``AdaptiveNormalizer``.
+        update_max_calls: if above 0, only this number of first batches in the run mode ``update_mode`` update the
+            statistics.
         clip_value: if above 0, the results are clipped to ``[-clip_value, clip_value]``.
-        update_mode: 'replay' or 'rollout': in which run mode the statistics are updated.
+        update_mode: 'replay' or 'rollout': run mode in which the statistics are updated.
 
     Raises:
         ValueError: ``update_mode`` is not one of the choices.
@@ -593,11 +607,11 @@ class RewardNormalizer(RewardTransformer):
 
     @property
     def clip_value(self) -> float:
-        """The largest absolute value of a normalized reward, if above 0."""
+        """Largest absolute value of a normalized reward, if above 0."""
         return self._clip_value
 
     def forward(self, reward: Tensor) -> Tensor:
-        """``reward`` normalized, after the statistics have been updated if it is time to."""
+        """Normalize ``reward``, after updating the statistics in the run mode ``update_mode``."""
         if self._is_update_mode() and not 0 < self._update_max_calls <= int(self._num_updates):
             self._normalizer.update(reward)
             self._num_updates += 1
@@ -606,7 +620,7 @@ class RewardNormalizer(RewardTransformer):
 
 @register_function
 def l2_dist_close_reward_fn(achieved_goal: Tensor, goal: Tensor, threshold: float = .05) -> Tensor:
-    """0 where the goal is reached, -1 elsewhere.
+    """Return 0 where the goal is reached, -1 elsewhere.
 
     Args:
         achieved_goal: ``[B, T, ...]``.
@@ -624,28 +638,28 @@ def l2_dist_close_reward_fn(achieved_goal: Tensor, goal: Tensor, threshold: floa
 class HindsightExperienceTransformer(DataTransformer):
     """Hindsight experience replay (Andrychowicz et al. 2017, arXiv:1707.01495) with the strategy 'future'.
 
-    Some of the sampled experience gets a goal that was reached later in the same episode in place of the one it was
-    played for, and the rewards that go with it. All steps of an episode within a sequence get the same goal, reached
-    after the first of them, at each of the later steps with the same probability. The replay buffer is left as it is.
-    What changes observations or rewards has to come after this::
+    Part of the sampled experience gets a goal that was reached later in the same episode instead of the original goal,
+    and the matching rewards. All steps of an episode within a sequence get the same goal, sampled uniformly from the
+    goals reached after the first of them. The replay buffer is not modified. Transformers that change observations or
+    rewards have to come after this one::
 
         TrainerConfig.data_transformer_ctor = [@HindsightExperienceTransformer, @ObservationNormalizer]
 
     Args:
         observation_spec: nest of specs of the observation.
-        her_proportion: probability that an episode of a sequence gets another goal; 0.8 is four goals in hindsight for
-            each original one, the best choice of the paper.
-        achieved_goal_field: path in the experience of what was reached at a step.
-        desired_goal_field: path in the experience of what is to be reached.
-        reward_fn: the function of the environment that gives the reward ``[B, T]`` for arriving at a step, from the
-            goal achieved there and the desired goal, ``[B, T, ...]`` each. It is compared with every stored reward.
-        terminal_reward: if reaching the goal terminates an episode, the reward for that: then a step at which the new
-            goal is reached becomes LAST with discount 0, and one where only the old goal was reached is bootstrapped
-            from. None: reaching the goal ends nothing, as in the tasks of ``suite_robotics``.
+        her_proportion: probability that an episode of a sequence gets another goal; 0.8 is four hindsight goals for
+            each original goal, the best choice in the paper.
+        achieved_goal_field: path in the experience of the goal achieved at a step.
+        desired_goal_field: path in the experience of the desired goal.
+        reward_fn: reward function of the environment: maps achieved goal and desired goal, ``[B, T, ...]`` each, to the
+            reward ``[B, T]`` for arriving at a step. It is verified against every stored reward.
+        terminal_reward: reward of reaching the goal if that terminates an episode: a step at which the new goal is
+            reached becomes LAST with discount 0, and a step where only the original goal was reached is bootstrapped
+            from. None: reaching the goal does not terminate, as in the tasks of ``suite_robotics``.
 
     Raises:
-        SpecError: the goals do not exist or are not alike.
-        ValueError: ``her_proportion`` is not a probability; later: ``reward_fn`` does not give the stored rewards.
+        SpecError: the goals do not exist or have different specs.
+        ValueError: ``her_proportion`` is not a probability; later: ``reward_fn`` does not reproduce the stored rewards.
     """
 
     needs_replay_buffer = True
@@ -672,13 +686,13 @@ class HindsightExperienceTransformer(DataTransformer):
 def create_data_transformer(data_transformer_ctor: Union[None, TransformerCtor, Sequence[TransformerCtor]],
                             observation_spec: NestedTensorSpec,
                             device: Union[None, str, torch.device] = None) -> DataTransformer:
-    """Make the data transformer of a run.
+    """Create the data transformer of a run.
 
     Args:
-        data_transformer_ctor: a constructor, called with ``observation_spec=``, or a list of them, in the order in
-            which they are applied; None or ``[]`` to leave the data as it is.
+        data_transformer_ctor: a constructor, called with ``observation_spec=``, or a list of constructors, in the order
+            in which they are applied; None or ``[]`` for no transformation.
         observation_spec: nest of specs of the observation of the environment.
-        device: where its statistics live; None for the default device.
+        device: device of the statistics; None for the default device.
 
     Raises:
         SpecError: a transformer does not fit the observation.

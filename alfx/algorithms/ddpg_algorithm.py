@@ -1,10 +1,9 @@
 """Deep deterministic policy gradient (Lillicrap et al. 2015, arXiv:1509.02971).
 
-Differs from the paper: there may be several critics, of which the smallest value counts (as in TD3); rewards may be
-vectors; the gradient of the value with respect to the action may be clipped and actions be penalised (as in
-Andrychowicz et al. 2017, arXiv:1707.01495); exploration noise is in units of half the range of the actions. What
-twin-delayed DDPG changes is in :mod:`alfx.algorithms.td3_algorithm`; both explore with
-:mod:`alfx.algorithms.base.exploration_noise`.
+Differs from the paper: there may be several critics, whose minimum is used (as in TD3); rewards may be vectors; the
+gradient of the value with respect to the action may be clipped and actions penalised (as in Andrychowicz et al. 2017,
+arXiv:1707.01495); exploration noise is in units of half the range of the actions. Twin-delayed DDPG is in
+:mod:`alfx.algorithms.td3_algorithm`; both explore with :mod:`alfx.algorithms.base.exploration_noise`.
 """
 from collections.abc import Callable
 from functools import partial
@@ -14,9 +13,9 @@ import torch
 from torch import Tensor
 
 from alfx import nest
-from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
+from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.base.exploration_noise import ActionBounds, GaussianNoise, OrnsteinUhlenbeckNoise, choose
 from alfx.algorithms.base import critic_values
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
@@ -28,7 +27,6 @@ from alfx.networks.action_specs import check_actor
 from alfx.networks.actor_networks import ActorNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils.schedulers import as_scheduler
 from alfx.utils.target_updater import TargetUpdater
 
@@ -46,60 +44,60 @@ DdpgCriticInfo = namedtuple('DdpgCriticInfo', ['q_values', 'target_q_values'], d
 
 DdpgInfo = namedtuple('DdpgInfo', ['reward', 'step_type', 'discount', 'action', 'action_distribution', 'actor_loss',
                                    'critic', 'discounted_return'], default_value=())
-"""What the steps yield, ``[B, ...]`` each; what is not needed is ``()``.
+"""Info of the steps, ``[B, ...]`` each; fields that are not needed are ``()``.
 
-``action`` is the action taken, ``action_distribution`` that of the policy without noise. ``discounted_return`` is
-there if the replay buffer gives it.
+``action`` is the action taken, ``action_distribution`` the action of the policy without noise. ``discounted_return`` is
+present if the replay buffer provides it.
 """
 
 DdpgLossInfo = namedtuple('DdpgLossInfo', ['actor', 'critic'], default_value=())
-"""The parts of the loss."""
+"""Parts of the loss."""
 
 _OU_STDDEV, _OU_DAMPING = 0.2, 0.15  # the noise of the paper, section 7
 
 
 @configurable
 class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
-    """A deterministic policy, trained along the gradient of its critic with respect to the action.
+    """Deterministic policy, trained along the gradient of its critic with respect to the action.
 
-    In an iteration noise is added to the actions of the rollout; see ``ou_stddev`` and ``rollout_random_action``. The
-    training state is ``DdpgState(actor, critics)``, the rollout state has the state of the ``noise`` as well.
+    The rollout adds noise to actions; see ``ou_stddev`` and ``rollout_random_action``. The training state is
+    ``DdpgState(actor, critics)``; the rollout state also has the state of the ``noise``.
 
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: nest of ``BoundedTensorSpec`` of continuous actions with finite bounds.
-        reward_spec: of rank 0, or of rank 1 for K rewards; the critics then have K values.
-        actor_network_ctor: called as ``(input_tensor_spec=, action_spec=)``; makes the network of the policy.
-        critic_network_ctor: called as ``(input_tensor_spec=(observation_spec, action_spec))``, with K rewards also
-            ``output_tensor_spec=``; makes one critic.
-        reward_weights: K weights of the values of the rewards in the policy's objective; ``None``: all are 1.
-        epsilon_greedy: in evaluation, the chance of adding the exploration noise of a first step to an action;
+        reward_spec: of rank 0, or of rank 1 for a K-dimensional reward; the critics then have K values.
+        actor_network_ctor: called as ``(input_tensor_spec=, action_spec=)``; creates the policy network.
+        critic_network_ctor: called as ``(input_tensor_spec=(observation_spec, action_spec))``, for a K-dimensional
+            reward also ``output_tensor_spec=``; creates one critic.
+        reward_weights: K weights of the value dimensions in the policy's objective; ``None``: all 1.
+        epsilon_greedy: probability in evaluation of adding the exploration noise of a first step to an action;
             ``None``: ``config.epsilon_greedy``, or 0 without a config.
-        calculate_priority: calculate priorities for prioritised replay: the root of the mean squared TD error of a
-            sequence (of its mean critic loss, where that is another one).
+        calculate_priority: compute priorities for prioritised replay: the root mean squared TD error of a sequence, or,
+            with another critic loss, the root of its mean.
         env: batched environment, for the root algorithm.
         config: configuration, for the root algorithm.
-        ou_stddev: standard deviation of what is added to the Ornstein-Uhlenbeck noise at each step, in units of half
-            the range of the action. The state of the noise is kept for each environment and begins with 0 in every
-            episode.
-        ou_damping: share of that noise that is lost at each step, in [0, 1].
-        critic_loss_ctor: called as ``(debug_summaries=, name=)``; makes the loss of a critic, to which several critics
-            are so many more samples. ``None``: ``OneStepTDLoss``.
-        num_critic_replicas: number n of critics; the smallest of their values counts.
-        target_update_tau: how far the target networks move in an update, in (0, 1].
-        target_update_period: training updates for each update of the target networks.
+        ou_stddev: standard deviation of the increments of the Ornstein-Uhlenbeck noise, in units of half the range of
+            the action. Each environment has its own noise state, which is reset to 0 at the start of every episode.
+        ou_damping: fraction of the noise that decays at each step, in [0, 1].
+        critic_loss_ctor: called as ``(debug_summaries=, name=)``; creates the critic loss, which treats several critics
+            as additional samples. ``None``: ``OneStepTDLoss``.
+        num_critic_replicas: number n of critics; the minimum of their values is used.
+        target_update_tau: interpolation factor of the soft update of the target networks, in (0, 1]. Smaller values are
+            more stable but learn more slowly.
+        target_update_period: number of training updates per update of the target networks.
         rollout_random_action: probability of taking a uniformly random action in the rollout, a number or a schedule.
-        dqda_clipping: clip the gradient of the value with respect to each element of the action to
-            ``[-dqda_clipping, dqda_clipping]``; ``None`` and 0: it is not clipped.
+        dqda_clipping: clip the gradient of the value with respect to each element of the action to ``[-dqda_clipping,
+            dqda_clipping]``; ``None`` or 0: no clipping.
         action_l2: weight of the squared norm of the action in the loss of the policy.
         actor_optimizer: owns the parameters of the actor.
         critic_optimizer: owns the parameters of the critics.
         checkpoint: as in ``Algorithm``.
         debug_summaries: write more summaries.
         name: name of this algorithm.
-        train_actor_on_last_step: train the policy at the last step of each sequence too, at which the critics are not
-            trained, as they have nothing to bootstrap from there.
-        exploration_noise_ctor: called with ``action_spec``; makes other exploration noise, such as
+        train_actor_on_last_step: also train the policy at the last step of each sequence, where the critics are not
+            trained because there is no next step to bootstrap from.
+        exploration_noise_ctor: called with ``action_spec``; creates other exploration noise, such as
             :class:`~alfx.algorithms.base.exploration_noise.GaussianNoise`. ``None``: Ornstein-Uhlenbeck noise.
 
     Raises:
@@ -107,6 +105,8 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             ``ou_damping``.
         SpecError: an action is discrete, or has no finite bounds.
     """
+
+    predicts_from_observation = True
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  reward_spec: TensorSpec = TensorSpec(()), actor_network_ctor: Callable[..., Any] = ActorNetwork,
@@ -128,7 +128,7 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             exploration_noise_ctor = partial(OrnsteinUhlenbeckNoise, stddev=ou_stddev, damping=ou_damping)
         elif (ou_stddev, ou_damping) != (_OU_STDDEV, _OU_DAMPING):
             raise ConfError([problem_at(owner, 'exploration_noise_ctor', 'replaces the Ornstein-Uhlenbeck noise, but '
-                                        'its ou_stddev or ou_damping is set too', 'leave out one or the other')])
+                                        'ou_stddev or ou_damping is set too', 'remove one or the other')])
         exploration = exploration_noise_ctor(action_spec)
         actor = actor_network_ctor(input_tensor_spec=observation_spec, action_spec=action_spec)
         check_actor(type(self).__name__, 'actor_network_ctor', actor, gives_distributions=False)
@@ -169,16 +169,11 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                 self._noisy_policy = self.recorded(self._noisy_action, actor, exploration)
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
-        """The target networks."""
+        """Return the attributes of the target networks."""
         return ['_target_actor_network', '_target_critic_networks']
 
-    def own_capabilities(self) -> Capabilities:
-        """True without memory, and unless something in a network or a loss draws numbers or keeps statistics."""
-        return super().own_capabilities()._replace(traceable_update=not self._is_recurrent and is_traceable(self),
-                                             traceable_prediction=has_fixed_prediction(self, DdpgAlgorithm))
-
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
-        """The state of the actor."""
+        """Return the state of the actor."""
         return state.actor.actor
 
     # Acting ----------------------------------------------------------------------------------------------------
@@ -190,7 +185,7 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return self._exploration.noisy(self._best_action(observation))
 
     def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
-        """The action of the policy ``[B, ...]``; with probability ``epsilon_greedy`` noise is added to it."""
+        """Return the action of the policy ``[B, ...]``; with probability ``epsilon_greedy`` noise is added to it."""
         action, state = self._actor_network(inputs.observation, state)
         output = action
         if self._epsilon_greedy > 0:
@@ -198,7 +193,7 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return AlgStep(output, state, DdpgInfo(action=output, action_distribution=action))
 
     def rollout_step(self, inputs: TimeStep, state: Any = None) -> AlgStep:
-        """The action of the policy with exploration noise, or a random one, ``[B, ...]``."""
+        """Return the action of the policy with exploration noise, or a random one, ``[B, ...]``."""
         state = state or self.get_initial_rollout_state(inputs.step_type.shape[0])
         probability = self._random_action_probability()
         if self._noisy_policy is not None and probability <= 0:
@@ -218,11 +213,11 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return AlgStep(taken, new_state, DdpgInfo(action=taken))
 
     def _random_action_probability(self) -> float:
-        """The probability of a random action in this step of the rollout."""
+        """Return the probability of a random action in this step of the rollout."""
         return self._rollout_random_action()
 
     def _with_critic_states(self, state: Any, inputs: TimeStep, action: NestedTensor, taken: NestedTensor) -> Any:
-        """``state`` with the states that only training needs one step further."""
+        """Return ``state`` with the states that only training needs advanced by one step."""
         _, actor_critics = self._critic_networks((inputs.observation, action), state.actor.critics)
         _, critics = self._critic_networks((inputs.observation, taken), state.critics.critics)
         _, target_actor, target_critics = self._target_values(Rows((inputs, DdpgInfo(action=taken))), state.critics)
@@ -232,24 +227,24 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     # Training --------------------------------------------------------------------------------------------------
 
     def policy_loss(self, rows: Rows, policy: Any, details: Any, state: Any) -> tuple[Any, Any]:
-        """The action of the policy and its loss ``[N]``, in an update that trains it."""
+        """Compute the action of the policy and its loss ``[N]``, in an update that trains the policy."""
         if not self._is_actor_trained():
             return ((), ()), state
         action, loss, actor_state = self._actor_step(rows, state.actor)
         return (action, loss), state._replace(actor=actor_state)
 
     def trained_values(self, rows: Rows, details: Any, state: Any) -> tuple[Any, Any]:
-        """The critics ``[N, n]`` (``[N, n, K]``) of the action taken."""
+        """Compute the critics ``[N, n]`` (``[N, n, K]``) of the action taken."""
         q_values, critics = self._critic_networks((rows.observation, rows.rollout_info.action), state.critics.critics)
         return q_values, state._replace(critics=state.critics._replace(critics=critics))
 
     def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
-        """The lowest target critic of the action of the target policy."""
+        """Compute the minimum over target critics of the action of the target policy."""
         target, target_actor, target_critics = self._target_values(rows, state.critics)
         return target, state._replace(critics=DdpgCriticState(state.critics.critics, target_actor, target_critics))
 
     def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
-        """The action of the policy, and a :class:`DdpgInfo`."""
+        """Return the action of the policy and a :class:`DdpgInfo`."""
         action, actor_loss = terms.loss
         return action, DdpgInfo(reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount,
                                 action=rollout_info.action, action_distribution=action, actor_loss=actor_loss,
@@ -258,7 +253,7 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     @torch.no_grad()
     def _target_values(self, rows: Rows, state: Any) -> tuple[Tensor, NestedTensor, NestedTensor]:
-        """Values ``[B]`` or ``[B, K]`` to bootstrap from, and the states of target actor and target critics."""
+        """Compute values ``[B]`` or ``[B, K]`` to bootstrap from, and the states of target actor and target critics."""
         action, actor_state = self._target_actor_network(rows.observation, state.target_actor)
         action = self._target_action(action)
         q_values, critics_state = self._target_critic_networks((rows.observation, action), state.target_critics)
@@ -266,22 +261,22 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return self._regularized_target(value, action, rows), actor_state, critics_state
 
     def _target_action(self, action: NestedTensor) -> NestedTensor:
-        """The action to bootstrap from, given that of the target actor."""
+        """Return the action to bootstrap from, given the action of the target actor."""
         return action
 
     def _regularized_target(self, value: Tensor, action: NestedTensor, rows: Rows) -> Tensor:
-        """What is bootstrapped from, given the value of the action that :meth:`_target_action` yields."""
+        """Return the value to bootstrap from, given the value of the action returned by :meth:`_target_action`."""
         return value
 
     def _is_actor_trained(self) -> bool:
-        """Whether the next update trains the actor."""
+        """Return whether the next update trains the actor."""
         return True
 
     def _actor_step(self, rows: Rows, state: Any) -> tuple[NestedTensor, Tensor, Any]:
-        """The action of the policy ``[B, ...]``, its loss ``[B]``, and the next ``DdpgActorState``.
+        """Compute the action of the policy ``[B, ...]``, its loss ``[B]``, and the next ``DdpgActorState``.
 
-        The gradient of the loss with respect to the action is minus that of the value, dQ/da (clipped), plus that of
-        ``action_l2 * |a|^2``. The critics get no gradient.
+        The gradient of the loss with respect to the action is ``-dQ/da`` (clipped) plus the gradient of ``action_l2 *
+        |a|^2``. The critics get no gradient.
         """
         action, actor_state = self._actor_network(rows.observation, state.actor)
         leaves = critic_values.leaves_of_graph(action)
@@ -294,13 +289,13 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return action, loss, DdpgActorState(actor_state, critic_values.detached(critics_state))
 
     def _regularized_loss(self, loss: Tensor, value: Tensor, action: NestedTensor, rows: Rows) -> Tensor:
-        """The loss ``[B]`` of the policy, given that of maximising ``value`` ``[B]``, which its ``action`` has."""
+        """Return the loss ``[B]`` of the policy, given the loss of maximising ``value`` ``[B]`` of its ``action``."""
         return loss
 
     def _objective(self, inputs: NestedTensor, state: NestedTensor) -> tuple[Tensor, NestedTensor]:
-        """The values ``[B]`` or ``[B, K]`` that the policy maximises, and the next state of the critics.
+        """Compute the values ``[B]`` or ``[B, K]`` that the policy maximises, and the next state of the critics.
 
-        ``inputs`` and ``state`` are those of the critics.
+        ``inputs`` and ``state`` are the inputs and the state of the critics.
         """
         q_values, state = self._critic_networks(inputs, state)
         return critic_values.min_q(q_values, self._reward_weights), state
@@ -308,7 +303,7 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     # Losses ----------------------------------------------------------------------------------------------------
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The loss of the policy plus that of each critic, ``[T, B]``."""
+        """Compute the sum of the losses of the policy and of all critics, ``[T, B]``."""
         q_values, target = info.critic
         count = q_values.shape[2]
         if count == 1:

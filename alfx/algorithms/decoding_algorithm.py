@@ -1,24 +1,22 @@
-"""Decoding something from an input, trained by the error; a building block of algorithms such as MERLIN."""
+"""Decoder trained by its reconstruction error; a building block of algorithms such as MERLIN."""
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.data_structures import AlgStep, LossInfo
 from alfx.gin_utils import configurable
 from alfx.tensor_specs import NestedTensor, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils.losses import element_wise_squared_loss
 
 
 @configurable
 class DecodingAlgorithm(Algorithm):
-    """A network that decodes a target from an input.
+    """Network that decodes a target from an input.
 
     The loss of a sample is the *sum* of the elementwise losses: with squared errors (times 0.5) it is the negative
-    log-likelihood of the target under a Gaussian of unit variance about what was decoded, up to a constant.
+    log-likelihood of the target under a Gaussian of unit variance around the output, up to a constant.
 
     Args:
         decoder: the ``Network``, or a constructor of it without arguments.
@@ -38,45 +36,41 @@ class DecodingAlgorithm(Algorithm):
 
     @property
     def output_spec(self) -> TensorSpec:
-        """Spec of what is decoded."""
+        """Spec of the decoded output."""
         return self._decoder.output_spec
 
-    def own_capabilities(self) -> Capabilities:
-        """True unless something in the network draws numbers or keeps statistics."""
-        return super().own_capabilities()._replace(traceable_update=is_traceable(self))
-
     def predict_step(self, inputs: NestedTensor, state: NestedTensor = ()) -> AlgStep:
-        """Decode.
+        """Decode an input.
 
         Args:
-            inputs: nest ``[B, ...]``: what to decode from; there is no target.
-            state: of the network.
+            inputs: nest ``[B, ...]``, without target.
+            state: state of the network.
         """
         return AlgStep(*self._decoder(inputs, state))
 
     def rollout_step(self, inputs: tuple[NestedTensor, NestedTensor], state: NestedTensor = ()) -> AlgStep:
-        """See :meth:`train_step`."""
+        """Call :meth:`train_step`."""
         return self.train_step(inputs, state)
 
     def train_step(self, inputs: tuple[NestedTensor, NestedTensor], state: NestedTensor = (),
                    rollout_info: NestedTensor = None) -> AlgStep:
-        """Decode, and compare with the target.
+        """Decode an input and compare the output with the target.
 
         Args:
             inputs: ``(input, target)``, nests ``[B, ...]``.
-            state: of the network.
+            state: state of the network.
             rollout_info: not used.
 
         Returns:
-            ``output``: what was decoded; ``info``: ``LossInfo`` whose ``loss`` is ``[B]``, and ``extra`` the same
-            before it is weighted.
+            ``output``: the decoded output; ``info``: ``LossInfo`` whose ``loss`` is ``[B]``, and ``extra`` the same
+            before weighting.
 
         Raises:
-            ValueError: what was decoded and the target are tensors of different shapes, of which the loss makes
-                something that is not a loss of each sample.
+            ValueError: output and target are tensors of different shapes, for which the loss does not return one loss
+                per sample.
         """
-        what, target = inputs
-        decoded, state = self._decoder(what, state)
+        source, target = inputs
+        decoded, state = self._decoder(source, state)
         loss = loss_of_samples(self._name, self._loss, decoded, target)
         loss = loss.sum(tuple(range(1, loss.ndim))) if loss.ndim > 1 else loss
         return AlgStep(decoded, state, LossInfo(loss=loss * self._loss_weight, extra=loss))
@@ -84,10 +78,10 @@ class DecodingAlgorithm(Algorithm):
 
 def loss_of_samples(owner: str, loss_fn: Callable[[Any, Any], Tensor], decoded: NestedTensor,
                     target: NestedTensor) -> Tensor:
-    """``loss_fn(decoded, target)``, ``[B, ...]``.
+    """Compute ``loss_fn(decoded, target)``, ``[B, ...]``.
 
     Args:
-        owner: who asks, for errors.
+        owner: class named in error messages.
         loss_fn: the loss.
         decoded: nest ``[B, ...]``.
         target: nest ``[B, ...]``.
@@ -98,8 +92,9 @@ def loss_of_samples(owner: str, loss_fn: Callable[[Any, Any], Tensor], decoded: 
     """
     if isinstance(decoded, Tensor) and isinstance(target, Tensor):
         if target.is_floating_point() and decoded.shape != target.shape:
-            raise ValueError(f'{owner}: expected a target of the shape of what is decoded, {tuple(decoded.shape)}, '
-                             f'found {tuple(target.shape)}; change the size of the output of the decoder')
+            raise ValueError(f'{owner}: expected a target with the shape of the decoder output, '
+                             f'{tuple(decoded.shape)}, found {tuple(target.shape)}; change the output size of the '
+                             'decoder')
         batch = len(decoded)
     else:
         batch = None
@@ -107,5 +102,5 @@ def loss_of_samples(owner: str, loss_fn: Callable[[Any, Any], Tensor], decoded: 
     if not isinstance(loss, Tensor) or loss.ndim == 0 or (batch is not None and len(loss) != batch):
         found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
         raise ValueError(f'{owner}: expected a loss of shape [B] or [B, ...] with B = {batch}, found {found}; the loss '
-                         "must not be averaged over the batch: take @element_wise_squared_loss, or reduction='none'")
+                         "must not be averaged over the batch: use @element_wise_squared_loss, or reduction='none'")
     return loss

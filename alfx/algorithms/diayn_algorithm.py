@@ -1,18 +1,19 @@
-"""Diversity is all you need: skills that a discriminator can tell apart (Eysenbach et al. 2018, arXiv:1802.06070).
+"""Diversity is all you need: skills that a discriminator can distinguish (Eysenbach et al. 2018, arXiv:1802.06070).
 
-A skill z is drawn for each episode by a goal generator and is part of what the policy sees. A discriminator q(z|s)
-learns to tell z from the states that the policy visits, and the policy is rewarded for being told apart (eq. 3):
+A goal generator samples a skill z for each episode, which is part of the policy's observation. A discriminator q(z|s)
+learns to predict z from the states that the policy visits, and the policy is rewarded for visiting states that reveal
+its skill (eq. 3):
 
     r = log q(z|s) - log p(z)
 
-The mean of r is a lower bound of the mutual information of skill and state. Differs from the paper in that
+The mean of r is a lower bound of the mutual information of skill and state. Differs from the paper:
 
-* rewards are divided by the root of their running mean square, so that neither the number of skills nor the progress of
-  the discriminator changes their scale. Nothing is subtracted: a shift would undo the term ``-log p(z)``, which keeps
-  rewards positive where skills are told apart, so that ending an episode does not pay (section 3.1);
-* skills may be vectors: q(z|s) is then a normal distribution of unit variance around a prediction, and p(z) the same
-  around the middle of the range of z, so that the reward of a prediction that does not look at s is 0 at best;
-* off-policy, a reward is that of the discriminator at the time of the rollout, not of the update.
+* Rewards are divided by the root of their running mean square, so that neither the number of skills nor the progress of
+  the discriminator changes their scale. No mean is subtracted: a shift would cancel the term ``-log p(z)``, which keeps
+  rewards positive where skills are distinguishable, so that ending an episode does not pay (section 3.1).
+* Skills may be vectors. q(z|s) is then a normal distribution of unit variance around a prediction, and p(z) the same
+  around the middle of the range of z, so that a prediction that ignores s gets a reward of at most 0.
+* Off-policy rewards are computed by the discriminator at the time of the rollout, not of the update.
 """
 import math
 from collections.abc import Callable, Sequence
@@ -37,46 +38,47 @@ from alfx.utils.normalizers import AdaptiveNormalizer, ScalarAdaptiveNormalizer
 from alfx.utils.spec_utils import spec_means_and_magnitudes
 
 DIAYNState = namedtuple('DIAYNState', ['skill', 'has_previous'], default_value=())
-"""The skill ``[B, K]`` of the step before; float32 ``[B]``: 1 if there was one."""
+"""The previous step's skill ``[B, K]``, and float32 ``[B]``: 1 if there was a previous step."""
 
 DIAYNInfo = namedtuple('DIAYNInfo', ['loss', 'valid', 'accuracy', 'squared_error'], default_value=())
-"""``[B]`` each: the loss of the discriminator, 1 where there is one (else 0), and what it got right; off-policy, the
-info of ``rollout_step`` is ``()``."""
+"""``[B]`` each: the loss of the discriminator, 1 where the loss is valid (else 0), and the scores of the discriminator.
+Off-policy the info of ``rollout_step`` is ``()``."""
 
 DIAYNMeasures = namedtuple('DIAYNMeasures', ['accuracy', 'squared_error', 'information'], default_value=())
-"""What ``predict_step`` reports, ``[B]`` each, NaN at the first step of an episode: whether a discrete skill was told
-right, the mean squared error of a continuous one, and ``log q(z|s) - log p(z)`` in nats."""
+"""Info of ``predict_step``, ``[B]`` each, NaN at the first step of an episode: 1 if a discrete skill was predicted
+correctly (else 0), the mean squared error of a continuous skill, and ``log q(z|s) - log p(z)`` in nats."""
 
 
 @configurable
 class DIAYNAlgorithm(Algorithm):
-    """Rewards the policy for visiting states from which its skill can be told.
+    """Intrinsic reward for visiting states that reveal the skill of the policy.
 
-    The observation is ``[representation, skill]``, as an ``Agent`` with a goal generator makes it. The skill of the
-    step before is told from the representation that it led to; at the first step of an episode there is neither a
-    reward nor a loss.
+    The observation is ``[representation, skill]``, as built by an ``Agent`` with a goal generator. The previous step's
+    skill is predicted from the representation that it led to. The first step of an episode has neither a reward nor a
+    loss.
 
     Args:
-        skill_spec: of one skill: a ``BoundedTensorSpec`` of rank 0 of integers, or K for K discrete skills; a float
-            spec ``(K, )`` for continuous ones, or ``None`` for that of the goals in ``observation_spec``. A discrete
-            skill is observed as a one-hot float vector ``[B, K]``, or as integers ``[B]``.
-        encoding_net: encodes the representation; a network without memory, or a constructor, called as
-            ``(input_tensor_spec=)`` with the spec of the representation. The discriminator's loss trains it.
-        reward_adapt_speed: of the statistics that rewards are scaled by: of T steps about the last
-            ``T / reward_adapt_speed`` count.
-        observation_spec: of the representation, or ``[representation, skill]``, which a list of two is taken for. If
-            given, representations are normalized by their mean and variance before they are encoded.
+        skill_spec: spec of one skill: a ``BoundedTensorSpec`` of rank 0 of integers, or K for K discrete skills; a
+            float spec ``(K, )`` for continuous skills, or ``None`` for the goal spec in ``observation_spec``. A
+            discrete skill is observed as a one-hot float vector ``[B, K]``, or as integers ``[B]``.
+        encoding_net: encodes the representation; a feed-forward network, or a constructor, called as
+            ``(input_tensor_spec=)`` with the spec of the representation. It is trained by the loss of the
+            discriminator.
+        reward_adapt_speed: adaptation speed of the statistics that scale rewards: of T steps about the last ``T /
+            reward_adapt_speed`` count.
+        observation_spec: spec of the representation, or ``[representation, skill]`` if it is a list of two. If given,
+            representations are normalized by their mean and variance before they are encoded.
         hidden_size: sizes of hidden layers between the encoding and the prediction; a number for one layer.
-        hidden_activation: their activation.
+        hidden_activation: activation of the hidden layers.
         name: name of this algorithm.
-        action_spec: not used: part of the interface of an intrinsic reward module.
-        normalize_observation: False: do not normalize, although ``observation_spec`` is given.
+        action_spec: not used; part of the interface of an intrinsic reward module.
+        normalize_observation: set to False to disable normalization although ``observation_spec`` is given.
         optimizer: trains discriminator and ``encoding_net``; None to leave that to the enclosing algorithm.
 
     Raises:
         ConfError: a number is out of range.
-        SpecError: ``skill_spec`` cannot be that of a skill, or does not fit the goals in ``observation_spec``.
-        ValueError: ``encoding_net`` has memory, or what it needs is not given.
+        SpecError: ``skill_spec`` is not a valid spec of a skill, or does not fit the goals in ``observation_spec``.
+        ValueError: ``encoding_net`` is recurrent, or a required argument is missing.
     """
 
     _values: Tensor
@@ -110,7 +112,7 @@ class DIAYNAlgorithm(Algorithm):
             self._observation_normalizer = AdaptiveNormalizer(representation_spec, auto_update=False,
                                                               name=f'{name}/observation_normalizer')
 
-    # What it is ------------------------------------------------------------------------------------------------
+    # Capabilities ----------------------------------------------------------------------------------------------
 
     def own_capabilities(self) -> Capabilities:
         """True, unless something in a network draws numbers or keeps statistics; the normalizers are only read."""
@@ -121,10 +123,10 @@ class DIAYNAlgorithm(Algorithm):
     # Steps -----------------------------------------------------------------------------------------------------
 
     def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
-        """The reward for the skill of the step before.
+        """Compute the reward for the previous step's skill.
 
         Args:
-            inputs: its observation is ``[representation, skill]``, ``[B, ...]`` each.
+            inputs: time step whose observation is ``[representation, skill]``, ``[B, ...]`` each.
             state: ``DIAYNState``.
 
         Returns:
@@ -141,7 +143,7 @@ class DIAYNAlgorithm(Algorithm):
         return AlgStep(self._reward_normalizer.normalize(reward), _next_state(skill), info)
 
     def predict_step(self, inputs: TimeStep, state: Any) -> AlgStep:
-        """As :meth:`rollout_step`, with statistics as they are; ``info`` is a ``DIAYNMeasures``."""
+        """Compute :meth:`rollout_step` without updating statistics; ``info`` is a ``DIAYNMeasures``."""
         representation, skill = self._unpacked(inputs)
         valid = _valid(state.has_previous, inputs.step_type)
         prediction = self._predict(representation)
@@ -152,15 +154,15 @@ class DIAYNAlgorithm(Algorithm):
         return AlgStep(self._reward_normalizer.normalize(information * valid), _next_state(skill), info)
 
     def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any = None) -> AlgStep:
-        """The loss of the discriminator.
+        """Compute the loss of the discriminator.
 
         Args:
-            inputs: its observation is ``[representation, skill]``, ``[B, ...]`` each.
+            inputs: time step whose observation is ``[representation, skill]``, ``[B, ...]`` each.
             state: ``DIAYNState``.
-            rollout_info: not looked at.
+            rollout_info: not used.
 
         Returns:
-            ``info`` is a ``DIAYNInfo``; there is no output, as rewards are given in the rollout.
+            ``info`` is a ``DIAYNInfo``; there is no output, because rewards are computed in the rollout.
         """
         representation, skill = self._unpacked(inputs)
         valid = _valid(state.has_previous, inputs.step_type)
@@ -168,7 +170,7 @@ class DIAYNAlgorithm(Algorithm):
         return AlgStep((), _next_state(skill), info)
 
     def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any = None) -> AlgStep:
-        """:meth:`train_step` for ``[T, B, ...]``; of ``state`` only that of the first step is looked at."""
+        """Compute :meth:`train_step` for ``[T, B, ...]``; only the first step of ``state`` is used."""
         representation, skill = self._unpacked(inputs)
         time, batch = skill.shape[:2]
         state = nest.map_structure(lambda first, now: torch.cat((first[:1], now[:-1])), state, _next_state(skill))
@@ -178,17 +180,17 @@ class DIAYNAlgorithm(Algorithm):
         return AlgStep((), (), nest.map_structure(lambda x: x.reshape(time, batch), info))
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The loss of the discriminator.
+        """Compute the loss of the discriminator.
 
-        The loss of arriving at a step is counted at the step before: at LAST, which others have no loss of their own
-        at, the discriminator learns as well. Off-policy, where a sequence may begin with a state of the rollout, that
-        of arriving at its first step stays there; on-policy the unroll before has counted it.
+        The loss of arriving at a step is assigned to the previous step, so that the discriminator also learns from
+        LAST, where other losses are 0. Off-policy a sequence may begin with a state of the rollout; the loss of
+        arriving at its first step then stays at that step. On-policy the previous unroll has already counted it.
 
         Args:
             info: ``DIAYNInfo`` of ``[T, B]``.
 
         Returns:
-            ``loss`` ``[T, B]``; where summaries are written, ``extra`` has the mean of each score.
+            ``loss`` ``[T, B]``; when summaries are recorded, ``extra`` has the mean of each score.
         """
         arriving = info.loss[1:]
         stays = torch.zeros_like(info.loss[:1]) if self.on_policy else info.loss[:1]
@@ -205,10 +207,10 @@ class DIAYNAlgorithm(Algorithm):
                                     'squared_error': info.squared_error})
         return LossInfo(loss=loss, extra=extra)
 
-    # Maths -----------------------------------------------------------------------------------------------------
+    # Terms -----------------------------------------------------------------------------------------------------
 
     def _unpacked(self, inputs: TimeStep) -> tuple[NestedTensor, Tensor]:
-        """The representation, and the skill as a float tensor ``[..., K]``."""
+        """Return the representation, and the skill as a float tensor ``[..., K]``."""
         observation = inputs.observation
         if not isinstance(observation, (list, tuple)) or len(observation) != 2:
             raise ValueError(f'{self._name}: expected the observation [representation, skill], found '
@@ -223,26 +225,26 @@ class DIAYNAlgorithm(Algorithm):
         return representation, skill
 
     def _predict(self, representation: NestedTensor) -> Tensor:
-        """What the discriminator makes of ``[B, ...]``: ``[B, K]`` logits of discrete skills, or the skill itself."""
+        """Predict ``[B, K]`` from ``[B, ...]``: logits of discrete skills, or the continuous skill itself."""
         if self._observation_normalizer is not None:
             representation = self._observation_normalizer.normalize(representation)
         return self._discriminator(self._encoding_net(representation)[0])[0]
 
     def _information(self, prediction: Tensor, skill: Tensor) -> Tensor:
-        """``log q(z|s) - log p(z)``, ``[B]``, for predictions and skills ``[B, K]``."""
+        """Compute ``log q(z|s) - log p(z)``, ``[B]``, for predictions and skills ``[B, K]``."""
         if self._is_discrete:
             return (skill * torch.log_softmax(prediction, -1)).sum(-1) + math.log(self._num_skills)
         return 0.5 * ((skill - self._middle).square().sum(-1) - (skill - prediction).square().sum(-1))
 
     def _score(self, prediction: Tensor, skill: Tensor) -> dict[str, Tensor]:
-        """Whether the skill was told right, or how far off it was, ``[B]``."""
+        """Return the accuracy of the predicted skill or its squared error, ``[B]``."""
         prediction = prediction.detach()
         if self._is_discrete:
             return {'accuracy': (prediction.argmax(-1) == skill.argmax(-1)).float()}
         return {'squared_error': (skill - prediction).square().mean(-1)}
 
     def _info(self, prediction: Tensor, skill: Tensor, valid: Tensor) -> Any:
-        """The cross entropy of the discriminator, or its mean square error."""
+        """Compute the cross entropy of the discriminator, or its mean squared error."""
         if self._is_discrete:
             loss = -(skill * torch.log_softmax(prediction, -1)).sum(-1)
         else:
@@ -251,7 +253,7 @@ class DIAYNAlgorithm(Algorithm):
 
 
 def _valid(has_previous: Tensor, step_type: Tensor) -> Tensor:
-    """1 where the step before belongs to the same episode, else 0."""
+    """Return 1 where the previous step belongs to the same episode, else 0."""
     return has_previous * (step_type != StepType.FIRST)
 
 
@@ -263,7 +265,7 @@ def _next_state(skill: Tensor) -> Any:
 
 
 def _split(observation_spec: NestedTensorSpec) -> tuple[NestedTensorSpec, TensorSpec | None]:
-    """The specs of representation and goal; ``None`` for what is not known."""
+    """Return the specs of representation and goal; ``None`` for an unknown spec."""
     if type(observation_spec) is list and len(observation_spec) == 2 and isinstance(observation_spec[1], TensorSpec):
         return observation_spec[0], observation_spec[1]
     return observation_spec, None
@@ -271,25 +273,25 @@ def _split(observation_spec: NestedTensorSpec) -> tuple[NestedTensorSpec, Tensor
 
 @configurable
 def create_discrete_skill_spec(num_of_skills: Count) -> BoundedTensorSpec:
-    """The spec of ``num_of_skills`` discrete skills, int64 ``[]`` from 0."""
+    """Create the spec of ``num_of_skills`` discrete skills, int64 ``[]`` from 0."""
     return BoundedTensorSpec((), torch.int64, 0, num_of_skills - 1)
 
 
 def _skill_spec(skill_spec: TensorSpec | int | None, goal_spec: TensorSpec | None, name: str) -> TensorSpec:
-    """The spec that ``skill_spec`` stands for."""
+    """Return the spec that ``skill_spec`` stands for."""
     if isinstance(skill_spec, TensorSpec):
         return skill_spec
     if skill_spec is not None:
         check_value('DIAYNAlgorithm', 'skill_spec', skill_spec, (int, TensorSpec), minimum=1, optional=True)
         return create_discrete_skill_spec(skill_spec)
     if goal_spec is None:
-        raise ValueError(f'{name}: skill_spec=None takes the spec of the goals, and observation_spec is not '
-                         '[representation, goal]; give a skill_spec, or the agent a goal generator')
+        raise ValueError(f'{name}: skill_spec=None uses the goal spec, but observation_spec is not '
+                         '[representation, goal]; set skill_spec, or add a goal generator to the agent')
     return goal_spec
 
 
 def _size(skill_spec: TensorSpec, name: str) -> int:
-    """The number of discrete skills, or the length of a continuous one."""
+    """Return the number of discrete skills, or the length of a continuous skill."""
     if skill_spec.is_discrete:
         if skill_spec.ndim or not isinstance(skill_spec, BoundedTensorSpec):
             raise SpecError(f'{name}: discrete skills need a skill_spec BoundedTensorSpec of rank 0, such as '
@@ -301,7 +303,7 @@ def _size(skill_spec: TensorSpec, name: str) -> int:
 
 
 def _check_goals(skill_spec: TensorSpec, num_skills: int, goal_spec: TensorSpec | None, name: str) -> None:
-    """Raise ``SpecError`` if goals are no such skills."""
+    """Raise ``SpecError`` if goals do not fit the spec of skills."""
     if goal_spec is None:
         return
     one_hot = goal_spec.is_continuous and tuple(goal_spec.shape) == (num_skills, )
@@ -312,7 +314,7 @@ def _check_goals(skill_spec: TensorSpec, num_skills: int, goal_spec: TensorSpec 
 
 
 def _middle(skill_spec: TensorSpec) -> Tensor:
-    """The middle of the range of each component of a continuous skill; 0 where it has no bounds."""
+    """Return the middle of the range of each component of a continuous skill; 0 without bounds."""
     if isinstance(skill_spec, BoundedTensorSpec) and skill_spec.is_continuous:
         low, high = (torch.as_tensor(bound.copy()) for bound in (skill_spec.minimum, skill_spec.maximum))
         if torch.isfinite(low).all() and torch.isfinite(high).all():
@@ -322,12 +324,12 @@ def _middle(skill_spec: TensorSpec) -> Tensor:
 
 def _made_network(encoding_net: Network | Callable[..., Network], representation_spec: NestedTensorSpec,
                   name: str) -> Network:
-    """The encoding network itself, or the one that its constructor makes."""
+    """Return the encoding network itself, or create it by its constructor."""
     if not isinstance(encoding_net, Network):
         if representation_spec is None:
             raise ValueError(f'{name}: a constructor as encoding_net needs observation_spec, the spec of its input')
         encoding_net = encoding_net(input_tensor_spec=representation_spec)
     if encoding_net.is_rnn:
-        raise ValueError(f'{name}: expected an encoding_net without memory, found {encoding_net.name}, whose state is '
+        raise ValueError(f'{name}: expected a feed-forward encoding_net, found {encoding_net.name} with state spec '
                          f'{encoding_net.state_spec}')
     return encoding_net

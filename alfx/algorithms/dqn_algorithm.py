@@ -1,15 +1,16 @@
-"""Q-learning with a network: DQN, double DQN and, through its options, Rainbow.
+"""Deep Q-learning: DQN, double DQN and, through its options, Rainbow.
 
-DQN is of Mnih et al. 2013 (arXiv:1312.5602) and 2015 (Nature 518), double DQN of van Hasselt et al. 2016
-(arXiv:1509.06461), Rainbow of Hessel et al. 2018 (arXiv:1710.02298). What differs from the papers:
+DQN: Mnih et al. 2013 (arXiv:1312.5602) and 2015 (Nature 518); double DQN: van Hasselt et al. 2016 (arXiv:1509.06461);
+Rainbow: Hessel et al. 2018 (arXiv:1710.02298). Differs from the papers:
 
-- With several critics the least of their values is taken, for acting and in targets, as in TD3 (Fujimoto et al. 2018,
+- With several critics the minimum of their values is used, for acting and in targets, as in TD3 (Fujimoto et al. 2018,
   arXiv:1802.09477); ``num_critic_replicas = 1`` is the DQN of the papers.
-- Every step of a sampled sequence is trained on, each towards the return up to the end of the sequence if the loss has
-  multi-step targets; ``train_first_step_only`` is the n-step target of Rainbow, with n = ``mini_batch_length - 1``.
-- The loss is the mean over all T steps of a sequence although the last one has none: a factor of ``(T - 1) / T``.
+- Every step of a sampled sequence is trained on. With multi-step targets each step is trained towards the return up to
+  the end of the sequence; ``train_first_step_only`` gives the n-step target of Rainbow, where n is
+  ``mini_batch_length - 1``.
+- The loss is the mean over all T steps of a sequence although the last step has no loss: a factor of ``(T - 1) / T``.
 
-Rainbow is a conf of: ``target_net_target_action = False`` (double), ``QNetwork.dueling``, ``QNetwork.noisy`` with
+Rainbow is a conf with ``target_net_target_action = False`` (double), ``QNetwork.dueling``, ``QNetwork.noisy`` with
 ``rollout_epsilon_greedy = 0``, ``num_atoms``, ``calculate_priority`` with ``TrainerConfig.priority_replay``, and
 ``train_first_step_only`` with ``TrainerConfig.mini_batch_length``. Read next:
 :mod:`alfx.algorithms.categorical_td_loss`.
@@ -22,10 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, nest
-from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
+from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.categorical_td_loss import CategoricalTDLoss, bootstrap_steps
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.base import q_values
 from alfx.algorithms.base.time_slices import steps, pad_end
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
@@ -36,22 +37,21 @@ from alfx.gin_utils import configurable
 from alfx.gin_utils.value_checks import Count, Fraction
 from alfx.networks.q_networks import QNetwork
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils.discrete_action import mask_invalid, DiscreteAction, EpsilonZGreedy
 from alfx.utils.schedulers import as_scheduler
 from alfx.utils.target_updater import TargetUpdater
 
 DqnState = namedtuple('DqnState', ['critic', 'target_critic', 'exploration'], default_value=())
-"""The states of the critics and the target critics, ``()`` without memory, and of the exploration in the rollout."""
+"""States of the critics and the target critics, ``()`` if feed-forward, and of the exploration in the rollout."""
 
 DqnInfo = namedtuple('DqnInfo', ['reward', 'step_type', 'discount', 'action', 'critic', 'target_critic', 'q_values',
                                  'discounted_return'], default_value=())
-"""What the steps yield, ``[B, ...]`` each; what is not needed is ``()``.
+"""Info of the steps, ``[B, ...]`` each; fields that are not needed are ``()``.
 
-``critic`` are the values of the action that was taken, ``[B, n]``, ``[B, n, K]`` for K rewards, or log-probabilities
-``[B, n, N]`` of N atoms. ``target_critic`` is the value to bootstrap from, the same without n (probabilities of the
-atoms). ``q_values`` ``[B, A]``, in evaluation, is what the action was chosen by. ``discounted_return`` is there if the
-replay buffer gives it.
+``critic``: values of the action taken, ``[B, n]``, ``[B, n, K]`` for a K-dimensional reward, or log-probabilities ``[B,
+n, N]`` of N atoms. ``target_critic``: the value to bootstrap from, with the same shape without n (probabilities of the
+atoms). ``q_values`` ``[B, A]``, in evaluation: values by which the action was chosen. ``discounted_return`` is present
+if the replay buffer provides it.
 """
 
 DqnLossInfo = namedtuple('DqnLossInfo', ['critic'], default_value=())
@@ -64,43 +64,47 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: one scalar discrete ``BoundedTensorSpec``, possibly alone in a nest; any ``minimum``.
-        reward_spec: of rank 0, or of rank 1 for K rewards, each of which gets critics of its own. An action is chosen
-            by the sum of its values weighted by ``reward_weights``.
-        q_network_cls: called as ``(input_tensor_spec=, action_spec=)``, with ``num_atoms=`` as well if that is given.
-        q_optimizer: owns the parameters of the critics; ``None``: the optimizer of an enclosing algorithm does.
-        rollout_epsilon_greedy: the chance of a uniformly random action in the rollout, a number or a scheduler.
-        target_net_target_action: the action whose value is bootstrapped from is the best one of the target network
-            (DQN) or, if False, of the network that is trained (double DQN).
-        num_critic_replicas: the number n of critics, of which the least value counts.
+        reward_spec: of rank 0, or of rank 1 for a K-dimensional reward, with separate critics for each dimension.
+            Actions are compared by the sum of their values weighted by ``reward_weights``.
+        q_network_cls: called as ``(input_tensor_spec=, action_spec=)``, also with ``num_atoms=`` if that is given.
+        q_optimizer: owns the parameters of the critics; ``None``: the enclosing algorithm's optimizer does.
+        rollout_epsilon_greedy: probability of a uniformly random action in the rollout, a number or a scheduler.
+        target_net_target_action: bootstrap from the best action of the target network (DQN) or, if False, from the best
+            action of the trained network (double DQN).
+        num_critic_replicas: number n of critics; the minimum of their values is used.
         env: batched environment, for the root algorithm.
         config: configuration, for the root algorithm.
-        critic_loss_ctor: called as ``(debug_summaries=, name=)``, with ``v_min=`` and ``v_max=`` as well if
-            ``num_atoms`` is given; makes the loss of a critic. ``None``: ``OneStepTDLoss``, or ``CategoricalTDLoss``
-            for distributions.
+        critic_loss_ctor: called as ``(debug_summaries=, name=)``, also with ``v_min=`` and ``v_max=`` if ``num_atoms``
+            is given; creates the loss of a critic. ``None``: ``OneStepTDLoss``, or ``CategoricalTDLoss`` for
+            distributions.
         checkpoint: as in ``Algorithm``.
         debug_summaries: write more summaries.
         name: name of this algorithm.
-        target_update_tau: how far an update moves the target critics, in (0, 1].
-        target_update_period: updates between two updates of the target critics.
-        num_atoms: learn a distribution over so many values from ``v_min`` to ``v_max`` (C51) instead of its mean.
-        v_min: the least return that the atoms represent.
-        v_max: the largest.
-        calculate_priority: yield priorities for prioritised replay: the absolute errors of a sequence, averaged, or
-            the divergences of its distributions.
-        train_first_step_only: train only on the first step of each sequence; the others serve its target. The loss
-            stays the mean over all T steps, the others being 0: an ``eps`` of Adam or a bound of gradients that was
-            published for a mean over the batch alone is to be divided by T.
-        random_initial_collection: act at random during ``TrainerConfig.initial_collect_steps``.
-        epsilon_greedy: the chance of a random action in evaluation; ``None``: ``config.epsilon_greedy``, or 0 without
+        target_update_tau: interpolation factor of the soft update of the target critics, in (0, 1]. Smaller values are
+            more stable but learn more slowly.
+        target_update_period: number of training updates per update of the target critics.
+        num_atoms: learn a distribution over this number of values from ``v_min`` to ``v_max`` (C51) instead of its
+            mean.
+        v_min: smallest return that the atoms represent.
+        v_max: largest return that the atoms represent.
+        calculate_priority: compute priorities for prioritised replay: the mean absolute errors of a sequence, or the
+            mean divergences of its distributions.
+        train_first_step_only: train only on the first step of each sequence; the other steps are used for its target.
+            The loss is still the mean over all T steps, most of them 0: divide an ``eps`` of Adam or a gradient
+            clipping bound that was published for a mean over the batch alone by T.
+        random_initial_collection: take random actions during ``TrainerConfig.initial_collect_steps``.
+        epsilon_greedy: probability of a random action in evaluation; ``None``: ``config.epsilon_greedy``, or 0 without
             a config.
-        reward_weights: K weights of the rewards; ``None``: all are 1.
-        exploration_length_exponent: if given, random actions are repeated for a random number n of steps with
-            ``P(n) ~ n ** -exponent`` (Dabney et al. 2021, arXiv:2006.01782; 2 in the paper), and epsilon is the chance
-            that such a run begins.
+        reward_weights: K weights of the reward dimensions; ``None``: all 1.
+        exploration_length_exponent: if given, random actions are repeated for a random number n of steps with ``P(n) ~
+            n ** -exponent`` (Dabney et al. 2021, arXiv:2006.01782; 2 in the paper), and epsilon is the probability of
+            starting such a repetition.
 
     Raises:
         ValueError: the action is not a single discrete one, the networks do not fit it, or a number is out of range.
     """
+
+    predicts_from_observation = True
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  reward_spec: TensorSpec = TensorSpec(()), q_network_cls: Callable[..., Any] = QNetwork,
@@ -120,7 +124,7 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             raise ValueError(f'{name}.rollout_epsilon_greedy: expected a probability in [0, 1], found '
                              f'{rollout_epsilon_greedy}')
         if config is not None and config.mini_batch_length == 1:
-            raise ValueError(f'{name}: TrainerConfig.mini_batch_length is 1, but a target needs the step that follows; '
+            raise ValueError(f'{name}: TrainerConfig.mini_batch_length is 1, but a target needs the next step; '
                              'set it to 2 for one-step targets')
         long_exploration = (None if exploration_length_exponent is None else
                             EpsilonZGreedy(discrete, exploration_length_exponent, name))
@@ -153,10 +157,10 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._calculate_priority = calculate_priority
         self._train_first_step_only = train_first_step_only
         random_steps = config.initial_collect_steps if config is not None and random_initial_collection else 0
-        self._random_steps = random_steps * context.num_ranks()  # of all of them together, as 'env_steps' is
+        self._random_steps = random_steps * context.num_ranks()  # sum over ranks, as 'env_steps' is
         self._epsilon: Tensor
-        self.register_buffer('_epsilon', torch.zeros(()), persistent=False)  # of this step, for the record
-        self._filled_epsilon = 0.0, -1  # the latest, and the version then: what sets buffers back writes to it too
+        self.register_buffer('_epsilon', torch.zeros(()), persistent=False)  # read by the traced graph
+        self._filled_epsilon = 0.0, -1  # latest value and tensor version: loading a state writes to it too
         self._greedy = self._exploring = None
         if not self._critic_networks.is_rnn and is_traceable(self._critic_networks):
             self._greedy = self.recorded(self._best_index, self)
@@ -169,19 +173,13 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     supports_action_mask = True
 
     def convert_train_state_to_predict_state(self, state: Any) -> NestedTensor:
-        """The state of the critics."""
+        """Return the state of the critics."""
         return state.critic
-
-    def own_capabilities(self) -> Capabilities:
-        """True without memory, and unless something in a network or a loss draws numbers or keeps statistics."""
-        return super().own_capabilities()._replace(traceable_update=not self._critic_networks.is_rnn
-                                                   and is_traceable(self),
-                                             traceable_prediction=has_fixed_prediction(self, DqnAlgorithm))
 
     # Acting ----------------------------------------------------------------------------------------------------
 
     def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
-        """The best action, or with probability ``epsilon_greedy`` a random one."""
+        """Return the best action, or a random one with probability ``epsilon_greedy``."""
         q_values, state = self._q_values(inputs.observation, state)
         mask = self._discrete.mask_of(inputs)
         best = self._discrete.explore(mask_invalid(q_values, mask).argmax(-1), self._epsilon_greedy, mask)
@@ -189,26 +187,26 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     @property
     def exploration_rate(self) -> float:
-        """The chance of a uniformly random action in the rollout, now."""
+        """Current probability of a uniformly random action in the rollout."""
         return float(self._rollout_epsilon_greedy())
 
     def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
-        """The best action, or with probability ``rollout_epsilon_greedy`` a random one.
+        """Return the best action, or a random one with probability ``rollout_epsilon_greedy``.
 
-        Where training starts from the states of the rollout, those of the target critics are computed as well.
+        If training starts from the states of the rollout, the states of the target critics are computed as well.
         """
         epsilon = self._rollout_epsilon_greedy()
         if self._random_steps and context.get_progress('env_steps') < self._random_steps:
             epsilon = 1.0
         if self._exploring is not None and 0.0 < epsilon < 1.0:
-            tensor: Any = self._buffers['_epsilon']  # as an attribute it is found in ten times as long
+            tensor: Any = self._buffers['_epsilon']  # attribute access takes ten times as long
             if (epsilon, tensor._version) != self._filled_epsilon:
                 self._filled_epsilon = epsilon, tensor.fill_(epsilon)._version
             action = self._exploring((inputs.observation, self._discrete.mask_of(inputs)))
             return AlgStep(action, state, DqnInfo(action=action))
         mask = self._discrete.mask_of(inputs)
-        has_memory = self._greedy is None and self._critic_networks.is_rnn
-        if epsilon >= 1.0 and not has_memory:
+        is_recurrent = self._greedy is None and self._critic_networks.is_rnn
+        if epsilon >= 1.0 and not is_recurrent:
             greedy, new_state = inputs.step_type.new_zeros(inputs.step_type.shape, dtype=torch.int64), ()
         elif self._greedy is not None:
             greedy, new_state = self._greedy((inputs.observation, mask)), ()
@@ -216,7 +214,7 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             q_values, new_state = self._q_values(inputs.observation, state.critic)
             greedy = mask_invalid(q_values, mask).argmax(-1)
         target_state = state.target_critic
-        if has_memory and self.need_full_rollout_state():
+        if is_recurrent and self.need_full_rollout_state():
             target_state = self._target_critic_networks(inputs.observation, target_state)[1]
         exploration = state.exploration
         if self._long_exploration is None:
@@ -227,23 +225,24 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return AlgStep(action, DqnState(new_state, target_state, exploration), DqnInfo(action=action))
 
     def _best_index(self, seen: tuple[NestedTensor, NestedTensor]) -> Tensor:
-        """The index ``[B]`` of the best action, for critics without memory, from observation and mask."""
+        """Return the index ``[B]`` of the best action of feed-forward critics, from observation and mask."""
         observation, mask = seen
         return mask_invalid(self._q_values(observation, ())[0], mask).argmax(-1)
 
     def _exploring_action(self, seen: tuple[NestedTensor, NestedTensor]) -> NestedTensor:
-        """The best action ``[B]``, or with probability ``_epsilon`` a random one."""
+        """Return the best action ``[B]``, or a random one with probability ``_epsilon``."""
         return self._discrete.action(self._discrete.replace_some(self._best_index(seen), self._epsilon, seen[1]))
 
     def _q_values(self, observation: NestedTensor, state: NestedTensor) -> tuple[Tensor, NestedTensor]:
-        """What actions are compared by, ``[B, A]``, and the next state of the critics."""
+        """Return the values that compare actions, ``[B, A]``, and the next state of the critics."""
         outputs, state = self._outputs(self._critic_networks, observation, state)
         return self._preference(outputs), state
 
     # Values ----------------------------------------------------------------------------------------------------
 
     def _outputs(self, networks: Any, observation: NestedTensor, state: NestedTensor) -> tuple[Tensor, NestedTensor]:
-        """The outputs ``[B, n, A]`` of critics: ``[B, n, K, A]`` for K rewards, logits ``[B, n, A, N]`` of atoms."""
+        """Compute outputs ``[B, n, A]`` of critics: ``[B, n, K, A]`` for a K-dimensional reward, ``[B, n, A, N]``
+        logits of atoms."""
         outputs, state = networks(observation, state)
         if self._single_critic:
             outputs = outputs.unsqueeze(1)
@@ -252,27 +251,27 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return outputs, state
 
     def _preference(self, outputs: Tensor) -> Tensor:
-        """What actions are compared by, ``[B, A]``."""
+        """Return the values that compare actions, ``[B, A]``."""
         return q_values.preference(outputs, self._reward_weights, self._atoms)
 
     # Training --------------------------------------------------------------------------------------------------
 
     def policy_terms(self, rows: Rows, state: Any) -> tuple[Any, Any, Any]:
-        """The outputs of the critics, if those choose the action to bootstrap from (double DQN), without gradient."""
+        """Compute the critics' outputs, without gradient, if they choose the action to bootstrap from (double DQN)."""
         if self._target_net_target_action:
             return (), (), state
         outputs, critic_state = self._outputs(self._critic_networks, rows.observation, state.critic)
         return outputs.detach(), outputs, state._replace(critic=critic_state)
 
     def trained_values(self, rows: Rows, details: Any, state: Any) -> tuple[Any, Any]:
-        """``[N, n]``, ``[N, n, K]`` or log-probabilities ``[N, n, N]`` of the action that was taken."""
+        """Compute the values of the action taken: ``[N, n]``, ``[N, n, K]`` or log-probabilities ``[N, n, N]``."""
         if self._target_net_target_action:
             details, critic_state = self._outputs(self._critic_networks, rows.observation, state.critic)
             state = state._replace(critic=critic_state)
         return self._of_action_taken(details, rows), state
 
     def _of_action_taken(self, outputs: Tensor, rows: Rows) -> Any:
-        """What is trained of the outputs ``[N, n, ...]`` of the critics, see :meth:`trained_values`."""
+        """Select the values to train from the outputs ``[N, n, ...]`` of the critics, see :meth:`trained_values`."""
         index = self._discrete.index(rows.rollout_info.action)
         if self._atoms is not None:
             return torch.log_softmax(q_values.of_action(outputs, index, 2), -1)
@@ -280,7 +279,7 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     @torch.no_grad()
     def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
-        """The value to bootstrap from, ``[N]``, ``[N, K]`` or probabilities of the atoms."""
+        """Compute the value to bootstrap from, ``[N]``, ``[N, K]`` or probabilities of the atoms."""
         outputs, target_state = self._outputs(self._target_critic_networks, rows.observation, state.target_critic)
         state = state._replace(target_critic=target_state)
         is_double, mask = not self._target_net_target_action, self._discrete.leaf_of_mask(rows.action_mask)
@@ -293,21 +292,21 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return q_values.of_action(q_values.least_values(outputs, self._reward_weights), action, -1), state
 
     def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
-        """The action taken, and a :class:`DqnInfo`."""
+        """Return the action taken and a :class:`DqnInfo`."""
         action = rollout_info.action
         return action, DqnInfo(reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount,
                                action=action, critic=terms.values, target_critic=terms.target,
                                discounted_return=rollout_info.discounted_return)
 
     def num_steps_with_gradient(self, length: int) -> tuple[int, int]:
-        """Where the values are trained, twice: the policy is that of their critics."""
+        """Return the number of trained steps twice: the policy terms are outputs of the trained critics."""
         trained = 1 if self._train_first_step_only else length - 1
         return trained, trained
 
     def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """:meth:`train_step` for ``[T, B, ...]``, without what no loss reads.
+        """Compute :meth:`train_step` for ``[T, B, ...]``, without values that no loss reads.
 
-        Where all that is read of a sequence is one target, and of that one value, only that value is computed.
+        If the loss reads one target of a sequence, and that target reads one value, only that value is computed.
         """
         length, batch = inputs.step_type.shape
         reads_one_value = self._train_first_step_only and length > 2 and self._bootstraps_once
@@ -329,11 +328,11 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     @property
     def _bootstraps_once(self) -> bool:
-        """Whether the target of a step reads a single value: that of the step where its return ends."""
+        """Return whether the target of a step reads a single value, at the step where its return ends."""
         return all(isinstance(loss, TDLoss) and loss.td_lambda == 1.0 for loss in self._critic_losses)
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The sum of the losses of all critics, ``[T, B]``, and, if asked for, the priorities ``[B]``."""
+        """Compute the sum of the losses of all critics, ``[T, B]``, and, if enabled, the priorities ``[B]``."""
         critics = info.critic.unbind(2)
         loss = self._critic_losses[0](info, critics[0], info.target_critic).loss
         for critic, critic_loss in zip(critics[1:], self._critic_losses[1:]):
@@ -345,7 +344,7 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     @torch.no_grad()
     def _priority(self, info: Any, critics: tuple[Tensor, ...], loss: Tensor) -> Tensor:
-        """The mean size ``[B]`` of the errors of the critics over the steps that are trained on."""
+        """Return the mean absolute errors ``[B]`` of the critics over the steps that are trained on."""
         if self._atoms is not None:
             return q_values.mean_over_steps(loss / len(critics), info.step_type, self._train_first_step_only)
         target = self._critic_losses[0].compute_td_target(info, info.target_critic)
@@ -359,24 +358,23 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
 def _make_atoms(num_atoms: int | None, v_min: float | None, v_max: float | None, reward_spec: TensorSpec,
                 name: str) -> Tensor | None:
-    """The values ``[N]`` that a distribution is over."""
+    """Return the values ``[N]`` of the atoms."""
     if num_atoms is None:
         if v_min is not None or v_max is not None:
-            raise ValueError(f'{name}: v_min and v_max are the range of the atoms of a distribution, but num_atoms is '
-                             'not given; set num_atoms (51 in the paper), or leave them out')
+            raise ValueError(f'{name}: v_min and v_max are set, the range of the atoms of a distribution, but '
+                             'num_atoms is not; set num_atoms (51 in the paper), or remove v_min and v_max')
         return None
     if num_atoms < 2 or v_min is None or v_max is None or not v_min < v_max:
         raise ValueError(f'{name}: a distribution needs num_atoms of at least 2 and v_min < v_max, found num_atoms = '
                          f'{num_atoms}, v_min = {v_min}, v_max = {v_max}')
     if reward_spec.ndim:
-        raise ValueError(f'{name}: num_atoms is given, but a distribution is learned of a scalar reward only, found '
-                         f'{reward_spec}')
+        raise ValueError(f'{name}: num_atoms requires a scalar reward, found {reward_spec}; remove num_atoms')
     return torch.linspace(v_min, v_max, num_atoms)
 
 
 def _make_critics(q_network_cls: Callable[..., Any], observation_spec: NestedTensorSpec, action: BoundedTensorSpec,
                   count: int, num_atoms: int | None, name: str) -> Any:
-    """``count`` critics as one network, after a check of what one of them yields."""
+    """Create ``count`` critics as one network, after checking the output of one critic."""
     distribution = {} if num_atoms is None else {'num_atoms': num_atoms}
     network = q_network_cls(input_tensor_spec=observation_spec, action_spec=action, **distribution)
     num_actions = int(action.maximum - action.minimum) + 1
@@ -390,7 +388,7 @@ def _make_critics(q_network_cls: Callable[..., Any], observation_spec: NestedTen
 
 def _make_losses(ctor: Callable[..., Any] | None, count: int, support: dict[str, Any], debug_summaries: bool
                  ) -> list[Any]:
-    """A loss for each critic; ``support`` is the range of the atoms, if there are any."""
+    """Create a loss for each critic; ``support`` is the range of the atoms, if there are any."""
     if ctor is None:
         ctor = CategoricalTDLoss if support else OneStepTDLoss
     return [ctor(debug_summaries=debug_summaries, name=f'critic_loss{i + 1}', **support) for i in range(count)]

@@ -1,12 +1,12 @@
-"""An agent that decides, with each action, for how many steps to repeat it.
+"""Agent that decides, with each action, for how many steps to repeat it.
 
 After Sharma, Lakshminarayanan and Ravindran 2017, "Learning to Repeat: Fine Grained Action Repetition for Deep
-Reinforcement Learning" (FiGAR), arXiv:1702.06054. Differs from the paper in that the number of repetitions is part of
-a mixed action (discrete and continuous) of an off-policy algorithm, SAC by default, and not of a policy of its own
-trained on-policy: the critics know what each repetition is worth.
+Reinforcement Learning" (FiGAR), arXiv:1702.06054. Differs from the paper: the number of repetitions is part of a mixed
+action (discrete and continuous) of an off-policy algorithm, SAC by default, and not of a separate policy trained
+on-policy. The critics therefore estimate the value of each number of repetitions.
 
-The inner algorithm lives on a slower clock: a step of it goes from one decision to the next. All that happens in
-between reaches it as one reward and one discount, and the replay buffer holds its steps only.
+The inner algorithm runs on a slower clock: each of its steps leads from one decision to the next. It sees the steps in
+between as one reward and one discount, and the replay buffer stores only its steps.
 """
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from alfx import context, nest, summary
 from alfx.algorithms.agent_helpers import AgentHelper
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.data_transformer import HindsightExperienceTransformer
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.sac_algorithm import SacAlgorithm
@@ -33,24 +33,26 @@ ActionRepeatState = namedtuple(
     default_value=())
 """State of the parts (``rl``, ``repr``), and since the latest decision:
 
-``action`` being repeated; ``steps``: int64 ``[B]``, for how many more steps; ``k``: int64 ``[B]``, repetitions decided
-on, less one; ``rl_reward`` ``[B(, K)]``: discounted sum of rewards; ``rl_discount`` ``[B]``: factor of the next one;
-``sample_rewards`` ``[B(, K)]``: one of the rewards, each with the same probability (only for a reward normalizer)."""
+``action``: action being repeated; ``steps``: int64 ``[B]``, number of steps left; ``k``: int64 ``[B]``, chosen number
+of repetitions minus 1; ``rl_reward`` ``[B(, K)]``: discounted sum of rewards; ``rl_discount`` ``[B]``: factor of the
+next reward; ``sample_rewards`` ``[B(, K)]``: one of the rewards, sampled uniformly (only for a reward normalizer).
+"""
 
 ActionRepeatInfo = namedtuple(
     'ActionRepeatInfo', ['rl', 'repr', 'is_decision', 'k', 'reward', 'discount', 'reward_weight', 'sample_rewards'],
     default_value=())
-"""Infos of the parts; whether this step is one of the inner algorithm, bool ``[B]``; ``k`` as in the state; reward
-``[B(, K)]`` and discount ``[B]`` for arriving here from the previous decision; for a reward normalizer the sum of the
-factors of the rewards ``[B]``, and one of them."""
+"""Infos of the parts (``rl``, ``repr``); ``is_decision``: bool ``[B]``, this step is a step of the inner algorithm;
+``k`` as in the state; reward ``[B(, K)]`` and discount ``[B]`` for arriving here from the previous decision; for a
+reward normalizer ``reward_weight``, the sum of the factors of the rewards ``[B]``, and ``sample_rewards``, one of the
+rewards."""
 
 
 @configurable
 class DynamicActionRepeatAgent(OffPolicyAlgorithm):
-    """Each decision is an action and a number of steps, 1 to K, to take it.
+    """Agent whose decisions are an action and a number of steps, 1 to K, to repeat it.
 
     With k steps between two decisions the inner algorithm sees the reward ``sum_i gamma^(i-1) r[i]`` (i from 1 to k)
-    and the discount ``gamma^(k-1) d[k]``, which with its own gamma makes ``gamma^k``. The end of an episode ends a
+    and the discount ``gamma^(k-1) d[k]``, which with its own gamma gives ``gamma^k``. The end of an episode ends a
     repetition. ``TrainerConfig.initial_collect_steps`` and ``replay_buffer_length`` count decisions.
 
     Args:
@@ -58,26 +60,25 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
         action_spec: nest of specs of continuous actions.
         reward_spec: of rank 0 or 1.
         env: batched environment.
-        config: configuration; training has to sample from the replay buffer
-            (``whole_replay_buffer_training = False``).
-        K: the largest number of steps for which an action is taken.
+        config: configuration; training has to sample from the replay buffer (``whole_replay_buffer_training = False``).
+        K: largest number of steps for which an action is repeated.
         rl_algorithm_cls: learns the decisions; called as ``(observation_spec=, action_spec=, reward_spec=, config=,
-            debug_summaries=)`` with the action spec ``(k, action_spec)``, where k is an integer from 0 to K - 1: the
-            number of repetitions less one. Has to be off-policy.
-        representation_learner_cls: turns the observation into what the inner algorithm sees, at each decision; called
-            likewise with the ``action_spec`` of the environment; has ``output_spec``. It is trained by the loss of
-            the inner algorithm alone.
-        reward_normalizer_ctor: makes a ``RewardNormalizer`` that normalizes each of the rewards that are summed up;
-            its statistics are updated in replay, from the one reward in each repetition that was sampled.
-        gamma: discount of the rewards within a repetition; the same as that of the loss of the inner algorithm.
-        optimizer: owns what the inner algorithm's own optimizers do not.
+            debug_summaries=)`` with the action spec ``(k, action_spec)``, where the integer k from 0 to K - 1 is the
+            number of repetitions minus 1. Has to be off-policy.
+        representation_learner_cls: maps the observation to the input of the inner algorithm, at each decision; called
+            in the same way with the ``action_spec`` of the environment; has ``output_spec``. It is trained only by the
+            loss of the inner algorithm.
+        reward_normalizer_ctor: creates a ``RewardNormalizer`` that normalizes each of the summed rewards; its
+            statistics are updated in replay, from the reward sampled in each repetition.
+        gamma: discount of the rewards within a repetition; use the gamma of the inner algorithm's loss.
+        optimizer: owns the parameters that no optimizer of the inner algorithm owns.
         debug_summaries: write more summaries.
         name: name of this agent.
 
     Raises:
-        ConfError: an argument out of its range.
+        ConfError: an argument is out of range.
         SpecError: an action is not continuous.
-        ValueError: an inner algorithm or data transformer that repetitions do not go with; the message says why.
+        ValueError: an inner algorithm or data transformer does not support repetitions; the message gives the reason.
     """
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
@@ -106,7 +107,7 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
         normalizer = None if reward_normalizer_ctor is None else reward_normalizer_ctor()
         if normalizer is not None and getattr(normalizer, 'update_mode', None) != 'replay':
             raise ConfError([problem_at(
-                owner, 'reward_normalizer_ctor', 'has to make a RewardNormalizer that is updated in replay, found '
+                owner, 'reward_normalizer_ctor', 'has to create a RewardNormalizer that is updated in replay, found '
                 f'{_described(normalizer)}', "set RewardNormalizer.update_mode = 'replay', the default")])
         super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
                          env=env, config=config, optimizer=optimizer, debug_summaries=debug_summaries, name=name,
@@ -124,7 +125,7 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
         return super().own_capabilities()._replace(traceable_update=True)
 
     def _parts(self) -> list[Algorithm]:
-        """The parts there are, in the order of a step."""
+        """Return the parts in the order of a step."""
         return [part for part in (self._representation_learner, self._rl) if part is not None]
 
     def set_path(self, path: str) -> None:
@@ -134,7 +135,7 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
             part.set_path(f'{path}.{self._helper.field(part)}' if path else self._helper.field(part))
 
     def finalize(self) -> None:
-        """Tell the parts where they are, see that everything goes together, then as in ``RLAlgorithm``."""
+        """Set up the parts, check that they are compatible, then finalize as ``RLAlgorithm`` does."""
         for part in self._parts():
             part.set_on_policy(False)
         self.set_path(self.path)
@@ -145,32 +146,32 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
         owner = type(self).__name__
         if self._config is not None and self._config.whole_replay_buffer_training:
             raise ConfError([problem_at(
-                'TrainerConfig', 'whole_replay_buffer_training', f'= True does not go with {owner}: environments do '
-                'not take the same number of decisions', 'set it to False and sample from the replay buffer')])
+                'TrainerConfig', 'whole_replay_buffer_training', f'= True is not supported by {owner}: environments '
+                'take different numbers of decisions', 'set it to False and sample from the replay buffer')])
         for part in self._parts():
             if part.capabilities.trains_after_iteration or part.capabilities.postprocesses_unrolls:
-                raise ValueError(f'{owner}: {type(part).__name__} trains on whole unrolls, which do not consist of '
-                                 'its own steps here; choose another algorithm')
+                raise ValueError(f'{owner}: {type(part).__name__} trains on whole unrolls, whose steps are not '
+                                 'steps of the inner algorithm; choose another algorithm')
         transformer = self.data_transformer
         modules = list(transformer.modules()) if isinstance(transformer, nn.Module) else []
         if any(isinstance(module, HindsightExperienceTransformer) for module in modules):
             raise ValueError(f'{owner} sums up rewards while acting; HindsightExperienceTransformer cannot replace '
                              'them later. Leave it out of TrainerConfig.data_transformer_ctor')
         if transformer is not None and transformer.stack_size > 1:
-            raise ValueError(f'{owner} stores one step for each decision, from which FrameStacker cannot restore '
-                             'successive frames; stack them in the environment, with '
+            raise ValueError(f'{owner} stores one step per decision, from which FrameStacker cannot restore '
+                             'successive frames; stack frames in the environment, with '
                              'gymnasium.wrappers.FrameStackObservation')
 
     # Acting ----------------------------------------------------------------------------------------------------
 
     def predict_step(self, time_step: TimeStep, state: Any) -> AlgStep:
-        """The action ``[B, ...]``: a new decision where the last one has been carried out, else the same as before."""
+        """Return the action ``[B, ...]``: a new decision after the last repetition, otherwise the previous action."""
         decides = self._decides(time_step, state)
         output, new_state, info = self._decide('predict_step', time_step, state, decides)
         return AlgStep(output, new_state, info)
 
     def rollout_step(self, time_step: TimeStep, state: Any) -> AlgStep:
-        """As :meth:`predict_step`; also sums up rewards. Infos are those of a decision where ``is_decision``."""
+        """Return the action as :meth:`predict_step` does, and sum rewards. Infos are valid where ``is_decision``."""
         decides = self._decides(time_step, state)
         is_first = time_step.is_first()
         factor = torch.where(is_first, 1.0, state.rl_discount)
@@ -183,7 +184,7 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
             rl_discount=torch.where(decides, 1.0, discount * self._gamma))
         info = info._replace(is_decision=decides, k=new_state.k, reward=reward, discount=discount)
         if self._reward_normalizer is not None:
-            # the number of this reward since the latest decision, from 1
+            # index of this reward since the latest decision, from 1
             number = (state.k + 1 - state.steps).clamp(min=1)
             chosen = _like(torch.rand(number.shape, device=number.device) * number < 1.0, time_step.reward)
             sample = torch.where(chosen, time_step.reward, state.sample_rewards)
@@ -193,11 +194,11 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
 
     @staticmethod
     def _decides(time_step: TimeStep, state: Any) -> Tensor:
-        """bool ``[B]``: the steps of the inner algorithm. FIRST is one, as the state is zero there."""
+        """Return the mask of steps of the inner algorithm, bool ``[B]``. It includes FIRST, where the state is zero."""
         return (state.steps == 0) | time_step.is_last() | time_step.is_first()
 
     def _decide(self, method: str, time_step: TimeStep, state: Any, decides: Tensor) -> tuple[Any, Any, Any]:
-        """Action, next state and info, with the steps of the parts made where ``decides``."""
+        """Return action, next state and info; the parts take a step where ``decides``."""
         batch = decides.shape[0]
         can_skip = method == 'predict_step' or self._rollout_info_spec is not None
         if can_skip and not torch.compiler.is_compiling() and not bool(decides.any()):
@@ -220,7 +221,7 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
         return action, new_state, ActionRepeatInfo(rl=step.info, **infos)
 
     def _blank_info(self, batch: int) -> Any:
-        """Zeros in the place of the infos of the parts, for a step at which they do nothing."""
+        """Return zero infos of the parts, for a step without decision."""
         if batch not in self._blank_infos:
             spec = self._rollout_info_spec
             zeros = zeros_from_spec(ActionRepeatInfo(rl=spec.rl, repr=spec.repr), batch)
@@ -230,12 +231,12 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
     # Replay ----------------------------------------------------------------------------------------------------
 
     def observe_sequence_for_replay(self, exp: Experience) -> None:
-        """Store those of the steps ``[T, B, ...]`` that are decisions."""
+        """Store the decisions among the steps ``[T, B, ...]``."""
         for t in range(exp.step_type.shape[0]):
-            self.observe_for_replay(nest.map_structure(lambda x: x[t], exp))  # noqa: B023 - used at once
+            self.observe_for_replay(nest.map_structure(lambda x: x[t], exp))  # noqa: B023 - called immediately
 
     def observe_for_replay(self, exp: Experience) -> None:
-        """Store one step of those environments ``[B]`` in which it is a decision."""
+        """Store one step of the environments ``[B]`` in which it is a decision."""
         chosen = exp.rollout_info.is_decision.nonzero().squeeze(1)
         if len(chosen) == 0:
             return
@@ -245,12 +246,12 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
 
     def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
                               batch_info: BatchInfo) -> tuple[TimeStep, Any]:
-        """Put in the summed rewards, normalized if asked for, and their discounts; ``[B, T, ...]``."""
+        """Insert the summed rewards, normalized if enabled, and their discounts; ``[B, T, ...]``."""
         reward = rollout_info.reward
         if self._reward_normalizer is not None:
-            self._reward_normalizer(rollout_info.sample_rewards)  # which updates its statistics
+            self._reward_normalizer(rollout_info.sample_rewards)  # updates the statistics
             normalizer, clip_value = self._reward_normalizer.normalizer, self._reward_normalizer.clip_value
-            # Each of the summed rewards is to be shifted by the mean, normalize() shifts the sum once.
+            # Each of the summed rewards has to be shifted by the mean, but normalize() shifts the sum once.
             shift = normalizer.normalize(torch.zeros_like(reward))
             extra = _like(rollout_info.reward_weight - 1.0, reward) * shift
             reward = torch.where(_like(root_inputs.is_first(), reward), 0.0, normalizer.normalize(reward) + extra)
@@ -266,11 +267,11 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
     # Training --------------------------------------------------------------------------------------------------
 
     def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """One step ``[B, ...]`` of the inner algorithm."""
+        """Compute one step ``[B, ...]`` of the inner algorithm."""
         return self._train('train_step', inputs, state, rollout_info)
 
     def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """``train_sequence`` of the inner algorithm, ``[T, B, ...]``."""
+        """Compute ``train_sequence`` of the inner algorithm, ``[T, B, ...]``."""
         return self._train('train_sequence', inputs, state, rollout_info)._replace(state=())
 
     def _train(self, method: str, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
@@ -283,7 +284,7 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
                        ActionRepeatInfo(rl=step.info, **infos))
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The loss of the inner algorithm, ``[T, B]``."""
+        """Compute the loss of the inner algorithm, ``[T, B]``."""
         return self._rl.calc_loss(info.rl)
 
     def after_update(self, root_inputs: NestedTensor, info: Any) -> None:
@@ -293,14 +294,14 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
     # Summaries -------------------------------------------------------------------------------------------------
 
     def summarize_rollout(self, experience: Experience) -> None:  # type: ignore[override]
-        """The summaries of ``RLAlgorithm``, and for how many steps actions are taken."""
+        """Write the summaries of ``RLAlgorithm``, and the number of repetitions."""
         super().summarize_rollout(experience)
         info = experience.rollout_info
         self._summarize_repeats('rollout_repeats', info.k[info.is_decision])
 
     def summarize_train(self, experience: Experience, train_info: NestedTensor, loss_info: LossInfo,
                         params: list[tuple[str, nn.Parameter]]) -> None:
-        """The summaries of ``RLAlgorithm``, with the whole decision in the place of the action."""
+        """Write the summaries of ``RLAlgorithm`` for the whole decision instead of the action."""
         super().summarize_train(experience, train_info, loss_info, params)
         self._summarize_repeats('training_repeats', experience.rollout_info.k)
 
@@ -315,7 +316,7 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
 
 def _state_specs(helper: AgentHelper, action_spec: NestedTensorSpec, reward_spec: TensorSpec,
                  samples_rewards: bool) -> dict[str, NestedTensorSpec]:
-    """The state specs of the agent from those of its parts."""
+    """Return the state specs of the agent, built from the state specs of its parts."""
     specs = helper.state_specs()
     acting = dict(action=nest.map_structure(TensorSpec.from_spec, action_spec), steps=TensorSpec((), torch.int64),
                   k=TensorSpec((), torch.int64))
@@ -331,10 +332,10 @@ def _described(normalizer: Any) -> str:
 
 
 def _like(x: Tensor, other: Tensor) -> Tensor:
-    """``x`` with trailing dimensions of size 1 added, so that it broadcasts with ``other``."""
+    """Return ``x`` with trailing dimensions of size 1 added, so that it broadcasts with ``other``."""
     return x.reshape(*x.shape, *[1] * (other.ndim - x.ndim))
 
 
 def _geometric_sum(gamma: float, count: Tensor) -> Tensor:
-    """``1 + gamma + ... + gamma^(count - 1)``."""
+    """Compute ``1 + gamma + ... + gamma^(count - 1)``."""
     return count.float() if gamma == 1.0 else (1.0 - gamma**count.float()) / (1.0 - gamma)

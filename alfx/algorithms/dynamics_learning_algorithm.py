@@ -1,18 +1,18 @@
-"""Learning what actions do: models of the change of a feature, one network or an ensemble of them.
+"""Dynamics models: predict the change of a feature, by one network or an ensemble.
 
-Chua et al. 2018 (PETS, arXiv:1805.12114): several networks, each with bounded log-variances and each trained on a
-bootstrap of its own, see normalized inputs and predict the normalized change:
+Chua et al. 2018 (PETS, arXiv:1805.12114): an ensemble of networks with bounded log-variances, each trained on a
+separate bootstrap, sees normalized inputs and predicts the normalized change:
 
     y[t] = (s[t] - s[t-1] - m_y) / d_y            x[t] = ((s[t-1], a[t-1]) - m_x) / d_x
     deterministic  L[t] = 1/2 mean_d (f(x[t]) - y[t])^2
     stochastic     L[t] = -log N(y[t]; mu(x[t]), sigma(x[t])^2)
 
-The loss of arriving at a step is that of the step before it, where the action was taken: so arriving at LAST is
-learned, and nothing is across the border of two episodes. What differs:
+The loss of arriving at a step is assigned to the previous step, where the action was taken. Arriving at LAST is
+therefore learned, and transitions across the border of two episodes are not. Differs from the paper:
 
-* A bootstrap needs no memory, see :mod:`alfx.algorithms.model_based.bootstrap`.
-* Means and deviations are those of the batches trained on, where recent ones count more.
-* Members whose predictions of what was held out are best are the elites (Janner et al. 2019, arXiv:1906.08253).
+* A bootstrap needs no storage, see :mod:`alfx.algorithms.model_based.bootstrap`.
+* Means and deviations are computed from the training batches, where recent batches count more.
+* The members with the smallest error on held-out data are the elites (Janner et al. 2019, arXiv:1906.08253).
 
 Read next: :mod:`alfx.algorithms.mbrl_algorithm`.
 """
@@ -40,14 +40,14 @@ from alfx.algorithms.model_based.bootstrap import transition_weights
 from alfx.utils.running_stats import AdaptiveStats
 
 DynamicsState = namedtuple('DynamicsState', ['feature', 'network'], default_value=())
-"""The feature of the step before, ``[B, ...]`` or ``[B, n, ...]``, and the state of the network, which has none."""
+"""The previous step's feature, ``[B, ...]`` or ``[B, n, ...]``, and the network state, which is ``()``."""
 
 DynamicsInfo = namedtuple('DynamicsInfo', ['loss', 'dist', 'weight'], default_value=())
-"""What the steps yield.
+"""Info of the steps.
 
-``loss``: ``LossInfo`` of arriving at a step, ``[B]``; ``dist``: the distribution of the change, ``[B, ...]`` or
-``[B, n, ...]``; ``weight``: what :meth:`DynamicsLearningAlgorithm.preprocess_experience` adds, ``[B, T, n]``: how often
-each member counts the loss of arriving at a step.
+``loss``: ``LossInfo`` of arriving at a step, ``[B]``; ``dist``: the distribution of the change, ``[B, ...]`` or ``[B,
+n, ...]``; ``weight``: added by :meth:`DynamicsLearningAlgorithm.preprocess_experience`, ``[B, T, n]``: how often each
+member counts the loss of arriving at a step.
 """
 
 _SPEED = 8.0
@@ -56,7 +56,7 @@ _PENALTY = 0.01
 
 
 class _Scaling(nn.Module):
-    """The means and deviations by which features, actions and changes are normalized."""
+    """Means and deviations that normalize features, actions and changes."""
 
     def __init__(self, feature_spec: TensorSpec, action_spec: TensorSpec):
         super().__init__()
@@ -65,20 +65,20 @@ class _Scaling(nn.Module):
         self._change = AdaptiveStats(feature_spec, _SPEED)
 
     def observe(self, feature: Tensor, action: Tensor, change: Tensor) -> None:
-        """Take in transitions ``[N, ...]``."""
+        """Update the statistics with transitions ``[N, ...]``."""
         for stats, x in ((self._feature, feature), (self._action, action), (self._change, change)):
             stats.update(x)
 
     def inputs(self, feature: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Both of them normalized."""
+        """Return normalized features and actions."""
         return _normalized(self._feature, feature, 1e-6), _normalized(self._action, action, 1e-6)
 
     def target(self, change: Tensor) -> Tensor:
-        """The change normalized."""
+        """Return the normalized change."""
         return _normalized(self._change, change, 1e-12)
 
     def moments_of_change(self) -> tuple[Tensor, Tensor]:
-        """Its mean and deviation."""
+        """Return mean and standard deviation of the change."""
         mean, variance = self._change.moments()
         return mean, (variance + 1e-12).sqrt()
 
@@ -90,26 +90,27 @@ def _normalized(stats: AdaptiveStats, x: Tensor, epsilon: float) -> Tensor:
 
 @configurable
 class DynamicsLearningAlgorithm(Algorithm):
-    """Base of the models; :class:`DeterministicDynamicsAlgorithm` and :class:`StochasticDynamicsAlgorithm` train one.
+    """Base class of dynamics models; see :class:`DeterministicDynamicsAlgorithm` and
+    :class:`StochasticDynamicsAlgorithm`.
 
     Args:
         train_state_spec: ``DynamicsState``.
         action_spec: spec of the action; discrete actions are encoded one-hot.
         feature_spec: float32 ``[D]``.
-        hidden_size: sizes of the hidden layers of the network that is made if none is given.
-        num_replicas: ``n``, the number of networks.
+        hidden_size: sizes of the hidden layers of the default network.
+        num_replicas: number n of networks.
         dynamics_network: predicts the change of the feature from (feature, encoded action); ``None``: a
             :class:`~alfx.networks.dynamics_networks.DynamicsNetwork`.
         checkpoint: as in ``Algorithm``.
         name: name of this algorithm.
         normalize: normalize inputs and change.
-        bootstrap: train each of several networks on a bootstrap of its own.
-        holdout: share of the transitions that are not trained on, in [0, 1); their error decides who is elite.
-        num_elites: the best so many networks are those that :attr:`elites` names; ``None``: all.
+        bootstrap: train each of several networks on a separate bootstrap.
+        holdout: fraction of transitions that are held out from training, at most 0.9; their error selects the elites.
+        num_elites: number of networks with the smallest held-out error in :attr:`elites`; ``None``: all.
 
     Raises:
         ConfError: an argument is out of range, or there are elites without a holdout.
-        SpecError: the feature is no vector of floats, or the network has memory.
+        SpecError: the feature is not a vector of floats, or the network is recurrent.
     """
 
     def __init__(self, train_state_spec: NestedTensorSpec, action_spec: NestedTensorSpec, feature_spec: TensorSpec,
@@ -124,9 +125,8 @@ class DynamicsLearningAlgorithm(Algorithm):
         self._holdout = check_value(owner, 'holdout', holdout, float, minimum=0, maximum=0.9)
         check_value(owner, 'num_elites', num_elites, int, minimum=1, maximum=num_replicas, optional=True)
         if num_elites is not None and num_elites < num_replicas and not holdout:
-            raise ConfError([problem_at(owner, 'num_elites', f'= {num_elites} of {num_replicas}: who is elite is '
-                                        'decided by transitions that are held out, and holdout is 0',
-                                        'set holdout, to 0.1')])
+            raise ConfError([problem_at(owner, 'num_elites', f'= {num_elites} of {num_replicas}: elites are '
+                                        'selected by held-out transitions, but holdout is 0', 'set holdout = 0.1')])
         self._num_elites = num_replicas if num_elites is None else num_elites
         self._bootstrap = bootstrap and num_replicas > 1
         self._feature_spec = feature_spec
@@ -135,7 +135,7 @@ class DynamicsLearningAlgorithm(Algorithm):
             dynamics_network = self._default_network((feature_spec, self._action_encoder.output_spec), feature_spec,
                                                      _sizes(owner, hidden_size))
         if dynamics_network.is_rnn:
-            raise SpecError(f'{owner}.dynamics_network: expected a network without memory, found '
+            raise SpecError(f'{owner}.dynamics_network: expected a feed-forward network, found '
                             f'{type(dynamics_network).__name__}')
         self._network: Any = dynamics_network if num_replicas == 1 else dynamics_network.make_parallel(num_replicas)
         self._scaling = _Scaling(feature_spec, self._action_encoder.output_spec) if normalize else None
@@ -150,40 +150,40 @@ class DynamicsLearningAlgorithm(Algorithm):
 
     @property
     def num_replicas(self) -> int:
-        """``n``, the number of networks."""
+        """Number n of networks."""
         return self._num_replicas
 
     @property
     def elites(self) -> Tensor:
-        """int64 ``[num_elites]``: the networks with the least error of what is held out, the best first."""
+        """Indices of the networks with the smallest held-out error, int64 ``[num_elites]``, best first."""
         return self._holdout_error.argsort(stable=True)[:self._num_elites]
 
     @property
     def holdout_error(self) -> Tensor:
-        """``[n]``: a moving average of the loss of each network of what is held out; 0 before there is any."""
+        """Moving average of the held-out loss of each network, ``[n]``; 0 before the first held-out transition."""
         return self._holdout_error
 
     def get_state_specs(self) -> Any:
-        """The spec of ``DynamicsState``."""
+        """Return the spec of ``DynamicsState``."""
         return self._train_state_spec
 
     def update_state(self, time_step: TimeStep, state: Any) -> Any:
-        """The state with the feature of the current observation ``[B, D]``, from which to predict."""
+        """Return the state with the feature of the current observation ``[B, D]``, from which to predict."""
         return state._replace(feature=time_step.observation)
 
     def predict_step(self, time_step: TimeStep, state: Any) -> AlgStep:
-        """Predict the feature that follows ``state.feature`` by ``time_step.prev_action``."""
+        """Predict the feature that follows ``state.feature`` after ``time_step.prev_action``."""
         raise NotImplementedError(f'{type(self).__name__}.predict_step')
 
     def train_step(self, time_step: TimeStep, state: Any, rollout_info: Any = ()) -> AlgStep:
-        """The loss of predicting the feature of ``time_step``."""
+        """Compute the loss of predicting the feature of ``time_step``."""
         raise NotImplementedError(f'{type(self).__name__}.train_step')
 
-    # Where transitions come from -------------------------------------------------------------------------------
+    # Statistics and held-out data -----------------------------------------------------------------------------
 
     def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
                               batch_info: BatchInfo) -> tuple[TimeStep, Any]:
-        """Take a batch ``[B, T, ...]`` into the statistics; decide who trains on which of its transitions."""
+        """Update the statistics with a batch ``[B, T, ...]``; assign its transitions to members and held-out data."""
         feature, action = root_inputs.observation, self._action_encoder(root_inputs.prev_action)
         follows = ~root_inputs.is_first()[:, 1:]
         before, after, action = feature[:, :-1][follows], feature[:, 1:][follows], action[:, 1:][follows]
@@ -199,7 +199,7 @@ class DynamicsLearningAlgorithm(Algorithm):
 
     @torch.no_grad()
     def _observe_holdout(self, before: Tensor, action: Tensor, after: Tensor) -> None:
-        """Take the errors of transitions ``[N, ...]`` into the averages."""
+        """Update the average errors with held-out transitions ``[N, ...]``."""
         if not len(before):
             return
         error = self._losses(before, action, after)[0].reshape(len(before), -1).mean(0)
@@ -209,14 +209,14 @@ class DynamicsLearningAlgorithm(Algorithm):
 
     @torch.no_grad()
     def measure_holdout(self, time_step: TimeStep, batch_info: BatchInfo) -> float | None:
-        """Measure the error of what is held out anew, in place of averaging it over batches.
+        """Compute the held-out error from scratch instead of averaging it over batches.
 
         Args:
-            time_step: sequences ``[B, T, ...]`` of a replay buffer; those of their transitions count that are held out.
-            batch_info: where they came from.
+            time_step: sequences ``[B, T, ...]`` of a replay buffer; only their held-out transitions count.
+            batch_info: their positions in the replay buffer.
 
         Returns:
-            the mean error of the elites; ``None`` if none of the transitions is held out.
+            the mean error of the elites; ``None`` if no transition is held out.
         """
         _, is_held_out = self._places(time_step, batch_info)
         chosen = is_held_out[:, 1:] & ~time_step.is_first()[:, 1:]
@@ -228,7 +228,7 @@ class DynamicsLearningAlgorithm(Algorithm):
         return float(self._holdout_error[self.elites].mean())
 
     def _places(self, time_step: TimeStep, batch_info: BatchInfo) -> tuple[Tensor, Tensor]:
-        """:func:`transition_weights` of arriving at the steps of sequences ``[B, T, ...]``."""
+        """Call :func:`transition_weights` for arriving at the steps of sequences ``[B, T, ...]``."""
         device = time_step.step_type.device
         positions = batch_info.positions.to(device).unsqueeze(1) + torch.arange(time_step.step_type.shape[1],
                                                                                device=device)
@@ -238,28 +238,30 @@ class DynamicsLearningAlgorithm(Algorithm):
     # Training --------------------------------------------------------------------------------------------------
 
     def _losses(self, before: Tensor, action: Tensor, after: Tensor) -> tuple[Tensor, Any]:
-        """The loss of each network, ``[N]`` or ``[N, n]``, of transitions ``[N, (n,) ...]``, and the distribution."""
+        """Compute the loss of each network, ``[N]`` or ``[N, n]``, of transitions ``[N, (n,) ...]``, and the
+        distribution."""
         raise NotImplementedError(f'{type(self).__name__}._losses')
 
     def _predicted(self, feature: Tensor, action: Tensor) -> Any:
-        """What the networks say of the normalized change: ``[N, (n,) D]``, or a distribution of that."""
+        """Predict the normalized change: ``[N, (n,) D]``, or a distribution of it."""
         scaling = self._scaling
         return self._network((feature, action) if scaling is None else scaling.inputs(feature, action))[0]
 
     def _target(self, before: Tensor, after: Tensor) -> Tensor:
-        """What they should say."""
+        """Return the target of the prediction, the normalized change."""
         change = after - before
         change = change if self._scaling is None else self._scaling.target(change)
         return change.unsqueeze(1) if self._num_replicas > 1 and change.ndim == 2 else change
 
     def _expanded(self, x: Tensor, ndim: int = 2) -> Tensor:
-        """``[B, ...]`` of ``ndim`` dimensions to ``[B, n, ...]`` if there are several networks; others as they are."""
+        """Expand ``[B, ...]`` of ``ndim`` dimensions to ``[B, n, ...]`` for several networks; return other tensors
+        unchanged."""
         if self._num_replicas == 1 or x.ndim != ndim:
             return x
         return x.unsqueeze(1).expand(len(x), self._num_replicas, *x.shape[1:])
 
     def _arrival(self, before: Tensor, time_step: TimeStep, rollout_info: Any) -> AlgStep:
-        """``train_step`` of rows ``[N, ...]``."""
+        """Compute ``train_step`` of rows ``[N, ...]``."""
         loss, dist = self._losses(before, self._action_encoder(time_step.prev_action), time_step.observation)
         weight = getattr(rollout_info, 'weight', ())
         if self._num_replicas > 1:
@@ -271,7 +273,7 @@ class DynamicsLearningAlgorithm(Algorithm):
         return AlgStep((), DynamicsState(feature=time_step.observation), info)
 
     def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any = ()) -> AlgStep:
-        """``train_step`` of sequences ``[T, B, ...]``; the first step, before which there is none, has loss 0."""
+        """Compute ``train_step`` for sequences ``[T, B, ...]``; the first step has loss 0."""
         length, batch = inputs.step_type.shape
         if length < 2:
             return super().train_sequence(inputs, state, rollout_info)
@@ -282,7 +284,7 @@ class DynamicsLearningAlgorithm(Algorithm):
         return AlgStep((), (), info)
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The losses ``[T, B]``: at each step that of the transition which follows, at the last one 0."""
+        """Return the losses ``[T, B]``, each at the step before the transition; 0 at the last step."""
         loss_info = info.loss
         moved = nest.map_structure(lambda x: torch.cat((x[1:], torch.zeros_like(x[:1]))), loss_info)
         penalty = self._network.bounds_penalty() if hasattr(self._network, 'bounds_penalty') else None
@@ -292,7 +294,7 @@ class DynamicsLearningAlgorithm(Algorithm):
 def _check_feature(owner: str, spec: Any) -> None:
     if not isinstance(spec, TensorSpec) or spec.ndim != 1 or not spec.is_continuous:
         raise SpecError(f'{owner}.feature_spec: expected one vector of floats, found {spec}; add a data transformer '
-                        'that makes one of the observation, such as @FlattenObservation, or plan in a latent space '
+                        'that flattens the observation, such as @FlattenObservation, or plan in a latent space '
                         '(LatentMbrlAlgorithm)')
 
 
@@ -305,17 +307,17 @@ def _sizes(owner: str, hidden_size: int | Sequence[int]) -> tuple[int, ...]:
 
 @configurable
 class DeterministicDynamicsAlgorithm(DynamicsLearningAlgorithm):
-    """A model that predicts one feature; its loss is half of the mean squared error of the normalized change.
+    """Deterministic dynamics model; its loss is half of the mean squared error of the normalized change.
 
     Args:
         action_spec: spec of the action; discrete actions are encoded one-hot.
         feature_spec: float32 ``[D]``.
-        hidden_size: sizes of the hidden layers, where ``dynamics_network_ctor`` is not given.
+        hidden_size: sizes of the hidden layers, unless ``dynamics_network_ctor`` is given.
         num_replicas: number of networks.
         dynamics_network_ctor: called as ``(input_tensor_spec=(feature_spec, encoded_action_spec),
-            output_tensor_spec=feature_spec)`` to make the network.
+            output_tensor_spec=feature_spec)``; creates the network.
         name: name of this algorithm.
-        normalize: see :class:`DynamicsLearningAlgorithm`, as the others.
+        normalize: see :class:`DynamicsLearningAlgorithm`, also for the other arguments.
     """
 
     _is_stochastic = False
@@ -341,22 +343,22 @@ class DeterministicDynamicsAlgorithm(DynamicsLearningAlgorithm):
                                              needs_previous_step=True, bootstraps_sequences=True)
 
     def _change(self, predicted: Any) -> Tensor:
-        """The change ``[N, (n,) D]`` that the networks have predicted."""
+        """Return the predicted change ``[N, (n,) D]``."""
         if self._scaling is None:
             return predicted
         mean, deviation = self._scaling.moments_of_change()
         return torch.addcmul(mean, deviation, predicted)
 
     def predict_step(self, time_step: TimeStep, state: Any) -> AlgStep:
-        """Predict what follows.
+        """Predict the next feature.
 
         Args:
-            time_step: its ``prev_action`` ``[B, ...]`` or ``[B, n, ...]`` is taken.
-            state: ``DynamicsState``; in its ``feature``, ``[B, D]`` or ``[B, n, D]``.
+            time_step: its ``prev_action`` ``[B, ...]`` or ``[B, n, ...]`` is the action.
+            state: ``DynamicsState`` with the ``feature`` to start from, ``[B, D]`` or ``[B, n, D]``.
 
         Returns:
-            ``output``: the feature that follows, ``[B, D]``, or of n networks ``[B, n, D]``; ``state``: with that
-            feature; ``info``: ``()``.
+            ``output``: the next feature, ``[B, D]``, or ``[B, n, D]`` of n networks; ``state``: with that feature;
+            ``info``: ``()``.
         """
         feature = self._expanded(state.feature)
         action = self._expanded(self._action_encoder(time_step.prev_action))
@@ -364,11 +366,11 @@ class DeterministicDynamicsAlgorithm(DynamicsLearningAlgorithm):
         return AlgStep(output, state._replace(feature=output), ())
 
     def train_step(self, time_step: TimeStep, state: Any, rollout_info: Any = ()) -> AlgStep:
-        """The loss of predicting the observation of ``time_step`` from ``state.feature`` and ``prev_action``.
+        """Compute the loss of predicting the observation of ``time_step`` from ``state.feature`` and ``prev_action``.
 
         Args:
             time_step: ``[B, ...]``.
-            state: ``DynamicsState``: the feature of the step before, ``[B, D]``.
+            state: ``DynamicsState``: the previous step's feature, ``[B, D]``.
             rollout_info: ``DynamicsInfo`` with weights ``[B, n]``, or ``()``.
 
         Returns:
@@ -387,18 +389,18 @@ def _check_kind(owner: str, network: Any, is_stochastic: bool) -> None:
         return
     needed, other = ('a distribution', 'a tensor') if is_stochastic else ('a tensor', 'a distribution')
     remedy = f'set DynamicsNetwork.prob = {is_stochastic}, or choose the other algorithm'
-    raise ConfError([problem_at(owner, 'dynamics_network_ctor', f'makes {type(network).__name__}, which predicts '
+    raise ConfError([problem_at(owner, 'dynamics_network_ctor', f'creates {type(network).__name__}, which predicts '
                                 f'{other}; the algorithm needs {needed}', remedy)])
 
 
 @configurable
 class StochasticDynamicsAlgorithm(DeterministicDynamicsAlgorithm):
-    """A model that predicts a distribution of the change; its loss is the negative log-likelihood.
+    """Stochastic dynamics model; its loss is the negative log-likelihood of the change.
 
     Args:
-        logvar_bounds: initial bounds of the log-variances of the normalized change, where ``dynamics_network_ctor`` is
-            not given.
-        kwargs: those of :class:`DeterministicDynamicsAlgorithm`; a network of ``dynamics_network_ctor`` predicts a
+        logvar_bounds: initial bounds of the log-variances of the normalized change, unless ``dynamics_network_ctor`` is
+            given.
+        kwargs: arguments of :class:`DeterministicDynamicsAlgorithm`; a network of ``dynamics_network_ctor`` predicts a
             normal distribution with a diagonal covariance.
     """
 
@@ -421,19 +423,15 @@ class StochasticDynamicsAlgorithm(DeterministicDynamicsAlgorithm):
         return DynamicsNetwork(input_spec, output_spec, joint_fc_layer_params=sizes, activation=F.silu, prob=True,
                                continuous_projection_net_ctor=head)
 
-    def own_capabilities(self) -> Capabilities:
-        """True unless something in the network draws numbers or keeps statistics."""
-        return super().own_capabilities()
-
     def _distribution(self, predicted: Any) -> DiagMultivariateNormal:
-        """The distribution of the change ``[N, (n,) D]``."""
+        """Return the distribution of the change ``[N, (n,) D]``."""
         if self._scaling is None:
             return predicted
         mean, deviation = self._scaling.moments_of_change()
         return DiagMultivariateNormal(torch.addcmul(mean, deviation, predicted.mean), deviation * predicted.stddev)
 
     def predict_step(self, time_step: TimeStep, state: Any) -> AlgStep:
-        """Draw what follows; as in the base class, but for ``info``: ``DynamicsInfo`` with the distribution."""
+        """Sample the next feature as in the base class; ``info`` is a ``DynamicsInfo`` with the distribution."""
         feature = self._expanded(state.feature)
         action = self._expanded(self._action_encoder(time_step.prev_action))
         dist = self._distribution(self._predicted(feature, action))

@@ -1,7 +1,7 @@
-"""A representation that is what a network makes of the observation.
+"""Representation computed by a network from the observation.
 
-The network is trained by what uses its output and, if it calculates losses of its own (as an autoencoder does), by
-those. :class:`~alfx.algorithms.predictive_representation_learner.PredictiveRepresentationLearner` trains it by
+The network is trained through the users of its output and, if it computes losses itself (as an autoencoder does), by
+these losses. :class:`~alfx.algorithms.predictive_representation_learner.PredictiveRepresentationLearner` trains it by
 predicting the future.
 """
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch import Tensor
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.base.traceable_layers import is_traceable
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, time_step_spec
 from alfx.gin_utils import configurable
 from alfx.nest.utils import get_nested_field
@@ -23,16 +23,16 @@ from alfx.engine.capabilities import Capabilities
 
 def encode_sequence(network: Any, inputs: NestedTensor, state: NestedTensor,
                     step_type: Tensor) -> tuple[NestedTensor, NestedTensor]:
-    """Call a network with memory on sequences, beginning anew where an episode does.
+    """Call a recurrent network on sequences, resetting its state at the start of each episode.
 
     Args:
         network: a ``Network``.
         inputs: nest ``[T, B, ...]``.
-        state: nest ``[B, ...]`` of ``network.state_spec``, from before the first step.
-        step_type: ``[T, B]``; at FIRST the state is replaced by zeros.
+        state: nest ``[B, ...]`` of ``network.state_spec``, the state before the first step.
+        step_type: ``[T, B]``; at FIRST the state is set to zeros.
 
     Returns:
-        The outputs and, for each step, the state after it: nests ``[T, B, ...]``.
+        The outputs and the states after each step: nests ``[T, B, ...]``.
     """
     is_first = step_type == StepType.FIRST
     outputs, states = [], []
@@ -45,9 +45,10 @@ def encode_sequence(network: Any, inputs: NestedTensor, state: NestedTensor,
 
 
 class EncoderAlgorithm(Algorithm):
-    """Base of representation learners whose state is that of one network, called on what :meth:`_encoder_inputs` gives.
+    """Base of representation learners whose state is the state of one network, called on :meth:`_encoder_inputs`.
 
-    A subclass defines :meth:`_encoder_inputs` and :meth:`_train_step`, what follows of the output for training.
+    A subclass defines :meth:`_encoder_inputs` and :meth:`_train_step`, which computes the training step from the
+    output.
 
     Args:
         encoder: the network.
@@ -65,11 +66,12 @@ class EncoderAlgorithm(Algorithm):
                                                    needs_previous_step=self._encoder.is_rnn)
 
     def train_sequence(self, inputs: TimeStep, state: NestedTensor, rollout_info: NestedTensor) -> AlgStep:
-        """``train_step`` for sequences: the network is called step by step if it has memory, all else at once.
+        """Compute ``train_step`` for sequences: a recurrent network is called once per step, everything else once in
+        total.
 
         Args:
             inputs: ``[T, B, ...]``.
-            state: nest ``[T, B, ...]``, of which only the first step counts.
+            state: nest ``[T, B, ...]``, of which only the first step is used.
             rollout_info: nest ``[T, B, ...]``.
         """
         independent = self._config is not None and self._config.temporally_independent_train_step
@@ -84,36 +86,36 @@ class EncoderAlgorithm(Algorithm):
         return AlgStep(output, (), info)
 
     def train_step(self, inputs: TimeStep, state: NestedTensor, rollout_info: NestedTensor = ()) -> AlgStep:
-        """One step of training; ``output`` is the representation ``[B, ...]``."""
+        """Compute one step of training; ``output`` is the representation ``[B, ...]``."""
         encoded, state = self._encoder(self._encoder_inputs(inputs), state)
         return self._train_step(encoded, state, rollout_info)
 
     def _encoder_inputs(self, time_step: TimeStep) -> NestedTensor:
-        """What the network sees of a time step ``[B, ...]`` or ``[T, B, ...]``."""
+        """Return the network input for a time step ``[B, ...]`` or ``[T, B, ...]``."""
         return time_step.observation
 
     def _train_step(self, encoded: NestedTensor, state: NestedTensor, rollout_info: NestedTensor) -> AlgStep:
-        """The step of training, from the output ``[B, ...]`` of the network and its state after it."""
+        """Compute the training step from the output ``[B, ...]`` of the network and its state after it."""
         raise NotImplementedError(f'{type(self).__name__}._train_step')
 
 
 @configurable
 class EncodingAlgorithm(EncoderAlgorithm):
-    """A network whose output is the representation; some of the output may be losses.
+    """Network whose output is the representation; parts of the output may be losses.
 
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: nest of specs of the action; only used with ``time_step_as_input``.
         reward_spec: of rank 0 or 1; only used with ``time_step_as_input``.
-        encoder_cls: makes the ``Network``; called with the spec of its input.
-        time_step_as_input: the network sees the whole ``TimeStep`` (but for ``env_info`` and ``untransformed``), not
-            the observation alone.
-        output_fields: a path in the output of the network, or a nest of paths: what the representation consists of;
-            ``None``: all of it.
-        loss_fields: a path in the output of the network, or a nest of paths: the losses, each a number a sample;
-            ``None``: there are none.
-        loss_weights: a number for each of ``loss_fields``, in the same structure; ``None``: all are 1.
-        optimizer: owns the parameters of the network; ``None``: the optimizer of the agent does.
+        encoder_cls: creates the ``Network``; called with the spec of its input.
+        time_step_as_input: pass the whole ``TimeStep`` (without ``env_info`` and ``untransformed``) to the network
+            instead of the observation.
+        output_fields: path in the output of the network, or a nest of paths, of the representation; ``None``: the whole
+            output.
+        loss_fields: path in the output of the network, or a nest of paths, of the losses, each one number per sample;
+            ``None``: no losses.
+        loss_weights: a number for each of ``loss_fields``, in the same structure; ``None``: all 1.
+        optimizer: owns the parameters of the network; ``None``: the agent's optimizer does.
         config: the configuration of the run.
         checkpoint: as in ``Algorithm``.
         debug_summaries: write more summaries.
@@ -121,8 +123,8 @@ class EncodingAlgorithm(EncoderAlgorithm):
 
     Raises:
         LookupError: the output of the network has no such field.
-        SpecError: a loss is not one number a sample.
-        ValueError: ``loss_weights`` do not go with ``loss_fields``.
+        SpecError: a loss is not one number per sample.
+        ValueError: ``loss_weights`` do not match ``loss_fields``.
     """
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
@@ -152,12 +154,13 @@ class EncodingAlgorithm(EncoderAlgorithm):
         return super().own_capabilities()._replace(traceable_update=is_traceable(self))
 
     def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
-        """The representation ``[B, ...]``; ``info`` is the nest of losses ``[B]``, if there are any."""
+        """Return the representation ``[B, ...]``; ``info`` is the nest of losses ``[B]``, if there are any."""
         encoded, state = self._encoder(self._encoder_inputs(inputs), state)
         return AlgStep(self._output(encoded), state, self._losses(encoded))
 
     def rollout_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
-        """The representation ``[B, ...]``; ``info`` is the ``LossInfo`` if training is on-policy, otherwise nothing."""
+        """Return the representation ``[B, ...]``; ``info`` is the ``LossInfo`` if training is on-policy, otherwise
+        ``()``."""
         encoded, state = self._encoder(self._encoder_inputs(inputs), state)
         return AlgStep(self._output(encoded), state, () if self.on_policy is False else self._loss_info(encoded))
 
@@ -174,7 +177,7 @@ class EncodingAlgorithm(EncoderAlgorithm):
         return () if self._loss_fields is None else get_nested_field(encoded, self._loss_fields)
 
     def _loss_info(self, encoded: NestedTensor) -> LossInfo:
-        """The weighted sum of the losses ``[B]``, and each of them as ``extra``."""
+        """Compute the weighted sum of the losses ``[B]``, with the single losses as ``extra``."""
         losses = self._losses(encoded)
         leaves = nest.flatten(losses)
         if not leaves:
@@ -187,15 +190,15 @@ class EncodingAlgorithm(EncoderAlgorithm):
 
 def _checked_weights(name: str, output_spec: NestedTensorSpec, loss_fields: Nested,
                      loss_weights: Nested) -> list[float]:
-    """A weight for each loss."""
+    """Return a weight for each loss."""
     if loss_fields is None:
         if loss_weights is not None:
-            raise ValueError(f'{name}: loss_weights = {loss_weights} have no meaning without loss_fields')
+            raise ValueError(f'{name}: loss_weights = {loss_weights} have no effect without loss_fields')
         return []
     for field in nest.flatten(loss_fields):
         spec = nest.get_field(output_spec, field)
         if not isinstance(spec, TensorSpec) or spec.ndim or not spec.dtype.is_floating_point:
-            raise SpecError(f"{name}: the loss field '{field}' of the encoder has to be one floating point number a "
+            raise SpecError(f"{name}: the loss field '{field}' of the encoder has to be one floating point number per "
                             f'sample, found {spec}')
     if loss_weights is None:
         return [1.0] * len(nest.flatten(loss_fields))

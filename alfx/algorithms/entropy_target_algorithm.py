@@ -1,4 +1,4 @@
-"""Keeping the entropy of a policy above a target by adjusting the weight alpha of an entropy bonus.
+"""Algorithms that keep the entropy of a policy above a target by adjusting the weight alpha of an entropy bonus.
 
 :class:`EntropyTargetAlgorithm` raises and lowers ``log(alpha)`` by a rule in three stages;
 :class:`SGDEntropyTargetAlgorithm` learns it by gradient descent as soft actor-critic does (Haarnoja et al. 2018,
@@ -25,15 +25,17 @@ EntropyTargetLossInfo = namedtuple('EntropyTargetLossInfo', ['neg_entropy'], def
 """``neg_entropy``: minus the entropy, ``[T, B]``."""
 
 EntropyTargetInfo = namedtuple('EntropyTargetInfo', ['step_type', 'loss'], default_value=())
-"""What the loss needs: ``step_type`` and a ``LossInfo`` whose ``loss`` is minus the entropy, ``[B]`` each."""
+"""Input of the loss: ``step_type`` and a ``LossInfo`` whose ``loss`` is minus the entropy, ``[B]`` each."""
 
 _INITIAL_STAGE, _FREE_STAGE, _ADJUST_STAGE = 0, 1, 2
-_ESTIMATE_STAGE = -1  # before the initial stage: max_entropy is being estimated
+_ESTIMATE_STAGE = -1  # before the initial stage: estimates max_entropy
 _LOWEST_LOG_ALPHA = -100.
 
 
 class _EntropyAlgorithm(Algorithm):
-    """The steps that these algorithms share: the entropy of the policy, and no output."""
+    """Base class with steps that compute the entropy of the policy and have no output."""
+
+    updates_are_traceable = False
 
     def _entropy_step(self, distribution_and_step_type: tuple[Any, Tensor]) -> AlgStep:
         distribution, step_type = distribution_and_step_type
@@ -42,15 +44,14 @@ class _EntropyAlgorithm(Algorithm):
         return AlgStep(info=EntropyTargetInfo(step_type=step_type, loss=loss))
 
     def predict_step(self, distribution_and_step_type: tuple[Any, Tensor], state: Any = None) -> AlgStep:
-        """Nothing."""
+        """Return an empty step."""
         return AlgStep()
 
     def rollout_step(self, distribution_and_step_type: tuple[Any, Tensor], state: Any = None) -> AlgStep:
-        """The entropy if training is on-policy, otherwise nothing.
+        """Compute the entropy if training is on-policy, otherwise return an empty step.
 
         Args:
-            distribution_and_step_type: nest of the distributions of the action, batch shape ``[B]``, and the step type
-                ``[B]``.
+            distribution_and_step_type: nest of action distributions, batch shape ``[B]``, and the step type ``[B]``.
             state: not used.
 
         Returns:
@@ -60,17 +61,16 @@ class _EntropyAlgorithm(Algorithm):
 
     def train_step(self, distribution_and_step_type: tuple[Any, Tensor], state: Any = None,
                    rollout_info: Any = None) -> AlgStep:
-        """The entropy; see :meth:`rollout_step`."""
+        """Compute the entropy; see :meth:`rollout_step`."""
         return self._entropy_step(distribution_and_step_type)
 
 
 def _mean_entropy(info: Any, valid_mask: Optional[Tensor] = None) -> Optional[Tensor]:
-    """The mean entropy of the steps at which the policy acted, in all processes that train together; None if there are
-    none.
+    """Compute the mean entropy over the steps at which the policy acted, on all ranks; None if there are no such steps.
 
     Args:
         info: ``EntropyTargetInfo`` of ``[T, B]``.
-        valid_mask: ``[T, B]``; LAST steps are left out in any case, as no action is taken there.
+        valid_mask: ``[T, B]``; LAST steps are always left out, because no action is taken there.
     """
     mask = (info.step_type != StepType.LAST).to(torch.float32)
     if valid_mask is not None:
@@ -94,39 +94,39 @@ def _check_alpha(name: str, initial_alpha: float) -> None:
 class EntropyTargetAlgorithm(_EntropyAlgorithm):
     """Adjusts alpha so that the entropy does not stay below ``target_entropy``.
 
-    There are three stages, which look at the mean entropy of the last ``average_window`` calls:
+    There are three stages, which use the mean entropy of the last ``average_window`` calls:
 
-    1. initial: as long as the entropy is not below ``max_entropy``, ``log(alpha)`` is lowered by
-       ``very_slow_update_rate`` a call. So ``initial_alpha`` may be chosen generously.
-    2. free: alpha is left alone until the entropy is below ``target_entropy``.
+    1. initial: while the entropy is not below ``max_entropy``, each call lowers ``log(alpha)`` by
+       ``very_slow_update_rate``. So ``initial_alpha`` may be chosen generously.
+    2. free: alpha is constant until the entropy is below ``target_entropy``.
     3. adjust: with the entropy below or above the target, and decreasing or increasing,
 
            log(alpha) += update_rate * ((below + above / 2) * decreasing - (above + below / 2) * increasing)
 
-       so that alpha falls when the entropy recovers, even below the target, and does not overshoot.
-       ``update_rate`` is at first ``fast_update_rate``. Each time the entropy crosses the target it is multiplied by
-       0.9, down to ``slow_update_rate``, before it is used; it is ``fast_update_rate`` again while the entropy is far
-       below the target: below half of a positive one, or twice a negative one. An entropy that stays the same counts
-       as moving away from the target, so that a policy that has collapsed is not left alone.
+       so that alpha decreases when the entropy recovers, even below the target, and does not overshoot.
+       ``update_rate`` starts at ``fast_update_rate``. Each time the entropy crosses the target it is multiplied by 0.9,
+       down to ``slow_update_rate``, before it is used. It is ``fast_update_rate`` again while the entropy is far below
+       the target: below half of a positive target, or twice a negative one. A constant entropy counts as moving away
+       from the target, so that the rule also acts on a policy that has collapsed.
 
-    Each call makes one stage's step; the next stage begins with the call after.
+    Each call applies the rule of one stage; the next stage begins with the next call.
 
-    The rule for the temperature in soft actor-critic is approximated by ``skip_free_stage=True`` with
-    ``slow_update_rate`` and ``fast_update_rate`` both four times its learning rate.
+    ``skip_free_stage=True`` with ``slow_update_rate`` and ``fast_update_rate`` both four times the learning rate of the
+    temperature in soft actor-critic approximates its temperature rule.
 
     Args:
         action_spec: nest of ``BoundedTensorSpec``.
-        initial_alpha: alpha at the start.
+        initial_alpha: initial alpha.
         skip_free_stage: start with the adjust stage.
-        max_entropy: of the initial stage; None for ``min(0.8 * e, e / 0.8)`` with e the mean entropy of the first
-            ``average_window`` calls, or ``target_entropy`` if that is larger.
+        max_entropy: threshold of the initial stage; None for ``min(0.8 * e, e / 0.8)`` with e the mean entropy of the
+            first ``average_window`` calls, or ``target_entropy`` if that is larger.
         target_entropy: lower bound of the entropy, summed over the nest, a number or a schedule; None for the sum of
             ``dist_utils.calc_default_target_entropy``.
-        very_slow_update_rate: of the initial stage.
-        slow_update_rate: the smallest one of the adjust stage.
-        fast_update_rate: the largest one of the adjust stage.
-        min_alpha: alpha is never less; ``exp(-100)`` if not above 0.
-        average_window: how many calls the entropy is averaged over.
+        very_slow_update_rate: update rate of the initial stage.
+        slow_update_rate: smallest update rate of the adjust stage.
+        fast_update_rate: largest update rate of the adjust stage.
+        min_alpha: lower bound of alpha; ``exp(-100)`` if not above 0.
+        average_window: number of calls over which the entropy is averaged.
         debug_summaries: write alpha, the entropy, the stage and the update rate.
         name: name of this algorithm.
 
@@ -176,7 +176,7 @@ class EntropyTargetAlgorithm(_EntropyAlgorithm):
 
         Args:
             info: ``EntropyTargetInfo`` of ``[T, B]``.
-            valid_mask: ``[T, B]``: 0 for steps whose entropy is not to be looked at.
+            valid_mask: ``[T, B]``: 0 for steps whose entropy is ignored.
 
         Returns:
             ``loss [T, B]``: minus alpha times the entropy; ``extra``: ``EntropyTargetLossInfo``.
@@ -187,7 +187,7 @@ class EntropyTargetAlgorithm(_EntropyAlgorithm):
 
     @torch.no_grad()
     def adjust_alpha(self, entropy: Tensor) -> Tensor:
-        """Make one step of the rule described above.
+        """Apply the rule of the current stage once.
 
         Args:
             entropy: scalar, the current entropy.
@@ -252,18 +252,20 @@ class EntropyTargetAlgorithm(_EntropyAlgorithm):
 
 @configurable
 class NestedEntropyTargetAlgorithm(Algorithm):
-    """An :class:`EntropyTargetAlgorithm` for each action of a nest, so that none of them loses its entropy.
+    """Separate :class:`EntropyTargetAlgorithm` for each action of a nest, so that none of them loses its entropy.
 
     Args:
         action_spec: nest of ``BoundedTensorSpec``.
-        max_entropy: a nest like ``action_spec`` of numbers and None, or one of them for all.
-        target_entropy: a nest like ``action_spec`` of numbers and None, or one of them for all.
+        max_entropy: a nest like ``action_spec`` of numbers and None, or one value for all.
+        target_entropy: a nest like ``action_spec`` of numbers and None, or one value for all.
         debug_summaries: write alpha, the entropy, the stage and the update rate of each action.
-        kwargs: those of :class:`EntropyTargetAlgorithm`, for each of them.
+        kwargs: arguments of each :class:`EntropyTargetAlgorithm`.
 
     Raises:
         ValueError: the structures differ, or an argument is out of range.
     """
+
+    updates_are_traceable = False
 
     @takes_arguments_of(EntropyTargetAlgorithm)
     def __init__(self, action_spec: NestedTensorSpec, max_entropy: Nested, target_entropy: Nested,
@@ -279,11 +281,11 @@ class NestedEntropyTargetAlgorithm(Algorithm):
         ])
 
     def members(self) -> list[Any]:
-        """The algorithm of each action, in the order of the nest."""
+        """Return the algorithm of each action, in the order of the nest."""
         return list(self._algorithms)
 
     def set_on_policy(self, is_on_policy: bool) -> None:
-        """Set it for all parts."""
+        """Set on-policy or off-policy training for all parts."""
         super().set_on_policy(is_on_policy)
         for algorithm in getattr(self, '_algorithms', ()):
             algorithm.set_on_policy(is_on_policy)
@@ -299,15 +301,14 @@ class NestedEntropyTargetAlgorithm(Algorithm):
         return AlgStep(info=self._action_structure.unflatten(infos))
 
     def predict_step(self, distribution_and_step_type: tuple[Any, Tensor], state: Any = None) -> AlgStep:
-        """Nothing."""
+        """Return an empty step."""
         return AlgStep()
 
     def rollout_step(self, distribution_and_step_type: tuple[Any, Tensor], state: Any = None) -> AlgStep:
-        """The entropies if training is on-policy, otherwise nothing.
+        """Compute the entropies if training is on-policy, otherwise return an empty step.
 
         Args:
-            distribution_and_step_type: nest of the distributions of the action, batch shape ``[B]``, and the step type
-                ``[B]``.
+            distribution_and_step_type: nest of action distributions, batch shape ``[B]``, and the step type ``[B]``.
             state: not used.
 
         Returns:
@@ -317,15 +318,15 @@ class NestedEntropyTargetAlgorithm(Algorithm):
 
     def train_step(self, distribution_and_step_type: tuple[Any, Tensor], state: Any = None,
                    rollout_info: Any = None) -> AlgStep:
-        """The entropies; see :meth:`rollout_step`."""
+        """Compute the entropies; see :meth:`rollout_step`."""
         return self._steps('train_step', distribution_and_step_type)
 
     def calc_loss(self, info: Any, valid_mask: Optional[Tensor] = None) -> LossInfo:
-        """Adjust each alpha, then add up the weighted losses.
+        """Adjust each alpha, then add the weighted losses.
 
         Args:
             info: nest of ``EntropyTargetInfo`` of ``[T, B]``.
-            valid_mask: ``[T, B]``: 0 for steps whose entropy is not to be looked at.
+            valid_mask: ``[T, B]``: 0 for steps whose entropy is ignored.
 
         Returns:
             ``loss [T, B]``; ``extra``: nest of ``EntropyTargetLossInfo``.
@@ -337,7 +338,7 @@ class NestedEntropyTargetAlgorithm(Algorithm):
 
 
 def _for_each(action_spec: NestedTensorSpec, value: Nested) -> list[Any]:
-    """``value`` for each spec: its leaves if it is a nest, itself if it is not."""
+    """Return ``value`` for each spec: its leaves if it is a nest, otherwise the value itself."""
     if not nest.is_nested(value):
         return [value] * len(nest.flatten(action_spec))
     nest.assert_same_structure(action_spec, value)
@@ -349,14 +350,14 @@ class SGDEntropyTargetAlgorithm(_EntropyAlgorithm):
     """Learns ``log(alpha)`` by gradient descent on ``log(alpha) * (entropy - target_entropy)``.
 
     This is the temperature loss of soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905, eq. 18) with
-    ``log(alpha)`` in the place of its factor alpha, which changes the size of a step and not its sign.
+    ``log(alpha)`` instead of the factor alpha, which changes the size of a step but not its sign.
 
     Args:
         action_spec: nest of ``BoundedTensorSpec``.
-        initial_alpha: alpha at the start.
-        target_entropy: of the whole nest; a callable (a scheduler) is asked at each loss; None for the sum of
-            ``dist_utils.calc_default_target_entropy``.
-        window_size: how many calls the entropy is averaged over.
+        initial_alpha: initial alpha.
+        target_entropy: target for the whole nest; a callable (a scheduler) is evaluated at each loss; None for the sum
+            of ``dist_utils.calc_default_target_entropy``.
+        window_size: number of calls over which the entropy is averaged.
         optimizer: learns ``log(alpha)``; None to leave that to the optimizer of the enclosing algorithm.
         debug_summaries: write alpha and the entropy.
         name: name of this algorithm.
@@ -378,14 +379,14 @@ class SGDEntropyTargetAlgorithm(_EntropyAlgorithm):
         self._avg_entropy = ScalarWindowAverager(window_size)
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The loss of the policy and that of alpha.
+        """Compute the losses of the policy and of alpha.
 
         Args:
             info: ``EntropyTargetInfo`` of ``[T, B]``.
 
         Returns:
-            ``loss [T, B]``: minus alpha times the entropy, with alpha taken as constant; ``scalar_loss``: the loss of
-            ``log(alpha)``, which the LAST steps have no part in; ``extra``: ``EntropyTargetLossInfo``.
+            ``loss [T, B]``: minus alpha times the entropy, with alpha constant; ``scalar_loss``: the loss of
+            ``log(alpha)``, without LAST steps; ``extra``: ``EntropyTargetLossInfo``.
         """
         alpha = self._log_alpha.detach().exp()
         loss = info.loss._replace(loss=info.loss.loss * alpha)

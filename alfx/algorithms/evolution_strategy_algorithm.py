@@ -1,14 +1,13 @@
-"""Evolution strategies: a policy learns from the returns of policies around it, without gradients of any network.
+"""Evolution strategies: a policy learns from the returns of perturbed copies of itself, without backpropagation.
 
-Three of them: OpenAI's (Salimans et al. 2017, arXiv:1703.03864), augmented random search (Mania et al. 2018,
+Three strategies: OpenAI's (Salimans et al. 2017, arXiv:1703.03864), augmented random search (Mania et al. 2018,
 arXiv:1803.07055) and separable natural evolution strategies (Wierstra et al. 2014, arXiv:1106.4487). An iteration is a
 generation: each member of the population plays its episodes, several at once in the batch of environments
-(:mod:`alfx.algorithms.evolution.population`), then the parameters move (:mod:`alfx.algorithms.evolution.evolution`).
-The parameters of
-the policy are the mean of the population; that is what is evaluated, played and saved. Several processes share the
-members and exchange nothing but returns: each draws the noise of all from the same seed. Statistics that observations
-are normalized by stand still in a generation, so that its members differ in their parameters alone, and take in its
-steps when it has ended.
+(:mod:`alfx.algorithms.evolution.population`), then the parameters are updated
+(:mod:`alfx.algorithms.evolution.evolution`). The parameters of the policy are the mean of the population; they are
+evaluated, played and saved. In distributed training the processes share the members and exchange only returns: each
+process samples the noise of all members from the same seed. Statistics that normalize observations are frozen during a
+generation, so that its members differ only in their parameters, and are updated with its steps afterwards.
 """
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
 from alfx import context, nest, summary
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.data_transformer import RewardTransformer
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.data_structures import AlgStep, Experience, LossInfo, TimeStep, namedtuple
@@ -29,55 +28,57 @@ from alfx.gin_utils.value_checks import Fraction, Positive, problem_at
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.param_networks import StackedParameters
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 from alfx.algorithms.evolution import evolution
 from alfx.utils.running_stats import updated_at_the_end
 from alfx.utils.schedulers import as_scheduler
 
 EvolutionInfo = namedtuple('EvolutionInfo', ['action_distribution', 'returns'], default_value=())
-"""``returns`` ``[N]`` of the members of a generation, after one; the distribution of the policy in a step."""
+"""``returns`` ``[N]`` of the members of a generation, or ``action_distribution`` of the policy in a step."""
 
 _STRATEGIES = ('openai', 'ars', 'snes')
 
 
 @configurable
 class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
-    """Moves the parameters of a policy towards those of the members of a population that do well.
+    """Policy whose parameters move towards the members of a population with high returns.
 
-    ``TrainerConfig.unroll_length`` has no meaning: an iteration is as long as the episodes of a generation are.
+    ``TrainerConfig.unroll_length`` has no effect: an iteration is as long as the episodes of a generation.
 
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: nest of ``BoundedTensorSpec``.
-        reward_spec: of rank 0, or of rank 1 for K rewards, whose sum weighted by ``reward_weights`` counts.
-        actor_network_ctor: called as ``(input_tensor_spec=, action_spec=)``; makes a network of actions, or of
-            distributions of which the most likely action is taken.
-        num_agents: members N of the population; even with ``antithetic``.
-        sigma: standard deviation of their parameters, a number or a scheduler. For 'snes' that at the start.
-        num_episodes: episodes of each member in a generation, whose returns are averaged.
-        strategy: 'openai', 'ars' (whose fitness is that of its paper; needs ``antithetic``) or 'snes', where each
-            parameter has a standard deviation of its own, which is learned.
-        fitness_shaping: for 'openai', what is made of the returns: 'centered_rank', 'standardized' or 'raw'.
-        antithetic: members come in pairs, on opposite sides of the mean.
-        num_best: for 'ars', how many of the directions count; ``None``: all.
+        reward_spec: of rank 0, or of rank 1 for a K-dimensional reward; returns are then sums weighted by
+            ``reward_weights``.
+        actor_network_ctor: called as ``(input_tensor_spec=, action_spec=)``; creates a network that outputs actions, or
+            distributions, whose most likely action is taken.
+        num_agents: number N of members of the population; even with ``antithetic``.
+        sigma: standard deviation of the members' parameters, a number or a scheduler. For 'snes' the initial value.
+        num_episodes: number of episodes of each member in a generation, whose returns are averaged.
+        strategy: 'openai', 'ars' (with the fitness of its paper; needs ``antithetic``) or 'snes', which learns a
+            separate standard deviation for each parameter.
+        fitness_shaping: for 'openai', transformation of the returns: 'centered_rank', 'standardized' or 'raw'.
+        antithetic: sample members in pairs, on opposite sides of the mean.
+        num_best: for 'ars', number of directions used; ``None``: all.
         sigma_learning_rate: for 'snes'; ``None``: ``(3 + log D) / (5 sqrt D)`` for D parameters.
-        weight_decay: so much of the parameters is subtracted from the gradient.
+        weight_decay: this fraction of the parameters is subtracted from the gradient.
         is_stochastic: members sample their actions from the distributions.
-        reward_weights: K weights of the rewards; ``None``: all are 1.
-        epsilon_greedy: in evaluation, the chance of sampling an action instead of taking the most likely one; ``None``:
+        reward_weights: K weights of the reward dimensions; ``None``: all 1.
+        epsilon_greedy: probability in evaluation of sampling an action instead of taking the most likely one; ``None``:
             ``config.epsilon_greedy``, or 0 without a config.
         env: batched environment, for the root algorithm.
         config: configuration, for the root algorithm.
-        optimizer: owns all parameters, and makes the steps along the estimated gradient. For 'snes' and 'ars' that of
-            the papers is ``SGD``, for 'snes' with the learning rate 1.
+        optimizer: owns all parameters and applies the estimated gradient. The papers of 'snes' and 'ars' use ``SGD``,
+            for 'snes' with learning rate 1.
         checkpoint: as in ``Algorithm``.
         debug_summaries: write more summaries.
         name: name of this algorithm.
 
     Raises:
-        ConfError: an argument is out of range or does not go with another.
+        ConfError: an argument is out of range or contradicts another.
     """
+
+    updates_are_traceable = False
 
     _seed: Tensor
     _generation: Tensor
@@ -100,7 +101,7 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
                               sigma_learning_rate, weight_decay)
         self.set_epsilon_greedy(epsilon_greedy)
         self._actor_network = network
-        self._members = [StackedParameters(network, 1)]  # in a list: it has no part in checkpoints
+        self._members = [StackedParameters(network, 1)]  # in a list to keep it out of checkpoints
         self._num_agents, self._num_episodes = num_agents, num_episodes
         self._strategy, self._antithetic = strategy, antithetic
         self._fitness = evolution.FITNESS[fitness_shaping]
@@ -126,12 +127,12 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
         check('weight_decay', weight_decay, float, minimum=0)
         check('num_best', num_best, int, minimum=1, maximum=num_agents // 2, optional=True)
         check('sigma_learning_rate', sigma_learning_rate, float, above=0, optional=True)
-        wrong = [(num_best is not None and strategy != 'ars', 'num_best', "has a meaning only with strategy = 'ars'"),
+        wrong = [(num_best is not None and strategy != 'ars', 'num_best', "has an effect only with strategy = 'ars'"),
                  (sigma_learning_rate is not None and strategy != 'snes', 'sigma_learning_rate',
-                  "has a meaning only with strategy = 'snes'"),
+                  "has an effect only with strategy = 'snes'"),
                  (fitness_shaping != 'centered_rank' and strategy != 'openai', 'fitness_shaping',
-                  "has a meaning only with strategy = 'openai'"),
-                 (strategy == 'ars' and not antithetic, 'antithetic', "= False does not go with strategy = 'ars'"),
+                  "has an effect only with strategy = 'openai'"),
+                 (strategy == 'ars' and not antithetic, 'antithetic', "= False is not supported with strategy = 'ars'"),
                  (antithetic and num_agents % 2 > 0, 'num_agents', f'= {num_agents} is odd, but members come in pairs')]
         problems = [problem_at(cls.__name__, field, message, 'change one of the two')
                     for is_wrong, field, message in wrong if is_wrong]
@@ -141,35 +142,32 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
     supports_action_mask = True
 
     def check_config(self, config: TrainerConfig) -> None:
-        """Refuse what has no meaning without gradients or unrolls.
+        """Reject settings that have no meaning without gradients or unrolls.
 
         Raises:
-            ConfError: other processes would act, the members cannot be shared by as many processes, or rewards are
-                transformed.
+            ConfError: other processes would act, the members cannot be distributed evenly over the processes, or
+                rewards are transformed.
         """
         super().check_config(config)
         if config.who_acts:
             raise ConfError([problem_at('TrainerConfig', config.who_acts, f'= {getattr(config, config.who_acts)!r} '
-                                        f'does not go with {self._name}, whose members act', 'leave it out, and train '
+                                        f'is not supported by {self._name}, whose members act', 'remove it, and train '
                                         'in several processes: --num_processes 2')])
         changes_rewards = [type(t).__name__ for t in getattr(config.data_transformer, 'modules', tuple)()
                            if isinstance(t, RewardTransformer)]
         if changes_rewards:
-            raise ConfError([problem_at('TrainerConfig', 'data_transformer_ctor', f'has {changes_rewards[0]}, but what '
-                                        f'{self._name} maximises are the returns of the environment', 'leave it out: '
-                                        'the scale of returns does not count, unless fitness_shaping = \'raw\'')])
+            raise ConfError([problem_at('TrainerConfig', 'data_transformer_ctor', f'has {changes_rewards[0]}, but '
+                                        f'{self._name} maximises the returns of the environment', 'remove it: the '
+                                        "scale of returns has no effect, unless fitness_shaping = 'raw'")])
         if self._num_agents % context.num_ranks():
             raise ConfError([problem_at(type(self).__name__, 'num_agents', f'= {self._num_agents} members cannot be '
-                                        f'shared by {context.num_ranks()} processes', 'make it a multiple of these')])
-
-    def own_capabilities(self) -> Capabilities:
-        """It has no updates by gradients of a loss."""
-        return super().own_capabilities()._replace(traceable_update=False)
+                                        f'distributed evenly over {context.num_ranks()} processes', 'make it a '
+                                        'multiple of the number of processes')])
 
     # Acting ----------------------------------------------------------------------------------------------------
 
     def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
-        """The action of the mean of the population, with probability ``epsilon_greedy`` a sampled one."""
+        """Return the action of the mean of the population, or a sampled one with probability ``epsilon_greedy``."""
         output, state = self._actor_network(inputs.observation, state)
         if not _has_distributions(output):
             return AlgStep(output, state, EvolutionInfo())
@@ -178,12 +176,13 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
                        EvolutionInfo(action_distribution=output))
 
     def rollout_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
-        """The same, as far as it acts outside of a generation."""
+        """Call :meth:`predict_step`; used only outside of a generation."""
         return self.predict_step(inputs, state)
 
     def _act(self, members: Tensor, inputs: TimeStep, state: NestedTensor, policy: Tensor
              ) -> tuple[NestedTensor, NestedTensor]:
-        """Actions of the members ``[N + 1, D]``, of which the last one is the mean, in the environments ``[B]``."""
+        """Return actions in the environments ``[B]`` of the members ``[N + 1, D]``, of which the last one is the
+        mean."""
         network = self._members[0]
         if self._acting is None or not torch.equal(policy, self._acting):
             network.set_parameters(members[policy])
@@ -197,26 +196,27 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
             return dist_utils.sample_action_distribution(output), state
         return nest.map_structure(dist_utils.get_mode, output, is_leaf=nest.is_distribution), state
 
-    _acting: Tensor | None = None  # whose parameters the network of the members has
+    _acting: Tensor | None = None  # policies whose parameters the network currently has
 
     # A generation ----------------------------------------------------------------------------------------------
 
     def noise(self) -> Tensor:
-        """float32 ``[N, D]``: the noise of this generation, the same in all processes; pairs are ``i, i + N / 2``."""
+        """Sample the noise of this generation, float32 ``[N, D]``, the same in all processes; pairs are ``i, i + N /
+        2``."""
         generator = torch.Generator().manual_seed((int(self._seed) * 1_000_003 + int(self._generation)) % 2**63)
         count = self._num_agents // 2 if self._antithetic else self._num_agents
         noise = torch.randn(count, self._members[0].param_length, generator=generator).to(self.device)
         return torch.cat((noise, -noise)) if self._antithetic else noise
 
     def sigma(self) -> Tensor:
-        """The standard deviation of the parameters, ``[]`` or for 'snes' ``[D]``."""
+        """Return the standard deviation of the parameters, ``[]`` or for 'snes' ``[D]``."""
         return self._log_sigma.exp() if self._strategy == 'snes' else torch.as_tensor(self._sigma(), device=self.device)
 
     def unroll(self, unroll_length: int) -> Experience:
         """Play a generation.
 
         Args:
-            unroll_length: of no meaning.
+            unroll_length: not used.
 
         Returns:
             Experience with the returns ``[N]`` of all members as info.
@@ -237,11 +237,12 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
             returns = played.returns.to(self.device)
             if self._reward_weights is not None:
                 returns = returns @ self._reward_weights
-            returns = context.cat_over_ranks(returns.mean(1).unsqueeze(1), 1).flatten()  # members by turns
+            # members are interleaved over ranks
+            returns = context.cat_over_ranks(returns.mean(1).unsqueeze(1), 1).flatten()
         return Experience(rollout_info=EvolutionInfo(returns=returns))
 
     def train_from_unroll(self, experience: Experience, train_info: NestedTensor) -> int:
-        """Move the mean of the population, and for 'snes' its standard deviations.
+        """Update the mean of the population, and for 'snes' its standard deviations.
 
         Returns:
             The number of members.
@@ -257,7 +258,7 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
         return self._num_agents
 
     def _ascent(self, returns: Tensor, noise: Tensor, sigma: Tensor) -> Tensor:
-        """The direction ``[D]`` that the mean is to be moved in."""
+        """Return the direction ``[D]`` in which to move the mean."""
         if self._strategy == 'ars':
             return evolution.augmented_random_search(returns.view(2, -1), noise[:len(noise) // 2], self._num_best)
         if self._strategy == 'openai':
@@ -267,11 +268,11 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
         return sigma * (utility @ noise)
 
     def _mean(self) -> Tensor:
-        """The parameters ``[D]`` of the policy."""
+        """Return the parameters ``[D]`` of the policy."""
         return parameters_to_vector(self._actor_network.parameters()).detach()
 
     def _step(self, gradient: Tensor) -> None:
-        """A step of the optimizer against ``gradient`` ``[D]``."""
+        """Take an optimizer step against ``gradient`` ``[D]``."""
         start, optimizers = 0, self.optimized_parameters()[0]
         for param in self._actor_network.parameters():
             param.grad = gradient[start:start + param.numel()].view_as(param).clone()
@@ -280,7 +281,7 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
             optimizer.step()
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """There is none: what is maximised are returns.
+        """Raise an error: returns are maximised, there is no loss.
 
         Raises:
             NotImplementedError: always.

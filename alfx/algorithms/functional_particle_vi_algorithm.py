@@ -1,13 +1,13 @@
-"""Particles that are networks: ensembles whose members keep away from each other.
+"""Ensembles of networks whose members repel each other: particle-based variational inference.
 
-With ``function_vi`` the particles attract and repel each other by what the networks answer to a batch, and to inputs
-around it (Wang et al. 2019, "Function space particle optimization", arXiv:1902.09754); else by their parameters. Either
-way all networks are computed at once (:mod:`alfx.networks.param_networks`), and memory grows with N times the number of
-parameters. ``par_vi=None`` is a deep ensemble (Lakshminarayanan et al. 2017, arXiv:1612.01474).
+With ``function_vi`` the particles are the outputs of the networks for a batch and for inputs around it (Wang et al.
+2019, "Function space particle optimization", arXiv:1902.09754), otherwise their parameters. In either case all networks
+are computed at once (:mod:`alfx.networks.param_networks`), and memory grows with N times the number of parameters.
+``par_vi=None`` is a deep ensemble (Lakshminarayanan et al. 2017, arXiv:1612.01474).
 
-The loss of a network is the negative log likelihood of a *batch*, plus that of the prior times batch size by number of
-samples. ``entropy_regularization`` of batch size by number of samples then makes the networks samples of the posterior;
-``None`` stands for it.
+The loss of a network is the negative log likelihood of a *batch*, plus the prior's negative log density times batch
+size divided by number of samples. With ``entropy_regularization`` equal to batch size divided by number of samples the
+networks are samples of the posterior; ``None`` selects this value.
 """
 import logging
 import math
@@ -35,19 +35,19 @@ logger = logging.getLogger(__name__)
 
 
 class FunctionSpace:
-    """Networks seen by their answers to a batch, and to further inputs around it.
+    """Represents networks by their outputs for a batch and for extra inputs around it.
 
     Args:
-        owner: the class of the algorithm, for messages.
+        owner: class named in error messages.
         network: computes ``n`` networks.
-        batch_size: number of inputs that the number of further inputs is a share of; ``None``: that of the batch.
-        extra_ratio: that share.
-        sampler: 'uniform': further inputs are between the least and the largest value of each number of the batch;
+        batch_size: batch size that ``extra_ratio`` refers to; ``None``: the size of the batch.
+        extra_ratio: number of extra inputs as a fraction of ``batch_size``.
+        sampler: 'uniform': extra inputs are between the smallest and the largest value of each component in the batch;
             'normal': inputs of the batch with normal noise.
         stddev: standard deviation of that noise.
 
     Raises:
-        ConfError: a value that makes no sense.
+        ConfError: an argument is invalid.
     """
 
     def __init__(self, owner: str, network: StackedParameters, batch_size: int | None, extra_ratio: float, sampler: str,
@@ -57,7 +57,7 @@ class FunctionSpace:
         self._batch_size, self._extra_ratio, self._sampler, self._stddev = batch_size, extra_ratio, sampler, stddev
 
     def extra_inputs(self, inputs: Tensor) -> Tensor:
-        """``[E, ...]`` for a batch ``[B, ...]``."""
+        """Sample extra inputs ``[E, ...]`` for a batch ``[B, ...]``."""
         num = math.ceil((self._batch_size or len(inputs)) * self._extra_ratio)
         if self._sampler == 'normal':
             chosen = inputs[torch.randint(len(inputs), (num, ), device=inputs.device)]
@@ -66,7 +66,7 @@ class FunctionSpace:
         return low + (high - low) * torch.rand(num, *inputs.shape[1:], dtype=inputs.dtype, device=inputs.device)
 
     def answers(self, params: Tensor, inputs: Tensor, extra_inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """``([N, B * C], [N, E * C])`` of networks with parameters ``[N, D]``."""
+        """Compute outputs ``([N, B * C], [N, E * C])`` of networks with parameters ``[N, D]``."""
         outputs, _ = self._network.apply_parameters(params, torch.cat([inputs, extra_inputs]))
         rows = outputs.transpose(0, 1)
         return rows[:, :len(inputs)].flatten(1), rows[:, len(inputs):].flatten(1)
@@ -74,16 +74,17 @@ class FunctionSpace:
 
 @configurable
 class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
-    """An ensemble of networks trained by particle-based variational inference; see the module.
+    """Ensemble of networks trained by particle-based variational inference; see the module.
 
     Args:
-        data_creator: see :class:`~alfx.algorithms.particles.supervised.SupervisedTask`, as of those named there.
+        data_creator: see :class:`~alfx.algorithms.particles.supervised.SupervisedTask`, also for the other arguments
+            named there.
         data_creator_outlier: see there.
         input_tensor_spec: spec of the inputs; ``None``: from the data.
         output_dim: number of outputs of a network; ``None``: ``num_train_classes``, or the number of targets.
-        param_net: the network: one with given parameters, or any other, or a function of the spec of the inputs that
-            makes one; its last layer has ``output_dim`` outputs. ``None``: made as the next arguments say.
-        conv_layer_params: see :class:`~alfx.networks.param_networks.ParamNetwork`, as of those that follow.
+        param_net: the network: one with given parameters, or any other, or a function that creates one from the spec of
+            the inputs; its last layer has ``output_dim`` outputs. ``None``: created from the following arguments.
+        conv_layer_params: see :class:`~alfx.networks.param_networks.ParamNetwork`, also for the next arguments.
         fc_layer_params: see there.
         use_conv_bias: see there.
         use_conv_ln: see there.
@@ -93,18 +94,18 @@ class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
         last_activation: see there.
         last_use_bias: see there.
         last_use_ln: see there.
-        num_particles: N, the number of networks.
-        entropy_regularization: weight of the repulsion; ``None``: batch size by number of samples.
+        num_particles: number N of networks.
+        entropy_regularization: weight of the repulsion; ``None``: batch size divided by number of samples.
         loss_type: 'classification' or 'regression'.
-        voting: 'soft': classes by the mean of the probabilities; 'hard': by the majority.
+        voting: 'soft': classes by the mean of the probabilities; 'hard': by majority.
         par_vi: 'svgd', 'gfsf', 'minmax' or ``None``.
-        function_vi: whether the answers of the networks are the particles; not with 'minmax'.
-        function_bs: see :class:`FunctionSpace`, as of those that follow.
+        function_vi: use the outputs of the networks as particles; not with 'minmax'.
+        function_bs: see :class:`FunctionSpace`, also for the next arguments.
         function_extra_bs_ratio: see there.
         function_extra_bs_sampler: see there.
         function_extra_bs_std: see there.
-        critic_hidden_layers: see :class:`~alfx.algorithms.particle_vi_algorithm.ParVIAlgorithm`, as of those of
-            critics.
+        critic_hidden_layers: see :class:`~alfx.algorithms.particle_vi_algorithm.ParVIAlgorithm`, also for the other
+            arguments of critics.
         critic_iter_num: see there.
         critic_l2_weight: see there.
         critic_use_bn: see there.
@@ -118,10 +119,10 @@ class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
         debug_summaries: write more summaries.
         name: name of this algorithm.
         prior_stddev: standard deviation of a normal prior of the parameters; ``None``: flat. Not with ``function_vi``.
-        noise_stddev: standard deviation of the noise of the targets of regression.
+        noise_stddev: standard deviation of the noise of regression targets.
 
     Raises:
-        ConfError: arguments that contradict each other or the data.
+        ConfError: arguments contradict each other or the data.
     """
 
     def __init__(self, data_creator: Callable | None = None, data_creator_outlier: Callable | None = None,
@@ -177,7 +178,7 @@ class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
 
     @property
     def param_net(self) -> StackedParameters:
-        """Computes the networks; ``param_net.single_network(particles[i])`` is one of them."""
+        """Network that computes all members; ``param_net.single_network(particles[i])`` is one of them."""
         return self._param_net
 
     def _answers(self, inputs: Tensor) -> Tensor:
@@ -186,7 +187,7 @@ class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
 
     def predict_step(self, inputs: Tensor, params: Tensor | None = None,  # type: ignore[override]
                      state: Any = None) -> AlgStep:
-        """What the networks answer.
+        """Compute the outputs of the networks.
 
         Args:
             inputs: ``[B, ...]``.
@@ -201,11 +202,11 @@ class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
 
     def train_step(self, inputs: tuple[Tensor, Tensor], entropy_regularization: float | None = None,  # type: ignore[override]
                    loss_mask: Tensor | None = None, state: Any = None) -> AlgStep:
-        """One step of the particles, from one batch.
+        """Compute one step of the particles from one batch.
 
         Args:
             inputs: ``(inputs [B, ...], targets [B, ...])``.
-            entropy_regularization: in place of that of the constructor.
+            entropy_regularization: replaces the constructor's value.
             loss_mask: ``[B]``: 0 for samples that do not count.
             state: not used.
 
@@ -233,7 +234,7 @@ class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
         return step._replace(info=step.info._replace(loss=size * step.info.loss))
 
     def train_iter(self, state: Any = None) -> int:
-        """An update for each batch of the training data.
+        """Run one epoch: one update for each batch of the training data.
 
         Args:
             state: not used.
@@ -247,11 +248,11 @@ class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
         return self._train_epoch()
 
     def evaluate(self) -> dict[str, float]:
-        """Measures of the test data: ``test_accuracy``, ``test_nll`` and others."""
+        """Compute metrics of the test data: ``test_accuracy``, ``test_nll`` and others."""
         return self._evaluate_with(self._answers)
 
     def eval_uncertainty(self) -> Uncertainty:
-        """How well outliers are told, and how well calibrated the answers to the test data are.
+        """Evaluate how well outliers are detected and how well outputs for the test data are calibrated.
 
         Raises:
             ConfError: there are no outliers, or no classes.
@@ -263,27 +264,27 @@ class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
         """Write summaries after an epoch.
 
         Args:
-            loss_info: the losses of its last update.
-            params: ``(name, parameter)`` of what was updated.
+            loss_info: losses of its last update.
+            params: ``(name, parameter)`` of the updated parameters.
             cum_loss: sum over its batches of the negative log likelihood, averaged over the networks.
-            avg_acc: mean over its batches of the accuracy, or of the root of the mean squared error.
+            avg_acc: mean over its batches of the accuracy, or of the root mean squared error.
         """
         self._summarize_epoch(loss_info, params, cum_loss, avg_acc)
         summary.scalar('particles/mean_distance', particle_vi.mean_pairwise_distance(self._particles.detach()))
 
 
 class Prior:
-    """Minus the log density of a normal prior of parameters, as the share of it that belongs to one batch.
+    """Negative log density of a normal prior of parameters, scaled to the fraction that belongs to one batch.
 
     Args:
-        stddev: its standard deviation; ``None``: flat.
+        stddev: standard deviation of the prior; ``None``: flat.
     """
 
     def __init__(self, stddev: float | None):
         self._stddev = stddev
 
     def __call__(self, params: Tensor, task: SupervisedTask, batch_size: int) -> Tensor:
-        """``[N]`` (0 if it is flat) for parameters ``[N, D]``."""
+        """Compute the loss ``[N]`` (0 if the prior is flat) for parameters ``[N, D]``."""
         if self._stddev is None:
             return params.new_zeros(())
         share = 1.0 if task.train_loader is None else batch_size / task.train_size
@@ -292,17 +293,17 @@ class Prior:
 
 def check_function_vi(owner: str, function_vi: bool, par_vi: str | None, methods: Sequence[str],
                       prior_stddev: float | None) -> None:
-    """Raise ``ConfError`` where ``function_vi`` has no meaning."""
+    """Raise ``ConfError`` if ``function_vi`` contradicts other arguments."""
     if function_vi and par_vi not in methods:
         raise ConfError([problem_at(owner, 'function_vi', f'= True is not possible with par_vi={par_vi!r}',
                                     f'choose one of {list(methods)}')])
     if function_vi and prior_stddev is not None:
-        raise ConfError([problem_at(owner, 'prior_stddev', 'is a prior of parameters, and with function_vi=True the '
-                                    'particles are functions', 'leave out one of the two')])
+        raise ConfError([problem_at(owner, 'prior_stddev', 'is a prior of parameters, but with function_vi=True the '
+                                    'particles are functions', 'remove one of the two')])
 
 
 def resolved_entropy_regularization(given: float | None, task: SupervisedTask) -> float | None:
-    """Batch size by number of samples for ``None``, if there is data already."""
+    """Return batch size divided by number of samples for ``None``, if there is data; otherwise the given value."""
     return task.batch_share if given is None and task.train_loader is not None else given
 
 

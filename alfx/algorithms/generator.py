@@ -1,19 +1,18 @@
-r"""Generators: networks that make samples of a distribution out of noise.
+r"""Generators: networks that map noise to samples of a distribution.
 
-The distribution is known by a loss, its negative log density up to a constant. A generator minimises
-``E[loss(x)] - a H(x)``, with ``a = entropy_regularization``; at ``a = 1`` this is the Kullback-Leibler divergence from
-the distribution. The entropy H of what a network makes is not known. Its gradient is taken from particle-based
-variational inference: a batch of outputs is moved as particles are, and the network after them (Feng et al. 2017,
-"Learning to draw samples with amortized Stein variational gradient descent", arXiv:1707.06626). With y another sample
-of outputs,
+The distribution is given by a loss, its negative log density up to a constant. A generator minimises ``E[loss(x)] - a
+H(x)``, with ``a = entropy_regularization``; at ``a = 1`` this is the Kullback-Leibler divergence from the distribution.
+The entropy H of the outputs is not known. Its gradient is estimated by particle-based variational inference: a batch of
+outputs is moved as particles are, and the network is trained to follow (Feng et al. 2017, "Learning to draw samples
+with amortized Stein variational gradient descent", arXiv:1707.06626). With y another sample of outputs,
 
-    svgd    k(y_i, x_i) s(y_i) + a grad_{y_i} k(y_i, x_i): one y for each x, also where x has a condition
-    svgd2   the mean of that over y_j; x and y are halves of a batch
-    svgd3   the same; y is a batch of its own
+    svgd    k(y_i, x_i) s(y_i) + a grad_{y_i} k(y_i, x_i): one y for each x, also if x depends on inputs
+    svgd2   the mean of this over y_j; x and y are halves of a batch
+    svgd3   the same; y is a separate batch
     gfsf    s(x_i) - a (estimate of grad log q)                                  (Liu et al. 2019, arXiv:1807.01750)
-    minmax  what a critic network finds                                          (Hu et al. 2018, arXiv:1810.03545)
+    minmax  the output of a critic network                                       (Hu et al. 2018, arXiv:1810.03545)
 
-or, with ``functional_gradient``, from the gradient in the space of functions of the noise (GPVI,
+or, with ``functional_gradient``, by the gradient in the space of functions of the noise (GPVI,
 :mod:`alfx.algorithms.particles.inverse_mvp`). Read next: :mod:`alfx.algorithms.hypernetwork_algorithm`.
 """
 from collections.abc import Callable, Sequence
@@ -43,55 +42,56 @@ from alfx.utils.math_ops import identity
 from alfx.utils.target_updater import TargetUpdater
 
 GeneratorLossInfo = namedtuple('GeneratorLossInfo', ['generator', 'mi_estimator', 'inverse_mvp'], default_value=())
-"""Losses for summaries: ``generator`` ``[B]``, that of the outputs; the other two where there are such parts."""
+"""Losses for summaries: ``generator`` ``[B]``, the loss of the outputs; the other two only if such parts exist."""
 
 _METHODS = ('svgd', 'svgd2', 'svgd3', 'gfsf', 'minmax', None)
 _ROWS_AT_ONCE = 1 << 22
-"""Numbers of products with inverse Jacobians that are computed together: N^2 D of them would not fit."""
+"""Number of products with inverse Jacobians that are computed together: all N^2 D of them would not fit in memory."""
 
 
 @configurable
 class Generator(Algorithm):
-    """Makes outputs out of noise, and of inputs if there are any; see the module.
+    """Maps noise, and optionally inputs, to outputs; see the module.
 
     Args:
-        output_dim: D, the size of an output.
-        noise_dim: K, the size of the noise, which is standard normal.
-        input_tensor_spec: nest of specs of the inputs; ``None`` without.
+        output_dim: size D of an output.
+        noise_dim: size K of the noise, which is standard normal.
+        input_tensor_spec: nest of specs of the inputs; ``None``: no inputs.
         hidden_layers: sizes of the hidden layers if there is no ``net``.
         net: the network, called with the noise, or with ``[noise, inputs]``; ``None`` for fully connected layers.
-        net_moving_average_rate: if given, ``predict_step`` uses a moving average of the network, which moves by this
-            share at each update.
-        entropy_regularization: ``a``; 0 to minimise the loss alone.
+        net_moving_average_rate: if given, ``predict_step`` uses a moving average of the network with this update rate.
+        entropy_regularization: ``a``; 0 to minimise only the loss.
         mi_weight: weight of the mutual information of ``[noise, inputs]`` and outputs, which is maximised; ``None`` for
             none (Hjelm et al. 2019, arXiv:1808.06670).
-        mi_estimator_cls: makes its estimator, called with ``x_spec``, ``y_spec`` and ``sampler``.
-        par_vi: 'svgd', 'svgd2', 'svgd3', 'gfsf', 'minmax', or ``None`` if nothing regularises.
-        use_kernel_averager: take a running average of the bandwidth of the kernel.
-        functional_gradient: use GPVI; ``par_vi`` is 'svgd3' or ``None`` then.
-        init_lambda: ``c``, the weight of the noise that is added to the output where ``noise_dim < output_dim``; for
-            GPVI, as all up to ``inverse_mvp_hidden_layers``.
-        lambda_trainable: whether ``c`` is trained.
-        block_inverse_mvp: solve ``noise_dim`` equations in place of ``output_dim``.
-        direct_jac_inverse: solve them exactly; else a network does that is trained for it.
+        mi_estimator_cls: creates the estimator of the mutual information, called with ``x_spec``, ``y_spec`` and
+            ``sampler``.
+        par_vi: 'svgd', 'svgd2', 'svgd3', 'gfsf', 'minmax', or ``None`` for no regularization.
+        use_kernel_averager: use a running average of the kernel bandwidth.
+        functional_gradient: use GPVI; requires ``par_vi`` 'svgd3' or ``None``.
+        init_lambda: ``c``, the weight of the noise that is added to the output if ``noise_dim < output_dim``; for GPVI,
+            like all arguments up to ``inverse_mvp_hidden_layers``.
+        lambda_trainable: train ``c``.
+        block_inverse_mvp: solve ``noise_dim`` equations instead of ``output_dim``.
+        direct_jac_inverse: solve them exactly; otherwise a network is trained to solve them.
         inverse_mvp_solve_iters: updates of that network in each training step.
         inverse_mvp_hidden_size: width of its hidden layers.
-        inverse_mvp_hidden_layers: their number.
-        critic_input_dim: number of inputs of the critic; ``None``: ``output_dim``. For 'minmax', as all of critics.
-        critic_hidden_layers: sizes of its hidden layers.
-        critic_l2_weight: weight of the squared length of its outputs.
+        inverse_mvp_hidden_layers: number of its hidden layers.
+        critic_input_dim: number of inputs of the critic; ``None``: ``output_dim``. For 'minmax', like all arguments of
+            critics.
+        critic_hidden_layers: sizes of the critic's hidden layers.
+        critic_l2_weight: weight of the squared norm of the critic's outputs.
         critic_iter_num: updates of the critic in each training step.
         critic_relu_mlp: use a network whose trace is computed exactly; not with ``critic_use_bn``.
-        critic_use_bn: whether the critic uses batch norm.
-        minmax_resample: whether each update of the critic has outputs of its own.
-        critic_optimizer: trains the critic; needed for 'minmax'.
-        inverse_mvp_optimizer: trains the network of inverse products; needed for it.
+        critic_use_bn: use batch norm in the critic.
+        minmax_resample: sample new outputs for each update of the critic.
+        critic_optimizer: trains the critic; required for 'minmax'.
+        inverse_mvp_optimizer: trains the network of inverse products; required if there is one.
         optimizer: trains the generator.
         lambda_optimizer: trains ``c``; ``None``: ``optimizer``.
         name: name of this algorithm.
 
     Raises:
-        ConfError: arguments that contradict each other.
+        ConfError: arguments contradict each other.
     """
 
     def __init__(self, output_dim: Count, noise_dim: Count = 32, input_tensor_spec: NestedTensorSpec = None,
@@ -164,20 +164,20 @@ class Generator(Algorithm):
 
     @property
     def noise_dim(self) -> int:
-        """K."""
+        """Size K of the noise."""
         return self._noise_dim
 
-    # What it makes ---------------------------------------------------------------------------------------------
+    # Sampling --------------------------------------------------------------------------------------------------
 
     def predict_step(self, inputs: NestedTensor = None, noise: Tensor | None = None,  # type: ignore[override]
                      batch_size: int | None = None, training: bool = False, state: Any = None) -> AlgStep:
-        """Outputs.
+        """Generate outputs.
 
         Args:
             inputs: nest ``[B, ...]``; ``None`` for a generator without inputs.
-            noise: ``[B, K]``, or ``[B, D]`` for GPVI with K < D; ``None``: drawn.
-            batch_size: B, if neither ``inputs`` nor ``noise`` tells it.
-            training: whether to use the network itself, and not its moving average.
+            noise: ``[B, K]``, or ``[B, D]`` for GPVI with K < D; ``None``: sampled.
+            batch_size: B, if neither ``inputs`` nor ``noise`` determines it.
+            training: use the network itself instead of its moving average.
             state: not used.
 
         Returns:
@@ -197,12 +197,12 @@ class Generator(Algorithm):
         if inputs is not None:
             batch_size = nest.get_nest_batch_size(inputs)
         if batch_size is None:
-            raise ValueError(f'{self._name}: batch_size is needed where there are no inputs')
+            raise ValueError(f'{self._name}: set batch_size, because there are no inputs')
         size = self._noise_dim if self._lambda is None else self._output_dim
         return torch.randn(batch_size, size, device=self.device)
 
     def _outputs(self, noise: Tensor, inputs: NestedTensor, net: Network | None = None) -> Tensor:
-        """``[B, D]``."""
+        """Compute outputs ``[B, D]``."""
         net = self._net if net is None else net
         if self._lambda is None:
             return net([noise, inputs] if self._has_inputs else noise)[0]
@@ -213,18 +213,18 @@ class Generator(Algorithm):
     def train_step(self, inputs: NestedTensor, loss_func: Callable,  # type: ignore[override]
                    batch_size: int | None = None, transform_func: Callable | None = None,
                    entropy_regularization: float | None = None, state: Any = None) -> AlgStep:
-        """One step of the generator.
+        """Compute one training step of the generator.
 
         Args:
             inputs: nest ``[B, ...]``, or ``None``.
             loss_func: called with the outputs ``[B, D]`` (``[outputs, inputs]`` with inputs), or with the first result
-                of ``transform_func``; returns the loss ``[B]``, or a tuple that has it as ``loss``.
+                of ``transform_func``; returns the loss ``[B]``, or a tuple with a field ``loss``.
             batch_size: B, if there are no inputs.
-            transform_func: if given, what the outputs are taken for, see
+            transform_func: if given, maps outputs to the particles, see
                 :meth:`~alfx.algorithms.particle_vi_algorithm.ParVIAlgorithm.train_step`; for 'svgd2', 'svgd3' and
                 'gfsf'. Called with outputs, or with ``(outputs, extra_samples)``; returns ``(outputs, extra_outputs,
-                extra_samples)``. Where several processes train together, each has its own columns of the outputs.
-            entropy_regularization: in place of that of the constructor.
+                extra_samples)``. In distributed training each process has separate columns of the outputs.
+            entropy_regularization: replaces the constructor's value.
             state: not used.
 
         Returns:
@@ -232,11 +232,11 @@ class Generator(Algorithm):
             ``GeneratorLossInfo`` in ``extra``.
 
         Raises:
-            ValueError: a ``transform_func`` with another method.
+            ValueError: ``transform_func`` is given with another method.
         """
         weight = self._entropy_regularization if entropy_regularization is None else entropy_regularization
         if transform_func is not None and (self._par_vi not in ('svgd2', 'svgd3', 'gfsf') or self._functional_gradient):
-            raise ValueError(f'{self._name}: transform_func is possible with par_vi svgd2, svgd3 and gfsf, found '
+            raise ValueError(f'{self._name}: transform_func requires par_vi svgd2, svgd3 or gfsf, found '
                              f'{"functional_gradient=True" if self._functional_gradient else self._par_vi}')
         noise = self._noise(inputs, batch_size)
         outputs = self._outputs(noise, inputs)
@@ -264,7 +264,7 @@ class Generator(Algorithm):
                        info=LossInfo(loss=moving, scalar_loss=mutual_information, extra=extra))
 
     def after_update(self, training_info: NestedTensor, info: NestedTensor = ()) -> None:
-        """Move the average of the network."""
+        """Update the moving average of the network."""
         if self._update_average is not None:
             self._update_average()
 
@@ -276,7 +276,7 @@ class Generator(Algorithm):
 
     def _moving_loss(self, outputs: Tensor, inputs: NestedTensor, loss_of: Callable[[Tensor], Tensor],
                      transform_func: Callable | None, weight: float) -> tuple[Tensor, Tensor]:
-        """The loss that moves the outputs as ``par_vi`` does, and that of the outputs."""
+        """Return the loss that moves the outputs as ``par_vi`` does, and the loss of the outputs."""
         if self._par_vi == 'minmax':
             return self._minmax(outputs, inputs, loss_of, weight)
         if self._par_vi == 'gfsf':
@@ -338,7 +338,8 @@ class Generator(Algorithm):
 
     def _functional_direction(self, noise: Tensor, loss_of: Callable[[Tensor], Tensor], weight: float
                               ) -> tuple[Tensor, Tensor, Tensor | tuple[()]]:
-        """Where to move the outputs of ``noise``, the loss of other outputs, and that of the inverse products."""
+        """Return the direction that moves the outputs of ``noise``, the loss of other outputs, and the loss of the
+        inverse products."""
         others = self._noise(None, len(noise))
         with torch.no_grad():
             points = self._outputs(others, None)
@@ -361,7 +362,7 @@ class Generator(Algorithm):
         return direction / len(others), loss, inverse_loss
 
     def _inverse_products(self, z: Tensor, vec: Tensor) -> Tensor:
-        """``J(z)^-T vec``, ``[m, N, D]``."""
+        """Compute ``J(z)^-T vec``, ``[m, N, D]``."""
         link = None if self._lambda is None else self._lambda.detach()
         if self._solves_directly:
             head = z[:, :self._noise_dim].detach().requires_grad_()
@@ -376,7 +377,7 @@ class Generator(Algorithm):
             return torch.cat([first, rest.unflatten(0, (len(z), -1))], dim=-1)
 
     def _reduced(self, z: Tensor, vec: Tensor, repeats: int) -> tuple[Tensor, Tensor]:
-        """``v_1 - G_2^T v_2 / c`` and ``y_2 = v_2 / c`` of ``vec [m * repeats, D]``."""
+        """Compute ``v_1 - G_2^T v_2 / c`` and ``y_2 = v_2 / c`` of ``vec [m * repeats, D]``."""
         assert self._lambda is not None
         rest = vec[:, self._noise_dim:] / self._lambda.detach()
         head = z[:, :self._noise_dim].repeat_interleave(repeats, 0).detach().requires_grad_()
@@ -385,7 +386,7 @@ class Generator(Algorithm):
         return vec[:, :self._noise_dim] - product, rest
 
     def _train_inverse(self, noise: Tensor, bandwidth: Tensor) -> Tensor:
-        """An update of the network of inverse products, on a pair of each row of noise with new noise."""
+        """Update the network of inverse products once, with each row of noise paired with new noise."""
         assert self._inverse_mvp is not None
         z = torch.randn_like(noise)
         difference = noise - z
@@ -407,7 +408,7 @@ class Generator(Algorithm):
 
 
 def _transformed(transform_func: Callable | None, outputs: Tensor) -> tuple[Tensor, Tensor, Any]:
-    """Points of which the loss is, what attracts and repels, and further samples."""
+    """Return the points of the loss, the points of the kernel, and the extra samples."""
     if transform_func is None:
         return outputs, outputs, None
     points, extra, samples = transform_func(outputs)
@@ -415,13 +416,13 @@ def _transformed(transform_func: Callable | None, outputs: Tensor) -> tuple[Tens
 
 
 def _whole_distances(x: Tensor, y: Tensor, transform_func: Callable | None) -> Tensor:
-    """Squared distances ``[N, M]``, over the columns of all processes where each has its own."""
+    """Compute squared distances ``[N, M]``, summed over the columns of all processes if each has its own."""
     distances = particle_vi.squared_distances(x, y)
     return distances if transform_func is None else context.sum_over_ranks(distances)
 
 
 def _padded(score: Tensor, like: Tensor) -> Tensor:
-    """With zeros where nothing is known of the loss."""
+    """Pad the score with zeros in the columns that the loss does not cover."""
     missing = like.shape[1] - score.shape[1]
     return torch.cat([score, score.new_zeros(len(score), missing)], dim=-1) if missing else score
 
@@ -433,21 +434,21 @@ def _check_combination(owner: str, par_vi: str | None, functional_gradient: bool
         raise ConfError([problem_at(owner, name, message, hint)])
 
     if par_vi is None and not functional_gradient and entropy_regularization > 0:
-        refuse('entropy_regularization', f'= {entropy_regularization}, but nothing regularises with par_vi=None',
+        refuse('entropy_regularization', f'= {entropy_regularization} has no effect with par_vi=None',
                'choose a par_vi, or set it to 0')
     if input_tensor_spec is not None and par_vi not in ('svgd', None):
-        refuse('par_vi', f'= {par_vi!r} compares outputs of different inputs', "choose 'svgd' where there are inputs")
+        refuse('par_vi', f'= {par_vi!r} compares outputs of different inputs', "choose 'svgd' with inputs")
     if lambda_trainable and not functional_gradient:
-        refuse('lambda_trainable', '= True has a meaning only with functional_gradient=True', 'leave it out')
+        refuse('lambda_trainable', '= True has an effect only with functional_gradient=True', 'remove it')
     if not functional_gradient:
         return
     if par_vi not in ('svgd3', None):
-        refuse('par_vi', f'= {par_vi!r} and functional_gradient=True exclude each other', 'leave out one of the two')
+        refuse('par_vi', f'= {par_vi!r} and functional_gradient=True exclude each other', 'remove one of the two')
     if input_tensor_spec is not None:
         refuse('functional_gradient', '= True is not possible with inputs', "choose par_vi='svgd'")
     if noise_dim > output_dim:
         refuse('noise_dim', f'= {noise_dim} is larger than output_dim = {output_dim}: the Jacobian has no inverse',
                'make it smaller')
     if not direct and inverse_mvp_optimizer is None:
-        refuse('inverse_mvp_optimizer', 'is needed: nothing says how to train the network of inverse products',
+        refuse('inverse_mvp_optimizer', 'is required to train the network of inverse products',
                'set it, or direct_jac_inverse=True')

@@ -1,15 +1,14 @@
-"""Goals that an agent is given for an episode, drawn at random.
+"""Random goals for the episodes of an agent.
 
-A goal generator is the part of an :class:`~alfx.algorithms.agent.Agent` that extends the observation to
-``[observation, goal]``; the policy learns to act on both. With :mod:`alfx.algorithms.diayn_algorithm` a goal is a skill
-(Eysenbach et al. 2018, arXiv:1802.06070, algorithm 1, line 2: one skill is sampled for an episode and kept).
+A goal generator is the part of an :class:`~alfx.algorithms.agent.Agent` that extends the observation to ``[observation,
+goal]``; the policy acts on both. With :mod:`alfx.algorithms.diayn_algorithm` a goal is a skill (Eysenbach et al. 2018,
+arXiv:1802.06070, algorithm 1, line 2: one skill is sampled per episode and kept).
 """
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
@@ -18,16 +17,16 @@ from alfx.tensor_specs import BoundedTensorSpec, NestedTensorSpec
 from alfx.engine.capabilities import Capabilities
 
 GoalState = namedtuple('GoalState', ['goal'], default_value=())
-"""The goal of the episode, ``[B, K]``; zeros where there is none yet."""
+"""Goal of the episode, ``[B, K]``; zeros before a goal is sampled."""
 
 GoalInfo = namedtuple('GoalInfo', ['goal', 'loss'], default_value=())
-"""The goal ``[B, K]`` that the step was taken with, and the loss of the generator (``()`` if it does not learn)."""
+"""Goal ``[B, K]`` of the step, and the loss of the generator (``()`` if it does not learn)."""
 
 
 class _RandomGoalGenerator(RLAlgorithm):
-    """Draws a goal at the first step of an episode and keeps it.
+    """Samples a goal at the first step of an episode and keeps it.
 
-    A subclass says how goals are drawn; it never draws zeros, which stand for "no goal yet".
+    A subclass defines how goals are sampled; it never samples zeros, which stand for "no goal yet".
     """
 
     def __init__(self, observation_spec: NestedTensorSpec, goal_spec: BoundedTensorSpec, name: str):
@@ -35,18 +34,18 @@ class _RandomGoalGenerator(RLAlgorithm):
                          train_state_spec=GoalState(goal=goal_spec), name=name)
 
     def _draw(self, batch_size: int, device: torch.device) -> Tensor:
-        """Goals ``[batch_size, K]``."""
+        """Sample goals ``[batch_size, K]``."""
         raise NotImplementedError(f'{type(self).__name__}._draw')
 
     def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
-        """Keep the goal; draw one at FIRST, and where there is none yet.
+        """Keep the goal; sample a goal at FIRST and where there is none yet.
 
         Args:
-            inputs: ``[B, ...]``; only ``step_type`` is looked at.
+            inputs: ``[B, ...]``; only ``step_type`` is used.
             state: ``GoalState``.
 
         Returns:
-            ``output`` is the goal ``[B, K]`` and ``()``, as there is no reward for generating it; ``info`` is a
+            ``output`` is the goal ``[B, K]`` and ``()``, because generating it has no reward; ``info`` is a
             ``GoalInfo``.
         """
         has_none = inputs.is_first() | (state.goal == 0).all(-1)
@@ -54,19 +53,19 @@ class _RandomGoalGenerator(RLAlgorithm):
         return AlgStep((goal, ()), GoalState(goal=goal), GoalInfo(goal=goal))
 
     def predict_step(self, inputs: TimeStep, state: Any) -> AlgStep:
-        """The same as :meth:`rollout_step`."""
+        """Call :meth:`rollout_step`."""
         return self.rollout_step(inputs, state)
 
     def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """The goal that the experience was collected with.
+        """Return the goal with which the experience was collected.
 
         Args:
-            inputs: ``[B, ...]``, not looked at.
-            state: not looked at: a sequence from the replay buffer may begin with zeros.
+            inputs: ``[B, ...]``, not used.
+            state: not used: a sequence from the replay buffer may begin with zeros.
             rollout_info: ``GoalInfo`` of the rollout.
 
         Returns:
-            As :meth:`rollout_step`.
+            The same as :meth:`rollout_step`.
         """
         goal = rollout_info.goal
         return AlgStep((goal, ()), GoalState(goal=goal), GoalInfo(goal=goal))
@@ -76,29 +75,25 @@ class _RandomGoalGenerator(RLAlgorithm):
         return super().own_capabilities()._replace(trains_sequences_at_once=True)
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """There is nothing to learn: an empty ``LossInfo``."""
+        """Return an empty ``LossInfo``: nothing is trained."""
         return LossInfo()
 
 
 @configurable
 class RandomCategoricalGoalGenerator(_RandomGoalGenerator):
-    """One of K goals for each episode, all equally likely, as a one-hot float vector ``[K]``.
+    """Samples one of K goals per episode, all equally likely, as a one-hot float vector ``[K]``.
 
     Args:
-        observation_spec: of the observations.
+        observation_spec: nest of specs of the observation.
         num_of_goals: K, at least 1.
         name: name of this algorithm.
-        action_spec: not used: part of the interface of a goal generator.
+        action_spec: not used; part of the interface of a goal generator.
     """
 
     def __init__(self, observation_spec: NestedTensorSpec, num_of_goals: Count,
                  name: str = 'RandomCategoricalGoalGenerator', action_spec: NestedTensorSpec = None):
         super().__init__(observation_spec, BoundedTensorSpec((num_of_goals, ), torch.float32, 0.0, 1.0), name)
         self._num_of_goals = num_of_goals
-
-    def own_capabilities(self) -> Capabilities:
-        """True: training repeats the goals of the rollout."""
-        return super().own_capabilities()._replace(traceable_update=is_traceable(self))
 
     def _draw(self, batch_size: int, device: torch.device) -> Tensor:
         goals = torch.zeros(batch_size, self._num_of_goals, device=device)
@@ -107,23 +102,19 @@ class RandomCategoricalGoalGenerator(_RandomGoalGenerator):
 
 @configurable
 class RandomContinuousGoalGenerator(_RandomGoalGenerator):
-    """A goal ``[K]`` for each episode, uniform in ``[-1, 1]^K``.
+    """Samples a goal ``[K]`` per episode, uniform in ``[-1, 1]^K``.
 
     Args:
-        observation_spec: of the observations.
+        observation_spec: nest of specs of the observation.
         goal_size: K, at least 1.
         name: name of this algorithm.
-        action_spec: not used: part of the interface of a goal generator.
+        action_spec: not used; part of the interface of a goal generator.
     """
 
     def __init__(self, observation_spec: NestedTensorSpec, goal_size: Count,
                  name: str = 'RandomContinuousGoalGenerator', action_spec: NestedTensorSpec = None):
         super().__init__(observation_spec, BoundedTensorSpec((goal_size, ), torch.float32, -1.0, 1.0), name)
         self._goal_size = goal_size
-
-    def own_capabilities(self) -> Capabilities:
-        """True: training repeats the goals of the rollout."""
-        return super().own_capabilities()._replace(traceable_update=is_traceable(self))
 
     def _draw(self, batch_size: int, device: torch.device) -> Tensor:
         return torch.rand(batch_size, self._goal_size, device=device) * 2.0 - 1.0

@@ -1,10 +1,10 @@
-"""Policies that are written by hand in place of being learned.
+"""Policies that are written by hand instead of learned.
 
-A subclass of :class:`HandcraftedAlgorithm` says in ``_policy_func`` which action follows an observation. Such a policy
-collects experience, is evaluated and played as any other and trains nothing, so that it serves as a baseline, and as
-the policy of an agent of which another part learns, such as a representation from images. There is no paper.
-:class:`RandomAlgorithm`, uniformly random actions, :class:`LinearFeedbackAlgorithm` and :class:`WaypointAlgorithm` are
-not in the interface of the parent framework.
+A subclass of :class:`HandcraftedAlgorithm` implements ``_policy_func``, which maps an observation to an action. Such a
+policy collects experience and is evaluated and played like any other, but is not trained. It serves as a baseline, and
+as the policy of an agent in which another part learns, such as a representation of images. There is no paper.
+:class:`RandomAlgorithm`, uniformly random actions, :class:`LinearFeedbackAlgorithm` and :class:`WaypointAlgorithm` have
+no counterpart in ALF.
 """
 import math
 from collections.abc import Sequence
@@ -15,23 +15,22 @@ import torch
 from torch import Tensor
 
 from alfx import nest
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep
 from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils.spec_utils import clip_to_spec
 
 
 @configurable
 class HandcraftedAlgorithm(OffPolicyAlgorithm):
-    """Base of policies written by hand; a subclass implements ``_policy_func``.
+    """Base class of handwritten policies; a subclass implements ``_policy_func``.
 
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: nest of ``BoundedTensorSpec``.
-        reward_spec: of rank 0, or of rank 1 for K rewards.
+        reward_spec: of rank 0, or of rank 1 for a K-dimensional reward.
         env: batched environment, for the root algorithm.
         config: configuration, for the root algorithm.
         debug_summaries: write more summaries.
@@ -45,7 +44,7 @@ class HandcraftedAlgorithm(OffPolicyAlgorithm):
                          reward_spec=reward_spec, env=env, config=config, debug_summaries=debug_summaries, name=name)
 
     def _policy_func(self, observation: NestedTensor) -> NestedTensor:
-        """What to do.
+        """Compute the action for an observation.
 
         Args:
             observation: nest ``[B, ...]``.
@@ -55,32 +54,28 @@ class HandcraftedAlgorithm(OffPolicyAlgorithm):
         """
         raise NotImplementedError(f'{type(self).__name__}._policy_func')
 
-    def own_capabilities(self) -> Capabilities:
-        """True: nothing is trained."""
-        return super().own_capabilities()._replace(traceable_update=True)
-
     def predict_step(self, inputs: TimeStep, state: NestedTensor = ()) -> AlgStep:
-        """The action ``[B, ...]`` for ``inputs.observation``."""
+        """Return the action ``[B, ...]`` for ``inputs.observation``."""
         return AlgStep(output=self._policy_func(inputs.observation))
 
     def rollout_step(self, inputs: TimeStep, state: NestedTensor = ()) -> AlgStep:
-        """The action ``[B, ...]`` for ``inputs.observation``; training needs no info of it."""
+        """Return the action ``[B, ...]`` for ``inputs.observation``, without info for training."""
         return AlgStep(output=self._policy_func(inputs.observation))
 
     def train_step(self, inputs: TimeStep, state: NestedTensor = (), rollout_info: NestedTensor = ()) -> AlgStep:
-        """No action, as nothing is learned from it; ``info`` is a ``LossInfo`` of zeros ``[B]``."""
+        """Return no action and zero losses: ``info`` is a ``LossInfo`` of zeros ``[B]``."""
         return AlgStep(info=LossInfo(loss=torch.zeros(inputs.step_type.shape, device=inputs.step_type.device)))
 
     def train_sequence(self, inputs: TimeStep, state: NestedTensor, rollout_info: NestedTensor) -> AlgStep:
-        """``train_step`` of all steps: ``info`` is a ``LossInfo`` of zeros ``[T, B]``."""
+        """Compute ``train_step`` of all steps: ``info`` is a ``LossInfo`` of zeros ``[T, B]``."""
         return self.train_step(inputs)
 
     def calc_loss(self, info: LossInfo) -> LossInfo:
-        """Zeros ``[T, B]``: there is nothing to minimise."""
+        """Return zeros ``[T, B]``: nothing is minimised."""
         return info
 
     def train_from_replay_buffer(self, update_global_counter: bool = False) -> int:
-        """Nothing: a policy written by hand that is the whole algorithm has nothing to train."""
+        """Return 0: nothing is trained."""
         return 0
 
 
@@ -90,10 +85,10 @@ class RandomAlgorithm(HandcraftedAlgorithm):
 
     Args:
         action_spec: nest of ``BoundedTensorSpec``, discrete or continuous with finite bounds.
-        kwargs: those of :class:`HandcraftedAlgorithm`.
+        kwargs: arguments of :class:`HandcraftedAlgorithm`.
 
     Raises:
-        SpecError: an action without finite bounds.
+        SpecError: an action has no finite bounds.
     """
 
     @takes_arguments_of(HandcraftedAlgorithm, defaults={'name': 'RandomAlgorithm'})
@@ -101,16 +96,12 @@ class RandomAlgorithm(HandcraftedAlgorithm):
         for path, spec in nest.flatten_with_path(action_spec):
             if not _has_finite_bounds(spec):
                 raise SpecError(f"{name}: the action{f' at {path}' if path else ''}: expected a BoundedTensorSpec with "
-                                f'finite bounds to draw from uniformly, found {spec}; bound the action space, for '
-                                'instance by a wrapper that rescales actions')
+                                f'finite bounds to sample from uniformly, found {spec}; bound the action space, '
+                                'for example with a wrapper that rescales actions')
         super().__init__(action_spec=action_spec, name=name, **kwargs)
 
-    def own_capabilities(self) -> Capabilities:
-        """True: nothing is trained."""
-        return super().own_capabilities()._replace(traceable_update=True)
-
     def _policy_func(self, observation: NestedTensor) -> NestedTensor:
-        """Uniform over the bounds of each action, which for integers includes both; ``[B, ...]``."""
+        """Sample uniformly between the bounds of each action, for integers including both; ``[B, ...]``."""
         batch, device = nest.get_nest_batch_size(observation), nest.extract_any_leaf_from_nest(observation).device
         return nest.map_structure(lambda spec: spec.sample((batch, )).to(device), self._action_spec)
 
@@ -122,25 +113,24 @@ def _has_finite_bounds(spec: TensorSpec) -> bool:
 
 @configurable
 class SimpleCarlaAlgorithm(HandcraftedAlgorithm):
-    """Drives straight towards a goal, slower when it is near, and stops there.
+    """Drives straight towards a goal, slows down near it, and stops there.
 
-    It knows neither roads nor obstacles. What it expects of an environment of the Carla simulator:
+    It knows neither roads nor obstacles. Requirements on the environment of the Carla simulator:
 
-    - the observation is a dict with ``'goal'``, float ``[B, 2]`` or ``[B, 3]``: where the goal is as seen from the
-      vehicle, in metres ahead and to the right (and above, which does not count). Other entries are not looked at.
-    - the action is float ``[B, 3]``, what a speed controller of the vehicle is told: the speed as a fraction of the
-      highest one allowed; the direction relative to the heading, from -1 (turn about to the left) over 0 (straight on)
-      to 1 (turn about to the right); whether to reverse, from 0 (no) to 1. Its bounds have to include [0, 1], [-1, 1]
-      and 0.
+    - The observation is a dict with ``'goal'``, float ``[B, 2]`` or ``[B, 3]``: position of the goal relative to the
+      vehicle, in metres ahead and to the right (and above, which is ignored). Other entries are ignored.
+    - The action is float ``[B, 3]``, the input of a speed controller of the vehicle: the speed as a fraction of the
+      speed limit; the direction relative to the heading, from -1 (turn around to the left) over 0 (straight on) to 1
+      (turn around to the right); reverse gear, from 0 (no) to 1. Its bounds have to include [0, 1], [-1, 1] and 0.
 
-    The speed is 1 from ``distance_to_decelerate`` on, proportional to the distance below it, and 0 from
-    ``distance_to_stop`` on.
+    The speed is 1 at distances of at least ``distance_to_decelerate``, proportional to the distance below it, and 0 at
+    distances of at most ``distance_to_stop``.
 
     Args:
         action_spec: a ``BoundedTensorSpec`` of shape ``(3,)``.
-        distance_to_decelerate: distance to the goal in metres from which on to slow down.
-        distance_to_stop: distance to the goal in metres from which on to stand still.
-        kwargs: those of :class:`HandcraftedAlgorithm`.
+        distance_to_decelerate: distance to the goal in metres below which the vehicle slows down.
+        distance_to_stop: distance to the goal in metres at which the vehicle stops.
+        kwargs: arguments of :class:`HandcraftedAlgorithm`.
 
     Raises:
         SpecError: observation or action are not as described.
@@ -159,12 +149,8 @@ class SimpleCarlaAlgorithm(HandcraftedAlgorithm):
         self._distance_to_decelerate = distance_to_decelerate
         self._distance_to_stop = distance_to_stop
 
-    def own_capabilities(self) -> Capabilities:
-        """True: nothing is trained."""
-        return super().own_capabilities()._replace(traceable_update=True)
-
     def _policy_func(self, observation: NestedTensor) -> Tensor:
-        """Speed, direction and reverse ``[B, 3]`` for the goal in ``observation``."""
+        """Compute speed, direction and reverse ``[B, 3]`` for the goal in ``observation``."""
         ahead, right = observation['goal'][:, :2].unbind(-1)
         distance = torch.hypot(ahead, right)
         speed = (distance / self._distance_to_decelerate).clamp(max=1.0)
@@ -175,16 +161,16 @@ class SimpleCarlaAlgorithm(HandcraftedAlgorithm):
 
 @configurable
 class LinearFeedbackAlgorithm(HandcraftedAlgorithm):
-    """A linear controller: ``u = sum_i gains[i] * o[i]``.
+    """Linear controller: ``u = sum_i gains[i] * o[i]``.
 
-    A continuous action of one element is u, clipped to its bounds; of two discrete actions it is the second one where u
-    is positive. It balances a pole: ``gains = (0.1, 0.3, 1.0, 0.4)`` gets 500 in CartPole.
+    A continuous action of one element is u, clipped to its bounds; of two discrete actions the second is taken if u is
+    positive. It balances a pole: ``gains = (0.1, 0.3, 1.0, 0.4)`` gets 500 in CartPole.
 
     Args:
         observation_spec: float spec ``[D]``.
         action_spec: continuous of one element, or discrete with two values.
         gains: D numbers.
-        kwargs: those of :class:`HandcraftedAlgorithm`.
+        kwargs: arguments of :class:`HandcraftedAlgorithm`.
 
     Raises:
         SpecError: observation or action are not as described.
@@ -205,8 +191,6 @@ class LinearFeedbackAlgorithm(HandcraftedAlgorithm):
         super().__init__(observation_spec=observation_spec, action_spec=action_spec, name=name, **kwargs)
         self._gains: Tensor
         self.register_buffer('_gains', torch.tensor(gains, dtype=torch.float32), persistent=False)
-
-    own_capabilities = HandcraftedAlgorithm.own_capabilities
 
     def _policy_func(self, observation: NestedTensor) -> Tensor:
         spec = self._action_spec
@@ -235,20 +219,20 @@ def _check_carla_specs(name: str, observation_spec: NestedTensorSpec, action_spe
 
 @configurable
 class WaypointAlgorithm(HandcraftedAlgorithm):
-    """Pushes a point to a goal along a path that is known, as in the mazes of gymnasium-robotics.
+    """Pushes a point to a goal along a known path, as in the mazes of gymnasium-robotics.
 
     The observation is a dict with ``'observation'``, float ``[B, 4]``: position and velocity in the plane, and
     ``'desired_goal'``, float ``[B, 2]``. The action ``[B, 2]`` is the force ``gain * (target - position) - damping *
-    velocity``, clipped to its bounds. The target is the goal if the same waypoint is the nearest one to it and to the
-    position; otherwise that waypoint's neighbour on the way there.
+    velocity``, clipped to its bounds. The target is the goal if the goal and the position have the same nearest
+    waypoint; otherwise it is the next waypoint on the way to the goal.
 
     Args:
-        observation_spec: as described.
+        observation_spec: spec as described above.
         action_spec: a ``BoundedTensorSpec`` of shape ``(2,)``.
-        waypoints: points ``(x, y)`` in order along the path; a straight line leads from each to the next.
-        gain: force by distance.
-        damping: force by velocity, against it.
-        kwargs: those of :class:`HandcraftedAlgorithm`.
+        waypoints: points ``(x, y)`` in order along the path, connected by straight lines.
+        gain: force per distance.
+        damping: force per velocity, against it.
+        kwargs: arguments of :class:`HandcraftedAlgorithm`.
 
     Raises:
         SpecError: observation or action are not as described.
@@ -268,8 +252,6 @@ class WaypointAlgorithm(HandcraftedAlgorithm):
         self._waypoints: Tensor
         self.register_buffer('_waypoints', torch.tensor(waypoints, dtype=torch.float32), persistent=False)
         self._gain, self._damping = gain, damping
-
-    own_capabilities = HandcraftedAlgorithm.own_capabilities
 
     def _policy_func(self, observation: NestedTensor) -> Tensor:
         position, velocity = observation['observation'].chunk(2, -1)

@@ -1,12 +1,12 @@
-"""Hypernetworks: a generator that makes the parameters of networks.
+"""Hypernetworks: a generator that outputs the parameters of networks.
 
-An ensemble of any size is drawn from it. It is that of HyperGAN (Ratzlaff, Li 2019, arXiv:1901.11058) with one
-generator for the parameters of all layers, and without its mixer and discriminator: what keeps the networks different
-is particle-based variational inference (:mod:`alfx.algorithms.generator`).
+Ensembles of any size can be sampled from it. It is the hypernetwork of HyperGAN (Ratzlaff, Li 2019, arXiv:1901.11058)
+with one generator for the parameters of all layers, and without its mixer and discriminator: particle-based variational
+inference keeps the networks different (:mod:`alfx.algorithms.generator`).
 
-The last layer of the generator begins so that the parameters it makes are spread as the initial ones of a network are
-(compare Chang et al. 2020, "Principled weight initialization for hypernetworks", ICLR): otherwise the networks would
-begin with outputs that are orders of magnitude too large.
+The last layer of the generator is initialized so that the generated parameters have the spread of initial parameters of
+a network (compare Chang et al. 2020, "Principled weight initialization for hypernetworks", ICLR). Otherwise the initial
+outputs of the networks would be orders of magnitude too large.
 """
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -34,14 +34,16 @@ from alfx.utils.math_ops import identity
 
 @configurable
 class HyperNetwork(SupervisedEnsemble, Algorithm):
-    """A distribution of networks; see the module.
+    """Distribution of networks; see the module.
 
     Args:
-        data_creator: see :class:`~alfx.algorithms.particles.supervised.SupervisedTask`, as of those named there.
+        data_creator: see :class:`~alfx.algorithms.particles.supervised.SupervisedTask`, also for the other arguments
+            named there.
         data_creator_outlier: see there.
         input_tensor_spec: spec of the inputs; ``None``: from the data.
         output_dim: number of outputs of a network; ``None``: ``num_train_classes``, or the number of targets.
-        conv_layer_params: see :class:`~alfx.networks.param_networks.ParamNetwork`, as of the layers below.
+        conv_layer_params: see :class:`~alfx.networks.param_networks.ParamNetwork`, also for the other arguments of
+            layers.
         fc_layer_params: see there.
         activation: see there.
         last_activation: see there.
@@ -53,10 +55,10 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
         use_conv_ln: see there.
         use_fc_bias: see there.
         use_fc_ln: see there.
-        generator_use_fc_bn: whether the generator uses batch norm.
-        num_particles: N, the number of networks that are drawn for a batch.
-        entropy_regularization: weight of the repulsion; ``None``: batch size by number of samples.
-        critic_hidden_layers: see :class:`~alfx.algorithms.generator.Generator`, as of all up to
+        generator_use_fc_bn: use batch norm in the generator.
+        num_particles: number N of networks that are sampled for a batch.
+        entropy_regularization: weight of the repulsion; ``None``: batch size divided by number of samples.
+        critic_hidden_layers: see :class:`~alfx.algorithms.generator.Generator`, also for all arguments up to
             ``inverse_mvp_hidden_layers``.
         critic_iter_num: see there.
         critic_l2_weight: see there.
@@ -68,15 +70,15 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
         inverse_mvp_solve_iters: see there.
         inverse_mvp_hidden_size: see there.
         inverse_mvp_hidden_layers: see there.
-        function_vi: whether the answers of the networks are the particles; with 'svgd', 'svgd2', 'svgd3' and 'gfsf'.
-        function_bs: see :class:`~alfx.algorithms.functional_particle_vi_algorithm.FunctionSpace`, as of those that
-            follow.
+        function_vi: use the outputs of the networks as particles; with 'svgd', 'svgd2', 'svgd3' and 'gfsf'.
+        function_bs: see :class:`~alfx.algorithms.functional_particle_vi_algorithm.FunctionSpace`, also for the next
+            arguments.
         function_extra_bs_ratio: see there.
         function_extra_bs_sampler: see there.
         function_extra_bs_std: see there.
         loss_type: 'classification' or 'regression'.
-        voting: 'soft': classes by the mean of the probabilities; 'hard': by the majority.
-        par_vi: 'svgd' (which is 'svgd3'), 'svgd2', 'svgd3', 'gfsf' or 'minmax'.
+        voting: 'soft': classes by the mean of the probabilities; 'hard': by majority.
+        par_vi: 'svgd' (the same as 'svgd3'), 'svgd2', 'svgd3', 'gfsf' or 'minmax'.
         num_train_classes: number of classes in the training data.
         critic_optimizer: trains the critic of 'minmax'.
         inverse_mvp_optimizer: see ``Generator``.
@@ -88,10 +90,10 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
         config: the configuration of the run.
         name: name of this algorithm.
         prior_stddev: standard deviation of a normal prior of the parameters; ``None``: flat. Not with ``function_vi``.
-        noise_stddev: standard deviation of the noise of the targets of regression.
+        noise_stddev: standard deviation of the noise of regression targets.
 
     Raises:
-        ConfError: arguments that contradict each other or the data.
+        ConfError: arguments contradict each other or the data.
     """
 
     def __init__(self, data_creator: Callable | None = None, data_creator_outlier: Callable | None = None,
@@ -159,26 +161,26 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
 
     @property
     def num_particles(self) -> int:
-        """N, the number of networks that are drawn for a batch."""
+        """Number N of networks that are sampled for a batch."""
         return self._num_particles
 
     def set_num_particles(self, num_particles: int) -> None:
-        """Draw so many networks from now on.
+        """Set the number of networks to sample.
 
         Raises:
-            ConfError: it is no positive int.
+            ConfError: the number is not a positive int.
         """
         self._num_particles = check_value(type(self).__name__, 'num_particles', num_particles, int, minimum=1)
-        self._num_drawn = self._num_particles  # in a training step, but for an epoch of another number
+        self._num_drawn = self._num_particles  # in a training step; :meth:`train_iter` may change it for an epoch
 
     def sample_parameters(self, noise: Tensor | None = None, num_particles: int | None = None, training: bool = True
                           ) -> Tensor:
-        """Parameters of networks.
+        """Sample parameters of networks.
 
         Args:
-            noise: ``[N, noise_dim]``; ``None``: drawn.
+            noise: ``[N, noise_dim]``; ``None``: sampled.
             num_particles: N; ``None``: :attr:`num_particles`.
-            training: whether the generator is being trained.
+            training: the generator is being trained.
 
         Returns:
             ``[N, D]``.
@@ -188,12 +190,12 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
 
     def predict_step(self, inputs: Tensor, params: Tensor | None = None,  # type: ignore[override]
                      num_particles: int | None = None, state: Any = None) -> AlgStep:
-        """What an ensemble answers.
+        """Compute the outputs of an ensemble.
 
         Args:
             inputs: ``[B, ...]``.
-            params: ``[N, D]``, or ``[D]`` for one network; ``None``: drawn.
-            num_particles: N, if they are drawn; ``None``: :attr:`num_particles`.
+            params: ``[N, D]``, or ``[D]`` for one network; ``None``: sampled.
+            num_particles: N, if they are sampled; ``None``: :attr:`num_particles`.
             state: not used.
 
         Returns:
@@ -207,20 +209,20 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
         with torch.no_grad():
             return self.predict_step(inputs).output
 
-    def _answers_of_one_draw(self, num_particles: int | None) -> Callable[[Tensor], Tensor]:
-        """The same networks for all batches."""
+    def _outputs_of_fixed_sample(self, num_particles: int | None) -> Callable[[Tensor], Tensor]:
+        """Return a function that computes outputs with the same sampled networks for all batches."""
         with torch.no_grad():
             params = self.sample_parameters(num_particles=num_particles, training=False)
         return lambda inputs: self.predict_step(inputs, params).output
 
     def train_step(self, inputs: tuple[Tensor, Tensor], num_particles: int | None = None,  # type: ignore[override]
                    entropy_regularization: float | None = None, state: Any = None) -> AlgStep:
-        """One step of the generator, from one batch.
+        """Compute one training step of the generator from one batch.
 
         Args:
             inputs: ``(inputs [B, ...], targets [B, ...])``.
             num_particles: N; ``None``: :attr:`num_particles`.
-            entropy_regularization: in place of that of the constructor.
+            entropy_regularization: replaces the constructor's value.
             state: not used.
 
         Returns:
@@ -250,7 +252,7 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
         return step._replace(info=step.info._replace(loss=size * step.info.loss))
 
     def train_iter(self, num_particles: int | None = None, state: Any = None) -> int:
-        """An update for each batch of the training data.
+        """Run one epoch: one update for each batch of the training data.
 
         Args:
             num_particles: N; ``None``: :attr:`num_particles`.
@@ -270,19 +272,19 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
             self._num_drawn = self._num_particles
 
     def after_update(self, root_inputs: Any, info: Any) -> None:
-        """Hand on to the generator."""
+        """Call ``after_update`` of the generator."""
         self._generator.after_update(info)
 
     def evaluate(self, num_particles: int | None = None) -> dict[str, float]:
-        """Measures of the test data by an ensemble that is drawn: ``test_accuracy``, ``test_nll`` and others.
+        """Compute metrics of the test data with a sampled ensemble: ``test_accuracy``, ``test_nll`` and others.
 
         Args:
             num_particles: N; ``None``: :attr:`num_particles`.
         """
-        return self._evaluate_with(self._answers_of_one_draw(num_particles))
+        return self._evaluate_with(self._outputs_of_fixed_sample(num_particles))
 
     def eval_uncertainty(self, num_particles: int | None = None) -> Uncertainty:
-        """How well outliers are told by an ensemble that is drawn, and how well calibrated its answers are.
+        """Evaluate how well a sampled ensemble detects outliers and how well its outputs are calibrated.
 
         Args:
             num_particles: N; ``None``: :attr:`num_particles`.
@@ -290,7 +292,7 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
         Raises:
             ConfError: there are no outliers, or no classes.
         """
-        return self._uncertainty_with(self._answers_of_one_draw(num_particles))
+        return self._uncertainty_with(self._outputs_of_fixed_sample(num_particles))
 
     def summarize_train(self, loss_info: LossInfo, params: Any,  # type: ignore[override]
                         cum_loss: float | None = None, avg_acc: float | None = None,
@@ -298,10 +300,10 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
         """Write summaries after an epoch.
 
         Args:
-            loss_info: the losses of its last update.
-            params: ``(name, parameter)`` of what was updated.
+            loss_info: losses of its last update.
+            params: ``(name, parameter)`` of the updated parameters.
             cum_loss: sum over its batches of the negative log likelihood, averaged over the networks.
-            avg_acc: mean over its batches of the accuracy, or of the root of the mean squared error.
+            avg_acc: mean over its batches of the accuracy, or of the root mean squared error.
             inverse_mvp_loss: loss of the network of inverse products.
         """
         self._summarize_epoch(loss_info, params, cum_loss, avg_acc)
@@ -313,12 +315,12 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
 
 
 def spread_as_initial(generator: nn.Module, network: StackedParameters, num_samples: int = 8) -> None:
-    """Scale the last layer of a generator so that what it makes is spread as initial parameters of networks are.
+    """Scale the last layer of a generator so that its outputs have the spread of initial parameters of networks.
 
     Args:
-        generator: its last parameters are the weight ``[D, H]`` and the bias ``[D]`` of its last layer.
-        network: says how initial parameters are spread.
-        num_samples: number of networks to find that out from.
+        generator: module whose last parameters are the weight ``[D, H]`` and the bias ``[D]`` of its last layer.
+        network: network whose initial parameters are sampled.
+        num_samples: number of networks to sample.
     """
     weight, bias = list(generator.parameters())[-2:]
     with torch.no_grad():

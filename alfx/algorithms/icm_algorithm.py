@@ -1,18 +1,19 @@
-"""Intrinsic curiosity module (Pathak et al. 2017, arXiv:1705.05363): a bonus for what was not foreseen.
+"""Intrinsic curiosity module (Pathak et al. 2017, arXiv:1705.05363): a bonus for observations that are hard to predict.
 
-A forward model predicts the features of an observation from those of the one before and the action in between. Its
-error is the reward (eq. 6 of the paper, with eta = 1), and its loss (eq. 5):
+A forward model predicts the features of an observation from the previous features and the action in between. Its error
+is both the reward (eq. 6 of the paper, with eta = 1) and the loss (eq. 5):
 
     r[t] = L_F[t] = 1/2 |forward(phi(o[t-1]), a[t-1]) - phi(o[t])|^2
 
-An inverse model predicts the action from both features; its loss L_I (eq. 3) also trains the features phi, so that
-they hold what the action has to do with. At FIRST there is no step before: reward and losses are 0. What differs:
+An inverse model predicts the action from both features. Its loss L_I (eq. 3) also trains the features phi, so that they
+represent what the action can influence. At FIRST there is no previous step: reward and losses are 0. Differs from the
+paper:
 
-* The forward model does not train the features, which it would make easy to predict, rather than informative; the
-  authors' objective (eq. 7) allows for it. The losses train different parameters, so that their sum is taken as it
-  is: the weight beta would do nothing but change two step sizes.
+* The forward model does not train the features, which it would make predictable rather than informative; the authors'
+  objective (eq. 7) permits this. The losses train different parameters, so they are added without weights: beta would
+  only change two step sizes.
 * Rewards are normalized, and so are observations if their spec is known.
-* Where training begins with stored states, the features of the step before are those of the rollout.
+* If training begins with stored states, the previous step's features are those of the rollout.
 """
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -37,64 +38,65 @@ from alfx.engine.capabilities import Capabilities
 from alfx.utils.math_ops import identity
 
 ICMState = namedtuple('ICMState', ['feature', 'has_previous'], default_value=())
-"""The features of the step before ``[B, F]``, and 1 where there is such a step: float32 ``[B]``."""
+"""The previous step's features ``[B, F]``, and 1 where there is a previous step: float32 ``[B]``."""
 
 ICMInfo = namedtuple('ICMInfo', ['forward_loss', 'inverse_loss', 'exists', 'is_last'], default_value=())
-"""What the steps yield, ``[B]`` each.
+"""Info of the steps, ``[B]`` each.
 
-``exists``: whether there is a step before, without which the losses mean nothing; ``is_last``: whether the step ends an
-episode, ``()`` where the losses are those of arriving at the next step.
+``exists``: there is a previous step, without which the losses are meaningless; ``is_last``: the step ends an episode,
+``()`` if the losses are those of arriving at the next step.
 """
 
 ICMPair = namedtuple('ICMPair', ['both', 'action', 'exists'], default_value=())
-"""What ``reward_unroll`` yields: a step and the one after it.
+"""Info of ``reward_unroll``: a step and the next one.
 
-``both``: nest ``[B, 2, ...]`` of what the encoding network sees of their observations, or without one their features
-``[B, 2, F]``; ``action`` ``[B, A]``: the encoded action in between; ``exists``, bool ``[B]``: whether they are of the
-same episode.
+``both``: nest ``[B, 2, ...]`` of the inputs of the encoding network for their observations, or without encoding network
+their features ``[B, 2, F]``; ``action`` ``[B, A]``: the encoded action in between; ``exists``, bool ``[B]``: both steps
+belong to the same episode.
 """
 
 ICMLossInfo = namedtuple('ICMLossInfo', ['forward_loss', 'inverse_loss'], default_value=())
-"""The parts of the loss, ``[T, B]`` each."""
+"""Parts of the loss, ``[T, B]`` each."""
 
 ICMMeasures = namedtuple('ICMMeasures', ['reward', 'forward_loss', 'inverse_loss', 'accuracy'], default_value=())
-"""What ``predict_step`` yields, ``[B]`` each, NaN without a step before.
+"""Info of ``predict_step``, ``[B]`` each, NaN without a previous step.
 
-``accuracy``: the share of discrete actions that the inverse model is right about; ``()`` without such actions.
+``accuracy``: fraction of discrete actions that the inverse model predicts correctly; ``()`` without such actions.
 """
 
 
 @configurable
 class ICMAlgorithm(IntrinsicRewardAlgorithm):
-    """A reward for observations that a model did not foresee.
+    """Intrinsic reward for observations that a model does not predict.
 
-    The state is that of the step before. So a training sequence that does not begin with states of the rollout
-    (``TrainerConfig.use_rollout_state``) learns nothing from its first step.
+    The state is the state of the previous step. A training sequence that does not begin with states of the rollout
+    (``TrainerConfig.use_rollout_state``) therefore learns nothing from its first step.
 
     Args:
-        action_spec: nest of specs of the action; discrete ones (of any minimum) are encoded one-hot, and the loss of
-            the inverse model is their cross-entropy; for continuous ones it is the mean squared error.
-        observation_spec: nest of specs of the observation, for normalizing it, for constructors of networks and for
-            observations that are their own features; ``None``: observations are not normalized.
-        hidden_size: sizes of the hidden layers of the models that are not given, or of the only one.
-        reward_adapt_speed: normalize rewards by statistics of this speed of adaption, see
-            :class:`~alfx.utils.normalizers.AdaptiveNormalizer`; ``None``: do not.
-        encoding_net: makes the features of an observation: a network without memory, or what constructs one, called as
+        action_spec: nest of specs of the action; discrete actions (of any minimum) are encoded one-hot, and the loss of
+            the inverse model is their cross-entropy; for continuous actions it is the mean squared error.
+        observation_spec: nest of specs of the observation, required to normalize it, to construct networks and to use
+            observations as features; ``None``: observations are not normalized.
+        hidden_size: sizes of the hidden layers of the default models, or the size of a single layer.
+        reward_adapt_speed: normalize rewards by running statistics with this adaptation speed, see
+            :class:`~alfx.utils.normalizers.AdaptiveNormalizer`; ``None``: no normalization.
+        encoding_net: computes the features of an observation: a feed-forward network, or a constructor, called as
             ``(input_tensor_spec=)``. Its output is flattened. ``None``: the features are the observation itself,
             flattened and concatenated.
-        forward_net: predicts features ``[B, F]`` from ``[features, encoded action]``; a network or what constructs one,
+        forward_net: predicts features ``[B, F]`` from ``[features, encoded action]``; a network or a constructor,
             called as ``(input_tensor_spec=)``. ``None``: fully connected layers.
-        inverse_net: predicts the encoded action ``[B, A]``, of discrete actions the logits, from ``[features of the
-            step before, features]``; as ``forward_net``.
-        activation: of the hidden layers of the models that are not given.
-        optimizer: trains all of these; ``None``: the optimizer of the agent does.
+        inverse_net: predicts the encoded action ``[B, A]``, for discrete actions the logits, from ``[previous features,
+            features]``; given like ``forward_net``.
+        activation: activation of the hidden layers of the default models.
+        optimizer: trains all networks of this module; ``None``: the agent's optimizer does.
         name: name of this algorithm.
-        observation_adapt_speed: normalize observations by statistics of this speed of adaption; ``None``: do not.
-        observation_clip_value: clip normalized observations to plus and minus this; ``None``: do not.
-        reward_zero_mean: subtract the mean of the rewards where they are normalized.
+        observation_adapt_speed: normalize observations by running statistics with this adaptation speed; ``None``: no
+            normalization.
+        observation_clip_value: clip normalized observations to plus and minus this value; ``None``: no clipping.
+        reward_zero_mean: subtract the mean when rewards are normalized.
 
     Raises:
-        ConfError: an argument is out of range, or ``observation_spec`` is missing where it is needed.
+        ConfError: an argument is out of range, or ``observation_spec`` is missing although it is needed.
         SpecError: a network has outputs of another shape.
     """
 
@@ -132,7 +134,7 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
     # Steps -----------------------------------------------------------------------------------------------------
 
     def predict_step(self, inputs: TimeStep, state: Any) -> AlgStep:
-        """The reward of a step, without learning anything.
+        """Compute the reward of a step, without learning.
 
         Args:
             inputs: time step ``[B, ...]``.
@@ -143,7 +145,7 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
         """
         with torch.no_grad():
             feature = self._encoded(self._prepared(inputs.observation))
-            exists = _has_step_before(inputs, state)
+            exists = _has_previous_step(inputs, state)
             action = self._action_encoder(inputs.prev_action)
             error = self._forward_loss(state.feature, action, feature)
             reward = self._normalized_reward(error, exists)
@@ -156,19 +158,19 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
         return AlgStep(reward, _state_after(feature), info)
 
     def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
-        """The reward of a step, which the statistics take in.
+        """Compute the reward of a step and update the statistics.
 
         Args:
             inputs: time step ``[B, ...]``; ``prev_action`` led here.
             state: ``ICMState``.
 
         Returns:
-            ``output``: the reward ``[B]``, 0 without a step before; ``state``: ``ICMState``; ``info``: ``ICMInfo`` if
+            ``output``: the reward ``[B]``, 0 without a previous step; ``state``: ``ICMState``; ``info``: ``ICMInfo`` if
             training is on-policy, else ``()``.
         """
         self._update_statistics(inputs.observation)
         feature = self._encoded(self._prepared(inputs.observation))
-        exists = _has_step_before(inputs, state)
+        exists = _has_previous_step(inputs, state)
         action = self._action_encoder(inputs.prev_action)
         error = self._forward_loss(state.feature, action, feature)
         reward = self._normalized_reward(error, exists, update=True)
@@ -179,9 +181,10 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
         return AlgStep(reward, _state_after(feature), info)
 
     def reward_unroll(self, inputs: TimeStep) -> AlgStep:
-        """The rewards ``[T + 1, B]`` of an unroll; ``info``: ``ICMPair`` of each step and the next one.
+        """Compute the rewards ``[T + 1, B]`` of an unroll; ``info``: ``ICMPair`` of each step and the next one.
 
-        So the loss of arriving at a step is that of the step before it, and none is missing. See the base class.
+        The loss of arriving at a step is therefore assigned to the previous step, and none is missing. See the base
+        class.
         """
         shape = inputs.step_type[1:].shape
         with torch.no_grad():
@@ -198,29 +201,30 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
         return AlgStep(torch.cat((torch.zeros_like(reward[:1]), reward)), (), info)
 
     def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any = ()) -> AlgStep:
-        """The losses of both models.
+        """Compute the losses of both models.
 
         Args:
             inputs: time step ``[B, ...]``; ``prev_action`` led here.
             state: ``ICMState``.
-            rollout_info: ``ICMPair`` of :meth:`reward_unroll`, which the losses are then those of, or ``()``.
+            rollout_info: ``ICMPair`` of :meth:`reward_unroll`, whose losses are computed, or ``()``.
 
         Returns:
-            ``output``: ``()``, as the reward is that of the rollout; ``state``: ``ICMState``; ``info``: ``ICMInfo``.
+            ``output``: ``()``, because the reward is computed in the rollout; ``state``: ``ICMState``; ``info``:
+            ``ICMInfo``.
         """
         if rollout_info:
             return AlgStep((), state, self._pair_info(rollout_info))
         feature = self._encoded(self._prepared(inputs.observation))
         info = self._info(state.feature, self._action_encoder(inputs.prev_action), feature,
-                          _has_step_before(inputs, state), is_last(inputs.step_type))
+                          _has_previous_step(inputs, state), is_last(inputs.step_type))
         return AlgStep((), _state_after(feature), info)
 
     def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any = ()) -> AlgStep:
-        """``train_step`` of all steps of sequences at once.
+        """Compute ``train_step`` of all steps of sequences at once.
 
         Args:
             inputs: time steps ``[T, B, ...]``.
-            state: ``ICMState`` ``[T, B, ...]``, of which the first step is looked at.
+            state: ``ICMState`` ``[T, B, ...]``, of which only the first step is used.
             rollout_info: ``ICMPair`` ``[T, B, ...]`` or ``()``.
 
         Returns:
@@ -237,11 +241,11 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
             before = ICMState(torch.cat((begins.feature, feature[:-batch])),
                               torch.cat((begins.has_previous, begins.has_previous.new_ones(len(feature) - batch))))
             info = self._info(before.feature, self._action_encoder(flat.prev_action), feature,
-                              _has_step_before(flat, before), is_last(flat.step_type))
+                              _has_previous_step(flat, before), is_last(flat.step_type))
         return AlgStep((), (), nest.map_structure(lambda x: x.reshape(length, batch), info))
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The sum of the losses of both models.
+        """Compute the sum of the losses of both models.
 
         Args:
             info: ``ICMInfo`` ``[T, B]``.
@@ -255,7 +259,8 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
     # Models ----------------------------------------------------------------------------------------------------
 
     def _prepared(self, observation: NestedTensor) -> NestedTensor:
-        """What the encoding network sees of observations ``[B, ...]``, or the features ``[B, F]`` if there is none."""
+        """Return the input of the encoding network for observations ``[B, ...]``, or without it the features ``[B,
+        F]``."""
         observation = self._normalized(observation)
         if self._encoding_net is not None:
             return observation
@@ -263,23 +268,23 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
         return leaves[0] if len(leaves) == 1 else torch.cat(leaves, -1)
 
     def _encoded(self, seen: NestedTensor) -> Tensor:
-        """The features ``[B, F]`` of what :meth:`_prepared` returns."""
+        """Compute the features ``[B, F]`` from the output of :meth:`_prepared`."""
         if self._encoding_net is None:
             return seen
         feature = self._encoding_net(seen)[0]
         return feature if feature.ndim == 2 else feature.flatten(1)
 
     def _forward_loss(self, before: Tensor, action: Tensor, feature: Tensor) -> Tensor:
-        """``[B]``: half the squared error of the forward model, which does not train the features."""
+        """Compute half the squared error of the forward model, ``[B]``, without gradient to the features."""
         prediction = self._forward_net([before.detach(), action])[0]
         return 0.5 * F.mse_loss(prediction, feature.detach(), reduction='none').sum(-1)
 
     def _inverse_loss(self, before: Tensor, feature: Tensor, action: Tensor) -> Tensor:
-        """``[B]``: how badly the inverse model tells the action."""
+        """Compute the loss of predicting the action by the inverse model, ``[B]``."""
         return self._action_encoder.prediction_loss(self._inverse_net([before, feature])[0], action)
 
     def _pair_info(self, pair: Any) -> Any:
-        """``ICMInfo`` ``[B]`` of the steps after those that it belongs to: no step that ends an episode is left out."""
+        """Compute the ``ICMInfo`` ``[B]`` of arriving at the next steps, including steps that end an episode."""
         feature = self._encoded(nest.map_structure(rows, pair.both))
         before, after = feature.reshape(len(pair.action), 2, -1).unbind(1)
         return self._info(before, pair.action, after, pair.exists)
@@ -289,8 +294,8 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
                        is_last=ends)
 
 
-def _has_step_before(inputs: TimeStep, state: Any) -> Tensor:
-    """bool ``[B]``: whether ``state`` is that of the step before in the same episode."""
+def _has_previous_step(inputs: TimeStep, state: Any) -> Tensor:
+    """Return bool ``[B]``: ``state`` belongs to the previous step of the same episode."""
     return (state.has_previous > 0) & ~is_first(inputs.step_type)
 
 
@@ -300,23 +305,23 @@ def _state_after(feature: Tensor) -> Any:
 
 def _encoder(encoding_net: Any, observation_spec: NestedTensorSpec | None,
              owner: str) -> tuple[Network | None, TensorSpec]:
-    """The network that makes features, if there is one, and their spec."""
+    """Return the network that computes features, if there is one, and their spec."""
     where = (owner, 'encoding_net')
     if encoding_net is not None:
         network = make_network(encoding_net, observation_spec, where)
         return network, TensorSpec((output_tensor_spec(network, where).numel, ))
     if observation_spec is None:
-        raise ConfError([problem_at(*where, 'is None, so that the observation is its own features, but there is no '
-                                    'observation_spec', 'give one of the two')])
+        raise ConfError([problem_at(*where, 'is None, which uses observations as features, but there is no '
+                                    'observation_spec', 'set one of the two')])
     return None, TensorSpec((sum(spec.numel for spec in nest.flatten(observation_spec)), ))
 
 
 def _model(network: Any, inputs: list[TensorSpec], output: TensorSpec, hidden: tuple[int, ...], activation: Callable,
            where: tuple[str, str]) -> Network:
-    """A model ``[B, ...]`` of ``inputs`` to ``output``.
+    """Return a model that maps ``inputs`` to ``output``, ``[B, ...]`` each.
 
     Raises:
-        SpecError: a network that is given has another output.
+        SpecError: the given network has another output.
     """
     if network is None:
         return EncodingNetwork(inputs, preprocessing_combiner=NestConcat(), fc_layer_params=hidden,

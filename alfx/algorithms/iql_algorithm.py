@@ -1,14 +1,14 @@
 """Implicit Q-learning (Kostrikov et al. 2021, arXiv:2110.06169).
 
-With D the data, nothing is ever asked about an action that is not in it::
+With D the data, values are only evaluated at actions in the data::
 
     V(s)      minimises  E_D[ |tau - 1(u < 0)| u^2 ],  u = min_i Q'_i(s, a) - V(s)        (eq. 5)
     Q_i(s, a) minimises  E_D[ (r + gamma V(s') - Q_i(s, a))^2 ]                           (eq. 6)
     pi        maximises  E_D[ min(exp((min_i Q'_i(s, a) - V(s)) / temperature), max) log pi(a | s) ]   (eq. 7)
 
-Q' are the target critics. For tau towards 1 the expectile V approaches the value of the best action in the data.
-Differs from the paper: rewards may be vectors, then V is one too, and the policy is weighted by the sum of their
-advantages; the data may be own experience as well.
+Q' are the target critics. As tau approaches 1, the expectile V approaches the value of the best action in the data.
+Differs from the paper: for a multi-dimensional reward V is a vector too, and the policy is weighted by the sum of the
+advantages; the data may also be collected by the policy.
 """
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from alfx import nest
-from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.base import critic_values
 from alfx.algorithms.offline import offline_losses
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
@@ -32,12 +31,11 @@ from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.value_networks import ValueNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 from alfx.utils.target_updater import TargetUpdater
 
 IqlActionState = namedtuple('IqlActionState', ['actor_network', 'critic'], default_value=())
-"""The state of the actor network; ``critic`` is not used."""
+"""State of the actor network; ``critic`` is not used."""
 
 IqlCriticState = namedtuple('IqlCriticState', ['critics', 'target_critics'], default_value=())
 """States of the critics and the target critics, which see the actions taken."""
@@ -49,55 +47,58 @@ IqlActorInfo = namedtuple('IqlActorInfo', ['actor_loss'], default_value=())
 """``actor_loss``: ``[B]``."""
 
 IqlCriticInfo = namedtuple('IqlCriticInfo', ['critics', 'target_value', 'value'], default_value=())
-"""``critics``: ``[B, n]`` or ``[B, n, K]``; ``target_value``: the lowest target critic, ``[B]`` or ``[B, K]``;
-``value``: V, likewise."""
+"""``critics``: ``[B, n]`` or ``[B, n, K]``; ``target_value``: the minimum over target critics, ``[B]`` or ``[B, K]``;
+``value``: V, of the same shape."""
 
 IqlInfo = namedtuple('IqlInfo', ['reward', 'step_type', 'discount', 'action', 'action_distribution', 'actor', 'critic'],
                      default_value=())
-"""What the steps yield, ``[B, ...]`` each; what is not needed is ``()``."""
+"""Info of the steps, ``[B, ...]`` each; fields that are not needed are ``()``."""
 
 IqlLossInfo = namedtuple('IqlLossInfo', ['actor', 'critic', 'value'], default_value=())
-"""The parts of the loss."""
+"""Parts of the loss."""
 
 
 @configurable
 class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
-    """Implicit Q-learning; see the module for what is learned.
+    """Implicit Q-learning; see the module.
 
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: nest of specs of continuous actions.
-        reward_spec: of rank 0, or of rank 1 for K rewards; critics and V then have K values.
-        actor_network_cls: called as ``(input_tensor_spec=, action_spec=)``; makes the network of the policy, which
-            gives distributions.
-        critic_network_cls: called as ``(input_tensor_spec=(observation_spec, action_spec))``, with K rewards also
-            ``output_tensor_spec=``; makes one critic.
-        v_network_cls: called as ``(input_tensor_spec=)``, with K rewards also ``output_tensor_spec=``; makes V.
-        reward_weights: K weights of the advantages in the policy's objective; ``None``: all are 1.
-        epsilon_greedy: in evaluation, the chance of sampling an action instead of taking the most likely one; ``None``:
+        reward_spec: of rank 0, or of rank 1 for a K-dimensional reward; critics and V then have K values.
+        actor_network_cls: called as ``(input_tensor_spec=, action_spec=)``; creates the policy network, which outputs
+            distributions.
+        critic_network_cls: called as ``(input_tensor_spec=(observation_spec, action_spec))``, for a K-dimensional
+            reward also ``output_tensor_spec=``; creates one critic.
+        v_network_cls: called as ``(input_tensor_spec=)``, for a K-dimensional reward also ``output_tensor_spec=``;
+            creates V.
+        reward_weights: K weights of the advantages in the policy's objective; ``None``: all 1.
+        epsilon_greedy: probability in evaluation of sampling an action instead of taking the most likely one; ``None``:
             ``config.epsilon_greedy``, or 0 without a config.
-        calculate_priority: calculate priorities for prioritised replay: the root of the mean squared TD error of a
-            sequence.
-        num_critic_replicas: number n of critics; of the target critics the lowest counts.
+        calculate_priority: compute priorities for prioritised replay: the root mean squared TD error of a sequence.
+        num_critic_replicas: number n of critics; the minimum over target critics is used.
         env: batched environment, for the root algorithm.
         config: configuration, for the root algorithm.
-        critic_loss_ctor: called as ``(debug_summaries=, name=)``; makes the loss of a critic. ``None``:
+        critic_loss_ctor: called as ``(debug_summaries=, name=)``; creates the loss of a critic. ``None``:
             ``OneStepTDLoss``.
-        target_update_tau: how far the target critics move in an update, in (0, 1].
-        target_update_period: updates for each update of the target critics.
-        temperature: of the weights of the policy, above 0; 1 / beta in the paper.
+        target_update_tau: interpolation factor of the soft update of the target critics, in (0, 1]. Smaller values are
+            more stable but learn more slowly.
+        target_update_period: number of training updates per update of the target critics.
+        temperature: temperature of the policy's weights, above 0; 1 / beta in the paper.
         actor_optimizer: owns the parameters of the actor.
         critic_optimizer: owns the parameters of the critics.
         value_optimizer: owns the parameters of V.
         expectile: tau, in (0, 1).
-        max_exp_advantage: the largest weight, above 0.
+        max_exp_advantage: upper bound of the weights, above 0.
         checkpoint: as in ``Algorithm``.
         debug_summaries: write more summaries.
         name: name of this algorithm.
 
     Raises:
-        ConfError: a number is out of range, an action is discrete, or the actor network gives no distributions.
+        ConfError: a number is out of range, an action is discrete, or the actor network does not output distributions.
     """
+
+    predicts_from_observation = True
 
     _train_actor_on_last_step = False
 
@@ -120,8 +121,9 @@ class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         check_value(owner, 'max_exp_advantage', max_exp_advantage, float, above=0)
         check_value(owner, 'expectile', expectile, float, above=0, maximum=1 - 1e-6)
         if any(spec.is_discrete for spec in nest.flatten(action_spec)):
-            raise ConfError([problem_at('create_environment', 'env_name', f'has a discrete action, {action_spec}, and '
-                                        f'{owner} learns continuous ones', 'choose another environment or algorithm')])
+            raise ConfError([problem_at('create_environment', 'env_name', f'has a discrete action, {action_spec}, but '
+                                        f'{owner} supports only continuous actions',
+                                        'choose another environment or algorithm')])
         actor = actor_network_cls(input_tensor_spec=observation_spec, action_spec=action_spec)
         check_actor(owner, 'actor_network_cls', actor, gives_distributions=True)
         values = {'output_tensor_spec': TensorSpec(reward_spec.shape)} if reward_spec.ndim else {}
@@ -151,28 +153,23 @@ class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self.set_epsilon_greedy(epsilon_greedy)
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
-        """The target critics."""
+        """Return the attribute of the target critics."""
         return ['_target_critic_networks']
 
-    def own_capabilities(self) -> Capabilities:
-        """True without memory, and unless something in a network or a loss draws numbers or keeps statistics."""
-        return super().own_capabilities()._replace(traceable_update=not self._is_recurrent and is_traceable(self),
-                                             traceable_prediction=has_fixed_prediction(self, IqlAlgorithm))
-
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
-        """The state of the actor."""
+        """Return the state of the actor."""
         return IqlState(action=state.action)
 
     # Acting ----------------------------------------------------------------------------------------------------
 
     def predict_step(self, inputs: TimeStep, state: Any) -> AlgStep:
-        """The most likely action ``[B, ...]``, or with probability ``epsilon_greedy`` a sampled one."""
+        """Return the most likely action ``[B, ...]``, or a sampled one with probability ``epsilon_greedy``."""
         distribution, actor_state = self._actor_network(inputs.observation, state.action.actor_network)
         action = dist_utils.epsilon_greedy_sample(distribution, self._epsilon_greedy)
         return AlgStep(action, IqlState(action=IqlActionState(actor_state)), IqlInfo(action_distribution=distribution))
 
     def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
-        """A sampled action; where states are stored for training, those of critics and V are moved on as well."""
+        """Sample an action; if states are stored for training, also advance the states of critics and V."""
         distribution, actor_state = self._actor_network(inputs.observation, state.action.actor_network)
         action = dist_utils.sample_action_distribution(distribution)
         new_state = state._replace(action=IqlActionState(actor_state))
@@ -185,12 +182,13 @@ class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     # Training --------------------------------------------------------------------------------------------------
 
     def policy_terms(self, rows: Rows, state: Any) -> tuple[Any, Any, Any]:
-        """The distribution of the policy."""
+        """Compute the distribution of the policy."""
         distribution, actor_state = self._actor_network(rows.observation, state.action.actor_network)
         return distribution, (), state._replace(action=IqlActionState(actor_state))
 
     def policy_loss(self, rows: Rows, policy: Any, details: Any, state: Any) -> tuple[Any, Any]:
-        """The loss of the policy ``[N]``, V, and the lowest target critic, of which its weights are made."""
+        """Compute the loss of the policy ``[N]``, V, and the minimum over target critics, which determine its
+        weights."""
         value, target, state = self._values(rows, state)
         advantage = critic_values.weighted_sum(target - value, self._reward_weights)
         weights = offline_losses.advantage_weights(advantage, self._temperature, self._max_weight)
@@ -198,7 +196,7 @@ class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return (-weights * log_prob, value, target), state
 
     def _values(self, rows: Rows, state: Any) -> tuple[Tensor, Tensor, Any]:
-        """V with gradient and the lowest target critic without, ``[N]`` or ``[N, K]``."""
+        """Compute V with gradient and the minimum over target critics without, ``[N]`` or ``[N, K]``."""
         value, value_state = self._value_network(rows.observation, state.value)
         with torch.no_grad():
             q_values, target_state = self._target_critic_networks((rows.observation, rows.rollout_info.action),
@@ -208,19 +206,19 @@ class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                                              value=value_state)
 
     def trained_values(self, rows: Rows, details: Any, state: Any) -> tuple[Any, Any]:
-        """The critics ``[N, n]`` (``[N, n, K]``) of the actions taken."""
+        """Compute the critics ``[N, n]`` (``[N, n, K]``) of the actions taken."""
         q_values, critics = self._critic_networks((rows.observation, rows.rollout_info.action), state.critic.critics)
         return q_values, state._replace(critic=state.critic._replace(critics=critics))
 
     @torch.no_grad()
     def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
-        """V again, to bootstrap from; with memory :meth:`policy_loss` has computed it, from one step to the next."""
+        """Compute V to bootstrap from; for recurrent networks :meth:`policy_loss` has computed it already."""
         if self._is_recurrent:
             return (), state
         return self._value_network(rows.observation)[0], state
 
     def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
-        """The action taken, and an :class:`IqlInfo`."""
+        """Return the action taken and an :class:`IqlInfo`."""
         actor_loss, value, target_value = terms.loss
         if inputs.step_type.ndim == 2:  # a sequence at once: V has no gradient at its last step
             value = torch.cat((value[:-1], terms.target[-1:]))
@@ -232,7 +230,7 @@ class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     # Losses ----------------------------------------------------------------------------------------------------
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The losses of policy, critics and V, added up, ``[T, B]``; 0 at the last step of a sequence."""
+        """Compute the sum of the losses of policy, critics and V, ``[T, B]``; 0 at the last step of a sequence."""
         critics, target_value, value = info.critic
         count = critics.shape[2]
         seen = IqlInfo(reward=info.reward, step_type=info.step_type, discount=info.discount)

@@ -1,20 +1,20 @@
-r"""Weights of several rewards that are adjusted until each reward reaches its threshold.
+r"""Adaptive weights of a multi-dimensional reward, adjusted until each dimension reaches its threshold.
 
-Of K rewards some are to be at least ``threshold[k]`` a step on average. Their weights are Lagrange multipliers
+Some of K rewards should be at least ``threshold[k]`` per step on average. Their weights are Lagrange multipliers
 ``lambda[k] = transform(u[k]) > 0``, learned by gradient descent on
 
     sum_k  lambda[k] * (mean reward[k] - threshold[k])
 
-in turn with the policy, which maximizes the weighted rewards: a weight grows as long as its threshold is missed and
-shrinks afterwards. Tessler et al. 2018, "Reward constrained policy optimization" (arXiv:1805.11074), eq. 9 to 11;
-Stooke et al. 2020, "Responsive safety in reinforcement learning by PID Lagrangian methods" (arXiv:2007.03964), whose
-integral control it is, and from whose section 4.3 the weights that sum to 1 are: they keep the size of the loss of the
-policy whatever the multipliers are.
+in alternation with the policy, which maximizes the weighted rewards: a weight grows while its threshold is missed and
+shrinks otherwise. Tessler et al. 2018, "Reward constrained policy optimization" (arXiv:1805.11074), eq. 9 to 11. The
+rule is the integral control of Stooke et al. 2020, "Responsive safety in reinforcement learning by PID Lagrangian
+methods" (arXiv:2007.03964); their section 4.3 normalizes the weights to sum 1, so that the scale of the policy loss
+does not depend on the multipliers.
 
-What differs: constraints are on the average of a reward over all steps, not on the discounted return, and ``u`` is
-learned in place of lambda, so that a weight stays positive without being cut off at 0. The weights do not depend on
-the state: the constraints hold on average, not at each step. What the policy does at a step that is FIRST of its
-episode is rewarded at the next one; its own reward, 0, does not count.
+Differs from the papers: constraints apply to the average of a reward over all steps, not to the discounted return, and
+``u`` is learned instead of lambda, so that a weight stays positive without clipping at 0. The weights do not depend on
+the state: the constraints hold on average, not at each step. The reward of a FIRST step, 0, is not counted; the reward
+of the action taken there arrives with the next step.
 """
 import functools
 import math
@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from alfx import context, gin_utils, summary
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.data_transformer import RewardTransformer, UntransformedTimeStep
 from alfx.data_structures import AlgStep, StepType, TimeStep, namedtuple
 from alfx.gin_utils import configurable, takes_arguments_of
@@ -37,7 +37,7 @@ from alfx.engine.capabilities import Capabilities
 from alfx.utils.averager import EMAverager
 
 LagInfo = namedtuple('LagInfo', ['rollout_reward'], default_value=())
-"""``rollout_reward``: float32 ``[B, K]``: the rewards as the environment gave them."""
+"""``rollout_reward``: float32 ``[B, K]``: untransformed rewards of the environment."""
 
 _INVERSES: dict[Any, Callable[[float], float]] = {F.softplus: lambda y: y + math.log(-math.expm1(-y)),
                                                   torch.exp: math.log}
@@ -45,26 +45,26 @@ _INVERSES: dict[Any, Callable[[float], float]] = {F.softplus: lambda y: y + math
 
 @configurable
 class LagrangianRewardWeightAlgorithm(Algorithm):
-    """Learns weights of rewards from what the rollout yields; a part of an ``Agent``.
+    """Learns weights of reward dimensions from the rewards of the rollout; a part of an ``Agent``.
 
-    The rewards have to be those of the environment: if a data transformer changes rewards, let
-    ``@UntransformedTimeStep`` be the first one.
+    It needs the rewards of the environment: if a data transformer changes rewards, put ``@UntransformedTimeStep``
+    first.
 
     Args:
-        reward_spec: of rank 1: K rewards, of which more is better.
-        reward_thresholds: K numbers: what each reward is to be at least, on average over the steps. The weight of a
-            reward whose threshold is ``None`` is not adjusted.
-        optimizer: learns the weights, once an iteration.
-        init_weights: initial weights, one number for all or K of them, above 0.
-        max_weight: no weight becomes larger, before the normalization; ``None`` for no limit.
-        reward_weight_normalization: whether the weights are divided by their sum; this moves also those that are not
-            adjusted, and keeps their ratios to each other.
-        lambda_transform: makes a weight of what is learned, ``softplus`` or ``torch.exp``.
+        reward_spec: spec of rank 1: K rewards, of which more is better.
+        reward_thresholds: K lower bounds of the average reward per step. The weight of a reward with threshold ``None``
+            is not adjusted.
+        optimizer: learns the weights, with one step per iteration.
+        init_weights: initial weights above 0, one number for all or K of them.
+        max_weight: upper bound of the weights before normalization; ``None`` for no limit.
+        reward_weight_normalization: divide the weights by their sum. This also changes weights that are not adjusted,
+            but not their ratios.
+        lambda_transform: maps the learned parameter to a weight, ``softplus`` or ``torch.exp``.
         debug_summaries: write the weights and the rewards that they are learned from.
         name: name of this algorithm.
 
     Raises:
-        ValueError: rewards of rank 0, or an argument out of range or of another length than K.
+        ValueError: the reward has rank 0, or an argument is out of range or has another length than K.
     """
 
     def __init__(self, reward_spec: TensorSpec, reward_thresholds: Sequence[float | None], optimizer: Any,
@@ -80,7 +80,7 @@ class LagrangianRewardWeightAlgorithm(Algorithm):
         self._transform = lambda_transform
         self._largest = math.inf if max_weight is None else inverse(max_weight)
         self._normalizes = reward_weight_normalization
-        # Settings, which a checkpoint does not bring back.
+        # Settings, which are not part of checkpoints.
         self.register_buffer('_adjusted', torch.tensor(adjusted), persistent=False)
         self.register_buffer('_thresholds', torch.tensor([float(reward_thresholds[k] or 0) for k in adjusted]),
                              persistent=False)
@@ -93,14 +93,14 @@ class LagrangianRewardWeightAlgorithm(Algorithm):
     _thresholds: Tensor
     _initial_weights: Tensor
 
-    # What it is ------------------------------------------------------------------------------------------------
+    # Weights ---------------------------------------------------------------------------------------------------
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
-        """The weights are trained by :meth:`after_train_iter` alone."""
+        """Return the attribute of the weights, which only :meth:`after_train_iter` trains."""
         return ['_untransformed_weights']
 
     def optimizers(self, recurse: bool = True, include_ignored_attributes: bool = False) -> list[Any]:
-        """Its optimizer belongs to its checkpoint, but has no part in the updates of the agent."""
+        """Return the optimizer for checkpoints, but not for the updates of the agent."""
         return [self._weight_optimizer] if include_ignored_attributes or not recurse else []
 
     def own_capabilities(self) -> Capabilities:
@@ -109,40 +109,40 @@ class LagrangianRewardWeightAlgorithm(Algorithm):
 
     @property
     def reward_weights(self) -> Tensor:
-        """float32 ``[K]``: the weights at present, a tensor of its own."""
+        """Copy of the current weights, float32 ``[K]``."""
         weights = self._initial_weights.clone()
         weights[self._adjusted] = self._transform(self._untransformed_weights.detach())
         return weights / weights.sum() if self._normalizes else weights
 
     def check_config(self, config: TrainerConfig) -> None:
-        """Refuse a run in which the rewards of the environment do not get here.
+        """Reject a configuration that hides the rewards of the environment.
 
         Raises:
-            ConfError: a data transformer changes rewards and none keeps the time step as it was.
+            ConfError: a data transformer changes rewards and none keeps the original time step.
         """
         transformers = [] if config.data_transformer is None else list(config.data_transformer.modules())
         changes = [type(t).__name__ for t in transformers if isinstance(t, RewardTransformer)]
         if changes and not any(isinstance(t, UntransformedTimeStep) for t in transformers):
             raise gin_utils.ConfError([problem_at(
                 'TrainerConfig', 'data_transformer_ctor', f'changes the rewards by {", ".join(changes)}, but '
-                f'{type(self).__name__} compares those of the environment with its thresholds',
-                'let @UntransformedTimeStep be the first one of the list')])
+                f'{type(self).__name__} compares rewards of the environment with its thresholds',
+                'put @UntransformedTimeStep first in the list')])
 
     # Steps -----------------------------------------------------------------------------------------------------
 
     def predict_step(self, inputs: TimeStep, state: NestedTensor = None) -> AlgStep:
-        """Nothing."""
+        """Return an empty step."""
         return AlgStep()
 
     def rollout_step(self, inputs: TimeStep, state: NestedTensor = None) -> AlgStep:
-        """Keeps the rewards ``[B, K]`` of ``inputs`` as the environment gave them: ``info`` is a ``LagInfo``."""
+        """Return the untransformed rewards ``[B, K]`` of ``inputs`` in ``info``, a ``LagInfo``."""
         return AlgStep(info=LagInfo(rollout_reward=_environment_reward(inputs)))
 
     def after_train_iter(self, root_inputs: TimeStep | None, rollout_info: Any) -> None:
         """Adjust the weights by the rewards of the last unroll.
 
         Args:
-            root_inputs: ``[T, B, ...]``; ``None`` without an unroll: then nothing happens.
+            root_inputs: ``[T, B, ...]``; ``None`` without an unroll: the weights do not change.
             rollout_info: ``LagInfo`` ``[T, B, K]``.
         """
         if root_inputs is None or rollout_info is None:
@@ -153,7 +153,7 @@ class LagrangianRewardWeightAlgorithm(Algorithm):
             self._adjust(context.mean_over_ranks(rewards.sum(0)) / count)
 
     def _adjust(self, mean_reward: Tensor) -> None:
-        """One step of the optimizer for the mean reward ``[K]`` of a step."""
+        """Take one step of the optimizer for the mean reward ``[K]`` per step."""
         surplus = mean_reward[self._adjusted] - self._thresholds
         self._weight_optimizer.zero_grad()
         with torch.enable_grad():
@@ -176,16 +176,17 @@ def _environment_reward(time_step: TimeStep) -> Tensor:
 
 def _checked_weights(name: str, reward_spec: TensorSpec, thresholds: Sequence[float | None],
                      init_weights: float | Sequence[float], max_weight: float | None) -> list[float]:
-    """The initial weights, one a reward."""
+    """Return the initial weights, one per reward."""
     if reward_spec.ndim != 1:
-        raise ValueError(f'{name}.reward_spec: expected several rewards, a spec of rank 1, found {reward_spec}; this '
-                         'environment has nothing to weight')
+        raise ValueError(f'{name}.reward_spec: expected a multi-dimensional reward, a spec of rank 1, found '
+                         f'{reward_spec}; use an environment with several rewards')
     count = reward_spec.numel
     if len(thresholds) != count:
-        raise ValueError(f'{name}.reward_thresholds: expected {count} of them, one a reward, found {list(thresholds)}')
+        raise ValueError(f'{name}.reward_thresholds: expected {count} thresholds, one per reward, found '
+                         f'{list(thresholds)}')
     if all(threshold is None for threshold in thresholds):
-        raise ValueError(f'{name}.reward_thresholds: all are None, so that there is nothing to adjust; for constant '
-                         'weights give reward_weights to the policy algorithm')
+        raise ValueError(f'{name}.reward_thresholds: all are None, so no weight is adjusted; for constant weights set '
+                         'reward_weights of the policy algorithm')
     weights = [float(w) for w in init_weights] if isinstance(init_weights, Sequence) else [float(init_weights)] * count
     if len(weights) != count or not all(weight > 0 for weight in weights):
         raise ValueError(f'{name}.init_weights: expected a number above 0, or {count} of them, found {init_weights}')
@@ -197,18 +198,18 @@ def _checked_weights(name: str, reward_spec: TensorSpec, thresholds: Sequence[fl
 
 @configurable
 class LagrangianPredRewardWeightAlgorithm(LagrangianRewardWeightAlgorithm):
-    """Learns weights of rewards from what evaluation yields, where the policy does not explore.
+    """Learns weights of reward dimensions from the rewards of evaluations, where the policy does not explore.
 
-    Exploration makes a policy look worse than it is; a constraint that leaves little room can be out of its reach.
-    Evaluations are rare, so that their rewards are averaged over many of them, and the weights are adjusted by the
-    average in each iteration, from the first evaluation on. Needs ``TrainerConfig.evaluate``, and evaluation in the
-    process that trains: ``TrainerConfig.async_eval = False``. After a resume the environments of the evaluation start
-    from the beginning of their random numbers, so that only the average so far is as if nothing had happened.
+    Exploration makes a policy look worse than it is, so a tight constraint may be out of its reach. Evaluations are
+    rare, so their rewards are averaged over many of them, and each iteration adjusts the weights by this average, from
+    the first evaluation on. Needs ``TrainerConfig.evaluate``, and evaluation in the training process:
+    ``TrainerConfig.async_eval = False``. After a resume the environments of the evaluation restart their random
+    numbers; only the average is restored exactly.
 
     Args:
-        pred_rewards_averager_ctor: called with ``reward_spec`` to make the averager, which is updated by each step of
+        pred_rewards_averager_ctor: called with ``reward_spec``; creates the averager, which is updated by each step of
             an evaluation; ``None``: an ``EMAverager`` with the update rate 1e-4.
-        kwargs: those of :class:`LagrangianRewardWeightAlgorithm`, except ``lambda_transform``.
+        kwargs: arguments of :class:`LagrangianRewardWeightAlgorithm`, except ``lambda_transform``.
 
     Raises:
         ValueError: as in :class:`LagrangianRewardWeightAlgorithm`.
@@ -232,10 +233,10 @@ class LagrangianPredRewardWeightAlgorithm(LagrangianRewardWeightAlgorithm):
         return super().own_capabilities()._replace(traceable_update=True)
 
     def check_config(self, config: TrainerConfig) -> None:
-        """Refuse a run in which the rewards of evaluations do not get here.
+        """Reject a configuration without evaluation in this process.
 
         Raises:
-            ConfError: there are no evaluations, or they are made by another process; or as in the base class.
+            ConfError: there are no evaluations, or another process evaluates; or as in the base class.
         """
         super().check_config(config)
         if not config.evaluate:
@@ -244,19 +245,19 @@ class LagrangianPredRewardWeightAlgorithm(LagrangianRewardWeightAlgorithm):
                 'set it to True, or use @LagrangianRewardWeightAlgorithm, which learns from the rollout')])
         if config.async_eval:
             raise gin_utils.ConfError([problem_at(
-                'TrainerConfig', 'async_eval', f'= True, but {type(self).__name__} learns from evaluations, of which '
-                'another process gives back no rewards', 'set it to False')])
+                'TrainerConfig', 'async_eval', f'= True, but {type(self).__name__} learns from the rewards of '
+                'evaluations, which another process does not return', 'set it to False')])
 
     def rollout_step(self, inputs: TimeStep, state: NestedTensor = None) -> AlgStep:
-        """Nothing."""
+        """Return an empty step."""
         return AlgStep()
 
     def predict_step(self, inputs: TimeStep, state: NestedTensor = None) -> AlgStep:
-        """Takes the rewards ``[B, K]`` of ``inputs``, as the environment gave them, into the average."""
+        """Update the average with the untransformed rewards ``[B, K]`` of ``inputs``."""
         rewards = _environment_reward(inputs)[inputs.step_type != StepType.FIRST]
         if len(rewards):
             self._averager.train()
-            with context.rollout_context():  # averagers stand still in evaluation; this one is for nothing else
+            with context.rollout_context():  # averagers are frozen in evaluation, but this one averages evaluations
                 self._averager.update(rewards)
             self._is_evaluated.fill_(True)
         return AlgStep()

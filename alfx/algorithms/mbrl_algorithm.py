@@ -1,13 +1,13 @@
 """Model-based reinforcement learning by planning (Chua et al. 2018, PETS, arXiv:1805.12114).
 
-A model of the dynamics is learned from what was experienced; actions are those that a planner finds best in it. The
-cost of a sequence of actions is minus the sum of the rewards of the steps imagined with it:
+The algorithm learns a model of the dynamics from experience, and a planner searches for the best actions in this model.
+The cost of a sequence of actions is the negative sum of the rewards of the steps imagined with it:
 
     J(a[0..H-1]) = - sum_h gamma^h alive[h] r(s[h+1], a[h])        s[h+1] ~ model(s[h], a[h])
 
-averaged over particles. Each particle stays with one network of the ensemble (TS-infinity of the paper). ``alive`` is 1
-until a step on which the episode would have ended. :class:`LatentMbrlAlgorithm` plans in the latent space of a
-:class:`~alfx.algorithms.predictive_representation_learner.PredictiveRepresentationLearner`.
+averaged over particles. Each particle uses the same network of the ensemble at all steps (TS-infinity in the paper).
+``alive`` is 1 until the imagined episode ends, and 0 afterwards. :class:`LatentMbrlAlgorithm` plans in the latent space
+of a :class:`~alfx.algorithms.predictive_representation_learner.PredictiveRepresentationLearner`.
 """
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.dynamics_learning_algorithm import (DeterministicDynamicsAlgorithm, DynamicsLearningAlgorithm,
                                                          DynamicsState)
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
@@ -31,43 +31,44 @@ from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec,
 from alfx.engine.capabilities import Capabilities
 
 MbrlState = namedtuple('MbrlState', ['dynamics', 'reward', 'planner'], default_value=())
-"""The state of each module."""
+"""State of each module."""
 
 MbrlInfo = namedtuple('MbrlInfo', ['dynamics', 'reward', 'planner'], default_value=())
-"""The info of each module."""
+"""Info of each module."""
 
 
 @configurable
 class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
-    """Acts by planning with a model that it learns.
+    """Model-based agent that learns a dynamics model and plans its actions with it.
 
     Args:
-        observation_spec: spec of the observation, from which is planned: float32 ``[D]``.
-        action_spec: of one continuous action, with finite bounds.
-        reward_module: knows or learns the reward of an imagined step: an algorithm, or a constructor called as
+        observation_spec: spec of the observation, the input of the planner: float32 ``[D]``.
+        action_spec: spec of one continuous action with finite bounds.
+        reward_module: learned or given reward of an imagined step: an algorithm, or a constructor called as
             ``(feature_spec=, action_spec=, reward_spec=)``.
-        planner_module_ctor: makes the planner, called as ``(feature_spec=, action_spec=, reward_spec=)``.
-        feature_spec: ``None``: ``observation_spec``.
-        dynamics_module_ctor: makes the model, called as ``(feature_spec=, action_spec=)``; ``None``:
+        planner_module_ctor: creates the planner, called as ``(feature_spec=, action_spec=, reward_spec=)``.
+        feature_spec: spec of the model's input; ``None``: ``observation_spec``.
+        dynamics_module_ctor: creates the model, called as ``(feature_spec=, action_spec=)``; ``None``:
             :class:`~alfx.algorithms.dynamics_learning_algorithm.DeterministicDynamicsAlgorithm`.
-        reward_spec: of rank 0, or of rank 1 for K rewards, which are added up with ``reward_weights``.
-        particles_per_replica: how often each network of the ensemble imagines a sequence of actions.
-        epsilon_greedy: the probability of a random action in evaluation; ``None``: ``config.epsilon_greedy``.
+        reward_spec: rank 0, or rank 1 for K rewards, which are summed with ``reward_weights``.
+        particles_per_replica: number of particles per network of the ensemble; more particles estimate the cost of a
+            sequence better and take longer.
+        epsilon_greedy: probability of a random action in evaluation; ``None``: ``config.epsilon_greedy``.
         env: batched environment; only the root algorithm has it.
         config: configuration.
-        dynamics_optimizer: owns the parameters of the model.
-        reward_optimizer: owns those of the reward module.
-        planner_optimizer: owns those of the planner.
+        dynamics_optimizer: optimizes the parameters of the model.
+        reward_optimizer: optimizes the parameters of the reward module.
+        planner_optimizer: optimizes the parameters of the planner.
         checkpoint: as in ``Algorithm``.
         debug_summaries: write more summaries.
         name: name of this algorithm.
         discount: gamma of the imagined rewards.
-        termination_fn: from an imagined observation ``[N, D]`` to whether the episode ends there, bool ``[N]``; or the
-            name of one of :data:`alfx.algorithms.base.known_tasks.TERMINATIONS`, such as ``'hopper'``.
-        optimizer: owns what no other optimizer does.
+        termination_fn: maps imagined observations ``[N, D]`` to bool ``[N]``, ``True`` where the episode ends; or the
+            name of an entry of :data:`alfx.algorithms.base.known_tasks.TERMINATIONS`, such as ``'hopper'``.
+        optimizer: optimizes all parameters that have no other optimizer.
 
     Raises:
-        ConfError: an argument is out of range, or an optimizer would own nothing.
+        ConfError: an argument is out of range, or an optimizer has no parameters.
         SpecError: the planner or the model cannot work with the specs.
     """
 
@@ -120,19 +121,19 @@ class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
         return super().own_capabilities()._replace(traceable_update=True, trains_sequences_at_once=True)
 
     def on_parts_built(self, parts: Mapping[str, Algorithm]) -> None:
-        """Refuse parts that change the observation, which the model is learned from.
+        """Reject parts that change the observation, because the model learns from environment observations.
 
         Raises:
-            ConfError: there is a representation learner or a goal generator.
+            ConfError: the agent has a representation learner or a goal generator.
         """
         for field, argument in (('repr', 'representation_learner_cls'), ('goal_generator', 'goal_generator')):
             if field in parts:
-                raise ConfError([problem_at('Agent', argument, f'= {type(parts[field]).__name__} does not go with '
-                                            f'{self._name}, which plans with observations of the environment',
+                raise ConfError([problem_at('Agent', argument, f'= {type(parts[field]).__name__} cannot be combined '
+                                            f'with {self._name}, which plans with observations of the environment',
                                             'leave it out, or plan in a latent space (LatentMbrlAlgorithm)')])
 
     def check_config(self, config: TrainerConfig) -> None:
-        """Refuse sequences of one step, in which there is no transition.
+        """Reject sequences of one step, which contain no transition.
 
         Raises:
             ConfError: ``mini_batch_length`` is below 2.
@@ -152,15 +153,15 @@ class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
         return AlgStep(action, state._replace(planner=planner), MbrlInfo())
 
     def predict_step(self, time_step: TimeStep, state: Any) -> AlgStep:
-        """Plan; ``output``: the action ``[B, ...]``."""
+        """Plan; ``output`` is the action ``[B, ...]``."""
         return self._plan(time_step, state, self._epsilon_greedy)
 
     def rollout_step(self, time_step: TimeStep, state: Any) -> AlgStep:
-        """Plan; what is learned is read from the replay buffer, so that ``info`` is empty."""
+        """Plan; ``info`` is empty because the modules learn from the replay buffer."""
         return self._plan(time_step, state, 0.0)
 
     def after_update(self, root_inputs: NestedTensor, training_info: Any) -> None:
-        """``after_update`` of the modules."""
+        """Call ``after_update`` of all modules."""
         for module in (self._dynamics_module, self._reward_module, self._planner_module):
             if module is not None:
                 module.after_update(root_inputs, ())
@@ -169,14 +170,14 @@ class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
 
     @torch.no_grad()
     def _calc_cost(self, observation: NestedTensor, actions: Tensor) -> Tensor:
-        """The cost of sequences of actions.
+        """Return the cost of sequences of actions.
 
         Args:
             observation: ``[B, D]``.
             actions: ``[B, P, H, dim]``.
 
         Returns:
-            ``[B, P]``
+            Cost ``[B, P]``.
         """
         batch, population, horizon, _ = actions.shape
         actions = actions.flatten(0, 1).repeat_interleave(self._particles, 0)
@@ -196,7 +197,7 @@ class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
         return -self._mean(total).view(batch, population, self._particles).mean(-1)
 
     def _imagined(self, inputs: tuple[Any, Tensor, Any]) -> tuple[Any, Tensor, Any]:
-        """From states of model and reward and an action to the model's next state, the reward and its next state."""
+        """Map (model state, action, reward state) to (next model state, reward, next reward state)."""
         assert self._dynamics_module is not None, 'a planner on observations has a model'
         state, action, reward_state = inputs
         state = self._dynamics_module.predict_step(TimeStep(prev_action=action), state).state
@@ -204,25 +205,25 @@ class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
         return state, reward, reward_state
 
     def _reward(self, feature: Tensor, action: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """The reward ``[N]`` or ``[N, n]`` of arriving at features ``[N, D]`` or ``[N, n, D]``."""
+        """Return the reward ``[N]`` or ``[N, n]`` of arriving at features ``[N, D]`` or ``[N, n, D]``."""
         if feature.ndim == 2:
             reward, state = self._reward_module.compute_reward(feature, action, state)
             return self._weighted(reward), state
         count, replicas, _ = feature.shape
         action = action.unsqueeze(1).expand(count, replicas, *action.shape[1:]).flatten(0, 1)
-        # before the first step there is one observation for all replicas
+        # The first imagined step starts from one observation shared by all replicas.
         state = nest.map_structure(lambda x: x.repeat_interleave(replicas, 0) if len(x) == count else x, state)
         reward, state = self._reward_module.compute_reward(feature.flatten(0, 1), action, state)
         return self._weighted(reward).view(count, replicas), state
 
     def _weighted(self, reward: Tensor) -> Tensor:
-        """``[N]`` of a reward ``[N]`` or ``[N, K]``."""
+        """Reduce a reward ``[N]`` or ``[N, K]`` to ``[N]``."""
         if reward.ndim == 1:
             return reward
         return reward.sum(-1) if self._reward_weights is None else reward @ self._reward_weights
 
     def _mean(self, total: Tensor) -> Tensor:
-        """Over the elites of an ensemble: ``[N, n]`` to ``[N]``."""
+        """Average over the elites of an ensemble: ``[N, n]`` to ``[N]``."""
         if total.ndim == 1:
             return total
         assert self._dynamics_module is not None
@@ -232,21 +233,21 @@ class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
 
 def _check_trainable(owner: str, argument: str, module: Any) -> None:
     if module is None or not any(p.requires_grad for p in module.parameters()):
-        raise ConfError([problem_at(owner, argument, 'has nothing to own: '
+        raise ConfError([problem_at(owner, argument, 'has no parameters to optimize: '
                                     f'{"there is no such module" if module is None else type(module).__name__} '
                                     'has no parameters', 'leave it out')])
 
 
 @configurable
 class LatentMbrlAlgorithm(MbrlAlgorithm):
-    """Acts by planning in a latent space.
+    """Model-based agent that plans in a latent space.
 
     The observation is the latent vector of a predictive representation learner, which also predicts the rewards of
-    sequences of actions: it needs a decoder of ``'reward'``. It is found among the parts of the agent
-    (:meth:`connect`), and trains itself; there is no loss here.
+    sequences of actions and therefore needs a decoder of ``'reward'``. :meth:`on_parts_built` finds this learner among
+    the parts of the agent. It trains itself, so this algorithm has no loss.
 
     Args:
-        planner_module_ctor: as in :class:`MbrlAlgorithm`, as the others.
+        planner_module_ctor: see :class:`MbrlAlgorithm`, also for the other arguments.
         discount: gamma of the predicted rewards.
     """
 
@@ -259,38 +260,34 @@ class LatentMbrlAlgorithm(MbrlAlgorithm):
         super().__init__(observation_spec, action_spec, None, planner_module_ctor, reward_spec=reward_spec, env=env,
                          config=config, planner_optimizer=planner_optimizer, debug_summaries=debug_summaries, name=name,
                          epsilon_greedy=epsilon_greedy, discount=discount)
-        self._representation: tuple[Any, ...] = ()  # not a module of this one: it belongs to the agent
+        self._representation: tuple[Any, ...] = ()  # a tuple, because the module belongs to the agent
 
     def _make_dynamics(self, ctor: Any, feature_spec: Any, action_spec: Any) -> None:
         return None
-
-    def own_capabilities(self) -> Capabilities:
-        """There is nothing to learn here."""
-        return super().own_capabilities()
 
     def on_parts_built(self, parts: Mapping[str, Algorithm]) -> None:
         """Plan with the representation learner of the agent.
 
         Raises:
-            ConfError: there is none, or it does not predict rewards from what is observed here.
+            ConfError: the agent has no such learner, or the learner cannot predict rewards from this observation.
         """
         learner = parts.get('repr')
         if not isinstance(learner, PredictiveRepresentationLearner):
             found = 'none' if learner is None else type(learner).__name__
-            raise ConfError([problem_at('Agent', 'representation_learner_cls', f'has to make what {self._name} plans '
-                                        f'with, a PredictiveRepresentationLearner; found {found}',
+            raise ConfError([problem_at('Agent', 'representation_learner_cls', f'must be the learner that {self._name} '
+                                        f'plans with, a PredictiveRepresentationLearner; found {found}',
                                         'set Agent.representation_learner_cls = @PredictiveRepresentationLearner')])
         self.set_latent_predictive_representation_module(learner)
 
     def set_latent_predictive_representation_module(self, latent_predictive_representation_module: Any) -> None:
-        """Plan with this one.
+        """Set the representation learner to plan with.
 
         Args:
-            latent_predictive_representation_module: has ``predict_multi_step(latent [N, ...], actions [N, H, ...],
+            latent_predictive_representation_module: provides ``predict_multi_step(latent [N, ...], actions [N, H, ...],
                 'reward')``, which returns rewards ``[N, H + 1]``.
 
         Raises:
-            ConfError: its predictions are not made from what is observed here, or it has no decoder of rewards.
+            ConfError: its predictions are not computed from this observation, or it has no decoder of rewards.
         """
         check = getattr(latent_predictive_representation_module, 'check_plannable', None)
         if check is not None:
@@ -298,22 +295,22 @@ class LatentMbrlAlgorithm(MbrlAlgorithm):
         self._representation = latent_predictive_representation_module,
 
     def train_step(self, exp: TimeStep, state: Any, rollout_info: Any = None) -> AlgStep:
-        """Nothing to learn."""
+        """Return an empty step; this algorithm does not learn."""
         return AlgStep((), state, MbrlInfo())
 
     def train_sequence(self, exp: TimeStep, state: Any, rollout_info: Any = None) -> AlgStep:
-        """Nothing to learn."""
+        """Return an empty step; this algorithm does not learn."""
         return AlgStep((), (), MbrlInfo())
 
     def calc_loss(self, training_info: Any) -> LossInfo:
-        """There is no loss."""
+        """Return an empty loss."""
         return LossInfo(loss=())
 
     @torch.no_grad()
     def _calc_cost(self, observation: NestedTensor, actions: Tensor) -> Tensor:
-        """See the base class; ``observation`` is the latent vector, nest ``[B, ...]``."""
+        """Return the cost ``[B, P]`` of actions; ``observation`` is the latent vector, nest ``[B, ...]``."""
         if not self._representation:
-            raise RuntimeError(f'{self._name}: there is no representation to plan with; call '
+            raise RuntimeError(f'{self._name}: there is no representation learner to plan with; call '
                                'set_latent_predictive_representation_module first')
         batch, population, horizon, _ = actions.shape
         latent = nest.map_structure(lambda x: x.repeat_interleave(population, 0), observation)

@@ -1,18 +1,18 @@
-"""Monte-Carlo tree search with a learned or a given model, as an algorithm that acts.
+"""Monte-Carlo tree search with a learned or given model, as an algorithm that acts.
 
-The search of MuZero (Schrittwieser et al. 2020, arXiv:1911.08265) with these differences:
+The search follows MuZero (Schrittwieser et al. 2020, arXiv:1911.08265) with these differences:
 
-- All values and rewards are those of player 0; player 1 wants little.
-- The value of an action is normalised after its reward has been added to the value of what follows.
-- An action that has not been expanded has the value score 0.5, or what ``unexpanded_value_score`` says; it is not 0.
-- The root starts with one visit, that of its own value, so that the prior counts from the first simulation on.
-- Nothing is expanded behind a state that the model takes for the end of the game.
-- The policy regularised towards the prior (Grill et al. 2020, arXiv:2007.12509) can take the place of the visit counts
-  in acting, searching and learning; actions can be drawn (Hubert et al. 2021, arXiv:2104.06303); several leaves can be
-  expanded at once; ``root_search='gumbel'`` is Gumbel MuZero (Danihelka et al. 2022).
+- All values and rewards are those of player 0; player 1 minimises them.
+- The value of an action is normalised after its reward has been added to the value of the next state.
+- An action that has not been expanded has the value score 0.5 (``unexpanded_value_score``), not 0.
+- The root starts with one visit, with the value of the root, so that the prior counts from the first simulation.
+- States that the model predicts to be terminal are not expanded.
+- The policy regularised towards the prior (Grill et al. 2020, arXiv:2007.12509) can replace the visit counts in acting,
+  searching and learning; actions can be sampled (Hubert et al. 2021, arXiv:2104.06303); several leaves can be expanded
+  at once; ``root_search='gumbel'`` is Gumbel MuZero (Danihelka et al. 2022).
 
-Noise is added to the prior of the root only in the rollout. What happens in a search, and where each formula is, says
-:mod:`alfx.tree_search.batched_search`.
+Only the rollout adds noise to the prior of the root. :mod:`alfx.tree_search.batched_search` describes the search and
+lists where each formula is implemented.
 """
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -38,23 +38,22 @@ from alfx.utils.action_samplers import ActionSampler, MultinomialSampler
 
 MCTSState = namedtuple('MCTSState', ['steps', 'pred_state', 'action_sampler_state', 'next_predicted_reward'],
                        default_value=())
-"""``steps``: int64 ``[B]``, of the game so far; ``pred_state``: of the model, if it is kept; ``action_sampler_state``;
-``next_predicted_reward``: ``[B]``, for the action chosen."""
+"""State of the search: ``steps``, int64 ``[B]``, steps of the game so far; ``pred_state``, state of the model, if it is
+kept; ``action_sampler_state``; ``next_predicted_reward``, ``[B]``, predicted reward of the chosen action."""
 
 MCTSInfo = namedtuple('MCTSInfo', ['candidate_actions', 'value', 'candidate_action_policy'], default_value=())
-"""What was found: ``candidate_actions`` ``[B, K, ...]`` (``()``: all of a discrete action), the ``value`` ``[B]`` of
-the root for player 0, and the policy ``[B, K]`` to learn."""
+"""Result of a search: ``candidate_actions`` ``[B, K, ...]`` (``()``: all values of a discrete action), the ``value``
+``[B]`` of the root for player 0, and the policy ``[B, K]`` to learn."""
 
 
 def calculate_exploration_policy(value: Tensor, prior: Tensor, c: Tensor, tol: float = 1e-6) -> tuple[Tensor, int]:
-    """The policy p that maximises ``E_p(v) - c KL(q || p)``; see
-    :func:`~alfx.tree_search.rules.reverse_kl_policy`.
+    """Policy p that maximises ``E_p(v) - c KL(q || p)``; see :func:`~alfx.tree_search.rules.reverse_kl_policy`.
 
     Args:
         value: ``[N, K]``, v.
         prior: ``[N, K]``, q; each row sums to 1.
         c: ``[N, 1]``, positive.
-        tol: the sum of what Newton's method finds may differ from 1 by this; it is divided by it.
+        tol: Newton's method stops when the sum of the policy is within this of 1; the result is then normalised.
 
     Returns:
         The policy ``[N, K]``, and the number of iterations.
@@ -63,7 +62,7 @@ def calculate_exploration_policy(value: Tensor, prior: Tensor, c: Tensor, tol: f
 
 
 def calculate_kl_exploration_policy(value: Tensor, prior: Tensor, c: Tensor) -> tuple[Tensor, int]:
-    """The policy p that maximises ``E_p(v) - c KL(p || q)``: ``q exp(v / c) / Z``.
+    """Policy p that maximises ``E_p(v) - c KL(p || q)``, which is ``q exp(v / c) / Z``.
 
     Args:
         value: ``[N, K]``, v.
@@ -78,66 +77,72 @@ def calculate_kl_exploration_policy(value: Tensor, prior: Tensor, c: Tensor) -> 
 
 @configurable
 class MCTSAlgorithm(OffPolicyAlgorithm):
-    """Chooses actions by tree search.
+    """Algorithm that chooses actions by tree search.
 
-    The observation is the latent state of the model, as MuZero hands it on. If it is a dictionary, the latent state is
-    its field 'latent', or all of it without such a field, and these fields are used where there are any:
-    'valid_action_mask', bool ``[B, A]``, which values of a single discrete action are allowed; 'steps', int32 ``[B]``,
-    since the game began; and 'to_play', ``[B]``, whose turn it is, 0 or 1. Steps are counted otherwise, which is wrong
-    where some moves are made by somebody else; and the players take turns, ``steps % 2``.
+    The observation is the latent state of the model, as provided by MuZero. If it is a dictionary, the latent state is
+    its field 'latent', or the whole dictionary if there is no such field. These optional fields are used:
 
-    Nothing is trained here: the model learns in whatever made it.
+    - 'valid_action_mask', bool ``[B, A]``: the allowed values of a single discrete action;
+    - 'steps', int32 ``[B]``: steps since the game began. Without it the algorithm counts its own steps, which is wrong
+      if another player makes some of the moves;
+    - 'to_play', ``[B]``: the player to move, 0 or 1. Without it the players alternate: ``steps % 2``.
+
+    This algorithm trains nothing. The model is trained by the algorithm that created it.
 
     Args:
-        observation_spec: nest of specs of the observation, see above.
+        observation_spec: nest of specs of the observation, as described above.
         action_spec: bounded spec of one action.
-        num_simulations: nodes that a search adds to each tree; the model is called once for each, and with 'gumbel'
-            once for those that do not depend on each other.
-        root_dirichlet_alpha: of the noise for the prior of the root.
-        root_exploration_fraction: share of the noise in that prior, in the rollout.
+        num_simulations: nodes that a search adds to each tree. More simulations improve the policy and take
+            proportionally longer: each simulation calls the model once; with 'gumbel', independent simulations share
+            a call.
+        root_dirichlet_alpha: concentration of the Dirichlet noise in the prior of the root.
+        root_exploration_fraction: weight of the noise in the prior of the root, in the rollout.
         pb_c_init: c1 of the pUCT rule.
         pb_c_base: c2 of the pUCT rule.
         discount: discount factor of the rewards.
-        is_two_player_game: whether the players take turns; it is a zero-sum game.
+        is_two_player_game: search a zero-sum game of two players who take turns.
         visit_softmax_temperature_fn: called with the numbers of steps ``[B]``, returns temperatures t ``[B]``; actions
             are chosen with probabilities proportional to ``visits ** (1 / t)``.
-        model: an ``MCTSModel`` or something like it, of which ``initial_predict`` and ``recurrent_inference`` are
-            called; ``None``: :meth:`set_model` is called before the first step.
-        keep_model_pred_state: hand the ``pred_state`` that the model returned to ``initial_predict`` at the next step.
-        predict_action_sampler: how evaluation chooses an action.
-        rollout_action_sampler: how the rollout does.
+        model: an ``MCTSModel``, or an object with its methods ``initial_predict`` and ``recurrent_inference``;
+            ``None``: :meth:`set_model` must be called before the first step.
+        keep_model_pred_state: pass the ``pred_state`` that the model returned to ``initial_predict`` at the next step.
+        predict_action_sampler: chooses the action in evaluation.
+        rollout_action_sampler: chooses the action in the rollout.
         learn_policy_temperature: the policy to learn is ``policy ** (1 / learn_policy_temperature)``, normalised.
         reward_spec: spec of the reward; the model predicts one number.
-        expand_all_children: expand all actions of a leaf at once. Visits say little then: act and learn with the
-            exploration policy.
-        expand_all_root_children: expand all actions of the root before the search; likewise.
-        known_value_bounds: least and largest value; ``None``: those seen in each tree.
-        value_min_max_delta: normalised values are divided by at least this.
+        expand_all_children: expand all actions of a leaf at once. Visit counts then carry little information: act and
+            learn with the exploration policy.
+        expand_all_root_children: expand all actions of the root before the search; act and learn with the exploration
+            policy then, too.
+        known_value_bounds: least and largest value; ``None``: the values seen in each tree.
+        value_min_max_delta: lower bound of the divisor that normalises values.
         ucb_break_tie_eps: random numbers below this are added to upper confidence bounds.
-        ucb_parent_visit_count_minus_one: count one visit less of the parent in the bound, so that the first action
-            is chosen without the prior.
-        unexpanded_value_score: the value score of an action that was not expanded: a number, or 'max', 'min' or 'mean'
-            of those of its siblings, 'mean_with_parent', or 'none': the exploration policy leaves such actions their
-            prior probability, and upper confidence bounds use 'min'.
+        ucb_parent_visit_count_minus_one: count one visit less of the parent in the bound, so that the first action is
+            chosen without the prior.
+        unexpanded_value_score: value score of an action that was not expanded: a number; 'max', 'min' or 'mean' of its
+            siblings; 'mean_with_parent'; or 'none': the exploration policy leaves such actions their prior
+            probability, and upper confidence bounds use 'min'.
         act_with_exploration_policy: choose actions by the exploration policy, not by visits.
-        search_with_exploration_policy: go down the tree by the exploration policy, not by upper confidence bounds.
-        learn_with_exploration_policy: the policy to learn is the exploration policy, not that of the visits.
+        search_with_exploration_policy: descend the tree by the exploration policy, not by upper confidence bounds.
+        learn_with_exploration_policy: the policy to learn is the exploration policy, not the visit distribution.
         exploration_policy_type: 'rkl', regularised by ``KL(prior || policy)``, or 'kl', by ``KL(policy || prior)``.
-        max_unroll_length: the depth of the tree; with ``expand_all_children`` one less.
-        num_parallel_sims: leaves that are expanded together; divides ``num_simulations``.
+        max_unroll_length: depth of the tree; with ``expand_all_children`` one less.
+        num_parallel_sims: number of leaves expanded together; must divide ``num_simulations``.
         checkpoint: as in ``Algorithm``.
-        debug_summaries: write how well the model predicted the reward.
+        debug_summaries: log the error of the predicted reward.
         name: name of this algorithm.
         root_search: 'ucb', or 'gumbel': actions of the root are drawn without replacement and compared by sequential
-            halving; what is acted on and learned is the policy improved by the values found.
+            halving; the algorithm acts on and learns the policy improved by the values found.
         max_num_considered_actions: actions of the root that 'gumbel' compares.
-        gumbel_scale: its noise in the rollout; evaluation has none.
-        value_scale: how much values count against the prior with 'gumbel'.
-        maxvisit_init: likewise.
+        gumbel_scale: scale of the Gumbel noise in the rollout; evaluation has no noise.
+        value_scale: weight of values against the prior with 'gumbel' (c_scale in the paper).
+        maxvisit_init: constant added to the largest visit count in that weight (c_visit in the paper).
 
     Raises:
-        ValueError: an argument is out of range, or does not go with another.
+        ValueError: an argument is out of range, or conflicts with another.
     """
+
+    updates_are_traceable = False
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec, num_simulations: Count,
                  root_dirichlet_alpha: Positive, root_exploration_fraction: Fraction, pb_c_init: float,
@@ -163,7 +168,7 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
             raise ValueError(f'{name}: expected a single bounded action, found {action_spec}')
         exploration = act_with_exploration_policy, search_with_exploration_policy, learn_with_exploration_policy
         if root_search == 'gumbel' and any(exploration):
-            raise ValueError(f"{name}: root_search='gumbel' acts, searches and learns by its own policy; leave out "
+            raise ValueError(f"{name}: root_search='gumbel' acts, searches and learns with its own policy; leave out "
                              'act_, search_ and learn_with_exploration_policy')
         try:
             settings = SearchSettings(
@@ -197,7 +202,7 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         self._first_action = 0 if action_spec.is_continuous or action_spec.ndim else int(action_spec.minimum)
         self._given_model: Any
         self._search_with(model)
-        self._model = model  # a part of this algorithm, saved with it
+        self._model = model  # registered as a submodule, so that it is saved with this algorithm
         self._latest_trees: Trees | None = None
 
     # The model -------------------------------------------------------------------------------------------------
@@ -206,9 +211,9 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         return ['_model']
 
     def set_model(self, model: Any) -> None:
-        """Search with ``model``, which belongs to the caller: it is neither trained nor saved here.
+        """Search with ``model``, which belongs to the caller: this algorithm neither trains nor saves it.
 
-        Its ``pred_state`` becomes part of the state, if that is kept.
+        Its ``pred_state`` becomes part of the state if ``keep_model_pred_state`` is set.
         """
         self._model = None
         self._search_with(model)
@@ -217,13 +222,13 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
                 setattr(self, attribute, getattr(self, attribute)._replace(pred_state=model.pred_state_spec))
 
     def _search_with(self, model: Any) -> None:
-        self.__dict__['_given_model'] = model  # as an attribute of a module it would be a part of it
-        form = self._faster if isinstance(model, nn.Module) else None
+        self.__dict__['_given_model'] = model  # not setattr, which would register it as a submodule
+        form = self._traced if isinstance(model, nn.Module) else None
         self._rollout_search = TreeSearch(self._settings, form=form)
         self._predict_search = TreeSearch(replace(self._settings, gumbel_scale=0.0), form=form)
 
-    def _faster(self, function: Callable[[Any], Any], memory: nn.Module) -> Callable[[Any], Any]:
-        """A function of a search that calls the model, as it is computed from a record."""
+    def _traced(self, function: Callable[[Any], Any], memory: nn.Module) -> Callable[[Any], Any]:
+        """Return ``function``, a function of the search that calls the model, replayed from a traced graph."""
         return self.recorded(function, self._given_model, memory)
 
     @property
@@ -233,33 +238,33 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
 
     @property
     def relevant_state(self) -> str:
-        """What of its state decides what a search finds: '' if it only counts steps for the temperature."""
+        """Part of the state that decides the search result; '' if the state only counts steps for the temperature."""
         if self._keep_model_pred_state:
             return 'the kept pred_state of the model'
         spec = self._observation_spec
         if self._settings.two_players and not (isinstance(spec, dict) and {'to_play', 'steps'} & set(spec)):
-            return "whose turn it is, which the observation does not tell ('to_play' or 'steps')"
+            return "whose turn it is, which the observation does not contain ('to_play' or 'steps')"
         return ''
 
     def model_value(self, inputs: TimeStep, state: Any) -> Tensor:
-        """The values ``[B]`` that the model alone predicts, without a search; see :meth:`predict_step`."""
+        """Return the values ``[B]`` that the model predicts without a search; see :meth:`predict_step`."""
         observation = inputs.observation
         return self._root(observation.get('latent', observation) if isinstance(observation, dict) else observation,
                           state).value
 
     @property
     def latest_trees(self) -> Trees | None:
-        """The trees of the latest search, until the next one writes to them."""
+        """Trees of the latest search; the next search overwrites them."""
         return self._latest_trees
 
     # Steps -----------------------------------------------------------------------------------------------------
 
     def predict_step(self, inputs: TimeStep, state: Any) -> AlgStep:
-        """Search without noise at the root, and choose by ``predict_action_sampler``."""
+        """Search without noise at the root, and choose with ``predict_action_sampler``."""
         return self._step(inputs, state, 'predict')
 
     def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
-        """Search with noise at the root, and choose by ``rollout_action_sampler``; the info is an ``MCTSInfo``."""
+        """Search with noise at the root, and choose with ``rollout_action_sampler``; ``info`` is an ``MCTSInfo``."""
         return self._step(inputs, state, 'rollout')
 
     @torch.no_grad()
@@ -302,20 +307,20 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         return self._given_model.initial_predict(latent)
 
     def _infer_by_index(self, state: NestedTensor, index: Tensor) -> Any:
-        """What the model predicts of the actions of an index, where it does not name candidates."""
+        """Return the model's predictions for action indices, if the model returns no candidates."""
         return self._given_model.recurrent_inference(state, self._named(index))
 
     def _infer_of_action(self, state: NestedTensor, action: Tensor) -> Any:
-        """What the model predicts of actions."""
+        """Return the model's predictions for actions."""
         return self._given_model.recurrent_inference(state, action)
 
     def _named(self, index: Tensor) -> Tensor:
-        """The action ``[B]`` of an index ``[B]``, as the spec has it."""
+        """Convert an index ``[B]`` to the action ``[B]`` of the spec."""
         return (index + self._first_action).to(self._action_spec.dtype)
 
     def _choose(self, trees: Trees, steps: Tensor, sampler_state: NestedTensor, sampler: nn.Module
                 ) -> tuple[Tensor, Tensor, NestedTensor]:
-        """The index of the action ``[B]``, the policy to learn ``[B, K]``, and the next state of the sampler."""
+        """Return the index of the action ``[B]``, the policy to learn ``[B, K]``, and the next state of the sampler."""
         if self._settings.rule == 'gumbel':
             index, policy = gumbel_choice(trees)
             return index, self._tempered(policy), sampler_state
@@ -349,14 +354,14 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         return to_play
 
     def _mask(self, inputs: TimeStep, fields: Any, steps: Tensor) -> Tensor | None:
-        """Which actions are allowed; all where the episode is over and none is."""
+        """Return the mask of allowed actions; all are allowed where the episode is over and the mask allows none."""
         if 'valid_action_mask' not in fields:
             return None
         mask = fields['valid_action_mask'].bool()
         none = ~mask.any(-1)
         if not bool(none.any()):
             return mask
-        # A step of zeros with equal numbers of environments is no step of an environment: it asks what a step returns.
+        # A batch of all-zero steps with equal env_ids is a probe for the structure of the output, not environment data.
         probe = len(none) > 1 and bool(none.all() & (inputs.env_id == 0).all() & inputs.is_first().all())
         wrong = none & ~inputs.is_last()
         if bool(wrong.any()) and not probe:
@@ -374,7 +379,7 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
 
 
 def _rewards(trees: Trees, index: Tensor) -> Tensor:
-    """The predicted rewards of actions ``[B]`` of the roots; 0 where they were not expanded."""
+    """Return the predicted rewards of actions ``[B]`` of the roots; 0 where they were not expanded."""
     row = torch.arange(trees.batch_size)
     child = torch.from_numpy(trees.ints)[row, 0, CHILD + index].long()
     return torch.where(child > 0, torch.from_numpy(trees.floats)[row, child, REWARD], 0.0)
@@ -386,7 +391,7 @@ def _state_spec(pred_state_spec: NestedTensorSpec, sampler: ActionSampler) -> An
 
 
 def _check_mask(name: str, observation_spec: Any, action_spec: BoundedTensorSpec) -> None:
-    """Refuse a mask that does not name the values of the action."""
+    """Reject a mask that does not match the values of the action."""
     if not isinstance(observation_spec, dict) or 'valid_action_mask' not in observation_spec:
         return
     found = tuple(observation_spec['valid_action_mask'].shape)
@@ -405,14 +410,14 @@ def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
                          f'{" or ".join(map(repr, hint))}?')
 
 
-# As in the papers -----------------------------------------------------------------------------------------------
+# Settings of the papers -----------------------------------------------------------------------------------------
 
 _CHESS_TEMPERATURE = ((29, 1.0), (10000, 0.0001))
 
 
 @configurable
 def create_atari_mcts(observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec) -> MCTSAlgorithm:
-    """The search that MuZero uses for Atari games."""
+    """Create the search that MuZero uses for Atari games."""
     return MCTSAlgorithm(observation_spec, action_spec, num_simulations=50, root_dirichlet_alpha=0.25,
                          root_exploration_fraction=0.25, pb_c_init=1.25, pb_c_base=19652, discount=0.997,
                          is_two_player_game=False, visit_softmax_temperature_fn=VisitSoftmaxTemperatureByProgress())
@@ -421,7 +426,7 @@ def create_atari_mcts(observation_spec: NestedTensorSpec, action_spec: NestedTen
 @configurable
 def create_control_mcts(observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec, num_simulations: Count = 50,
                         debug_summaries: bool = False) -> MCTSAlgorithm:
-    """The search that sampled MuZero uses for continuous control."""
+    """Create the search that sampled MuZero uses for continuous control."""
     return MCTSAlgorithm(observation_spec, action_spec, num_simulations=num_simulations, root_dirichlet_alpha=0.3,
                          root_exploration_fraction=0.25, pb_c_init=1.25, pb_c_base=19652, discount=0.99,
                          is_two_player_game=False, visit_softmax_temperature_fn=VisitSoftmaxTemperatureByProgress(),
@@ -432,16 +437,15 @@ def create_control_mcts(observation_spec: NestedTensorSpec, action_spec: NestedT
 def create_board_game_mcts(observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec, dirichlet_alpha: Positive,
                            pb_c_init: float = 1.25, num_simulations: Count = 800,
                            debug_summaries: bool = False) -> MCTSAlgorithm:
-    """The search that MuZero uses for games of two players whose outcome is -1, 0 or 1.
+    """Create the search that MuZero uses for games of two players whose outcome is -1, 0 or 1.
 
     Args:
         observation_spec: see :class:`MCTSAlgorithm`.
         action_spec: see :class:`MCTSAlgorithm`.
-        dirichlet_alpha: of the noise; about 10 divided by the number of moves in a position.
+        dirichlet_alpha: concentration of the noise; about 10 divided by the number of moves in a position.
         pb_c_init: c1 of the pUCT rule.
-        num_simulations: nodes that a search adds to each tree; the model is called once for each, and with 'gumbel'
-            once for those that do not depend on each other.
-        debug_summaries: write more summaries.
+        num_simulations: see :class:`MCTSAlgorithm`.
+        debug_summaries: see :class:`MCTSAlgorithm`.
     """
     return MCTSAlgorithm(observation_spec, action_spec, num_simulations=num_simulations,
                          root_dirichlet_alpha=dirichlet_alpha, root_exploration_fraction=0.25, pb_c_init=pb_c_init,
@@ -452,17 +456,17 @@ def create_board_game_mcts(observation_spec: NestedTensorSpec, action_spec: Nest
 
 @configurable
 def create_go_mcts(observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec) -> MCTSAlgorithm:
-    """The search that MuZero uses for Go."""
+    """Create the search that MuZero uses for Go."""
     return create_board_game_mcts(observation_spec, action_spec, dirichlet_alpha=0.03)
 
 
 @configurable
 def create_chess_mcts(observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec) -> MCTSAlgorithm:
-    """The search that MuZero uses for chess."""
+    """Create the search that MuZero uses for chess."""
     return create_board_game_mcts(observation_spec, action_spec, dirichlet_alpha=0.3)
 
 
 @configurable
 def create_shogi_mcts(observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec) -> MCTSAlgorithm:
-    """The search that MuZero uses for shogi."""
+    """Create the search that MuZero uses for shogi."""
     return create_board_game_mcts(observation_spec, action_spec, dirichlet_alpha=0.15)

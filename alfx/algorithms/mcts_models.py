@@ -1,16 +1,16 @@
-"""Models that a tree search plans with: what follows an action, and what is to be expected from there.
+"""Models for tree search. They predict the result of an action and the return that follows.
 
-A model consists of three networks (Schrittwieser et al. 2020, arXiv:1911.08265, MuZero): one that represents an
-observation as a latent state, one that goes from a latent state and an action to the next latent state, and one that
-predicts value, reward, policy and the end of the game from a latent state. :class:`MCTSModel` is what the search and
-MuZero ask of a model, with the losses; :class:`SimpleMCTSModel` is made of fully connected networks.
+A model consists of three networks (MuZero, Schrittwieser et al. 2020, arXiv:1911.08265). The representation network
+maps an observation to a latent state; the dynamics network maps a latent state and an action to the next latent state;
+the prediction network maps a latent state to value, reward, policy and the end of the game. :class:`MCTSModel` is the
+interface for the search and for MuZero, with the losses; :class:`SimpleMCTSModel` uses fully connected networks.
 
-Differs from the paper in:
+Differences from the paper:
 
-- the end of a game is predicted too, so that nothing is expanded behind it;
-- actions may be drawn from the policy (Hubert et al. 2021, arXiv:2104.06303);
-- instead of a reward the sum of the rewards so far can be predicted, and the latent state can be trained to agree with
-  that of the observation that followed (Ye et al. 2021, arXiv:2111.00210, EfficientZero).
+- The model also predicts the end of a game, so that the search does not expand states after it.
+- Actions may be sampled from the policy (Hubert et al. 2021, arXiv:2104.06303).
+- The model can predict the sum of the rewards so far instead of the reward, and the predicted latent state can be
+  trained to agree with the latent state of the next observation (EfficientZero, Ye et al. 2021, arXiv:2111.00210).
 """
 from collections.abc import Callable
 from typing import Any
@@ -32,69 +32,69 @@ from alfx.utils import dist_utils
 from alfx.utils.losses import AsymmetricSimSiamLoss, MeanSquaredLoss, ScalarPredictionLoss, SquareLoss
 
 ModelState = namedtuple('ModelState', ['state', 'pred_state', 'step', 'prev_reward_sum'], default_value=())
-"""Where a model stands: ``state``, the latent state ``[B, ...]``; ``pred_state``, that of the prediction network; and,
-if sums of rewards are predicted, ``step`` int64 ``[B]`` and ``prev_reward_sum`` ``[B]``, which the next sum goes on
-from."""
+"""State of a model: ``state``, the latent state ``[B, ...]``; ``pred_state``, the state of the prediction network; and,
+if sums of rewards are predicted, ``step``, int64 ``[B]``, and ``prev_reward_sum``, ``[B]``, to which the next reward is
+added."""
 
 ModelOutput = namedtuple('ModelOutput', ['value', 'reward', 'game_over', 'actions', 'action_probs', 'state',
                                          'action_distribution', 'game_over_logit', 'value_pred', 'reward_pred'],
                          default_value=())
-"""What a model predicts, ``[B, ...]``; ``()`` for what it does not.
+"""Predictions of a model, ``[B, ...]``; ``()`` for quantities that it does not predict.
 
-``value``, ``reward``: ``[B]``, of player 0. ``game_over``: bool ``[B]``. ``actions``: candidates ``[B, K, ...]``;
-``()``: all of a discrete action. ``action_probs``: ``[B, K]``. ``state``: a ``ModelState``. The others are the outputs
-of the network, from which losses are computed."""
+``value``, ``reward``: ``[B]``, for player 0. ``game_over``: bool ``[B]``. ``actions``: candidates ``[B, K, ...]``;
+``()``: all values of a discrete action. ``action_probs``: ``[B, K]``. ``state``: a ``ModelState``. The other fields are
+the outputs of the network, from which losses are computed."""
 
 ModelTarget = namedtuple('ModelTarget', ['is_partial_trajectory', 'beyond_episode_end', 'reward', 'action',
                                          'action_policy', 'game_over', 'value', 'observation'], default_value=())
-"""What the predictions for a step and R steps on are compared with, ``[B, R + 1, ...]``.
+"""Targets for the predictions at a step and the R following steps, ``[B, R + 1, ...]``.
 
-``is_partial_trajectory``: bool ``[B]`` or ``[B, R + 1]``, the episode was not finished (a time limit, or it goes on).
-``beyond_episode_end``: bool, the step is after the last one. ``reward``, ``value``: float, of player 0. ``action``:
-candidates ``[B, R + 1, K, ...]``; ``()``: all of a discrete action. ``action_policy``: ``[B, R + 1, K]``, all zeros
-where there is nothing to learn. ``game_over``: bool. ``observation``: what latent states are trained to agree with."""
+``is_partial_trajectory``: bool ``[B]`` or ``[B, R + 1]``, the episode is not finished (a time limit, or still running).
+``beyond_episode_end``: bool, the step is after the last one. ``reward``, ``value``: float, for player 0. ``action``:
+candidates ``[B, R + 1, K, ...]``; ``()``: all values of a discrete action. ``action_policy``: ``[B, R + 1, K]``, all
+zeros where the policy has no target. ``game_over``: bool. ``observation``: targets of the latent states."""
 
-_ROWS = 3  # of latent states that losses are tried on
+_ROWS = 3  # rows of latent states in the trial computation of the losses
 
 
 @configurable
 class MCTSModel(nn.Module):
-    """What the search and MuZero ask of a model.
+    """Base class of the models used by the search and by MuZero.
 
     Args:
-        num_unroll_steps: R, how many steps a training sequence is unrolled.
-        representation_net: called as ``representation_net(observation)``; makes the latent state.
-        dynamics_net: called as ``dynamics_net((latent state, action))``; makes the next one.
+        num_unroll_steps: R, number of steps that a training sequence is unrolled.
+        representation_net: called as ``representation_net(observation)``; returns the latent state.
+        dynamics_net: called as ``dynamics_net((latent state, action))``; returns the next latent state.
         prediction_net: called as ``prediction_net(latent state, pred_state)``; its output is ``(value_pred,
             reward_pred, action_distribution, game_over_logit)``, where ``reward_pred`` and ``game_over_logit`` may be
             ``()``.
         train_reward_function: learn to predict rewards; without it they are 0.
-        train_game_over_function: learn to predict the end.
+        train_game_over_function: learn to predict the end of the game.
         train_repr_prediction: learn to predict the latent states of the observations that follow.
-        train_policy: learn the policy; the search needs it.
-        predict_reward_sum: ``reward_pred`` is the sum of the rewards since the unroll began, not the reward.
+        train_policy: learn the policy, which the search needs.
+        predict_reward_sum: ``reward_pred`` is the sum of the rewards since the start of the unroll, not the reward.
         value_loss_weight: weight of the loss of the value.
         reward_loss_weight: weight of the loss of the reward.
         policy_loss_weight: weight of the loss of the policy.
         game_over_loss_weight: weight of the loss of the end of the game.
         repr_prediction_loss_weight: weight of the loss of the latent states.
-        initial_alpha: weight of the entropy of the policy, at first.
-        reward_loss: how the reward is encoded in ``reward_pred``.
-        value_loss: how the value is encoded in ``value_pred``.
+        initial_alpha: initial weight of the entropy of the policy.
+        reward_loss: loss that defines how ``reward_pred`` encodes the reward.
+        value_loss: loss that defines how ``value_pred`` encodes the value.
         repr_loss: called with predicted and target latent states ``[B, R + 1, ...]``; returns the loss ``[B, R + 1]``,
-            or a ``LossInfo`` of it. It may have parameters.
-        target_entropy: the weight of the entropy is changed so that the entropy does not stay below this; ``None``: it
-            is fixed.
-        alpha_adjust_rate: by how much that weight changes at each loss, for each nat that is missing.
-        initial_loss_weight: weight of step 0; ``None``: ``1 / R`` as for each other step.
-        predict_initial_reward: whether the reward of step 0, which was got before, is predicted as well.
-        reset_reward_sum_period: the sum begins anew after every so many steps; so does the state of the prediction
-            network. 0: never.
-        apply_beyond_episode_end_mask: steps behind the end of an episode do not count in the loss of the latent states.
-        apply_partial_trajectory_mask: steps behind the last known one of an episode that was not finished do not count
-            in any loss.
-        debug_summaries: write the parts of the loss.
-        name: put before the names of summaries.
+            or a ``LossInfo`` with it. It may have parameters.
+        target_entropy: lower bound of the entropy, which its weight is adjusted to reach; ``None``: the weight is
+            constant.
+        alpha_adjust_rate: change of that weight per loss, for each nat below the target.
+        initial_loss_weight: weight of step 0; ``None``: ``1 / R``, the weight of each other step.
+        predict_initial_reward: also predict the reward of step 0, which was received before the unroll.
+        reset_reward_sum_period: restart the sum, and the state of the prediction network, after this many steps.
+            0: never.
+        apply_beyond_episode_end_mask: exclude steps after the end of an episode from the loss of the latent states.
+        apply_partial_trajectory_mask: exclude steps after the last known step of an unfinished episode from all
+            losses.
+        debug_summaries: log the parts of the loss.
+        name: prefix of the names of summaries.
 
     Raises:
         ValueError: a number is out of range.
@@ -148,7 +148,7 @@ class MCTSModel(nn.Module):
 
     @property
     def repr_spec(self) -> Any:
-        """Spec of the latent state, which is the observation of an algorithm that builds on this model."""
+        """Spec of the latent state, which is the observation of an algorithm that uses this model."""
         return self._representation_net.output_spec
 
     @property
@@ -158,21 +158,21 @@ class MCTSModel(nn.Module):
 
     @property
     def num_unroll_steps(self) -> int:
-        """R."""
+        """Number of unrolled steps R."""
         return len(self._step_weights) - 1
 
     @property
     def what_is_trained(self) -> dict[str, bool]:
-        """Which of the arguments ``train_reward_function`` and the like are set, by name."""
+        """Values of ``train_reward_function`` and the other ``train_`` arguments, by name."""
         return {name: getattr(self, f'_{name}') for name in ('train_reward_function', 'train_game_over_function',
                                                              'train_repr_prediction', 'train_policy')}
 
     @torch.no_grad()
     def check_losses(self) -> None:
-        """Refuse losses that do not read what the prediction network makes.
+        """Reject losses that do not match the output of the prediction network.
 
         Raises:
-            ConfError: names the loss.
+            ConfError: a loss does not match; the message names it.
         """
         was_training = self.training
         latent = self.repr_spec.zeros((_ROWS, ))
@@ -183,15 +183,15 @@ class MCTSModel(nn.Module):
             _check_loss('reward_loss', self._reward_loss, reward_pred)
 
     def initial_representation(self, observation: NestedTensor) -> Tensor:
-        """The latent state ``[B, ...]`` of an observation, a nest of ``[B, ...]``."""
+        """Return the latent state ``[B, ...]`` of an observation, a nest of ``[B, ...]``."""
         return self._representation_net(observation)[0]
 
     def initial_predict(self, latent: Tensor, pred_state: NestedTensor = ()) -> Any:
-        """What is to be expected from a latent state that represents an observation.
+        """Predict from a latent state that represents an observation.
 
         Args:
             latent: ``[B, ...]``.
-            pred_state: ``state.pred_state`` that this returned at the step before; ``()``: zeros.
+            pred_state: ``state.pred_state`` of the output at the previous step; ``()``: zeros.
 
         Returns:
             A ``ModelOutput``.
@@ -207,7 +207,7 @@ class MCTSModel(nn.Module):
         return output._replace(state=output.state._replace(step=step, prev_reward_sum=output.reward))
 
     def recurrent_inference(self, state: Any, action: Tensor) -> Any:
-        """What is to be expected after an action.
+        """Predict the result of an action.
 
         Args:
             state: a ``ModelState`` of an earlier prediction.
@@ -222,32 +222,32 @@ class MCTSModel(nn.Module):
             return self.prediction_model(latent, pred_state)
         step = state.step + 1
         if self._reset_reward_sum_period:
-            anew = self._sum_begins_anew(state.step)
-            before = torch.where(anew, 0.0, before)
-            pred_state = nest.map_structure(lambda x: x * ~anew.reshape(-1, *[1] * (x.ndim - 1)), pred_state)
+            restarts = self._reward_sum_restarts(state.step)
+            before = torch.where(restarts, 0.0, before)
+            pred_state = nest.map_structure(lambda x: x * ~restarts.reshape(-1, *[1] * (x.ndim - 1)), pred_state)
         output = self.prediction_model(latent, pred_state)
         return output._replace(reward=output.reward - before,
                                state=output.state._replace(step=step, prev_reward_sum=output.reward))
 
     def prediction_model(self, dyn_state: Tensor, pred_state: NestedTensor) -> Any:
-        """What the prediction network makes of a latent state ``[B, ...]``, as a ``ModelOutput``.
+        """Return the outputs of the prediction network for a latent state ``[B, ...]``, as a ``ModelOutput``.
 
-        ``reward`` is what ``reward_pred`` encodes: with ``predict_reward_sum`` the sum.
+        ``reward`` is the value that ``reward_pred`` encodes: with ``predict_reward_sum`` it is the sum.
         """
         raise NotImplementedError(f'{type(self).__name__}.prediction_model')
 
     def with_valid_actions(self, output: Any, valid: Tensor) -> Any:
-        """What :meth:`initial_predict` returned, with candidates that are valid; called if it names candidates.
+        """Return the output of :meth:`initial_predict` with valid candidates; used if the model returns candidates.
 
         Args:
             output: a ``ModelOutput`` with ``actions`` ``[B, K]``.
-            valid: bool ``[B, A]``, which of all A values of the action are valid, one at least.
+            valid: bool ``[B, A]``, marks the valid ones of all A values of the action; at least one per row.
 
         Returns:
-            A ``ModelOutput``. Where there are fewer than K such actions, the others have the probability 0.
+            A ``ModelOutput``. If fewer than K actions are valid, the other candidates have the probability 0.
         """
-        raise NotImplementedError(f'{type(self).__name__}.with_valid_actions: it names candidates, so that it has to '
-                                  "choose them among the valid ones where the observation has a 'valid_action_mask'")
+        raise NotImplementedError(f'{type(self).__name__}.with_valid_actions: a model that returns candidates has to '
+                                  "choose valid ones if the observation has a 'valid_action_mask'")
 
     def _zero_pred_state(self, latent: Tensor) -> NestedTensor:
         spec: Any = self.pred_state_spec
@@ -255,31 +255,32 @@ class MCTSModel(nn.Module):
             return spec
         return nest.map_structure(lambda x: x.zeros((len(latent), )).to(latent.device), spec)
 
-    def _sum_begins_anew(self, step: Tensor) -> Tensor:
-        """Whether the sum of rewards up to ``step`` is not gone on with."""
+    def _reward_sum_restarts(self, step: Tensor) -> Tensor:
+        """Return whether the sum of rewards restarts after ``step``."""
         return (step > 0) & (step % self._reset_reward_sum_period == 0)
 
     # Losses ----------------------------------------------------------------------------------------------------
 
     def calc_loss(self, model_output: Any, target: Any) -> LossInfo:
-        """The loss of an unroll.
+        """Compute the loss of an unroll.
 
         Args:
-            model_output: a ``ModelOutput`` of ``[B, R + 1, ...]``: of ``initial_predict``, then of each
-                ``recurrent_inference``, stacked. It needs ``value_pred`` and ``reward_pred``, ``game_over_logit``,
-                ``action_distribution``, ``state.state`` for the losses that are switched on.
-            target: a ``ModelTarget``; with ``train_repr_prediction`` its ``observation`` are the target latent states.
+            model_output: a ``ModelOutput`` of ``[B, R + 1, ...]``: the outputs of ``initial_predict`` and of each
+                ``recurrent_inference``, stacked. It needs ``value_pred``, and ``reward_pred``, ``game_over_logit``,
+                ``action_distribution`` and ``state.state`` for the losses that are switched on.
+            target: a ``ModelTarget``; with ``train_repr_prediction`` its ``observation`` holds target latent states.
 
         Returns:
-            ``loss`` ``[B]``: the sum over steps, weighted; ``extra``: its parts by name, ``[B]``, not weighted by kind.
+            ``loss`` ``[B]``: weighted sum over steps and kinds; ``extra``: its parts by name, ``[B]``, without the
+            weights of the kinds.
 
         Raises:
-            ValueError: the outputs are not of R + 1 steps.
+            ValueError: the outputs do not have R + 1 steps.
         """
         steps = target.value.shape[1]
         if steps != len(self._step_weights):
-            raise ValueError(f'{self._name}.calc_loss: expected {len(self._step_weights)} steps (num_unroll_steps and '
-                             f'one more), found {steps}')
+            raise ValueError(f'{self._name}.calc_loss: expected {len(self._step_weights)} steps (num_unroll_steps + 1)'
+                             f', found {steps}')
         parts = {'value': _per_step(self._value_loss, model_output.value_pred, target.value)}
         if self._train_reward_function:
             parts['reward'] = self._calc_reward_loss(model_output.reward_pred, target.reward)
@@ -310,7 +311,7 @@ class MCTSModel(nn.Module):
         return LossInfo(loss=loss, extra=parts)
 
     def calc_repr_prediction_loss(self, repr: Tensor, target_repr: Tensor) -> Tensor:
-        """The loss ``[B, R + 1]`` of predicted latent states against those of the observations, ``[B, R + 1, ...]``."""
+        """Return the loss ``[B, R + 1]`` of predicted latent states; the target comes from observations."""
         loss = self._repr_loss(repr, target_repr)
         return loss.loss if isinstance(loss, LossInfo) else loss
 
@@ -327,24 +328,24 @@ class MCTSModel(nn.Module):
         return torch.cat((torch.zeros_like(loss[:, :1]), loss[:, 1:]), 1)
 
     def reward_sums(self, reward: Tensor) -> Tensor:
-        """The sums of rewards that are to be predicted, ``[B, R + 1]`` for rewards ``[B, R + 1]``."""
+        """Return the target sums of rewards, ``[B, R + 1]`` for rewards ``[B, R + 1]``."""
         sums, before = [], torch.zeros_like(reward[:, 0])
         for step in range(reward.shape[1]):
             total = before if step == 0 and not self._predict_initial_reward else before + reward[:, step]
             sums.append(total)
-            anew = self._reset_reward_sum_period and step and step % self._reset_reward_sum_period == 0
-            before = torch.zeros_like(total) if anew else total
+            restarts = self._reset_reward_sum_period and step and step % self._reset_reward_sum_period == 0
+            before = torch.zeros_like(total) if restarts else total
         return torch.stack(sums, 1)
 
     @staticmethod
     def _known(target: Any) -> Tensor:
-        """Bool ``[B, R + 1]``: whether something is known of the step."""
+        """Bool mask ``[B, R + 1]`` of the steps that have targets."""
         partial_ = target.is_partial_trajectory
         return ~((partial_[:, None] if partial_.ndim == 1 else partial_) & target.beyond_episode_end)
 
     @staticmethod
     def _policy_entropy(distribution: td.Distribution) -> Tensor:
-        """Entropy of the policy ``[B, R + 1]``."""
+        """Return the entropy of the policy, ``[B, R + 1]``."""
         if dist_utils.has_closed_form_entropy(distribution):
             return distribution.entropy()
         return dist_utils.estimated_entropy(distribution)[0]
@@ -362,30 +363,30 @@ def _check_loss(argument: str, loss: ScalarPredictionLoss, prediction: Tensor) -
     try:
         fits = loss.calc_expectation(prediction).shape == shape and loss(prediction, prediction.new_zeros(shape)
                                                                          ).shape == shape
-    except (IndexError, RuntimeError):  # that it cannot be computed is the answer
+    except (IndexError, RuntimeError):  # the shapes do not match
         fits = False
     if not fits:
         count = prediction[0].numel()
-        raise ConfError([problem_at('MCTSModel', argument, f'= {type(loss).__name__} does not go with a prediction of '
+        raise ConfError([problem_at('MCTSModel', argument, f'= {type(loss).__name__} does not match a prediction of '
                                     f'{count} number(s)', 'set SimplePredictionNet.num_quantiles to 1 for a SquareLoss '
                                     'and to more for a loss with bins or quantiles')])
 
 
 def _per_step(loss: ScalarPredictionLoss, prediction: Tensor, target: Tensor) -> Tensor:
-    """The loss ``[B, R + 1]`` of predictions ``[B, R + 1, ...]``."""
+    """Return the loss ``[B, R + 1]`` of predictions ``[B, R + 1, ...]``."""
     return loss(prediction.flatten(0, 1), target.flatten()).reshape(target.shape)
 
 
 def policy_loss(distribution: Any, action: Any, action_policy: Tensor) -> Tensor:
-    """Cross entropy ``-sum_k policy[k] log p(action[k])``.
+    """Return the cross entropy ``-sum_k policy[k] log p(action[k])``.
 
     Args:
-        distribution: of batch shape ``[...]``.
+        distribution: distribution with batch shape ``[...]``.
         action: candidates ``[..., K, ...]``; ``()``: all K values of a discrete action.
-        action_policy: ``[..., K]``; where it is 0 the action does not matter, however improbable.
+        action_policy: ``[..., K]``; actions with 0 do not contribute, even if their log probability is infinite.
 
     Returns:
-        ``[...]``.
+        Cross entropy ``[...]``.
     """
     if isinstance(action, Tensor):
         outer = action_policy.ndim - 1
@@ -397,21 +398,22 @@ def policy_loss(distribution: Any, action: Any, action_policy: Tensor) -> Tensor
 
 @configurable
 class SimpleMCTSModel(MCTSModel):
-    """A model made of three networks.
+    """Model made of three networks, fully connected by default.
 
-    What is not listed here is an argument of :class:`MCTSModel`, and set there.
+    Set the other arguments of :class:`MCTSModel` on that class.
 
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: bounded spec of one action.
         num_unroll_steps: R.
-        num_sampled_actions: K, how many actions the search considers. Of a scalar discrete action the K most probable
-            ones, their probabilities normalised; of others K samples of the policy, each with probability ``1 / K``.
-            ``None``: all values of a scalar discrete action.
-        encoding_net_ctor: called as ``encoding_net_ctor(observation_spec)``; makes the representation network.
-        dynamics_net_ctor: called as ``dynamics_net_ctor((latent spec, action_spec))``.
-        prediction_net_ctor: called as ``prediction_net_ctor(latent spec, action_spec)``.
-        game_over_logit_thresh: a game is over where the logit is above this.
+        num_sampled_actions: K, number of actions that the search considers. For a scalar discrete action these are the
+            K most probable ones, with normalised probabilities; for other actions they are K samples of the policy,
+            each with probability ``1 / K``. ``None``: all values of a scalar discrete action.
+        encoding_net_ctor: called as ``encoding_net_ctor(observation_spec)``; creates the representation network.
+        dynamics_net_ctor: called as ``dynamics_net_ctor((latent spec, action_spec))``; creates the dynamics network.
+        prediction_net_ctor: called as ``prediction_net_ctor(latent spec, action_spec)``; creates the prediction
+            network.
+        game_over_logit_thresh: a game is over if the logit is above this.
         initial_alpha: see :class:`MCTSModel`.
         target_entropy: see :class:`MCTSModel`.
         alpha_adjust_rate: see :class:`MCTSModel`.
@@ -423,8 +425,8 @@ class SimpleMCTSModel(MCTSModel):
         name: see :class:`MCTSModel`.
 
     Raises:
-        SpecError: the action is not a single bounded one.
-        ValueError: ``num_sampled_actions`` is missing where it is needed, or is not smaller than the number of actions.
+        SpecError: the action is not a single bounded action.
+        ValueError: ``num_sampled_actions`` is required but missing, or is not smaller than the number of actions.
     """
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: BoundedTensorSpec, num_unroll_steps: Count,
@@ -455,7 +457,7 @@ class SimpleMCTSModel(MCTSModel):
         self._game_over_logit_thresh = game_over_logit_thresh
 
     def prediction_model(self, dyn_state: Tensor, pred_state: NestedTensor) -> Any:
-        """See the base class."""
+        """Return the outputs of the prediction network as a ``ModelOutput``."""
         output, pred_state = self._prediction_net(dyn_state, pred_state)
         value_pred, reward_pred, distribution, logit = output
         actions, probs = self._candidates(distribution)
@@ -471,14 +473,14 @@ class SimpleMCTSModel(MCTSModel):
             value_pred=value_pred, reward_pred=reward_pred if self._train_reward_function else ())
 
     def with_valid_actions(self, output: Any, valid: Tensor) -> Any:
-        """See the base class: the most probable ones of the valid actions."""
+        """Return ``output`` with the most probable valid actions as candidates."""
         logits = output.action_distribution.logits.detach().masked_fill(~valid, -torch.inf)
         actions, probs = self._most_probable(torch.softmax(logits, -1))
         return output._replace(actions=actions, action_probs=probs)
 
     @torch.no_grad()
     def _candidates(self, distribution: Any) -> tuple[Any, Tensor]:
-        """The actions that the search considers, ``[B, K, ...]`` or ``()`` for all, and their priors ``[B, K]``."""
+        """Return the actions that the search considers, ``[B, K, ...]`` or ``()`` for all, and priors ``[B, K]``."""
         k = self._num_sampled_actions
         if self._is_scalar:
             probs = torch.softmax(distribution.logits, -1)
@@ -487,7 +489,7 @@ class SimpleMCTSModel(MCTSModel):
         return actions, torch.full(actions.shape[:2], 1.0 / actions.shape[1], device=actions.device)
 
     def _most_probable(self, probs: Tensor) -> tuple[Tensor, Tensor]:
-        """The K most probable ones of all actions ``[B, A]``, and their shares, ``[B, K]``."""
+        """Return the K most probable of all actions ``[B, A]``, and their normalised probabilities, ``[B, K]``."""
         assert self._num_sampled_actions is not None, 'without it there are no candidates'
         best = probs.topk(self._num_sampled_actions, -1)
         return ((best.indices + self._first_action).to(self._action_dtype),

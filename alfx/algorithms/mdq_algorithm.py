@@ -1,17 +1,17 @@
-"""Multi-dimensional Q-learning: soft Q-learning of continuous actions, one component after the other, without an actor.
+"""Multi-dimensional Q-learning: soft Q-learning of continuous actions, one component at a time, without an actor.
 
-Soft Q-learning (Haarnoja et al. 2017, arXiv:1702.08165) needs samples of ``exp(Q(s, a) / alpha)``. Here they are drawn
-component by component from bins (Metz et al. 2017, arXiv:1705.05035): two forms of the critic are learned, see
+Soft Q-learning (Haarnoja et al. 2017, arXiv:1702.08165) needs samples of ``exp(Q(s, a) / alpha)``. This algorithm draws
+them component by component from bins (Metz et al. 2017, arXiv:1705.05035). It learns two forms of the critic, see
 :mod:`alfx.networks.mdq_critic_networks`. The *free form* is trained towards one-step soft values
 
     Q(s[t], a[t])  ->  r[t+1] + gamma discount[t+1] (min_i Q'_i(s[t+1], a') - alpha KL(pi(. | s[t+1]) || uniform))
 
 with a' drawn from the policy and target critics Q'. The *advantage form* is trained by regression towards the lowest
-free form (distillation), at the actions taken and at those of the policy; its Boltzmann distribution is the policy.
+free form (distillation), at the actions taken and at actions of the policy; its Boltzmann distribution is the policy.
 The temperature alpha is adjusted to keep the entropy of the policy at a target, as in SAC (Haarnoja et al. 2018,
-arXiv:1812.05905). Differs from soft Q-learning in that the value of a state is not an importance-weighted estimate of
-a log-integral but that of one action and the exact divergence of its components. Distillation and alpha are trained at
-the steps that the free form is trained at, which are all but the last one of a sequence.
+arXiv:1812.05905). The difference from soft Q-learning is the value of a state: soft Q-learning uses an
+importance-weighted estimate of a log-integral; here it is the value of one action and the exact divergence of its
+components. Distillation and alpha are trained at the same steps as the free form, all but the last one of a sequence.
 """
 import inspect
 import math
@@ -22,9 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
-from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.base.exploration_noise import ActionBounds, choose, gaussian_like
 from alfx.algorithms.base import critic_values
 from alfx.algorithms.base.time_slices import pad_end
@@ -36,65 +35,67 @@ from alfx.gin_utils import configurable
 from alfx.gin_utils.value_checks import Count, Fraction
 from alfx.networks.mdq_critic_networks import MdqCriticNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils.entropy_targets import calc_default_target_entropy_quantized
 from alfx.utils.target_updater import TargetUpdater
 
 MdqCriticState = namedtuple('MdqCriticState', ['critic', 'target_critic'], default_value=())
-"""State of training: the networks have no memory, so both are ``()``."""
+"""Training state; the networks are not recurrent, so both fields are ``()``."""
 
 MdqCriticInfo = namedtuple('MdqCriticInfo', ['critic_free_form', 'target_critic_free_form', 'critic_adv_form',
                                              'distill_target', 'kl_wrt_prior'], default_value=())
 """``critic_free_form``: ``[B, n]`` at the action taken; ``target_critic_free_form``: ``[B]``, the lowest target critic
-at an action of the policy; ``critic_adv_form`` and ``distill_target``: ``[B, 2]``, the advantage form and what it is
-trained towards, at the action taken and at one of the policy; ``kl_wrt_prior``: ``[B]``, the divergence of the policy
-from uniformly random bins."""
+at an action of the policy; ``critic_adv_form`` and ``distill_target``: ``[B, 2]``, the advantage form and its target,
+at the action taken and at an action of the policy; ``kl_wrt_prior``: ``[B]``, the divergence of the policy from
+uniformly random bins."""
 
 MdqAlphaInfo = namedtuple('MdqAlphaInfo', ['alpha_loss', 'neg_entropy'], default_value=())
-"""``[B]`` each; the entropy is that of the bins, in nats."""
+"""Loss and negative entropy of the bins in nats, ``[B]`` each."""
 
 MdqInfo = namedtuple('MdqInfo', ['reward', 'step_type', 'discount', 'action', 'critic', 'alpha'], default_value=())
-"""What the steps yield; ``action`` is the one taken. Of the rollout only ``action``."""
+"""Info of a step; ``action`` is the action taken. The rollout sets only ``action``."""
 
 MdqLossInfo = namedtuple('MdqLossInfo', ['critic', 'distill', 'alpha', 'neg_entropy'], default_value=())
-"""The parts of the loss, for summaries."""
+"""Parts of the loss, for summaries."""
 
 TargetEntropy = float | Callable[..., float]
 
 
 @configurable
 class MdqAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
-    """Multi-dimensional Q-learning; see the module for what it does.
+    """Multi-dimensional Q-learning; see the module docstring for the method.
 
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: nest of ``BoundedTensorSpec`` of continuous actions with finite bounds.
-        critic_network: both forms of the critic; or called as ``(input_tensor_spec=(observation_spec, action_spec))``
-            to make it.
-        reward_spec: of rank 0, or of rank 1 for K rewards, which are added up by their weights (all are 1 unless set by
+        critic_network: network with both forms of the critic, or its constructor, called as
+            ``(input_tensor_spec=(observation_spec, action_spec))``.
+        reward_spec: rank 0, or rank 1 for K rewards, which are summed with their weights (all 1 unless set by
             :meth:`set_reward_weights`).
-        epsilon_greedy: in evaluation, the chance of drawing an action from the policy instead of the most likely one;
+        epsilon_greedy: in evaluation, the probability of sampling the policy instead of taking the most likely action;
             ``None``: ``config.epsilon_greedy``, or 0 without a config.
         env: batched environment, for the root algorithm.
         config: configuration, for the root algorithm.
-        critic_loss_ctor: makes the loss of the free form, called as ``(debug_summaries=, name=)``; ``None``:
-            ``OneStepTDLoss``. The losses of the n critics are added up.
-        target_entropy: what alpha keeps the entropy of the bins at, in nats; or a function of an action spec,
-            which also gets ``num_bins`` if it has such an argument, summed over the nest of actions.
+        critic_loss_ctor: creates the loss of the free form, called as ``(debug_summaries=, name=)``; ``None``:
+            ``OneStepTDLoss``. The losses of the n critics are summed.
+        target_entropy: target of the entropy of the bins, in nats; higher values explore more. It can also be a
+            function of an action spec (and of ``num_bins``, if it has that argument), summed over the nest of actions.
         initial_log_alpha: initial log alpha.
-        target_update_tau: how far the target critics move at an update, in (0, 1].
-        target_update_period: they are updated every so many updates.
-        distill_noise: standard deviation of the noise that is added to the actions used for distillation, in units of
-            half their range.
+        target_update_tau: step size of the target critics at an update, in (0, 1]; smaller values are more stable and
+            learn more slowly.
+        target_update_period: number of updates between two updates of the target critics.
+        distill_noise: standard deviation of the noise added to the actions used for distillation, in units of half
+            their range.
         critic_optimizer: optimizer of both forms; ``None``: the parent's.
         alpha_optimizer: optimizer of log alpha; ``None``: the parent's.
         debug_summaries: write more summaries.
         name: name of this algorithm.
 
     Raises:
-        SpecError: an action that is not continuous or has no bounds.
-        ValueError: ``distill_noise`` is negative, or ``critic_network`` is something else.
+        SpecError: an action is not continuous or has no bounds.
+        ValueError: ``distill_noise`` is negative, or ``critic_network`` is not an ``MdqCriticNetwork``.
     """
+
+    predicts_from_observation = True
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  critic_network: MdqCriticNetwork | Callable[..., MdqCriticNetwork],
@@ -128,54 +129,49 @@ class MdqAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_target_free_form']
 
-    def own_capabilities(self) -> Capabilities:
-        """True unless something in a network or a loss draws numbers or keeps statistics."""
-        return super().own_capabilities()._replace(traceable_update=is_traceable(self),
-                                             traceable_prediction=has_fixed_prediction(self, MdqAlgorithm))
-
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
-        """There is none."""
+        """Return the empty state."""
         return ()
 
     # Acting ----------------------------------------------------------------------------------------------------
 
     def predict_step(self, time_step: TimeStep, state: NestedTensor) -> AlgStep:
-        """The most likely action ``[B, ...]``, or with probability ``epsilon_greedy`` one of the policy."""
+        """Return the most likely action ``[B, ...]``, or with probability ``epsilon_greedy`` a sample of the policy."""
         action, _ = self._act(time_step.observation, greedy=True)
         if self._epsilon_greedy > 0:
             action = choose(self._epsilon_greedy, self._act(time_step.observation)[0], action)
         return AlgStep(action, (), MdqInfo())
 
     def rollout_step(self, time_step: TimeStep, state: NestedTensor) -> AlgStep:
-        """An action ``[B, ...]`` of the policy."""
+        """Sample an action ``[B, ...]`` of the policy."""
         action, _ = self._act(time_step.observation)
         return AlgStep(action, (), MdqInfo(action=action))
 
     def _act(self, observation: NestedTensor, greedy: bool = False) -> tuple[NestedTensor, Tensor]:
-        """Actions ``[N, ...]`` and the negative entropy ``[N]`` of the policy, without gradient."""
+        """Return actions ``[N, ...]`` and the negative entropy ``[N]`` of the policy, without gradient."""
         return self._critic_network.get_action(observation, self._log_alpha.detach().exp(), greedy)
 
     # Training --------------------------------------------------------------------------------------------------
 
     def policy_terms(self, rows: Rows, state: Any) -> tuple[Any, Any, Any]:
-        """An action of the policy and its negative entropy, without gradient."""
+        """Return an action of the policy and its negative entropy, without gradient."""
         action, neg_entropy = self._act(rows.observation)
         return (action, neg_entropy), action, state
 
     def trained_values(self, rows: Rows, details: Any, state: Any) -> tuple[Any, Any]:
-        """The free form at the action taken; the advantage form and what that is trained towards."""
+        """Return the free form at the action taken, and the advantage form with its target."""
         observation, taken = rows.observation, rows.rollout_info.action
         critics, _ = self._critic_network((observation, taken))
         return (critics, *self._distillation(observation, taken, rows.of(details))), state
 
     @torch.no_grad()
     def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
-        """The lowest target critic ``[N]`` at actions of the policy."""
+        """Return the lowest target critic ``[N]`` at actions of the policy."""
         flat = self._critic_network.action_qt.normalized(rows.of(policy[0]))
         return self._target_free_form((rows.observation, flat))[0].amin(1), state
 
     def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
-        """An action of the policy, and a :class:`MdqInfo` with the loss of alpha."""
+        """Return an action of the policy, and an :class:`MdqInfo` with the loss of alpha."""
         (action, neg_entropy), (critics, advantage, distill_target) = terms.policy, terms.values
         alpha_loss = sac_losses.temperature_loss(self._log_alpha, neg_entropy, self._target_entropy)
         kl_wrt_prior = neg_entropy - self._critic_network.get_uniform_prior_logpi()
@@ -185,7 +181,7 @@ class MdqAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     def _distillation(self, observation: NestedTensor, taken: NestedTensor,
                       drawn: NestedTensor) -> tuple[Tensor, Tensor]:
-        """The advantage form ``[N, 2]`` at two actions with noise, and the lowest free form, without gradient."""
+        """Return the advantage form ``[N, 2]`` at two noisy actions, and the lowest free form without gradient."""
         observation, action = nest.map_structure(lambda a, b: torch.cat((a, b)), (observation, taken),
                                                  (observation, drawn))
         if self._distill_noise > 0:
@@ -198,7 +194,7 @@ class MdqAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     # Losses ----------------------------------------------------------------------------------------------------
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The loss of both forms and alpha ``[T, B]``, from infos ``[T, B, ...]``."""
+        """Return the loss of both forms and alpha, ``[T, B]``, from infos ``[T, B, ...]``."""
         alpha = self._log_alpha.detach().exp()
         reward = critic_values.weighted_sum(info.reward, self._reward_weights)
         target = info.critic.target_critic_free_form - alpha * info.critic.kl_wrt_prior
@@ -213,7 +209,7 @@ class MdqAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
 
 def _total_entropy(target_entropy: TargetEntropy, action_spec: NestedTensorSpec, num_bins: int) -> float:
-    """The target entropy in nats of all actions together."""
+    """Return the target entropy of all actions together, in nats."""
     if not callable(target_entropy):
         return float(target_entropy)
     arguments = {'num_bins': num_bins} if 'num_bins' in inspect.signature(target_entropy).parameters else {}

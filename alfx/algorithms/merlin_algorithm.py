@@ -1,28 +1,28 @@
 """MERLIN (Wayne et al. 2018, "Unsupervised Predictive Memory in a Goal-Directed Agent", arXiv:1803.10760).
 
-A predictor (:class:`MemoryBasedPredictor`) compresses each observation to a latent vector, by a variational autoencoder
-whose prior is predicted from all that came before, and writes it to an external memory. So what is worth remembering is
-decided by what there is to see, not by the reward. An actor (:class:`MemoryBasedActor`) reads that memory with a key of
-its own and chooses the action. At step t, with the previous latent, action and readout:
+A predictor (:class:`MemoryBasedPredictor`) compresses each observation to a latent vector with a variational
+autoencoder, and writes it to an external memory. The prior of the autoencoder is predicted from all previous steps, so
+the observations, not the reward, decide which information is stored. An actor (:class:`MemoryBasedActor`) reads this
+memory with a separate key and chooses the action. At step t, with the previous latent, action and readout:
 
-    h[t] = LSTM([z[t-1], a[t-1], m[t-1]], h[t-1])          what is to be expected
+    h[t] = LSTM([z[t-1], a[t-1], m[t-1]], h[t-1])          prediction
     m[t] = read(memory, keys(h[t]))
-    z[t] ~ q(z | prior(h[t], m[t]), encoders(o[t]))        what is seen
+    z[t] ~ q(z | prior(h[t], m[t]), encoders(o[t]))        encoded observation
     write z[t] to the memory
     g[t] = LSTM(z[t], g[t-1]),  r[t] = read(memory, key(g[t]))
     a[t] ~ pi(z[t], g[t], r[t]),  V[t] = V(z[t], g[t], r[t])
 
-The loss is that of actor-critic plus reconstruction errors plus ``beta * KL(q || prior)``. As in the paper, the
-gradient of the policy stops at the latent and at the memory, and that of the value reaches the latent of its own step.
-Differs from the paper:
+The loss is the actor-critic loss plus reconstruction errors plus ``beta * KL(q || prior)``. As in the paper, the
+gradient of the policy stops at the latent and at the memory, and the gradient of the value reaches the latent of the
+same step. Differences from the paper:
 
-- Actions are part of what the predictor sees as they are (discrete ones one-hot); they are neither encoded nor decoded.
-- The memory is not updated retroactively with what followed, so that a slot is one latent vector.
-- The value is estimated by the actor, from all that the policy sees but not from the policy's distribution; rewards and
-  the values of actions are not predicted.
+- The predictor receives actions directly (discrete ones one-hot); they are neither encoded nor decoded.
+- The memory is not updated retroactively with later steps, so that a slot is one latent vector.
+- The actor estimates the value from the inputs of the policy, but not from the policy's distribution. Rewards and the
+  values of actions are not predicted.
 - The networks for images use batch norm.
-- What the actor reads counts as usage of the memory as well, see :mod:`alfx.networks.memory`.
-- Evaluation takes the mean of the latent in place of a sample.
+- Reads by the actor also count as usage of the memory, see :mod:`alfx.networks.memory`.
+- Evaluation uses the mean of the latent instead of a sample.
 """
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,7 +35,7 @@ from alfx.algorithms.actor_critic_algorithm import ActorCriticInfo
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
 from alfx.algorithms.agent_helpers import AgentHelper
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.decoding_algorithm import DecodingAlgorithm
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.algorithms.vae import VariationalAutoEncoder
@@ -56,10 +56,10 @@ from alfx.utils import dist_utils
 from alfx.utils.math_ops import identity
 
 MBPState = namedtuple('MBPState', ['latent_vector', 'mem_readout', 'rnn_state', 'memory'], default_value=())
-"""State of the predictor: z ``[B, latent_dim]``, m ``[B, num_read_keys * latent_dim]``, the LSTM's, the memory's."""
+"""State of the predictor: z ``[B, latent_dim]``, m ``[B, num_read_keys * latent_dim]``, LSTM state, memory state."""
 
 MBPLossInfo = namedtuple('MBPLossInfo', ['decoder', 'vae'], default_value=())
-"""``decoder``: what the decoders report of their losses, a nest as they are; ``vae``: ``VAEInfo``."""
+"""``decoder``: the ``extra`` of the decoders' losses, a nest like the decoders; ``vae``: ``VAEInfo``."""
 
 MerlinState = namedtuple('MerlinState', ['mbp_state', 'mba_state'], default_value=())
 """States of predictor and actor."""
@@ -68,7 +68,7 @@ MerlinInfo = namedtuple('MerlinInfo', ['mbp_info', 'mba_info'], default_value=()
 """Infos of predictor (``LossInfo``) and actor (``ActorCriticInfo``)."""
 
 MerlinLossInfo = namedtuple('MerlinLossInfo', ['mba', 'mbp'], default_value=())
-"""The terms of the losses of actor and predictor."""
+"""Terms of the losses of actor and predictor."""
 
 _STRIDES = (2, 1, 2, 1, 2, 1)
 _FILTERS = (64, 32, 64)
@@ -76,20 +76,20 @@ _FILTERS = (64, 32, 64)
 
 @configurable
 class ResnetEncodingNetwork(Network):
-    """The image encoder of MERLIN (section 2.1.1 of its supplement): six bottleneck blocks and a linear layer.
+    """Image encoder of MERLIN (section 2.1.1 of its supplement): six bottleneck blocks and a linear layer.
 
     The blocks have 64, 32 and 64 filters, a kernel size of 3 and the strides 2, 1, 2, 1, 2, 1.
 
     Args:
-        input_tensor_spec: of an image, float ``(C, H, W)``.
-        output_size: numbers in the output.
-        output_activation: applied to the output.
-        use_fc_bn: whether to use batch norm in the last layer, before the activation.
-        norm_layer: a module ``[B, output_size] -> [B, output_size]`` behind everything else.
+        input_tensor_spec: spec of an image, float ``(C, H, W)``.
+        output_size: size of the output vector.
+        output_activation: activation of the output.
+        use_fc_bn: use batch norm in the last layer, before the activation.
+        norm_layer: final module ``[B, output_size] -> [B, output_size]``.
         name: name of the network.
 
     Raises:
-        SpecError: no such image.
+        SpecError: ``input_tensor_spec`` is not such an image.
     """
 
     def __init__(self, input_tensor_spec: TensorSpec, output_size: Count = 500,
@@ -109,25 +109,26 @@ class ResnetEncodingNetwork(Network):
         self._net = Sequential(*modules)
 
     def forward(self, observation: torch.Tensor, state: tuple = ()) -> tuple[torch.Tensor, tuple]:
-        """``[B, C, H, W]`` to ``[B, output_size]``."""
+        """Map ``[B, C, H, W]`` to ``[B, output_size]``."""
         return self._net(observation), state
 
 
 @configurable
 class ResnetDecodingNetwork(Network):
-    """The image decoder of MERLIN (section 2.2.1 of its supplement): the mirror image of the encoder.
+    """Image decoder of MERLIN (section 2.2.1 of its supplement): the mirror image of the encoder.
 
-    Two linear layers with ReLU, the first one of 500 units, make an image of an eighth of the size. Six transposed
-    bottleneck blocks enlarge it, and a convolution of kernel size 1 makes the channels. The output is not limited: it
-    is compared with images of any range by the squared error, or gives the logits of a Bernoulli likelihood.
+    Two linear layers with ReLU, the first one with 500 units, produce an image with an eighth of the size. Six
+    transposed bottleneck blocks enlarge it, and a convolution of kernel size 1 produces the channels. The output is
+    unbounded: it is compared with images of any range by the squared error, or holds the logits of a Bernoulli
+    likelihood.
 
     Args:
-        input_tensor_spec: of the latent vector, ``(D,)``.
-        output_tensor_spec: of the image ``(C, H, W)``; H and W are divisible by 8.
+        input_tensor_spec: spec of the latent vector, ``(D,)``.
+        output_tensor_spec: spec of the image, ``(C, H, W)``; H and W are divisible by 8.
         name: name of the network.
 
     Raises:
-        SpecError: no vector, or no such image.
+        SpecError: the input is not a vector, or the output is not such an image.
     """
 
     def __init__(self, input_tensor_spec: TensorSpec, output_tensor_spec: TensorSpec = TensorSpec((3, 64, 64)),
@@ -147,20 +148,20 @@ class ResnetDecodingNetwork(Network):
         self._output_spec = TensorSpec((channels, height, width))
 
     def forward(self, observation: torch.Tensor, state: tuple = ()) -> tuple[torch.Tensor, tuple]:
-        """``[B, D]`` to ``[B, C, H, W]``."""
+        """Map ``[B, D]`` to ``[B, C, H, W]``."""
         return self._net(observation), state
 
 
 def _image_shape(spec: Any, name: str) -> tuple[int, int, int]:
     if not isinstance(spec, TensorSpec) or spec.ndim != 3 or not spec.is_continuous:
-        raise SpecError(f'{name}: expected the spec of a float image (channels, height, width), found {spec}; images '
-                        'of integers are scaled by @ImageScaleTransformer in TrainerConfig.data_transformer_ctor')
+        raise SpecError(f'{name}: expected the spec of a float image (channels, height, width), found {spec}; scale '
+                        'integer images with @ImageScaleTransformer in TrainerConfig.data_transformer_ctor')
     channels, height, width = spec.shape
     return channels, height, width
 
 
 def _lstm(input_size: int, lstm_size: Sequence[int] | int, name: str) -> LSTMEncodingNetwork:
-    """LSTM layers, the output of which is that of all of them."""
+    """Create LSTM layers whose output concatenates the outputs of all layers."""
     sizes = (lstm_size, ) if isinstance(lstm_size, int) else tuple(lstm_size)
     return LSTMEncodingNetwork(TensorSpec((input_size, )), hidden_size=sizes,
                                lstm_output_layers=tuple(range(len(sizes))), name=name)
@@ -168,25 +169,27 @@ def _lstm(input_size: int, lstm_size: Sequence[int] | int, name: str) -> LSTMEnc
 
 @configurable
 class MemoryBasedPredictor(Algorithm):
-    """The memory-based predictor: from observations and actions to latent vectors, kept in an external memory.
+    """Memory-based predictor: maps observations and actions to latent vectors, and stores them in an external memory.
 
     Args:
         action_spec: nest of specs of the action.
-        encoders: nest of networks without memory, the structure of which is that of the observation (or of its upper
+        encoders: nest of networks that are not recurrent, with the structure of the observation (or of its upper
             levels); their outputs are flattened and concatenated.
-        decoders: nest of algorithms (:class:`~alfx.algorithms.decoding_algorithm.DecodingAlgorithm`) of that structure,
-            whose steps get ``(latent vector, part of the observation)`` and yield a ``LossInfo``.
+        decoders: nest of algorithms (:class:`~alfx.algorithms.decoding_algorithm.DecodingAlgorithm`) with the same
+            structure. Their steps receive ``(latent vector, part of the observation)`` and return a ``LossInfo``.
         num_read_keys: keys to read the memory with.
         lstm_size: sizes of the LSTM layers.
-        latent_dim: size of the latent vector. Prior and posterior are computed by two layers of twice that size.
+        latent_dim: size of the latent vector. Prior and posterior networks have two layers of twice this size.
         memory_size: number of slots of the memory, a :class:`~alfx.networks.memory.MemoryWithUsage`.
         loss_weight: factor of the loss.
         name: name of this algorithm.
 
     Raises:
         ConfError: a number is out of range.
-        ValueError: an encoder is no network, a decoder no algorithm, or one of them has memory.
+        ValueError: an encoder is not a network, a decoder is not an algorithm, or one of them is recurrent.
     """
+
+    updates_are_traceable = False
 
     def __init__(self, action_spec: NestedTensorSpec, encoders: Nested, decoders: Nested, num_read_keys: Count = 3,
                  lstm_size: Sequence[Count] | Count = (256, 256), latent_dim: Count = 200, memory_size: Count = 1350,
@@ -220,7 +223,7 @@ class MemoryBasedPredictor(Algorithm):
 
     @property
     def memory(self) -> MemoryWithUsage:
-        """The external memory. After a step it holds what that step left in it, until the next one."""
+        """External memory; between two steps it holds the contents after the last step."""
         return self._memory
 
     @property
@@ -229,7 +232,7 @@ class MemoryBasedPredictor(Algorithm):
         return self._vae.output_spec
 
     def _encode(self, inputs: Any, state: Any) -> tuple[AlgStep, Any]:
-        """The step of the autoencoder, and the state without what depends on the latent that is chosen."""
+        """Return the step of the autoencoder, and the state without the fields that depend on the chosen latent."""
         observation, prev_action = inputs
         self._memory.from_states(state.memory)
         expected, rnn_state = self._rnn(torch.cat(
@@ -244,7 +247,7 @@ class MemoryBasedPredictor(Algorithm):
         return state._replace(latent_vector=latent, memory=self._memory.states)
 
     def predict_step(self, inputs: Any, state: Any) -> AlgStep:
-        """Without decoding, and with the mean of the latent vector in place of a sample.
+        """Encode and remember without decoding, with the mean of the latent vector instead of a sample.
 
         Args:
             inputs: ``(observation, prev_action)``, nests ``[B, ...]``.
@@ -258,11 +261,11 @@ class MemoryBasedPredictor(Algorithm):
         return AlgStep(latent, self._remember(latent, new_state), ())
 
     def rollout_step(self, inputs: Any, state: Any) -> AlgStep:
-        """The same as :meth:`train_step`."""
+        """Run :meth:`train_step`."""
         return self.train_step(inputs, state)
 
     def train_step(self, inputs: Any, state: Any, rollout_info: NestedTensor = ()) -> AlgStep:
-        """Encode an observation, remember it, and try to decode it.
+        """Encode an observation, write it to the memory, and decode it.
 
         Args:
             inputs: ``(observation, prev_action)``, nests ``[B, ...]``.
@@ -290,30 +293,30 @@ def _check_parts(encoders: Nested, decoders: Nested, name: str) -> None:
         if not isinstance(encoder, Network):
             raise ValueError(f'{where}: expected a Network, found {encoder!r}')
         if encoder.is_rnn:
-            raise ValueError(f'{where}: {encoder.name} has memory; the encoders see one observation at a time, memory '
-                             'is what the predictor adds: choose a network without')
+            raise ValueError(f'{where}: {encoder.name} is recurrent; encoders process one observation at a time, '
+                             'because the predictor provides the memory: choose a network that is not recurrent')
     for path, decoder in nest.flatten_with_path(decoders):
         where = f"{name}.decoders{'.' + path if path else ''}"
         if not isinstance(decoder, Algorithm):
             raise ValueError(f'{where}: expected an algorithm such as DecodingAlgorithm, found {decoder!r}')
         if nest.flatten(decoder.train_state_spec):
-            raise ValueError(f'{where}: {decoder.name} has memory; each latent vector is decoded by itself: choose a '
-                             'decoder without')
+            raise ValueError(f'{where}: {decoder.name} is recurrent; each latent vector is decoded separately: choose '
+                             'a decoder that is not recurrent')
 
 
 @configurable
 class MemoryBasedActor(OnPolicyAlgorithm):
-    """The policy of MERLIN: actor-critic that sees latent vectors and reads the memory of the predictor.
+    """Policy of MERLIN: an actor-critic that receives latent vectors and reads the memory of the predictor.
 
-    Its gradient does not reach what was written, and of the latent vectors only through the value.
+    Its gradient does not reach the contents of the memory. It reaches the latent vectors only through the value.
 
     Args:
         observation_spec: spec of the latent vector, ``(latent_dim,)``.
         action_spec: nest of specs of the action.
-        memory: that of the predictor; it holds the contents when a step is called.
-        reward_spec: of rank 0, or of rank 1 for K rewards; the value then has K dimensions.
-        epsilon_greedy: in evaluation, the chance of sampling an action instead of taking the most likely one;
-            ``None``: 0. :class:`MerlinAlgorithm` gives that of its configuration.
+        memory: memory of the predictor, with its current contents when a step is called.
+        reward_spec: rank 0, or rank 1 for K rewards; the value then has K dimensions.
+        epsilon_greedy: in evaluation, the probability of sampling an action instead of taking the most likely one;
+            ``None``: 0. :class:`MerlinAlgorithm` passes the value of its configuration.
         num_read_keys: keys to read the memory with.
         lstm_size: sizes of the LSTM layers.
         latent_dim: size of the latent vector, and of the hidden layer of policy and value.
@@ -324,8 +327,10 @@ class MemoryBasedActor(OnPolicyAlgorithm):
         name: name of this algorithm.
 
     Raises:
-        SpecError: ``observation_spec`` is something else.
+        SpecError: ``observation_spec`` is not the spec of a latent vector.
     """
+
+    updates_are_traceable = False
 
     def __init__(self, observation_spec: TensorSpec, action_spec: NestedTensorSpec, memory: MemoryWithUsage,
                  reward_spec: TensorSpec = TensorSpec(()), epsilon_greedy: Fraction | None = None,
@@ -351,7 +356,7 @@ class MemoryBasedActor(OnPolicyAlgorithm):
         self.set_epsilon_greedy(epsilon_greedy)
 
     def _recall(self, latent: torch.Tensor, state: NestedTensor) -> tuple[torch.Tensor, NestedTensor]:
-        """Output of the LSTM and readout of the memory, next to each other, and the new state."""
+        """Return the output of the LSTM and the readout of the memory, concatenated, and the new state."""
         hidden, state = self._rnn(latent, state)
         contents = self._memory.states
         self._memory.from_states(contents._replace(memory=contents.memory.detach()))
@@ -360,11 +365,11 @@ class MemoryBasedActor(OnPolicyAlgorithm):
         return torch.cat([hidden, readout], dim=-1), state
 
     def predict_step(self, time_step: TimeStep, state: NestedTensor) -> AlgStep:
-        """The most likely action, or with probability ``epsilon_greedy`` a sampled one.
+        """Return the most likely action, or with probability ``epsilon_greedy`` a sampled one.
 
         Args:
             time_step: ``observation`` is the latent vector ``[B, latent_dim]``.
-            state: of the LSTM.
+            state: state of the LSTM.
         """
         recalled, state = self._recall(time_step.observation, state)
         distribution, _ = self._actor_network(torch.cat([time_step.observation, recalled], dim=-1))
@@ -373,11 +378,11 @@ class MemoryBasedActor(OnPolicyAlgorithm):
         return AlgStep(action, state, ActorCriticInfo(action_distribution=distribution))
 
     def rollout_step(self, time_step: TimeStep, state: NestedTensor) -> AlgStep:
-        """Sample an action ``[B, ...]``, estimate the value ``[B]`` or ``[B, K]``.
+        """Sample an action ``[B, ...]`` and estimate the value ``[B]`` or ``[B, K]``.
 
         Args:
             time_step: ``observation`` is the latent vector ``[B, latent_dim]``.
-            state: of the LSTM.
+            state: state of the LSTM.
         """
         latent = time_step.observation.detach()
         recalled, state = self._recall(latent, state)
@@ -391,7 +396,7 @@ class MemoryBasedActor(OnPolicyAlgorithm):
             action_distribution=distribution, value=value, reward_weights=weights))
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The loss of policy, value and entropy, ``[T, B]``."""
+        """Return the loss of policy, value and entropy, ``[T, B]``."""
         info = self._loss(info)
         loss, scalar = (x * self._loss_weight if isinstance(x, torch.Tensor) else x
                         for x in (info.loss, info.scalar_loss))
@@ -405,26 +410,28 @@ class MerlinAlgorithm(OnPolicyAlgorithm):
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: nest of ``BoundedTensorSpec``.
-        encoders: nest of networks, the structure of which is that of the observation (or of its upper levels). In
-            place of a network, a constructor that is called as ``(input_tensor_spec=)``.
-        decoders: nest of algorithms of that structure. In place of an algorithm, a network from the latent vector to
-            the observation, of which a ``DecodingAlgorithm`` is made; or a constructor of a network or algorithm that
-            is called as ``(input_tensor_spec=, output_tensor_spec=)`` with the specs of latent vector and observation.
-        reward_spec: of rank 0, or of rank 1 for K rewards.
+        encoders: nest of networks with the structure of the observation (or of its upper levels). An entry can also be
+            a constructor of a network, called as ``(input_tensor_spec=)``.
+        decoders: nest of algorithms with the same structure. An entry can also be a network from the latent vector to
+            the observation, which is wrapped in a ``DecodingAlgorithm``, or a constructor of a network or algorithm,
+            called as ``(input_tensor_spec=, output_tensor_spec=)`` with the specs of latent vector and observation.
+        reward_spec: rank 0, or rank 1 for K rewards.
         env: batched environment, for the root algorithm.
         config: configuration, for the root algorithm.
         latent_dim: size of the latent vector.
         lstm_size: sizes of the LSTM layers of predictor and actor.
         memory_size: number of slots of the memory.
         rl_loss: calculates the loss of the actor; ``None``: an ``ActorCriticLoss``.
-        optimizer: owns all parameters.
+        optimizer: optimizes all parameters.
         debug_summaries: write more summaries.
         name: name of this algorithm.
 
     Raises:
-        ValueError: an encoder or a decoder is something else or has memory, or their structure is not that of the
-            observation.
+        ValueError: an encoder or a decoder has a wrong type or is recurrent, or the structure differs from that in
+            the observation.
     """
+
+    updates_are_traceable = False
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec, encoders: Nested,
                  decoders: Nested, reward_spec: TensorSpec = TensorSpec(()), env: Any = None,
@@ -433,8 +440,8 @@ class MerlinAlgorithm(OnPolicyAlgorithm):
                  optimizer: Any = None, debug_summaries: bool = False, name: str = 'Merlin'):
         vector = TensorSpec((latent_dim, ))
         mbp = MemoryBasedPredictor(
-            action_spec, _made(encoders, observation_spec, 'encoders', _make_encoder),
-            _made(decoders, observation_spec, 'decoders', lambda x, spec: _make_decoder(x, vector, spec)),
+            action_spec, _build_parts(encoders, observation_spec, 'encoders', _make_encoder),
+            _build_parts(decoders, observation_spec, 'decoders', lambda x, spec: _make_decoder(x, vector, spec)),
             lstm_size=lstm_size, latent_dim=latent_dim, memory_size=memory_size)
         mba = MemoryBasedActor(vector, action_spec, mbp.memory, reward_spec=reward_spec, lstm_size=lstm_size,
                                epsilon_greedy=None if config is None else config.epsilon_greedy,
@@ -449,38 +456,38 @@ class MerlinAlgorithm(OnPolicyAlgorithm):
         self._helper.register_algorithm(mbp, 'mbp_info')
 
     def set_reward_weights(self, reward_weights: torch.Tensor) -> None:
-        """See ``RLAlgorithm``; the actor uses them."""
+        """Set the reward weights of this algorithm and of the actor."""
         super().set_reward_weights(reward_weights)
         self._mba.set_reward_weights(reward_weights)
 
     supports_action_mask = True
 
     def predict_step(self, time_step: TimeStep, state: Any) -> AlgStep:
-        """The most likely action, or with probability ``TrainerConfig.epsilon_greedy`` a sampled one."""
+        """Return the most likely action, or with probability ``TrainerConfig.epsilon_greedy`` a sampled one."""
         return self._step('predict_step', time_step, state)
 
     def rollout_step(self, time_step: TimeStep, state: Any) -> AlgStep:
-        """Remember the observation ``[B, ...]``, sample an action ``[B, ...]``."""
+        """Write the observation ``[B, ...]`` to the memory, and sample an action ``[B, ...]``."""
         return self._step('rollout_step', time_step, state)
 
     def _step(self, method: str, time_step: TimeStep, state: Any) -> AlgStep:
         mbp_step = getattr(self._mbp, method)((time_step.observation, time_step.prev_action), state.mbp_state)
         mba_step = getattr(self._mba, method)(time_step._replace(observation=mbp_step.output), state.mba_state)
         memory = self._mbp.memory
-        mbp_state = mbp_step.state._replace(memory=memory.states)  # with the usage by the actor
+        mbp_state = mbp_step.state._replace(memory=memory.states)  # includes the usage by the actor
         memory.release()
         return AlgStep(mba_step.output, MerlinState(mbp_state, mba_step.state),
                        MerlinInfo(mbp_step.info, mba_step.info))
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The sum of the losses of predictor and actor, ``[T, B]``."""
+        """Return the sum of the losses of predictor and actor, ``[T, B]``."""
         loss_info = self._helper.accumulate_loss_info([self._mba, self._mbp], info)
         return loss_info._replace(extra=MerlinLossInfo(mba=loss_info.extra['mba_info'],
                                                        mbp=loss_info.extra['mbp_info']))
 
 
-def _made(parts: Nested, observation_spec: NestedTensorSpec, argument: str, make: Callable[..., Any]) -> Nested:
-    """``make(part, spec)`` for each part of a nest and the spec of what it is for."""
+def _build_parts(parts: Nested, observation_spec: NestedTensorSpec, argument: str, make: Callable[..., Any]) -> Nested:
+    """Return the nest of ``make(part, spec)``, with the part of the observation spec that belongs to each part."""
     try:
         specs = nest.flatten_up_to(parts, observation_spec)
     except ValueError as error:

@@ -1,8 +1,9 @@
-r"""Estimating the mutual information of two random variables from samples, by a network that is trained for it.
+r"""Mutual information of two random variables, estimated from samples by a neural network.
 
 Belghazi et al. 2018, "Mutual Information Neural Estimation" (arXiv:1801.04062); Hjelm et al. 2019, "Learning deep
 representations by mutual information estimation and maximization" (arXiv:1808.06670); Nowozin et al. 2016, "f-GAN"
-(arXiv:1606.00709); the fourth one is the bound of Barber and Agakov 2003. With P the joint distribution of x and y, Q
+(arXiv:1606.00709); the fourth estimator is the bound of Barber and Agakov 2003. With P the joint distribution of x and
+y, Q the product of their marginals and T a network,
 the product of their marginals and T a network,
 
     DV:   MI  >=  E_P[T] - log E_Q[exp(T)]                              (MINE, eq. 6)
@@ -10,12 +11,12 @@ the product of their marginals and T a network,
     JSD:  JSD(P, Q)  >=  -E_P[softplus(-T)] - E_Q[softplus(T)] + log 4  (f-GAN; twice the divergence in nats)
     ML:   MI  >=  E_P[log q(y|x) - log P(y)]
 
-What differs from the papers: the logarithm of DV is replaced by its tangent at a running average m of ``E_Q[exp(T)]``,
-``log E <= log m + E / m - 1``. The gradient is that of MINE, section 3.2, in which the average takes away the bias of
-minibatches, the value stays a lower bound, and the mean of the values of many batches is not biased upwards as that of
-the logarithms of batch means is. Above ``T = 20`` the exponential goes on as a straight line, so that it cannot
-overflow. KLD and JSD, whose T has ``E_Q[exp(T)] = 1`` when it is learned, can be given an average of it too: T is then
-taken relative to ``log m``, a bound like any other. KLD with an average is DV.
+Difference from the papers: the logarithm of DV is replaced by its tangent at a running average m of ``E_Q[exp(T)]``,
+``log E <= log m + E / m - 1``. The gradient is that in MINE, section 3.2, where the average removes the bias of
+minibatches. The value stays a lower bound, and unlike the logarithms of batch means, the mean of the values of many
+batches is not biased upwards. Above ``T = 20`` the exponential continues as a straight line, so it cannot overflow.
+KLD and JSD, whose T has ``E_Q[exp(T)] = 1`` when it is learned, can be given an average of it too: T is then relative
+to ``log m``, which is also a valid bound. KLD with an average is DV.
 """
 import math
 from collections.abc import Callable, Sequence
@@ -40,7 +41,7 @@ from alfx.utils import dist_utils, math_ops
 from alfx.utils.averager import AdaptiveAverager, EMAverager, ScalarAdaptiveAverager, WindowAverager
 
 MIEstimatorLossInfo = namedtuple('MIEstimatorLossInfo', ['bound'], default_value=())
-"""``bound``: the lower bound that is maximized, ``[B]``, for summaries."""
+"""``bound``: maximized lower bound, ``[B]``, for summaries."""
 
 _LARGEST_EXPONENT = 20.0
 _SAMPLERS = ('buffer', 'double_buffer', 'shuffle', 'shift')
@@ -48,49 +49,51 @@ _SAMPLERS = ('buffer', 'double_buffer', 'shuffle', 'shift')
 
 @configurable
 class MIEstimator(Algorithm):
-    """Mutual information of x and y; see the module for the estimators.
+    """Estimator of the mutual information of x and y; the module docstring defines the four types.
 
     DV and KLD bound the mutual information from below. JSD bounds twice the Jensen-Shannon divergence of P and Q, which
-    grows with the mutual information; softplus in place of exp makes it the most stable one. ML is the choice where
+    grows with the mutual information; it is the most stable type, because it uses softplus instead of exp. Choose ML if
     P(y) is known and P(y|x) is close to a normal distribution with a diagonal covariance.
 
-    If T is flexible enough it becomes the pointwise mutual information ``log P(x, y) / Q(x, y)`` for KLD and JSD, and
-    that plus ``log E_Q[exp(T)]`` for DV; :meth:`calc_pmi` returns it.
+    If T is flexible enough it converges to the pointwise mutual information ``log P(x, y) / Q(x, y)`` for KLD and JSD,
+    and to this plus ``log E_Q[exp(T)]`` for DV; :meth:`calc_pmi` returns it.
 
-    Samples of Q, needed by DV, KLD and JSD, are pairs of an x of the batch with a y that does not belong to it:
+    DV, KLD and JSD need samples of Q. They pair an x of the batch with a y that does not belong to it:
 
-    - 'buffer': a y from the last ``buffer_size`` ones, these included.
-    - 'double_buffer': both x and y are drawn so, independently of each other.
-    - 'shuffle': the y of the batch in random order; some x keep their own.
-    - 'shift': the y of the sample before in the batch; samples that follow each other have to be independent.
-    - with a ``y_distribution`` given to :meth:`train_step`, a y drawn from it; the sampler is not used.
+    - 'buffer': a y from the last ``buffer_size`` samples, including this batch.
+    - 'double_buffer': x and y are both drawn from buffers, independently of each other.
+    - 'shuffle': the y of the batch in random order; some x keep their y.
+    - 'shift': the y of the previous sample in the batch; neighbouring samples have to be independent.
+    - with a ``y_distribution`` passed to :meth:`train_step`: a y drawn from it; the sampler is not used.
 
-    Gradients flow to the y of Q with 'shuffle' and 'shift' only.
+    Gradients flow to the y of Q only with 'shuffle' and 'shift'.
 
-    The conditional mutual information ``MI(x, y | z)`` is that of ``[x, z]`` and y if ``y_distribution`` is P(y|z). DV
-    cannot estimate it, because its logarithm is one of the mean over all z.
+    The conditional mutual information ``MI(x, y | z)`` is the mutual information of ``[x, z]`` and y if
+    ``y_distribution`` is P(y|z). DV cannot estimate it, because it takes the logarithm of a mean over all z.
 
     Args:
         x_spec: nest of specs of x.
         y_spec: nest of specs of y; continuous for ML.
-        model: the network T, called with ``[x, y]``; its output is ``[B, 1]``. For ML: called with x, its output is the
-            nest of distributions q of y. ``None``: fully connected layers on all of it, integers one-hot; for ML with a
-            normal distribution of diagonal covariance for each part of y.
-        fc_layers: sizes of the hidden layers if there is no ``model``; a number for one layer.
-        sampler: where the y of Q are from, see above; without meaning for ML.
-        buffer_size: number of samples kept for 'buffer' and 'double_buffer'; they are part of a checkpoint.
+        model: network T, called with ``[x, y]``, with output ``[B, 1]``. For ML: called with x, it returns the nest of
+            distributions q of y. ``None``: fully connected layers on the concatenated inputs, integers one-hot; for ML
+            with a normal distribution of diagonal covariance for each part of y.
+        fc_layers: sizes of the hidden layers if ``model`` is ``None``; a number for one layer.
+        sampler: source of the y of Q, see above; ignored by ML.
+        buffer_size: number of samples kept for 'buffer' and 'double_buffer'; they are saved in checkpoints.
         optimizer: trains the network; ``None``: the parent's.
         estimator_type: 'DV', 'KLD', 'JSD' or 'ML'.
-        averager: averages ``E_Q[exp(T)]``, a scalar, over batches; ``None``: a ``ScalarAdaptiveAverager`` for DV, none
-            for KLD and JSD, which take T relative to its logarithm if they are given one. Not with ML.
+        averager: averages ``E_Q[exp(T)]``, a scalar, over batches; ``None``: a ``ScalarAdaptiveAverager`` for DV, no
+            averager for KLD and JSD. With an averager, KLD and JSD take T relative to its logarithm. Not with ML.
         name: name of this algorithm.
 
     Raises:
-        ConfError: a ``buffer_size`` that is no positive int, or an averager for ML or no averager.
-        SpecError: a part of x or y that the default network cannot take; for ML a discrete y; an averager of something
-            else than a scalar.
+        ConfError: ``buffer_size`` is not a positive int, ``averager`` has a wrong type or is given to ML.
+        SpecError: the default network cannot process a part of x or y, y is discrete with ML, or the averager does not
+            average a scalar.
         ValueError: an unknown estimator or sampler.
     """
+
+    updates_are_traceable = False
 
     def __init__(self, x_spec: NestedTensorSpec, y_spec: NestedTensorSpec, model: Network | None = None,
                  fc_layers: Sequence[Count] | Count = (256, ), sampler: str = 'buffer', buffer_size: Count = 65536,
@@ -125,12 +128,12 @@ class MIEstimator(Algorithm):
 
     def train_step(self, inputs: tuple[NestedTensor, NestedTensor],  # type: ignore[override]
                    y_distribution: Any = None, state: Any = None) -> AlgStep:
-        """The bound and its loss for one batch.
+        """Compute the bound and its loss for one batch.
 
         Args:
             inputs: ``(x, y)``: nests ``[B, ...]``; the i-th x belongs to the i-th y.
-            y_distribution: nest of distributions like y, of batch shape ``[B]`` or, if it is the same for all, none:
-                P(y), or P(y|z) for conditional mutual information. Needed for ML.
+            y_distribution: nest of distributions like y, with batch shape ``[B]``, or ``[]`` if they are the same for
+                all samples: P(y), or P(y|z) for conditional mutual information. Required by ML.
             state: not used.
 
         Returns:
@@ -148,15 +151,15 @@ class MIEstimator(Algorithm):
         return AlgStep(output=bound, info=LossInfo(loss=-bound, extra=MIEstimatorLossInfo(bound=bound.detach())))
 
     def calc_pmi(self, x: NestedTensor, y: NestedTensor, y_distribution: Any = None) -> Tensor:
-        """The pointwise mutual information ``log P(x, y) / (P(x) P(y))`` as estimated up to now, in nats.
+        """Return the current estimate of the pointwise mutual information ``log P(x, y) / (P(x) P(y))``, in nats.
 
         Args:
             x: nest ``[B, ...]``.
             y: nest ``[B, ...]``.
-            y_distribution: needed for ML, see :meth:`train_step`; not used by the others.
+            y_distribution: required by ML, see :meth:`train_step`; ignored by the other types.
 
         Returns:
-            ``[B]``; its mean over samples of P is another estimate of the mutual information.
+            Estimate ``[B]``; its mean over samples of P is another estimate of the mutual information.
 
         Raises:
             ValueError: ML without ``y_distribution``.
@@ -167,16 +170,16 @@ class MIEstimator(Algorithm):
         return statistic if self._averager is None else statistic - self._mean(self._averager.get()).log()
 
     def _statistic(self, x: NestedTensor, y: NestedTensor) -> Tensor:
-        """T, ``[B]``."""
+        """Return T, ``[B]``."""
         output, _ = self._model([x, y])
         if output.ndim != 2 or output.shape[1] != 1:
             raise ValueError(f'{self._name}.model: expected an output [B, 1], found {list(output.shape)}')
         return output.squeeze(1)
 
     def _log_ratio(self, x: NestedTensor, y: NestedTensor, y_distribution: Any) -> Tensor:
-        """``log q(y|x) - log P(y)``, ``[B]``."""
+        """Return ``log q(y|x) - log P(y)``, ``[B]``."""
         if y_distribution is None:
-            raise ValueError(f"{self._name}: the estimator 'ML' needs the y_distribution, P(y); if it is not known, "
+            raise ValueError(f"{self._name}: the estimator 'ML' needs the y_distribution, P(y); if it is unknown, "
                              "choose 'DV', 'KLD' or 'JSD'")
         conditional, _ = self._model(x)
         return (dist_utils.compute_log_probability(conditional, y)
@@ -185,17 +188,17 @@ class MIEstimator(Algorithm):
     # Bounds ----------------------------------------------------------------------------------------------------
 
     def _dv(self, joint: Tensor, product: Tensor) -> Tensor:
-        """Donsker and Varadhan's bound, ``[B]``, from T of samples of P and of Q, ``[B]`` each."""
+        """Return Donsker and Varadhan's bound, ``[B]``, from T of samples of P and of Q, ``[B]`` each."""
         exp = _exp(product)
         mean = self._mean(self._averager.average(exp))
         return joint - mean.log() - exp / mean + 1
 
     def _kld(self, joint: Tensor, product: Tensor) -> Tensor:
-        """The bound of the Kullback-Leibler divergence as an f-divergence, ``[B]``."""
+        """Return the bound of the Kullback-Leibler divergence as an f-divergence, ``[B]``."""
         return joint - _exp(product) + 1 if self._averager is None else self._dv(joint, product)
 
     def _jsd(self, joint: Tensor, product: Tensor) -> Tensor:
-        """The bound of twice the Jensen-Shannon divergence, ``[B]``."""
+        """Return the bound of twice the Jensen-Shannon divergence, ``[B]``."""
         if self._averager is not None:
             shift = self._mean(self._averager.average(_exp(product))).log()
             joint, product = joint - shift, product - shift
@@ -203,13 +206,13 @@ class MIEstimator(Algorithm):
 
     @staticmethod
     def _mean(average: Tensor) -> Tensor:
-        """The average, 1 as long as there has been no batch."""
+        """Return the average, or 1 before the first batch."""
         return torch.where(average > 0, average, torch.ones_like(average))
 
     # Samples of the product of the marginals -------------------------------------------------------------------
 
     def _sample(self, x: NestedTensor, y: NestedTensor, y_distribution: Any) -> tuple[NestedTensor, NestedTensor]:
-        """Nests ``[B, ...]`` of x and y that are independent of each other."""
+        """Return nests ``[B, ...]`` of x and y that are independent of each other."""
         size = nest.get_nest_batch_size(y)
         if y_distribution is not None:
             return x, nest.map_structure(lambda dist: _draw(dist, size), y_distribution, is_leaf=nest.is_distribution)
@@ -228,7 +231,7 @@ class MIEstimator(Algorithm):
 
 
 def _check_averager(owner: str, averager: Any, estimator_type: str) -> None:
-    """Raise unless ``averager`` is one of a scalar, or is not given to ML."""
+    """Raise an error if ``averager`` does not average a scalar, or is given to ML."""
     if averager is None:
         return
     check_value(owner, 'averager', averager, (AdaptiveAverager, EMAverager, WindowAverager))
@@ -238,26 +241,27 @@ def _check_averager(owner: str, averager: Any, estimator_type: str) -> None:
     average = averager.get()
     if not isinstance(average, Tensor) or average.ndim:
         found = nest.map_structure(lambda x: tuple(x.shape), average)
-        raise SpecError(f'{owner}.averager: expected one of a scalar, such as ScalarEMAverager, found one of {found}')
+        raise SpecError(f'{owner}.averager: expected the average of a scalar, such as ScalarEMAverager, found the '
+                        f'average of {found}')
 
 
 def _exp(x: Tensor) -> Tensor:
-    """``exp(x)``, above 20 its tangent there."""
+    """Return ``exp(x)``, and above 20 its tangent at 20."""
     bounded = x.clamp(max=_LARGEST_EXPONENT)
     return bounded.exp() * (1 + x - bounded)
 
 
 def _draw(distribution: Any, size: int) -> Tensor:
-    """``size`` samples of one distribution, or one of each of a batch of them."""
+    """Draw ``size`` samples of one distribution, or one sample of each distribution of a batch."""
     return distribution.sample() if len(distribution.batch_shape) else distribution.sample((size, ))
 
 
 class _SampleBuffer(nn.Module):
-    """The last samples, from which others are drawn with replacement.
+    """Buffer of the latest samples, which draws samples with replacement.
 
     Args:
         spec: nest of specs of a sample.
-        max_size: how many are kept.
+        max_size: number of samples kept.
     """
 
     _count: Tensor
@@ -270,26 +274,26 @@ class _SampleBuffer(nn.Module):
         self._names = [f'_samples{i}' for i in range(len(leaves))]
         for name, leaf in zip(self._names, leaves):
             self.register_buffer(name, leaf.zeros((max_size, )))
-        self.register_buffer('_count', torch.zeros((), dtype=torch.int64))  # of all samples ever added
+        self.register_buffer('_count', torch.zeros((), dtype=torch.int64))  # number of samples ever added
 
     def add(self, samples: NestedTensor) -> None:
-        """Keep ``samples``, a nest ``[B, ...]``, in the place of the oldest ones."""
+        """Store ``samples``, a nest ``[B, ...]``, and overwrite the oldest ones."""
         size, count = nest.get_nest_batch_size(samples), int(self._count)
         kept = min(size, self._max_size)
-        places = torch.arange(count + size - kept, count + size, device=self._count.device) % self._max_size
+        slots = torch.arange(count + size - kept, count + size, device=self._count.device) % self._max_size
         for name, leaf in zip(self._names, self._structure.flatten_up_to(samples)):
-            getattr(self, name).index_copy_(0, places, leaf.detach()[size - kept:])
+            getattr(self, name).index_copy_(0, slots, leaf.detach()[size - kept:])
         self._count += size
 
     def sample(self, size: int) -> NestedTensor:
-        """A nest ``[size, ...]``."""
+        """Draw a nest ``[size, ...]``."""
         stored = min(int(self._count), self._max_size)
         index = torch.randint(stored, (size, ), device=self._count.device)
         return self._structure.unflatten([getattr(self, name)[index] for name in self._names])
 
 
 def _encoder(spec: NestedTensorSpec, fc_layers: Sequence[int], where: str, **last_layer: Any) -> EncodingNetwork:
-    """Fully connected layers on all parts of a nest; ``where`` is for messages."""
+    """Create fully connected layers on all parts of a nest; ``where`` is for error messages."""
     preprocessors = [_preprocessor(leaf, f'{where} at {path}' if path else where)
                      for path, leaf in nest.flatten_with_path(spec)]
     return EncodingNetwork(spec, input_preprocessors=nest.structure(spec).unflatten(preprocessors),
@@ -297,11 +301,11 @@ def _encoder(spec: NestedTensorSpec, fc_layers: Sequence[int], where: str, **las
 
 
 def _preprocessor(spec: TensorSpec, where: str) -> nn.Module:
-    """A layer that makes a vector of one part of the input."""
+    """Create a layer that converts one part of the input to a vector."""
     if spec.is_continuous:
         return Reshape(spec.numel)
     if not isinstance(spec, BoundedTensorSpec):
-        raise SpecError(f'{where}: expected floats, or integers with bounds (a BoundedTensorSpec), found {spec}; give '
+        raise SpecError(f'{where}: expected floats, or integers with bounds (a BoundedTensorSpec), found {spec}; pass '
                         'a model')
     smallest = int(spec.minimum.min())
     count = int(spec.maximum.max()) - smallest + 1
@@ -309,20 +313,20 @@ def _preprocessor(spec: TensorSpec, where: str) -> nn.Module:
 
 
 class _NormalNetwork(Network):
-    """Independent normal distributions of all parts of y as a function of x.
+    """Network that maps x to independent normal distributions of all parts of y.
 
     Args:
         x_spec: nest of specs.
         y_spec: nest of specs.
         fc_layers: sizes of the hidden layers.
-        name: of the estimator, for messages.
+        name: name of the estimator, for error messages.
     """
 
     def __init__(self, x_spec: NestedTensorSpec, y_spec: NestedTensorSpec, fc_layers: Sequence[int], name: str):
         for path, spec in nest.flatten_with_path(y_spec):
             if spec.is_discrete:
-                raise SpecError(f"{name}: y{f' at {path}' if path else ''}: the estimator 'ML' models a continuous y "
-                                f'unless it is given a model, found {spec}')
+                raise SpecError(f"{name}: y{f' at {path}' if path else ''}: expected a continuous y for the estimator "
+                                f"'ML' without a model, found {spec}; pass a model")
         super().__init__(x_spec, (), f'{name}_model')
         self._encoder = _encoder(x_spec, fc_layers, f'{name}: x')
         size = self._encoder.output_spec.shape[0]
@@ -332,6 +336,6 @@ class _NormalNetwork(Network):
             for spec in nest.flatten(y_spec)])
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """A nest ``[B, ...]`` to a nest of distributions of batch shape ``[B]``."""
+        """Map a nest ``[B, ...]`` to a nest of distributions of batch shape ``[B]``."""
         encoded, _ = self._encoder(inputs)
         return self._structure.unflatten([projection(encoded)[0] for projection in self._projections]), state

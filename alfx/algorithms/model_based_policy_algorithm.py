@@ -1,17 +1,17 @@
 """Model-based policy optimization (Janner et al. 2019, MBPO, arXiv:1906.08253) around any off-policy algorithm.
 
-A model is learned from what was experienced. From stored observations the policy is rolled out in it for a few steps,
-and the policy algorithm trains on minibatches of which a small share is real and the rest imagined:
+The algorithm learns a model from experience. It starts short imagined rollouts of the policy from stored observations,
+and trains the policy on minibatches with a small share of real transitions; the rest is imagined:
 
     every ``model_period`` iterations:
-        train the model on the replay buffer until it no longer gets better on what is held out
+        train the model on the replay buffer until the error on the holdout set stops improving
         for each of ``num_rollouts`` stored observations: imagine ``rollout_length`` steps, store them
     every iteration:
         updates from ``real_share * B`` real and ``(1 - real_share) * B`` imagined transitions
 
-What differs from the paper: the reward is learned by a network of its own, apart from the dynamics; and the model is
-trained a little further each time, in place of anew. So the updates of the policy are those of the algorithm that is
-wrapped, from minibatches of two sources (:meth:`~alfx.algorithms.algorithm.Algorithm.batch_sources`).
+Differences from the paper: a separate network learns the reward, and the model is trained further each time instead of
+from scratch. The wrapped algorithm performs the updates of the policy, from minibatches of two sources
+(:meth:`~alfx.algorithms.algorithm.Algorithm.batch_sources`).
 """
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from alfx import context, nest, summary
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.containers import RLAlgWrapper
 from alfx.algorithms.data_transformer import IdentityDataTransformer, RewardTransformer, SequentialDataTransformer
 from alfx.algorithms.model_based.imagination import TransitionStore, imagined_transitions
@@ -31,45 +31,44 @@ from alfx.data_structures import TimeStep
 from alfx.gin_utils import ConfError, configurable
 from alfx.gin_utils.value_checks import check_value, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils.schedulers import as_scheduler
 
-_CHECK_PERIOD = 50  # updates of the model between two looks at what is held out
-_PATIENCE = 5  # looks in a row without improvement after which training ends
-_IMPROVEMENT = 0.01  # relative to the best error so far
+_CHECK_PERIOD = 50  # updates of the model between two evaluations on the holdout set
+_PATIENCE = 5  # evaluations in a row without improvement after which training ends
+_IMPROVEMENT = 0.01  # minimum improvement, relative to the best error so far
 _HOLDOUT_SAMPLE = 5000
 
 
 @configurable
 class ModelBasedPolicyAlgorithm(RLAlgWrapper):
-    """Trains an off-policy algorithm on real and imagined transitions.
+    """Algorithm wrapper that trains an off-policy algorithm on real and imagined transitions (MBPO).
 
     Args:
         observation_spec: float32 ``[D]``.
         action_spec: spec of one action.
-        rl_algorithm_cls: learns the policy; off-policy and without memory. Called as ``(observation_spec=,
+        rl_algorithm_cls: learns the policy; off-policy and not recurrent. Called as ``(observation_spec=,
             action_spec=, reward_spec=, config=, debug_summaries=)``.
-        reward_spec: of rank 0 or 1.
+        reward_spec: rank 0 or 1.
         model_optimizer: trains the model.
-        dynamics_module_ctor: makes the dynamics, see :class:`~alfx.algorithms.world_models.WorldModel`.
-        reward_module: see there.
-        termination_fn: see there.
-        real_share: share of each minibatch that is real, in [0, 1].
-        rollout_length: number of imagined steps, or a schedule of it.
-        num_rollouts: number of observations from which is imagined each time.
+        dynamics_module_ctor: creates the dynamics, see :class:`~alfx.algorithms.world_models.WorldModel`.
+        reward_module: see :class:`~alfx.algorithms.world_models.WorldModel`.
+        termination_fn: see :class:`~alfx.algorithms.world_models.WorldModel`.
+        real_share: share of real transitions in each minibatch, in [0, 1].
+        rollout_length: number of imagined steps, or a schedule of it. Longer rollouts rely more on the model.
+        num_rollouts: number of start observations each time.
         num_imagined: number of imagined transitions that are kept.
-        model_period: number of iterations between two times that the model is trained.
-        max_model_updates: number of its updates each time at most.
-        model_batch_size: number of transitions in each of them.
+        model_period: number of iterations between two trainings of the model.
+        max_model_updates: maximum number of updates of the model per training.
+        model_batch_size: number of transitions in each update of the model.
         env: batched environment; only the root algorithm has it.
         config: configuration; ``mini_batch_length`` is 2.
-        optimizer: owns what the policy algorithm's own optimizers do not.
+        optimizer: optimizes the parameters that the policy algorithm's optimizers do not.
         debug_summaries: write more summaries.
         name: name of this algorithm.
 
     Raises:
-        ConfError: an argument is out of range, or the policy algorithm is on-policy or has memory.
-        SpecError: the observation is no vector of floats.
+        ConfError: an argument is out of range, or the policy algorithm is on-policy or recurrent.
+        SpecError: the observation is not a vector of floats.
     """
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
@@ -103,47 +102,44 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
         self._model_batch_size = model_batch_size
         self._wait: Tensor
         self.register_buffer('_wait', torch.zeros((), dtype=torch.int64))  # iterations until the model is trained
-        self._real: Any = None  # the replay buffer, once it is known
+        self._real: Any = None  # the replay buffer, set by the first call of batch_sources
         self._imagined: TransitionStore | None = None
         self._saved_imagination: dict[str, Any] = {}
-        self._latest: dict[str, float] = {}  # of model and imagination, for summaries, which come at other iterations
+        self._latest: dict[str, float] = {}  # latest values of model and imagination, logged at the next summary
 
-    # What it is ------------------------------------------------------------------------------------------------
+    # Parts and configuration -----------------------------------------------------------------------------------
 
     _delegates_offline = True
-
-    def own_capabilities(self) -> Capabilities:
-        """That of the policy algorithm."""
-        return super().own_capabilities()
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_world_model']
 
     @property
     def world_model(self) -> WorldModel:
-        """The model."""
+        """Model of dynamics, reward and termination."""
         return self._world_model
 
     def on_parts_built(self, parts: Mapping[str, Algorithm]) -> None:
-        """Refuse parts that see or reward what a model of the environment does not imagine.
+        """Reject parts that use observations or rewards that the model cannot imagine.
 
         Raises:
-            ConfError: there is a representation learner, a goal generator or an intrinsic reward module.
+            ConfError: the agent has a representation learner, a goal generator or an intrinsic reward module.
         """
         arguments = {'repr': 'representation_learner_cls', 'goal_generator': 'goal_generator',
                      'irm': 'intrinsic_reward_module'}
         for field, argument in arguments.items():
             if field in parts:
-                raise ConfError([problem_at('Agent', argument, f'= {type(parts[field]).__name__} does not go with '
-                                            f'{self._name}, which imagines observations and rewards of the '
+                raise ConfError([problem_at('Agent', argument, f'= {type(parts[field]).__name__} cannot be combined '
+                                            f'with {self._name}, which imagines observations and rewards of the '
                                             'environment', 'leave it out')])
         super().on_parts_built(parts)
 
     def check_config(self, config: TrainerConfig) -> None:
-        """Refuse what imagined transitions do not go with.
+        """Reject settings that do not work with imagined transitions.
 
         Raises:
-            ConfError: sequences of another length than 2, a data transformer of observations, or several processes.
+            ConfError: sequences have another length than 2, a data transformer changes observations, or there are
+                several processes.
         """
         name = type(self).__name__
         if config.mini_batch_length != 2:
@@ -157,29 +153,28 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
         allowed = IdentityDataTransformer, RewardTransformer, SequentialDataTransformer
         wrong = [type(m).__name__ for m in members if not isinstance(m, allowed)]
         if wrong:
-            raise ConfError([problem_at('TrainerConfig', 'data_transformer_ctor', f'makes {", ".join(wrong)}: {name} '
-                                        'imagines observations as the environment gives them',
-                                        'transform observations in the environment, by a wrapper')])
+            raise ConfError([problem_at('TrainerConfig', 'data_transformer_ctor', f'creates {", ".join(wrong)}: {name} '
+                                        'imagines untransformed observations of the environment',
+                                        'transform observations in the environment, with a wrapper')])
         if context.num_ranks() > 1:
-            raise ConfError([problem_at(name, 'model_optimizer', 'trains a model in one process alone', 'train without '
+            raise ConfError([problem_at(name, 'model_optimizer', 'trains a model in a single process', 'train without '
                                         'data parallelism')])
 
     # Imagination -----------------------------------------------------------------------------------------------
 
-    def batch_sources(self, share: Any) -> Sequence[Any]:
-        """A minibatch of real and imagined transitions; all real before there are any imagined ones."""
-        if self._real is not share.source:
-            self._use(share.source)
+    def batch_sources(self, source: Any) -> Sequence[Any]:
+        """Return the sources of real and imagined transitions; only real ones before the first imagination."""
+        if self._real is not source.source:
+            self._use(source.source)
         if not self._imagined:
-            return [share]
-        size = share.batch_size
+            return [source]
+        size = source.batch_size
         real = round(self._real_share * size)
-        sources = (share.source, real), (self._imagined, size - real)
-        return [share._replace(source=source, batch_size=count, weight=count / size)
-                for source, count in sources if count]
+        parts = (source.source, real), (self._imagined, size - real)
+        return [source._replace(source=part, batch_size=count, weight=count / size) for part, count in parts if count]
 
     def _use(self, buffer: Any) -> None:
-        """Imagine from what this replay buffer holds."""
+        """Set the replay buffer from which imagined rollouts start."""
         self._real = buffer
         spec = buffer.data_spec
         spec = spec._replace(time_step=_imaginable(spec.time_step), state=(),
@@ -193,7 +188,7 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
         return self._path.split('.') if self._path else []
 
     def after_train_iter(self, root_inputs: TimeStep | None, rollout_info: Any) -> None:
-        """Train the model and imagine, if it is time to."""
+        """Train the model and imagine, every ``model_period`` iterations."""
         self._alg.after_train_iter(root_inputs, rollout_info)
         config = self._config
         if self._real is None or config is None:
@@ -213,10 +208,10 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
                     summary.scalar(name, value)
 
     def train_model(self, buffer: Any) -> int:
-        """Train the model on a replay buffer, until it is no longer better on what is held out.
+        """Train the model on a replay buffer until the error on the holdout set stops improving.
 
         Returns:
-            the number of updates.
+            Number of updates.
         """
         best, unimproved, number, loss = math.inf, 0, 0, 0.0
         while number < self._max_model_updates and unimproved < _PATIENCE:
@@ -237,12 +232,12 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
 
     @torch.no_grad()
     def imagine(self, buffer: Any) -> int:
-        """Roll out the policy in the model from observations of a replay buffer, and store what happens.
+        """Roll out the policy in the model from observations of a replay buffer, and store the transitions.
 
         Returns:
-            the number of transitions.
+            Number of transitions.
         """
-        assert self._imagined is not None, 'the replay buffer is known'
+        assert self._imagined is not None, 'batch_sources sets the replay buffer'
         experience, _ = buffer.get_batch(self._num_rollouts, 1)
         start = _imaginable(nest.map_structure(lambda x: x[:, 0], experience.time_step))
         state = self._alg.get_initial_rollout_state(self._num_rollouts)
@@ -266,13 +261,13 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
     # Checkpoints -----------------------------------------------------------------------------------------------
 
     def get_extra_state(self) -> dict[str, Any]:
-        """What was imagined belongs to it."""
+        """Return the extra state with the imagined transitions."""
         state = super().get_extra_state()
         saved = self._saved_imagination if self._imagined is None else self._imagined.state_dict()
         return {**state, 'imagined': saved} if saved else state
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """The inverse of :meth:`get_extra_state`."""
+        """Restore the state of :meth:`get_extra_state`."""
         super().set_extra_state(state)
         self._saved_imagination = state.get('imagined', {})
         self._real = self._imagined = None
@@ -280,22 +275,22 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
 
 def _check_policy(owner: str, rl: Any) -> None:
     if rl.on_policy:
-        raise ConfError([problem_at(owner, 'rl_algorithm_cls', f'makes {type(rl).__name__}, an on-policy algorithm, '
-                                    'which trains on what its own policy does',
+        raise ConfError([problem_at(owner, 'rl_algorithm_cls', f'creates {type(rl).__name__}, an on-policy algorithm, '
+                                    'which trains only on actions of its current policy',
                                     'choose an off-policy one, such as @SacAlgorithm')])
     if nest.flatten(rl.rollout_state_spec) or nest.flatten(rl.train_state_spec):
-        raise ConfError([problem_at(owner, 'rl_algorithm_cls', f'makes {type(rl).__name__} with memory, and imagined '
-                                    'transitions do not begin where its memory began',
-                                    'choose networks without memory')])
+        raise ConfError([problem_at(owner, 'rl_algorithm_cls', f'creates a recurrent {type(rl).__name__}, and imagined '
+                                    'transitions do not start where its state started',
+                                    'choose networks that are not recurrent')])
 
 
 def _imaginable(time_step: TimeStep) -> TimeStep:
-    """A time step, or its spec, without what is not imagined."""
+    """Return a time step, or its spec, without the fields that are not imagined."""
     return time_step._replace(env_info=(), untransformed=())
 
 
 def _part(info: Any, keys: Sequence[str], value: Any = None) -> Any:
-    """``info`` with ``()`` in place of all but the field at a path, and that replaced by ``value`` if there is one."""
+    """Return ``info`` with only the field at a path, replaced by ``value`` if it is given; other fields are ``()``."""
     if not keys:
         return info if value is None else value
     head, *rest = keys

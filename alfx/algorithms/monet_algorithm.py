@@ -1,23 +1,23 @@
-"""MONet: images taken apart into slots, one an object, each with its own latent vector.
+"""MONet: unsupervised decomposition of images into slots, ideally one per object, each with its own latent vector.
 
 Burgess et al. 2019, "MONet: Unsupervised Scene Decomposition and Representation" (https://arxiv.org/abs/1901.11390).
-An attention network divides the pixels among K slots by masks ``m_k`` that sum to 1; a variational autoencoder,
+An attention network divides the pixels among K slots with masks ``m_k`` that sum to 1. A variational autoencoder,
 shared by all slots, encodes the image with one mask at a time into ``z_k`` and decodes means ``mu_k`` of the pixels
 and logits of the mask. With ``q(c=k) = m_k`` and ``p(c=k | z)`` the softmax of the logits, the loss is (eq. 3)::
 
     - sum_pixels log sum_k m_k N(x; mu_k, sigma_k)
     + beta sum_k KL(q(z_k | x, m_k) || N(0, 1)) + gamma sum_pixels KL(q(c) || p(c | z))
 
-What differs from the paper:
+Differences from the paper:
 
-- Each slot has a standard deviation of its own, evenly spaced between the two that the paper uses for the first slot
-  and the others; what is unequal from the start need not find out which slot is which.
-- Encoder and attention network see masks between 0 and 1, and not their logarithms, which have no lower bound.
-- All slots may get their masks at once (``recurrent_attention=False``), which takes one pass of the attention network.
-- The attention network downsamples by maxima, and its first block keeps the size of the image.
+- Each slot has a different standard deviation, evenly spaced between the two that the paper uses for the first slot and
+  the others. This breaks the symmetry between slots from the start.
+- Encoder and attention network receive masks between 0 and 1, not their logarithms, which have no lower bound.
+- All slots can get their masks at once (``recurrent_attention=False``), which takes one pass of the attention network.
+- The attention network downsamples with max pooling, and its first block keeps the size of the image.
 
-:class:`MoNetAlgorithm` is the documented class, made for images; :class:`MoNetRepresentationLearner` makes it the
-representation learner of an :class:`~alfx.algorithms.agent.Agent`.
+:class:`MoNetAlgorithm` is the algorithm for images; :class:`MoNetRepresentationLearner` wraps it as the representation
+learner of an :class:`~alfx.algorithms.agent.Agent`.
 """
 import math
 from collections.abc import Callable, Sequence
@@ -29,8 +29,7 @@ from torch.nn import functional as F
 
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.base.traceable_layers import is_traceable
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.vae import VAEOutput, gaussian_kld
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
@@ -46,18 +45,18 @@ from alfx.utils.math_ops import identity
 
 MoNetInfo = namedtuple('MoNetInfo', ['kld', 'rec_loss', 'mask_rec_loss', 'full_rec', 'mask', 'z_dist'],
                        default_value=())
-"""The terms of the loss ``[B]`` before their weights; the reconstruction ``[B, C, H, W]``, ``sum_k m_k mu_k``; the
-masks of the attention network ``[B, n_slots, H, W]``; the posterior, over ``[n_slots, slot_size]``."""
+"""Terms of the loss ``[B]`` before their weights; the reconstruction ``[B, C, H, W]``, ``sum_k m_k mu_k``; the masks of
+the attention network ``[B, n_slots, H, W]``; the posterior, over ``[n_slots, slot_size]``."""
 
 MoNetMeasures = namedtuple('MoNetMeasures', ['adjusted_rand_index', 'reconstruction', 'kld'], default_value=())
-"""How well images are taken apart, ``[B]``: how well the most probable slots agree with the true mask on its
-foreground (``()`` without one); mean squared error over pixels and channels; KL divergence in nats."""
+"""Quality of the decomposition, ``[B]``: adjusted Rand index of the most probable slots and the true mask on its
+foreground (``()`` without a true mask); mean squared error over pixels and channels; KL divergence in nats."""
 
 _LEAST_SIGMA, _GREATEST_SIGMA = 0.09, 0.11
 
 
 def mixture_loss(image: Tensor, log_mask: Tensor, mean: Tensor, sigma: Tensor) -> Tensor:
-    """``- sum_pixels log sum_k m_k N(x; mu_k, sigma_k)`` (eq. 1 and the first term of eq. 3).
+    """Return ``- sum_pixels log sum_k m_k N(x; mu_k, sigma_k)`` (eq. 1 and the first term of eq. 3).
 
     Args:
         image: ``[B, C, H, W]``.
@@ -66,7 +65,7 @@ def mixture_loss(image: Tensor, log_mask: Tensor, mean: Tensor, sigma: Tensor) -
         sigma: ``[K]``; the channels of a pixel are independent.
 
     Returns:
-        ``[B]``.
+        Loss ``[B]``.
     """
     channels = image.shape[1]
     squares = (image.unsqueeze(1) - mean).square().sum(2)
@@ -76,14 +75,14 @@ def mixture_loss(image: Tensor, log_mask: Tensor, mean: Tensor, sigma: Tensor) -
 
 
 def mask_loss(log_mask: Tensor, logits: Tensor) -> Tensor:
-    """``sum_pixels KL(q(c) || p(c | z))``, the last term of eq. 3.
+    """Return ``sum_pixels KL(q(c) || p(c | z))``, the last term of eq. 3.
 
     Args:
         log_mask: ``[B, K, H, W]``: ``log q(c=k)``.
         logits: ``[B, K, H, W]`` of ``p(c | z)``.
 
     Returns:
-        ``[B]``.
+        Loss ``[B]``.
     """
     return (log_mask.exp() * (log_mask - F.log_softmax(logits, dim=1))).sum((1, 2, 3))
 
@@ -92,7 +91,7 @@ def mask_loss(log_mask: Tensor, logits: Tensor) -> Tensor:
 
 
 class _InstanceNorm(nn.Module):
-    """Each channel of each image normalised over its places, then shifted by a learned number."""
+    """Instance normalisation of each channel over its pixels, followed by a learned bias."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -107,30 +106,30 @@ class _InstanceNorm(nn.Module):
 
 
 def _block(in_channels: int, out_channels: int) -> nn.Module:
-    """A convolution of kernel size 3, normalised, rectified."""
+    """Create a convolution of kernel size 3 with instance normalisation and ReLU."""
     return nn.Sequential(Conv2D(in_channels, out_channels, 3, identity, padding=1, use_bias=False),
                          _InstanceNorm(out_channels), nn.ReLU())
 
 
 @configurable
 class MoNetUNet(Network):
-    """The attention network (appendix B.2): convolutions down to a small image and up again, with shortcuts.
+    """Attention network (appendix B.2): a U-Net, with convolutions to a small image and back and skip connections.
 
-    Down: a block for each of ``filters``; all but the first halve the image by taking maxima. Across: fully connected
-    layers. Up: a block for each of ``filters`` in reverse, which also sees what the block of that size gave on the way
-    down; all but the last double the image. Then a convolution of kernel size 1. A block is a convolution of kernel
-    size 3 without bias, instance normalisation with a learned bias, and a rectifier.
+    Down: one block per entry of ``filters``; all but the first halve the image by max pooling. Middle: fully connected
+    layers. Up: one block per entry of ``filters`` in reverse, which also receives the output of the downward block of
+    the same size; all but the last double the image. A convolution of kernel size 1 follows. A block is a convolution
+    of kernel size 3 without bias, instance normalisation with a learned bias, and a ReLU.
 
     Args:
         input_tensor_spec: float32 ``(C, H, W)``.
-        filters: of the blocks, on the way down.
-        nonskip_fc_layers: sizes of the fully connected layers; one more makes an image of the smallest size.
-        output_channels: channels of the output, which is not activated.
+        filters: numbers of filters of the downward blocks.
+        nonskip_fc_layers: sizes of the fully connected layers; a further layer produces an image of the smallest size.
+        output_channels: channels of the output, which has no activation.
         name: name of the network.
 
     Raises:
-        SpecError: the input is no image.
-        ValueError: no filters, or an image that cannot be halved as often and keep more than one place.
+        SpecError: the input is not an image.
+        ValueError: ``filters`` is empty, or the image cannot be halved that often with more than one pixel left.
     """
 
     def __init__(self, input_tensor_spec: NestedTensorSpec, filters: Sequence[Count],
@@ -142,8 +141,8 @@ class MoNetUNet(Network):
         factor = 2**(len(filters) - 1)
         smallest = (filters[-1], height // factor, width // factor)
         if height % factor or width % factor or smallest[1] * smallest[2] < 2:
-            raise ValueError(f'{name}: {len(filters)} filters need height and width that can be divided by {factor} '
-                             f'and leave more than one place, found {height} x {width}; use fewer filters, or images '
+            raise ValueError(f'{name}: {len(filters)} filters need height and width that are divisible by {factor} '
+                             f'and leave more than one pixel, found {height} x {width}; use fewer filters, or images '
                              'of another size')
         self._down = nn.ModuleList()
         for size in filters:
@@ -159,7 +158,7 @@ class MoNetUNet(Network):
         self._output_spec = TensorSpec((output_channels, height, width))
 
     def forward(self, inputs: Tensor, state: NestedTensor = ()) -> tuple[Tensor, NestedTensor]:
-        """``[B, C, H, W]`` to ``[B, output_channels, H, W]``, not activated."""
+        """Map ``[B, C, H, W]`` to ``[B, output_channels, H, W]``, without activation."""
         x, skipped = inputs, []
         for i, block in enumerate(self._down):
             x = block(x)
@@ -175,14 +174,14 @@ class MoNetUNet(Network):
 
 
 def _image_shape(spec: NestedTensorSpec, where: str) -> tuple[int, int, int]:
-    """``(C, H, W)`` of the spec of an image."""
+    """Return ``(C, H, W)`` of the spec of an image."""
     if not isinstance(spec, TensorSpec):
-        raise SpecError(f'{where}: expected the spec of an image, found a {type(spec).__name__}; choose the image by '
+        raise SpecError(f'{where}: expected the spec of an image, found a {type(spec).__name__}; choose the image with '
                         "MoNetRepresentationLearner.image_field")
     if spec.ndim != 3 or spec.dtype != torch.float32:
         raise SpecError(f'{where}: expected a float32 image (channels, height, width), found '
-                        f'{torch_dtype_to_str(spec.dtype)} {tuple(spec.shape)}; images of bytes are scaled to [0, 1] '
-                        'by @ImageScaleTransformer in TrainerConfig.data_transformer_ctor with '
+                        f'{torch_dtype_to_str(spec.dtype)} {tuple(spec.shape)}; scale uint8 images to [0, 1] with '
+                        '@ImageScaleTransformer in TrainerConfig.data_transformer_ctor and '
                         'ImageScaleTransformer.min = 0.0')
     channels, height, width = spec.shape
     return channels, height, width
@@ -193,29 +192,29 @@ def _image_shape(spec: NestedTensorSpec, where: str) -> tuple[int, int, int]:
 
 @configurable
 class MoNetAlgorithm(Algorithm):
-    """Takes images apart; see the module.
+    """Unsupervised decomposition of images; see the module docstring for the method.
 
     Args:
-        n_slots: number of slots K, at least 2; the background takes one.
+        n_slots: number of slots K, at least 2; one is for the background.
         slot_size: size of the latent vector of a slot.
-        input_tensor_spec: float32 ``(C, H, W)``: images with values in [0, 1], which the standard deviations of the
-            slots (0.09 to 0.11) are made for.
-        attention_unet_cls: makes the attention network, called as ``(input_tensor_spec=, output_channels=)``. With
-            ``recurrent_attention`` it maps image and scope, which is the part of each pixel that no slot has yet,
-            ``[B, C + 1, H, W]``, to logits ``[B, 2, H, W]`` of what this slot takes of it and what it leaves.
-            Otherwise it maps the image to the logits ``[B, n_slots, H, W]`` of all masks.
-        encoder_cls: makes the encoder of a slot, called as ``(input_tensor_spec=, last_layer_size=,
+        input_tensor_spec: float32 ``(C, H, W)``: images with values in [0, 1], for which the standard deviations of the
+            slots (0.09 to 0.11) are chosen.
+        attention_unet_cls: creates the attention network, called as ``(input_tensor_spec=, output_channels=)``. With
+            ``recurrent_attention`` it maps image and scope, the share of each pixel that no slot has taken yet,
+            ``[B, C + 1, H, W]``, to logits ``[B, 2, H, W]`` of the part that this slot takes and the part that it
+            leaves. Otherwise it maps the image to the logits ``[B, n_slots, H, W]`` of all masks.
+        encoder_cls: creates the encoder of a slot, called as ``(input_tensor_spec=, last_layer_size=,
             last_activation=)``; maps image and mask ``[B, C + 1, H, W]`` to mean and log-variance ``[B, 2 *
             slot_size]`` of the posterior.
-        decoder_cls: makes the decoder of a slot, called as ``(input_size=, output_height=, output_width=)``; maps
+        decoder_cls: creates the decoder of a slot, called as ``(input_size=, output_height=, output_width=)``; maps
             ``[B, slot_size]`` to the means of the pixels and the logits of the mask ``[B, C + 1, H, W]``.
-        recurrent_attention: one slot after the other takes its part of each pixel; else all at once.
+        recurrent_attention: compute the masks slot by slot; otherwise all at once.
         beta: weight of the KL divergence of the latent vectors.
-        gamma: weight of the KL divergence between the masks and those decoded; makes masks regular and compact.
+        gamma: weight of the KL divergence between the masks and the decoded masks; makes masks regular and compact.
         name: name of this algorithm.
 
     Raises:
-        SpecError: ``input_tensor_spec`` is no float32 image, or a network has another output than it should.
+        SpecError: ``input_tensor_spec`` is not a float32 image, or a network has the wrong output.
         ValueError: a number is out of range.
     """
 
@@ -263,14 +262,10 @@ class MoNetAlgorithm(Algorithm):
         """Size of the latent vector of a slot."""
         return self._slot_size
 
-    def own_capabilities(self) -> Capabilities:
-        """True unless something in a network draws numbers or keeps statistics."""
-        return super().own_capabilities()._replace(traceable_update=is_traceable(self))
-
-    # What a step is made of ------------------------------------------------------------------------------------
+    # Parts of a step -------------------------------------------------------------------------------------------
 
     def _attend(self, image: Tensor) -> Tensor:
-        """Logarithms ``[B, K, H, W]`` of the masks of images ``[B, C, H, W]``; the masks sum to 1."""
+        """Return the logarithms ``[B, K, H, W]`` of the masks of images ``[B, C, H, W]``; the masks sum to 1."""
         if not self._recurrent_attention:
             return F.log_softmax(self._attention(image)[0], dim=1)
         log_scope = torch.zeros_like(image[:, :1])
@@ -283,7 +278,7 @@ class MoNetAlgorithm(Algorithm):
         return torch.cat([*log_masks, log_scope], dim=1)
 
     def _encode(self, image: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and log-variances ``[B, K, slot_size]`` of the posteriors."""
+        """Return means and log-variances ``[B, K, slot_size]`` of the posteriors."""
         images = image.unsqueeze(1).expand(-1, self._n_slots, *image.shape[1:])
         inputs = torch.cat([images, mask.unsqueeze(2)], dim=2).flatten(0, 1)
         parameters, _ = self._encoder(inputs)
@@ -291,7 +286,7 @@ class MoNetAlgorithm(Algorithm):
         return mean, log_variance
 
     def _decode(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Means ``[B, K, C, H, W]`` of the pixels and logits ``[B, K, H, W]`` of the masks."""
+        """Return means ``[B, K, C, H, W]`` of the pixels and logits ``[B, K, H, W]`` of the masks."""
         decoded, _ = self._decoder(z.flatten(0, 1))
         decoded = decoded.view(*z.shape[:2], *decoded.shape[1:])
         return decoded[:, :, :-1], decoded[:, :, -1]
@@ -316,7 +311,7 @@ class MoNetAlgorithm(Algorithm):
     # Steps -----------------------------------------------------------------------------------------------------
 
     def train_step(self, inputs: Tensor, state: NestedTensor = (), rollout_info: NestedTensor = ()) -> AlgStep:
-        """Take images apart and put them together again.
+        """Decompose images and reconstruct them.
 
         Args:
             inputs: images ``[B, C, H, W]``.
@@ -330,15 +325,15 @@ class MoNetAlgorithm(Algorithm):
         return self._step(inputs, is_random=True, with_info=True)
 
     def rollout_step(self, inputs: Tensor, state: NestedTensor = ()) -> AlgStep:
-        """As :meth:`train_step`; off-policy nothing is decoded and there is no info."""
+        """Run :meth:`train_step`; off-policy without decoding and without info."""
         return self._step(inputs, is_random=True, with_info=bool(self.on_policy))
 
     def predict_step(self, inputs: Tensor, state: NestedTensor = ()) -> AlgStep:
-        """As :meth:`train_step` with ``z`` the mean of the posterior."""
+        """Run :meth:`train_step` with ``z`` the mean of the posterior."""
         return self._step(inputs, is_random=False, with_info=True)
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The loss.
+        """Compute the loss.
 
         Args:
             info: ``MoNetInfo`` of ``[T, B, ...]``.
@@ -353,26 +348,25 @@ class MoNetAlgorithm(Algorithm):
 
 @configurable
 class MoNetRepresentationLearner(Algorithm):
-    """MONet as the representation learner of an agent: the representation are the means of the slots' posteriors.
+    """Representation learner of an agent that uses MONet; the representation is the means of the slots' posteriors.
 
-    The loss of the policy trains encoder and attention as well, if it depends on the representation.
+    The loss of the policy also trains encoder and attention network, if it depends on the representation.
 
     Args:
-        observation_spec: spec of the image, float32 ``(C, H, W)``; or a nest that it is part of.
-        action_spec: not used: part of the interface of a representation learner.
-        reward_spec: not used, likewise.
+        observation_spec: spec of the image, float32 ``(C, H, W)``; or a nest that contains it.
+        action_spec: unused part of the interface of a representation learner.
+        reward_spec: unused part of the interface of a representation learner.
         monet_cls: called as ``(input_tensor_spec=)`` to make the ``MoNetAlgorithm``.
         image_field: path of the image in a nested observation.
         mask_field: path of the true segmentation, integers ``(H, W)`` with 0 for the background, in a nested
-            observation; it is not trained on, but :meth:`predict_step` compares the masks with it. An observation
-            without it is fine.
-        optimizer: trains it; ``None``: the optimizer of the agent.
-        config: not used, likewise.
+            observation; used only by :meth:`predict_step` to evaluate the masks. The observation need not contain it.
+        optimizer: optimizes its parameters; ``None``: the optimizer of the agent.
+        config: unused part of the interface of a representation learner.
         debug_summaries: write more summaries.
         name: name of this algorithm.
 
     Raises:
-        SpecError: there is no image, or the segmentation does not fit it.
+        SpecError: there is no image, or the segmentation does not match it.
     """
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec = (),
@@ -406,7 +400,7 @@ class MoNetRepresentationLearner(Algorithm):
         return super().own_capabilities()._replace(traceable_update=True)
 
     def set_on_policy(self, is_on_policy: bool) -> None:
-        """Set it for the ``MoNetAlgorithm`` as well."""
+        """Set ``on_policy`` of this algorithm and of the ``MoNetAlgorithm``."""
         super().set_on_policy(is_on_policy)
         if hasattr(self, '_monet'):
             self._monet.set_on_policy(is_on_policy)
@@ -415,17 +409,17 @@ class MoNetRepresentationLearner(Algorithm):
         return nest.get_field(inputs.observation, path)
 
     def rollout_step(self, inputs: TimeStep, state: NestedTensor = ()) -> AlgStep:
-        """See ``MoNetAlgorithm``; ``output`` is ``[B, n_slots, slot_size]``."""
+        """Run ``MoNetAlgorithm.rollout_step``; ``output`` is ``[B, n_slots, slot_size]``."""
         step = self._monet.rollout_step(self._field(inputs, self._image_field))
         return step._replace(output=step.output.z_mode)
 
     def train_step(self, inputs: TimeStep, state: NestedTensor = (), rollout_info: NestedTensor = ()) -> AlgStep:
-        """See ``MoNetAlgorithm``; ``output`` is ``[B, n_slots, slot_size]``."""
+        """Run ``MoNetAlgorithm.train_step``; ``output`` is ``[B, n_slots, slot_size]``."""
         step = self._monet.train_step(self._field(inputs, self._image_field))
         return step._replace(output=step.output.z_mode)
 
     def predict_step(self, inputs: TimeStep, state: NestedTensor = ()) -> AlgStep:
-        """``output`` is ``[B, n_slots, slot_size]``, ``info`` the ``MoNetMeasures``."""
+        """Return the representation ``[B, n_slots, slot_size]`` as output, and ``MoNetMeasures`` as info."""
         image = self._field(inputs, self._image_field)
         step = self._monet.predict_step(image)
         info = MoNetMeasures(reconstruction=(step.info.full_rec - image).square().mean((1, 2, 3)), kld=step.info.kld)
@@ -436,5 +430,5 @@ class MoNetRepresentationLearner(Algorithm):
         return AlgStep(step.output.z_mode, (), info)
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """See ``MoNetAlgorithm``."""
+        """Return the loss of the ``MoNetAlgorithm``."""
         return self._monet.calc_loss(info)

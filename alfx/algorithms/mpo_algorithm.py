@@ -4,11 +4,14 @@ Each update evaluates actions of the target policy at the states of a minibatch,
 (E-step), and moves the policy towards these weights within bounds on its change (M-step). The maths is in
 :mod:`alfx.algorithms.mpo.mpo_loss`, the kinds of policies in :mod:`alfx.algorithms.mpo.mpo_policies`.
 
-Differs from the papers: values are learned from the expected value of the target policy at the next step
-(1812.02256), by default over one step, where the first paper uses Retrace. The temperature is solved for exactly in
-each minibatch, unless it is given an optimizer as in the papers. The multipliers of the constraints on the policy
-are moved by projected gradient ascent with an upper bound. There may be several critics, of which the lowest counts.
-Target networks may follow softly.
+Differences from the papers:
+
+- Values are learned from the expected value of the target policy at the next step (1812.02256), by default over one
+  step; the first paper uses Retrace.
+- The temperature is solved for exactly in each minibatch, unless it has an optimizer as in the papers.
+- The multipliers of the constraints on the policy are moved by projected gradient ascent with an upper bound.
+- There may be several critics; the lowest value counts.
+- Target networks can be updated softly.
 """
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, nest
-from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.mpo import mpo_loss
 from alfx.algorithms.base.critic_values import min_q, sequence_priority, weighted_sum
 from alfx.algorithms.mpo.mpo_loss import Multiplier, Temperature
@@ -34,93 +36,93 @@ from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.q_networks import QNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 from alfx.utils.target_updater import TargetUpdater
 from alfx.utils.tensor_utils import tensor_prepend_zero
 
 MpoState = namedtuple('MpoState', ['actor', 'target_actor', 'critic', 'target_critic'], default_value=())
-"""The states of the networks; those of the critics are of the actions that were taken."""
+"""States of the networks; the states of the critics follow the actions that were taken."""
 
 MpoInfo = namedtuple('MpoInfo', [
     'reward', 'step_type', 'discount', 'action', 'observation', 'action_distribution', 'target_distribution', 'samples',
     'sample_values', 'critics', 'target_value', 'action_mask'
 ], default_value=())
-"""What the steps yield, ``[B, ...]`` each; what is not needed is ``()``.
+"""Info of a step, ``[B, ...]`` each; unused fields are ``()``.
 
 ``action_distribution`` is the policy, ``target_distribution`` the target policy. ``samples`` ``[B, N, A]`` are actions
-of the latter before squashing (``()`` for a discrete action) and ``sample_values`` ``[B, N]`` their values;
+of the target policy before squashing (``()`` for a discrete action) and ``sample_values`` ``[B, N]`` their values;
 ``target_value`` is their mean, ``[B]`` or ``[B, K]``. ``critics`` ``[B, n]`` or ``[B, n, K]`` are the values of the
-action taken. ``observation`` is there if there are several iterations of the M-step.
+action taken. ``observation`` is set if the M-step has several iterations.
 """
 
 MpoLossInfo = namedtuple('MpoLossInfo', ['actor', 'critic', 'eta', 'divergences', 'multipliers'], default_value=())
-"""The parts of the loss ``[T, B]``; temperature, constrained changes of the policy, and their multipliers."""
+"""Parts of the loss ``[T, B]``; temperature, constrained changes of the policy, and their multipliers."""
 
 
 @configurable
 class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
-    """A policy that follows a reweighted copy of itself, within bounds on how fast it changes.
+    """Off-policy actor-critic that moves the policy towards a reweighted target policy, within bounds on its change.
 
-    The rollout acts with samples of the policy from the beginning, also during ``initial_collect_steps``. Continuous
-    actions that are not squashed are clipped to their bounds, both in the rollout and where they are evaluated.
+    The rollout acts with samples of the policy from the first step, also during ``initial_collect_steps``. Continuous
+    actions that are not squashed are clipped to their bounds, in the rollout and in the evaluation by the critics.
 
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: nest of continuous specs, or one discrete spec of shape ``()``.
-        reward_spec: of rank 0, or, for continuous actions, of rank 1 for K rewards; the critics then have K values.
-        actor_network_cls: called as ``(input_tensor_spec=, action_spec=)``; makes the network of the policy, a diagonal
-            normal distribution or a categorical one.
+        reward_spec: rank 0, or, for continuous actions, rank 1 for K rewards; the critics then have K values.
+        actor_network_cls: called as ``(input_tensor_spec=, action_spec=)``; creates the network of the policy, a
+            diagonal normal distribution or a categorical one.
         critic_network_cls: for continuous actions; called as ``(input_tensor_spec=(observation_spec, action_spec))``,
-            with K rewards also ``output_tensor_spec=``; makes one critic. ``None`` if the algorithm is only played.
-        q_network_cls: for a discrete action; called as ``(input_tensor_spec=, action_spec=)``; makes one critic.
-            ``None`` if the algorithm is only played.
+            with K rewards also ``output_tensor_spec=``; creates one critic. ``None`` if the algorithm is not trained.
+        q_network_cls: for a discrete action; called as ``(input_tensor_spec=, action_spec=)``; creates one critic.
+            ``None`` if the algorithm is not trained.
         reward_weights: K weights of the values of the rewards in the policy's objective; ``None``: all are 1.
-        epsilon_greedy: in evaluation, the chance of sampling an action instead of taking the most likely one;
+        epsilon_greedy: in evaluation, the probability of sampling an action instead of taking the most likely one;
             ``None``: ``config.epsilon_greedy``, or 0 without a config.
-        calculate_priority: calculate priorities for prioritised replay, the root of the mean critic loss of a
+        calculate_priority: calculate priorities for prioritised replay: the square root of the mean critic loss of a
             sequence.
-        num_critic_replicas: number n of critics; the lowest of their values counts.
+        num_critic_replicas: number n of critics; the lowest of their values is used.
         env: batched environment, for the root algorithm.
         config: configuration, for the root algorithm.
-        critic_loss_ctor: called as ``(debug_summaries=, name=)``, once a critic; makes its loss. ``None``:
+        critic_loss_ctor: creates the loss of one critic, called as ``(debug_summaries=, name=)``. ``None``:
             ``OneStepTDLoss``.
-        sample_action_num: continuous actions: how many (N) are sampled in each state.
-        dual_constraint: mean KL divergence from the target policy to the improved one, over the N actions: how much
-            better actions are preferred.
-        kl_mean_constraint: continuous actions: bound on the KL divergence that the change of the mean makes.
-        kl_var_constraint: continuous actions: bound on that of the change of the covariance.
+        sample_action_num: continuous actions: number N of actions sampled in each state.
+        dual_constraint: mean KL divergence from the target policy to the improved one, over the N actions. Larger
+            values prefer better actions more strongly.
+        kl_mean_constraint: continuous actions: bound on the KL divergence due to the change of the mean.
+        kl_var_constraint: continuous actions: bound on the KL divergence due to the change of the covariance.
         kl_constraint: discrete actions: bound on the KL divergence from the target policy to the policy.
         alpha_mean_scale: step size of the multiplier of ``kl_mean_constraint``.
-        alpha_var_scale: that of ``kl_var_constraint``.
-        alpha_scale: that of ``kl_constraint``.
+        alpha_var_scale: step size of the multiplier of ``kl_var_constraint``.
+        alpha_scale: step size of the multiplier of ``kl_constraint``.
         alpha_mean_max: upper bound of the multiplier of ``kl_mean_constraint``.
-        alpha_var_max: that of ``kl_var_constraint``.
-        alpha_max: that of ``kl_constraint``.
-        constrain_each_dimension: continuous actions: each component has multipliers of its own, and a constraint holds
-            for each, instead of for the sum over components.
+        alpha_var_max: upper bound of the multiplier of ``kl_var_constraint``.
+        alpha_max: upper bound of the multiplier of ``kl_constraint``.
+        constrain_each_dimension: continuous actions: constrain each component separately, with its own multipliers,
+            instead of the sum over components.
         out_of_bounds_constraint: continuous actions that are not squashed: staying within the bounds becomes a second
-            objective with the value ``-||a - clip(a)||^2`` and this constraint in place of ``dual_constraint``; the
-            policy follows the mean of the weights of both (Abdolmaleki et al. 2020, arXiv:2005.07513, where it is
-            their sum). ``None``: it is not.
-        mstep_iterations: updates of the policy from the same weights; those after the first know no importance
-            weights of prioritised replay. More than 1 need ``actor_optimizer`` and networks without memory.
-        target_update_tau: how far the target networks move in an update, in (0, 1].
+            objective with the value ``-||a - clip(a)||^2`` and this constraint instead of ``dual_constraint``; the
+            policy follows the mean of the weights of both (Abdolmaleki et al. 2020, arXiv:2005.07513, uses their sum).
+            ``None``: no second objective.
+        mstep_iterations: updates of the policy from the same weights; updates after the first ignore the importance
+            weights of prioritised replay. More than 1 needs ``actor_optimizer`` and networks that are not recurrent.
+        target_update_tau: step size of the target networks at an update, in (0, 1].
         target_update_period: training updates for each update of the target networks.
-        actor_target_update_tau: the same for the target policy; ``None``: ``target_update_tau``.
-        actor_target_update_period: likewise; ``None``: ``target_update_period``.
-        train_actor_on_first_step: train the policy at the first step of each sequence too. If not, the actions that
-            are evaluated to train it are just those that the critics need for their targets, which halves the work
-            for sequences of two.
-        actor_optimizer: owns the parameters of the actor.
-        critic_optimizer: owns the parameters of the critics.
-        eta_optimizer: owns the logarithm of the temperature, which then follows the gradient of its dual function
+        actor_target_update_tau: step size of the target policy; ``None``: ``target_update_tau``.
+        actor_target_update_period: period of the target policy; ``None``: ``target_update_period``.
+        train_actor_on_first_step: also train the policy at the first step of each sequence. If not, the evaluated
+            actions are only those that the targets of the critics need, which halves the work for sequences of two.
+        actor_optimizer: optimizes the parameters of the actor.
+        critic_optimizer: optimizes the parameters of the critics.
+        eta_optimizer: optimizes the logarithm of the temperature, which then follows the gradient of its dual function
             instead of being solved for.
-        initial_eta: with ``eta_optimizer``, the first temperature; ``None``: 1.
+        initial_eta: with ``eta_optimizer``, the initial temperature; ``None``: 1.
         checkpoint: as in ``Algorithm``.
         debug_summaries: write more summaries.
         name: name of this algorithm.
 
+    Raises:
+        ConfError: a number is out of range, or arguments contradict each other.
     Raises:
         ConfError: a number is out of range, or arguments contradict each other.
         SpecError: actions, rewards or policies of a kind that is not supported.
@@ -155,7 +157,8 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._check_arguments(positive, counts, eta_optimizer)
         is_discrete = any(spec.is_discrete for spec in nest.flatten(action_spec))
         if is_discrete and reward_spec.ndim:
-            raise SpecError(f'{name}: several rewards need continuous actions, found {reward_spec} and {action_spec}')
+            raise SpecError(f'{name}: a multi-dimensional reward needs continuous actions, found {reward_spec} and '
+                            f'{action_spec}')
         actor = actor_network_cls(input_tensor_spec=observation_spec, action_spec=action_spec)
         check_actor(type(self).__name__, 'actor_network_cls', actor, gives_distributions=True)
         critics = _make_critics(q_network_cls if is_discrete else critic_network_cls, is_discrete, observation_spec,
@@ -198,17 +201,18 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             check_value(owner, name, value, int, minimum=1)
         if eta_optimizer is None and positive['initial_eta'] is not None:
             raise ConfError([problem_at(owner, 'initial_eta', 'is set, but the temperature is solved for in each '
-                                        'minibatch and has no first value', 'give an eta_optimizer, or leave it out')])
+                                        'minibatch and needs no initial value', 'set eta_optimizer, or leave it out')])
 
     def _check_m_step(self, iterations: int, actor_optimizer: Any) -> None:
         if iterations > 1 and (actor_optimizer is None or self._is_recurrent):
-            what = 'actor_optimizer is not set' if actor_optimizer is None else 'the networks have memory'
+            what = 'actor_optimizer is not set' if actor_optimizer is None else 'the networks are recurrent'
             raise ConfError([problem_at(type(self).__name__, 'mstep_iterations', f'= {iterations}, but {what}',
-                                        'set actor_optimizer and use networks without memory, or leave it at 1')])
+                                        'set actor_optimizer and use networks that are not recurrent, or leave it at '
+                                        '1')])
 
     def _make_policy(self, actor: Any, numbers: dict[str, Any], constrain_each_dimension: bool,
                      out_of_bounds_constraint: float | None) -> Any:
-        """The kind of policy that ``actor`` makes, with the multipliers of its constraints."""
+        """Create the policy object that matches ``actor``, with the multipliers of its constraints."""
         if self._is_discrete:
             if out_of_bounds_constraint is not None or constrain_each_dimension:
                 name = 'constrain_each_dimension' if constrain_each_dimension else 'out_of_bounds_constraint'
@@ -234,29 +238,29 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._update_target_critics = TargetUpdater(critics, self._target_critic_networks, *critic_update)
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
-        """The target networks."""
+        """Return the names of the target networks."""
         return ['_target_actor_network', '_target_critic_networks']
 
     @property
     def supports_action_mask(self) -> bool:  # type: ignore[override]
-        """Of a discrete action."""
+        """Support of action masks: only for a discrete action."""
         return self._is_discrete
 
-    def own_capabilities(self) -> Capabilities:
-        """Fixed without memory and further iterations of the M-step, and unless something in a network or a loss draws
-        numbers or keeps statistics."""
-        fixed = not self._is_recurrent and self._mstep_iterations == 1 and is_traceable(self)
-        return super().own_capabilities()._replace(traceable_update=fixed,
-                                             traceable_prediction=has_fixed_prediction(self, MpoAlgorithm))
+    predicts_from_observation = True
+
+    @property
+    def updates_are_traceable(self) -> bool:
+        """Whether the policy is feed-forward and the M-step is a single update."""
+        return not self._is_recurrent and self._mstep_iterations == 1
 
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
-        """The state of the policy network."""
+        """Return the state of the policy network."""
         return state.actor
 
     # Acting ----------------------------------------------------------------------------------------------------
 
     def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
-        """The most likely action ``[B, ...]``, or with probability ``epsilon_greedy`` a sampled one."""
+        """Return the most likely action ``[B, ...]``, or with probability ``epsilon_greedy`` a sampled one."""
         distribution, state = self._actor_network(inputs.observation, state)
         distribution = dist_utils.mask_actions(distribution, inputs.action_mask)
         action = self._policy.clip(dist_utils.epsilon_greedy_sample(distribution, self._epsilon_greedy))
@@ -281,11 +285,11 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     def _require_critics(self) -> None:
         if self._critic_networks is None:
-            raise RuntimeError(f'{self._name} has no critics: it can be played and evaluated, not trained; set '
+            raise RuntimeError(f'{self._name} has no critics: it can act and be evaluated, but not trained; set '
                                'critic_network_cls (for a discrete action q_network_cls)')
 
     def policy_terms(self, rows: Rows, state: Any) -> tuple[Any, Any, Any]:
-        """The distributions of policy and target policy."""
+        """Return the distributions of policy and target policy."""
         self._require_critics()
         policy, actor_state = self._actor_network(rows.observation, state.actor)
         with torch.no_grad():
@@ -294,17 +298,17 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return (policy, target), (), state._replace(actor=actor_state, target_actor=target_state)
 
     def trained_values(self, rows: Rows, details: Any, state: Any) -> tuple[Any, Any]:
-        """The critics ``[N, n]`` (``[N, n, K]``) of the action taken."""
+        """Return the critics ``[N, n]`` (``[N, n, K]``) of the action taken."""
         critics, critic_state = self._values_of(self._critic_networks, rows.observation, rows.rollout_info.action,
                                                 state.critic)
         return critics, state._replace(critic=critic_state)
 
     @torch.no_grad()
     def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
-        """Actions of the target policy, evaluated.
+        """Evaluate actions of the target policy.
 
-        That is samples ``[N, S, A]`` (``()`` for a discrete action, of which all values count), their values
-        ``[N, S]``, and the mean value ``[N]`` (``[N, K]``) to bootstrap from.
+        Returns samples ``[N, S, A]`` (``()`` for a discrete action, where all values count), their values ``[N, S]``,
+        and the mean value ``[N]`` (``[N, K]``) to bootstrap from.
         """
         target, networks = rows.of(policy[1]), self._target_critic_networks
         if self._is_discrete:
@@ -315,16 +319,16 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         count = self._sample_action_num
         samples = self._policy.sample(target, count)
         actions = self._policy.actions(target, samples.flatten(0, 1))
-        repeated, memory = nest.map_structure(lambda x: x.repeat_interleave(count, 0),
-                                              (rows.observation, state.target_critic))
-        values = min_q(networks((repeated, actions), memory)[0], self._reward_weights).unflatten(0, (-1, count))
-        if self._is_recurrent:  # memory is of what happened, not of the actions that were tried
+        repeated, repeated_state = nest.map_structure(lambda x: x.repeat_interleave(count, 0),
+                                                      (rows.observation, state.target_critic))
+        values = min_q(networks((repeated, actions), repeated_state)[0], self._reward_weights).unflatten(0, (-1, count))
+        if self._is_recurrent:  # the state follows the actions taken, not the evaluated ones
             state = state._replace(target_critic=networks((rows.observation, rows.rollout_info.action),
                                                           state.target_critic)[1])
         return (samples, weighted_sum(values, self._reward_weights), values.mean(1)), state
 
     def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
-        """The action taken, and a :class:`MpoInfo`."""
+        """Return the action taken, and an :class:`MpoInfo`."""
         (distribution, target_distribution), (samples, sample_values, target_value) = terms.policy, terms.target
         return rollout_info.action, MpoInfo(
             reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount, action=rollout_info.action,
@@ -335,11 +339,11 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     @property
     def _bootstraps_from_first_step(self) -> bool:  # type: ignore[override]
-        return self._train_actor_on_first_step  # the actions that are evaluated serve both
+        return self._train_actor_on_first_step  # the evaluated actions serve both
 
     def _values_of(self, network: Any, observation: NestedTensor, action: NestedTensor,
                    state: NestedTensor) -> tuple[Tensor, NestedTensor]:
-        """The values ``[B, n]`` or ``[B, n, K]`` that ``network`` gives to actions, and its next state."""
+        """Return the values ``[B, n]`` or ``[B, n, K]`` of actions according to ``network``, and its next state."""
         if not self._is_discrete:
             return network((observation, action), state)
         values, state = network(observation, state)
@@ -349,7 +353,7 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     # Losses ----------------------------------------------------------------------------------------------------
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The loss of policy and critics, ``[T, B]``, and that of the temperature if it has an optimizer."""
+        """Return the loss of policy and critics, ``[T, B]``, and of the temperature if it has an optimizer."""
         states, mask = self._trained_states(info)
         weights, eta, dual = self._improve(states, mask)
         actor_loss, divergences = self._policy_loss(states, weights, states.action_distribution, mask)
@@ -370,7 +374,7 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return torch.stack(losses).sum(0) if len(losses) > 1 else losses[0]
 
     def _trained_states(self, info: Any) -> tuple[Any, Tensor]:
-        """The steps at which the policy is trained, and which of them count: those that are not LAST."""
+        """Return the steps at which the policy is trained, and a mask that excludes LAST steps."""
         states = MpoInfo(observation=info.observation, action_mask=info.action_mask,
                          action_distribution=info.action_distribution, target_distribution=info.target_distribution,
                          samples=info.samples, sample_values=info.sample_values)
@@ -380,7 +384,7 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return nest.map_structure(lambda x: x[1:], states), mask[1:]
 
     def _improve(self, states: Any, mask: Tensor) -> tuple[Tensor, Tensor, Any]:
-        """E-step: weights ``[T, B, N]`` of the actions, the temperature, and the loss of the temperatures or ``()``."""
+        """Run the E-step: return weights ``[T, B, N]`` of the actions, the temperature, and its loss or ``()``."""
         log_prior = self._policy.log_prior(self._policy.parameters_of(states.target_distribution))
         objectives = [states.sample_values]
         if len(self._temperatures) > 1:
@@ -396,8 +400,7 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     def _policy_loss(self, states: Any, weights: Tensor, policy: Any,
                      mask: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """M-step: the loss ``[T, B]`` of ``policy``, and its constrained changes ``[T, B, ...]``, which the multipliers
-        see."""
+        """Run the M-step: return the loss ``[T, B]`` of ``policy``, and its constrained changes ``[T, B, ...]``."""
         target = self._policy.parameters_of(states.target_distribution)
         online = self._policy.parameters_of(policy)
         divergences = self._policy.divergences(target, online)
@@ -408,7 +411,7 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return loss, divergences
 
     def after_update(self, root_inputs: TimeStep, info: Any) -> None:
-        """Move the multipliers, go on with the M-step if it has several iterations, move the target networks."""
+        """Move the multipliers, run further iterations of the M-step, and move the target networks."""
         self._move_multipliers()
         if self._mstep_iterations > 1:
             self._continue_m_step(*self._trained_states(info), info.step_type.numel())
@@ -420,7 +423,7 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             multiplier.move()
 
     def _continue_m_step(self, states: Any, mask: Tensor, count: int) -> None:
-        """The iterations of the M-step after the first; ``count`` steps share the loss, as in the first."""
+        """Run the iterations of the M-step after the first; the loss is divided by ``count``, as in the first."""
         with torch.no_grad():
             weights, _, _ = self._improve(states, mask)
         observation, mask_of_actions = nest.map_structure(lambda x: x.detach().flatten(0, 1),
@@ -432,14 +435,14 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             loss, _ = self._policy_loss(states, weights, policy, mask)
             self._actor_optimizer.zero_grad()
             ((loss * mask).sum() / count).backward()
-            self.learner.average(self._actor_optimizer)
+            self.updater.average_gradients(self._actor_optimizer)
             self._actor_optimizer.step()
             self._move_multipliers()
 
 
 def _make_critics(ctor: Callable[..., Any] | None, is_discrete: bool, observation_spec: NestedTensorSpec,
                   action_spec: NestedTensorSpec, reward_spec: TensorSpec, count: int) -> Any:
-    """``count`` critics as one network; ``None`` without a constructor."""
+    """Create ``count`` critics as one network; return ``None`` without a constructor."""
     if ctor is None:
         return None
     if is_discrete:

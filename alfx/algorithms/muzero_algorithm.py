@@ -1,18 +1,17 @@
-"""MuZero: planning with a model that is learned for it.
+"""MuZero: planning with a learned model (Schrittwieser et al. 2020, arXiv:1911.08265).
 
-A search (:class:`~alfx.algorithms.mcts_algorithm.MCTSAlgorithm`) chooses the actions, with the model that a learner
-(:class:`~alfx.algorithms.muzero_representation_learner.MuzeroRepresentationImpl`) trains to predict what the search
-needs: rewards, values and policies of the steps that follow (Schrittwieser et al. 2020, arXiv:1911.08265). The policies
-and values that are learned are in turn those which the search found.
+A search (:class:`~alfx.algorithms.mcts_algorithm.MCTSAlgorithm`) chooses the actions with a learned model. A learner
+(:class:`~alfx.algorithms.muzero_representation_learner.MuzeroRepresentationImpl`) trains this model to predict rewards,
+values and policies of the following steps. The target policies and values are in turn the results of the search.
 
-What differs from the paper is said where it is: in the two modules named.
+The two modules list the differences from the paper.
 """
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.mcts_algorithm import MCTSAlgorithm
 from alfx.algorithms.muzero.reanalysis import half_precision, search_observation, search_observation_spec
 from alfx.algorithms.muzero_representation_learner import MuzeroRepresentationImpl
@@ -25,23 +24,23 @@ from alfx.engine.capabilities import Capabilities
 
 @configurable
 class MuzeroAlgorithm(OffPolicyAlgorithm):
-    """Searches with the model of a learner.
+    """Agent that plans by tree search with a learned model.
 
-    If the observation is a dictionary with 'valid_action_mask', 'steps' or 'to_play', the search looks at these; the
-    model sees the whole observation.
+    The search uses the fields 'valid_action_mask', 'steps' and 'to_play' of a dictionary observation; the model
+    receives the whole observation.
 
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: bounded spec of one action.
         discount: discount factor of the rewards.
-        reward_spec: of rank 0 or 1.
-        representation_learner_ctor: makes the learner, called as ``(observation_spec=, action_spec=, reward_spec=,
+        reward_spec: rank 0 or 1.
+        representation_learner_ctor: creates the learner, called as ``(observation_spec=, action_spec=, reward_spec=,
             discount=, reward_transformer=, enable_amp=, config=, debug_summaries=, name=)``.
-        mcts_algorithm_ctor: makes the search, called as ``(observation_spec=, action_spec=, discount=,
+        mcts_algorithm_ctor: creates the search, called as ``(observation_spec=, action_spec=, discount=,
             debug_summaries=, name=)``. It is not trained.
-        reward_transformer: called with rewards of any batch shape; what is learned and predicted are its results.
-        config: the configuration of the run.
-        enable_amp: on a GPU, evaluate and reanalyze in 16 bits; the rollout does not.
+        reward_transformer: called with rewards of any batch shape; the model learns and predicts its results.
+        config: configuration of the run.
+        enable_amp: on a GPU, evaluate and reanalyze in 16 bits; the rollout uses full precision.
         checkpoint: as in ``Algorithm``.
         debug_summaries: write more summaries.
         name: name of this algorithm.
@@ -72,25 +71,25 @@ class MuzeroAlgorithm(OffPolicyAlgorithm):
         self._reward_transformer = reward_transformer
         self._enable_amp = enable_amp
 
-    # What it is ------------------------------------------------------------------------------------------------
+    # Parts -----------------------------------------------------------------------------------------------------
 
     @property
     def search(self) -> MCTSAlgorithm:
-        """The search."""
+        """Search algorithm that chooses the actions."""
         return self._search
 
     @property
     def model(self) -> Any:
-        """The model that it searches with."""
+        """Learned model used by the search."""
         return self._representation_learner.model
 
     def set_path(self, path: str) -> None:
-        """The learner looks up what the search found where this algorithm's infos are."""
+        """Set the path of the infos, where the learner looks up the results of the search."""
         super().set_path(path)
         self._representation_learner.set_path(path)
 
     def set_reward_weights(self, reward_weights: Tensor) -> None:
-        """Use these weights ``[K]`` from the next step on, in the learner as well."""
+        """Use the weights ``[K]`` from the next step on, also in the learner."""
         super().set_reward_weights(reward_weights)
         self._representation_learner.set_reward_weights(reward_weights)
 
@@ -99,7 +98,7 @@ class MuzeroAlgorithm(OffPolicyAlgorithm):
         return super().own_capabilities()._replace(traceable_update=True, trains_sequences_at_once=True)
 
     def _capabilities_of_parts(self) -> dict[Any, Capabilities]:
-        """The search has no part in an update."""
+        """Return the capabilities of the learner; the search takes no part in an update."""
         return {self._representation_learner: self._representation_learner.capabilities}
 
     # Steps -----------------------------------------------------------------------------------------------------
@@ -110,7 +109,7 @@ class MuzeroAlgorithm(OffPolicyAlgorithm):
             return self._search.predict_step(self._search_inputs(time_step), state)
 
     def rollout_step(self, time_step: TimeStep, state: NestedTensor) -> AlgStep:
-        """Search with noise, and choose the action; the info is an ``MCTSInfo``."""
+        """Search with noise, and choose the action; ``info`` is an ``MCTSInfo``."""
         return self._search.rollout_step(self._search_inputs(time_step), state)
 
     def _search_inputs(self, time_step: TimeStep) -> TimeStep:
@@ -120,18 +119,18 @@ class MuzeroAlgorithm(OffPolicyAlgorithm):
         return time_step._replace(observation=search_observation(self.model, time_step.observation), reward=reward)
 
     def train_step(self, exp: TimeStep, state: NestedTensor, rollout_info: NestedTensor) -> AlgStep:
-        """That of the learner."""
+        """Run the training step of the learner."""
         return self._representation_learner.train_step(exp, state, rollout_info)
 
     def preprocess_experience(self, root_inputs: TimeStep, rollout_info: NestedTensor,
                               batch_info: BatchInfo) -> tuple[TimeStep, NestedTensor]:
-        """That of the learner: what the model is to predict."""
+        """Add the targets of the model, computed by the learner."""
         return self._representation_learner.preprocess_experience(root_inputs, rollout_info, batch_info)
 
     def calc_loss(self, info: NestedTensor) -> LossInfo:
-        """That of the learner."""
+        """Return the loss of the learner."""
         return self._representation_learner.calc_loss(info)
 
     def after_update(self, root_inputs: TimeStep, info: NestedTensor) -> None:
-        """That of the learner."""
+        """Run the ``after_update`` of the learner."""
         self._representation_learner.after_update(root_inputs, info)

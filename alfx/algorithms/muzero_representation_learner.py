@@ -1,19 +1,21 @@
-"""Learning the model that MuZero plans with, and what else it is good for: a representation.
+"""Training of the model that MuZero plans with, also usable as a representation for other policies.
 
-A model (:mod:`alfx.algorithms.mcts_models`) is unrolled over the R actions that followed a stored step, and what it
-predicts of each of these steps is compared with what is known of them by now (Schrittwieser et al. 2020,
-arXiv:1911.08265, appendix G): the reward, the value, the policy that a search found, whether the game was over, and the
-latent state of the observation. With reanalysis (Schrittwieser et al. 2021, arXiv:2104.06294) values and policies come
-from a search with the latest model, not from the one that acted.
+A model (:mod:`alfx.algorithms.mcts_models`) is unrolled over the R actions that followed a stored step. Its predictions
+for each of these steps are compared with targets (Schrittwieser et al. 2020, arXiv:1911.08265, appendix G): the reward,
+the value, the policy found by a search, the end of the game, and the latent state of the observation. With reanalysis
+(Schrittwieser et al. 2021, arXiv:2104.06294) values and policies come from a search with the latest model, not from the
+search that acted.
 
-:class:`MuzeroRepresentationImpl` is that learner; ``MuzeroAlgorithm`` searches with its model.
-:class:`MuzeroRepresentationLearner` trains one in an ``Agent``, from a replay buffer of its own, for any other policy.
+:class:`MuzeroRepresentationImpl` is this learner; ``MuzeroAlgorithm`` searches with its model.
+:class:`MuzeroRepresentationLearner` trains such a learner in an ``Agent``, from a separate replay buffer, for any other
+policy.
 
-Differs from the papers in that
+Differences from the papers:
 
-- values and rewards are always those of player 0;
-- an episode that goes on or was cut off by a time limit is no end: the value of its last step stands for what follows;
-- the return to the end of the episode counts all rewards, not only the last one.
+- Values and rewards are always those of player 0.
+- An episode that is still running or was truncated by a time limit does not count as ended: the value of its last step
+  replaces the unknown future.
+- The return to the end of the episode sums all rewards, not only the last one.
 
 Read next: :mod:`alfx.algorithms.muzero.model_targets`, :mod:`alfx.algorithms.muzero.reanalysis`.
 """
@@ -25,7 +27,7 @@ import torch
 
 from alfx import context, nest, summary
 from alfx.algorithms.base.ownership import assign_optimizers
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.data_transformer import DataTransformer, UntransformedTimeStep
 from alfx.algorithms.mcts_models import MCTSModel
 from alfx.algorithms.muzero.representation import LinearTdStepFunc, MuzeroInfo, MuzeroRepresentationImpl
@@ -44,14 +46,14 @@ __all__ = ['LinearTdStepFunc', 'MuzeroInfo', 'MuzeroRepresentationImpl', 'Muzero
 @configurable
 @dataclasses.dataclass(frozen=True)
 class MuzeroRepresentationTrainingOptions:
-    """How a :class:`MuzeroRepresentationLearner` trains; the same as the fields of ``TrainerConfig`` of these names.
+    """Training options of a :class:`MuzeroRepresentationLearner`; most are the same as in ``TrainerConfig``.
 
     Attributes:
-        interval: train every so many iterations.
+        interval: number of iterations between two trainings.
         mini_batch_length: T.
         mini_batch_size: B.
-        num_updates_per_train_iter: updates each time.
-        replay_buffer_length: steps kept of each environment.
+        num_updates_per_train_iter: updates per training.
+        replay_buffer_length: steps kept per environment.
         initial_collect_steps: steps of all environments together before the first update.
         priority_replay: sample by priority.
         priority_replay_alpha: exponent of the priorities.
@@ -71,27 +73,25 @@ class MuzeroRepresentationTrainingOptions:
 
 @configurable
 class MuzeroRepresentationLearner(OffPolicyAlgorithm):
-    """Trains a :class:`MuzeroRepresentationImpl` for any policy algorithm of an ``Agent``.
+    """Representation learner that trains a :class:`MuzeroRepresentationImpl` for any policy algorithm of an ``Agent``.
 
-    What the policy sees are the latent states.
-
-    What the environment gave is stored in a replay buffer of its own, and trained on after each iteration. The loss of
-    the policy does not reach the representation. Where there are data transformers, ``@UntransformedTimeStep`` has to
-    be the first one.
+    The policy receives the latent states. The learner stores untransformed time steps of the environment in a separate
+    replay buffer, and trains after each iteration. The loss of the policy does not reach the representation. If there
+    are data transformers, ``@UntransformedTimeStep`` has to be the first one.
 
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: bounded spec of one action.
-        config: the configuration of the run.
-        training_options: how to train; ``None``: not at all, for a model that its ``checkpoint`` brings.
-        reward_spec: of rank 0 or 1.
-        impl_cls: makes the learner, called as ``(observation_spec=, action_spec=, reward_spec=, config=,
-            debug_summaries=)``; to be trained it needs an optimizer.
+        config: configuration of the run.
+        training_options: training options; ``None``: no training, for a model loaded from ``checkpoint``.
+        reward_spec: rank 0 or 1.
+        impl_cls: creates the learner, called as ``(observation_spec=, action_spec=, reward_spec=, config=,
+            debug_summaries=)``; it needs an optimizer to be trained.
         debug_summaries: write more summaries.
         name: name of this algorithm.
 
     Raises:
-        OwnershipError: it is to be trained and has no optimizer.
+        OwnershipError: ``training_options`` is set, but the learner has no optimizer.
         ValueError: an option is out of range.
     """
 
@@ -118,11 +118,11 @@ class MuzeroRepresentationLearner(OffPolicyAlgorithm):
             assign_optimizers(self._impl)
         self._iterations = SavedCount(self, '_num_iterations')
 
-    # What it is ------------------------------------------------------------------------------------------------
+    # Properties and configuration ------------------------------------------------------------------------------
 
     @property
     def on_policy(self) -> bool | None:
-        """As the policy is trained."""
+        """On-policy flag of the policy that uses the representation."""
         return self._is_on_policy
 
     @property
@@ -132,7 +132,7 @@ class MuzeroRepresentationLearner(OffPolicyAlgorithm):
 
     @property
     def model(self) -> MCTSModel:
-        """The model that is learned."""
+        """Learned model."""
         return self._impl.model
 
     def own_capabilities(self) -> Capabilities:
@@ -147,52 +147,52 @@ class MuzeroRepresentationLearner(OffPolicyAlgorithm):
         return ['_impl']
 
     def check_config(self, config: TrainerConfig) -> None:
-        """Refuse a run in which the steps of the environment do not get here.
+        """Reject a run that does not keep the untransformed time steps.
 
         Raises:
-            ConfError: a data transformer changes them, and none keeps them as they were.
+            ConfError: a data transformer changes time steps, and ``@UntransformedTimeStep`` is missing.
         """
         transformers = [] if config.data_transformer is None else list(config.data_transformer.modules())
         changes = [type(t).__name__ for t in transformers if isinstance(t, DataTransformer) and t.changes_time_steps]
         if self._options and changes and not any(isinstance(t, UntransformedTimeStep) for t in transformers):
             raise ConfError([problem_at(
-                'TrainerConfig', 'data_transformer_ctor', f'changes time steps by {", ".join(changes)}, but '
-                f'{self._name} stores those of the environment', 'let @UntransformedTimeStep be the first one of the '
+                'TrainerConfig', 'data_transformer_ctor', f'changes time steps with {", ".join(changes)}, but '
+                f'{self._name} stores untransformed ones', 'make @UntransformedTimeStep the first transformer of the '
                 'list')])
 
     # Steps -----------------------------------------------------------------------------------------------------
 
     def predict_step(self, time_step: TimeStep, state: NestedTensor) -> AlgStep:
-        """The representation ``[B, ...]``."""
+        """Return the representation ``[B, ...]``."""
         return self._impl.predict_step(time_step, state)
 
     def rollout_step(self, time_step: TimeStep, state: NestedTensor) -> AlgStep:
-        """The representation ``[B, ...]``, which no gradient reaches."""
+        """Return the representation ``[B, ...]`` without gradient."""
         with torch.no_grad():
             return self._impl.rollout_step(time_step, state)
 
     def train_step(self, exp: TimeStep, state: NestedTensor, rollout_info: NestedTensor) -> AlgStep:
-        """The representation ``[B, ...]``, which no gradient reaches."""
+        """Return the representation ``[B, ...]`` without gradient."""
         return self.rollout_step(exp, state)
 
     def preprocess_experience(self, root_inputs: TimeStep, rollout_info: NestedTensor,
                               batch_info: BatchInfo) -> tuple[TimeStep, NestedTensor]:
-        """Everything as it is: what the policy is trained on is not what the representation is."""
+        """Return the inputs unchanged; the learner trains from its own replay buffer."""
         return root_inputs, rollout_info
 
     def calc_loss(self, info: NestedTensor) -> LossInfo:
-        """Nothing is added to the loss of the policy."""
+        """Return an empty loss; the learner trains separately from the policy."""
         return LossInfo()
 
     def after_update(self, root_inputs: TimeStep, info: NestedTensor) -> None:
-        """Nothing: what follows an update of the model happens in :meth:`after_train_iter`."""
+        """Do nothing; :meth:`after_train_iter` updates the model."""
 
     def after_train_iter(self, experience: TimeStep | None, info: NestedTensor) -> None:
         """Store the unroll, and train.
 
         Args:
             experience: transformed time steps ``[T, B, ...]`` of the unroll; ``None`` if there was none.
-            info: of the rollout; not looked at.
+            info: info of the rollout; unused.
         """
         if self._options is None:
             return
@@ -201,16 +201,16 @@ class MuzeroRepresentationLearner(OffPolicyAlgorithm):
         if self._impl.replay_buffer is None or self._iterations.add() % self._options.interval:
             return
         ranks = context.get_ranks()
-        if ranks is not None and self._impl.learner.averager is None:
+        if ranks is not None and self._impl.updater.averager is None:
             self._impl.activate_ddp(ranks.rank)
         with summary.scope(self._name):  # the losses of the policy have the same names
             self._impl.train_from_replay_buffer()
 
     def _store(self, time_steps: TimeStep) -> None:
-        """Keep time steps ``[T, B, ...]`` as the environment gave them."""
+        """Store time steps ``[T, B, ...]`` in their untransformed version."""
         if isinstance(time_steps.untransformed, TimeStep):
             time_steps = time_steps.untransformed
-        if self.learner.unrolls_end_with_bootstrap:  # that step comes again, as the first one of the next unroll
+        if self.unrolls_end_with_bootstrap:  # the next unroll starts with the same step
             time_steps = nest.map_structure(lambda x: x[:-1], time_steps)
         experience = Experience(time_step=time_steps._replace(env_info=(), untransformed=()))
         if self._impl.replay_buffer is None:

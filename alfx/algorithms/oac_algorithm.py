@@ -1,9 +1,9 @@
 """Optimistic actor-critic (Ciosek et al. 2019, arXiv:1910.12807): soft actor-critic that explores by an upper bound.
 
 In the rollout the mean of the policy is shifted, before squashing, in the direction in which an upper confidence bound
-of Q grows fastest, as far as a bound on the KL divergence between the two policies admits. What is trained is soft
-actor-critic's. Differs from the paper in that the standard deviation of Q is that of any number of critics; for two it
-is half of their distance, as in the paper.
+of Q grows fastest, as far as a bound on the KL divergence between the two policies allows. Training is the same as in
+soft actor-critic. One difference from the paper: the standard deviation of Q is computed over any number of critics;
+for two critics it is half of their difference, as in the paper.
 """
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,7 @@ from alfx.gin_utils.value_checks import NonNegative
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 from alfx.utils import dist_utils
 
-_ROUNDING = 4 * torch.finfo(torch.float32).eps  # of a critic, as a part of its value
+_ROUNDING = 4 * torch.finfo(torch.float32).eps  # rounding error of a critic, relative to its value
 
 
 @configurable
@@ -30,18 +30,17 @@ class OacAlgorithm(SacAlgorithm):
     """Soft actor-critic with optimistic exploration.
 
     Args:
-        explore: shift the mean of the policy in the rollout; for continuous actions whose policy is a (squashed)
-            diagonal normal, and critics without memory. If False, it is ``SacAlgorithm``.
-        explore_delta: bound on the KL divergence between the policy that explores and the one that is trained.
+        explore: shift the mean of the policy in the rollout. Needs continuous actions, a policy that is a (squashed)
+            diagonal normal, and critics that are not recurrent. ``False`` is plain ``SacAlgorithm``.
+        explore_delta: bound on the KL divergence between the exploration policy and the trained policy. Larger values
+            explore further.
         beta_ub: number of standard deviations of Q between its mean and its upper bound.
-        kwargs: those of :class:`~alfx.algorithms.sac_algorithm.SacAlgorithm`, except ``normalize_entropy_reward``,
-            ``reproduce_locomotion`` and ``rollout_noise_correlation``.
+        kwargs: arguments of :class:`~alfx.algorithms.sac_algorithm.SacAlgorithm`, except
+            ``normalize_entropy_reward``, ``reproduce_locomotion`` and ``rollout_noise_correlation``.
 
     Raises:
-        ValueError: ``explore`` with another kind of action, policy or critic, or an argument out of range.
+        ValueError: ``explore`` is set with an unsupported action, policy or critic, or an argument is out of range.
     """
-
-    own_capabilities = SacAlgorithm.own_capabilities
 
     @takes_arguments_of(
         SacAlgorithm, without=('normalize_entropy_reward', 'reproduce_locomotion', 'rollout_noise_correlation'),
@@ -51,24 +50,24 @@ class OacAlgorithm(SacAlgorithm):
         if explore_delta < 0:
             raise ValueError(f'{name}.explore_delta: expected at least 0, found {explore_delta}')
         if explore and ActionParts(action_spec).type != ActionType.Continuous:
-            raise ValueError(f'{name}.explore is for continuous actions, found {action_spec}; set explore=False')
+            raise ValueError(f'{name}.explore needs continuous actions, found {action_spec}; set explore=False')
         super().__init__(action_spec=action_spec, name=name, **kwargs)
         if explore:
             check_normal_actor(f'{name}.explore', self._actor_network)
             if self._critic_networks is not None and self._critic_networks.is_rnn:
-                raise ValueError(f'{name}.explore: critics with memory are not supported; set explore=False')
+                raise ValueError(f'{name}.explore: recurrent critics are not supported; set explore=False')
         self._explore = explore and self._critic_networks is not None
         self._explore_delta = explore_delta
         self._beta_ub = beta_ub
 
     def _draw_rollout_action(self, inputs: TimeStep, noise: NestedTensor, distribution: Any) -> NestedTensor:
-        """The action ``[B, ...]`` of the policy that explores."""
+        """Return the action ``[B, ...]`` of the exploration policy."""
         if self._explore:
             distribution = self._exploring(inputs.observation, distribution)
         return super()._draw_rollout_action(inputs, noise, distribution)
 
     def _exploring(self, observation: NestedTensor, distribution: Any) -> Any:
-        """The nest of distributions ``[B]`` with shifted means."""
+        """Return the nest of distributions ``[B]`` with shifted means."""
         policies = nest.flatten(distribution, nest.is_distribution)
         normals = [_normal_of(policy) for policy in policies]
         with torch.enable_grad():
@@ -86,29 +85,29 @@ class OacAlgorithm(SacAlgorithm):
 
 
 def upper_bound(critics: Tensor, beta: float) -> Tensor:
-    """``mean + beta * standard deviation`` over n critics (Ciosek et al. 2019, section 4.1): ``[B, n]`` to ``[B]``."""
+    """Return ``mean + beta * standard deviation`` over n critics (section 4.1 of the paper): ``[B, n]`` to ``[B]``."""
     variance = critics.var(1, unbiased=False)
     return critics.mean(1) + beta * (variance + 1e-12).sqrt()
 
 
 def exploration_shift(gradients: Sequence[Tensor], scales: Sequence[Tensor], delta: float,
                       resolution: Tensor | float = 0.0) -> list[Tensor]:
-    """How far the mean of a diagonal normal policy moves to raise a linear function most within a bound on KL.
+    """Shift of the mean of a diagonal normal policy that raises a linear function most within a bound on the KL.
 
     With the gradient g at the mean and the covariance S (Ciosek et al. 2019, proposition 1, eq. 7):
 
         shift = sqrt(2 delta) S g / sqrt(g' S g)
 
     Args:
-        gradients: g, one ``[B, ...]`` for each part of the action.
-        scales: standard deviations, likewise; S is the diagonal matrix of their squares.
-        delta: the bound on the KL divergence of the whole action.
-        resolution: ``[B]``: how far the function may be off by rounding. Where it would change by less than that,
-            sqrt(g' S g), over one standard deviation, its gradient may be rounding as well, and says no direction to
-            go all the way to the bound in: the square of this is added to g' S g.
+        gradients: g, one tensor ``[B, ...]`` for each part of the action.
+        scales: standard deviations, one tensor ``[B, ...]`` for each part; S is the diagonal matrix of their squares.
+        delta: bound on the KL divergence of the whole action.
+        resolution: ``[B]``: rounding error of the function; its square is added to g' S g. If the change of the
+            function over one standard deviation, sqrt(g' S g), is smaller than its rounding error, the direction of
+            its gradient is unreliable, and the shift must not go all the way to the bound.
 
     Returns:
-        one ``[B, ...]`` for each part; 0 where g is 0.
+        One tensor ``[B, ...]`` for each part; 0 where g is 0.
     """
     steps = [g * scale.square() for g, scale in zip(gradients, scales)]
     squares = [(g * step).flatten(1).sum(1) for g, step in zip(gradients, steps)]
@@ -122,7 +121,7 @@ def _normal_of(policy: Any) -> Any:
 
 
 def _with_mean(policy: Any, mean: Tensor) -> Any:
-    """A (transformed) diagonal normal with the mean of the normal replaced."""
+    """Return a (transformed) diagonal normal with the mean of the normal replaced."""
     if isinstance(policy, dist_utils.TransformedDistribution):
         return dist_utils.TransformedDistribution(_with_mean(policy.base_dist, mean), policy.transforms)
     return dist_utils.DiagMultivariateNormal(mean, policy.scale, policy.reinterpreted_batch_ndims)

@@ -1,11 +1,11 @@
-"""Base of algorithms that train on a replay buffer."""
+"""Base class of algorithms that train from a replay buffer."""
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.gin_utils import configurable
 
 
 @configurable
 class OffPolicyAlgorithm(RLAlgorithm):
-    """An algorithm that stores what ``rollout_step`` collects and trains with ``train_step`` on what it stored.
+    """Base class of algorithms that store the steps of ``rollout_step`` and train on samples with ``train_step``.
 
     A subclass implements ``rollout_step``, ``train_step`` and ``calc_loss``. An iteration does::
 
@@ -18,10 +18,10 @@ class OffPolicyAlgorithm(RLAlgorithm):
             loss = calc_loss(train_step(batch.time_step, state, batch.rollout_info).info)
             update the parameters
 
-    The arguments are those of :class:`alfx.algorithms.rl_algorithm.RLAlgorithm`.
+    The arguments are the same as in :class:`alfx.algorithms.rl_algorithm.RLAlgorithm`.
     """
 
     @property
     def on_policy(self) -> bool | None:
-        """False unless a subclass supports both ways."""
+        """Return ``False``; a subclass that supports both modes overrides this."""
         return False

@@ -1,4 +1,4 @@
-"""Base of algorithms that train on their latest unroll."""
+"""Base class of algorithms that train on their latest unroll."""
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, TimeStep
 from alfx.gin_utils import configurable
@@ -7,25 +7,25 @@ from alfx.tensor_specs import NestedTensor
 
 @configurable
 class OnPolicyAlgorithm(OffPolicyAlgorithm):
-    """An algorithm that trains once on each unroll.
+    """Base class of algorithms that train once on each unroll.
 
     A subclass implements ``rollout_step`` and ``calc_loss``. An iteration does::
 
         for _ in range(unroll_length):
             action, state, info = rollout_step(time_step, state)
-            keep info
+            store info
             time_step = env.step(action)
         loss = calc_loss(all infos)
         update the parameters
 
-    The arguments are those of :class:`alfx.algorithms.rl_algorithm.RLAlgorithm`.
+    The arguments are the same as in :class:`alfx.algorithms.rl_algorithm.RLAlgorithm`.
     """
 
     @property
     def on_policy(self) -> bool | None:
-        """True."""
+        """Return ``True``."""
         return True
 
     def train_step(self, inputs: TimeStep, state: NestedTensor, rollout_info: NestedTensor) -> AlgStep:
-        """The same as ``rollout_step``, unless a subclass makes better use of ``rollout_info``."""
+        """Run ``rollout_step``; a subclass may use ``rollout_info`` instead."""
         return self.rollout_step(inputs, state)

@@ -7,10 +7,10 @@ from alfx.gin_utils import configurable, takes_arguments_of
 
 @configurable
 class OneStepTDLoss(TDLoss):
-    """:class:`~alfx.algorithms.td_loss.TDLoss` with ``td_lambda = 0``.
+    """Temporal difference loss :class:`~alfx.algorithms.td_loss.TDLoss` with ``td_lambda = 0``.
 
     Args:
-        kwargs: those of :class:`~alfx.algorithms.td_loss.TDLoss`, except ``td_lambda`` and ``normalize_target``.
+        kwargs: arguments of :class:`~alfx.algorithms.td_loss.TDLoss`, except ``td_lambda`` and ``normalize_target``.
     """
 
     @takes_arguments_of(TDLoss, without=('td_lambda', 'normalize_target'), defaults={'name': 'OneStepTDLoss'})
@@ -20,10 +20,10 @@ class OneStepTDLoss(TDLoss):
 
 @configurable
 class OneStepTDQRLoss(TDQRLoss):
-    """:class:`~alfx.algorithms.td_loss.TDQRLoss` with ``td_lambda = 0``.
+    """Quantile regression loss :class:`~alfx.algorithms.td_loss.TDQRLoss` with ``td_lambda = 0``.
 
     Args:
-        kwargs: those of :class:`~alfx.algorithms.td_loss.TDQRLoss`, except ``td_lambda``.
+        kwargs: arguments of :class:`~alfx.algorithms.td_loss.TDQRLoss`, except ``td_lambda``.
     """
 
     @takes_arguments_of(TDQRLoss, without=('td_lambda', ), defaults={'name': 'OneStepTDQRLoss'})

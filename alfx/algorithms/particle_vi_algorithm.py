@@ -1,16 +1,16 @@
-r"""Particles that become samples of a distribution: particle-based variational inference.
+r"""Particle-based variational inference: particles that become samples of a distribution.
 
-The distribution is known by a loss, its negative log density up to a constant. N particles are moved so that their
-distribution minimises ``E[loss] - a H``, with ``a = entropy_regularization`` and H the entropy; at ``a = 1`` they
+The distribution is given by a loss, its negative log density up to a constant. N particles are moved so that their
+distribution minimises ``E[loss] - a H``, with ``a = entropy_regularization`` and H the entropy. With ``a = 1`` they
 become samples of the distribution itself. With the score ``s = -grad loss`` a particle moves along
 
     svgd    1/N sum_j [k(x_j, x_i) s(x_j) + a grad_{x_j} k(x_j, x_i)]          (Liu, Wang 2016, arXiv:1608.04471)
     gfsf    s(x_i) - a (estimate of grad log q, the density of the particles)  (Liu et al. 2019, arXiv:1807.01750)
-    minmax  what a critic network finds                                        (Hu et al. 2018, arXiv:1810.03545)
-    None    s(x_i): each particle for itself, as of an ensemble
+    minmax  output of a critic network                                         (Hu et al. 2018, arXiv:1810.03545)
+    None    s(x_i): independent particles, as in an ensemble
 
-The maths is in :mod:`alfx.algorithms.particles.particle_vi` and :mod:`alfx.algorithms.particles.critic`. The loss of
-a particle is made so that its gradient is minus that direction: any optimizer can be used. Read next:
+The maths is in :mod:`alfx.algorithms.particles.particle_vi` and :mod:`alfx.algorithms.particles.critic`. The gradient
+of the loss is the negative of this direction, so that any optimizer can be used. Read next:
 :mod:`alfx.algorithms.functional_particle_vi_algorithm`, where particles are networks.
 """
 from collections.abc import Callable, Sequence
@@ -29,57 +29,61 @@ from alfx.tensor_specs import TensorSpec
 from alfx.algorithms.particles import particle_vi
 
 RIDGE = 1e-3
-"""Added to the diagonal of the kernel matrix by 'gfsf', which is 1: close particles make it singular."""
+"""Constant that 'gfsf' adds to the unit diagonal of the kernel matrix, which close particles would make singular."""
 
 LossFunction = Callable[[Any], Any]
 
 
 def losses_of(result: Any, where: str, num: int) -> tuple[Tensor, Any]:
-    """The loss ``[num]`` of what a loss function returned, and the rest of it.
+    """Return the loss ``[num]`` of the result of a loss function, and its ``extra``.
 
     Raises:
-        ValueError: it is no tensor ``[num]`` and has no such field ``loss``.
+        ValueError: the result is neither a tensor ``[num]`` nor has such a field ``loss``.
     """
     loss = result if isinstance(result, Tensor) else getattr(result, 'loss', None)
     if not isinstance(loss, Tensor) or loss.shape != (num, ):
         found = list(loss.shape) if isinstance(loss, Tensor) else type(result).__name__
-        raise ValueError(f'{where}: expected of loss_func a loss [{num}], or a tuple with one as loss, found {found}')
+        raise ValueError(f'{where}: expected loss_func to return a loss [{num}], or a tuple with a field loss [{num}], '
+                         f'found {found}')
     return loss, () if isinstance(result, Tensor) else getattr(result, 'extra', ())
 
 
 def score_of(loss: Tensor, outputs: Tensor) -> Tensor:
-    """``-d loss / d outputs``, for losses that depend on their own row of ``outputs`` only."""
+    """Return ``-d loss / d outputs``, for losses that depend only on their own row of ``outputs``."""
     return -torch.autograd.grad(loss.sum(), outputs, retain_graph=True)[0]
 
 
 def moving_loss(direction: Tensor, outputs: Tensor) -> Tensor:
-    """``[N]``: what has ``-direction`` as its gradient by ``outputs``, ``[N, D]`` both."""
+    """Return a loss ``[N]`` whose gradient by ``outputs`` is ``-direction``; both are ``[N, D]``."""
     return -(direction.detach() * outputs).sum(-1)
 
 
 @configurable
 class ParVIAlgorithm(Algorithm):
-    """A set of particles on their way to a distribution; see the module.
+    """Set of particles that approximates a distribution; see the module docstring.
 
     Args:
         particle_dim: D.
         num_particles: N.
-        entropy_regularization: ``a``, the weight of the repulsion.
+        entropy_regularization: ``a``, weight of the repulsion between particles.
         par_vi: 'svgd', 'gfsf', 'minmax' or ``None``.
-        critic_input_dim: number of inputs of the critic; ``None``: ``particle_dim``. For 'minmax', as all that follows.
-        critic_hidden_layers: sizes of its hidden layers. Wide ones learn the few particles by heart and push them too
-            far apart; ``()`` finds a normal distribution exactly.
-        critic_l2_weight: weight of the squared length of its outputs.
+        critic_input_dim: number of inputs of the critic; ``None``: ``particle_dim``. The critic arguments are used only
+            by 'minmax'.
+        critic_hidden_layers: sizes of the critic's hidden layers. Wide layers overfit a small number of particles and
+            push them too far apart; ``()`` fits a normal distribution exactly.
+        critic_l2_weight: weight of the squared length of the critic's outputs.
         critic_iter_num: updates of the critic in each training step.
-        critic_use_bn: whether the critic uses batch norm.
-        critic_optimizer: trains the critic; needed for 'minmax'.
+        critic_use_bn: use batch norm in the critic.
+        critic_optimizer: optimizes the critic; required by 'minmax'.
         optimizer: moves the particles.
         debug_summaries: write more summaries.
         name: name of this algorithm.
 
     Raises:
-        ConfError: an unknown method, 'minmax' without ``critic_optimizer``, or a number that is no positive int.
+        ConfError: an unknown method, 'minmax' without ``critic_optimizer``, or a number that is not a positive int.
     """
+
+    updates_are_traceable = False
 
     def __init__(self, particle_dim: Count, num_particles: Count = 10, entropy_regularization: NonNegative = 1.0,
                  par_vi: str | None = 'gfsf', critic_input_dim: Count | None = None,
@@ -101,32 +105,32 @@ class ParVIAlgorithm(Algorithm):
 
     @property
     def num_particles(self) -> int:
-        """N."""
+        """Number of particles N."""
         return self._particles.shape[0]
 
     @property
     def particles(self) -> nn.Parameter:
-        """``[N, D]``."""
+        """Particles ``[N, D]``."""
         return self._particles
 
     def predict_step(self, state: Any = None) -> AlgStep:  # type: ignore[override]
-        """The particles as ``output``, ``[N, D]``."""
+        """Return the particles ``[N, D]`` as ``output``."""
         return AlgStep(output=self._particles, state=(), info=())
 
     def train_step(self, loss_func: LossFunction, transform_func: Callable | None = None,  # type: ignore[override]
                    entropy_regularization: float | None = None, loss_mask: Tensor | None = None, state: Any = None
                    ) -> AlgStep:
-        """One step of the particles.
+        """Compute one step of the particles.
 
         Args:
             loss_func: called with the particles ``[N, D]``, or with the first result of ``transform_func``; returns
-                the loss ``[N]``, or a tuple that has it as ``loss``.
-            transform_func: if given, what the particles are taken for: called with the particles, it returns
-                ``(outputs [N, O], extra_outputs [N, E])``, of networks with these parameters for instance. It is they
-                that attract and repel each other, and the particles follow; the loss is of ``outputs``. Where several
-                processes train together, each has its own columns of both.
-            entropy_regularization: in place of that of the constructor.
-            loss_mask: ``[N]``: 0 for particles that are not to move.
+                the loss ``[N]``, or a tuple with the field ``loss``.
+            transform_func: maps the particles to ``(outputs [N, O], extra_outputs [N, E])``, for example the outputs of
+                networks with these parameters. The attraction and repulsion is then computed between these outputs, and
+                the gradient moves the particles; the loss is a function of ``outputs``. If several processes train
+                together, each has different columns of both.
+            entropy_regularization: replaces the argument of the constructor.
+            loss_mask: ``[N]``, 0 for particles that must not move.
             state: not used.
 
         Returns:
@@ -144,7 +148,7 @@ class ParVIAlgorithm(Algorithm):
         moving = loss
         if self._par_vi is not None:
             score = score_of(loss, outputs)
-            if density is not outputs:  # nothing is known of the loss at further points: they only repel
+            if density is not outputs:  # the extra outputs have no loss, so they only repel
                 score = torch.cat([score, density.new_zeros(len(score), density.shape[1] - score.shape[1])], dim=-1)
             direction, about = self._direction(density.detach(), score, weight, transform_func is not None)
             moving = moving_loss(direction, density)
@@ -155,7 +159,7 @@ class ParVIAlgorithm(Algorithm):
 
     def _direction(self, points: Tensor, score: Tensor, weight: float, is_share: bool
                    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Where to move ``points`` ``[N, D]``, and what to tell of it; ``is_share``: others have other columns."""
+        """Return the direction of ``points`` ``[N, D]``, and logged values; ``is_share``: ranks split the columns."""
         if self._critic is not None:
             for _ in range(self._critic_iter_num):
                 critic_loss = self._critic.improve(points, score, weight, self._critic_l2_weight)
@@ -174,8 +178,8 @@ class ParVIAlgorithm(Algorithm):
 
 
 def check_method(owner: str, par_vi: str | None, methods: tuple[str | None, ...], critic_optimizer: Any) -> None:
-    """Raise ``ConfError`` for a method that does not exist, or a critic that nothing trains."""
+    """Raise ``ConfError`` for an unknown method, or a critic without optimizer."""
     check_value(owner, 'par_vi', par_vi, str, choices=[m for m in methods if m], optional=None in methods)
     if par_vi == 'minmax' and critic_optimizer is None:
-        raise ConfError([problem_at(owner, 'par_vi', "= 'minmax' trains a critic, and nothing says how",
+        raise ConfError([problem_at(owner, 'par_vi', "= 'minmax' trains a critic, which needs an optimizer",
                                     f'set {owner}.critic_optimizer, such as @Adam(lr=1e-3)')])

@@ -1,10 +1,9 @@
-"""Planning: choose the first action of the sequence that a model finds best, then plan anew (model predictive control).
+"""Model predictive control: plan a sequence of actions with a model, execute the first action, then plan again.
 
-A planner knows neither dynamics nor rewards: whoever has it sets the cost of action sequences
-(:meth:`PlanAlgorithm.set_action_sequence_cost_func`). How sequences are searched is in
-:mod:`alfx.optimizers.traj_optimizers`. Shapes: ``B`` environments, ``P`` candidates, ``H`` actions of a plan of ``dim``
-numbers each. Environments are planned for at once and do not influence each other.
-
+A planner has no model of dynamics or rewards. The algorithm that owns the model sets the cost of action sequences
+(:meth:`PlanAlgorithm.set_action_sequence_cost_func`). The search methods are in :mod:`alfx.optimizers.traj_optimizers`.
+Shapes: ``B`` environments, ``P`` candidates, ``H`` actions of a plan with ``dim`` numbers each. Plans for all
+environments are computed at once and independently.
 Read next: :mod:`alfx.algorithms.mbrl_algorithm`.
 """
 from collections.abc import Callable
@@ -24,25 +23,25 @@ from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec,
 from alfx.engine.capabilities import Capabilities
 
 PlannerState = namedtuple('PlannerState', ['prev_plan'], default_value=())
-"""The plan of the step before, ``[B, H, dim]``."""
+"""Plan of the previous step, ``[B, H, dim]``."""
 
 PlannerInfo = namedtuple('PlannerInfo', ['planner'], default_value=())
-"""``planner``: what a planner that learns needs for its loss."""
+"""``planner``: inputs of the loss of a planner that learns."""
 
 _UNBOUNDED = 1e30
 
 
 @configurable
 class PlanAlgorithm(OffPolicyAlgorithm):
-    """Base of the planners.
+    """Base class of planners.
 
     Args:
-        feature_spec: nest of specs of what is planned from.
-        action_spec: of one continuous action, with finite bounds.
-        reward_spec: of rank 0 or 1.
-        planning_horizon: ``H``.
-        upper_bound: greatest value of each number of an action; ``None``: that of ``action_spec``.
-        lower_bound: smallest value of each number; ``None``: that of ``action_spec``.
+        feature_spec: nest of specs of the input of the planner.
+        action_spec: spec of one continuous action with finite bounds.
+        reward_spec: rank 0 or 1.
+        planning_horizon: ``H``, number of actions of a plan.
+        upper_bound: largest value of each component of an action; ``None``: the bound of ``action_spec``.
+        lower_bound: smallest value of each component of an action; ``None``: the bound of ``action_spec``.
         name: name of this algorithm.
 
     Raises:
@@ -74,7 +73,7 @@ class PlanAlgorithm(OffPolicyAlgorithm):
         return super().own_capabilities()._replace(traceable_update=True, trains_sequences_at_once=True)
 
     def set_action_sequence_cost_func(self, action_seq_cost_func: Callable[[NestedTensor, Tensor], Tensor]) -> None:
-        """Set what is minimised: ``f(observation [B, ...], actions [B, P, H, dim]) -> cost [B, P]``."""
+        """Set the function to minimise: ``f(observation [B, ...], actions [B, P, H, dim]) -> cost [B, P]``."""
         self._action_sequence_cost_func = action_seq_cost_func
 
     def predict_plan(self, time_step: TimeStep, state: Any, epsilon_greedy: float = 0.0) -> tuple[Tensor, Any]:
@@ -82,40 +81,40 @@ class PlanAlgorithm(OffPolicyAlgorithm):
 
         Args:
             time_step: ``[B, ...]``.
-            state: ``PlannerState``; where an episode begins it is not looked at.
-            epsilon_greedy: the probability of a uniformly random action in place of the planned one.
+            state: ``PlannerState``; ignored at the first step of an episode.
+            epsilon_greedy: probability of a uniformly random action instead of the planned one.
 
         Returns:
-            the action ``[B, ...]`` and the state.
+            The action ``[B, ...]`` and the next state.
         """
         raise NotImplementedError(f'{type(self).__name__}.predict_plan')
 
     def predict_step(self, inputs: TimeStep, state: Any) -> AlgStep:
-        """:meth:`predict_plan`, with the ``epsilon_greedy`` of evaluation."""
+        """Run :meth:`predict_plan` with the ``epsilon_greedy`` of evaluation."""
         action, state = self.predict_plan(inputs, state, self._epsilon_greedy)
         return AlgStep(action, state, ())
 
     def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
-        """:meth:`predict_plan`."""
+        """Run :meth:`predict_plan` without random actions."""
         action, state = self.predict_plan(inputs, state, 0.0)
         return AlgStep(action, state, ())
 
     def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any = None) -> AlgStep:
-        """Nothing is learned."""
+        """Return an empty step; planners do not learn unless a subclass does."""
         return AlgStep((), state, ())
 
     def calc_loss(self, info: NestedTensor) -> LossInfo:
-        """There is none."""
+        """Return an empty loss."""
         return LossInfo(loss=())
 
     def _cost(self, observation: NestedTensor, actions: Tensor) -> Tensor:
-        """``[B, P]``."""
+        """Return the costs ``[B, P]``."""
         if self._action_sequence_cost_func is None:
-            raise RuntimeError(f'{self._name}: there is no cost to minimise; call set_action_sequence_cost_func first')
+            raise RuntimeError(f'{self._name}: there is no cost function; call set_action_sequence_cost_func first')
         return self._action_sequence_cost_func(observation, actions)
 
     def _explored(self, action: Tensor, epsilon_greedy: float) -> Tensor:
-        """Actions ``[B, dim]`` with random ones among them, in the shape of the spec ``[B, ...]``."""
+        """Replace some actions ``[B, dim]`` by random ones, and reshape them to the spec ``[B, ...]``."""
         if epsilon_greedy:
             is_random = torch.rand(len(action), 1, device=action.device) < epsilon_greedy
             uniform = torch.lerp(self._lower_bound, self._upper_bound, torch.rand_like(action))
@@ -124,13 +123,13 @@ class PlanAlgorithm(OffPolicyAlgorithm):
 
 
 def _check_action(owner: str, spec: Any) -> None:
-    remedy = 'it takes one bounded continuous action'
+    remedy = 'it supports one bounded continuous action'
     if not isinstance(spec, TensorSpec):
         raise SpecError(f'{owner} cannot plan nested actions, found {spec}: {remedy}; give the environment one Box as '
                         'action space')
     if not spec.is_continuous:
-        raise SpecError(f'{owner} cannot plan discrete actions, found {spec}: {remedy}; for discrete ones there is '
-                        'tree search (MCTSAlgorithm)')
+        raise SpecError(f'{owner} cannot plan discrete actions, found {spec}: {remedy}; use tree search '
+                        '(MCTSAlgorithm) for discrete actions')
     if not isinstance(spec, BoundedTensorSpec):
         raise SpecError(f'{owner} cannot plan unbounded actions, found {spec}: {remedy}')
 
@@ -145,16 +144,16 @@ def _check_bounds(owner: str, low: np.ndarray, high: np.ndarray) -> None:
 
 
 class _TrajectoryPlanner(PlanAlgorithm):
-    """A planner that leaves the search to an optimizer of trajectories, and begins with the plan of the step before."""
+    """Base class of planners with a trajectory optimizer that starts from the plan of the previous step."""
 
     _optimizer: TrajOptimizer
     _scalar_var: float | None = None
 
     def _begin(self, time_step: TimeStep, state: Any) -> tuple[Tensor, Tensor | None]:
-        """Mean and variance ``[B, H, dim]`` to begin with.
+        """Return the initial mean and variance ``[B, H, dim]``.
 
-        The mean is the plan of the step before, moved by one step; its last action is done twice. At FIRST it is the
-        middle of the bounds.
+        The mean is the previous plan shifted by one step, with the last action repeated. At a FIRST step it is the
+        centre of the bounds.
         """
         plan = state.prev_plan
         moved = torch.cat((plan[:, 1:], plan[:, -1:]), 1)
@@ -164,18 +163,18 @@ class _TrajectoryPlanner(PlanAlgorithm):
 
     @torch.no_grad()
     def predict_plan(self, time_step: TimeStep, state: Any, epsilon_greedy: float = 0.0) -> tuple[Tensor, Any]:
-        """See the base class."""
+        """Plan with the trajectory optimizer, and return the first action and the state."""
         plan, _ = self._optimizer.obtain_solution(time_step.observation, *self._begin(time_step, state))
         return self._explored(plan[:, 0], epsilon_greedy), PlannerState(prev_plan=plan)
 
 
 @configurable
 class RandomShootingAlgorithm(_TrajectoryPlanner):
-    """The best one of random plans (Nagabandi et al. 2017, arXiv:1708.02596).
+    """Random shooting: execute the best of random plans (Nagabandi et al. 2017, arXiv:1708.02596).
 
     Args:
-        population_size: how many are tried.
-        kwargs: those of :class:`PlanAlgorithm`.
+        population_size: number of random plans.
+        kwargs: arguments of :class:`PlanAlgorithm`.
     """
 
     def __init__(self, feature_spec: NestedTensorSpec, action_spec: BoundedTensorSpec, population_size: int,
@@ -190,27 +189,24 @@ class RandomShootingAlgorithm(_TrajectoryPlanner):
     def _make_optimizer(self, problem: dict[str, Any]) -> TrajOptimizer:
         return RandomOptimizer(**problem)
 
-    def own_capabilities(self) -> Capabilities:
-        """Nothing is learned."""
-        return super().own_capabilities()
-
     def after_update(self, root_inputs: NestedTensor, info: NestedTensor) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 @configurable
 class CEMPlanAlgorithm(RandomShootingAlgorithm):
-    """The cross-entropy method (Chua et al. 2018, arXiv:1805.12114); see
-    :class:`~alfx.optimizers.traj_optimizers.CEMOptimizer`.
+    """Planner that uses the cross-entropy method (Chua et al. 2018, arXiv:1805.12114).
+
+    See :class:`~alfx.optimizers.traj_optimizers.CEMOptimizer`.
 
     Args:
-        population_size: how many plans are drawn in an iteration.
-        elite_size: how many of them the distribution is fitted to.
-        max_iter_num: iterations at most.
-        epsilon: an environment's iterations end when its largest variance is below that.
-        tau: how far mean and variance move towards those of the elites, in (0, 1].
-        scalar_var: initial variance of each number; ``None``: the square of half of what is between the bounds.
-        kwargs: those of :class:`RandomShootingAlgorithm`.
+        population_size: number of plans sampled in an iteration.
+        elite_size: number of best plans to which the distribution is fitted.
+        max_iter_num: maximum number of iterations.
+        epsilon: the iterations of an environment end when its largest variance is below this.
+        tau: step size of mean and variance towards those of the elites, in (0, 1].
+        scalar_var: initial variance of each component; ``None``: the square of half the range between the bounds.
+        kwargs: arguments of :class:`RandomShootingAlgorithm`.
 
     Raises:
         ConfError: an argument is out of range, or there are more elites than plans.
@@ -234,24 +230,20 @@ class CEMPlanAlgorithm(RandomShootingAlgorithm):
     def _make_optimizer(self, problem: dict[str, Any]) -> TrajOptimizer:
         return CEMOptimizer(**problem, **self._cem_arguments)
 
-    def own_capabilities(self) -> Capabilities:
-        """Nothing is learned."""
-        return super().own_capabilities()
-
 
 @configurable
 class ICEMPlanAlgorithm(CEMPlanAlgorithm):
-    """CEM with coloured noise and fewer samples (Pinneri et al. 2020, arXiv:2008.06389).
+    """Planner that uses CEM with coloured noise and fewer samples (iCEM, Pinneri et al. 2020, arXiv:2008.06389).
 
     See :class:`~alfx.optimizers.traj_optimizers.ICEMOptimizer`.
 
     Args:
         noise_beta: exponent of the colour of the noise.
-        population_decay: by which the population shrinks from iteration to iteration.
-        keep_fraction: of the elites that are candidates again.
-        return_mean_elites: whether to do the mean of the distribution rather than the best plan, which is steadier
-            where many plans cost the same.
-        kwargs: those of :class:`CEMPlanAlgorithm`.
+        population_decay: factor by which the population shrinks in each iteration.
+        keep_fraction: fraction of the elites that are candidates again in the next iteration.
+        return_mean_elites: execute the mean of the distribution instead of the best plan; steadier if many plans have
+            the same cost.
+        kwargs: arguments of :class:`CEMPlanAlgorithm`.
     """
 
     @takes_arguments_of(CEMPlanAlgorithm, defaults={'name': 'ICEMPlanAlgorithm', 'elite_size': 10, 'max_iter_num': 3,
@@ -270,23 +262,19 @@ class ICEMPlanAlgorithm(CEMPlanAlgorithm):
     def _make_optimizer(self, problem: dict[str, Any]) -> TrajOptimizer:
         return ICEMOptimizer(**problem, **self._cem_arguments, **self._icem_arguments)
 
-    def own_capabilities(self) -> Capabilities:
-        """Nothing is learned."""
-        return super().own_capabilities()
-
 
 @configurable
 class MPPIPlanAlgorithm(RandomShootingAlgorithm):
-    """Model predictive path integral control (Williams et al. 2017, arXiv:1707.02342).
+    """Planner that uses model predictive path integral control (Williams et al. 2017, arXiv:1707.02342).
 
     See :class:`~alfx.optimizers.traj_optimizers.MPPIOptimizer`.
 
     Args:
-        max_iter_num: iterations.
-        temperature: relative to the standard deviation of the costs.
+        max_iter_num: number of iterations.
+        temperature: temperature of the weights, relative to the standard deviation of the costs.
         noise_beta: exponent of the colour of the noise.
-        scalar_var: variance of the noise; ``None``: the square of half of what is between the bounds.
-        kwargs: those of :class:`RandomShootingAlgorithm`.
+        scalar_var: variance of the noise; ``None``: the square of half the range between the bounds.
+        kwargs: arguments of :class:`RandomShootingAlgorithm`.
     """
 
     @takes_arguments_of(RandomShootingAlgorithm, defaults={'name': 'MPPIPlanAlgorithm'},
@@ -304,7 +292,3 @@ class MPPIPlanAlgorithm(RandomShootingAlgorithm):
 
     def _make_optimizer(self, problem: dict[str, Any]) -> TrajOptimizer:
         return MPPIOptimizer(**problem, **self._mppi_arguments)
-
-    def own_capabilities(self) -> Capabilities:
-        """Nothing is learned."""
-        return super().own_capabilities()

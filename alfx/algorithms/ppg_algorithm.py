@@ -1,12 +1,12 @@
 """Phasic policy gradient (Cobbe et al. 2020, arXiv:2009.04416).
 
-A policy and a value function with a network each are trained as by PPO. Every ``interval`` iterations an auxiliary
-phase follows, in which the network of the policy learns to predict values as well, while the policy is held where it
-was: what is useful to tell good states from bad ones gets into its features without values disturbing the policy. The
-loss of the phase is in :mod:`alfx.algorithms.ppg_loss`, when it is run in :mod:`alfx.engine.auxiliary_phase`.
+PPO trains a policy network and a value network. Every ``interval`` iterations an auxiliary phase follows. In it the
+policy network also learns to predict values, while a KL penalty keeps the policy unchanged. Its features thus learn to
+distinguish good from bad states, without value errors disturbing the policy. The loss of the phase is in
+:mod:`alfx.algorithms.ppg_loss`, its schedule in :mod:`alfx.engine.auxiliary_phase`.
 
-As in the paper the policy is held where it was when the phase begins, not where it was when the steps were collected,
-and values are trained towards the targets of the iteration that collected them.
+As in the paper, the KL penalty refers to the policy at the start of the phase, not to the policy that collected the
+steps, and values are trained towards the targets of the iteration that collected them.
 """
 import dataclasses
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from torch import nn
 
 from alfx.algorithms.actor_critic_algorithm import ActorCriticState
 from alfx.algorithms.base.ownership import parameters_of
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.ppg_loss import PPGAuxPhaseLoss
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm, PPOInfo
 from alfx.algorithms.ppo_loss import PPOLoss
@@ -34,18 +34,18 @@ from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 
 PPGTrainInfo = namedtuple('PPGTrainInfo', [*PPOInfo()._fields, 'aux_value'], default_value=())
-"""What ``train_step`` yields, ``[B, ...]`` each: that of PPO, and the value that the policy's network predicts."""
+"""Info of ``train_step``, ``[B, ...]`` each: the fields of PPO, and the value predicted by the policy network."""
 
 
 @configurable
 @dataclasses.dataclass(frozen=True)
 class PPGAuxOptions:
-    """How the auxiliary phase trains.
+    """Options of the auxiliary phase.
 
     Args:
-        enabled: whether there is one; otherwise it is PPO.
-        interval: iterations from one phase to the next.
-        mini_batch_length: steps of a training sequence; ``None``: those of an unroll.
+        enabled: run the auxiliary phase; without it the algorithm is PPO.
+        interval: number of iterations from one phase to the next.
+        mini_batch_length: steps of a training sequence; ``None``: the length of an unroll.
         mini_batch_size: sequences in a minibatch.
         num_updates_per_train_iter: passes over all steps since the last phase.
 
@@ -67,32 +67,32 @@ class PPGAuxOptions:
 
 @configurable
 class PPGAlgorithm(PPOAlgorithm):
-    """PPO, and an auxiliary phase every so many iterations.
+    """PPO with periodic auxiliary phases.
 
-    Needs what :class:`~alfx.algorithms.ppo_algorithm.PPOAlgorithm` needs.
+    The requirements are the same as for :class:`~alfx.algorithms.ppo_algorithm.PPOAlgorithm`.
 
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: nest of ``BoundedTensorSpec``.
-        reward_spec: of rank 0, or of rank 1 for K rewards.
+        reward_spec: rank 0, or rank 1 for K rewards.
         env: batched environment, for the root algorithm.
         config: configuration, for the root algorithm.
-        aux_options: of the auxiliary phase.
-        encoding_network_ctor: makes the network of the policy and that of the value, without their last layers; called
-            with the spec of the observation, for the value also with the arguments of a last layer.
-        policy_optimizer: owns all parameters; makes the steps of the iterations.
-        aux_optimizer: makes the steps of the auxiliary phase, in which only the networks of this algorithm are trained
-            then. ``None``: the optimizers of the iterations make them, and train what is before this algorithm as well.
-        epsilon_greedy: in evaluation, the chance of sampling an action instead of taking the most likely one;
+        aux_options: options of the auxiliary phase.
+        encoding_network_ctor: creates the policy network and the value network without their last layers; called with
+            the spec of the observation, for the value also with the arguments of a last layer.
+        policy_optimizer: optimizes all parameters in the iterations.
+        aux_optimizer: optimizes the networks of this algorithm in the auxiliary phase. ``None``: the optimizers of the
+            iterations are used, and also train the parts that process the observation before this algorithm.
+        epsilon_greedy: in evaluation, the probability of sampling an action instead of taking the most likely one;
             ``None``: ``config.epsilon_greedy``, or 0 without a config.
         checkpoint: as in ``Algorithm``.
         debug_summaries: write more summaries.
         name: name of this algorithm.
         reward_weights: K weights of the rewards in the policy's objective; ``None``: all are 1.
-        discrete_projection_net_ctor: makes the head of a discrete action.
-        continuous_projection_net_ctor: makes the head of a continuous action.
-        loss_class: of the iterations; called with ``debug_summaries``.
-        aux_loss_class: of the auxiliary phase; called without arguments.
+        discrete_projection_net_ctor: creates the head of a discrete action.
+        continuous_projection_net_ctor: creates the head of a continuous action.
+        loss_class: loss of the iterations; called with ``debug_summaries``.
+        aux_loss_class: loss of the auxiliary phase; called without arguments.
     """
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
@@ -124,16 +124,16 @@ class PPGAlgorithm(PPOAlgorithm):
             aux_optimizer.add_param_group({'params': parameters_of(self)})
 
     def check_config(self, config: TrainerConfig) -> None:
-        """Refuse configurations under which there is no whole unroll to keep.
+        """Reject configurations that do not train on whole unrolls.
 
         Raises:
-            ConfError: it would be trained on samples of a replay buffer.
+            ConfError: training would sample from a replay buffer.
         """
         super().check_config(config)
         if not config.trains_on_whole_unrolls:
             name = 'clear_replay_buffer' if config.whole_replay_buffer_training else 'whole_replay_buffer_training'
-            raise ConfError([problem_at('TrainerConfig', name, f'= False does not go with {self._name}, which trains '
-                                        'on each unroll as a whole', 'set it to True')])
+            raise ConfError([problem_at('TrainerConfig', name, f'= False cannot be combined with {self._name}, which '
+                                        'trains on each unroll as a whole', 'set it to True')])
 
     def own_capabilities(self) -> Capabilities:
         """As PPO, with a training step of its own that agrees with the others."""
@@ -141,13 +141,13 @@ class PPGAlgorithm(PPOAlgorithm):
         return super().own_capabilities()._replace(recomputes_rollout_info=recomputes)
 
     def optimizers(self, recurse: bool = True, include_ignored_attributes: bool = False) -> list[Any]:
-        """That of the auxiliary phase belongs to the checkpoint, but has no part in other updates."""
+        """Return the optimizers; the auxiliary one only for checkpoints, because it takes no part in other updates."""
         own = super().optimizers(recurse, include_ignored_attributes)
         is_wanted = self._aux_optimizer is not None and (include_ignored_attributes or not recurse)
         return [*own, self._aux_optimizer] if is_wanted else own
 
     def train_step(self, inputs: TimeStep, state: NestedTensor, rollout_info: Any) -> AlgStep:
-        """As PPO, and the value that the network of the policy predicts."""
+        """Run the training step of PPO, and predict the value with the policy network."""
         (distribution, aux_value), actor_state = self._actor_network.with_value(
             inputs.observation, state.actor if state else ())
         distribution = dist_utils.mask_actions(distribution, inputs.action_mask)
@@ -160,20 +160,20 @@ class PPGAlgorithm(PPOAlgorithm):
 
     @property
     def auxiliary_phase(self) -> PPGAuxOptions | None:
-        """As ``aux_options`` say."""
+        """Options of the auxiliary phase, or ``None`` if it is disabled."""
         return self._aux_options if self._aux_options.enabled else None
 
     @property
     def auxiliary_optimizer(self) -> Any:
-        """``aux_optimizer``."""
+        """Optimizer of the auxiliary phase."""
         return self._aux_optimizer
 
     def auxiliary_reference(self, info: Any) -> NestedTensor:
-        """The policy."""
+        """Return the policy at the start of the phase."""
         return info.action_distribution
 
     def calc_auxiliary_loss(self, info: Any, reference: NestedTensor) -> LossInfo:
-        """The errors of both values and how far the policy has moved, ``[T, B]``."""
+        """Return the errors of both values plus the weighted KL divergence of the policy, ``[T, B]``."""
         return self._aux_loss(info, reference)
 
 

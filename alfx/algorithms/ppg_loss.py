@@ -1,4 +1,4 @@
-"""The loss of the auxiliary phase of phasic policy gradient (Cobbe et al. 2020, arXiv:2009.04416, section 2.2)."""
+"""Loss of the auxiliary phase of phasic policy gradient (Cobbe et al. 2020, arXiv:2009.04416, section 2.2)."""
 from collections.abc import Callable
 from typing import Any
 
@@ -8,20 +8,19 @@ from alfx.algorithms.algorithm import Loss
 from alfx.data_structures import LossInfo, namedtuple
 from alfx.gin_utils import configurable
 from alfx.tensor_specs import NestedTensor
-from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 from alfx.utils.losses import element_wise_squared_loss
 
 PPGAuxPhaseLossInfo = namedtuple('PPGAuxPhaseLossInfo', ['aux_value_loss', 'value_loss', 'policy_kl'])
-"""The terms of the loss before weighting, ``[T, B]`` each."""
+"""Terms of the loss before weighting, ``[T, B]`` each."""
 
 
 @configurable
 class PPGAuxPhaseLoss(Loss):
-    """``1/2 error(V_aux, target) + 1/2 error(V, target) + weight * KL(policy before || policy now)``.
+    """Loss ``1/2 error(V_aux, target) + 1/2 error(V, target) + weight * KL(policy before || policy now)``.
 
     Args:
-        td_error_loss_fn: ``(target, value)`` to an error of the same shape.
+        td_error_loss_fn: maps ``(target, value)`` to an error of the same shape.
         policy_kl_loss_weight: beta_clone of the paper.
         name: name of this loss.
 
@@ -33,23 +32,19 @@ class PPGAuxPhaseLoss(Loss):
                  policy_kl_loss_weight: float = 1.0, name: str = 'PPGAuxPhaseLoss'):
         super().__init__(name=name)
         if policy_kl_loss_weight < 0:
-            raise ValueError(f'{name}.policy_kl_loss_weight has to be at least 0, found {policy_kl_loss_weight}')
+            raise ValueError(f'{name}.policy_kl_loss_weight: expected at least 0, found {policy_kl_loss_weight}')
         self._td_error_loss_fn = td_error_loss_fn
         self._policy_kl_loss_weight = policy_kl_loss_weight
 
-    def own_capabilities(self) -> Capabilities:
-        """A loss of tensors alone."""
-        return super().own_capabilities()._replace(traceable_update=True)
-
     def forward(self, info: Any, policy_before: NestedTensor) -> LossInfo:  # type: ignore[override]
-        """The loss of each step.
+        """Compute the loss of each step.
 
         Args:
             info: ``PPGTrainInfo`` of ``[T, B, ...]``; its ``returns`` are the targets.
             policy_before: distributions of batch shape ``[T, B]``.
 
         Returns:
-            ``loss`` ``[T, B]``, and its terms as ``extra``.
+            ``loss`` ``[T, B]``, with its terms as ``extra``.
         """
         aux_value_loss, value_loss = self._half_error(info.returns, info.aux_value), self._half_error(info.returns,
                                                                                                       info.value)
@@ -58,6 +53,6 @@ class PPGAuxPhaseLoss(Loss):
         return LossInfo(loss=loss, extra=PPGAuxPhaseLossInfo(aux_value_loss, value_loss, kl))
 
     def _half_error(self, target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Averaged over the rewards, if there are several: ``[T, B]``."""
+        """Return half the error ``[T, B]``, averaged over the dimensions of the reward."""
         error = 0.5 * self._td_error_loss_fn(target.detach(), value)
         return error if error.ndim == 2 else error.mean(-1)

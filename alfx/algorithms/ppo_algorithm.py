@@ -1,7 +1,7 @@
 """Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347).
 
-Each unroll goes into the replay buffer, is given advantages once, trained on for several epochs in minibatches,
-and dropped. The loss is in :mod:`alfx.algorithms.ppo_loss`.
+Each unroll is stored in the replay buffer. Its advantages are computed once, it is trained on in minibatches for
+several epochs, and then dropped. The loss is in :mod:`alfx.algorithms.ppo_loss`.
 """
 from typing import Any
 
@@ -18,21 +18,21 @@ PPOInfo = namedtuple('PPOInfo', [
     'step_type', 'discount', 'reward', 'action', 'rollout_log_prob', 'rollout_action_distribution', 'returns',
     'advantages', 'action_distribution', 'value', 'reward_weights', 'old_value'
 ], default_value=())
-"""What ``preprocess_experience`` and ``train_step`` yield, ``[B, ...]`` each; what is not needed is ``()``."""
+"""Info of ``preprocess_experience`` and ``train_step``, ``[B, ...]`` each; unused fields are ``()``."""
 
 
 @configurable
 class PPOAlgorithm(ActorCriticAlgorithm):
-    """Clipped surrogate objective; works with ``PPOLoss``.
+    """Proximal policy optimization; works with ``PPOLoss``.
 
-    The arguments are those of :class:`alfx.algorithms.actor_critic_algorithm.ActorCriticAlgorithm`. Needs
+    The arguments are the same as in :class:`alfx.algorithms.actor_critic_algorithm.ActorCriticAlgorithm`. Needs
     ``TrainerConfig.whole_replay_buffer_training`` and ``clear_replay_buffer``;
     ``num_updates_per_train_iter`` is the number of epochs.
     """
 
     @property
     def on_policy(self) -> bool | None:
-        """False: it trains from the replay buffer of its last unroll."""
+        """Return ``False``, because the algorithm trains from the replay buffer of its last unroll."""
         return False
 
     def own_capabilities(self) -> Capabilities:
@@ -41,7 +41,7 @@ class PPOAlgorithm(ActorCriticAlgorithm):
         return super().own_capabilities()._replace(recomputes_rollout_info=recomputes)
 
     def collect_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
-        """Sample an action and keep its distribution; :meth:`preprocess_experience` computes the rest."""
+        """Sample an action and return its distribution; :meth:`preprocess_experience` computes the rest."""
         distribution, _ = self._policy(inputs, ())
         info = self._sampled_for_replay(distribution)
         return AlgStep(info.action, self._no_state, info)
@@ -66,7 +66,7 @@ class PPOAlgorithm(ActorCriticAlgorithm):
             return root_inputs, info
 
     def _values(self, root_inputs: TimeStep) -> torch.Tensor:
-        """Values of ``[B, T, ...]`` steps from one call of the network."""
+        """Return values of ``[B, T, ...]`` steps with one call of the network."""
         batch, length = root_inputs.step_type.shape
         observation = nest.map_structure(lambda x: x.reshape(batch * length, *x.shape[2:]),
                                          self._value_inputs(root_inputs))

@@ -1,6 +1,6 @@
-"""The clipped surrogate loss of PPO (Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9).
+"""Clipped surrogate loss of PPO (Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9).
 
-Advantages and returns come from ``PPOAlgorithm.preprocess_experience``. The value is not clipped unless asked for.
+``PPOAlgorithm.preprocess_experience`` computes advantages and returns. Value clipping is off by default.
 """
 from typing import Any
 
@@ -19,15 +19,15 @@ class PPOLoss(ActorCriticLoss):
     """Clipped surrogate objective, value error and entropy bonus.
 
     Args:
-        compute_advantages_internally: estimate the advantages here, from the minibatch of sequences
-            (``mini_batch_length > 1``), in place of using those of the whole buffer; saves memory.
-        importance_ratio_clipping: epsilon of eq. 7.
+        compute_advantages_internally: estimate the advantages in the loss, from the minibatch of sequences
+            (``mini_batch_length > 1``), instead of from the whole buffer; saves memory.
+        importance_ratio_clipping: epsilon of eq. 7. Smaller values change the policy less per unroll.
         log_prob_clipping: if > 0, clip log-probabilities to [-x, x].
         check_numerics: raise an error at the first NaN or infinite number, for debugging.
-        value_clipping: if given, the value counts as if it had moved by at most so much since the unroll, where that
-            makes its error larger.
-        kwargs: those of :class:`~alfx.algorithms.actor_critic_loss.ActorCriticLoss`, except ``use_gae`` and
-            ``use_td_lambda_return``; ``normalize_advantages`` is True unless given.
+        value_clipping: if given, limit the change of the value since the unroll to this, where that makes the error of
+            the value larger.
+        kwargs: arguments of :class:`~alfx.algorithms.actor_critic_loss.ActorCriticLoss`, except ``use_gae`` and
+            ``use_td_lambda_return``; the default of ``normalize_advantages`` is ``True``.
     """
 
     @takes_arguments_of(
@@ -40,9 +40,10 @@ class PPOLoss(ActorCriticLoss):
                  **kwargs: Any):
         super().__init__(use_gae=True, use_td_lambda_return=True, name=name, **kwargs)
         if importance_ratio_clipping <= 0:
-            raise ValueError(f'{name}.importance_ratio_clipping has to be positive, found {importance_ratio_clipping}')
+            raise ValueError(f'{name}.importance_ratio_clipping: expected a positive number, found '
+                             f'{importance_ratio_clipping}')
         if value_clipping is not None and value_clipping <= 0:
-            raise ValueError(f'{name}.value_clipping has to be positive or None, found {value_clipping}')
+            raise ValueError(f'{name}.value_clipping: expected a positive number or None, found {value_clipping}')
         self._value_clipping = value_clipping
         self._compute_advantages_internally = compute_advantages_internally
         self._importance_ratio_clipping = importance_ratio_clipping
@@ -55,20 +56,20 @@ class PPOLoss(ActorCriticLoss):
 
     @property
     def compute_advantages_internally(self) -> bool:
-        """Whether advantages are estimated from the minibatch."""
+        """Flag: advantages are estimated from the minibatch."""
         return self._compute_advantages_internally
 
     @property
     def value_clipping(self) -> float | None:
-        """How far the value may move, if there is a limit; then the infos need ``old_value``."""
+        """Limit of the change of the value, or ``None``; with a limit the infos need ``old_value``."""
         return self._value_clipping
 
     def calc_rollout_returns_and_advantages(self, info: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns and advantages of an unroll ``[T, B, ...]``, to be handed back to :meth:`forward` in its info."""
+        """Compute returns and advantages of an unroll ``[T, B, ...]``, to be passed to :meth:`forward` in its info."""
         return super().calc_returns_and_advantages(info)
 
     def calc_returns_and_advantages(self, info: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """As precomputed for the whole unroll, unless ``compute_advantages_internally``."""
+        """Return the precomputed values of the whole unroll, unless ``compute_advantages_internally``."""
         if self._compute_advantages_internally:
             return super().calc_returns_and_advantages(info)
         return info.returns, info.advantages
@@ -77,7 +78,7 @@ class PPOLoss(ActorCriticLoss):
         return super()._mask_bootstrap_step(is_valid) if self._compute_advantages_internally else is_valid
 
     def _value_error(self, info: Any, returns: torch.Tensor) -> torch.Tensor:
-        """``max(error(V), error(V_old + clip(V - V_old)))``, or without clipping the first."""
+        """Return ``max(error(V), error(V_old + clip(V - V_old)))``, or ``error(V)`` without clipping."""
         error = super()._value_error(info, returns)
         if self._value_clipping is None:
             return error
@@ -85,7 +86,7 @@ class PPOLoss(ActorCriticLoss):
         return torch.maximum(error, self._td_error_loss_fn(returns, near))
 
     def _pg_loss(self, info: Any, advantages: torch.Tensor) -> torch.Tensor:
-        """``-min(ratio A, clip(ratio) A)``, ``[T, B]``."""
+        """Return ``-min(ratio A, clip(ratio) A)``, ``[T, B]``."""
         ratio, clipped_ratio = value_ops.action_importance_ratio(
             action_distribution=info.action_distribution, rollout_action_distribution=info.rollout_action_distribution,
             action=info.action, clipping_mode='double_sided', scope=self._name,
@@ -101,14 +102,14 @@ class PPOLoss(ActorCriticLoss):
 
 
 def _summarize_change(ratio: torch.Tensor, clipping: float) -> None:
-    """How far the policy has moved from the one that acted.
+    """Log how far the policy has moved from the policy that acted.
 
     The divergence KL(old, new) is estimated as the mean of ``r - 1 - log r``, which is never negative (Schulman 2020,
     "Approximating KL divergence").
 
     Args:
-        ratio: ``[T, B]``, new by old probability of the action that was taken.
-        clipping: what the ratio is clipped to around 1; 0 for no clipping.
+        ratio: ``[T, B]``, new divided by old probability of the action that was taken.
+        clipping: the ratio is clipped to ``[1 - clipping, 1 + clipping]``; 0 for no clipping.
     """
     summary.scalar('train/approx_kl', (ratio - 1.0 - ratio.log()).mean())
     if clipping > 0:

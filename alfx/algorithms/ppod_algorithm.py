@@ -1,15 +1,16 @@
 """PPO+D: proximal policy optimization with demonstrations (Libardi et al. 2021, "Guided exploration with proximal
 policy optimization using a single demonstration", arXiv:2007.03328).
 
-Where reward is so rare that exploration does not find it, some demonstrated episodes are trained on beside own ones, as
-if the policy had acted so with probability 1 (section 3.1). Two pools of episodes are replayed: those with reward, at
-first the demonstrations, later also own episodes that score as much; and own ones without, of which the value function
-expects most, so that the way to the next reward is not forgotten. rho and phi are their shares of all episodes; each
-own success moves some of phi to rho.
+This algorithm is for rewards so rare that exploration does not find them. It trains on demonstrated episodes in
+addition to collected ones, as if the policy had chosen the demonstrated actions with probability 1 (section 3.1). Two
+pools of episodes are replayed. The first pool holds episodes with reward: initially the demonstrations, later also
+collected episodes with a return of at least ``reward_threshold``. The second pool holds other collected episodes, those
+in which the value function predicts the highest values, so that the policy does not forget the way to the next reward.
+rho and phi are the shares of the pools in all episodes; each collected success moves some of phi to rho.
 
-Differs from the paper: there an environment that is reset may go on with a replayed episode in place of its own. Here
-``B (rho + phi) / (1 - rho - phi)`` more columns beside those of the B environments replay one episode after the other:
-the same mixture, and no environment waits.
+Difference from the paper: there, an environment that is reset may continue with a replayed instead of a new episode.
+Here ``B (rho + phi) / (1 - rho - phi)`` additional columns next to those of the B environments replay one episode after
+another. The mixture is the same, and no environment waits.
 """
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from alfx import nest, summary
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm
 from alfx.data_structures import BatchInfo, Experience, TimeStep
 from alfx.gin_utils import ConfError, configurable, takes_arguments_of
@@ -34,22 +35,22 @@ _Share = Annotated[float, Range(0, below=1)]
 
 @configurable
 class PpodAlgorithm(PPOAlgorithm):
-    """PPO with two pools of replayed episodes; see the module.
+    """PPO with two pools of replayed episodes; see the module docstring.
 
     Args:
-        reward_spec: of rank 0.
-        demonstrations: datasets that hold them, as in ``TrainerConfig.offline_buffer_dir``.
-        rho: share of episodes with reward among all that are trained on, at first.
-        phi: share of own episodes without, at first; ``rho + phi`` is below 1.
-        alpha: those are chosen in proportion to the power ``alpha`` of the highest value in them.
+        reward_spec: rank 0.
+        demonstrations: datasets with demonstrations, as in ``TrainerConfig.offline_buffer_dir``.
+        rho: initial share of episodes with reward among all training episodes.
+        phi: initial share of collected episodes without reward; ``rho + phi`` is below 1.
+        alpha: episodes without reward are sampled in proportion to the power ``alpha`` of their highest value.
         capacity: number of episodes in both pools; demonstrations are never dropped.
-        reward_threshold: the return from which on an own episode counts as one with reward; ``None``: the least return
-            of a demonstration.
-        kwargs: those of :class:`~alfx.algorithms.ppo_algorithm.PPOAlgorithm`; its networks have no memory.
+        reward_threshold: a collected episode with at least this return counts as an episode with reward; ``None``: the
+            lowest return of a demonstration.
+        kwargs: arguments of :class:`~alfx.algorithms.ppo_algorithm.PPOAlgorithm`; its networks are not recurrent.
 
     Raises:
-        ConfError: there are no demonstrations, a share is out of range, there are several rewards, or a network has
-            memory.
+        ConfError: there are no demonstrations, a share is out of range, the reward is multi-dimensional, or a network
+            is recurrent.
     """
 
     @takes_arguments_of(PPOAlgorithm, defaults={'name': 'PpodAlgorithm'}, after={'demonstrations': 'reward_spec'})
@@ -63,34 +64,32 @@ class PpodAlgorithm(PPOAlgorithm):
             raise ConfError([problem_at(owner, 'rho', f'= {rho} with phi = {phi}: expected shares whose sum is above 0 '
                                         'and below 1', 'leave them out')])
         if reward_spec.ndim:
-            raise ConfError([problem_at(owner, 'demonstrations', f'an episode is judged by one return, but there are '
-                                        f'{reward_spec.numel} rewards', 'use PPOAlgorithm')])
+            raise ConfError([problem_at(owner, 'demonstrations', 'are ranked by one return, but the reward has '
+                                        f'{reward_spec.numel} dimensions', 'use PPOAlgorithm')])
         if nest.flatten(self.train_state_spec):
-            raise ConfError([problem_at(owner, 'actor_network_ctor', 'or value_network_ctor makes a network with '
-                                        'memory, whose states demonstrations do not tell',
-                                        'choose networks without memory')])
+            raise ConfError([problem_at(owner, 'actor_network_ctor', 'or value_network_ctor creates a recurrent '
+                                        'network, whose states demonstrations do not contain',
+                                        'choose networks that are not recurrent')])
         self._rho_and_phi, self._alpha, self._capacity, self._threshold = (rho, phi), alpha, capacity, reward_threshold
         self._pools: Pools | None = None
         self._slots: Slots | None = None
         self._tracker: EpisodeTracker | None = None
-        self._num_beside = 0
+        self._num_replayed = 0  # replayed columns at the end of the batch
         self._state_to_load: dict[str, Any] | None = None
 
-    own_capabilities = PPOAlgorithm.own_capabilities
-
     def check_config(self, config: TrainerConfig) -> None:
-        """Refuse to be trained on samples.
+        """Reject configurations that do not train on whole unrolls.
 
         Raises:
-            ConfError: see there.
+            ConfError: training would sample from a replay buffer.
         """
         super().check_config(config)
         if not config.trains_on_whole_unrolls:
-            raise ConfError([problem_at('TrainerConfig', 'whole_replay_buffer_training', 'and clear_replay_buffer have '
-                                        f'to be True for {self._name}, which trains on unrolls', 'set them to True')])
+            raise ConfError([problem_at('TrainerConfig', 'whole_replay_buffer_training', 'and clear_replay_buffer must '
+                                        f'be True for {self._name}, which trains on unrolls', 'set them to True')])
 
     def get_extra_state(self) -> dict[str, Any]:
-        """With the own episodes in the pools, and where those are that are under way."""
+        """Return the extra state with the collected episodes of the pools and the positions of unfinished episodes."""
         own = self._state_to_load
         if self._pools is not None:
             own = self._pools.state()
@@ -99,7 +98,7 @@ class PpodAlgorithm(PPOAlgorithm):
         return super().get_extra_state() if own is None else {**super().get_extra_state(), 'demonstrations': own}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """The inverse of :meth:`get_extra_state`."""
+        """Restore the state of :meth:`get_extra_state`."""
         super().set_extra_state(state)
         self._state_to_load, self._slots, self._tracker = state.get('demonstrations'), None, None
         if self._pools is not None:
@@ -119,12 +118,12 @@ class PpodAlgorithm(PPOAlgorithm):
         """Read the demonstrations.
 
         Raises:
-            ConfError: one is missing or does not fit, or observations are stacked by a data transformer.
+            ConfError: a dataset is missing or does not match, or a data transformer stacks observations.
         """
         env, transformer = root.environment, root.data_transformer
         if transformer is not None and transformer.stack_size > 1:
             raise ConfError([problem_at('TrainerConfig', 'data_transformer_ctor', 'stacks the observations of several '
-                                        f'steps, which {self._name} does not know of its demonstrations',
+                                        f'steps, but the demonstrations of {self._name} hold single observations',
                                         'stack them in the environment')])
         specs = env.observation_spec(), env.action_spec(), env.reward_spec()
         given = []
@@ -137,9 +136,9 @@ class PpodAlgorithm(PPOAlgorithm):
 
     @torch.no_grad()
     def demonstration_batch(self, root: Any, collected: Experience, transformed: Experience) -> Experience:
-        """The steps of replayed episodes ``[S, T, ...]``, after the own ones have been looked at for the pools."""
+        """Return the steps of replayed episodes ``[S, T, ...]``, after adding collected episodes to the pools."""
         own, (batch, length) = (_kept(collected.time_step), collected.action), collected.step_type.shape
-        if self._pools is None:  # it is the root itself
+        if self._pools is None:  # this algorithm is the root, whose prepare is not called by a parent
             self.prepare(root)
         assert self._pools is not None
         if self._slots is None or self._tracker is None or self._tracker.count != batch:
@@ -149,47 +148,47 @@ class PpodAlgorithm(PPOAlgorithm):
         pools, slots, tracker = self._pools, self._slots, self._tracker
         values = self._values(transformed.time_step)
         for episode in tracker.add(nest.map_structure(lambda x: x[:, :-1].cpu(), own), values[:, :-1].cpu()):
-            pools.add(episode)  # the last column is the first one of the next unroll
+            pools.add(episode)  # the last column is dropped: the next unroll starts with it
         time_step, action = slots.next_steps(length)
         count = len(time_step.step_type)
         template = nest.map_structure(lambda x: x.new_zeros(count, *x.shape[1:]), collected)
-        beside = template._replace(action=action, time_step=template.time_step._replace(
+        replayed = template._replace(action=action, time_step=template.time_step._replace(
             **{name: x for name, x in time_step._asdict().items() if nest.flatten(x)}))
-        beside = root.learner.transformed(beside, BatchInfo(), ())
-        slots.note_values(self._values(beside.time_step).cpu())
-        self._num_beside = count
+        replayed = root.transform_batch(replayed, BatchInfo(), ())
+        slots.note_values(self._values(replayed.time_step).cpu())
+        self._num_replayed = count
         for name, value in (('reward', len(pools.with_reward)), ('value', len(pools.with_value)), ('rho', pools.rho),
                             ('phi', pools.phi)):
             summary.scalar(f'{self._name}/demonstrations/{name}', value)
-        return beside._replace(rollout_info=self._info_of_replay(root, beside, transformed.rollout_info))
+        return replayed._replace(rollout_info=self._info_of_replay(root, replayed, transformed.rollout_info))
 
-    def _info_of_replay(self, root: Any, beside: Experience, collected: Any) -> Any:
-        """What the rollout would have told of these steps, in the nest of the infos ``collected`` by ``root``."""
-        shape = beside.step_type.shape
-        rows = nest.map_structure(lambda x: x.flatten(0, 1), beside.time_step)
+    def _info_of_replay(self, root: Any, replayed: Experience, collected: Any) -> Any:
+        """Compute the rollout info of replayed steps, in the structure of the infos ``collected`` by ``root``."""
+        shape = replayed.step_type.shape
+        rows = nest.map_structure(lambda x: x.flatten(0, 1), replayed.time_step)
         info = self.collect_step(rows, self._no_state).info
-        info = nest.map_structure(lambda x: x.unflatten(0, shape), info)._replace(action=beside.action)
+        info = nest.map_structure(lambda x: x.unflatten(0, shape), info)._replace(action=replayed.action)
         if root is not self:
             others = [name for name in collected._fields if name != 'rl' and nest.flatten(getattr(collected, name))]
             if others:
-                raise ConfError([problem_at('Agent', 'rl_algorithm_cls', f'= @{type(self).__name__} goes with no part '
-                                            f'that keeps something of each step; found {", ".join(others)}',
+                raise ConfError([problem_at('Agent', 'rl_algorithm_cls', f'= @{type(self).__name__} cannot be combined '
+                                            f'with parts that store an info of each step; found {", ".join(others)}',
                                             'leave that part out')])
             info = collected._replace(rl=info)
         return info
 
     def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
                               batch_info: BatchInfo) -> tuple[TimeStep, Any]:
-        """As for PPO; what was replayed was done with probability 1."""
+        """Preprocess as in PPO, with probability 1 for replayed actions."""
         root_inputs, info = super().preprocess_experience(root_inputs, rollout_info, batch_info)
-        if self._num_beside:
+        if self._num_replayed:
             log_prob: Tensor = info.rollout_log_prob.clone()
-            log_prob[-self._num_beside:] = 0.0
+            log_prob[-self._num_replayed:] = 0.0
             info = info._replace(rollout_log_prob=log_prob)
         return root_inputs, info
 
 
 def _kept(time_step: TimeStep) -> TimeStep:
-    """What a demonstration tells of its steps."""
+    """Return a time step with only the fields that a demonstration contains."""
     return TimeStep(step_type=time_step.step_type, reward=time_step.reward, discount=time_step.discount,
                     observation=time_step.observation, prev_action=time_step.prev_action)

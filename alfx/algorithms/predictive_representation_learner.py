@@ -1,17 +1,17 @@
-"""A representation that is learned by predicting the future from it.
+"""Representation learned by predicting future steps.
 
-An encoder makes a latent vector of the observation (and, with memory, of those before it); a dynamics network makes
-the latent vectors of the next steps out of it and the actions that were taken; decoders predict from each of these what
-is known of that step: the observation, the reward, or any other field of the experience. Latent models trained by what
-follows a sequence of actions, without decoding intermediate steps from one another, are those of the Predictron (Silver
-et al. 2017, arXiv:1612.08810), of Guo et al. 2018 (arXiv:1811.06407), who predict from the belief of a recurrent
-network, and of MuZero (Schrittwieser et al. 2020, arXiv:1911.08265, appendix G).
+An encoder maps the observation to a latent vector (a recurrent encoder also uses earlier observations). A dynamics
+network computes the latent vectors of the next steps from it and the actions taken. Decoders predict fields of each of
+these steps from the latent vectors: the observation, the reward, or any other field of the experience. Other latent
+models that are trained on the results of action sequences, without decoding intermediate steps from one another, are
+the Predictron (Silver et al. 2017, arXiv:1612.08810), Guo et al. 2018 (arXiv:1811.06407), who predict from the belief
+of a recurrent network, and MuZero (Schrittwieser et al. 2020, arXiv:1911.08265, appendix G).
 
-Differs from these papers in that the decoders choose what is predicted, that predictions of all distances count the
-same, and that the representation is trained by the loss of whatever uses it as well.
+Differences from these papers: the decoders define the targets, predictions of all distances have the same weight, and
+the loss of the algorithm that uses the representation also trains it.
 
-The targets come from the replay buffer (:mod:`alfx.algorithms.base.future_steps`), so that this can be combined with
-off-policy algorithms alone. PPO is one of them: it trains from the replay buffer of its last unroll.
+The targets come from the replay buffer (:mod:`alfx.algorithms.base.future_steps`), so that only off-policy algorithms
+can use this learner. PPO is one of them: it trains from the replay buffer of its last unroll.
 """
 import functools
 import inspect
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from alfx import context, nest, summary
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.base.traceable_layers import is_traceable
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.decoding_algorithm import loss_of_samples
 from alfx.algorithms.encoding_algorithm import EncoderAlgorithm
 from alfx.algorithms.base.future_steps import FutureSteps
@@ -41,42 +41,42 @@ from alfx.utils.tensor_utils import explained_variance
 
 PredictiveRepresentationLearnerInfo = namedtuple('PredictiveRepresentationLearnerInfo', ['action', 'mask', 'target'],
                                                  default_value=())
-"""What is known of the steps after each step t, up to the distance R, ``[B, T, ...]`` from the replay buffer.
+"""Actions, mask and targets of the steps after each step t, up to the distance R, ``[B, T, ...]``, from the buffer.
 
 ``action``: nest ``[B, T, R, ...]``, the actions taken at t, ..., t + R - 1; ``()`` if R is 0.
-``mask``: bool ``[B, T, R + 1]``, which of the steps t, ..., t + R are of the same episode and stored.
-``target``: nest ``[B, T, R + 1, ...]``, what the decoder is to predict; with several decoders a list of such nests."""
+``mask``: bool ``[B, T, R + 1]``, marks those of the steps t, ..., t + R that are stored and in the same episode.
+``target``: nest ``[B, T, R + 1, ...]``, the target of the decoder; with several decoders a list of such nests."""
 
 PredictionInfo = namedtuple('PredictionInfo', ['future', 'latent', 'state'], default_value=())
-"""What the loss needs: ``future``, a ``PredictiveRepresentationLearnerInfo``; ``latent``, the output of the encoder;
-``state``, its state after the step, if the dynamics network begins with it."""
+"""Inputs of the loss: ``future``, a ``PredictiveRepresentationLearnerInfo``; ``latent``, the output of the encoder;
+``state``, the state of the encoder after the step, if it is the initial state of the dynamics network."""
 
 
 @configurable
 class SimpleDecoder(Algorithm):
-    """A network that predicts a target from a representation, with an elementwise loss.
+    """Decoder that predicts a target from a representation, with an elementwise loss.
 
     Args:
         input_tensor_spec: spec of the representation.
-        target_field: the field of the experience that is to be predicted, such as 'reward' or 'observation'; see
+        target_field: field of the experience to predict, such as 'reward' or 'observation'; see
             :func:`~alfx.algorithms.base.future_steps.experience_field`.
-        decoder_net_ctor: called as ``(input_tensor_spec=)``; makes the ``Network`` that predicts the target. Its output
-            has the shape of the target, or one more dimension of size 1. For a target of integers it may have
-            whatever shape the loss is made for, such as the scores of classes.
-        loss_ctor: called without arguments; makes the loss, which is called as ``loss(predicted, target)`` on
-            ``[N, ...]`` each and returns ``[N]`` or ``[N, ...]``. A function of two arguments is taken for the loss
+        decoder_net_ctor: called as ``(input_tensor_spec=)``; creates the ``Network`` that predicts the target. Its
+            output has the shape of the target, or one more dimension of size 1. For an integer target it may have any
+            shape that the loss supports, such as the logits of classes.
+        loss_ctor: called without arguments; creates the loss, which is called as ``loss(predicted, target)`` on
+            ``[N, ...]`` each and returns ``[N]`` or ``[N, ...]``. A function of two arguments is used as the loss
             itself.
         loss_weight: factor of the loss.
-        summarize_each_dimension: with ``debug_summaries``, write those of each dimension of the target as well.
-        optimizer: owns the parameters of the decoder; ``None``: the optimizer of the agent does.
-        normalize_target: whether the loss is that of target and prediction normalized by running statistics of the
-            target, with 1e-4 added to the variance. The prediction itself is of the target as it is.
-        append_target_field_to_name: whether the name of this algorithm is ``name.target_field``.
-        debug_summaries: write explained variance, predictions, targets and losses.
+        summarize_each_dimension: with ``debug_summaries``, also log each dimension of the target.
+        optimizer: optimizes the parameters of the decoder; ``None``: the optimizer of the agent.
+        normalize_target: compute the loss of target and prediction normalized by running statistics of the target, with
+            1e-4 added to the variance. The prediction itself is not normalized.
+        append_target_field_to_name: set the name of this algorithm to ``name.target_field``.
+        debug_summaries: log explained variance, predictions, targets and losses.
         name: name of this algorithm.
 
     Raises:
-        SpecError: the network has memory, or more than one output.
+        SpecError: the network is recurrent, or has more than one output.
     """
 
     def __init__(self, input_tensor_spec: TensorSpec, target_field: str, decoder_net_ctor: Callable[..., Any],
@@ -90,12 +90,12 @@ class SimpleDecoder(Algorithm):
         self._target_field = target_field
         self._decoder_net = decoder_net_ctor(input_tensor_spec=input_tensor_spec)
         if self._decoder_net.is_rnn:
-            raise SpecError(f'{name}.decoder_net_ctor: expected a network without memory, found one with the state '
-                            f'{self._decoder_net.state_spec}; what is to be remembered belongs into the encoder')
+            raise SpecError(f'{name}.decoder_net_ctor: expected a network that is not recurrent, found one with the '
+                            f'state {self._decoder_net.state_spec}; use a recurrent encoder instead')
         spec = self._decoder_net.output_spec
         if not isinstance(spec, TensorSpec):
-            raise SpecError(f'{name}.decoder_net_ctor: expected a network with one output, found {spec}; use a decoder '
-                            'for each of them')
+            raise SpecError(f'{name}.decoder_net_ctor: expected a network with one output, found {spec}; use one '
+                            'decoder per output')
         self._loss = loss_ctor if _takes_arguments(loss_ctor) else loss_ctor()
         self._loss_weight = loss_weight
         self._summarize_each_dimension = summarize_each_dimension
@@ -105,7 +105,7 @@ class SimpleDecoder(Algorithm):
                                                   debug_summaries=debug_summaries, name=f'{name}.target_normalizer')
 
     def get_target_fields(self) -> str:
-        """The field of the experience that is predicted."""
+        """Return the field of the experience that is predicted."""
         return self._target_field
 
     @property
@@ -113,38 +113,34 @@ class SimpleDecoder(Algorithm):
         """Spec of the prediction."""
         return self._decoder_net.output_spec
 
-    def own_capabilities(self) -> Capabilities:
-        """True unless something in the network draws numbers, or statistics are kept."""
-        return super().own_capabilities()._replace(traceable_update=is_traceable(self))
-
     def predict_step(self, repr: Tensor, state: NestedTensor = ()) -> AlgStep:
-        """The prediction ``[B, ...]`` for representations ``[B, ...]``."""
+        """Return the prediction ``[B, ...]`` for representations ``[B, ...]``."""
         return AlgStep(self._decoder_net(repr)[0], state)
 
     def train_step(self, repr: Tensor, state: NestedTensor = (), rollout_info: NestedTensor = ()) -> AlgStep:
-        """The prediction ``[B, ...]``, which is also the ``info``."""
+        """Return the prediction ``[B, ...]``, also as ``info``."""
         predicted, _ = self._decoder_net(repr)
         return AlgStep(predicted, state, predicted)
 
     def observe_targets(self, target: Tensor) -> None:
-        """Take targets ``[B, ...]`` into the statistics of ``normalize_target``; to be called once for each batch."""
+        """Update the statistics of ``normalize_target`` with targets ``[B, ...]``; call once for each batch."""
         if self._normalizer is not None:
             self._normalizer.update(self._like_output(target))
 
     def calc_loss(self, target: Tensor, predicted: Tensor,  # type: ignore[override]
                   mask: Tensor | None = None) -> LossInfo:
-        """The loss: the mean over the dimensions of the target.
+        """Compute the loss: the mean over the dimensions of the target.
 
         Args:
             target: ``[T, B, ...]``.
             predicted: ``[T, B, ...]``.
-            mask: bool ``[T, B]``: where there is a target; the loss is 0 elsewhere. ``None``: everywhere.
+            mask: bool ``[T, B]``, marks the steps that have a target; the loss is 0 elsewhere. ``None``: all steps.
 
         Returns:
-            ``loss`` ``[T, B]``, and as ``extra`` the same before it is weighted.
+            ``loss`` ``[T, B]``, and the same without ``loss_weight`` as ``extra``.
 
         Raises:
-            ValueError: the shapes of target and prediction disagree, or the loss is not one of each sample.
+            ValueError: the shapes of target and prediction disagree, or the loss is not computed for each sample.
         """
         outer = target.shape[:2]
         predicted = predicted.flatten(0, 1)
@@ -162,7 +158,7 @@ class SimpleDecoder(Algorithm):
         return LossInfo(loss=loss * self._loss_weight, extra=loss)
 
     def _like_output(self, target: Tensor) -> Tensor:
-        """``target`` ``[B, ...]`` in the shape and type of the predictions; integers for a loss of their own as is."""
+        """Return ``target`` ``[B, ...]`` in the shape and dtype of the predictions; integers may stay unchanged."""
         spec = self._decoder_net.output_spec
         shape = tuple(target.shape[1:])
         if tuple(spec.shape) == (*shape, 1):
@@ -170,13 +166,13 @@ class SimpleDecoder(Algorithm):
         elif tuple(spec.shape) != shape:
             if target.is_floating_point() or self._normalizer is not None:
                 raise ValueError(f"{self._name}: expected the target '{self._target_field}' to have the shape "
-                                 f'{tuple(spec.shape)} of what decoder_net_ctor predicts, found {shape}; change the '
-                                 'size of the last layer')
+                                 f'{tuple(spec.shape)} of the predictions of decoder_net_ctor, found {shape}; change '
+                                 'the size of the last layer')
             return target
         return target.to(spec.dtype)
 
     def _summarize(self, predicted: Tensor, target: Tensor, loss: Tensor, mask: Tensor | None) -> None:
-        """Write how good predictions ``[N, ...]`` are where ``mask`` ``[N]`` is true."""
+        """Log the quality of predictions ``[N, ...]`` where ``mask`` ``[N]`` is true."""
         if predicted.shape != target.shape:
             summary_utils.safe_mean_summary(f'{self._name}/loss', loss, mask)
             return
@@ -193,7 +189,7 @@ class SimpleDecoder(Algorithm):
 
 
 def _takes_arguments(function: Callable[..., Any]) -> bool:
-    """Whether ``function`` cannot be called without arguments."""
+    """Return whether ``function`` has required arguments."""
     empty = inspect.Parameter.empty
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return any(parameter.default is empty and parameter.kind not in variable
@@ -202,47 +198,46 @@ def _takes_arguments(function: Callable[..., Any]) -> bool:
 
 @configurable
 class PredictiveRepresentationLearner(EncoderAlgorithm):
-    """Learns a representation by predicting what follows.
+    """Representation learner that predicts future steps.
 
-    With the latent vector ``z[t, 0]`` that the encoder makes at the step t, and the actions a taken from there,
+    With the latent vector ``z[t, 0]`` that the encoder returns at the step t, and the following actions a,
 
-        z[t, i] = dynamics(a[t + i - 1]),  i = 1 ... R, beginning with a state that is made at t
+        z[t, i] = dynamics(a[t + i - 1]),  i = 1 ... R, with an initial state computed at t
         loss[t] = sum over decoders d of 1 / (R + 1) * sum over i of mask[t, i] * loss_d(target_d[t + i], d(z[t, i]))
 
-    where ``mask`` is 0 for steps beyond the end of the episode and beyond the newest step. Gradients of this loss and
-    of the loss of whatever uses the representation reach the encoder, through time if it has memory.
+    where ``mask`` is 0 for steps after the end of the episode and after the newest step. Gradients of this loss, and of
+    the loss of the algorithm that uses the representation, reach the encoder, through time if it is recurrent.
 
-    Targets are what the environment gave, before any data transformer.
+    Targets are values of the environment, before any data transformer.
 
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: nest of specs of the action.
-        num_unroll_steps: R, how many steps ahead to predict; 0 for only what is decoded from the step itself.
-            ``dynamics_net_ctor`` is not used then.
-        decoder_ctor: makes a decoder, called with the spec of the latent vector; or several of them. A decoder is an
-            ``Algorithm`` without state such as :class:`SimpleDecoder`, with ``get_target_fields()``, which returns
-            the nest of the fields of the experience that are the target, ``train_step(latent)``, whose ``info`` is
-            what is predicted, and ``calc_loss(target, predicted, mask)`` (``[T, B, ...]``). If it has
-            ``observe_targets(target)``, that is called with the targets ``[B, ...]`` of each batch.
-        encoding_net_ctor: makes the encoder, called with ``observation_spec``.
-        dynamics_net_ctor: makes the dynamics network, called with ``action_spec``. It has memory, and an output like
-            that of the encoder. If its state is like that of the encoder, it begins with that; otherwise with a
-            linear function, which is learned, of the latent vector.
-        reward_spec: not used: part of the interface of a representation learner.
-        config: the configuration of the run.
-        postprocessor: called with the latent vector, makes the representation out of it: a function, a module or a
-            ``Network``, or a class of one of them, constructed as ``(input_tensor_spec=)``; ``None``: the latent
-            vector is the representation. Predictions are made from the latent vector.
-        encoding_optimizer: owns the parameters of the encoder; ``None``: the optimizer of the agent does.
-        dynamics_optimizer: owns those of the dynamics network.
-        postprocessor_optimizer: owns those of the postprocessor.
+        num_unroll_steps: R, number of predicted steps; 0: decode only the step itself, without ``dynamics_net_ctor``.
+        decoder_ctor: creates a decoder, called with the spec of the latent vector; or a list of constructors. A decoder
+            is an ``Algorithm`` without state such as :class:`SimpleDecoder`, with ``get_target_fields()``, which
+            returns the nest of target fields of the experience, ``train_step(latent)``, whose ``info`` is the
+            prediction, and ``calc_loss(target, predicted, mask)`` (``[T, B, ...]``). If it has
+            ``observe_targets(target)``, this is called with the targets ``[B, ...]`` of each batch.
+        encoding_net_ctor: creates the encoder, called with ``observation_spec``.
+        dynamics_net_ctor: creates the dynamics network, called with ``action_spec``. It is recurrent, and its output
+            has the spec of the encoder's output. If its state has the spec of the encoder's state, it starts with the
+            encoder's state; otherwise its initial state is a learned linear function of the latent vector.
+        reward_spec: unused part of the interface of a representation learner.
+        config: configuration of the run.
+        postprocessor: maps the latent vector to the representation: a function, a module or a ``Network``, or a class
+            of one of them, constructed as ``(input_tensor_spec=)``; ``None``: the latent vector is the representation.
+            Predictions use the latent vector.
+        encoding_optimizer: optimizes the parameters of the encoder; ``None``: the optimizer of the agent.
+        dynamics_optimizer: optimizes the parameters of the dynamics network; ``None``: the optimizer of the agent.
+        postprocessor_optimizer: optimizes the parameters of the postprocessor; ``None``: the optimizer of the agent.
         checkpoint: as in ``Algorithm``.
         debug_summaries: write more summaries.
         name: name of this algorithm.
 
     Raises:
-        SpecError: the dynamics network has no memory, or its output is not like that of the encoder.
-        ValueError: two decoders have the same target, or an optimizer would own nothing.
+        SpecError: the dynamics network is not recurrent, or its output does not match the encoder's output.
+        ValueError: two decoders have the same target, or an optimizer has no parameters.
     """
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec, num_unroll_steps: StepLimit,
@@ -286,7 +281,7 @@ class PredictiveRepresentationLearner(EncoderAlgorithm):
 
     @property
     def on_policy(self) -> bool | None:
-        """False: the targets are looked up in the replay buffer."""
+        """Return ``False``, because the targets are looked up in the replay buffer."""
         return False
 
     @property
@@ -299,60 +294,60 @@ class PredictiveRepresentationLearner(EncoderAlgorithm):
         return super().own_capabilities()._replace(traceable_update=is_traceable(self))
 
     def get_decoder(self, target_field: Any) -> Any:
-        """The decoder that predicts ``target_field``, a nest of names as its ``get_target_fields()`` returns it.
+        """Return the decoder that predicts ``target_field``, a nest of names as in its ``get_target_fields()``.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is no such decoder.
         """
         if target_field in self._target_fields:
             return self._decoders[self._target_fields.index(target_field)]
-        raise ValueError(f'{self._name}: no decoder predicts {target_field!r}; there are those of '
+        raise ValueError(f'{self._name}: no decoder predicts {target_field!r}; the decoders predict '
                          f'{self._target_fields}')
 
     def check_plannable(self, name: str) -> None:
-        """Raise unless :meth:`predict_multi_step` predicts rewards from :attr:`output_spec` alone.
+        """Raise an error unless :meth:`predict_multi_step` predicts rewards from :attr:`output_spec` alone.
 
         Args:
-            name: of the algorithm that is to plan with it.
+            name: name of the algorithm that plans with this learner.
 
         Raises:
-            ConfError: there is no decoder of rewards, a postprocessor hides the latent vector, or the dynamics begin
+            ConfError: there is no decoder of rewards, a postprocessor hides the latent vector, or the dynamics start
                 with the state of the encoder.
         """
         owner = type(self).__name__
         if 'reward' not in self._target_fields:
-            raise ConfError([problem_at(owner, 'decoder_ctor', f"makes no decoder that predicts 'reward', with which "
-                                        f'{name} plans; there are those of {self._target_fields}',
+            raise ConfError([problem_at(owner, 'decoder_ctor', f"creates no decoder of 'reward', with which {name} "
+                                        f'plans; the decoders predict {self._target_fields}',
                                         "add a SimpleDecoder with target_field = 'reward'")])
         if self._postprocessor is not None:
             raise ConfError([problem_at(owner, 'postprocessor', f'is set: {name} plans from the latent vector, which '
                                         'it hides', 'leave it out')])
         if self._dynamics_net is None:
-            raise ConfError([problem_at(owner, 'num_unroll_steps', f'= 0: {name} plans with what is predicted of later '
+            raise ConfError([problem_at(owner, 'num_unroll_steps', f'= 0: {name} plans with predictions of later '
                                         'steps', 'set it to 1 or more')])
         if self._initial_state is None:
-            raise ConfError([problem_at(owner, 'dynamics_net_ctor', 'makes a network whose state is that of the '
-                                        f'encoder, which {name} does not see',
-                                        'give its memory another size, or choose an encoder without memory')])
+            raise ConfError([problem_at(owner, 'dynamics_net_ctor', 'creates a network that starts with the state of '
+                                        f'the encoder, which {name} does not receive',
+                                        'give its state another size, or choose an encoder that is not recurrent')])
 
     # Steps -----------------------------------------------------------------------------------------------------
 
     def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
-        """The representation ``[B, ...]``; nothing is predicted."""
+        """Return the representation ``[B, ...]`` without predictions."""
         latent, state = self._encoder(inputs.observation, state)
         return AlgStep(self._representation(latent), state)
 
     def rollout_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
-        """The representation ``[B, ...]``; ``info`` is empty until :meth:`preprocess_experience`."""
+        """Return the representation ``[B, ...]``; ``info`` is empty until :meth:`preprocess_experience`."""
         return self.predict_step(inputs, state)._replace(info=PredictiveRepresentationLearnerInfo())
 
     def train_step(self, root_inputs: TimeStep, state: NestedTensor, rollout_info: Any = ()) -> AlgStep:
-        """The representation ``[B, ...]``; the predictions are made by :meth:`calc_loss` for all steps at once."""
+        """Return the representation ``[B, ...]``; :meth:`calc_loss` computes the predictions of all steps at once."""
         return super().train_step(root_inputs, state, rollout_info)
 
     def _train_step(self, encoded: NestedTensor, state: NestedTensor, rollout_info: Any) -> AlgStep:
-        begins_with_state = self._dynamics_net is not None and self._initial_state is None
-        info = PredictionInfo(future=rollout_info, latent=encoded, state=state if begins_with_state else ())
+        starts_with_state = self._dynamics_net is not None and self._initial_state is None
+        info = PredictionInfo(future=rollout_info, latent=encoded, state=state if starts_with_state else ())
         return AlgStep(self._representation(encoded), state, info)
 
     def _representation(self, latent: NestedTensor) -> NestedTensor:
@@ -364,22 +359,22 @@ class PredictiveRepresentationLearner(EncoderAlgorithm):
 
     def predict_multi_step(self, init_latent: NestedTensor, actions: NestedTensor, target_field: Any = None,
                            state: NestedTensor = None) -> Any:
-        """Predict what follows from sequences of actions.
+        """Predict the results of sequences of actions.
 
         Args:
-            init_latent: ``[B, ...]``: the output of the encoder at the first step.
-            actions: nest ``[B, steps, ...]``, of any number of steps.
+            init_latent: ``[B, ...]``, the output of the encoder at the first step.
+            actions: nest ``[B, steps, ...]``, with any number of steps.
             target_field: the target of a decoder, as for :meth:`get_decoder`, or a list of them; ``None``: all.
-            state: of the encoder after the first step, nest ``[B, ...]``; needed if the dynamics network begins with
-                that, and not used otherwise.
+            state: state of the encoder after the first step, nest ``[B, ...]``; required if it is the initial state of
+                the dynamics network, and otherwise ignored.
 
         Returns:
-            ``[B, steps + 1, ...]``: what is predicted for the first step and those after each action; a list of that
-            for several targets.
+            Predictions ``[B, steps + 1, ...]`` for the first step and the steps after each action; a list for several
+            targets.
 
         Raises:
-            ValueError: there is no such decoder, no ``state`` where one is needed, or no dynamics network
-                (``num_unroll_steps`` is 0) and ``actions`` of more than 0 steps.
+            ValueError: there is no such decoder, ``state`` is required but missing, or there is no dynamics network
+                (``num_unroll_steps`` is 0) and ``actions`` has more than 0 steps.
         """
         if target_field is None:
             decoders, single = list(self._decoders), len(self._decoders) == 1
@@ -394,7 +389,7 @@ class PredictiveRepresentationLearner(EncoderAlgorithm):
         return predictions[0] if single else predictions
 
     def _latents(self, latent: NestedTensor, actions: NestedTensor, state: NestedTensor) -> NestedTensor:
-        """The latent vectors after 0, 1, ... of the actions: nest ``[steps + 1, B, ...]``."""
+        """Return the latent vectors after 0, 1, ... of the actions: nest ``[steps + 1, B, ...]``."""
         latents = [latent]
         leaves = nest.flatten(actions)
         num_steps = leaves[0].shape[1] if leaves else 0
@@ -406,8 +401,8 @@ class PredictiveRepresentationLearner(EncoderAlgorithm):
         if self._initial_state is not None:
             state = self._initial_state(latent)
         elif state is None or not nest.flatten(state):
-            raise ValueError(f'{self._name}.predict_multi_step needs the state of the encoder, with which its dynamics '
-                             'network begins')
+            raise ValueError(f'{self._name}.predict_multi_step needs the state of the encoder, the initial state of '
+                             'its dynamics network')
         for i in range(num_steps):
             latent, state = self._dynamics_net(nest.map_structure(lambda x, i=i: x[:, i], actions), state)
             latents.append(latent)
@@ -415,7 +410,7 @@ class PredictiveRepresentationLearner(EncoderAlgorithm):
 
     @staticmethod
     def _decode(decoder: Any, latents: NestedTensor) -> AlgStep:
-        """What ``train_step`` of a decoder makes of latent vectors ``[R + 1, B, ...]``, in that shape."""
+        """Run ``train_step`` of a decoder on latent vectors ``[R + 1, B, ...]``, and restore the outer shape."""
         outer = nest.get_nest_shape(latents)[:2]
         step = decoder.train_step(nest.map_structure(lambda x: x.flatten(0, 1), latents))
         return nest.map_structure(lambda x: x.unflatten(0, outer), AlgStep(step.output, (), step.info))
@@ -424,13 +419,13 @@ class PredictiveRepresentationLearner(EncoderAlgorithm):
 
     def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
                               batch_info: BatchInfo) -> tuple[TimeStep, Any]:
-        """Look up the actions and targets of the steps that follow each step ``[B, T]`` of a batch.
+        """Look up the actions and targets of the steps after each step ``[B, T]`` of a batch.
 
         Returns:
-            ``root_inputs`` as it is, and a ``PredictiveRepresentationLearnerInfo``.
+            ``root_inputs`` unchanged, and a ``PredictiveRepresentationLearnerInfo``.
 
         Raises:
-            LookupError: the experience has no such field as a decoder asks for.
+            LookupError: the experience does not have a field that a decoder predicts.
         """
         steps = FutureSteps(batch_info, root_inputs.step_type.shape[1], self._num_unroll_steps)
         targets = [nest.map_structure(steps.field, fields) for fields in self._target_fields]
@@ -444,14 +439,14 @@ class PredictiveRepresentationLearner(EncoderAlgorithm):
             action=action, mask=steps.mask(), target=targets[0] if len(targets) == 1 else targets)
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The loss of the predictions.
+        """Compute the loss of the predictions.
 
         Args:
             info: ``PredictionInfo`` of ``[T, B, ...]``.
 
         Returns:
-            ``loss`` ``[T, B]``: for each decoder the mean over the R + 1 steps, added up; ``extra``: for each decoder,
-            by its name, the mean of its ``extra``.
+            ``loss`` ``[T, B]``: sum over decoders of the mean over the R + 1 steps; ``extra``: mean of the ``extra`` of
+            each decoder, by name.
         """
         time_and_batch = info.future.mask.shape[:2]
         flat = nest.map_structure(lambda x: x.flatten(0, 1), info)
@@ -471,7 +466,7 @@ class PredictiveRepresentationLearner(EncoderAlgorithm):
 
 
 class _InitialState(nn.Module):
-    """A linear function of the latent vector, for each part of a state.
+    """Linear function of the latent vector for each part of a state.
 
     Args:
         latent_spec: nest of specs of the latent vector.
@@ -485,7 +480,7 @@ class _InitialState(nn.Module):
         self._layers = nn.ModuleList([FC(size, spec.numel) for spec in nest.flatten(state_spec)])
 
     def forward(self, latent: NestedTensor) -> NestedTensor:
-        """Nest ``[B, ...]`` to a nest ``[B, ...]`` of ``state_spec``."""
+        """Map a nest ``[B, ...]`` to a nest ``[B, ...]`` of ``state_spec``."""
         inputs = torch.cat([x.flatten(1) for x in nest.flatten(latent)], -1)
         specs = nest.flatten(self._state_spec)
         return nest.pack_sequence_as(self._state_spec, [
@@ -493,24 +488,24 @@ class _InitialState(nn.Module):
 
 
 def _specs(spec: NestedTensorSpec) -> Any:
-    """What two specs have in common if the tensors of one can stand for those of the other."""
+    """Return structure, shapes and dtypes of a spec; specs with equal ones have interchangeable tensors."""
     return nest.structure(spec), [(tuple(leaf.shape), leaf.dtype) for leaf in nest.flatten(spec)]
 
 
 def _check_dynamics(name: str, dynamics_net: Network, latent_spec: NestedTensorSpec) -> None:
-    """Raise unless the network has memory, and an output of ``latent_spec``."""
+    """Raise an error unless the network is recurrent and has an output of ``latent_spec``."""
     if not dynamics_net.is_rnn:
-        raise SpecError(f'{name}.dynamics_net_ctor: expected a network with memory, such as LSTMEncodingNetwork, found '
-                        f'{type(dynamics_net).__name__} without')
+        raise SpecError(f'{name}.dynamics_net_ctor: expected a recurrent network, such as LSTMEncodingNetwork, found '
+                        f'{type(dynamics_net).__name__}')
     if _specs(dynamics_net.output_spec) != _specs(latent_spec):
-        raise SpecError(f'{name}.dynamics_net_ctor: expected an output like that of the encoder, {latent_spec}, found '
-                        f'{dynamics_net.output_spec}; make their last layers of the same size')
+        raise SpecError(f'{name}.dynamics_net_ctor: expected the output spec of the encoder, {latent_spec}, found '
+                        f'{dynamics_net.output_spec}; give their last layers the same size')
 
 
 def _as_postprocessor(postprocessor: Any, latent_spec: NestedTensorSpec) -> tuple[Any, NestedTensorSpec]:
-    """The postprocessor, constructed if need be, and the spec of its output."""
-    made_by = postprocessor.func if isinstance(postprocessor, functools.partial) else postprocessor
-    if isinstance(made_by, type):
+    """Return the postprocessor, constructed if necessary, and the spec of its output."""
+    factory = postprocessor.func if isinstance(postprocessor, functools.partial) else postprocessor
+    if isinstance(factory, type):
         postprocessor = postprocessor(input_tensor_spec=latent_spec)
     if postprocessor is None:
         return None, latent_spec

@@ -1,7 +1,7 @@
-"""Policies that are given, not learned, as priors of KL-regularised reinforcement learning.
+"""Fixed policies used as priors of KL-regularised reinforcement learning.
 
-A learner (:mod:`alfx.algorithms.sac_algorithm`) keeps its policy close to what :meth:`train_step` of a prior
-yields: ``KL(policy || prior)`` takes the place of the negative entropy. A prior has no parameters.
+A learner (:mod:`alfx.algorithms.sac_algorithm`) keeps its policy close to the distribution that :meth:`train_step` of a
+prior returns: ``KL(policy || prior)`` replaces the negative entropy. A prior has no parameters.
 """
 from collections.abc import Sequence
 from typing import Any
@@ -18,20 +18,19 @@ from alfx.distributions import nests as dist_nests
 from alfx.gin_utils import configurable
 from alfx.gin_utils.value_checks import Fraction, NonNegative
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError
-from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 
 _UNBOUNDED = 1e30
-# Actions that tanh or an addition has rounded to just outside their bounds are still inside.
+# Tolerance for actions that tanh or an addition has rounded to just outside their bounds.
 _ROUNDING = 1e-6
 
 
 class TruncatedNormal(td.Distribution):
-    """Normal distributions restricted to intervals, one for each element.
+    """Truncated normal distribution of each element on an interval.
 
     Args:
-        loc: ``[...]`` mean of the untruncated normal; may lie outside the interval.
-        scale: ``[...]`` its standard deviation; positive.
+        loc: ``[...]``, mean of the untruncated normal; may lie outside the interval.
+        scale: ``[...]``, positive standard deviation of the untruncated normal.
         low: lower end of the interval, broadcasts with ``loc``.
         high: upper end, above ``low``.
         validate_args: check the parameters, and values at :meth:`log_prob`.
@@ -50,7 +49,7 @@ class TruncatedNormal(td.Distribution):
             if not bool(((scale > 0) & (low < high)).all()):
                 raise ValueError(f'TruncatedNormal: expected scale > 0 and low < high, found scale {scale}, low {low}, '
                                  f'high {high}')
-        # As vectors of one element, whose densities have nothing to be summed over.
+        # Vectors of one element, because the wrapped class sums log densities over the last dimension.
         self._vector = dist_utils.TruncatedNormal(loc.unsqueeze(-1), scale.unsqueeze(-1), low.unsqueeze(-1),
                                                   high.unsqueeze(-1))
 
@@ -64,21 +63,21 @@ class TruncatedNormal(td.Distribution):
 
     @property
     def support(self) -> constraints.Constraint:
-        """The interval."""
+        """Interval of the distribution."""
         return constraints.interval(self._vector.lower_bound.squeeze(-1),  # type: ignore[union-attr]
                                     self._vector.upper_bound.squeeze(-1))  # type: ignore[union-attr]
 
     @property
     def mode(self) -> Tensor:
-        """The point of the interval nearest to ``loc``: ``[...]``."""
+        """Point of the interval nearest to ``loc``: ``[...]``."""
         return self._vector.mode.squeeze(-1)
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Samples ``[*sample_shape, ...]`` with gradient."""
+        """Draw samples ``[*sample_shape, ...]`` with gradient."""
         return self._vector.rsample(sample_shape).squeeze(-1)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-density of ``value``, elementwise, which has to be inside the interval.
+        """Return the elementwise log density of ``value``, which has to be inside the interval.
 
         Raises:
             ValueError: with ``validate_args``, a value is outside.
@@ -88,7 +87,7 @@ class TruncatedNormal(td.Distribution):
         return self._vector.log_prob(value.unsqueeze(-1))
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> 'TruncatedNormal':
-        """The same distributions with their dimensions expanded to ``batch_shape``."""
+        """Return the distributions with their dimensions expanded to ``batch_shape``."""
         return _truncated_normal((self._vector.expand(batch_shape), ), None)
 
     def __repr__(self) -> str:
@@ -96,10 +95,10 @@ class TruncatedNormal(td.Distribution):
 
 
 class BoxUniform(td.Uniform):
-    """Uniform distributions over closed intervals, one for each element; the arguments are those of torch's.
+    """Uniform distribution of each element on a closed interval; the arguments are those of ``torch``'s ``Uniform``.
 
-    The density at either end is that of the inside, where torch's has 0 at the upper end: a squashed action may be
-    rounded to it.
+    Both ends of the interval have the density of the inside. In ``torch`` the density at the upper end is 0, although a
+    squashed action may be rounded to it.
     """
 
     _validate_args = False
@@ -108,14 +107,14 @@ class BoxUniform(td.Uniform):
         super().__init__(low, high, validate_args=False)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-density of ``value``, elementwise."""
+        """Return the elementwise log density of ``value``."""
         width = self.high - self.low
         slack = _ROUNDING * width
         inside = (value >= self.low - slack) & (value <= self.high + slack)
         return torch.where(inside, -width.log(), -torch.inf)
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> 'BoxUniform':
-        """The same distributions with their dimensions expanded to ``batch_shape``."""
+        """Return the distributions with their dimensions expanded to ``batch_shape``."""
         return BoxUniform(self.low.expand(batch_shape), self.high.expand(batch_shape))
 
 
@@ -141,7 +140,7 @@ _register()
 
 
 class _PriorActor(Algorithm):
-    """A prior whose distribution follows from the time step alone; a subclass implements ``_distribution``."""
+    """Base class of priors that depend only on the time step; a subclass implements ``_distribution``."""
 
     def __init__(self, action_spec: NestedTensorSpec, debug_summaries: bool, name: str):
         super().__init__(debug_summaries=debug_summaries, name=name)
@@ -152,59 +151,55 @@ class _PriorActor(Algorithm):
                 self.register_buffer(f'_low_{i}', low, persistent=False)
                 self.register_buffer(f'_high_{i}', high, persistent=False)
 
-    def own_capabilities(self) -> Capabilities:
-        """A prior of the time step alone, of which nothing is trained."""
-        return super().own_capabilities()._replace(traceable_update=True)
-
     def _range(self, i: int) -> tuple[Tensor, Tensor]:
-        """Lower and upper bounds of the ``i``-th action, each of its shape."""
+        """Return lower and upper bounds of the ``i``-th action, each with its shape."""
         return getattr(self, f'_low_{i}'), getattr(self, f'_high_{i}')
 
     def _distribution(self, inputs: TimeStep) -> Any:
-        """The prior ``[B]``: a nest of distributions of the structure of the action."""
+        """Return the prior: a nest of distributions ``[B]`` with the structure of the action."""
         raise NotImplementedError
 
     def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
-        """The same as :meth:`train_step`."""
+        """Run :meth:`train_step`."""
         return self.train_step(inputs, state)
 
     def rollout_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
-        """The same as :meth:`train_step`."""
+        """Run :meth:`train_step`."""
         return self.train_step(inputs, state)
 
     def train_step(self, inputs: TimeStep, state: NestedTensor, rollout_info: NestedTensor = ()) -> AlgStep:
-        """The prior of the next action.
+        """Return the prior of the next action.
 
         Args:
             inputs: time step ``[B, ...]``.
             state: ``()``.
-            rollout_info: not needed.
+            rollout_info: not used.
 
         Returns:
-            ``output``: a nest of distributions of batch shape ``[B]``, of the structure of the action.
+            ``output``: a nest of distributions of batch shape ``[B]``, with the structure of the action.
         """
         return AlgStep(self._distribution(inputs), (), ())
 
 
 def _bounds(spec: Any, name: str) -> tuple[Tensor, Tensor]:
-    """The finite bounds of a continuous spec, each of its shape."""
+    """Return the finite bounds of a continuous spec, each with its shape."""
     if not isinstance(spec, BoundedTensorSpec):
-        raise SpecError(f'{name}: a prior over actions needs their bounds, found {spec}')
+        raise SpecError(f'{name}: a prior over actions needs bounded actions, found {spec}')
     low, high = (torch.as_tensor(bound.copy(), dtype=spec.dtype).expand(spec.shape).clone()
                  for bound in (spec.minimum, spec.maximum))
     if not bool(((low > -_UNBOUNDED) & (high < _UNBOUNDED) & (low < high)).all()):
-        raise SpecError(f'{name}: a prior over actions needs finite bounds and no empty range, found {spec}; wrap the '
-                        'environment so that its actions are rescaled')
+        raise SpecError(f'{name}: a prior over actions needs finite bounds and no empty range, found {spec}; rescale '
+                        'the actions with an environment wrapper')
     return low, high
 
 
 @configurable
 class SameActionPriorActor(_PriorActor):
-    """Expects the next action to be the one before, most of the time.
+    """Prior that repeats the previous action most of the time.
 
     Each component of an action has a mixture of two truncated normals within its bounds: a flat one, centred in the
-    middle and as wide as the range, and a sharp one at the previous action. At FIRST, where there is no previous
-    action, only the flat one is left.
+    range and as wide as the range, and a sharp one at the previous action. At a FIRST step, which has no previous
+    action, only the flat one is used.
 
     Args:
         observation_spec: nest of specs of the observation; the prior does not depend on it.
@@ -219,8 +214,6 @@ class SameActionPriorActor(_PriorActor):
         ValueError: ``same_action_noise`` is not above 0, or ``same_action_prob`` is not in [0, 1].
     """
 
-    own_capabilities = _PriorActor.own_capabilities
-
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  same_action_noise: NonNegative = 0.1, same_action_prob: Fraction = 0.9, debug_summaries: bool = False,
                  name: str = 'SameActionPriorActor'):
@@ -230,8 +223,8 @@ class SameActionPriorActor(_PriorActor):
             raise ValueError(f'{name}: same_action_prob must be in [0, 1], found {same_action_prob}')
         for spec in nest.flatten(action_spec):
             if not spec.is_continuous:
-                raise SpecError(f'{name} is for continuous actions, found {spec}; use UniformPriorActor for discrete '
-                                'ones')
+                raise SpecError(f'{name} supports only continuous actions, found {spec}; use UniformPriorActor for '
+                                'discrete actions')
         super().__init__(action_spec, debug_summaries, name)
         self._noise = same_action_noise
         weights = torch.tensor([[1.0, 0.0], [1.0 - same_action_prob, same_action_prob]])
@@ -246,10 +239,10 @@ class SameActionPriorActor(_PriorActor):
         return nest.pack_sequence_as(self._action_spec, mixtures)
 
     def _mixture(self, i: int, prev_action: Tensor, log_weights: Tensor) -> Any:
-        """``prev_action [B, *shape]``, ``log_weights [B, 2]``."""
+        """Return the prior of an action, from ``prev_action [B, *shape]`` and ``log_weights [B, 2]``."""
         low, high = self._range(i)
         middle, width = 0.5 * (low + high), high - low
-        # An unsquashed policy may have left the bounds; the environment clips what it is given.
+        # An unsquashed policy may have left the bounds; the environment clips its actions.
         previous = torch.minimum(torch.maximum(prev_action, low), high)
         loc = torch.stack([middle.expand_as(previous), previous], -1)
         scale = torch.stack([width, self._noise * width], -1).expand_as(loc)
@@ -262,7 +255,7 @@ class SameActionPriorActor(_PriorActor):
 
 @configurable
 class UniformPriorActor(_PriorActor):
-    """Expects every action within its bounds alike, so that the KL divergence is an entropy but for a constant.
+    """Uniform prior over all actions within the bounds; the KL divergence is the negative entropy plus a constant.
 
     Args:
         observation_spec: nest of specs of the observation; the prior does not depend on it.
@@ -273,8 +266,6 @@ class UniformPriorActor(_PriorActor):
     Raises:
         SpecError: an action is not bounded.
     """
-
-    own_capabilities = _PriorActor.own_capabilities
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  debug_summaries: bool = False, name: str = 'UniformPriorActor'):

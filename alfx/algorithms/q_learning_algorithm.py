@@ -1,17 +1,17 @@
 """Tabular Q-learning (Watkins and Dayan 1992, doi:10.1007/BF00992698; Sutton and Barto 2018, section 6.5).
 
-After each unroll of T steps, one step after the other and in all environments at once,
+After each unroll of T steps, this update runs for each step in order, in all environments at once:
 
     Q(s[t], a[t]) = Q(s[t], a[t]) + lr * (r[t+1] + discount * d[t+1] * max_a Q(s[t+1], a) - Q(s[t], a[t]))
 
-with ``d = 0`` at a termination and 1 at a truncation. With ``TrainerConfig.unroll_length = 1`` that is Q-learning as
-it is in the book, a step behind it if environments act in parallel. What differs: where several environments have
-taken the same action in the same state at once, the table moves to the mean of what it would be after each of them;
-among the best actions the rollout chooses one at random; continuous observations are sorted into a grid.
+with ``d = 0`` at a termination and 1 at a truncation. With ``TrainerConfig.unroll_length = 1`` this is Q-learning as in
+the book, delayed by one step if environments act in parallel. Differences: if several environments have taken the same
+action in the same state at once, the table moves to the mean of the separate results; the rollout breaks ties between
+the best actions at random; continuous observations are discretized into a grid.
 
-It trains on what an unroll has just seen, so that it is an on-policy algorithm to the engine, without a replay buffer,
-although the policy that it learns about is the greedy one. The table is a buffer: there is no gradient and no
-optimizer. :mod:`alfx.algorithms.base.observation_grid` numbers the observations.
+The algorithm learns the greedy policy, but trains on the latest unroll without a replay buffer, so that for the engine
+it is an on-policy algorithm. The table is a buffer without gradient and optimizer.
+:mod:`alfx.algorithms.base.observation_grid` numbers the observations.
 """
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from alfx import context
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
 from alfx.gin_utils import configurable
@@ -32,9 +32,9 @@ from alfx.utils.schedulers import as_scheduler
 
 QLearningInfo = namedtuple('QLearningInfo', ['step_type', 'reward', 'discount', 'cell', 'action', 'q_values', 'mask'],
                            default_value=())
-"""What the steps yield, ``[B]`` each: ``cell`` is the number of the observation, ``action`` the index of the action.
+"""Info of a step, ``[B]`` each: ``cell`` is the number of the observation, ``action`` the index of the action.
 
-``q_values`` ``[B, A]``, in evaluation, is the row of the table; what is not needed is ``()``.
+``q_values`` ``[B, A]``, only in evaluation, is the row of the table; unused fields are ``()``.
 """
 
 _LARGEST_TABLE = 10**9
@@ -42,22 +42,22 @@ _LARGEST_TABLE = 10**9
 
 @configurable
 class QLearningAlgorithm(OnPolicyAlgorithm):
-    """A table of the values of all actions in all states.
+    """Tabular Q-learning with a table of the values of all actions in all states.
 
     Args:
         observation_spec: nest of specs: integers with bounds (of any shape), booleans, or floating point numbers.
-        action_spec: one scalar discrete ``BoundedTensorSpec``, possibly alone in a nest; any ``minimum``.
-        reward_spec: of rank 0, or of rank 1 for K rewards, whose sum weighted by ``reward_weights`` counts.
+        action_spec: one scalar discrete ``BoundedTensorSpec``, possibly the only leaf of a nest; any ``minimum``.
+        reward_spec: rank 0, or rank 1 for K rewards, which are summed with ``reward_weights``.
         lr: learning rate in (0, 1], a number or a scheduler.
-        discount: the discount of future rewards, in [0, 1].
-        epsilon_greedy: the chance of a uniformly random action in the rollout, a number or a scheduler.
-        epsilon_decay: in (0, 1]: ``epsilon_greedy`` is multiplied by it after each episode of any environment.
-        epsilon_min: but does not fall below this.
-        grid_size: into how many parts the range of each floating point number is divided; one number, or one for
-            each of them in the order of the nest. ``None``: there are none.
-        grid_bounds: a pair ``(low, high)`` for each floating point number in the order of the nest, what is outside
-            is clipped; ``None`` in place of a pair or of the whole: the bounds of the spec.
-        initial_value: the table begins with; a high one makes unknown actions attractive.
+        discount: discount of future rewards, in [0, 1].
+        epsilon_greedy: probability of a uniformly random action in the rollout, a number or a scheduler.
+        epsilon_decay: factor in (0, 1] of ``epsilon_greedy`` after each episode of any environment.
+        epsilon_min: lower bound of the decayed ``epsilon_greedy``.
+        grid_size: number of intervals into which the range of each floating point number is divided; one number, or one
+            for each in the order of the nest. ``None``: the observation has no floating point numbers.
+        grid_bounds: a pair ``(low, high)`` for each floating point number in the order of the nest; values outside are
+            clipped. ``None`` instead of a pair or of the whole list: the bounds of the spec.
+        initial_value: initial value of all entries; a high value makes untried actions attractive.
         reward_weights: K weights of the rewards; ``None``: all are 1.
         env: batched environment, for the root algorithm.
         config: configuration, for the root algorithm.
@@ -66,9 +66,11 @@ class QLearningAlgorithm(OnPolicyAlgorithm):
         name: name of this algorithm.
 
     Raises:
-        ValueError: a number is out of range, the table would be too large, or observations or actions are such that
-            there is no table of them; the message names it.
+        ValueError: a number is out of range, the table would be too large, or observations or actions cannot be
+            tabulated; the message names the argument.
     """
+
+    updates_are_traceable = False
 
     _q_table: Tensor
     _num_episodes: Tensor
@@ -98,17 +100,17 @@ class QLearningAlgorithm(OnPolicyAlgorithm):
         self._discount_factor = discount
         self._epsilon = as_scheduler(epsilon_greedy)
         self._epsilon_decay, self._epsilon_min = epsilon_decay, epsilon_min
-        # one row more than there are states: what has no successor is written there
+        # The extra last row takes the updates of steps without a successor.
         self.register_buffer('_q_table', torch.full((num_cells + 1, num_actions), float(initial_value)))
         self.register_buffer('_num_episodes', torch.zeros((), dtype=torch.int64))
 
     @property
     def q_table(self) -> Tensor:
-        """float32 ``[S, A]``: the value of each action in each state."""
+        """Value of each action in each state: float32 ``[S, A]``."""
         return self._q_table[:-1]
 
     def epsilon(self) -> float:
-        """The chance of a random action in the rollout now."""
+        """Return the current probability of a random action in the rollout."""
         return max(self._epsilon_min, self._epsilon() * self._epsilon_decay**int(self._num_episodes))
 
     supports_action_mask = True
@@ -116,13 +118,13 @@ class QLearningAlgorithm(OnPolicyAlgorithm):
     # Steps -----------------------------------------------------------------------------------------------------
 
     def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
-        """The first of the best actions, or with probability ``config.epsilon_greedy`` a random one."""
+        """Return the first of the best actions, or with probability ``config.epsilon_greedy`` a random one."""
         q_values, mask = self._q_table[self._grid(inputs.observation)], self._discrete.mask_of(inputs)
         index = self._discrete.explore(mask_invalid(q_values, mask).argmax(-1), self._epsilon_greedy, mask)
         return AlgStep(self._discrete.action(index), (), QLearningInfo(q_values=q_values))
 
     def rollout_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
-        """One of the best actions, or with probability :meth:`epsilon` a random one."""
+        """Return one of the best actions, or with probability :meth:`epsilon` a random one."""
         cell, mask = self._grid(inputs.observation), self._discrete.mask_of(inputs)
         index = self._discrete.explore(random_argmax(mask_invalid(self._q_table[cell], mask)), self.epsilon(),
                                        mask)
@@ -132,7 +134,7 @@ class QLearningAlgorithm(OnPolicyAlgorithm):
         return AlgStep(self._discrete.action(index), (), info)
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """Half the squared errors of the table as it is, ``[T, B]``, for summaries; it has no gradient."""
+        """Return half the squared errors of the current table, ``[T, B]``, for summaries, without gradient."""
         best = mask_invalid(self._q_table[info.cell], info.mask)[1:].amax(-1)
         target = info.reward[1:] + self._discount_factor * info.discount[1:] * best
         error = target - self._q_table[info.cell[:-1], info.action[:-1]]
@@ -141,9 +143,9 @@ class QLearningAlgorithm(OnPolicyAlgorithm):
         return LossInfo(loss=loss, extra=loss)
 
     def after_update(self, root_inputs: NestedTensor, info: Any) -> None:
-        """Learn from an unroll ``[T + 1, B]``, the first step of the next one included.
+        """Learn from an unroll ``[T + 1, B]``, which includes the first step of the next one.
 
-        Of several processes that train together each learns from the unrolls of all.
+        If several processes train together, each learns from the unrolls of all.
         """
         lr, has_successor = self._lr(), info.step_type != StepType.LAST
         discount = info.discount * self._discount_factor
@@ -161,14 +163,14 @@ class QLearningAlgorithm(OnPolicyAlgorithm):
 
 
 def random_argmax(q_values: Tensor) -> Tensor:
-    """The index ``[B]`` of the greatest of ``q_values`` ``[B, A]``, drawn at random if there are several."""
+    """Return the index ``[B]`` of the largest of ``q_values`` ``[B, A]``, with ties broken at random."""
     best = q_values == q_values.amax(-1, keepdim=True)
     return torch.where(best, torch.rand_like(q_values), -1.0).argmax(-1)
 
 
 def learn(table: Tensor, cell: Tensor, action: Tensor, reward: Tensor, discount: Tensor, next_cell: Tensor,
           lr: float, mask: NestedTensor = ()) -> None:
-    """One step of Q-learning, in place; where a cell and action occur several times, to the mean of the results.
+    """Run one step of Q-learning in place; repeated pairs of cell and action move to the mean of the results.
 
     Args:
         table: ``[S, A]``, contiguous.
@@ -177,8 +179,8 @@ def learn(table: Tensor, cell: Tensor, action: Tensor, reward: Tensor, discount:
         reward: ``[B]``, for arriving at ``next_cell``.
         discount: ``[B]``, 0 where the episode terminated.
         next_cell: int64 ``[B]``.
-        lr: how far to move.
-        mask: bool ``[B, A]``: which actions are valid in ``next_cell``; ``()``: all.
+        lr: learning rate.
+        mask: bool ``[B, A]``, valid actions in ``next_cell``; ``()``: all.
     """
     target = torch.addcmul(reward, discount, mask_invalid(table[next_cell], mask).amax(-1))
     values, entry = table.view(-1), cell * table.shape[1] + action

@@ -1,9 +1,9 @@
 """Soft actor-critic whose critics learn the distribution of returns by quantile regression.
 
-The critics are those of QR-DQN (Dabney et al. 2018, arXiv:1710.10044) with an action as input, in the frame of soft
-actor-critic (Haarnoja et al. 2018, arXiv:1812.05905). Each critic has N quantiles, at the fractions ``(i + 0.5) / N``,
-of the distribution of returns. The actor maximises the lowest of the means of several critics, and the lowest of their
-distributions is bootstrapped from, as soft actor-critic does with values.
+The critics are those of QR-DQN (Dabney et al. 2018, arXiv:1710.10044) with an action as input, combined with soft
+actor-critic (Haarnoja et al. 2018, arXiv:1812.05905). Each critic has N quantiles of the distribution of returns, at
+the fractions ``(i + 0.5) / N``. The actor maximises the lowest mean of several critics. Targets bootstrap from the
+lowest distribution, where soft actor-critic uses the lowest value.
 """
 from collections.abc import Callable
 from functools import partial
@@ -24,21 +24,19 @@ class QrsacAlgorithm(SacAlgorithm):
     """Soft actor-critic with quantile critics, for continuous actions.
 
     Args:
-        critic_network_cls: as in ``SacAlgorithm``; the number of outputs is made that of the quantiles of the loss,
-            unless the critic has several outputs already.
-        critic_loss_ctor: makes a quantile loss, called as ``(debug_summaries=, name=)``; ``None``:
+        critic_network_cls: as in ``SacAlgorithm``; the number of outputs is set to the number of quantiles of the loss,
+            unless the critic already has several outputs.
+        critic_loss_ctor: creates a quantile loss, called as ``(debug_summaries=, name=)``; ``None``:
             ``OneStepTDQRLoss``. Its ``num_quantiles`` is the number of quantiles.
         min_critic_by_critic_mean: bootstrap from the quantiles of the critic with the lowest mean; otherwise from the
             lowest value of each quantile.
-        kwargs: those of :class:`~alfx.algorithms.sac_algorithm.SacAlgorithm`, except ``q_network_cls``;
-            ``use_entropy_reward`` is False unless given.
+        kwargs: arguments of :class:`~alfx.algorithms.sac_algorithm.SacAlgorithm`, except ``q_network_cls``; the default
+            of ``use_entropy_reward`` is ``False``.
 
     Raises:
-        SpecError: a critic has another number of outputs.
+        SpecError: the number of outputs of a critic is not the number of quantiles.
         ValueError: the action is not continuous.
     """
-
-    own_capabilities = SacAlgorithm.own_capabilities
 
     @takes_arguments_of(
         SacAlgorithm, without=('q_network_cls', ), defaults={'use_entropy_reward': False, 'name': 'QrsacAlgorithm'},
@@ -47,7 +45,7 @@ class QrsacAlgorithm(SacAlgorithm):
                  critic_loss_ctor: Callable[..., Any] | None, debug_summaries: bool, name: str,
                  target_entropy: TargetEntropy, min_critic_by_critic_mean: bool = False, **kwargs: Any):
         if ActionParts(action_spec).type != ActionType.Continuous:
-            raise ValueError(f'{name} is for continuous actions, found {action_spec}; use SacAlgorithm')
+            raise ValueError(f'{name} supports only continuous actions, found {action_spec}; use SacAlgorithm')
         loss = (critic_loss_ctor or OneStepTDQRLoss)(debug_summaries=debug_summaries, name='critic_loss')
         self._num_quantiles = _num_quantiles_of(loss, name)
         if critic_network_cls is not None:
@@ -59,7 +57,7 @@ class QrsacAlgorithm(SacAlgorithm):
             target_entropy=target_entropy, **kwargs)
 
     def _pessimistic_value(self, critics: Tensor) -> Tensor:
-        """Quantiles ``[B, n, N]`` (``[B, n, K, N]``) to those to bootstrap from, ``[B, N]`` (``[B, K, N]``)."""
+        """Reduce quantiles ``[B, n, N]`` (``[B, n, K, N]``) to those to bootstrap from, ``[B, N]`` (``[B, K, N]``)."""
         if self._min_critic_by_critic_mean:
             return quantiles_of_lowest_mean(critics, self._reward_weights)
         if self._reward_weights is None:
@@ -67,19 +65,19 @@ class QrsacAlgorithm(SacAlgorithm):
         return critic_values.min_q(critics.transpose(-1, -2), self._reward_weights).transpose(-1, -2)
 
     def _actor_value(self, critics: Tensor) -> Tensor:
-        """Quantiles ``[B, n, N]`` (``[B, n, K, N]``) to the ``[B]`` that the policy maximises."""
+        """Reduce quantiles ``[B, n, N]`` (``[B, n, K, N]``) to the value ``[B]`` that the policy maximises."""
         return super()._actor_value(critics.mean(-1))
 
 
 def quantiles_of_lowest_mean(critics: Tensor, reward_weights: Tensor | None) -> Tensor:
-    """Of several sets of quantiles the one with the lowest mean, the highest for a negative weight.
+    """Return the set of quantiles with the lowest mean, or the highest mean for a negative reward weight.
 
     Args:
         critics: ``[B, n, N]`` or ``[B, n, K, N]``.
         reward_weights: ``[K]`` or ``None``.
 
     Returns:
-        ``[B, N]`` or ``[B, K, N]``.
+        Quantiles ``[B, N]`` or ``[B, K, N]``.
     """
     mean = critics.mean(-1)
     if reward_weights is not None:
@@ -98,7 +96,7 @@ def _num_quantiles_of(loss: Any, name: str) -> int:
 
 def _quantile_critic(ctor: Callable[..., Any], num_quantiles: int, input_tensor_spec: NestedTensorSpec,
                      output_tensor_spec: TensorSpec = TensorSpec(())) -> Any:
-    """A critic with ``num_quantiles`` outputs for each reward."""
+    """Create a critic with ``num_quantiles`` outputs for each reward."""
     critic = ctor(input_tensor_spec=input_tensor_spec)
     if critic.output_spec.ndim > 0:
         return critic

@@ -1,8 +1,8 @@
-"""Rewards of imagined steps: given as a function, or learned from those of the environment.
+"""Rewards of imagined steps: a given function, or a network trained on rewards of the environment.
 
-A reward belongs to arriving at an observation: ``compute_reward(obs, action, state)`` gets the action and the
-observation that it led to, and in ``state`` what else it depends on, such as where the step began. Read next:
-:mod:`alfx.algorithms.mbrl_algorithm`.
+A reward belongs to arriving at an observation: ``compute_reward(obs, action, state)`` receives the action and the
+resulting observation. ``state`` holds everything else that the reward depends on, such as the previous observation.
+Read next: :mod:`alfx.algorithms.mbrl_algorithm`.
 """
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,54 +27,54 @@ from alfx.utils.running_stats import AdaptiveStats
 
 @configurable
 class RewardEstimationAlgorithm(Algorithm):
-    """Base of the rewards of imagined steps.
+    """Base class of the rewards of imagined steps.
 
     Args:
         name: name of this algorithm.
-        train_state_spec: what a reward depends on besides the observation where an action led, and the action.
+        train_state_spec: spec of the inputs of the reward besides the action and the resulting observation.
     """
 
     def __init__(self, name: str = 'RewardEstimationAlgorithm', train_state_spec: NestedTensorSpec = ()):
         super().__init__(name=name, train_state_spec=train_state_spec)
 
     def state_at(self, observation: NestedTensor) -> NestedTensor:
-        """The state for :meth:`compute_reward` of actions in observations ``[N, ...]``: none, unless overridden."""
+        """Return the state for :meth:`compute_reward` of actions in observations ``[N, ...]``; empty by default."""
         return ()
 
     def compute_reward(self, obs: NestedTensor, action: NestedTensor, state: NestedTensor) -> tuple[Tensor, Any]:
-        """The reward of arriving at an observation.
+        """Compute the reward of arriving at an observation.
 
         Args:
-            obs: nest ``[N, ...]``: where the action led.
+            obs: nest ``[N, ...]``, the observation after the action.
             action: ``[N, ...]``.
-            state: what :meth:`state_at` gave, or what this method returned for the step before.
+            state: result of :meth:`state_at`, or the state that this method returned for the previous step.
 
         Returns:
-            the reward ``[N]``, or ``[N, K]`` of K rewards, and the state.
+            The reward ``[N]``, or ``[N, K]`` for K rewards, and the next state.
         """
         raise NotImplementedError(f'{type(self).__name__}.compute_reward')
 
     def train_step(self, time_step: TimeStep, state: NestedTensor = (), rollout_info: Any = None) -> AlgStep:
-        """What there is to learn from a step; nothing, unless overridden."""
+        """Return the training info of a step; empty by default."""
         return AlgStep((), state, ())
 
     def calc_loss(self, info: NestedTensor) -> LossInfo:
-        """The losses ``[T, B]``; ``()`` if nothing is learned."""
+        """Return the losses ``[T, B]``; ``()`` if nothing is learned."""
         return LossInfo(loss=())
 
 
 @configurable
 class FixedRewardFunction(RewardEstimationAlgorithm):
-    """A reward that is known.
+    """Reward module with a given reward function.
 
     Args:
-        reward_func: from the observation ``[N, ...]`` where the action led and the action ``[N, ...]`` to the reward
-            ``[N]``; or the name of one of :data:`alfx.algorithms.base.known_tasks.REWARDS`, such as
+        reward_func: maps the observation ``[N, ...]`` after the action and the action ``[N, ...]`` to the reward
+            ``[N]``; or the name of an entry of :data:`alfx.algorithms.base.known_tasks.REWARDS`, such as
             ``'pendulum'``.
         name: name of this algorithm.
 
     Raises:
-        ConfError: there is no such function.
+        ConfError: ``reward_func`` is not callable, or there is no function of this name.
     """
 
     def __init__(self, reward_func: Callable[..., Tensor] | str, name: str = 'FixedRewardFunction'):
@@ -85,12 +85,8 @@ class FixedRewardFunction(RewardEstimationAlgorithm):
             reward_func = REWARDS[reward_func]
         self._reward_func = check_value(owner, 'reward_func', reward_func, callable)
 
-    def own_capabilities(self) -> Capabilities:
-        """Nothing is learned."""
-        return super().own_capabilities()._replace(traceable_update=True, trains_sequences_at_once=True)
-
     def compute_reward(self, obs: NestedTensor, action: NestedTensor, state: NestedTensor) -> tuple[Tensor, Any]:
-        """See the base class.
+        """Call the reward function.
 
         Raises:
             ValueError: the function returns another shape than ``[N]`` or ``[N, K]``.
@@ -103,22 +99,22 @@ class FixedRewardFunction(RewardEstimationAlgorithm):
         return reward, state
 
     def train_step(self, time_step: TimeStep, state: NestedTensor = (), rollout_info: Any = None) -> AlgStep:
-        """Nothing to learn."""
+        """Return an empty step; a given function is not trained."""
         return AlgStep((), state, ())
 
 
 @configurable
 class LearnedReward(RewardEstimationAlgorithm):
-    """A reward that is learned: a network sees the action and the normalized observations before and after it.
+    """Reward module with a network that receives the action and the normalized observations before and after it.
 
-    It takes both: what many tasks pay for, such as the way that was made in a step, shows in neither of them alone.
-    Its state is the observation before. Its loss is half of the squared error of the normalized reward, at each step
-    that of the transition which follows.
+    The network needs both observations, because many rewards, such as the distance covered in a step, depend on their
+    difference. The state is the observation before the action. The loss of a step is half the squared error of the
+    normalized reward of the transition that follows it.
 
     Args:
-        feature_spec: float32 ``[D]``: spec of the observation.
+        feature_spec: float32 ``[D]``, spec of the observation.
         action_spec: spec of the action; discrete actions are encoded one-hot.
-        reward_spec: of the rank 0, or 1 for K rewards.
+        reward_spec: rank 0, or rank 1 for K rewards.
         hidden_size: sizes of the hidden layers.
         name: name of this algorithm.
     """
@@ -143,31 +139,31 @@ class LearnedReward(RewardEstimationAlgorithm):
                                              needs_previous_step=True, bootstraps_sequences=True)
 
     def _predicted(self, before: Any, obs: Any, action: NestedTensor) -> Tensor:
-        """The normalized reward ``[N]`` or ``[N, K]``."""
+        """Return the normalized reward ``[N]`` or ``[N, K]``."""
         if not isinstance(before, Tensor) or before.shape != obs.shape:
             found = list(before.shape) if isinstance(before, Tensor) else repr(before)
-            raise ValueError(f'{self._name}: expected as state the observations before, of shape {list(obs.shape)}, '
-                             f'found {found}; state_at makes it')
+            raise ValueError(f'{self._name}: expected the previous observations, of shape {list(obs.shape)}, as state, '
+                             f'found {found}; use state_at')
         before, obs, action = ((x - stats.mean) * torch.rsqrt(stats.variance + 1e-6) for stats, x in (
             (self._of_feature, before), (self._of_feature, obs), (self._of_action, self._action_encoder(action))))
         return self._network((torch.cat((before, obs), -1), action))[0]
 
     def state_at(self, observation: NestedTensor) -> NestedTensor:
-        """The observation."""
+        """Return the observation, which is the state."""
         return observation
 
     def compute_reward(self, obs: NestedTensor, action: NestedTensor, state: NestedTensor) -> tuple[Tensor, Any]:
-        """See the base class.
+        """Predict the reward.
 
         Raises:
-            ValueError: ``state`` is not the observation before, ``[N, D]``.
+            ValueError: ``state`` is not the previous observation, ``[N, D]``.
         """
         mean, variance = self._of_reward.moments()
         return torch.addcmul(mean, (variance + 1e-12).sqrt(), self._predicted(state, obs, action)), obs
 
     def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
                               batch_info: BatchInfo) -> tuple[TimeStep, Any]:
-        """Take a batch ``[B, T, ...]`` into the statistics."""
+        """Update the statistics with a batch ``[B, T, ...]``."""
         if not context.is_eval():
             arrives = ~root_inputs.is_first()
             for stats, x in ((self._of_feature, root_inputs.observation), (self._of_reward, root_inputs.reward),
@@ -176,7 +172,7 @@ class LearnedReward(RewardEstimationAlgorithm):
         return root_inputs, rollout_info
 
     def train_step(self, time_step: TimeStep, state: NestedTensor = (), rollout_info: Any = None) -> AlgStep:
-        """The loss of predicting the reward of arriving at ``time_step`` ``[B, ...]`` from ``state``; 0 at FIRST."""
+        """Return the loss of the reward of arriving at ``time_step`` ``[B, ...]`` from ``state``; 0 at FIRST."""
         mean, variance = self._of_reward.moments()
         target = (time_step.reward - mean) * torch.rsqrt(variance + 1e-12)
         loss = 0.5 * (self._predicted(state, time_step.observation, time_step.prev_action) - target).square()
@@ -184,7 +180,7 @@ class LearnedReward(RewardEstimationAlgorithm):
         return AlgStep((), time_step.observation, torch.where(time_step.is_first(), 0.0, loss))
 
     def train_sequence(self, inputs: TimeStep, state: NestedTensor, rollout_info: Any = None) -> AlgStep:
-        """:meth:`train_step` of sequences ``[T, B, ...]``; the first step, before which there is none, has loss 0."""
+        """Run :meth:`train_step` on sequences ``[T, B, ...]``; the first step has no predecessor and loss 0."""
         length, batch = inputs.step_type.shape
         if length < 2:
             return super().train_sequence(inputs, state, rollout_info)
@@ -195,9 +191,7 @@ class LearnedReward(RewardEstimationAlgorithm):
         return AlgStep((), (), torch.cat((loss.new_zeros(batch), loss)).view(length, batch))
 
     def calc_loss(self, info: NestedTensor) -> LossInfo:
-        """The losses ``[T, B]``: at each step that of the transition which follows, at the last one 0."""
+        """Return the losses ``[T, B]``: each step gets the loss of the transition that follows, the last one 0."""
         loss: Any = info
         loss = torch.cat((loss[1:], torch.zeros_like(loss[:1])))
         return LossInfo(loss=loss, extra={'reward': loss.detach()})
-
-

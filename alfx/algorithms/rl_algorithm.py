@@ -1,9 +1,7 @@
-"""The root of an iteration: an algorithm that outputs actions.
-
-``train_iter`` below is hop 3 of an iteration; what it does is in :class:`~alfx.engine.learner.Learner`.
-"""
+"""Base class of algorithms that output actions, one of which is the root of a run."""
 import math
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,12 +9,14 @@ from torch import nn
 
 from alfx import context, nest
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, Experience, LossInfo, TimeStep, time_step_spec
 from alfx.engine import probe
-from alfx.engine.auxiliary_phase import AuxiliaryPhase, StoredUnrolls
-from alfx.engine.plan import Recorded
+from alfx.engine.stored_unrolls import StoredUnrolls
+from alfx.engine.updater import check_compilable
+from alfx.engine.batches import all_stored_experience
 from alfx.engine.minibatches import check_sequences
+from alfx.engine.plan import Recorded
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils import ConfError, check_value, configurable
 from alfx.gin_utils.value_checks import problem_at
@@ -31,7 +31,7 @@ from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec, zeros_
 
 
 def adjust_replay_buffer_length(config: TrainerConfig, num_earliest_frames_ignored: int = 0) -> int:
-    """The number of steps that the replay buffer has to keep of each environment.
+    """Return the number of steps that the replay buffer has to hold for each environment.
 
     Training that uses up the whole buffer each iteration needs room for exactly one unroll, plus one step to
     bootstrap from, plus the frames that precede it.
@@ -48,24 +48,24 @@ def adjust_replay_buffer_length(config: TrainerConfig, num_earliest_frames_ignor
 
 @configurable
 class RLAlgorithm(Algorithm):
-    """Base of algorithms that output actions.
+    """Base class of algorithms that output actions.
 
     Args:
         observation_spec: nest of specs of the (transformed) observation.
         action_spec: nest of ``BoundedTensorSpec``.
         train_state_spec: nest of specs of the state of ``train_step``.
-        reward_spec: spec of rank 0, or of rank 1 for K rewards.
+        reward_spec: spec of rank 0, or of rank 1 for a reward of K dimensions.
         predict_state_spec: as in ``Algorithm``.
         rollout_state_spec: as in ``Algorithm``.
         is_on_policy: as in ``Algorithm``.
-        reward_weights: K weights of a multi-dimensional reward; ``None``: all are 1.
+        reward_weights: K weights of a multi-dimensional reward; ``None`` for ones.
         env: batched environment; only the root algorithm has it.
         config: configuration; only the root algorithm needs it.
         optimizer: default optimizer.
         checkpoint: as in ``Algorithm``.
-        is_eval: the algorithm is only played or evaluated, so that critics need not be built.
-        overwrite_policy_output: record ``prev_action`` of the next time step as the action, for an environment
-            which does not do what it is told (someone else acts).
+        is_eval: the algorithm is only played or evaluated, so critics are not needed.
+        overwrite_policy_output: store ``prev_action`` of the next time step as the action, for an environment that
+            does not execute the given action, such as one that a person controls.
         debug_summaries: write more summaries.
         name: name of this algorithm.
 
@@ -98,18 +98,19 @@ class RLAlgorithm(Algorithm):
         self.register_buffer('_reward_weights', torch.ones(reward_spec.numel) if reward_spec.ndim else None)
         if reward_weights is not None:
             self.set_reward_weights(torch.as_tensor(reward_weights, dtype=torch.float32))
+        self._stored_unrolls: StoredUnrolls | None = None
         self._metrics = MetricSet(self._make_metrics() if env is not None else [])
         self.set_epsilon_greedy(None)
         self._played: tuple[Hashable, Recorded] | None = None  # what fast_predict_step does, of a prediction_graph_key
 
     def set_epsilon_greedy(self, epsilon_greedy: float | None) -> None:
-        """From now on let ``predict_step`` explore with this probability, where it can.
+        """Set the probability of a random action in ``predict_step``, for algorithms that support it.
 
         Args:
             epsilon_greedy: in [0, 1]; ``None``: ``config.epsilon_greedy``, or 0 without a config.
 
         Raises:
-            ConfError: it is no probability.
+            ConfError: the value is not a probability.
         """
         if epsilon_greedy is None:
             epsilon_greedy = getattr(self._config, 'epsilon_greedy', 0.0)
@@ -117,7 +118,7 @@ class RLAlgorithm(Algorithm):
                                            maximum=1)
 
     def _make_metrics(self) -> list[Any]:
-        """What is measured of every episode; the first two are the step metrics."""
+        """Create the metrics; the first two are the step metrics."""
         env, config = self._env, self._config
         size = max(env.batch_size * context.num_ranks(), config.metric_min_buffer_size if config is not None else 10)
         example = zeros_from_spec(env.time_step_spec(), env.batch_size)
@@ -129,7 +130,7 @@ class RLAlgorithm(Algorithm):
             metrics.append(AverageEnvInfoMetric(example_time_step=example, buffer_size=size))
         return metrics
 
-    # What it is ------------------------------------------------------------------------------------------------
+    # Properties ------------------------------------------------------------------------------------------------
 
     @property
     def observation_spec(self) -> NestedTensorSpec:
@@ -143,7 +144,7 @@ class RLAlgorithm(Algorithm):
 
     @property
     def environment(self) -> Any:
-        """The environments that it trains in; only the root algorithm has them."""
+        """Environments to train in; only the root algorithm has them."""
         return self._env
 
     @property
@@ -153,23 +154,23 @@ class RLAlgorithm(Algorithm):
 
     @property
     def overwrite_policy_output(self) -> bool:
-        """Whether the action recorded is the one that the environment reports."""
+        """Return whether the action that the environment reports is stored instead of the output of the policy."""
         return self._overwrite_policy_output
 
     def postprocess_unroll(self, inputs: TimeStep, rollout_info: NestedTensor) -> NestedTensor:
-        """Add to the infos of an unroll what is made of all of its steps at once, before they are stored for replay.
+        """Add infos that are computed from a whole unroll, before it is stored for replay.
 
         Args:
             inputs: transformed time steps ``[T + 1, B, ...]``.
             rollout_info: infos of ``rollout_step`` ``[T + 1, B, ...]``.
 
         Returns:
-            The infos to be stored.
+            The infos to store.
         """
         return rollout_info
 
     def has_multidim_reward(self) -> bool:
-        """Whether the reward has more than one dimension."""
+        """Return whether the reward has more than one dimension."""
         return self._reward_spec.numel > 1
 
     @property
@@ -178,7 +179,7 @@ class RLAlgorithm(Algorithm):
         return self._reward_weights
 
     def set_reward_weights(self, reward_weights: torch.Tensor) -> None:
-        """Use these weights ``[K]`` from the next step on.
+        """Set the reward weights ``[K]``.
 
         Raises:
             ValueError: the reward is a scalar or of another size.
@@ -194,13 +195,12 @@ class RLAlgorithm(Algorithm):
 
     @property
     def prediction_graph_key(self) -> Hashable:
-        """What decides besides tensors what ``predict_step`` computes, see ``Capabilities.traceable_prediction``."""
+        """Key of the traced graph of ``predict_step``; see ``Capabilities.traceable_prediction``."""
         acting: Any = self.policy_algorithm
         return self._epsilon_greedy if acting is None else acting.prediction_graph_key
 
     def fast_predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
-        """:meth:`predict_step` in the fastest form, to the bit; with ``Capabilities.traceable_prediction`` there is
-        no info."""
+        """Run :meth:`predict_step` from a traced graph if possible, with identical output but without info."""
         if not self.capabilities.traceable_prediction:
             return self.predict_step(inputs, state)
         variant = self.prediction_graph_key
@@ -213,20 +213,20 @@ class RLAlgorithm(Algorithm):
         return self.predict_step(inputs, self.get_initial_predict_state(1)).output  # without tensors
 
     def measures(self, info: NestedTensor) -> dict[str, torch.Tensor]:
-        """What evaluation measures besides the return.
+        """Return quantities that evaluation reports besides the return.
 
         Args:
-            info: of ``predict_step``.
+            info: info of ``predict_step``.
 
         Returns:
-            Numbers ``[B]`` by name, averaged over the steps of each episode; NaN where there is nothing to measure.
+            Values ``[B]`` by name, averaged over the steps of each episode; NaN is ignored.
         """
         return {}
 
     # Set-up ----------------------------------------------------------------------------------------------------
 
     def finalize(self) -> None:
-        """Assign optimizers, probe the specs, build the replay buffer. Called once, on the root algorithm.
+        """Assign optimizers, probe the specs and create the replay buffer. Called once, on the root algorithm.
 
         Raises:
             ConfError: an unroll cannot be cut into sequences of ``mini_batch_length``, such sequences are too short for
@@ -242,7 +242,7 @@ class RLAlgorithm(Algorithm):
         self._check_action_mask()
         self._prepare_auxiliary_phase()
         if self._config is not None and self._config.compile:
-            self.learner.check_compilable()
+            check_compilable(self, self.learner.has_traceable_updates)
         step_spec = time_step_spec(self._observation_spec, self._action_spec, self._reward_spec)
         if self._env is not None:
             step_spec = step_spec._replace(env_info=self._env.env_info_spec())
@@ -259,7 +259,7 @@ class RLAlgorithm(Algorithm):
 
     @property
     def has_offline(self) -> bool:
-        """Whether the configuration names stored datasets to train on."""
+        """Return whether the configuration names stored datasets to train on."""
         return self._config is not None and bool(self._config.offline_datasets())
 
     def _check_statistics(self) -> None:
@@ -271,11 +271,11 @@ class RLAlgorithm(Algorithm):
 
     @property
     def offline_replay_buffer(self) -> ReplayBuffer | None:
-        """The replay buffer that holds them; ``None`` where nothing is trained."""
+        """Replay buffer of the stored datasets; ``None`` without training."""
         return self._offline_replay_buffer
 
     supports_action_mask = False
-    """Whether it takes only actions that ``TimeStep.action_mask`` allows."""
+    """Whether the policy only takes actions that ``TimeStep.action_mask`` allows."""
 
     def _check_action_mask(self) -> None:
         acting: Any = self
@@ -285,6 +285,11 @@ class RLAlgorithm(Algorithm):
             raise ConfError([problem_at('TrainerConfig', 'data_transformer_ctor', 'has an ActionMask, but '
                                         f'{type(acting).__name__} would take actions that are not valid',
                                         'leave it out, or choose an algorithm for discrete actions')])
+
+    @property
+    def stored_unrolls(self) -> StoredUnrolls | None:
+        """The unrolls that the auxiliary phase trains on; ``None`` without such a phase."""
+        return self._stored_unrolls
 
     def _prepare_auxiliary_phase(self) -> None:
         settings, config = self.auxiliary_phase, self._config
@@ -301,16 +306,15 @@ class RLAlgorithm(Algorithm):
         context_steps = 0 if self.data_transformer is None else self.data_transformer.stack_size - 1
         limit = int(config.replay_checkpoint_megabytes * 2**20 / context.num_ranks())
         self._stored_unrolls = StoredUnrolls(settings.interval * length, context_steps, limit)
-        self.learner.phase = AuxiliaryPhase(self.learner, self, settings, self._stored_unrolls, length)
 
     def load_offline_replay_buffer(self, untransformed_observation_spec: NestedTensorSpec) -> None:
-        """Load the datasets of ``TrainerConfig.offline_buffer_dir``, each as a ring of a replay buffer.
+        """Load the datasets of ``TrainerConfig.offline_buffer_dir`` into a replay buffer, one ring each.
 
         Args:
             untransformed_observation_spec: spec of the observation before any data transformer.
 
         Raises:
-            ConfError: the algorithm cannot be trained on recorded actions, or a dataset is missing, is damaged, or does
+            ConfError: the algorithm cannot be trained on recorded actions, or a dataset is missing, damaged, or does
                 not fit.
         """
         config = self._config
@@ -327,10 +331,10 @@ class RLAlgorithm(Algorithm):
             datasets, spec, prioritized_sampling=config.priority_replay, name=f'{self._name}_offline_replay_buffer',
             keep_episodic_info=True if getattr(transformer, 'needs_episodic_info', False) else None)
         if transformer is not None and transformer.fits_offline_data:
-            transformer.fit(self.learner.all_offline_data)
+            transformer.fit(partial(all_stored_experience, self._offline_replay_buffer))
 
     def get_extra_state(self) -> dict[str, Any]:
-        """As of ``Algorithm``, and which datasets it is trained on, with their priorities; not what they hold."""
+        """Return the state of ``Algorithm``, and the names and priorities of the datasets without their contents."""
         extra = super().get_extra_state()
         if self._offline_replay_buffer is None:
             return extra
@@ -338,10 +342,10 @@ class RLAlgorithm(Algorithm):
                 'offline_priorities': self._offline_replay_buffer.priorities_state()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """The inverse of :meth:`get_extra_state`.
+        """Load the result of :meth:`get_extra_state`.
 
         Raises:
-            ConfError: it has been trained on other datasets than those that are loaded.
+            ConfError: the algorithm has been trained on other datasets than the loaded ones.
         """
         super().set_extra_state(state)
         before = state.get('offline_data')
@@ -368,63 +372,41 @@ class RLAlgorithm(Algorithm):
 
     def recorded(self, function: Callable[[NestedTensor], NestedTensor], *modules: nn.Module
                  ) -> Callable[[NestedTensor], NestedTensor]:
-        """The same function, computed faster after some calls: played from a record, or compiled.
+        """Return the same function, which runs from a traced or compiled graph after some calls.
 
         Args:
             function: a method from a nest of tensors to a nest of tensors; it may draw random numbers.
-            modules: hold the parameters and buffers that it reads.
+            modules: owners of the parameters and buffers that it reads.
         """
         return Recorded(function, *modules, compiles=self._config is not None and self._config.compile)
-
-    # The iteration ---------------------------------------------------------------------------------------------
-
-    def train_iter(self) -> int:
-        """One iteration: unroll, train, ``after_train_iter``.
-
-        Returns:
-            The number of samples trained on, repeated ones counted each time.
-        """
-        return self.learner.iterate()
-
-    def unroll(self, unroll_length: int) -> Experience:
-        """Collect ``unroll_length`` steps of each environment, store them for replay, update the metrics.
-
-        On-policy, with ``unroll_with_grad``, and where each unroll is trained on as a whole and then dropped, one more
-        step follows that the environment does not see; values are bootstrapped from it.
-
-        Returns:
-            Experience ``[T, B, ...]`` or, with that step, ``[T + 1, B, ...]``; on-policy with transformed time steps,
-            otherwise as the environment gave them.
-        """
-        return self.learner.unroll(unroll_length)
 
     # Metrics and summaries -------------------------------------------------------------------------------------
 
     def get_step_metrics(self) -> list[Any]:
-        """The metrics that summaries may be plotted against: environment steps, number of episodes."""
+        """Return the metrics that summaries can be plotted against: environment steps and number of episodes."""
         return self._metrics.counters
 
     def get_metrics(self) -> list[Any]:
-        """All metrics; the step metrics come first."""
+        """Return all metrics; the step metrics come first."""
         return self._metrics.catch_up()
 
     def observe_for_metrics(self, time_step: TimeStep) -> None:
-        """Show one time step ``[B, ...]`` to all metrics."""
+        """Update all metrics with one time step ``[B, ...]``."""
         self._metrics.observe_step(time_step)
 
     def observe_unroll(self, env_steps: TimeStep) -> None:
-        """Show the environment's own step types, rewards, discounts and infos ``[T, B, ...]`` to all metrics."""
+        """Update all metrics with step types, rewards, discounts and infos ``[T, B, ...]`` of the environment."""
         self._metrics.observe(env_steps)
 
     def summarize_metrics(self) -> None:
-        """Write the averages of the latest episodes."""
+        """Log the averages of the latest episodes."""
         over_env_steps = self._config is not None and self._config.summarizes_over_env_steps
         for metric in self.get_metrics():
             metric.gen_summaries(step_metrics=() if over_env_steps else self._metrics.counters)
 
     def summarize_rollout(self, experience: Experience,
                           custom_summary: Callable[[Experience], None] | None = None) -> None:
-        """Write summaries of an unroll; called only in iterations that write them.
+        """Log summaries of an unroll; called only in iterations that write summaries.
 
         Args:
             experience: ``[T, B, ...]``.
@@ -442,7 +424,7 @@ class RLAlgorithm(Algorithm):
 
     def summarize_train(self, experience: Experience, train_info: NestedTensor, loss_info: LossInfo,
                         params: list[tuple[str, nn.Parameter]]) -> None:
-        """Write losses, gradients and, if asked, actions and action distributions of what was trained on."""
+        """Log losses, gradients and, if the conf asks for them, actions and action distributions of the minibatch."""
         super().summarize_train(experience, train_info, loss_info, params)
         if self._debug_summaries and nest.flatten(experience.action):
             summary_utils.summarize_action(experience.action, self._action_spec, 'training_action')

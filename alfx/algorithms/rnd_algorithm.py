@@ -1,20 +1,20 @@
-"""Random network distillation (Burda et al. 2018, arXiv:1810.12894): a bonus for observations not seen before.
+"""Random network distillation (Burda et al. 2018, arXiv:1810.12894): a bonus for novel observations.
 
-A network with random weights that stay as they are turns an observation into numbers, which a second network learns
-to predict. It can do so for what it has often seen, so that its error is the reward for arriving at an observation
-(section 2.2 of the paper):
+A target network with fixed random weights maps an observation to a vector, and a predictor network learns to predict
+this vector. The prediction error is small for observations that were seen often, so it serves as the reward for
+arriving at an observation (section 2.2 of the paper):
 
     r[t] = |predictor(o[t]) - target(o[t])|^2
 
-In the terms of the paper o[t] is the next observation, that of arriving by the action before. At FIRST nobody has
-arrived anywhere: there the reward is 0, and nothing is learned where whole unrolls are rewarded at once. What differs
-from the paper:
+In the paper's terms o[t] is the next observation, the result of the previous action. A FIRST step is not the result of
+an action: its reward is 0, and it is not trained on where whole unrolls are rewarded at once. Differences from the
+paper:
 
-* Rewards are divided by the standard deviation of the rewards, not of their returns, which is a matter of
-  ``Agent.intrinsic_reward_coef``; by default their mean is subtracted as well, so that a reward that has faded does
-  not make an episode worth prolonging or ending. ``reward_zero_mean = False`` does as the paper does.
-* Intrinsic and extrinsic returns are not learned by a value each, and the former end with the episode.
-* The statistics of observations begin with the first step of the run, not with a random policy's beforehand.
+* Rewards are divided by the standard deviation of the rewards, not of the returns; scale them with
+  ``Agent.intrinsic_reward_coef``. By default their mean is subtracted too, so that an average reward does not make it
+  worthwhile to prolong or end an episode. ``reward_zero_mean = False`` follows the paper.
+* There are no separate values for intrinsic and extrinsic returns, and intrinsic returns end with the episode.
+* The statistics of observations start with the first step of the run, without a random policy beforehand.
 """
 from typing import Any
 
@@ -34,38 +34,38 @@ from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec,
 from alfx.engine.capabilities import Capabilities
 
 RNDInfo = namedtuple('RNDInfo', ['loss', 'is_last'], default_value=())
-"""What the steps yield, ``[B]`` each: the error of the prediction, and whether the step ends an episode, ``()`` where
+"""Info of a step, ``[B]`` each: the prediction error, and whether the step ends an episode. ``is_last`` is ``()`` if
 the errors are those of arriving at the next step."""
 
 RNDTarget = namedtuple('RNDTarget', ['observation', 'target'], default_value=())
-"""What ``reward_unroll`` yields of the next step, ``[B, ...]`` each: the input of the predictor, and what it is to
-predict."""
+"""Info of ``reward_unroll`` about the next step, ``[B, ...]`` each: input and target of the predictor."""
 
 
 @configurable
 class RNDAlgorithm(IntrinsicRewardAlgorithm):
-    """A reward for observations that a network has not yet learned to predict a random function of.
+    """Intrinsic reward module whose reward is the error in predicting a fixed random function of the observation.
 
     Args:
-        target_net: the network with random weights, which is not trained. A network as any of these, or what
-            constructs it, called as ``(input_tensor_spec=)``; without memory, with one tensor as output.
-        predictor_net: the network that learns to predict its output.
-        encoder_net: applied to the observation before both; it is not trained either. ``None``: there is none.
-            Like ``target_net`` it is always in evaluation mode: batch norm keeps the statistics it has, dropout drops
-            nothing.
-        reward_adapt_speed: normalize rewards by statistics of this speed of adaption, see
-            :class:`~alfx.utils.normalizers.AdaptiveNormalizer`; ``None``: do not.
-        observation_adapt_speed: normalize observations by statistics of this speed of adaption; ``None``: do not.
-        observation_spec: nest of specs of the observation; needed to normalize observations and for constructors of
+        target_net: network with random weights, which is not trained. This and the other networks are given as a
+            network or its constructor, called as ``(input_tensor_spec=)``; not recurrent, with one tensor as output.
+        predictor_net: network that learns to predict the output of ``target_net``.
+        encoder_net: applied to the observation before both networks; not trained. ``None``: no encoder. Like
+            ``target_net`` it is always in evaluation mode: batch norm does not update its statistics, and dropout is
+            off.
+        reward_adapt_speed: normalize rewards by running statistics of this speed, see
+            :class:`~alfx.utils.normalizers.AdaptiveNormalizer`; ``None``: no normalization.
+        observation_adapt_speed: normalize observations by running statistics of this speed; ``None``: no
+            normalization.
+        observation_spec: nest of specs of the observation; required to normalize observations and by constructors of
             networks.
-        optimizer: trains the predictor; ``None``: the optimizer of the agent does.
+        optimizer: optimizes the predictor; ``None``: the optimizer of the agent.
         clip_value: if positive, clip normalized rewards to ``[-clip_value, clip_value]``.
-        keep_stacked_frames: if positive, look only at so many entries at the end of the first dimension of an
-            observation, such as the last frames of a stack of images ``[C, H, W]``; 0: look at all of it.
+        keep_stacked_frames: if positive, use only this number of entries at the end of the first dimension of an
+            observation, such as the last frames of a stack of images ``[C, H, W]``; 0: use the whole observation.
         name: name of this algorithm.
-        action_spec: not used; it is part of the interface of an intrinsic reward module.
-        observation_clip_value: clip normalized observations to plus and minus this; ``None``: do not.
-        reward_zero_mean: subtract the mean of the rewards where they are normalized.
+        action_spec: unused part of the interface of an intrinsic reward module.
+        observation_clip_value: clip normalized observations to ``[-value, value]``; ``None``: no clipping.
+        reward_zero_mean: subtract the mean of the rewards when they are normalized.
 
     Raises:
         ConfError: arguments are out of range or contradict each other.
@@ -101,17 +101,17 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
         target, found = (output_tensor_spec(network, (owner, argument)) for network, argument in (
             (self._target_net, 'target_net'), (self._predictor_net, 'predictor_net')))
         if target.shape != found.shape:
-            raise SpecError(f'{owner}.predictor_net: expected outputs of the shape of those of target_net, '
-                            f'{tuple(target.shape)}, found {tuple(found.shape)}')
+            raise SpecError(f'{owner}.predictor_net: expected the output shape of target_net, {tuple(target.shape)}, '
+                            f'found {tuple(found.shape)}')
         self.train(self.training)
 
     def train(self, mode: bool = True) -> 'RNDAlgorithm':
-        """Set the mode of all but the networks with random weights: theirs is always that of evaluation.
+        """Set the mode of this module, except for the random networks, which stay in evaluation mode.
 
-        In that of training, batch norm would make the target of a row depend on the other rows.
+        In training mode, batch norm would make the target of a row depend on the other rows.
 
         Args:
-            mode: whether it is that of training.
+            mode: ``True`` for training mode.
         """
         super().train(mode)
         for network in (self._target_net, self._encoder_net):
@@ -120,7 +120,7 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
         return self
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
-        """What stays random."""
+        """Return the names of the random networks."""
         return ['_target_net', '_encoder_net']
 
     def own_capabilities(self) -> Capabilities:
@@ -131,7 +131,7 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
     # Steps -----------------------------------------------------------------------------------------------------
 
     def predict_step(self, inputs: TimeStep, state: NestedTensor = ()) -> AlgStep:
-        """The reward of a step, without learning anything.
+        """Compute the reward of a step without learning.
 
         Args:
             inputs: time step ``[B, ...]``.
@@ -148,7 +148,7 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
         return AlgStep(reward, (), IntrinsicMeasures(*measures))
 
     def rollout_step(self, inputs: TimeStep, state: NestedTensor = ()) -> AlgStep:
-        """The reward of a step, which the statistics take in.
+        """Compute the reward of a step, and update the statistics.
 
         Args:
             inputs: time step ``[B, ...]``.
@@ -167,9 +167,9 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
         return AlgStep(reward, (), info)
 
     def reward_unroll(self, inputs: TimeStep) -> AlgStep:
-        """The rewards ``[T + 1, B]`` of an unroll; ``info``: ``RNDTarget`` of the step after each.
+        """Compute the rewards ``[T + 1, B]`` of an unroll; ``info`` is the ``RNDTarget`` of the next step.
 
-        So the loss of arriving at a step is that of the step before it, and none is missing. See the base class.
+        The loss of arriving at a step thus belongs to the step before it, and none is missing. See the base class.
         """
         with torch.no_grad():
             self._update_statistics(self._last_frames(nest.map_structure(_later_rows, inputs.observation)))
@@ -183,7 +183,7 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
         return AlgStep(reward, (), info)
 
     def train_step(self, inputs: TimeStep, state: NestedTensor = (), rollout_info: Any = ()) -> AlgStep:
-        """The error of the prediction, to be trained on.
+        """Compute the prediction error to train on.
 
         Args:
             inputs: time step ``[B, ...]``.
@@ -191,7 +191,7 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
             rollout_info: ``RNDTarget`` of :meth:`reward_unroll`, or ``()``.
 
         Returns:
-            ``output``: ``()``, as the reward is that of the rollout; ``info``: ``RNDInfo``.
+            ``output``: ``()``, because the rollout computes the reward; ``info``: ``RNDInfo``.
         """
         if rollout_info:
             return AlgStep((), (), RNDInfo(loss=self._error(*rollout_info)))
@@ -199,14 +199,14 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
         return AlgStep((), (), RNDInfo(loss=error, is_last=is_last(inputs.step_type)))
 
     def train_sequence(self, inputs: TimeStep, state: NestedTensor = (), rollout_info: Any = ()) -> AlgStep:
-        """``train_step`` of all steps ``[T, B, ...]`` of sequences at once."""
+        """Run ``train_step`` on all steps ``[T, B, ...]`` of sequences at once."""
         observation, target = (nest.map_structure(rows, rollout_info) if rollout_info else
                                self._predicted(nest.map_structure(rows, inputs.observation)))
         error = self._error(observation, target).reshape(inputs.step_type.shape)
         return AlgStep((), (), RNDInfo(loss=error, is_last=() if rollout_info else is_last(inputs.step_type)))
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The squared error of the prediction at every step.
+        """Return the squared prediction error of every step.
 
         Args:
             info: ``RNDInfo`` ``[T, B]``.
@@ -217,12 +217,12 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
         return self._loss_of_arriving(info.loss, info.is_last, extra=info.loss)
 
     def _last_frames(self, observation: NestedTensor) -> NestedTensor:
-        """What is looked at of observations ``[B, ...]``."""
+        """Return the used frames of observations ``[B, ...]``."""
         count = self._keep_stacked_frames
         return nest.map_structure(lambda x: x[:, -count:], observation) if count else observation
 
     def _predicted(self, observation: NestedTensor) -> tuple[NestedTensor, Tensor]:
-        """From observations ``[B, ...]`` the input of the predictor, and what it is to predict."""
+        """Return input and target of the predictor for observations ``[B, ...]``."""
         with torch.no_grad():
             seen = self._normalized(self._last_frames(observation))
             if self._encoder_net is not None:
@@ -230,21 +230,21 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
             return seen, self._target_net(seen)[0]
 
     def _error(self, observation: NestedTensor, target: Tensor) -> Tensor:
-        """``[B]``: the squared error of the predictor."""
+        """Return the squared error ``[B]`` of the predictor."""
         error = F.mse_loss(self._predictor_net(observation)[0], target, reduction='none')
         return error.sum(-1) if error.ndim == 2 else error.flatten(1).sum(-1)
 
 
 def _later_rows(x: Tensor) -> Tensor:
-    """``[T + 1, B, ...]`` to ``[T * B, ...]``: without the first step."""
+    """Flatten ``[T + 1, B, ...]`` without the first step to ``[T * B, ...]``."""
     return x[1:].flatten(0, 1)
 
 
 def _last_frames_spec(observation_spec: NestedTensorSpec, count: int, owner: str) -> NestedTensorSpec:
-    """The spec of the last ``count`` entries of the first dimension of each tensor.
+    """Return the spec of the last ``count`` entries of the first dimension of each tensor.
 
     Raises:
-        ConfError: there are not so many, or what is left would be a single number of a vector.
+        ConfError: a tensor has fewer entries, or the result would be a single number of a vector.
     """
 
     def last(path: str, spec: Any) -> TensorSpec:
@@ -252,7 +252,7 @@ def _last_frames_spec(observation_spec: NestedTensorSpec, count: int, owner: str
             raise ConfError([problem_at(owner, 'keep_stacked_frames', f'= {count} would keep the last {count} in the '
                                         f'first dimension of the observation {path}'.rstrip() +
                                         f' {tuple(spec.shape)}, which is not a stack of frames',
-                                        'set it to 0 to look at the whole observation')])
+                                        'set it to 0 to use the whole observation')])
         shape = (count, *spec.shape[1:])
         if not isinstance(spec, BoundedTensorSpec):
             return spec.replace(shape=shape)

@@ -1,20 +1,22 @@
 """Soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905), for continuous, discrete and mixed actions.
 
-Discrete actions need no actor: the policy is ``p(a | s) = exp(Q(s, a) / alpha) / Z`` (the optimum of SAC's policy
-improvement; Christodoulou 2019, arXiv:1910.07207, learns a network instead), and its entropy is exact. For a mixed
-action one network computes ``Q(s, a_continuous, k)`` for all values k of the discrete action: an actor chooses the
-continuous part, then the discrete one follows from Q. Each part has its own entropy coefficient alpha.
+Discrete actions need no actor: the policy is ``p(a | s) = exp(Q(s, a) / alpha) / Z``, the optimum of SAC's policy
+improvement (Christodoulou 2019, arXiv:1910.07207, trains a policy network instead), and its entropy is exact. For a
+mixed action one network computes ``Q(s, a_continuous, k)`` for all values k of the discrete action: an actor chooses
+the continuous part, then the discrete part follows from Q. Each part has its own entropy coefficient alpha.
 
-Differs from the paper in that
+Differences from the paper:
 
-* one sample of an action serves the losses of critics, actor and alpha;
-* actor and alpha are trained at every sampled step, also at the last one of a sequence (as in the paper with
-  ``train_actor_on_last_step=False``);
-* steps that are LAST, whose action the environment ignores, are not trained on;
-* the loss of alpha has log alpha as factor in the place of alpha, as is common: the step does not shrink with alpha.
+* One sample of an action is used in the losses of critics, actor and alpha.
+* Actor and alpha are trained at every sampled step, also at the last one of a sequence (set
+  ``train_actor_on_last_step=False`` to follow the paper).
+* LAST steps, whose action the environment ignores, are not trained on.
+* The factor in the loss of alpha is log alpha instead of alpha, as is common, so that the step does not shrink with
+  alpha.
 
-The maths is in :mod:`.critic_maths` and :mod:`.sac_losses`; kinds of actions, target entropies and exploration in
-:mod:`.sac.actions`; how critics are called for each kind in :mod:`.sac.critics`; states in :mod:`.sac.states`.
+The maths is in :mod:`alfx.algorithms.base.critic_values` and :mod:`alfx.algorithms.sac.soft_losses`. Kinds of actions,
+target entropies and exploration are in :mod:`alfx.algorithms.sac.actions`, calls of the critics for each kind of action
+in :mod:`alfx.algorithms.sac.critics`, states in :mod:`alfx.algorithms.sac.states`.
 """
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,9 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
-from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
+from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.base import critic_values
 from alfx.algorithms.base.time_slices import pad_end, pad_start
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
@@ -45,7 +47,6 @@ from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.q_networks import QNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 from alfx.utils.averager import ScalarAdaptiveAverager
 from alfx.utils.target_updater import TargetUpdater
@@ -55,28 +56,28 @@ SacCriticInfo = namedtuple('SacCriticInfo', ['critics', 'target_critic'], defaul
 With K rewards ``[B, n, K]`` and ``[B, K]``."""
 
 SacPolicy = namedtuple('SacPolicy', ['distribution', 'action', 'probs', 'log_pi'], default_value=())
-"""What the policy does at N steps: its distribution and an action ``[N, ...]``, with gradient; ``probs`` ``[N, A]`` of
-the values of a discrete action; ``log_pi`` as in :class:`SacInfo`, with gradient."""
+"""Output of the policy at N steps: its distribution and an action ``[N, ...]``, with gradient; probabilities ``probs``
+``[N, A]`` of the values of a discrete action; ``log_pi`` as in :class:`SacInfo`, with gradient."""
 
 SacActorInfo = namedtuple('SacActorInfo', ['actor_loss', 'neg_entropy'], default_value=())
-"""``actor_loss``: ``[B]``, its gradient is that of -Q; ``neg_entropy``: ``[B]``, see ``SacInfo.log_pi``."""
+"""``actor_loss``: ``[B]``, has the gradient of -Q; ``neg_entropy``: ``[B]``, see ``SacInfo.log_pi``."""
 
 SacInfo = namedtuple('SacInfo', ['reward', 'step_type', 'discount', 'action', 'action_distribution', 'actor', 'critic',
                                  'alpha', 'log_pi', 'discounted_return'], default_value=())
-"""What the steps yield, ``[B, ...]`` each; what is not needed is ``()``.
+"""Info of a step, ``[B, ...]`` each; unused fields are ``()``.
 
-``action`` is the one taken; ``action_distribution`` the policy now; ``actor`` a ``LossInfo`` with
+``action`` is the action taken; ``action_distribution`` the current policy; ``actor`` a ``LossInfo`` with
 :class:`SacActorInfo`; ``critic`` a :class:`SacCriticInfo`; ``alpha`` the loss of alpha; ``log_pi`` the log-probability
-of the policy's action (minus that of the prior), or for a discrete action the negative entropy; for a mixed action
-``[B, 2]``: both."""
+of the policy's action (minus its log-probability under the prior), or for a discrete action the negative entropy; for a
+mixed action ``[B, 2]``: both."""
 
 SacLossInfo = namedtuple('SacLossInfo', ['actor', 'critic', 'alpha'], default_value=())
-"""The parts of the loss, for summaries."""
+"""Parts of the loss, for summaries."""
 
 
 @configurable
 class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
-    """Soft actor-critic; see the module for what it does.
+    """Soft actor-critic; see the module docstring for the method.
 
     With ``prior_actor_ctor`` the entropy is replaced by the negative KL divergence to the prior: the objective is
     ``E[sum_t gamma^t (r[t] - alpha KL(pi(. | s[t]) || prior(. | s[t])))]``.
@@ -85,38 +86,38 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         observation_spec: nest of specs of the observation.
         action_spec: nest of continuous specs; or one discrete spec; or a pair ``(discrete spec, nest of continuous
             specs)``, which may also be a dict or in the other order.
-        reward_spec: of rank 0, or of rank 1 for K rewards; each critic then has K values.
-        actor_network_cls: called as ``(input_tensor_spec=, action_spec=)`` with the continuous specs; makes the network
-            whose output is a nest of distributions that can be reparameterized.
+        reward_spec: rank 0, or rank 1 for K rewards; each critic then has K values.
+        actor_network_cls: called as ``(input_tensor_spec=, action_spec=)`` with the continuous specs; creates the
+            network whose output is a nest of distributions that can be reparameterized.
         critic_network_cls: called as ``(input_tensor_spec=(observation_spec, action_spec))``, for K rewards also with
-            ``output_tensor_spec``; makes a critic of continuous actions. ``None`` if the algorithm is only played or
-            evaluated.
-        q_network_cls: called as ``(input_tensor_spec=, action_spec=)`` with the discrete spec; makes the Q network of
+            ``output_tensor_spec``; creates a critic of continuous actions. ``None`` if the algorithm is not trained.
+        q_network_cls: called as ``(input_tensor_spec=, action_spec=)`` with the discrete spec; creates the Q network of
             discrete actions. Its input is the observation, or the pair ``(observation, continuous action)``.
         reward_weights: K weights of the rewards in the actor's objective; ``None``: all are 1.
-        epsilon_greedy: in evaluation, the chance of sampling an action instead of taking the best one; ``None``:
+        epsilon_greedy: in evaluation, the probability of sampling an action instead of taking the best one; ``None``:
             ``config.epsilon_greedy``, or 0 without a config.
-        use_entropy_reward: whether the critics are trained on rewards that include the entropy.
-        normalize_entropy_reward: whether the running mean of the entropy reward is subtracted from it, so that a
-            longer episode is no reward in itself. Without effect unless ``use_entropy_reward``.
+        use_entropy_reward: train the critics on rewards that include the entropy.
+        normalize_entropy_reward: subtract the running mean of the entropy reward, so that longer episodes do not get
+            more reward by themselves. No effect without ``use_entropy_reward``.
         calculate_priority: set ``LossInfo.priority``, for prioritised replay.
-        num_critic_replicas: n, the number of critics, of whose values the lowest counts.
+        num_critic_replicas: number n of critics; the lowest of their values is used.
         env: batched environment, for the root algorithm.
         config: configuration, for the root algorithm.
-        critic_loss_ctor: makes the loss of the critics, called as ``(debug_summaries=, name=)``; ``None``:
-            ``OneStepTDLoss``. The losses of the n critics are added up.
-        target_entropy: what alpha keeps the entropy at, in nats; or a function of a spec, summed over the nest of
-            actions; ``None``: ``calc_default_target_entropy``. For a mixed action also a pair of these (discrete,
-            continuous). Not with ``prior_actor_ctor``.
-        prior_actor_ctor: called as ``(observation_spec, action_spec, debug_summaries=)``; makes a prior, whose
+        critic_loss_ctor: creates the loss of the critics, called as ``(debug_summaries=, name=)``; ``None``:
+            ``OneStepTDLoss``. The losses of the n critics are summed.
+        target_entropy: target of the entropy in nats, which alpha is adjusted to; higher values explore more. It can be
+            a function of a spec, summed over the nest of actions; ``None``: ``calc_default_target_entropy``. For a
+            mixed action also a pair of these (discrete, continuous). Not with ``prior_actor_ctor``.
+        prior_actor_ctor: called as ``(observation_spec, action_spec, debug_summaries=)``; creates a prior, whose
             ``train_step`` outputs a nest of distributions. For continuous actions.
-        target_kld_per_dim: alpha keeps the KL divergence to the prior at this times the number of action dimensions.
+        target_kld_per_dim: target of the KL divergence to the prior, per action dimension, which alpha is adjusted to.
         initial_log_alpha: initial value of log alpha.
-        max_log_alpha: log alpha is capped at this value.
-        target_update_tau: how far the target critics move at an update, in (0, 1].
-        target_update_period: they are updated every so many updates.
+        max_log_alpha: upper bound of log alpha.
+        target_update_tau: step size of the target critics at an update, in (0, 1]; smaller values are more stable and
+            learn more slowly.
+        target_update_period: number of updates between two updates of the target critics.
         dqda_clipping: clip each element of dQ/da in the actor's loss to ``[-dqda_clipping, dqda_clipping]``; ``None``
-            or 0: do not.
+            or 0: no clipping.
         actor_optimizer: optimizer of the actor; ``None``: the parent's.
         critic_optimizer: optimizer of the critics; ``None``: the parent's.
         alpha_optimizer: optimizer of log alpha; ``None``: the parent's.
@@ -125,17 +126,19 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         reproduce_locomotion: act uniformly at random until training starts, train actor and alpha on all steps of a
             sequence but the first, and the critics on all but the last.
         name: name of this algorithm.
-        train_actor_on_last_step: whether actor and alpha are trained at the last step of each sequence as well, on
-            which the critics are not. Without it an update costs about a quarter less.
+        train_actor_on_last_step: also train actor and alpha at the last step of each sequence, where the critics are
+            not trained. Without it an update takes about a quarter less time.
         rollout_noise_correlation: c in [0, 1): correlation of the noise in the actions of successive steps of the
-            rollout. The noise is that of a stationary Ornstein-Uhlenbeck process, so that each action on its own is
-            distributed as the policy says, but exploration keeps a direction for about ``1 / (1 - c)`` steps
-            (compare Eberhard et al. 2023, "Pink noise is all you need"). For actions that are (squashed) normal.
+            rollout. The noise is a stationary Ornstein-Uhlenbeck process: each action by itself has the distribution of
+            the policy, but exploration keeps a direction for about ``1 / (1 - c)`` steps (compare Eberhard et al. 2023,
+            "Pink noise is all you need"). For (squashed) normal actions.
 
     Raises:
-        SpecError: an action or a network that does not fit.
-        ValueError: arguments that contradict each other or are out of range.
+        SpecError: an action or a network is not supported.
+        ValueError: arguments contradict each other or are out of range.
     """
+
+    predicts_from_observation = True
 
     _log_alpha: Any
     _target_entropy: Tensor
@@ -169,7 +172,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         if ctor is not None:
             critics = action_values.make_networks(ctor, observation_spec)
         elif parts.type != ActionType.Continuous:
-            raise ValueError(f'{name}: a policy over discrete actions needs q_network_cls, even to be played')
+            raise ValueError(f'{name}: a policy over discrete actions needs q_network_cls, even without training')
         super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
                          is_eval=critics is None, reward_weights=reward_weights, env=env, config=config,
                          checkpoint=checkpoint, debug_summaries=debug_summaries, name=name,
@@ -193,7 +196,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             check_normal_actor(f'{name}.rollout_noise_correlation', actor)
         self._keeps_distribution = config is not None and config.summarize_action_distributions
         self._is_recurrent = bool(nest.flatten(self.train_state_spec))
-        self._sampled_action = self._recorded_policy()
+        self._sampled_action = self._traced_policy()
         self.register_buffer('_training_started', torch.zeros((), dtype=torch.bool))
         self._prior_actor = None
         if prior_actor_ctor is not None:
@@ -211,30 +214,25 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                                             period=target_update_period)
         self._critic_loss = (critic_loss_ctor or OneStepTDLoss)(debug_summaries=debug_summaries, name='critic_loss')
 
-    _num_quantiles: int | None = None  # of the critics, in a subclass
-    _has_temperature = True  # False in a subclass whose policy is not that of an entropy
+    _num_quantiles: int | None = None  # of the critics, set by a subclass
+    _has_temperature = True  # False in a subclass without entropy regularisation
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_target_critic_networks', '_prior_actor']
 
     @property
     def supports_action_mask(self) -> bool:  # type: ignore[override]
-        """Of a discrete part."""
+        """Support of action masks: only if the action has a discrete part."""
         return self._parts.type != ActionType.Continuous
 
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
-        """The state of choosing an action."""
+        """Return the state for choosing an action."""
         return SacState(action=state.action)
-
-    def own_capabilities(self) -> Capabilities:
-        """True without memory, and unless something in a network or a loss draws numbers or keeps statistics."""
-        return super().own_capabilities()._replace(traceable_update=not self._is_recurrent and is_traceable(self),
-                                             traceable_prediction=has_fixed_prediction(self, SacAlgorithm))
 
     # Acting ----------------------------------------------------------------------------------------------------
 
-    def _recorded_policy(self) -> Callable[[NestedTensor], NestedTensor] | None:
-        """From an observation to a sampled action, where a step of the rollout is no more than that."""
+    def _traced_policy(self) -> Callable[[NestedTensor], NestedTensor] | None:
+        """Return a traced function from observation to sampled action, or ``None`` if a rollout step does more."""
         samples = (self._parts.type == ActionType.Continuous and not nest.flatten(self.rollout_state_spec)
                    and type(self)._draw_rollout_action is SacAlgorithm._draw_rollout_action)
         if not samples or self._keeps_distribution or not is_traceable(self._actor_network):
@@ -245,14 +243,14 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return dist_utils.sample_action_distribution(self._actor_network(observation)[0])
 
     def predict_step(self, inputs: TimeStep, state: Any) -> AlgStep:
-        """The best action, or with probability ``epsilon_greedy`` a sampled one."""
+        """Return the best action, or with probability ``epsilon_greedy`` a sampled one."""
         draw = partial(dist_utils.epsilon_greedy_sample, eps=self._epsilon_greedy)
         choice = self._choose(inputs.observation, state.action, draw, draw, mask=inputs.action_mask)
         return AlgStep(choice.action, SacState(action=choice.state),
                        SacInfo(action_distribution=choice.distribution))
 
     def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
-        """Sample an action; where states are stored for training, also move the states of the critics on."""
+        """Sample an action; if states are stored for training, also update the states of the critics."""
         if self._sampled_action is not None and not self._reproduce_locomotion:
             action = self._sampled_action(inputs.observation)
             return AlgStep(action, state, SacInfo(action=action))
@@ -274,7 +272,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return AlgStep(action, new_state, SacInfo(action=action, action_distribution=distribution))
 
     def _draw_rollout_action(self, inputs: TimeStep, noise: NestedTensor, distribution: Any) -> NestedTensor:
-        """The continuous action ``[B, ...]`` of the rollout; a subclass may explore otherwise."""
+        """Return the continuous action ``[B, ...]`` of the rollout; a subclass may explore differently."""
         if not self._noise_correlation:
             return dist_utils.sample_action_distribution(distribution)
         return nest.map_structure(sac_actions.sample_from_noise, distribution, noise, is_leaf=nest.is_distribution)
@@ -282,15 +280,15 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     def _choose(self, observation: NestedTensor, state: Any, draw: Callable[[Any], NestedTensor] | None = None,
                 draw_discrete: Callable[[Any], Tensor] = dist_utils.sample_action_distribution,
                 mask: NestedTensor = ()) -> Choice:
-        """What the policy does at N steps.
+        """Choose actions with the policy at N steps.
 
         Args:
             observation: nest ``[N, ...]``.
             state: :class:`SacActionState`.
-            draw: takes the continuous action from its nest of distributions; ``None``: a sample with gradient and its
+            draw: maps the nest of distributions to the continuous action; ``None``: a sample with gradient and its
                 log-probability.
-            draw_discrete: takes the discrete action from its distribution.
-            mask: which discrete actions are valid, see ``TimeStep.action_mask``.
+            draw_discrete: maps the distribution of the discrete action to an action.
+            mask: mask of valid discrete actions, see ``TimeStep.action_mask``.
         """
         distribution: Any = ()
         continuous: NestedTensor = ()
@@ -312,13 +310,13 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                       log_prob, SacActionState(actor_state, critic_state), at, q_values, policy.probs)
 
     def _discrete_policy(self, q_values: Tensor) -> Any:
-        """``p(k | s) = exp(Q(s, k) / alpha) / Z`` from ``[N, n, A]`` (``[N, n, A, K]``)."""
+        """Return ``p(k | s) = exp(Q(s, k) / alpha) / Z`` from ``[N, n, A]`` (``[N, n, A, K]``)."""
         log_alpha = self._log_alpha.detach()
         alpha = (log_alpha[0] if log_alpha.ndim else log_alpha).exp()
         return dist_utils.categorical_from_spec(self._actor_value(q_values) / alpha, self._parts.discrete)
 
     def _log_pi(self, choice: Choice, rows: Rows) -> Tensor:
-        """``[N]`` or ``[N, 2]``, see ``SacInfo.log_pi``; a prior sees the time step of ``rows``."""
+        """Return ``log_pi`` ``[N]`` or ``[N, 2]``, see ``SacInfo``; a prior uses the time step of ``rows``."""
         if self._parts.type == ActionType.Continuous:
             if self._prior_actor is None:
                 return choice.log_prob
@@ -330,39 +328,39 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     # Values ----------------------------------------------------------------------------------------------------
 
     def _pessimistic_value(self, critics: Tensor) -> Tensor:
-        """``[N, n, ...]`` to the ``[N, ...]`` that the critics are trained towards."""
+        """Reduce critics ``[N, n, ...]`` to the target values ``[N, ...]`` of the critics."""
         return critic_values.min_q(critics, self._reward_weights)
 
     def _actor_value(self, critics: Tensor) -> Tensor:
-        """``[N, n]`` (or ``[N, n, A]``, each also with K) to the ``[N]`` (``[N, A]``) that the policy maximises."""
+        """Reduce ``[N, n]`` (or ``[N, n, A]``, both also with K) to the policy's objective ``[N]`` (``[N, A]``)."""
         return critic_values.min_weighted_q(critics, self._reward_weights)
 
     def _with_critic_states(self, observation: NestedTensor, action: NestedTensor, state: Any) -> Any:
-        """``state`` with the states of actor and critics moved on by one step of the rollout."""
+        """Return ``state`` with the states of actor and critics updated by one step of the rollout."""
         critics, targets = state.critic
         if self._parts.type != ActionType.Discrete:
             _, critics = self._action_values.of_action(self._critic_networks, observation, action, critics)
         _, targets = self._action_values.of_action(self._target_critic_networks, observation, action, targets)
-        # the critics see the same action whether the actor or the critics are to be trained
+        # The critics receive the same action for the training of the actor and of the critics.
         actor = critics if self._parts.type == ActionType.Continuous else ()
         return state._replace(actor=actor, critic=SacCriticState(critics, targets))
 
     # Training --------------------------------------------------------------------------------------------------
 
     def policy_terms(self, rows: Rows, state: Any) -> tuple[Any, Any, Any]:
-        """An action of the policy with gradient and its log-probability, as a :class:`SacPolicy`; the choice of it."""
+        """Return an action of the policy with its log-probability, as a :class:`SacPolicy`, and its ``Choice``."""
         self._require_critics()
         choice = self._choose(rows.observation, state.action, mask=rows.action_mask)
         policy = SacPolicy(choice.distribution, choice.action, choice.probs, self._log_pi(choice, rows))
         return policy, choice, state._replace(action=choice.state)
 
     def policy_loss(self, rows: Rows, policy: Any, details: Choice, state: Any) -> tuple[Any, Any]:
-        """The loss ``[N]`` of the actor, ``()`` without one."""
+        """Return the loss ``[N]`` of the actor, or ``()`` without an actor."""
         loss, actor_state = self._actor_loss(rows.observation, details, policy.log_pi, state.actor)
         return loss, state._replace(actor=actor_state)
 
     def trained_values(self, rows: Rows, details: Choice, state: Any) -> tuple[Any, Any]:
-        """The critics ``[N, n]`` (``[N, n, K]``) of the action taken."""
+        """Return the critics ``[N, n]`` (``[N, n, K]``) of the action taken."""
         action, critics_state = rows.rollout_info.action, state.critic.critics
         if self._parts.type == ActionType.Discrete:
             return self._action_values.at(rows.of(details.q_values), action), state
@@ -372,7 +370,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     @torch.no_grad()
     def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
-        """The value ``[N]`` (``[N, K]``) of the policy by the target critics: exact over discrete actions."""
+        """Return the value ``[N]`` (``[N, K]``) of the policy by the target critics, exact over discrete actions."""
         continuous, probs = rows.of((self._parts.split(policy.action)[1], policy.probs))
         networks, targets = self._target_critic_networks, state.critic.target_critics
         if self._parts.type == ActionType.Continuous:
@@ -384,7 +382,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return value, state._replace(critic=state.critic._replace(target_critics=targets))
 
     def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
-        """An action of the policy, and a :class:`SacInfo` with the loss of alpha."""
+        """Return an action of the policy, and a :class:`SacInfo` with the loss of alpha."""
         policy, loss = terms.policy, terms.loss
         log_pi = policy.log_pi.detach()
         alpha_loss: Any = ()
@@ -401,16 +399,16 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             discounted_return=rollout_info.discounted_return)
 
     def num_steps_with_gradient(self, length: int) -> tuple[int, int]:
-        """A policy without an actor has none of its own: its Q values have, where they are trained."""
+        """Count steps with gradient; without an actor only the trained Q values have a gradient."""
         return super().num_steps_with_gradient(length) if self._actor_network is not None else (length - 1, length - 1)
 
     def _require_critics(self) -> None:
         if self._critic_networks is None:
-            raise RuntimeError(f'{self._name} has no critics (critic_network_cls=None): it can be played, not trained')
+            raise RuntimeError(f'{self._name} has no critics (critic_network_cls=None): it can act, but not be trained')
 
     def _actor_loss(self, observation: NestedTensor, choice: Choice, log_pi: Tensor,
                     state: NestedTensor) -> tuple[Any, NestedTensor]:
-        """The loss ``[N]`` of the actor (``()`` without one), and the state of the critics."""
+        """Return the loss ``[N]`` of the actor (``()`` without an actor), and the state of the critics."""
         if self._parts.type == ActionType.Discrete:
             return (), state
         with torch.enable_grad():
@@ -430,23 +428,23 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     # Losses ----------------------------------------------------------------------------------------------------
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The loss of critics, actor and alpha ``[T, B]``, from infos ``[T, B, ...]``."""
+        """Return the loss of critics, actor and alpha ``[T, B]``, from infos ``[T, B, ...]``."""
         critic_loss = self._calc_critic_loss(info)
         terms = [loss for loss in (info.actor.loss, info.alpha) if isinstance(loss, Tensor)]
         policy_loss = sum(terms[1:], start=terms[0])
         if self._reproduce_locomotion:
             policy_loss = pad_start(policy_loss[1:], 1)
-        elif self._is_recurrent and not self._train_actor_on_last_step:  # otherwise train_sequence has left it out
+        elif self._is_recurrent and not self._train_actor_on_last_step:  # train_sequence handles the other networks
             policy_loss = pad_end(policy_loss[:-1], 1)
         priority = critic_values.sequence_priority(critic_loss, info.step_type) if self._calculate_priority else ()
         if summary.should_record_summaries() and self._has_temperature:
-            for i, alpha in enumerate(self._log_alpha.detach().exp().reshape(-1)):  # of a mixed action: discrete first
+            for i, alpha in enumerate(self._log_alpha.detach().exp().reshape(-1)):  # mixed action: discrete part first
                 summary.scalar(f'{self._name}/alpha/{i}', alpha)
         return LossInfo(loss=critic_loss + policy_loss, priority=priority,
                         extra=SacLossInfo(actor=info.actor.extra, critic=critic_loss, alpha=info.alpha))
 
     def _calc_critic_loss(self, info: Any) -> Tensor:
-        """``[T, B]``: the sum of the losses of all critics."""
+        """Return the sum of the losses of all critics, ``[T, B]``."""
         if self._use_entropy_reward:
             info = info._replace(reward=self._soft_reward(info))
         seen = SacInfo(reward=info.reward, step_type=info.step_type, discount=info.discount,
@@ -456,7 +454,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     @torch.no_grad()
     def _soft_reward(self, info: Any) -> Tensor:
-        """The reward with the entropy, see :func:`sac_losses.reward_with_bonus`."""
+        """Add the entropy to the reward, see :func:`alfx.algorithms.sac.soft_losses.reward_with_bonus`."""
         bonus = sac_losses.entropy_bonus(self._log_alpha, info.log_pi)
         if self._entropy_averager is not None:
             bonus = bonus - self._entropy_averager.average(bonus[1:])
@@ -464,7 +462,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                                             self._reward_weights)
 
     def after_update(self, root_inputs: NestedTensor, info: NestedTensor) -> None:
-        """Move the target critics; cap log alpha."""
+        """Move the target critics, and cap log alpha."""
         super().after_update(root_inputs, info)
         if self._max_log_alpha is not None:
             self._log_alpha.data.clamp_(max=self._max_log_alpha)

@@ -1,15 +1,15 @@
 """SARSA with function approximation for continuous actions, on-policy or from a replay buffer.
 
 Rummery and Niranjan 1994, "On-line Q-learning using connectionist systems"; Sutton and Barto 2018, section 6.4. The
-critics learn the value of the actions that are taken,
+critics learn the value of the policy's actions,
 
     Q(s[t], a[t])  ->  r[t+1] + gamma discount[t+1] Q'(s[t+1], a[t+1])
 
-with target critics Q'. Differs from the book in that actions are continuous: the policy follows the gradient of Q with
-respect to its action, deterministic as in DDPG (Lillicrap et al. 2016, arXiv:1509.02971) or stochastic and entropy
-regularised as in SAC (Haarnoja et al. 2018, arXiv:1812.05905), and of several critics the lowest counts (Fujimoto et
-al. 2018, arXiv:1802.09477). Trained from a replay buffer, a[t+1] is drawn from the policy as it is now, as that of an
-older one would be evaluated otherwise; on-policy it is the action taken.
+with target critics Q'. Differences from the book: actions are continuous, and the policy follows the gradient of Q by
+the action, either deterministic as in DDPG (Lillicrap et al. 2016, arXiv:1509.02971) or stochastic and entropy
+regularised as in SAC (Haarnoja et al. 2018, arXiv:1812.05905). The lowest of several critics is used (Fujimoto et al.
+2018, arXiv:1802.09477). On-policy, a[t+1] is the action taken. When training from a replay buffer, it is sampled from
+the current policy, because the action taken belongs to an older policy.
 """
 import math
 from collections.abc import Callable
@@ -19,9 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
-from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.base.exploration_noise import OrnsteinUhlenbeckNoise, choose
 from alfx.algorithms.base import critic_values
 from alfx.algorithms.base.time_slices import pad_end
@@ -33,79 +32,81 @@ from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
 from alfx.gin_utils.value_checks import Count, Fraction, NonNegative, Positive
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 from alfx.utils.target_updater import TargetUpdater
 
 SarsaState = namedtuple('SarsaState', ['prev_observation', 'prev_step_type', 'actor', 'critics', 'target_critics',
                                        'noise'], default_value=())
-"""``actor``, ``critics``, ``target_critics``: states of the networks; ``noise``: in the rollout, of the exploration
-noise. ``prev_observation`` and ``prev_step_type`` are always ``()``: training sees both steps of a transition."""
+"""``actor``, ``critics``, ``target_critics``: states of the networks; ``noise``: state of the exploration noise, in the
+rollout. ``prev_observation`` and ``prev_step_type`` are always ``()``: training sees both steps of a transition."""
 
 SarsaInfo = namedtuple('SarsaInfo', ['reward', 'step_type', 'discount', 'action_distribution', 'actor_loss', 'critics',
                                      'target_critics', 'neg_entropy', 'action'], default_value=())
-"""What the steps yield, ``[B, ...]`` each; what is not needed is ``()``.
+"""Info of a step, ``[B, ...]`` each; unused fields are ``()``.
 
-``action_distribution`` is the policy now, for a deterministic one its action; ``actor_loss`` has the gradient of -Q
-(minus alpha times the entropy); ``critics`` ``[B, n]`` (``[B, n, K]``) are the values of the ``action`` taken,
+``action_distribution`` is the current policy, or its action if it is deterministic; ``actor_loss`` has the gradient of
+-Q (minus alpha times the entropy); ``critics`` ``[B, n]`` (``[B, n, K]``) are the values of the ``action`` taken,
 ``target_critics`` ``[B]`` (``[B, K]``) the value to bootstrap from; ``neg_entropy`` is the log-probability of an action
 of the policy.
 """
 
 SarsaLossInfo = namedtuple('SarsaLossInfo', ['actor', 'critic', 'alpha', 'neg_entropy'], default_value=())
-"""The parts of the loss, for summaries."""
+"""Parts of the loss, for summaries."""
 
 _OU_STDDEV, _OU_DAMPING = 0.2, 0.15
 
 
 @configurable
 class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
-    """SARSA for continuous actions; see the module for what it does.
+    """SARSA for continuous actions; see the module docstring for the method.
 
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: nest of ``BoundedTensorSpec`` of continuous actions.
-        actor_network_ctor: called as ``(input_tensor_spec=, action_spec=)``; makes the network of the policy. Its
-            output are actions (an ``ActorNetwork``), to which noise is added in the rollout, or distributions that can
-            be reparameterized (an ``ActorDistributionNetwork``).
+        actor_network_ctor: called as ``(input_tensor_spec=, action_spec=)``; creates the network of the policy. It
+            outputs actions (an ``ActorNetwork``), to which noise is added in the rollout, or distributions that can be
+            reparameterized (an ``ActorDistributionNetwork``).
         critic_network_ctor: called as ``(input_tensor_spec=(observation_spec, action_spec))``, for K rewards also with
-            ``output_tensor_spec``; makes one critic.
-        reward_spec: of rank 0, or of rank 1 for K rewards; each critic then has K values.
-        num_critic_replicas: n, the number of critics, of whose values the lowest counts.
+            ``output_tensor_spec``; creates one critic.
+        reward_spec: rank 0, or rank 1 for K rewards; each critic then has K values.
+        num_critic_replicas: number n of critics; the lowest of their values is used.
         env: batched environment, for the root algorithm.
         config: configuration, for the root algorithm.
-        critic_loss_cls: makes the loss of the critics, called as ``(debug_summaries=, name=)``. The losses of the n
-            critics are added up.
-        target_entropy: what alpha keeps the entropy at, in nats; or a function of a spec, summed over the nest of
-            actions; ``None``: ``calc_default_target_entropy``.
-        epsilon_greedy: in evaluation, the chance of sampling an action (of adding the noise of a first step to it, for
-            a deterministic policy); ``None``: ``config.epsilon_greedy``, or 0 without a config.
-        use_entropy_reward: whether the critics are trained on rewards that include ``alpha * entropy``.
+        critic_loss_cls: creates the loss of the critics, called as ``(debug_summaries=, name=)``. The losses of the n
+            critics are summed.
+        target_entropy: target of the entropy in nats, which alpha is adjusted to; or a function of a spec, summed over
+            the nest of actions; ``None``: ``calc_default_target_entropy``.
+        epsilon_greedy: in evaluation, the probability of sampling an action (for a deterministic policy, of adding the
+            noise of a first step); ``None``: ``config.epsilon_greedy``, or 0 without a config.
+        use_entropy_reward: train the critics on rewards that include ``alpha * entropy``.
         calculate_priority: set ``LossInfo.priority``, for prioritised replay: the root mean squared TD error.
-        initial_alpha: initial weight of the entropy in the loss of the actor; ``None``: the entropy does not count.
-            Without meaning for a deterministic policy, which has none.
-        ou_stddev: for a deterministic policy: standard deviation of what is added to its Ornstein-Uhlenbeck noise at
-            each step of the rollout, in units of half the range of an action.
+        initial_alpha: initial weight of the entropy in the loss of the actor; ``None``: no entropy term. Ignored by a
+            deterministic policy, which has no entropy.
+        ou_stddev: for a deterministic policy: standard deviation of the increments of its Ornstein-Uhlenbeck noise per
+            step of the rollout, in units of half the range of an action.
         ou_damping: for a deterministic policy: share of the noise that is lost at each step.
         actor_optimizer: optimizer of the actor; ``None``: the parent's.
         critic_optimizer: optimizer of the critics; ``None``: the parent's.
         alpha_optimizer: optimizer of log alpha; ``None``: the parent's.
-        target_update_tau: how far the target networks move at an update, in (0, 1].
-        target_update_period: they are updated every so many updates.
-        use_smoothed_actor: act by a copy of the actor which moves as the target critics do. Not on-policy.
-        dqda_clipping: clip each element of dQ/da in the loss of the actor to ``[-dqda_clipping, dqda_clipping]``; 0: do
-            not.
+        target_update_tau: step size of the target networks at an update, in (0, 1]; smaller values are more stable and
+            learn more slowly.
+        target_update_period: number of updates between two updates of the target networks.
+        use_smoothed_actor: act with a copy of the actor that follows it like a target network. Not on-policy.
+        dqda_clipping: clip each element of dQ/da in the loss of the actor to ``[-dqda_clipping, dqda_clipping]``; 0:
+            no clipping.
         on_policy: train on each unroll once instead of from the replay buffer.
         checkpoint: as in ``Algorithm``.
         debug_summaries: write more summaries.
         name: name of this algorithm.
-        train_actor_on_last_step: whether actor and alpha are trained at the last step of each sequence from the replay
-            buffer as well, on which the critics are not.
+        train_actor_on_last_step: also train actor and alpha at the last step of each sequence from the replay buffer,
+            where the critics are not trained.
 
     Raises:
-        SpecError: an action that is not continuous, or critics that do not fit the reward.
-        ValueError: arguments that contradict each other or are out of range.
+        SpecError: an action is not continuous, or the outputs of the critics do not match the reward.
+        ValueError: arguments contradict each other or are out of range.
     """
+
+    predicts_from_observation = True
 
     _target_entropy: float
 
@@ -150,7 +151,7 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
         self._critic_loss = critic_loss_cls(debug_summaries=debug_summaries, name='critic_loss')
         self._set_alpha(initial_alpha if is_stochastic else None, target_entropy, use_entropy_reward, alpha_optimizer)
         if is_stochastic and (ou_stddev, ou_damping) != (_OU_STDDEV, _OU_DAMPING):
-            raise ValueError(f'{name}.ou_stddev and ou_damping are for deterministic policies; {actor.name} outputs '
+            raise ValueError(f'{name}.ou_stddev and ou_damping apply to deterministic policies; {actor.name} outputs '
                              'distributions: leave them out, or use an ActorNetwork')
         smoothed = [] if self._smoothed_actor_network is None else [self._smoothed_actor_network]
         self._update_target = TargetUpdater([critics, actor][:1 + len(smoothed)],
@@ -173,18 +174,13 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
                                  ('use_entropy_reward', use_entropy_reward),
                                  ('alpha_optimizer', alpha_optimizer is not None)):
             if is_set:
-                raise ValueError(f'{self._name}.{argument} has no meaning without an entropy: {reason}')
+                raise ValueError(f'{self._name}.{argument} has no effect without an entropy: {reason}')
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_target_critic_networks', '_smoothed_actor_network']
 
-    def own_capabilities(self) -> Capabilities:
-        """True without memory, and unless something in a network or a loss draws numbers or keeps statistics."""
-        return super().own_capabilities()._replace(traceable_update=not self._is_recurrent and is_traceable(self),
-                                             traceable_prediction=has_fixed_prediction(self, SarsaAlgorithm))
-
     def convert_train_state_to_predict_state(self, state: Any) -> Any:
-        """The state of the actor."""
+        """Return the state of the actor."""
         return SarsaState(actor=state.actor)
 
     # Acting ----------------------------------------------------------------------------------------------------
@@ -194,7 +190,7 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
         return self._actor_network if self._smoothed_actor_network is None else self._smoothed_actor_network
 
     def predict_step(self, inputs: TimeStep, state: Any) -> AlgStep:
-        """The action of the policy, its mode if it is stochastic, ``[B, ...]``; see ``epsilon_greedy``."""
+        """Return the action of the policy ``[B, ...]``, the mode if it is stochastic; see ``epsilon_greedy``."""
         policy, actor_state = self._acting_network(inputs.observation, state.actor)
         if self._is_stochastic:
             action = dist_utils.epsilon_greedy_sample(policy, self._epsilon_greedy)
@@ -206,7 +202,7 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
         return AlgStep(action, SarsaState(actor=actor_state), SarsaInfo(action_distribution=policy))
 
     def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
-        """An action ``[B, ...]`` to explore with; on-policy also all that the loss needs."""
+        """Return an exploration action ``[B, ...]``; on-policy also the inputs of the loss."""
         observation = inputs.observation
         policy, actor_state = self._acting_network(observation, state.actor)
         taken, noise = self._explore(policy, state.noise)
@@ -225,14 +221,14 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
         return AlgStep(taken, new_state, SarsaInfo(action=taken))
 
     def _explore(self, policy: Any, noise_state: NestedTensor) -> tuple[NestedTensor, NestedTensor]:
-        """An action of the rollout without gradient, and the next state of the noise."""
+        """Return an action of the rollout without gradient, and the next state of the noise."""
         if self._is_stochastic:
             return dist_utils.sample_action_distribution(policy), noise_state
         assert self._noise is not None
         return self._noise(nest.map_structure(Tensor.detach, policy), noise_state)
 
     def _action_of(self, policy: Any) -> tuple[NestedTensor, Any]:
-        """An action of the policy with gradient to it, and its log-probability ``[B]`` (``()`` if deterministic)."""
+        """Return an action of the policy with gradient, and its log-probability ``[B]`` (``()`` if deterministic)."""
         if not self._is_stochastic:
             return policy, ()
         action = dist_utils.rsample_action_distribution(policy)
@@ -241,30 +237,30 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
     # Training --------------------------------------------------------------------------------------------------
 
     def policy_terms(self, rows: Rows, state: Any) -> tuple[Any, Any, Any]:
-        """The policy, an action of it with gradient, and its log-probability."""
+        """Return the policy, an action of it with gradient, and its log-probability."""
         policy, actor_state = self._actor_network(rows.observation, state.actor)
         action, log_pi = self._action_of(policy)
         return (policy, action, log_pi), (), state._replace(actor=actor_state)
 
     def policy_loss(self, rows: Rows, policy: Any, details: Any, state: Any) -> tuple[Any, Any]:
-        """The loss ``[N]`` of the actor."""
+        """Return the loss ``[N]`` of the actor."""
         _, action, log_pi = policy
         return self._actor_loss(rows.observation, action, log_pi, state.critics), state
 
     def trained_values(self, rows: Rows, details: Any, state: Any) -> tuple[Any, Any]:
-        """The critics ``[N, n]`` (``[N, n, K]``) of the action taken."""
+        """Return the critics ``[N, n]`` (``[N, n, K]``) of the action taken."""
         critics, critics_state = self._critic_networks((rows.observation, rows.rollout_info.action), state.critics)
         return critics, state._replace(critics=critics_state)
 
     @torch.no_grad()
     def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
-        """The lowest target critic ``[N]`` (``[N, K]``) of an action of the policy."""
+        """Return the lowest target critic ``[N]`` (``[N, K]``) of an action of the policy."""
         values, target_state = self._target_critic_networks((rows.observation, rows.of(policy[1])),
                                                             state.target_critics)
         return critic_values.min_q(values, self._reward_weights), state._replace(target_critics=target_state)
 
     def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
-        """An action of the policy, and a :class:`SarsaInfo`."""
+        """Return an action of the policy, and a :class:`SarsaInfo`."""
         distribution, action, log_pi = terms.policy
         return action, SarsaInfo(
             reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount, action=rollout_info.action,
@@ -272,7 +268,7 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
             neg_entropy=log_pi.detach() if self._is_stochastic else ())
 
     def _actor_loss(self, observation: NestedTensor, action: NestedTensor, log_pi: Any, state: NestedTensor) -> Tensor:
-        """``[N]``: its gradient with respect to ``action`` is -dQ/da, plus that of the weighted entropy."""
+        """Return a loss ``[N]`` whose gradient by ``action`` is -dQ/da, plus the gradient of the weighted entropy."""
         with torch.enable_grad():
             at = nest.map_structure(lambda a: a.detach().requires_grad_(), action)
             values, _ = self._critic_networks((observation, at), state)
@@ -286,7 +282,7 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
     # Losses ----------------------------------------------------------------------------------------------------
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The loss of critics, actor and alpha ``[T, B]``, from infos ``[T, B, ...]``."""
+        """Return the loss of critics, actor and alpha ``[T, B]``, from infos ``[T, B, ...]``."""
         reward, policy_loss = info.reward, info.actor_loss
         alpha_loss: Any = ()
         if self._log_alpha is not None:
@@ -313,15 +309,15 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
 def _check_arguments(name: str, action_spec: NestedTensorSpec, smooths_on_policy: bool) -> None:
     for path, spec in nest.flatten_with_path(action_spec):
         if not spec.is_continuous:
-            raise SpecError(f"{name} is for continuous actions, found {spec}{f' at {path!r}' if path else ''}; for "
-                            'discrete ones there are SacAlgorithm and DqnAlgorithm')
+            raise SpecError(f"{name} supports only continuous actions, found {spec}{f' at {path!r}' if path else ''}; "
+                            'for discrete actions use SacAlgorithm or DqnAlgorithm')
     if smooths_on_policy:
-        raise ValueError(f'{name}.use_smoothed_actor: on-policy, the actor that is trained has to be the one that '
-                         'acts; set on_policy or use_smoothed_actor to False')
+        raise ValueError(f'{name}.use_smoothed_actor: on-policy, the trained actor has to act; set on_policy or '
+                         'use_smoothed_actor to False')
 
 
 def _check_values(critics: Any, count: int, reward_spec: TensorSpec, name: str) -> None:
-    """Raise ``SpecError`` unless the critics have one value a reward."""
+    """Raise ``SpecError`` unless the critics have one value per reward."""
     expected = (count, *reward_spec.shape)
     if tuple(critics.output_spec.shape) != expected:
         raise SpecError(f'{name}: expected critics with outputs of shape {expected}, for rewards {reward_spec}, found '

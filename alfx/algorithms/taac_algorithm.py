@@ -1,13 +1,13 @@
-"""Temporally abstract actor-critic: a policy that also decides whether to act anew or to go on as before.
+"""Temporally abstract actor-critic: a policy that also decides whether to repeat the previous action.
 
-Yu, Xu and Zhang 2021, "TAAC: Temporally Abstract Actor-Critic for Continuous Control", arXiv:2104.06521. A step draws
-a candidate action from an actor, then a switch b: 1 takes the candidate, 0 repeats the previous action. With
-trajectories of higher order (TaacL, TaacQ) the previous trajectory is extended in the place of the action repeated.
+Yu, Xu and Zhang 2021, "TAAC: Temporally Abstract Actor-Critic for Continuous Control", arXiv:2104.06521. A step samples
+a candidate action from an actor, then a switch b: 1 takes the candidate, 0 repeats the previous action. The variants
+with trajectories of higher order (TaacL, TaacQ) extend the previous trajectory instead of repeating an action.
 
-Differs from the paper in these points. All actions are scaled to [-1, 1] inside, so that the middle of the range is
-the previous action of an episode's first step, whatever its bounds. What the actor sees of the previous trajectory is
-a linear map of it to as many numbers as there are of the observation. The temperatures of actor and switch are
-independent parameters that start from the same value. Read next :mod:`alfx.algorithms.taac.action_curves`.
+Differences from the paper: All actions are scaled to [-1, 1] internally, so that the previous action of an episode's
+first step is the centre of the range, whatever the bounds are. The actor receives a linear map of the previous
+trajectory to the size of the observation. The temperatures of actor and switch are independent parameters that start
+from the same value. Read next :mod:`alfx.algorithms.taac.action_curves`.
 """
 import contextlib
 import enum
@@ -20,9 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
-from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.base import critic_values
 from alfx.algorithms.taac.action_curves import (LinearTrajectory, QuadraticTrajectory, Trajectory, action_scale,
                                                  choose, trajectory_encoder)
@@ -42,16 +41,15 @@ from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.summary import summary_utils
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 from alfx.algorithms.taac.double_precision import LinearLayersInDouble
 from alfx.utils.target_updater import TargetUpdater
 
 TaacState = namedtuple('TaacState', ['tau', 'repeats'], default_value=())
-"""Trajectory ``[B, order * n]`` followed up to now, and for how many steps it has been extended, int64 ``[B]``."""
+"""Current trajectory ``[B, order * n]``, and the number of steps for which it has been extended, int64 ``[B]``."""
 
 TaacCriticInfo = namedtuple('TaacCriticInfo', ['critics', 'target_critic', 'value_loss'], default_value=())
-"""Values ``[B, replicas(, K)]`` of what was done, value ``[B(, K)]`` to bootstrap from; ``value_loss`` is unused."""
+"""Values ``[B, replicas(, K)]`` of the action taken, bootstrap value ``[B(, K)]``; ``value_loss`` is unused."""
 
 TaacActorInfo = namedtuple('TaacActorInfo', ['actor_loss', 'b1_a_entropy', 'beta_entropy', 'adv', 'value_loss'],
                            default_value=())
@@ -59,24 +57,25 @@ TaacActorInfo = namedtuple('TaacActorInfo', ['actor_loss', 'b1_a_entropy', 'beta
 
 TaacInfo = namedtuple('TaacInfo', ['reward', 'step_type', 'tau', 'prev_tau', 'discount', 'action_distribution',
                                    'rollout_b', 'b', 'actor', 'critic', 'alpha', 'repeats'], default_value=())
-"""What the steps yield, ``[B, ...]``.
+"""Info of a step, ``[B, ...]``.
 
-Of the rollout: ``tau`` chosen, ``prev_tau`` before, ``rollout_b`` (bool) chosen, ``repeats`` up to now. Training adds
-``b`` (int64) of the policy as it is now, its ``action_distribution`` (a :class:`Distributions`), and the losses.
+The rollout sets ``tau`` (chosen), ``prev_tau`` (before), ``rollout_b`` (bool, chosen) and ``repeats`` (so far).
+Training adds ``b`` (int64) and ``action_distribution`` (a :class:`Distributions`) of the current policy, and the
+losses.
 """
 
 TaacLossInfo = namedtuple('TaacLossInfo', ['actor', 'critic', 'alpha'], default_value=())
-"""The parts of the loss, ``[T, B]``."""
+"""Parts of the loss, ``[T, B]``."""
 
 Distributions = namedtuple('Distributions', ['beta_dist', 'b1_a_dist'], default_value=())
-"""Of the switch, and of the candidate action (scaled to [-1, 1])."""
+"""Distributions of the switch, and of the candidate action (scaled to [-1, 1])."""
 
 ActPredOutput = namedtuple('ActPredOutput', ['dists', 'b', 'actor_a', 'taus', 'q_values2'], default_value=())
 """``Distributions``, switch int64 ``[B]``, candidate action, trajectories ``(b=0, b=1)``, their values ``[B, 2]``."""
 
 
 class AlgorithmMode(enum.Enum):
-    """Which step asks for an action."""
+    """Kind of step for which an action is chosen."""
 
     predict = 'predict'
     rollout = 'rollout'
@@ -89,10 +88,10 @@ _SWITCH = BoundedTensorSpec((), torch.int64, 0, 1)
 
 @configurable
 class TAACTDLoss(TDLoss):
-    """The loss between values and :func:`compare_through_return`.
+    """Loss between values and :func:`compare_through_return`.
 
     Args:
-        kwargs: those of :class:`~alfx.algorithms.td_loss.TDLoss`, except ``td_lambda`` and ``normalize_target``.
+        kwargs: arguments of :class:`~alfx.algorithms.td_loss.TDLoss`, except ``td_lambda`` and ``normalize_target``.
     """
 
     @takes_arguments_of(TDLoss, without=('td_lambda', 'normalize_target'), defaults={'name': 'TAACTDLoss'})
@@ -100,15 +99,15 @@ class TAACTDLoss(TDLoss):
         super().__init__(**kwargs)
 
     def compute_td_target(self, info: Any, target_value: Tensor) -> Tensor:
-        """The targets of all steps but the final one.
+        """Compute the targets of all steps but the final one.
 
         Args:
             info: ``TaacInfo`` with ``reward`` (``[T, B]`` or ``[T, B, K]``), ``step_type``, ``discount``, ``b`` and
                 ``rollout_b`` (``[T, B]``).
-            target_value: values to bootstrap from, shaped as the reward.
+            target_value: values to bootstrap from, with the shape of the reward.
 
         Returns:
-            ``[T-1, B]`` (``[T-1, B, K]``); for a LAST step its own value.
+            Targets ``[T-1, B]`` (``[T-1, B, K]``); the target of a LAST step is its own value.
         """
         return compare_through_return(info.reward, target_value, info.step_type, self._discount(info),
                                       info.b.bool() | info.rollout_b.bool())
@@ -116,59 +115,59 @@ class TAACTDLoss(TDLoss):
 
 @configurable
 class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
-    """An actor, a switch that follows from the critics, and the critics.
+    """Base class of TAAC: an actor, a switch computed from the critics, and the critics.
 
     The switch is ``p(b) ~ exp(Q(s, tau_b) / alpha)`` in closed form, where ``tau_1`` is the new trajectory and
     ``tau_0`` the extended previous one; the actor's gradient is that of SAC with ``dQ/da`` scaled by ``p(b=1)``
-    (paper, section 4.2). Entropies are regularized, they are not part of the return. Sequences of
-    ``mini_batch_length`` steps give targets of up to one step less, see :class:`TAACTDLoss`.
+    (paper, section 4.2). Entropies are regularized, but not part of the return. Sequences of ``mini_batch_length``
+    steps give targets over at most one step less, see :class:`TAACTDLoss`.
 
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: bounded spec of a continuous action of any shape, n numbers in all.
-        reward_spec: of rank 0, or of rank 1 for K rewards.
+        reward_spec: rank 0, or rank 1 for K rewards.
         actor_network_cls: called as ``(input_tensor_spec=(observation_spec, trajectory_spec), action_spec=,
-            input_preprocessors=, preprocessing_combiner=)``; makes the actor. The action that it sees is scaled to
-            [-1, 1].
-        critic_network_cls: called as ``(input_tensor_spec=(observation_spec, trajectory_spec))``, for K rewards with
-            ``output_tensor_spec=`` too; makes one critic.
-        actor_observation_processors: preprocessors of the observation for the actor. With one for the previous
-            trajectory they replace the ``input_preprocessors`` of ``actor_network_cls``. The default keeps the
-            gradients of the actor's loss from a representation learner.
-        reward_weights: K weights of the values in what actor and switch maximise; ``None``: all are 1.
-        num_critic_replicas: number of critics; the lowest value counts.
-        epsilon_greedy: in evaluation, the chance of sampling (action and switch, each by itself) instead of taking
-            the most likely; ``None``: ``config.epsilon_greedy``, or 0 without a config.
+            input_preprocessors=, preprocessing_combiner=)``; creates the actor. Its action spec is scaled to [-1, 1].
+        critic_network_cls: called as ``(input_tensor_spec=(observation_spec, trajectory_spec))``, for K rewards also
+            with ``output_tensor_spec=``; creates one critic.
+        actor_observation_processors: preprocessors of the observation for the actor. Together with a preprocessor of
+            the previous trajectory they replace the ``input_preprocessors`` of ``actor_network_cls``. The default stops
+            the gradients of the actor's loss before a representation learner.
+        reward_weights: K weights of the values in the objective of actor and switch; ``None``: all are 1.
+        num_critic_replicas: number of critics; the lowest value is used.
+        epsilon_greedy: in evaluation, the probability of sampling (action and switch separately) instead of taking the
+            most likely; ``None``: ``config.epsilon_greedy``, or 0 without a config.
         env: batched environment, for the root algorithm.
         config: configuration, for the root algorithm.
-        target_update_tau: how far an update moves the target critics.
-        target_update_period: they are moved by every so many updates.
-        critic_loss_ctor: called as ``(debug_summaries=, name=)``; makes the loss, to which the critics are further
+        target_update_tau: step size of the target critics at an update; smaller values are more stable and learn more
+            slowly.
+        target_update_period: number of updates between two updates of the target critics.
+        critic_loss_ctor: called as ``(debug_summaries=, name=)``; creates the loss, which treats the critics as further
             samples; ``None``: :class:`TAACTDLoss`.
-        actor_optimizer: owns the actor.
-        critic_optimizer: owns the critics.
-        alpha_optimizer: owns the two temperatures.
+        actor_optimizer: optimizes the actor.
+        critic_optimizer: optimizes the critics.
+        alpha_optimizer: optimizes the two temperatures.
         initial_alpha: initial temperature of actor and switch.
         debug_summaries: write more summaries.
-        randomize_first_state_tau: begin episodes, in rollout and training, with a random previous trajectory
-            instead of one at rest in the middle.
+        randomize_first_state_tau: start episodes, in rollout and training, with a random previous trajectory instead of
+            a resting one in the centre.
         b1_advantage_clipping: ``(min, max)`` of the advantage ``Q(s, tau_1) - Q(s, tau_0)`` in ``p(b)``; ``None``: no
             clipping.
-        max_repeat_steps: the switch is 1, in rollout and evaluation, after a trajectory has been extended so many
-            times; ``None``: no limit.
-        target_entropy: called on the spec of a decision (an integer in {0, 1}; an action in [-1, 1]) to get its
-            entropy target in nats, or the number itself; a pair: one for the switch, one for the actor. ``None``:
+        max_repeat_steps: maximum number of extensions of a trajectory in rollout and evaluation, after which the switch
+            is 1; ``None``: no limit.
+        target_entropy: target entropy in nats, or a function that computes it from the spec of a decision (an integer
+            in {0, 1}; an action in [-1, 1]); or a pair, for the switch and the actor. ``None``:
             ``calc_default_target_entropy``.
         checkpoint: as in ``Algorithm``.
-        trajectory: the form of trajectories.
+        trajectory: kind of trajectories.
         train_actor_on_last_step: train actor and temperatures on all steps of a sequence; ``False``: not on the last
-            one, which the critics are not trained on either. That saves work and is what the paper does.
+            one, where the critics are not trained. That saves work and follows the paper.
         name: name of this algorithm.
 
     Raises:
         SpecError: the action is not one continuous tensor with finite bounds.
-        ConfError: an argument out of its range.
-        ValueError: a network with memory.
+        ConfError: an argument is out of range.
+        ValueError: a network is recurrent.
     """
 
     _middle: Tensor
@@ -219,7 +218,7 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
             input_tensor_spec=(observation_spec, tau_spec), **values).make_parallel(num_critic_replicas)
         for network in (self._actor_network, self._critic_networks):
             if network.is_rnn:
-                raise ValueError(f'{type(self).__name__}: {network.name} has memory; expected networks without it. '
+                raise ValueError(f'{type(self).__name__}: {network.name} is recurrent; expected feedforward networks. '
                                  'Use @FrameStacker in TrainerConfig.data_transformer_ctor for partial observations')
         self._target_critic_networks = self._critic_networks.copy(name='target_critics')
         self._update_target = TargetUpdater(self._critic_networks, self._target_critic_networks,
@@ -243,26 +242,22 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
         if clipping is not None and (len(clipping) != 2 or not clipping[0] <= clipping[1]):
             raise ConfError([problem_at(owner, 'b1_advantage_clipping', f'= {clipping} is not a pair (min, max)')])
         if isinstance(target_entropy, (tuple, list)) and len(target_entropy) != 2:
-            raise ConfError([problem_at(owner, 'target_entropy', f'has to be one or a pair, found {target_entropy}')])
+            raise ConfError([problem_at(owner, 'target_entropy', f'= {target_entropy}: expected one target or a pair')])
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
-        """The target critics."""
+        """Return the name of the target critics."""
         return ['_target_critic_networks']
-
-    def own_capabilities(self) -> Capabilities:
-        """True unless something in a network or a loss draws numbers or keeps statistics."""
-        return super().own_capabilities()._replace(traceable_update=is_traceable(self))
 
     # Acting ----------------------------------------------------------------------------------------------------
 
     def predict_step(self, inputs: TimeStep, state: Any) -> AlgStep:
-        """The action ``[B, ...]`` and the :class:`TaacState` of the most likely decisions."""
+        """Return the action ``[B, ...]`` and the :class:`TaacState` of the most likely decisions."""
         act, tau, b, repeats = self._decide(inputs.observation, state.tau, state.repeats, Mode.predict)
         info = TaacInfo(action_distribution=act.dists, b=b, tau=tau, prev_tau=state.tau, repeats=repeats)
         return AlgStep(self._output(tau), TaacState(tau, repeats), info)
 
     def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
-        """A sampled action ``[B, ...]`` and its :class:`TaacState`; the info is what training replays."""
+        """Sample an action ``[B, ...]`` and its :class:`TaacState`; training uses the info."""
         prev_tau = self._first_tau(inputs.step_type, state.tau)
         _, tau, b, repeats = self._decide(inputs.observation, prev_tau, state.repeats, Mode.rollout)
         info = TaacInfo(tau=tau, prev_tau=prev_tau, rollout_b=b.bool(), repeats=repeats)
@@ -270,7 +265,7 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     def _decide(self, observation: NestedTensor, prev_tau: Tensor, repeats: Tensor,
                 mode: AlgorithmMode) -> tuple[Any, Tensor, Tensor, Tensor]:
-        """Prediction, trajectory, switch and number of repetitions, with ``max_repeat_steps`` enforced."""
+        """Return prediction, trajectory, switch and number of repetitions, subject to ``max_repeat_steps``."""
         act = self._predict_action(observation, prev_tau, mode)
         b = act.b
         if self._max_repeat_steps is not None:
@@ -278,7 +273,7 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return act, choose(b, act.taus), b, (repeats + 1) * (1 - b)
 
     def _predict_action(self, observation: NestedTensor, prev_tau: Tensor, mode: AlgorithmMode) -> Any:
-        """An :class:`ActPredOutput` for observations and trajectories ``[N, ...]``.
+        """Return an :class:`ActPredOutput` for observations and trajectories ``[N, ...]``.
 
         For training, the values have gradients to the candidate action.
         """
@@ -300,11 +295,12 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return ActPredOutput(Distributions(beta_dist, a_dist), b, actor_a, taus, q_values2)
 
     def _candidate(self, observation: NestedTensor, prev_tau: Tensor) -> tuple[Any, Tensor]:
-        """The distribution of the candidate action, and the most likely one ``[N, ...]``.
+        """Return the distribution of the candidate action, and the most likely action ``[N, ...]``.
 
-        A trajectory with a slope multiplies an error of the candidate by the number of steps that it is followed for,
-        and renewing it takes what has become of the error into the next slope: the last bit of a float32 grows to what
-        can be seen. So there the candidate is one that does not depend on how sums are computed.
+        A trajectory with a slope multiplies an error of the candidate by the number of steps that follow it, and a
+        renewed trajectory carries the error into the next slope. A rounding error in the last bit of a float32 thus
+        grows to a visible size. For these trajectories the candidate is computed in double precision, so that it does
+        not depend on the order of summation.
         """
         with LinearLayersInDouble() if self._trajectory.order > 1 else contextlib.nullcontext():
             a_dist, _ = self._actor_network((observation, prev_tau))
@@ -312,7 +308,7 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return a_dist, actor_a.to(prev_tau.dtype)
 
     def _values_of_both(self, observation: NestedTensor, taus: tuple[Tensor, Tensor]) -> Tensor:
-        """Values ``[N, 2]`` of extending and of renewing, with gradients to the latter's trajectory."""
+        """Return values ``[N, 2]`` of extending and renewing, with gradients to the renewed trajectory."""
         if not taus[1].requires_grad:
             both = nest.map_structure(lambda x: torch.cat((x, x)), observation)
             with torch.no_grad():
@@ -322,12 +318,12 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return torch.stack((extended, self._value(observation, taus[1])), -1)
 
     def _value(self, observation: NestedTensor, tau: Tensor) -> Tensor:
-        """``[N]``: the lowest critic, weighted over rewards."""
+        """Return the lowest critic ``[N]``, weighted over rewards."""
         critics, _ = self._critic_networks((observation, tau))
         return critic_values.min_weighted_q(critics, self._reward_weights)
 
     def _switch_distribution(self, q_values2: Tensor) -> Any:
-        """``p(b) ~ exp(Q_b / alpha)`` (paper, eq. 7) from values ``[N, 2]``."""
+        """Return ``p(b) ~ exp(Q_b / alpha)`` (paper, eq. 7) from values ``[N, 2]``."""
         advantage = q_values2[:, 1] - q_values2[:, 0]
         if self._b1_advantage_clipping is not None:
             advantage = advantage.clamp(*self._b1_advantage_clipping)
@@ -335,24 +331,24 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return dist_utils.Categorical(logits=torch.stack((torch.zeros_like(logit), logit), -1))
 
     def _first_tau(self, step_type: Tensor, tau: Tensor) -> Tensor:
-        """``tau`` ``[..., order * n]``, random at the first step of an episode if that is asked for."""
+        """Return ``tau`` ``[..., order * n]``, random at first steps with ``randomize_first_state_tau``."""
         if not self._randomize_first_state_tau:
             return tau
         return torch.where((step_type == StepType.FIRST).unsqueeze(-1), 2.0 * torch.rand_like(tau) - 1.0, tau)
 
     def _output(self, tau: Tensor) -> Tensor:
-        """The action ``[B, ...]`` of ``tau``, in the bounds of the environment."""
+        """Return the action ``[B, ...]`` of ``tau``, in the bounds of the environment."""
         action = self._trajectory.action(tau).reshape(-1, *self._action_spec.shape)
         return torch.addcmul(self._middle, action, self._half)
 
     # Training --------------------------------------------------------------------------------------------------
 
     def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """What the current policy does after the replayed trajectory ``[B, ...]``, and the values of both."""
+        """Apply the current policy after the replayed trajectory ``[B, ...]``, and compute the values of both."""
         return super().train_step(inputs, state, self._with_first_tau(inputs, rollout_info))
 
     def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """:meth:`train_step` for ``[T, B, ...]``, without what no loss reads."""
+        """Run :meth:`train_step` on ``[T, B, ...]``, without computations that no loss uses."""
         if len(inputs.step_type) > 1:
             rollout_info = self._with_first_tau(inputs, rollout_info)
         return super().train_sequence(inputs, state, rollout_info)
@@ -361,26 +357,26 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return rollout_info._replace(prev_tau=self._first_tau(inputs.step_type, rollout_info.prev_tau))
 
     def policy_terms(self, rows: Rows, state: Any) -> tuple[Any, Any, Any]:
-        """Distributions, switch and trajectory; the prediction that they are from."""
+        """Return distributions, switch and trajectory, and the prediction that contains them."""
         act = self._predict_action(rows.observation, rows.rollout_info.prev_tau, Mode.train)
         return (act.dists, act.b, choose(act.b, act.taus).detach()), act, state
 
     def policy_loss(self, rows: Rows, policy: Any, details: Any, state: Any) -> tuple[Any, Any]:
-        """A :class:`TaacActorInfo` and the loss of the temperatures ``[N]``."""
+        """Return a :class:`TaacActorInfo` and the loss of the temperatures ``[N]``."""
         return self._policy_losses(details), state
 
     def trained_values(self, rows: Rows, details: Any, state: Any) -> tuple[Any, Any]:
-        """The critics ``[N, n]`` (``[N, n, K]``) of the trajectory taken."""
+        """Return the critics ``[N, n]`` (``[N, n, K]``) of the trajectory taken."""
         return self._critic_networks((rows.observation, rows.rollout_info.tau))[0], state
 
     @torch.no_grad()
     def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
-        """``[N(, K)]``: the lowest target critic of the trajectory of the policy."""
+        """Return the lowest target critic ``[N(, K)]`` of the trajectory of the policy."""
         critics, _ = self._target_critic_networks((rows.observation, rows.of(policy[2])))
         return critic_values.min_q(critics, self._reward_weights), state
 
     def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
-        """The action of the policy, and a :class:`TaacInfo`."""
+        """Return the action of the policy, and a :class:`TaacInfo`."""
         (distributions, b, tau), (actor, alpha) = terms.policy, terms.loss
         info = TaacInfo(reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount,
                         tau=rollout_info.tau, prev_tau=rollout_info.prev_tau, rollout_b=rollout_info.rollout_b,
@@ -389,7 +385,7 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return self._output(tau).unflatten(0, inputs.step_type.shape), info
 
     def _policy_losses(self, act: Any) -> tuple[Any, Tensor]:
-        """A :class:`TaacActorInfo` and the loss of the temperatures ``[N]``, of a prediction."""
+        """Return a :class:`TaacActorInfo` and the loss of the temperatures ``[N]`` for a prediction."""
         gradient = critic_values.action_gradient(act.q_values2[:, 1], act.actor_a)
         q_values2 = act.q_values2.detach()
         log_prob = dist_utils.compute_log_probability(act.dists.b1_a_dist, act.actor_a)
@@ -403,7 +399,7 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return info, alpha_loss
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The sum of the losses of actor, critics and temperatures, ``[T, B]``."""
+        """Return the sum of the losses of actor, critics and temperatures, ``[T, B]``."""
         actor_loss, alpha_loss = info.actor.actor_loss, info.alpha
         if not self._train_actor_on_last_step and len(actor_loss) > 1:
             actor_loss, alpha_loss = (pad_end(x[:-1], 1) for x in (actor_loss, alpha_loss))
@@ -414,7 +410,7 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
                         extra=TaacLossInfo(actor=actor_loss, critic=critic_loss, alpha=alpha_loss))
 
     def _calc_critic_loss(self, info: Any) -> Tensor:
-        """``[T, B]``: the sum of the losses of all critics, which to the loss are further samples."""
+        """Return the sum of the losses of all critics, ``[T, B]``; the loss treats critics as further samples."""
         length, batch, count = info.critic.critics.shape[:3]
         seen = TaacInfo(reward=info.reward, step_type=info.step_type, discount=info.discount, b=info.b,
                         rollout_b=info.rollout_b)
@@ -436,7 +432,7 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
             summary_utils.safe_mean_summary('adv', info.actor.adv, mask)
 
     def summarize_rollout(self, experience: Experience) -> None:  # type: ignore[override]
-        """How often trajectories were renewed, and for how many steps they were extended."""
+        """Log the share of renewed trajectories, and the number of steps of extensions."""
         super().summarize_rollout(experience)
         with summary.scope(self._name):
             summary_utils.add_mean_summary('rollout_b1', experience.rollout_info.rollout_b)
@@ -445,7 +441,7 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
 
 def _with_parameters_of_base(init: Callable[..., None]) -> Callable[..., None]:
-    """Have ``init`` show the parameters of the base in the place of ``**kwargs``: confs are checked against them."""
+    """Show the base class's parameters in the signature of ``init`` instead of ``**kwargs``, to check confs."""
     parameters = inspect.signature(init).parameters
     own = [p for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     base = [p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(TaacAlgorithmBase.__init__).parameters.values()
@@ -456,7 +452,7 @@ def _with_parameters_of_base(init: Callable[..., None]) -> Callable[..., None]:
 
 @configurable
 class TaacAlgorithm(TaacAlgorithmBase):
-    """Repeats the previous action, or takes a new one.
+    """TAAC that repeats the previous action, or takes a new one.
 
     Args:
         name: name of this algorithm.
@@ -467,17 +463,15 @@ class TaacAlgorithm(TaacAlgorithmBase):
     def __init__(self, name: str = 'TaacAlgorithm', *args: Any, **kwargs: Any):
         super().__init__(*args, trajectory=Trajectory(), name=name, **kwargs)  # type: ignore[misc]
 
-    own_capabilities = TaacAlgorithmBase.own_capabilities
-
 
 @configurable
 class TaacLAlgorithm(TaacAlgorithmBase):
-    """Extends the previous action linearly, or starts a new line.
+    """TAAC that extends the previous action linearly, or starts a new line.
 
     Args:
         name: name of this algorithm.
-        inverse_mode: the actor puts out the new action, from which the slope of the new line is inferred; ``False``:
-            it puts out the slope. See :class:`~alfx.algorithms.taac.action_curves.LinearTrajectory`.
+        inverse_mode: the actor outputs the new action, from which the slope of the new line is inferred; ``False``: it
+            outputs the slope. See :class:`~alfx.algorithms.taac.action_curves.LinearTrajectory`.
         args, kwargs: arguments of :class:`TaacAlgorithmBase`, except ``trajectory``.
     """
 
@@ -488,17 +482,15 @@ class TaacLAlgorithm(TaacAlgorithmBase):
         trajectory = self._trajectory_cls(inverse_mode)
         super().__init__(*args, trajectory=trajectory, name=name, **kwargs)  # type: ignore[misc]
 
-    own_capabilities = TaacAlgorithmBase.own_capabilities
-
 
 @configurable
 class TaacQAlgorithm(TaacLAlgorithm):
-    """Extends the previous action along a parabola, or starts a new one at a slope of zero.
+    """TAAC that extends the previous action along a parabola, or starts a new one with a slope of zero.
 
     Args:
         name: name of this algorithm.
-        inverse_mode: the actor puts out the new action, from which slope and curvature are inferred; ``False``: it
-            puts out the curvature. See :class:`~alfx.algorithms.taac.action_curves.QuadraticTrajectory`.
+        inverse_mode: the actor outputs the new action, from which slope and curvature are inferred; ``False``: it
+            outputs the curvature. See :class:`~alfx.algorithms.taac.action_curves.QuadraticTrajectory`.
         args, kwargs: arguments of :class:`TaacAlgorithmBase`, except ``trajectory``.
     """
 
@@ -507,5 +499,3 @@ class TaacQAlgorithm(TaacLAlgorithm):
     @_with_parameters_of_base
     def __init__(self, name: str = 'TaacQAlgorithm', inverse_mode: bool = True, *args: Any, **kwargs: Any):
         super().__init__(name, inverse_mode, *args, **kwargs)
-
-    own_capabilities = TaacAlgorithmBase.own_capabilities

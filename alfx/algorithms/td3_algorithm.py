@@ -1,9 +1,9 @@
 """Twin-delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv:1802.09477).
 
-:mod:`alfx.algorithms.ddpg_algorithm` with the three changes of the paper: targets take the smaller value of two
-critics (section 4.2); the policy and the target networks are updated less often than the critics (section 5.2);
-targets are smoothed over actions near that of the target policy (section 5.3). Noise is in units of half the range of
-the actions, which the paper has as -1 to 1. Differs from the paper in nothing else.
+The algorithm is :mod:`alfx.algorithms.ddpg_algorithm` with the three changes of the paper: targets take the smaller
+value of two critics (section 4.2); the policy and the target networks are updated less often than the critics (section
+5.2); targets are smoothed over actions near the target policy's action (section 5.3). Noise is in units of half the
+range of the actions, which is -1 to 1 in the paper. There are no other differences from the paper.
 """
 from collections.abc import Callable, Hashable
 from functools import partial
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from alfx import context
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.ddpg_algorithm import DdpgAlgorithm
 from alfx.algorithms.base.exploration_noise import GaussianNoise, gaussian_like
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, valid_masks
@@ -25,27 +25,27 @@ from alfx.utils.saved_count import SavedCount
 
 @configurable
 class Td3Algorithm(DdpgAlgorithm):
-    """A deterministic policy with twin critics, delayed updates and smoothed targets.
+    """Deterministic policy with twin critics, delayed updates and smoothed targets.
 
     The actions of the first ``config.initial_collect_steps`` environment steps are uniformly random.
 
-    The loss of the policy is calculated in every ``policy_update_period``-th update only; in the others its part of
-    the info is ``()`` and its parameters get no gradient, so that no optimizer moves them.
+    Only every ``policy_update_period``-th update computes the loss of the policy. In the others its part of the info is
+    ``()`` and its parameters get no gradient, so that no optimizer moves them.
 
     Args:
         exploration_noise: standard deviation of the normal noise added to the actions of the rollout, in units of half
             the range; a number or a schedule.
         num_critic_replicas: number of critics. Targets take the smallest of their values; the policy maximises the
-            first one's.
+            first critic.
         policy_update_period: training updates for each update of the policy.
-        target_noise: standard deviation of the noise on the action that targets are computed for, in units of half
-            the range; 0 for none.
+        target_noise: standard deviation of the noise on the action in the targets, in units of half the range; 0 for no
+            noise.
         noise_clip: bound of that noise, in the same units.
         rollout_random_action: probability of a uniformly random action in the rollout after the first
             ``config.initial_collect_steps``, a number or a schedule.
-        kwargs: those of :class:`~alfx.algorithms.ddpg_algorithm.DdpgAlgorithm`, except ``ou_stddev``, ``ou_damping``
-            and ``exploration_noise_ctor``; ``num_critic_replicas`` is 2, ``target_update_tau`` 0.005 and
-            ``target_update_period`` 2 unless given.
+        kwargs: arguments of :class:`~alfx.algorithms.ddpg_algorithm.DdpgAlgorithm`, except ``ou_stddev``,
+            ``ou_damping`` and ``exploration_noise_ctor``. The defaults are 2 for ``num_critic_replicas``, 0.005 for
+            ``target_update_tau`` and 2 for ``target_update_period``.
 
     Raises:
         ConfError: a number is out of range.
@@ -67,13 +67,13 @@ class Td3Algorithm(DdpgAlgorithm):
                          **kwargs)
         self._policy_update_period = policy_update_period
         self._target_noise, self._noise_clip = target_noise, noise_clip
-        # of all processes together, as the count is
+        # The count covers all processes.
         self._initial_collect_steps = 0 if config is None else config.initial_collect_steps * context.num_ranks()
         self._num_acting = context.num_ranks() * max(1, 0 if config is None else config.num_ray_workers)
         self._updates = SavedCount(self, '_num_updates')
         self.register_buffer('_num_random_steps', torch.zeros((), dtype=torch.int64))
-        self._has_random_steps_left = True  # once they are taken their number is not looked at any more
-        self._latest_actor_loss: Tensor  # shown in summaries of updates that have none; 0 before there is one
+        self._has_random_steps_left = True  # False stops reading the count from the device
+        self._latest_actor_loss: Tensor  # logged for updates without a policy loss; 0 before the first one
         self.register_buffer('_latest_actor_loss', torch.zeros(()), persistent=False)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
@@ -83,7 +83,7 @@ class Td3Algorithm(DdpgAlgorithm):
     # Acting ----------------------------------------------------------------------------------------------------
 
     def rollout_step(self, inputs: TimeStep, state: Any = None) -> AlgStep:
-        """A random action at first, later that of the policy with exploration noise, ``[B, ...]``."""
+        """Return a random action at first, later the policy's action with exploration noise, ``[B, ...]``."""
         step = super().rollout_step(inputs, state)
         if self._has_random_steps_left:
             self._num_random_steps.add_(inputs.step_type.shape[0] * self._num_acting)
@@ -99,12 +99,10 @@ class Td3Algorithm(DdpgAlgorithm):
     # Training --------------------------------------------------------------------------------------------------
 
     def _target_action(self, action: NestedTensor) -> NestedTensor:
-        """Target policy smoothing (eq. 14)."""
+        """Add noise for target policy smoothing (eq. 14)."""
         if self._target_noise == 0:
             return action
         return self._bounds.add_noise(action, gaussian_like(action, self._target_noise, self._noise_clip))
-
-    own_capabilities = DdpgAlgorithm.own_capabilities
 
     @property
     def graph_key(self) -> Hashable:
@@ -115,12 +113,12 @@ class Td3Algorithm(DdpgAlgorithm):
         return (self._updates.value + 1) % self._policy_update_period == 0
 
     def _objective(self, inputs: NestedTensor, state: NestedTensor) -> tuple[Tensor, NestedTensor]:
-        """The value of the first critic (algorithm 1), without computing the others where the network allows."""
+        """Return the value of the first critic (algorithm 1), without computing the others if possible."""
         q_values, state = self._critic_networks.first_of_stack(inputs, state, 1)
         return q_values[:, 0], state
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The loss of each critic, and that of the policy where it is due, ``[T, B]``."""
+        """Return the loss of each critic, and of the policy in updates that train it, ``[T, B]``."""
         loss_info = super().calc_loss(info)
         actor_loss = loss_info.extra.actor
         if isinstance(actor_loss, Tensor):
@@ -132,6 +130,6 @@ class Td3Algorithm(DdpgAlgorithm):
         return loss_info
 
     def after_update(self, root_inputs: TimeStep, info: Any) -> None:
-        """Move the target networks where it is time to, and count the update."""
+        """Move the target networks if their update is due, and count the update."""
         super().after_update(root_inputs, info)
         self._updates.add()

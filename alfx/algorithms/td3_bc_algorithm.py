@@ -1,16 +1,15 @@
-"""TD3 that stays near the data: TD3+BC (Fujimoto and Gu 2021, arXiv:2106.06860) and ReBRAC (Tarasov et al. 2023,
-arXiv:2305.09836).
+"""TD3+BC (Fujimoto and Gu 2021, arXiv:2106.06860) and ReBRAC (Tarasov et al. 2023, arXiv:2305.09836).
 
-:mod:`alfx.algorithms.td3_algorithm` with two penalties, of the squared distance to the action of the data::
+Both keep :mod:`alfx.algorithms.td3_algorithm` near the data with penalties of the squared distance to its actions::
 
     policy   minimises  -Q(s, pi(s)) / mean|Q(s, pi(s))| + actor_penalty |pi(s) - a|^2            (eq. 3 and 5 there)
     targets  r + gamma (min_i Q'_i(s', a') - critic_penalty |a' - a_data(s')|^2)                  (ReBRAC, eq. 4)
 
-with ``a'`` the smoothed action of the target policy and ``a_data(s')`` what was done next. TD3+BC has the first alone;
-its alpha, a factor of the value in place of one of the penalty, is ``1 / (D actor_penalty)``, as its penalty is a mean
-over the D elements of an action. Distances are in units of half the range of the actions, which the papers have as -1
-to 1. At LAST nothing was done, so that there is no penalty. ReBRAC's other choices, such as layer normalisation in the
-critics, deeper networks and larger minibatches, are made in a conf.
+with ``a'`` the smoothed action of the target policy and ``a_data(s')`` the next action in the data. TD3+BC uses only
+the first penalty. Its alpha, a factor of the value instead of the penalty, is ``1 / (D actor_penalty)``, because its
+penalty is a mean over the D elements of an action. Distances are in units of half the range of the actions, which is -1
+to 1 in the papers. A LAST step has no action, hence no penalty. Set ReBRAC's other choices, such as layer normalisation
+in the critics, deeper networks and larger minibatches, in a conf.
 """
 from typing import Any
 
@@ -28,17 +27,17 @@ from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 
 @configurable
 class Td3BcAlgorithm(Td3Algorithm):
-    """TD3 with penalties of the distance to the actions of the data; see the module.
+    """TD3 with penalties of the distance to the actions of the data; see the module docstring.
 
     Args:
         action_spec: nest of ``BoundedTensorSpec`` of continuous actions with finite bounds.
-        reward_spec: of rank 0, or of rank 1 for K rewards; then without ``critic_penalty``.
-        actor_penalty: weight of the squared distance in the loss of the policy, at least 0; 0.4 is that of TD3+BC for
-            an action of one element.
+        reward_spec: rank 0, or rank 1 for K rewards without ``critic_penalty``.
+        actor_penalty: weight of the squared distance in the loss of the policy, at least 0. Larger values stay closer
+            to the data; 0.4 is the value of TD3+BC for an action of one element.
         critic_penalty: weight of the squared distance in the targets of the critics, at least 0; 0 is TD3+BC.
-        normalize_value: divide the value in the loss of the policy by its mean size over the minibatch, so that
-            ``actor_penalty`` means the same for rewards of any size.
-        kwargs: those of :class:`~alfx.algorithms.td3_algorithm.Td3Algorithm`.
+        normalize_value: divide the value in the loss of the policy by its mean magnitude over the minibatch, so that
+            ``actor_penalty`` does not depend on the scale of the rewards.
+        kwargs: arguments of :class:`~alfx.algorithms.td3_algorithm.Td3Algorithm`.
 
     Raises:
         ConfError: a number is out of range, or ``critic_penalty`` is given with K rewards.
@@ -50,14 +49,12 @@ class Td3BcAlgorithm(Td3Algorithm):
                  critic_penalty: NonNegative = 0.0, normalize_value: bool = True, **kwargs: Any):
         if critic_penalty and reward_spec.ndim:
             raise ConfError([problem_at(
-                type(self).__name__, 'critic_penalty', f'= {critic_penalty}: it is a penalty of one return, but there '
-                f'are {reward_spec.numel} rewards', 'set it to 0')])
+                type(self).__name__, 'critic_penalty', f'= {critic_penalty} needs a reward of rank 0, but the reward '
+                f'has {reward_spec.numel} dimensions', 'set it to 0')])
         super().__init__(action_spec=action_spec, reward_spec=reward_spec, **kwargs)
         self._stored_actions = StoredActions(action_spec)
         self._actor_penalty, self._critic_penalty = actor_penalty, critic_penalty
         self._normalize_value = normalize_value
-
-    own_capabilities = Td3Algorithm.own_capabilities
 
     def _regularized_loss(self, loss: Tensor, value: Tensor, action: NestedTensor, rows: Rows) -> Tensor:
         if self._normalize_value:

@@ -1,8 +1,8 @@
 """Temporal difference losses.
 
 Sutton and Barto 2018, chapters 6 and 12; Schulman et al. 2016 (arXiv:1506.02438). For quantiles: Dabney et al. 2018
-(arXiv:1710.10044). The maths is in :mod:`alfx.utils.value_ops` and :mod:`alfx.utils.losses`. A step that is LAST has
-no successor; its loss is 0.
+(arXiv:1710.10044). The maths is in :mod:`alfx.utils.value_ops` and :mod:`alfx.utils.losses`. A LAST step has no
+successor; its loss is 0.
 """
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,20 +22,20 @@ from alfx.utils.normalizers import AdaptiveNormalizer
 
 @configurable
 class TDLoss(nn.Module):
-    """The loss between values and bootstrapped returns.
+    """Loss between values and bootstrapped returns.
 
     With ``td_lambda = 1`` the target of a step is the return up to the end of the sequence or episode, with 0 the
-    one-step return; in between it is the lambda-return, which is the generalized advantage estimate plus the value.
+    one-step return. Other values give the lambda-return, the generalized advantage estimate plus the value.
 
     Args:
-        gamma: discount of future rewards; for K-dimensional rewards also a list of K of them.
+        gamma: discount of future rewards; for K-dimensional rewards also a list of K discounts.
         td_error_loss_fn: ``fn(target, value)``, elementwise.
-        td_lambda: in [0, 1].
-        normalize_target: whether to normalize targets and values by running statistics of the targets before they
-            are compared. That changes the scale of the loss; the values themselves are not normalized. The
-            statistics are kept for each reward dimension if ``gamma`` is a list, else over all.
-        debug_summaries: whether to write summaries.
-        name: name of this loss, put before those of its summaries.
+        td_lambda: in [0, 1]; smaller values have less variance and more bias.
+        normalize_target: normalize targets and values by running statistics of the targets before they are compared.
+            This changes the scale of the loss; the values themselves are not normalized. The statistics are separate
+            for each reward dimension if ``gamma`` is a list, and otherwise shared.
+        debug_summaries: write more summaries.
+        name: name of this loss, a prefix of its summaries.
 
     Raises:
         ValueError: ``gamma`` or ``td_lambda`` is out of [0, 1].
@@ -49,7 +49,7 @@ class TDLoss(nn.Module):
                  name: str = 'TDLoss'):
         super().__init__()
         gammas = [gamma] if isinstance(gamma, (int, float)) else list(gamma)
-        if not gammas or not all(0.0 <= g <= 1.0 for g in gammas):  # of an array as well
+        if not gammas or not all(0.0 <= g <= 1.0 for g in gammas):
             raise ValueError(f'{name}: gamma must be in [0, 1], found {gamma}')
         self._scalar_gamma = float(gamma) if isinstance(gamma, (int, float)) else None
         self.register_buffer('_gamma', torch.tensor(gamma, dtype=torch.float32), persistent=False)
@@ -65,7 +65,7 @@ class TDLoss(nn.Module):
 
     @property
     def gamma(self) -> Tensor:
-        """The discount: 0-d, or ``[K]`` for K-dimensional rewards with a discount each."""
+        """Discount: 0-d, or ``[K]`` if each of K rewards has a discount."""
         return self._gamma
 
     @property
@@ -74,7 +74,7 @@ class TDLoss(nn.Module):
         return self._lambda
 
     def _discount(self, info: Any) -> Tensor:
-        """Environment discount times gamma: ``[T, B]`` or ``[T, B, K]``."""
+        """Return environment discount times gamma: ``[T, B]`` or ``[T, B, K]``."""
         if self._scalar_gamma is not None:
             return info.discount * self._scalar_gamma
         if info.reward.dim() != 3 or info.reward.shape[-1] != self._gamma.shape[0]:
@@ -83,14 +83,15 @@ class TDLoss(nn.Module):
         return info.discount.unsqueeze(-1) * self._gamma
 
     def compute_td_target(self, info: Any, target_value: Tensor) -> Tensor:
-        """The targets of all steps but the final one.
+        """Compute the targets of all steps but the final one.
 
         Args:
-            info: record with ``reward`` (``[T, B]`` or ``[T, B, K]``), ``step_type`` and ``discount`` (``[T, B]``).
-            target_value: values to bootstrap from, shaped as the reward.
+            info: named tuple with ``reward`` (``[T, B]`` or ``[T, B, K]``), ``step_type`` and ``discount``
+                (``[T, B]``).
+            target_value: values to bootstrap from, with the shape of the reward.
 
         Returns:
-            ``[T-1, B]`` (``[T-1, B, K]``); for a LAST step its own value.
+            Targets ``[T-1, B]`` (``[T-1, B, K]``); the target of a LAST step is its own value.
         """
         return self._target(info.reward, target_value, info.step_type, self._discount(info))
 
@@ -103,12 +104,13 @@ class TDLoss(nn.Module):
         return advantage + value[:-1]
 
     def forward(self, info: Any, value: Tensor, target_value: Tensor) -> LossInfo:
-        """The loss of all steps.
+        """Compute the loss of all steps.
 
         Args:
-            info: record with ``reward`` (``[T, B]`` or ``[T, B, K]``), ``step_type`` and ``discount`` (``[T, B]``).
-            value: values to train, shaped as the reward.
-            target_value: values to bootstrap from, likewise; may be ``value`` (no gradient goes through it).
+            info: named tuple with ``reward`` (``[T, B]`` or ``[T, B, K]``), ``step_type`` and ``discount``
+                (``[T, B]``).
+            value: values to train, with the shape of the reward.
+            target_value: values to bootstrap from, with the same shape; may be ``value`` (it gets no gradient).
 
         Returns:
             ``LossInfo`` whose ``loss`` and ``extra`` are ``[T, B]``, averaged over the reward dimensions; 0 at the
@@ -127,7 +129,7 @@ class TDLoss(nn.Module):
         return self._reduce(self._td_error_loss_fn(target, value), info)
 
     def _reduce(self, loss: Tensor, info: Any) -> LossInfo:
-        """``[T-1, B]`` or ``[T-1, B, K]`` -> ``[T, B]``."""
+        """Reduce ``[T-1, B]`` or ``[T-1, B, K]`` to ``[T, B]``."""
         if loss.dim() == 3:
             loss = loss.mean(-1)
         loss = loss * (info.step_type[:-1] != StepType.LAST)
@@ -152,7 +154,7 @@ class TDLoss(nn.Module):
 
 
 def _summarize_values(info: Any, value: Tensor, target: Tensor) -> None:
-    """Means of values and targets ``[T-1, B]``, or ``[T-1, B, K]`` of K rewards."""
+    """Log the means of values and targets ``[T-1, B]``, or ``[T-1, B, K]`` for K rewards."""
     mask = info.step_type[:-1] != StepType.LAST
     parts = [('', value, target)] if value.dim() == 2 else [
         (f'/{i}', value[..., i], target[..., i]) for i in range(value.shape[2])]
@@ -163,16 +165,16 @@ def _summarize_values(info: Any, value: Tensor, target: Tensor) -> None:
 
 @configurable
 class TDQRLoss(TDLoss):
-    """Quantile regression between the quantiles of a value and those of its bootstrapped return.
+    """Quantile regression loss between the quantiles of a value and of its bootstrapped return.
 
     Dabney et al. 2018 (arXiv:1710.10044), eq. 10.
 
     Args:
-        num_quantiles: N, the number of quantiles.
+        num_quantiles: number of quantiles N.
         td_error_loss_fn: ``fn(value - target)``, elementwise.
         td_lambda: 0 or 1; a mixture of returns has no quantiles in closed form.
-        sum_over_quantiles: whether to sum over the quantiles, or to average.
-        kwargs: those of :class:`TDLoss`, except ``normalize_target``.
+        sum_over_quantiles: sum over the quantiles instead of averaging.
+        kwargs: arguments of :class:`TDLoss`, except ``normalize_target``.
 
     Raises:
         ValueError: ``td_lambda`` is neither 0 nor 1, or ``gamma`` is out of [0, 1].
@@ -196,18 +198,19 @@ class TDQRLoss(TDLoss):
 
     @property
     def num_quantiles(self) -> int:
-        """N, the number of quantiles."""
+        """Number of quantiles N."""
         return self._num_quantiles
 
     def compute_td_target(self, info: Any, target_value: Tensor) -> Tensor:
-        """The quantiles of the targets of all steps but the final one.
+        """Compute the quantiles of the targets of all steps but the final one.
 
         Args:
-            info: record with ``reward`` (``[T, B]`` or ``[T, B, K]``), ``step_type`` and ``discount`` (``[T, B]``).
+            info: named tuple with ``reward`` (``[T, B]`` or ``[T, B, K]``), ``step_type`` and ``discount``
+                (``[T, B]``).
             target_value: ``[T, B, N]`` or ``[T, B, K, N]``.
 
         Returns:
-            ``[T-1, B, N]`` or ``[T-1, B, K, N]``.
+            Quantiles ``[T-1, B, N]`` or ``[T-1, B, K, N]``.
         """
         self._check_quantiles(info, target_value, 'target_value')
         discount = self._discount(info)
@@ -224,12 +227,13 @@ class TDQRLoss(TDLoss):
                              f'num_quantiles={self._num_quantiles}')
 
     def forward(self, info: Any, value: Tensor, target_value: Tensor) -> LossInfo:
-        """The loss of all steps.
+        """Compute the loss of all steps.
 
         Args:
-            info: record with ``reward`` (``[T, B]`` or ``[T, B, K]``), ``step_type`` and ``discount`` (``[T, B]``).
+            info: named tuple with ``reward`` (``[T, B]`` or ``[T, B, K]``), ``step_type`` and ``discount``
+                (``[T, B]``).
             value: quantiles to train, ``[T, B, N]`` or ``[T, B, K, N]``.
-            target_value: quantiles to bootstrap from, likewise; no gradient goes through them.
+            target_value: quantiles to bootstrap from, with the same shape; they get no gradient.
 
         Returns:
             ``LossInfo`` whose ``loss`` and ``extra`` are ``[T, B]``, averaged over the reward dimensions; 0 at the

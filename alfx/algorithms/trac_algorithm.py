@@ -1,10 +1,10 @@
-"""Trust region actor-critic: an actor-critic whose policy changes by no more than so much in an update.
+"""Trust region actor-critic: an actor-critic with a bound on the change of the policy per update.
 
-The update is made first. Where it changed the policy too much, the step of its parameters is shrunk
-(:class:`alfx.optimizers.trusted_updater.TrustedUpdater`), unlike in trust region policy optimisation (Schulman et al.
-2015, arXiv:1502.05477), which chooses the step by second-order information. Distances are symmetric, and those of
-categorical policies are taken between logits: near a deterministic policy large changes of the logits hardly change
-the probabilities, hence neither the KL divergence, but are hard to undo.
+The optimizer updates the parameters first. If the policy changed too much, the step of its parameters is shrunk
+(:class:`alfx.optimizers.trusted_updater.TrustedUpdater`). Trust region policy optimisation (Schulman et al. 2015,
+arXiv:1502.05477) instead chooses the step with second-order information. Distances are symmetric, and the distance of
+categorical policies is taken between logits. Near a deterministic policy, large changes of the logits hardly change the
+probabilities and therefore the KL divergence, but are hard to undo.
 """
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from alfx import context, nest, summary
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, StepType, TimeStep, namedtuple, reset_at_first
 from alfx.gin_utils import check_value, configurable
@@ -28,46 +28,46 @@ from alfx.utils import dist_utils
 TracExperience = namedtuple('TracExperience', ['observation', 'step_type', 'state', 'action_param', 'prev_action',
                                                 'action_mask'],
                             default_value=())
-"""``[T, B, ...]``: what the policy was, and what it takes to find out what it is now.
+"""Policy before an update, and the inputs to compute it again after the update, ``[T, B, ...]``.
 
 ``action_param`` is the nest of distributions before the update, ``state`` the state of ``predict_step``.
 """
 
 TracInfo = namedtuple('TracInfo', ['action_distribution', 'observation', 'state', 'ac', 'prev_action'],
                       default_value=())
-"""``ac`` is the info of the actor-critic; the others, for :class:`TracExperience`, are there in training."""
+"""``ac`` is the info of the actor-critic; the other fields, for :class:`TracExperience`, are set in training."""
 
 
 def policy_distance(before: Any, after: Any) -> Tensor:
-    """How far two distributions of the same kind are apart.
+    """Distance between two distributions of the same kind.
 
-    The squared distance of the normalized logits of (one-hot) categorical ones, that of the actions of a deterministic
-    policy, and ``KL(before || after) + KL(after || before)`` of others. A transformation that both have in common, such
-    as squashing, changes nothing.
+    For (one-hot) categorical distributions it is the squared distance of the normalized logits; for a deterministic
+    policy the squared distance of the actions; otherwise ``KL(before || after) + KL(after || before)``. A common
+    transformation, such as squashing, does not change the distance.
 
     Args:
         before: distribution of batch shape ``[B]``, or actions ``[B, ...]``.
-        after: the same kind.
+        after: distribution or actions of the same kind.
 
     Returns:
-        ``[B]``, summed over the components of an action.
+        Distance ``[B]``, summed over the components of an action.
 
     Raises:
-        NotImplementedError: the KL divergence of such distributions is not known.
+        NotImplementedError: ``torch`` has no KL divergence for these distributions.
     """
     if isinstance(before, Tensor):
         return (before - after).square().reshape(before.shape[0], -1).sum(-1)
     while isinstance(before, td.TransformedDistribution):
         before, after = before.base_dist, after.base_dist
     if isinstance(before, (td.Categorical, td.OneHotCategorical, dist_utils.DiagMultivariateCategorical)):
-        # Components with fewer categories than others have logits of -inf, for ever.
+        # Components with fewer categories than others always have logits of -inf.
         change = torch.nan_to_num(before.logits - after.logits, nan=0.0)
         return change.square().reshape(change.shape[0], -1).sum(-1)
     return td.kl_divergence(before, after) + td.kl_divergence(after, before)
 
 
 def _dimensions(spec: TensorSpec) -> int:
-    """How many numbers the distance of an action adds up: components, or categories of all components."""
+    """Return the number of summands in the distance of an action: components, or categories of all components."""
     if spec.is_discrete and isinstance(spec, BoundedTensorSpec):
         return spec.numel * dist_utils.num_categories(spec)
     return spec.numel
@@ -75,35 +75,37 @@ def _dimensions(spec: TensorSpec) -> int:
 
 @configurable
 class TracAlgorithm(RLAlgorithm):
-    """Shrinks the updates of an actor-critic that change its policy too much.
+    """Actor-critic wrapper that shrinks updates which change the policy too much.
 
-    After an update the policy is computed again at the observations that were trained on. If its mean distance from
-    the policy before the update (:func:`policy_distance`, LAST steps left out) exceeds a bound, the parameters of the
-    policy network become
+    After an update the policy is evaluated again at the training observations. If its mean distance from the policy
+    before the update (:func:`policy_distance`, without LAST steps) exceeds a bound, the parameters of the policy
+    network are set to
 
         w = w_before + 0.9 * bound / distance * (w - w_before)
 
-    until it no longer does. The bound of an action is ``action_dist_clip_per_dim`` times the number of its components,
-    or of the categories of all components.
+    until the distance is within the bound. The bound of an action is ``action_dist_clip_per_dim`` times the number of
+    its components, or of the categories of all components.
 
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: nest of ``BoundedTensorSpec``.
-        reward_spec: of rank 0 or 1.
+        reward_spec: rank 0 or 1.
         env: batched environment, for the root algorithm.
         config: configuration, for the root algorithm.
-        ac_algorithm_cls: the actor-critic, on-policy or off-policy; called as ``(observation_spec=, action_spec=,
-            reward_spec=, config=, debug_summaries=)``. Its ``predict_step`` yields an ``action_distribution``. If it
-            has an ``_actor_network``, that is what is shrunk, otherwise all of its parameters.
-        action_dist_clip_per_dim: see above.
+        ac_algorithm_cls: actor-critic, on-policy or off-policy; called as ``(observation_spec=, action_spec=,
+            reward_spec=, config=, debug_summaries=)``. Its ``predict_step`` returns an ``action_distribution`` in the
+            info. If it has an ``_actor_network``, only this network is shrunk, otherwise all of its parameters.
+        action_dist_clip_per_dim: bound of the distance per component; smaller values change the policy more slowly.
         checkpoint: as in ``Algorithm``.
         debug_summaries: write more summaries.
         name: name of this algorithm.
 
     Raises:
         ConfError: ``action_dist_clip_per_dim`` is not above 0.
-        SpecError: there is no distance between distributions such as those of the policy.
+        SpecError: :func:`policy_distance` does not support the distributions of the policy.
     """
+
+    updates_are_traceable = False
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  reward_spec: TensorSpec = TensorSpec(()), env: Any = None, config: TrainerConfig | None = None,
@@ -125,11 +127,11 @@ class TracAlgorithm(RLAlgorithm):
 
     @property
     def _policy_module(self) -> Any:
-        """What is shrunk."""
+        """Module whose parameters are shrunk."""
         return getattr(self._ac_algorithm, '_actor_network', self._ac_algorithm)
 
     def _check_distance(self) -> None:
-        """Refuse policies between which there is no distance, before any environment step."""
+        """Reject policies without a known distance, before any environment step."""
         output_spec = getattr(self._policy_module, 'output_spec', ())
         example = nest.map_structure(lambda spec: torch.ones(1, *spec.shape, dtype=spec.dtype), output_spec)
         for dist in nest.flatten(example, nest.is_distribution):
@@ -139,7 +141,7 @@ class TracAlgorithm(RLAlgorithm):
                 raise SpecError(f'{self._name}: the policy is {type(dist).__name__}, and {error}; choose another '
                                 'projection network in the actor network, such as NormalProjectionNetwork') from None
 
-    # The actor-critic does the work ----------------------------------------------------------------------------
+    # Delegation to the actor-critic ----------------------------------------------------------------------------
 
     def set_path(self, path: str) -> None:
         """Set the path of the actor-critic below ``path``."""
@@ -147,13 +149,13 @@ class TracAlgorithm(RLAlgorithm):
         self._ac_algorithm.set_path(f'{path}.ac' if path else 'ac')
 
     def set_on_policy(self, is_on_policy: bool) -> None:
-        """Set it for the actor-critic too."""
+        """Set ``on_policy`` of this algorithm and of the actor-critic."""
         super().set_on_policy(is_on_policy)
         if hasattr(self, '_ac_algorithm'):
             self._ac_algorithm.set_on_policy(is_on_policy)
 
     def set_reward_weights(self, reward_weights: Tensor) -> None:
-        """Set those of the actor-critic too."""
+        """Set the reward weights of this algorithm and of the actor-critic."""
         super().set_reward_weights(reward_weights)
         self._ac_algorithm.set_reward_weights(reward_weights)
 
@@ -165,29 +167,29 @@ class TracAlgorithm(RLAlgorithm):
 
     @property
     def policy_algorithm(self) -> RLAlgorithm:
-        """The actor-critic."""
+        """Wrapped actor-critic."""
         return self._ac_algorithm
 
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
-        """As the actor-critic does."""
+        """Convert the state with the actor-critic."""
         return self._ac_algorithm.convert_train_state_to_predict_state(state)
 
     def predict_step(self, time_step: TimeStep, state: NestedTensor) -> AlgStep:
-        """That of the actor-critic."""
+        """Run ``predict_step`` of the actor-critic."""
         return self._ac_algorithm.predict_step(time_step, state)
 
     def collect_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
-        """That of the actor-critic; :meth:`train_step` adds what is needed to measure the distance."""
+        """Run ``collect_step`` of the actor-critic; :meth:`train_step` adds the inputs of the distance."""
         step = self._ac_algorithm.collect_step(inputs, state)
         return step._replace(info=TracInfo(ac=step.info))
 
     def rollout_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
-        """That of the actor-critic, on-policy with what is needed to measure the distance."""
+        """Run ``rollout_step`` of the actor-critic; on-policy, add the inputs of the distance."""
         step = self._ac_algorithm.rollout_step(inputs, state)
         return step._replace(info=self._info(inputs, state, step) if self.on_policy else TracInfo(ac=step.info))
 
     def train_step(self, exp: TimeStep, state: NestedTensor, rollout_info: Any) -> AlgStep:
-        """That of the actor-critic, with what is needed to measure the distance."""
+        """Run ``train_step`` of the actor-critic, and add the inputs of the distance."""
         step = self._ac_algorithm.train_step(exp, state, rollout_info.ac)
         return step._replace(info=self._info(exp, state, step))
 
@@ -198,36 +200,36 @@ class TracAlgorithm(RLAlgorithm):
 
     def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
                               batch_info: BatchInfo) -> tuple[TimeStep, Any]:
-        """That of the actor-critic with its own infos."""
+        """Preprocess with the actor-critic and its infos."""
         root_inputs, ac_info = self._ac_algorithm.preprocess_experience(root_inputs, rollout_info.ac, batch_info)
         return root_inputs, rollout_info._replace(ac=ac_info)
 
     def postprocess_unroll(self, inputs: TimeStep, rollout_info: Any) -> Any:
-        """That of the actor-critic with its own infos, ``[T + 1, B, ...]``."""
+        """Postprocess ``[T + 1, B, ...]`` with the actor-critic and its infos."""
         return rollout_info._replace(ac=self._ac_algorithm.postprocess_unroll(inputs, rollout_info.ac))
 
     def after_train_iter(self, root_inputs: TimeStep | None, rollout_info: Any) -> None:
-        """That of the actor-critic with its own infos."""
+        """Run ``after_train_iter`` of the actor-critic with its infos."""
         self._ac_algorithm.after_train_iter(root_inputs, None if rollout_info is None else rollout_info.ac)
 
     def auxiliary_reference(self, info: Any) -> NestedTensor:
-        """That of the actor-critic."""
+        """Return the auxiliary reference of the actor-critic."""
         return self._ac_algorithm.auxiliary_reference(info.ac)
 
     def calc_auxiliary_loss(self, info: Any, reference: NestedTensor) -> LossInfo:
-        """That of the actor-critic; a phase holds the policy by itself, so that nothing is shrunk."""
+        """Return the auxiliary loss of the actor-critic, which limits the change itself, so nothing is shrunk."""
         return self._ac_algorithm.calc_auxiliary_loss(info.ac, reference)
 
     # The trust region ------------------------------------------------------------------------------------------
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The loss of the actor-critic, ``[T, B]``; remembers the parameters of the policy before the update."""
+        """Return the loss of the actor-critic, ``[T, B]``, and store the policy parameters before the update."""
         self._trusted_updater = TrustedUpdater(p for p in self._policy_module.parameters() if p.requires_grad)
         return self._ac_algorithm.calc_loss(info.ac)
 
     def after_update(self, root_inputs: TimeStep, info: Any) -> None:
-        """Shrink the update if it changed the policy too much, then do as the actor-critic does."""
-        assert self._trusted_updater is not None, 'calc_loss comes before the update'
+        """Shrink the update if it changed the policy too much, then run ``after_update`` of the actor-critic."""
+        assert self._trusted_updater is not None, 'calc_loss runs before the update'
         experience = TracExperience(observation=info.observation, step_type=root_inputs.step_type, state=info.state,
                                     action_param=nest.map_structure(torch.Tensor.detach, info.action_distribution),
                                     prev_action=info.prev_action, action_mask=root_inputs.action_mask)
@@ -240,10 +242,10 @@ class TracAlgorithm(RLAlgorithm):
         self._ac_algorithm.after_update(root_inputs, info.ac)
 
     def _change(self, experience: Any) -> Any:
-        """The mean distance between the policies before the update and now: a nest of the structure of the action."""
+        """Return the mean distance of the policies before and after the update, a nest like the action."""
         mask = (experience.step_type != StepType.LAST).reshape(-1).float()
         before = self._flat_leaves(experience.action_param)
-        now = self._flat_leaves(self._policies_now(experience))
+        now = self._flat_leaves(self._current_policy(experience))
         over_ranks = context.mean_over_ranks
         count = over_ranks(mask.sum()).clamp(min=1e-6)
         distances = [over_ranks((policy_distance(a, b) * mask).sum()) / count for a, b in zip(before, now)]
@@ -251,12 +253,12 @@ class TracAlgorithm(RLAlgorithm):
 
     @staticmethod
     def _flat_leaves(distributions: Any) -> list[Any]:
-        """The distributions of a nest, of batch shape ``[T, B]``, with batch shape ``[T * B]``."""
+        """Flatten a nest of distributions of batch shape ``[T, B]`` to a list with batch shape ``[T * B]``."""
         flat = nest.map_structure(lambda x: x.flatten(0, 1), distributions)
         return nest.flatten(flat, nest.is_distribution)
 
-    def _policies_now(self, experience: Any) -> Any:
-        """The distributions ``[T, B]`` of the policy as it is now."""
+    def _current_policy(self, experience: Any) -> Any:
+        """Return the distributions ``[T, B]`` of the current policy."""
         length, batch = experience.step_type.shape
         inputs = TimeStep(step_type=experience.step_type, observation=experience.observation,
                           prev_action=experience.prev_action, action_mask=experience.action_mask)

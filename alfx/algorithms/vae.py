@@ -1,18 +1,18 @@
-"""Variational autoencoders: the encoder, its latent, and the cost of that latent; the caller decodes.
+"""Variational autoencoders: encoder, latent, and the divergence loss of the latent; the caller adds a decoder.
 
-Kingma & Welling 2014 (arXiv:1312.6114), with the weight ``beta`` of the divergence of Higgins et al. 2017 (beta-VAE,
-ICLR), fixed or learned so that the divergence keeps to a target. The latent is Gaussian
-(:class:`VariationalAutoEncoder`) or a vector of categorical variables (:class:`DiscreteVAE`), trained through the
-straight-through estimator of Bengio et al. 2013 (arXiv:1308.3432) or that of the Gumbel-softmax of Jang et al. 2017
-(arXiv:1611.01144). What differs from the papers:
+Kingma & Welling 2014 (arXiv:1312.6114), with the weight ``beta`` of the divergence (beta-VAE, Higgins et al. 2017,
+ICLR), which is fixed or learned to keep the divergence at a target. The latent is Gaussian
+(:class:`VariationalAutoEncoder`) or a vector of categorical variables (:class:`DiscreteVAE`). Categorical variables are
+trained with the straight-through estimator (Bengio et al. 2013, arXiv:1308.3432) or the Gumbel-softmax estimator (Jang
+et al. 2017, arXiv:1611.01144). Differences from the papers:
 
-- The prior may be learned: a function of an input of its own (Sohn et al. 2015, NeurIPS). The encoder then sees
-  that prior, and what it outputs is added to the parameters of the prior (mean and log variance, or logits), as in
-  the layers of Vahdat & Kautz 2020 (arXiv:2007.03898, section 3.2). So a posterior that says nothing costs nothing.
-- ``beta`` may follow a target: ``log(beta)`` descends ``log(beta) * (target - divergence)``, which is gradient ascent
-  on the multiplier of the constraint that the divergence is at most the target.
+- The prior may be learned, as a function of a separate input (Sohn et al. 2015, NeurIPS). The encoder then receives the
+  parameters of the prior (mean and log variance, or logits), and its output is added to them, as in the layers of
+  Vahdat & Kautz 2020 (arXiv:2007.03898, section 3.2). An encoder output of 0 thus has no divergence.
+- ``beta`` can follow a target: ``log(beta)`` descends ``log(beta) * (target - divergence)``. This is gradient ascent on
+  the multiplier of the constraint that the divergence is at most the target.
 
-Read next: :mod:`alfx.algorithms.vae_representation_learner`, which puts a decoder behind one.
+Read next: :mod:`alfx.algorithms.vae_representation_learner`, which adds a decoder.
 """
 import math
 from collections.abc import Callable
@@ -38,17 +38,17 @@ from alfx.utils.schedulers import ConstantScheduler, as_scheduler
 
 VAEInfo = namedtuple('VAEInfo', ['kld', 'z_std', 'loss', 'beta_loss', 'beta'], default_value=())
 """``kld [B]``: divergence of the posterior from the prior, in nats; ``z_std [B, ...]``: standard deviation of the
-posterior; ``loss [B]``: ``beta * kld``, plus ``beta_loss`` if beta is learned; ``beta_loss [B]``: the loss of
-``log(beta)``, ``()`` if it is not learned; ``beta [B]``: its value."""
+posterior; ``loss [B]``: ``beta * kld``, plus ``beta_loss`` if beta is learned; ``beta_loss [B]``: loss of
+``log(beta)``, or ``()`` if it is fixed; ``beta [B]``: value of beta."""
 
 VAEOutput = namedtuple('VAEOutput', ['z', 'z_mode', 'z_std'], default_value=())
-"""``z``: a sample of the posterior; ``z_mode``: where the posterior is largest; ``z_std``: its standard deviation.
+"""``z``: a sample of the posterior; ``z_mode``: mode of the posterior; ``z_std``: standard deviation of the posterior.
 ``[B, z_dim]`` each, or ``[B, n, K]`` for n variables with K values."""
 
 
 def gaussian_kld(mean: Tensor, log_var: Tensor, prior_mean: Tensor | float = 0.0,
                  prior_log_var: Tensor | float = 0.0) -> Tensor:
-    """``KL(N(mean, var) || N(prior_mean, prior_var))`` of diagonal Gaussians (Kingma & Welling 2014, appendix B).
+    """Return ``KL(N(mean, var) || N(prior_mean, prior_var))`` of diagonal Gaussians (Kingma & Welling 2014, app. B).
 
         KL = 1/2 sum_i (var_i / prior_var_i + (mean_i - prior_mean_i)^2 / prior_var_i - 1 - log(var_i / prior_var_i))
 
@@ -59,7 +59,7 @@ def gaussian_kld(mean: Tensor, log_var: Tensor, prior_mean: Tensor | float = 0.0
         prior_log_var: ``[..., D]`` or a number.
 
     Returns:
-        ``[...]``, in nats.
+        Divergence ``[...]``, in nats.
     """
     log_ratio = log_var - prior_log_var
     precision = prior_log_var.neg().exp() if isinstance(prior_log_var, Tensor) else math.exp(-prior_log_var)
@@ -67,14 +67,14 @@ def gaussian_kld(mean: Tensor, log_var: Tensor, prior_mean: Tensor | float = 0.0
 
 
 def categorical_kld(logits: Tensor, prior_logits: Tensor | None = None) -> Tensor:
-    """The divergence of vectors of categorical variables, ``sum_i sum_k q_ik log(q_ik / p_ik)``.
+    """Return the divergence of vectors of categorical variables, ``sum_i sum_k q_ik log(q_ik / p_ik)``.
 
     Args:
         logits: ``[..., n, K]``.
-        prior_logits: ``[..., n, K]``; ``None`` for uniform ones.
+        prior_logits: ``[..., n, K]``; ``None`` for a uniform prior.
 
     Returns:
-        ``[...]``, in nats.
+        Divergence ``[...]``, in nats.
     """
     log_q = logits.log_softmax(-1)
     log_p = -math.log(logits.shape[-1]) if prior_logits is None else prior_logits.log_softmax(-1)
@@ -82,22 +82,22 @@ def categorical_kld(logits: Tensor, prior_logits: Tensor | None = None) -> Tenso
 
 
 def straight_through(value: Tensor, surrogate: Tensor) -> Tensor:
-    """``value`` with the gradient of ``surrogate`` of the same shape (Bengio et al. 2013, section 3)."""
-    return value + (surrogate - surrogate.detach())  # exactly value, as what is added is exactly 0
+    """Return ``value`` with the gradient of ``surrogate`` of the same shape (Bengio et al. 2013, section 3)."""
+    return value + (surrogate - surrogate.detach())  # exactly value: the added difference is exactly 0
 
 
 def one_hot_of_largest(scores: Tensor) -> Tensor:
-    """One-hot vectors ``[..., K]``: 1 where ``scores [..., K]`` are largest, at the first of equal ones."""
+    """Return one-hot vectors ``[..., K]`` of the largest of ``scores [..., K]``, the first one in a tie."""
     return torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
 
 
 def _gumbel_like(logits: Tensor) -> Tensor:
-    """Standard Gumbel noise: minus the logarithm of exponential variables."""
+    """Return standard Gumbel noise: minus the logarithm of exponential variables."""
     return -torch.empty_like(logits).exponential_().log()
 
 
 def _flat_encoder(input_tensor_spec: NestedTensorSpec, sizes: tuple[int, ...]) -> Network:
-    """Fully connected layers on all leaves of the input laid side by side."""
+    """Create fully connected layers on the concatenated leaves of the input."""
     flatten = nest.map_structure(lambda spec: None if spec.ndim == 1 else Reshape(spec.numel), input_tensor_spec)
     nested = not isinstance(input_tensor_spec, TensorSpec)
     return EncodingNetwork(input_tensor_spec, input_preprocessors=flatten if nested else None,
@@ -106,58 +106,58 @@ def _flat_encoder(input_tensor_spec: NestedTensorSpec, sizes: tuple[int, ...]) -
 
 
 def _shapes(spec: NestedTensorSpec) -> NestedTensorSpec:
-    """The nest without bounds, for comparison."""
+    """Return the nest of specs without bounds, for comparison."""
     return nest.map_structure(TensorSpec.from_spec, spec)
 
 
 def check_encoder(owner: str, argument: str, network: Any, input_tensor_spec: NestedTensorSpec | None) -> Network:
-    """``network``, if it takes inputs of this spec (``None``: any) and has no memory.
+    """Return ``network`` if it accepts inputs of this spec (``None``: any) and is not recurrent.
 
     Args:
-        owner: name of the class, for messages.
-        argument: name of the argument that made the network, for messages.
-        network: what is checked.
+        owner: name of the class, for error messages.
+        argument: name of the argument that created the network, for error messages.
+        network: network to check.
         input_tensor_spec: nest of specs.
 
     Raises:
-        SpecError: it takes something else.
-        ValueError: it has memory, or is no network.
+        SpecError: the network has another input spec.
+        ValueError: it is recurrent, or not a ``Network``.
     """
     if not isinstance(network, Network):
         raise ValueError(f'{owner}.{argument}: expected a Network, found {network!r}')
     if network.is_rnn:
-        raise ValueError(f'{owner}.{argument}: {network.name} has memory, which an encoder of single observations has '
-                         'no place for; choose a network without')
+        raise ValueError(f'{owner}.{argument}: {network.name} is recurrent, but the encoder processes single '
+                         'observations; choose a network that is not recurrent')
     if input_tensor_spec is not None and _shapes(network.input_tensor_spec) != _shapes(input_tensor_spec):
-        raise SpecError(f'{owner}.{argument}: expected a network for inputs {input_tensor_spec}, found one for '
+        raise SpecError(f'{owner}.{argument}: expected a network with the input spec {input_tensor_spec}, found '
                         f'{network.input_tensor_spec}')
     return network
 
 
 def check_decoder(owner: str, argument: str, network: Any, latent_spec: TensorSpec, observation_spec: TensorSpec
                   ) -> Network:
-    """``network``, if it takes ``latent_spec`` and makes as many elements as ``observation_spec`` has.
+    """Return ``network`` if it accepts ``latent_spec`` and outputs as many elements as ``observation_spec`` has.
 
     Args:
-        owner: name of the class, for messages.
-        argument: name of the argument that made the network, for messages.
-        network: what is checked.
+        owner: name of the class, for error messages.
+        argument: name of the argument that created the network, for error messages.
+        network: network to check.
         latent_spec: spec of its input.
-        observation_spec: of what it decodes to.
+        observation_spec: spec of the decoded observation.
 
     Raises:
-        SpecError: it takes or makes something else.
-        ValueError: it has memory, or is no network.
+        SpecError: the network has another input spec or output size.
+        ValueError: it is recurrent, or not a ``Network``.
     """
     decoded = check_encoder(owner, argument, network, latent_spec).output_spec
     if not isinstance(decoded, TensorSpec) or decoded.numel != observation_spec.numel:
-        raise SpecError(f'{owner}.{argument}: expected an output of {observation_spec.numel} elements, as '
-                        f'{observation_spec} has, found {decoded}')
+        raise SpecError(f'{owner}.{argument}: expected an output of {observation_spec.numel} elements, the size of '
+                        f'{observation_spec}, found {decoded}')
     return network
 
 
 def _check_size(owner: str, argument: str, network: Network, size: int | None) -> int:
-    """The size of the vector that ``network`` outputs; raise unless it is one, of this size if that is given."""
+    """Return the size of the network's output; raise an error unless it is a vector, of ``size`` if given."""
     spec = network.output_spec
     if not isinstance(spec, TensorSpec) or spec.ndim != 1 or (size is not None and spec.numel != size):
         raise SpecError(f'{owner}.{argument}: expected an output of shape ({"n" if size is None else size},), found '
@@ -166,14 +166,14 @@ def _check_size(owner: str, argument: str, network: Network, size: int | None) -
 
 
 class _LatentEncoder(Algorithm):
-    """What encoders with all kinds of latents share: the prior, the weight of the divergence, the steps.
+    """Base class of the encoders: the prior, the weight of the divergence, and the steps.
 
     Args:
-        encoder: input, or input with prior, to features ``[B, size]``.
-        prior: input of the prior to its parameters; ``None``: the prior is fixed.
-        beta: weight of the divergence, the first one if it is learned.
-        target_kld: the divergence, in nats, that beta is learned for; ``None``: it is not learned.
-        beta_optimizer: learns beta; ``None`` leaves that to the optimizer of the enclosing algorithm.
+        encoder: maps the input, or input and prior, to features ``[B, size]``.
+        prior: maps the input of the prior to its parameters; ``None``: the prior is fixed.
+        beta: weight of the divergence, or its initial value if it is learned.
+        target_kld: target of the divergence in nats, for which beta is learned; ``None``: beta is fixed.
+        beta_optimizer: optimizes beta; ``None``: the optimizer of the enclosing algorithm.
         checkpoint: as in ``Algorithm``.
         name: name of this algorithm.
     """
@@ -188,8 +188,8 @@ class _LatentEncoder(Algorithm):
         self._target_kld = target_kld
         if target_kld is None:
             if beta_optimizer is not None:
-                raise ValueError(f'{type(self).__name__}: beta_optimizer has nothing to learn, as there is no target '
-                                 'of the divergence; give the target, or leave out beta_optimizer')
+                raise ValueError(f'{type(self).__name__}: beta_optimizer has no parameters, because beta is fixed '
+                                 'without a target of the divergence; set the target, or leave out beta_optimizer')
             self.register_buffer('_beta', torch.tensor(float(beta)))
         else:
             check_value(type(self).__name__, 'beta', beta, float, above=0)
@@ -199,7 +199,7 @@ class _LatentEncoder(Algorithm):
 
     @property
     def has_learned_prior(self) -> bool:
-        """Whether the prior is a function of an input of its own."""
+        """Flag: the prior is a learned function of a separate input."""
         return self._prior is not None
 
     @property
@@ -208,7 +208,7 @@ class _LatentEncoder(Algorithm):
         raise NotImplementedError
 
     def _posterior(self, features: Tensor, prior: Tensor | None) -> tuple[Any, Tensor]:
-        """``VAEOutput`` and divergence ``[B]`` for features of the encoder and parameters of the prior."""
+        """Return ``VAEOutput`` and divergence ``[B]`` for features of the encoder and parameters of the prior."""
         raise NotImplementedError
 
     def _encode(self, inputs: NestedTensor) -> AlgStep:
@@ -231,58 +231,58 @@ class _LatentEncoder(Algorithm):
                                            beta=beta.expand_as(kld)))
 
     def predict_step(self, inputs: NestedTensor, state: NestedTensor = ()) -> AlgStep:
-        """The same as :meth:`train_step`."""
+        """Run :meth:`train_step`."""
         return self._encode(inputs)
 
     def rollout_step(self, inputs: NestedTensor, state: NestedTensor = ()) -> AlgStep:
-        """The same as :meth:`train_step`."""
+        """Run :meth:`train_step`."""
         return self._encode(inputs)
 
     def train_step(self, inputs: NestedTensor, state: NestedTensor = (), rollout_info: NestedTensor = ()) -> AlgStep:
         """Encode and sample.
 
         Args:
-            inputs: nest ``[B, ...]``: what is encoded; with a learned prior ``(prior_input, what is encoded)``.
-            state: not used, there is none.
-            rollout_info: not used: each step is encoded again.
+            inputs: nest ``[B, ...]`` to encode; with a learned prior ``(prior_input, input)``.
+            state: not used.
+            rollout_info: not used; each step is encoded again.
 
         Returns:
-            ``output`` is a ``VAEOutput``, ``state`` is ``()``, ``info`` is a ``VAEInfo``. The gradient of whatever is
-            computed from ``output.z`` or ``output.z_mode`` reaches the encoder.
+            ``output`` is a ``VAEOutput``, ``state`` is ``()``, ``info`` is a ``VAEInfo``. The gradient of losses that
+            use ``output.z`` or ``output.z_mode`` reaches the encoder.
         """
         return self._encode(inputs)
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The cost of the latent: ``info.loss [T, B]`` of a ``VAEInfo``."""
+        """Return the loss of the latent: ``info.loss [T, B]`` of a ``VAEInfo``."""
         return LossInfo(loss=info.loss, extra=info)
 
 
 @configurable
 class VariationalAutoEncoder(_LatentEncoder):
-    """Encodes into a diagonal Gaussian, samples from it, and tells its divergence from the prior.
+    """Encoder with a diagonal Gaussian latent; samples it and computes its divergence from the prior.
 
-    With a decoder for ``log p(x | z)`` behind it, minimising ``-log p(x | z) + VAEInfo.loss`` maximises the lower
-    bound ``E[log p(x | z)] - KL(q(z | x) || p(z))`` on ``log p(x)`` (Kingma & Welling 2014, eq. 3) if beta is 1.
+    With a decoder for ``log p(x | z)``, minimising ``-log p(x | z) + VAEInfo.loss`` maximises the lower bound
+    ``E[log p(x | z)] - KL(q(z | x) || p(z))`` on ``log p(x)`` (Kingma & Welling 2014, eq. 3) if beta is 1.
 
     Args:
         z_dim: dimension of the latent.
-        input_tensor_spec: nest of specs of what is encoded; ``None``: as ``preprocess_network`` says.
-        preprocess_network: makes a vector of the input ``[B, ...]``; of ``(prior_input, input, output of the prior)``
-            if there is a ``z_prior_network``. A network, or a constructor called as ``(input_tensor_spec=)``;
-            ``None``: fully connected layers of sizes ``(2 * z_dim, 2 * z_dim)``.
-        z_prior_network: makes the mean and the log variance of the prior, one behind the other: ``[B, 2 * z_dim]``.
-            ``None``: the prior is the standard normal distribution.
-        beta: weight of the divergence; the first one if it is learned.
-        target_kld_per_dim: the divergence per dimension of the latent, in nats, that beta is learned for; ``None``:
-            it is not learned.
-        beta_optimizer: learns beta; ``None`` leaves that to the optimizer of the enclosing algorithm.
+        input_tensor_spec: nest of specs of the input; ``None``: the input spec of ``preprocess_network``.
+        preprocess_network: maps the input ``[B, ...]`` to a vector; with a ``z_prior_network`` it receives
+            ``(prior_input, input, output of the prior)``. A network, or a constructor called as
+            ``(input_tensor_spec=)``; ``None``: fully connected layers of sizes ``(2 * z_dim, 2 * z_dim)``.
+        z_prior_network: outputs the concatenated mean and log variance of the prior: ``[B, 2 * z_dim]``. ``None``: the
+            prior is the standard normal distribution.
+        beta: weight of the divergence, or its initial value if it is learned. Larger values compress more.
+        target_kld_per_dim: target of the divergence per dimension of the latent in nats, for which beta is learned;
+            ``None``: beta is fixed.
+        beta_optimizer: optimizes beta; ``None``: the optimizer of the enclosing algorithm.
         checkpoint: as in ``Algorithm``.
         name: name of this algorithm.
 
     Raises:
         ConfError: a number is out of range.
-        SpecError: a network takes or makes something of another shape.
-        ValueError: arguments that contradict each other, or a network with memory.
+        SpecError: a network has an input or output of the wrong shape.
+        ValueError: arguments contradict each other, or a network is recurrent.
     """
 
     def __init__(self, z_dim: Count, input_tensor_spec: NestedTensorSpec | None = None,
@@ -299,8 +299,8 @@ class VariationalAutoEncoder(_LatentEncoder):
                 spec = z_prior_network.input_tensor_spec, spec, z_prior_network.output_spec
         if not isinstance(preprocess_network, Network):
             if spec is None:
-                raise ValueError(f'{owner}: input_tensor_spec is needed, as there is no preprocess_network that knows '
-                                 'the spec of its input')
+                raise ValueError(f'{owner}: input_tensor_spec is required unless preprocess_network is a network, '
+                                 'which has an input spec')
             preprocess_network = (_flat_encoder(spec, (2 * z_dim, 2 * z_dim)) if preprocess_network is None else
                                   preprocess_network(input_tensor_spec=spec))
         encoder = check_encoder(owner, 'preprocess_network', preprocess_network, spec)
@@ -309,10 +309,6 @@ class VariationalAutoEncoder(_LatentEncoder):
         super().__init__(encoder, z_prior_network, beta, target, beta_optimizer, checkpoint, name)
         self._z_dim = z_dim
         self._mean_and_log_var = FC(size, 2 * z_dim, identity)
-
-    def own_capabilities(self) -> Capabilities:
-        """True, unless something in a network draws numbers or keeps statistics."""
-        return super().own_capabilities()._replace(traceable_update=is_traceable(self))
 
     @property
     def output_spec(self) -> TensorSpec:
@@ -333,51 +329,51 @@ class VariationalAutoEncoder(_LatentEncoder):
 
 @configurable
 def categorical_spec(num_variables: Count, num_values: Count) -> BoundedTensorSpec:
-    """The spec of a vector of categorical variables, for conf files: ``DiscreteVAE.z_spec = @categorical_spec()``.
+    """Return the spec of a vector of categorical variables, for confs: ``DiscreteVAE.z_spec = @categorical_spec()``.
 
     Args:
-        num_variables: n.
-        num_values: K; the values of each are 0 to K - 1.
+        num_variables: number n of variables.
+        num_values: number K of values of each variable, 0 to K - 1.
     """
     return BoundedTensorSpec((num_variables, ), torch.int64, 0, num_values - 1)
 
 
 @configurable
 class DiscreteVAE(VariationalAutoEncoder):
-    """Encodes into a vector of categorical variables, sampled as one-hot vectors.
+    """Encoder with a vector of categorical variables as latent, sampled as one-hot vectors.
 
-    With the probabilities q of the posterior and a sample z, the output has the value z and a gradient of
+    With the probabilities q of the posterior and a sample z, the output has the value z and the gradient of
 
     - 'st': q (straight-through, Bengio et al. 2013);
-    - 'st-gumbel': ``softmax((log q + g) / temperature)``, where g is the Gumbel noise by which z was drawn as the
+    - 'st-gumbel': ``softmax((log q + g) / temperature)``, where g is the Gumbel noise with which z was sampled as the
       largest of ``log q + g`` (Jang et al. 2017, section 2.2).
 
-    ``z_mode`` is the most likely one-hot vector, with the gradient of q. ``z_std`` is that of a one-hot vector's
-    elements, ``sqrt(q (1 - q))``, without a gradient.
+    ``z_mode`` is the most likely one-hot vector, with the gradient of q. ``z_std`` is the standard deviation of the
+    elements of a one-hot vector, ``sqrt(q (1 - q))``, without gradient.
 
     Args:
         z_spec: int spec of shape ``(n,)`` with values from 0 to K - 1: n variables with K values, see
             :func:`categorical_spec`.
-        input_tensor_spec: nest of specs of what is encoded.
-        z_network_cls: makes the encoder; called as ``(input_tensor_spec=, last_layer_size=n * K,
-            last_activation=identity)``, where the input is ``(prior_input, input, output of the prior)`` if there is
-            a prior.
-        prior_input_tensor_spec: nest of specs of the input of the prior; needed with ``prior_z_network_cls``.
-        prior_z_network_cls: makes the network of the logits of the prior, ``[B, n * K]``; called as
+        input_tensor_spec: nest of specs of the input.
+        z_network_cls: creates the encoder; called as ``(input_tensor_spec=, last_layer_size=n * K,
+            last_activation=identity)``, where the input is ``(prior_input, input, output of the prior)`` with a learned
+            prior.
+        prior_input_tensor_spec: nest of specs of the input of the prior; required by ``prior_z_network_cls``.
+        prior_z_network_cls: creates the network of the logits of the prior, ``[B, n * K]``; called as
             ``(input_tensor_spec=prior_input_tensor_spec, last_layer_size=n * K, last_activation=identity)``. ``None``:
             the prior is uniform.
         mode: 'st' or 'st-gumbel'.
-        gumbel_temp_scheduler: the temperature, a number or a schedule; only used with ``mode='st-gumbel'``.
-        beta: weight of the divergence; the first one if it is learned.
-        target_kld_per_categorical: the divergence per variable, in nats, that beta is learned for; ``None``: it is not
-            learned.
-        beta_optimizer: learns beta; ``None`` leaves that to the optimizer of the enclosing algorithm.
+        gumbel_temp_scheduler: temperature, a number or a schedule; only with ``mode='st-gumbel'``.
+        beta: weight of the divergence, or its initial value if it is learned.
+        target_kld_per_categorical: target of the divergence per variable in nats, for which beta is learned; ``None``:
+            beta is fixed.
+        beta_optimizer: optimizes beta; ``None``: the optimizer of the enclosing algorithm.
         name: name of this algorithm.
 
     Raises:
-        ConfError: a number or ``mode`` is out of range, or ``gumbel_temp_scheduler`` is set without the mode.
-        SpecError: ``z_spec`` is something else, or a network takes or makes something of another shape.
-        ValueError: arguments that contradict each other, or a network with memory.
+        ConfError: a number or ``mode`` is out of range, or ``gumbel_temp_scheduler`` is set with another mode.
+        SpecError: ``z_spec`` is not such a spec, or a network has an input or output of the wrong shape.
+        ValueError: arguments contradict each other, or a network is recurrent.
     """
 
     def __init__(self, z_spec: BoundedTensorSpec, input_tensor_spec: NestedTensorSpec | None = None,
@@ -393,12 +389,12 @@ class DiscreteVAE(VariationalAutoEncoder):
                     (float, callable), above=0)
         check_value(owner, 'beta', beta, float, minimum=0)
         if mode == 'st' and gumbel_temp_scheduler != 1.0:
-            raise ConfError([problem_at(owner, 'gumbel_temp_scheduler', "has no meaning with mode='st'",
+            raise ConfError([problem_at(owner, 'gumbel_temp_scheduler', "has no effect with mode='st'",
                                         "choose mode='st-gumbel', or leave it out")])
         if (prior_z_network_cls is None) != (prior_input_tensor_spec is None):
             raise ValueError(f'{owner}: prior_z_network_cls and prior_input_tensor_spec must be given together')
         if input_tensor_spec is None:
-            raise ValueError(f'{owner}: input_tensor_spec is needed to make the encoder')
+            raise ValueError(f'{owner}: input_tensor_spec is required to create the encoder')
         self._set_sizes(owner, z_spec)
         size = self._num_variables * self._num_values
         options = dict(last_layer_size=size, last_activation=identity)

@@ -1,9 +1,10 @@
-"""A representation of observations learned by an autoencoder, as a part of an agent.
+"""Representation of observations learned by an autoencoder, as a part of an agent.
 
-Encoder and latent are one of :class:`~alfx.algorithms.vae.VariationalAutoEncoder`,
-:class:`~alfx.algorithms.vae.DiscreteVAE` and :class:`~alfx.algorithms.vq_vae.Vqvae`; here a decoder and its likelihood
-are added, and what the parts behind it see in place of the observation is the latent. The loss is minus the lower
-bound on the log-likelihood of Kingma & Welling 2014 (arXiv:1312.6114, eq. 3), with the weight beta of the divergence.
+Encoder and latent are a :class:`~alfx.algorithms.vae.VariationalAutoEncoder`, a
+:class:`~alfx.algorithms.vae.DiscreteVAE` or a :class:`~alfx.algorithms.vq_vae.Vqvae`. This module adds a decoder and
+its likelihood. The other parts of the agent receive the latent instead of the observation. The loss is the negative
+lower bound on the log-likelihood (Kingma & Welling 2014, arXiv:1312.6114, eq. 3), with the weight beta of the
+divergence.
 """
 import math
 from collections.abc import Callable
@@ -15,72 +16,71 @@ from torch.nn import functional as F
 
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.base.traceable_layers import is_traceable
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.vae import VariationalAutoEncoder, check_decoder
 from alfx.algorithms.vq_vae import Vqvae
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import check_value, configurable
 from alfx.gin_utils.value_checks import Positive
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
-from alfx.engine.capabilities import Capabilities
 
 VAERepresentationInfo = namedtuple(
     'VAERepresentationInfo', ['reconstruction', 'kld', 'elbo', 'beta', 'perplexity', 'codebook_use', 'vae'],
     default_value=())
-"""``[B]`` each: ``reconstruction``: mean squared difference of an element of the observation and its reconstruction;
+"""``[B]`` each: ``reconstruction``: mean squared difference between elements of the observation and its reconstruction;
 ``kld``: divergence of the posterior from the prior, in nats; ``elbo``: log-likelihood of the observation minus
 ``kld``, in nats; ``beta``: weight of ``kld`` in the loss, ``()`` with a ``Vqvae``; ``perplexity`` and
-``codebook_use``: of a ``Vqvae`` in evaluation, see its ``codebook_statistics``; ``vae``: what else the autoencoder
-reports in training."""
+``codebook_use``: statistics of a ``Vqvae`` in evaluation, see its ``codebook_statistics``; ``vae``: further terms of
+the autoencoder in training."""
 
 
 def gaussian_log_likelihood(observation: Tensor, mean: Tensor, std: float) -> Tensor:
-    """``log N(observation | mean, std^2)`` of all elements together: ``[B, ...]`` to ``[B]``, in nats."""
+    """Return ``log N(observation | mean, std^2)`` of all elements together: ``[B, ...]`` to ``[B]``, in nats."""
     squares = (observation - mean).square() / (2 * std**2)
     return -(squares + math.log(std) + 0.5 * math.log(2 * math.pi)).flatten(1).sum(1)
 
 
 def bernoulli_log_likelihood(observation: Tensor, logits: Tensor) -> Tensor:
-    """``sum x log p + (1 - x) log(1 - p)`` with ``p = sigmoid(logits)``: ``[B, ...]`` to ``[B]``, in nats.
+    """Return ``sum x log p + (1 - x) log(1 - p)`` with ``p = sigmoid(logits)``: ``[B, ...]`` to ``[B]``, in nats.
 
-    For observations x strictly between 0 and 1 this is no log-likelihood, but is largest for ``p = x`` as well.
+    For observations x strictly between 0 and 1 this is not a log-likelihood, but it is also largest for ``p = x``.
     """
     return -F.binary_cross_entropy_with_logits(logits, observation, reduction='none').flatten(1).sum(1)
 
 
 @configurable
 class VAERepresentationLearner(Algorithm):
-    """Learns to encode observations so that they can be decoded; outputs the latent.
+    """Representation learner that encodes observations with an autoencoder, and outputs the latent.
 
     Args:
         observation_spec: nest of specs of the observation.
-        action_spec: not used: part of the interface of a representation learner, as the next two.
+        action_spec: unused part of the interface of a representation learner, like the next two.
         reward_spec: not used.
         config: not used.
-        vae_ctor: called as ``(input_tensor_spec=)``; makes a ``VariationalAutoEncoder`` or ``DiscreteVAE`` without a
+        vae_ctor: called as ``(input_tensor_spec=)``; creates a ``VariationalAutoEncoder`` or ``DiscreteVAE`` without a
             learned prior, or a ``Vqvae``.
         decoder_ctor: called as ``decoder_ctor(latent_spec)`` with the spec of a vector (the one-hot vectors of a
-            ``DiscreteVAE`` are laid one behind the other); makes the decoder, whose output has as many elements as
-            the observation; it is reshaped to it. A ``Vqvae`` brings its own.
-        observation_field: path in a nested observation of what is encoded; '' for an observation that is one tensor.
+            ``DiscreteVAE`` are concatenated); creates the decoder. Its output has as many elements as the observation
+            and is reshaped to it. Not with a ``Vqvae``, which has its own decoder.
+        observation_field: path of the tensor to encode in a nested observation; '' for an observation that is one
+            tensor.
         keep_other_fields: output the observation with the field replaced by the latent, not the latent alone.
-        output: which latent to output: 'z_mode', where the posterior is largest, or 'z', a sample of it.
-        detach_output: keep the losses of the parts behind from training the encoder.
-        likelihood: of the observation given the latent: 'gaussian' with the mean that the decoder outputs, or
-            'bernoulli' with the logits that it outputs, for observations in [0, 1].
+        output: latent to output: 'z_mode', the mode of the posterior, or 'z', a sample of it.
+        detach_output: stop the gradients of other parts' losses at the output, so that they do not train the encoder.
+        likelihood: likelihood of the observation given the latent: 'gaussian' with the decoder's output as mean, or
+            'bernoulli' with the decoder's output as logits, for observations in [0, 1].
         likelihood_std: standard deviation of the Gaussian.
         loss_weight: factor of the loss.
-        optimizer: owns encoder and decoder; ``None`` leaves them to the agent's optimizer.
+        optimizer: optimizes encoder and decoder; ``None``: the agent's optimizer.
         checkpoint: as in ``Algorithm``.
         debug_summaries: write more summaries.
         name: name of this algorithm.
 
     Raises:
-        ConfError: an argument is out of range, or has no meaning with the autoencoder chosen.
-        LookupError: no such ``observation_field``.
-        SpecError: what is encoded is no float tensor, or the decoder does not fit.
-        ValueError: arguments that contradict each other.
+        ConfError: an argument is out of range, or has no effect with this autoencoder.
+        LookupError: there is no such ``observation_field``.
+        SpecError: the encoded field is not a float tensor, or the decoder does not match.
+        ValueError: arguments contradict each other.
     """
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec = (),
@@ -99,7 +99,7 @@ class VAERepresentationLearner(Algorithm):
         spec = nest.get_field(observation_spec, observation_field)
         if not isinstance(spec, TensorSpec) or spec.is_discrete:
             raise SpecError(f'{owner}.observation_field: expected the path of one float tensor in the observation, '
-                            f'found {spec} at {observation_field!r}; choose a field, or convert it (images of uint8: '
+                            f'found {spec} at {observation_field!r}; choose a field, or convert it (uint8 images: '
                             '@ImageScaleTransformer in TrainerConfig.data_transformer_ctor)')
         if keep_other_fields and not observation_field:
             raise ValueError(f'{owner}: keep_other_fields=True needs an observation_field')
@@ -122,7 +122,7 @@ class VAERepresentationLearner(Algorithm):
         self._loss_weight = loss_weight
 
     def _checked(self, owner: str, likelihood: str, output: str, decoder_ctor: Any) -> TensorSpec:
-        """The spec of the latent, after checking that the arguments go with the autoencoder."""
+        """Check that the arguments match the autoencoder, and return the spec of the latent."""
         vae = self._vae
         if isinstance(vae, Vqvae):
             if decoder_ctor is not None or likelihood != 'gaussian' or output != 'z_mode':
@@ -132,45 +132,41 @@ class VAERepresentationLearner(Algorithm):
             raise ValueError(f'{owner}.vae_ctor: expected a VariationalAutoEncoder, DiscreteVAE or Vqvae, found '
                              f'{type(vae).__name__}')
         elif decoder_ctor is None:
-            raise ValueError(f'{owner}: decoder_ctor is needed with a {type(vae).__name__}')
+            raise ValueError(f'{owner}: decoder_ctor is required with a {type(vae).__name__}')
         elif vae.has_learned_prior:
-            raise ValueError(f'{owner}.vae_ctor: found a learned prior, which the observation alone has no input for; '
-                             'leave out the prior network')
+            raise ValueError(f'{owner}.vae_ctor: found a learned prior, whose input is not available here; leave out '
+                             'the prior network')
         return vae.output_spec
-
-    def own_capabilities(self) -> Capabilities:
-        """Whether that is so for the autoencoder and the decoder."""
-        return super().own_capabilities()._replace(traceable_update=is_traceable(self))
 
     @property
     def output_spec(self) -> NestedTensorSpec:
-        """Spec of the output: the latent as a vector, or the observation with it in the place of the field."""
+        """Spec of the output: the latent as a vector, or the observation with the field replaced by it."""
         return self._output_spec
 
     @property
     def vae(self) -> Any:
-        """The autoencoder."""
+        """Autoencoder that provides encoder and latent."""
         return self._vae
 
     def set_on_policy(self, is_on_policy: bool) -> None:
-        """Set it for the autoencoder, too."""
+        """Set ``on_policy`` of this algorithm and of the autoencoder."""
         super().set_on_policy(is_on_policy)
         if hasattr(self, '_vae'):
             self._vae.set_on_policy(is_on_policy)
 
     def decode(self, z: Tensor) -> Tensor:
-        """Reconstructions ``[B, ...]``, in the shape of the observation, of latents ``[B, n]``."""
+        """Return reconstructions ``[B, ...]``, in the shape of the observation, of latents ``[B, n]``."""
         decoded = self._decoded(z)
         return decoded.sigmoid() if self._is_bernoulli else decoded
 
     def _decoded(self, z: Tensor) -> Tensor:
-        """What the decoder outputs, in the shape of the observation."""
+        """Return the output of the decoder, in the shape of the observation."""
         if self._decoder is None:
             return self._vae.decode(z.view(-1, *self._vae.output_spec.shape))
         return self._decoder(z)[0].view(-1, *self._observation_shape)
 
     def _replaced(self, observation: NestedTensor, latent: Tensor) -> NestedTensor:
-        """The output for an observation and a latent."""
+        """Return the output for an observation and a latent."""
         latent = latent.flatten(1)
         if self._detach_output:
             latent = latent.detach()
@@ -182,7 +178,7 @@ class VAERepresentationLearner(Algorithm):
         return gaussian_log_likelihood(x, decoded, self._likelihood_std)
 
     def _learn(self, observation: NestedTensor, is_rollout: bool = False) -> tuple[NestedTensor, LossInfo]:
-        """Output and losses ``[B]``."""
+        """Return output and losses ``[B]``."""
         x = nest.get_field(observation, self._observation_field)
         if isinstance(self._vae, Vqvae):
             latent, loss, info = self._quantize(x, is_rollout)
@@ -198,7 +194,7 @@ class VAERepresentationLearner(Algorithm):
         return self._replaced(observation, latent), LossInfo(loss=self._loss_weight * loss, extra=info)
 
     def _quantize(self, x: Tensor, is_rollout: bool) -> tuple[Tensor, Tensor, Any]:
-        """Latent, loss and info of a ``Vqvae``."""
+        """Return latent, loss and info of a ``Vqvae``."""
         quantized = self._vae.encode(x)
         if is_rollout:
             self._vae.observe_usage(quantized.indices)
@@ -211,11 +207,11 @@ class VAERepresentationLearner(Algorithm):
             vae=losses.extra._replace(reconstruction=()))
 
     def predict_step(self, time_step: TimeStep, state: NestedTensor = ()) -> AlgStep:
-        """Encode, and measure how well.
+        """Encode, and compute the reconstruction error.
 
         Args:
             time_step: ``[B, ...]``.
-            state: not used, there is none.
+            state: not used.
 
         Returns:
             ``output``: the nest ``[B, ...]`` of ``output_spec``; ``info``: a ``VAERepresentationInfo``.
@@ -232,11 +228,11 @@ class VAERepresentationLearner(Algorithm):
 
         Args:
             time_step: ``[B, ...]``.
-            state: not used, there is none.
+            state: not used.
 
         Returns:
-            ``output``: the nest ``[B, ...]`` of ``output_spec``; ``info`` as of :meth:`train_step` if training is
-            on-policy, otherwise ``()``.
+            ``output``: the nest ``[B, ...]`` of ``output_spec``; ``info``: the info of :meth:`train_step` if training
+            is on-policy, otherwise ``()``.
         """
         if self.on_policy:
             output, losses = self._learn(time_step.observation, is_rollout=True)
@@ -246,16 +242,16 @@ class VAERepresentationLearner(Algorithm):
         return AlgStep(self._replaced(time_step.observation, latent))
 
     def train_step(self, time_step: TimeStep, state: NestedTensor = (), rollout_info: NestedTensor = ()) -> AlgStep:
-        """Encode, decode, compare.
+        """Encode, decode, and compute the loss.
 
         Args:
             time_step: ``[B, ...]``.
-            state: not used, there is none.
-            rollout_info: not used: each step is encoded again.
+            state: not used.
+            rollout_info: not used; each step is encoded again.
 
         Returns:
-            ``output``: the nest ``[B, ...]`` of ``output_spec``; ``info``: the ``LossInfo`` of ``[B]``, with a
-            ``VAERepresentationInfo``.
+            ``output``: the nest ``[B, ...]`` of ``output_spec``; ``info``: a ``LossInfo`` of ``[B]``, with a
+            ``VAERepresentationInfo`` as ``extra``.
         """
         output, losses = self._learn(time_step.observation)
         return AlgStep(output, (), losses)

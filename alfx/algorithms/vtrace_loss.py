@@ -1,7 +1,7 @@
-"""The loss of IMPALA: an actor-critic on V-trace targets (Espeholt et al. 2018, arXiv:1802.01561, section 4.2).
+"""Loss of IMPALA: an actor-critic on V-trace targets (Espeholt et al. 2018, arXiv:1802.01561, section 4.2).
 
-The recursion is :func:`alfx.utils.value_ops.vtrace`. Differs from the paper in that the value error is not halved
-(``td_loss_weight = 0.25`` is the paper's weight of 0.5), and that losses are averaged over steps, not summed.
+The recursion is :func:`alfx.utils.value_ops.vtrace`. Differences from the paper: the value error is not halved
+(``td_loss_weight = 0.25`` is the paper's weight of 0.5), and losses are averaged over steps, not summed.
 """
 from typing import Any
 
@@ -18,21 +18,22 @@ from alfx.utils import dist_utils, value_ops
 
 @configurable
 class VTraceLoss(ActorCriticLoss):
-    """Policy gradient, value error and entropy bonus for actions that an older policy may have taken.
+    """Policy gradient, value error and entropy bonus with off-policy correction for actions of an older policy.
 
-    The ratio of the probabilities of each action now and when it was taken weights the correction of the value (rho),
-    what is carried back from later steps (c) and the policy gradient (pg_rho), each clipped from above.
+    The importance ratio of an action is its current probability divided by its probability when it was taken. The ratio
+    weights the correction of the value (rho), the trace from later steps (c) and the policy gradient (pg_rho), each
+    clipped from above.
 
     Args:
-        clip_rho_thres: rho, above 0; ``None``: not clipped.
-        clip_c_thres: c, above 0, at most rho; ``None``: not clipped.
-        clip_pg_rho_thres: pg_rho, above 0; ``None``: not clipped.
-        kwargs: those of :class:`~alfx.algorithms.actor_critic_loss.ActorCriticLoss`, except ``use_gae`` and
-            ``use_td_lambda_return``; ``td_lambda``, that of the trace, is 1 unless given.
+        clip_rho_thres: upper bound of rho, above 0; ``None``: not clipped.
+        clip_c_thres: upper bound of c, above 0 and at most ``clip_rho_thres``; ``None``: not clipped.
+        clip_pg_rho_thres: upper bound of pg_rho, above 0; ``None``: not clipped.
+        kwargs: arguments of :class:`~alfx.algorithms.actor_critic_loss.ActorCriticLoss`, except ``use_gae`` and
+            ``use_td_lambda_return``; the default of ``td_lambda``, the lambda of the trace, is 1.
 
     Raises:
         ConfError: a threshold is out of range.
-        ValueError: ``td_lambda`` is.
+        ValueError: ``td_lambda`` is out of range.
     """
 
     @takes_arguments_of(ActorCriticLoss, without=('use_gae', 'use_td_lambda_return'),
@@ -45,20 +46,18 @@ class VTraceLoss(ActorCriticLoss):
             check_value('VTraceLoss', f'clip_{symbol}_thres', threshold, float, above=0, optional=True)
         if clip_rho_thres is not None and (clip_c_thres is None or clip_c_thres > clip_rho_thres):
             raise ConfError([problem_at('VTraceLoss', 'clip_c_thres', f'= {clip_c_thres} exceeds VTraceLoss.clip_rho_'
-                                        f'thres = {clip_rho_thres}: the values need not converge then',
+                                        f'thres = {clip_rho_thres}: the values may not converge',
                                         'lower it, or raise clip_rho_thres')])
 
-    own_capabilities = ActorCriticLoss.own_capabilities
-
     def forward(self, info: Any) -> LossInfo:  # type: ignore[override]
-        """The loss of each step.
+        """Compute the loss of each step.
 
         Args:
-            info: ``ImpalaInfo`` of ``[T, B, ...]``. The last step is only bootstrapped from, its own advantage and
-                value error are 0.
+            info: ``ImpalaInfo`` of ``[T, B, ...]``. The last step is only used to bootstrap; its advantage and value
+                error are 0.
 
         Returns:
-            ``loss`` ``[T, B]``, and its terms as ``extra``.
+            ``loss`` ``[T, B]``, with its terms as ``extra``.
         """
         info = info._replace(log_prob=dist_utils.compute_log_probability(info.action_distribution, info.action))
         if self._debug_summaries and context.should_record_summaries():
@@ -66,10 +65,10 @@ class VTraceLoss(ActorCriticLoss):
         return super().forward(info)
 
     def calc_returns_and_advantages(self, info: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """V-trace targets of the value and advantages, both of the shape of ``info.value`` and without gradient.
+        """Compute V-trace targets and advantages, both with the shape of ``info.value`` and without gradient.
 
         Args:
-            info: with ``log_prob`` of the policy as it is now, besides what the steps yield.
+            info: the info of the steps, with ``log_prob`` of the current policy.
         """
         with torch.no_grad():
             value = info.value.detach()
@@ -83,17 +82,17 @@ class VTraceLoss(ActorCriticLoss):
         return torch.exp(info.log_prob.detach() - info.rollout_log_prob)
 
     def _pg_loss(self, info: Any, advantages: torch.Tensor) -> torch.Tensor:
-        """``-A log pi(a)``, ``[T, B]``; the ratio is in A."""
+        """Return ``-A log pi(a)``, ``[T, B]``; the ratio is part of A."""
         return -advantages * info.log_prob
 
     def _summarize_ratios(self, info: Any) -> None:
-        """How far the policy of now is from the one that acted; only of steps that are trained on."""
+        """Log the distance of the current policy from the policy that acted, over the steps that are trained on."""
         mask = info.step_type[:-1] != StepType.LAST
         ratio = self._ratio(info)[:-1]
-        behind = (info.rollout_log_prob - info.log_prob.detach())[:-1]
+        log_ratio = (info.rollout_log_prob - info.log_prob.detach())[:-1]
         with context.summary_scope(self._name):
             summary_utils.safe_mean_hist_summary('importance_ratio', ratio, mask)
-            summary_utils.safe_mean_summary('kl_of_rollout_policy', behind, mask)
+            summary_utils.safe_mean_summary('kl_of_rollout_policy', log_ratio, mask)
             for symbol, threshold in self._thresholds.items():
                 clipped = ratio if threshold is None else ratio.clamp(max=threshold)
                 summary_utils.safe_mean_summary(f'{symbol}/mean', clipped, mask)

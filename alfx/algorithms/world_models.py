@@ -1,8 +1,8 @@
-"""A model of the environment: what follows an action, which reward it gives, and whether the episode ends there.
+"""Models of the environment: they predict next observation, reward and end of the episode.
 
-:class:`LearnsModel` is what algorithms have in common that learn one from experience; :class:`WorldModel` is nothing
-but the model, with updates of its own. Read next: :mod:`alfx.algorithms.mbrl_algorithm`, which plans with it, and
-:mod:`alfx.algorithms.model_based_policy_algorithm`, which imagines with it.
+:class:`LearnsModel` is the base class of algorithms that learn a model from experience; :class:`WorldModel` is a model
+with separate updates. Read next: :mod:`alfx.algorithms.mbrl_algorithm`, which plans with a model, and
+:mod:`alfx.algorithms.model_based_policy_algorithm`, which trains a policy on imagined transitions.
 """
 from collections.abc import Callable
 from typing import Any
@@ -22,17 +22,17 @@ from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 from alfx.engine.capabilities import Capabilities
 
 ModelState = namedtuple('ModelState', ['dynamics', 'reward'], default_value=())
-"""The state of each module."""
+"""State of each module."""
 
 ModelInfo = namedtuple('ModelInfo', ['dynamics', 'reward'], default_value=())
-"""The info of each module."""
+"""Info of each module."""
 
 
 def termination_function(owner: str, termination_fn: Any) -> Callable[[Tensor], Tensor] | None:
-    """The function of the argument ``termination_fn`` of ``owner``; ``None`` if an episode never ends.
+    """Return the function of the argument ``termination_fn`` of ``owner``, or ``None`` if an episode never ends.
 
     Raises:
-        ConfError: there is no such function.
+        ConfError: the argument is not callable, or there is no function of this name.
     """
     if isinstance(termination_fn, str):
         check_value(owner, 'termination_fn', termination_fn, str, choices=sorted(TERMINATIONS))
@@ -42,32 +42,32 @@ def termination_function(owner: str, termination_fn: Any) -> Callable[[Tensor], 
 
 
 class LearnsModel(Algorithm):
-    """Learns dynamics and rewards; its state and info have the fields ``dynamics`` and ``reward``."""
+    """Base class that trains dynamics and rewards; state and info have the fields ``dynamics`` and ``reward``."""
 
     _dynamics_module: DynamicsLearningAlgorithm | None
     _reward_module: Any
     _no_info: Any = ModelInfo()
 
     def _learners(self) -> list[tuple[str, Any]]:
-        """The modules that there are, by their fields."""
+        """Return pairs of field and module, without missing modules."""
         modules = ('dynamics', self._dynamics_module), ('reward', self._reward_module)
         return [(field, module) for field, module in modules if module is not None]
 
     def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
                               batch_info: BatchInfo) -> tuple[TimeStep, Any]:
-        """``preprocess_experience`` of the modules."""
-        rollout_info = rollout_info or self._no_info  # of a dataset nothing is known
+        """Run ``preprocess_experience`` of the modules."""
+        rollout_info = rollout_info or self._no_info  # a dataset has no rollout info
         for field, module in self._learners():
             root_inputs, info = module.preprocess_experience(root_inputs, getattr(rollout_info, field), batch_info)
             rollout_info = rollout_info._replace(**{field: info})
         return root_inputs, rollout_info
 
     def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any = ()) -> AlgStep:
-        """``train_step`` of the modules."""
+        """Run ``train_step`` of the modules."""
         return self._train('train_step', inputs, state, rollout_info or self._no_info)
 
     def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any = ()) -> AlgStep:
-        """``train_sequence`` of the modules, ``[T, B, ...]``."""
+        """Run ``train_sequence`` of the modules on ``[T, B, ...]``."""
         return self._train('train_sequence', inputs, state, rollout_info or self._no_info)._replace(state=())
 
     def _train(self, method: str, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
@@ -78,7 +78,7 @@ class LearnsModel(Algorithm):
         return AlgStep((), state, info)
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The sum of the losses of the modules, ``[T, B]``: at each step that of the transition which follows."""
+        """Return the sum of the losses of the modules, ``[T, B]``; a step has the loss of the next transition."""
         infos = {field: module.calc_loss(getattr(info, field)) for field, module in self._learners()}
         losses = [part.loss for part in infos.values() if isinstance(part.loss, Tensor)]
         scalars = [part.scalar_loss for part in infos.values() if isinstance(part.scalar_loss, Tensor)]
@@ -88,21 +88,21 @@ class LearnsModel(Algorithm):
 
 
 class WorldModel(LearnsModel):
-    """A model with updates of its own.
+    """Model of the environment with separate updates.
 
     Args:
         observation_spec: float32 ``[D]``.
         action_spec: spec of the action.
-        reward_spec: of rank 0 or 1.
-        dynamics_module_ctor: makes the dynamics, called as ``(feature_spec=, action_spec=)``; ``None``:
+        reward_spec: rank 0 or 1.
+        dynamics_module_ctor: creates the dynamics, called as ``(feature_spec=, action_spec=)``; ``None``:
             :class:`~alfx.algorithms.dynamics_learning_algorithm.StochasticDynamicsAlgorithm`.
         reward_module: an algorithm, or a constructor called as ``(feature_spec=, action_spec=, reward_spec=)``;
             ``None``: :class:`~alfx.algorithms.reward_learning_algorithm.LearnedReward`.
-        termination_fn: from an observation ``[N, D]`` to whether the episode ends there, or the name of one of
-            :data:`alfx.algorithms.base.known_tasks.TERMINATIONS`.
-        optimizer: owns all parameters.
+        termination_fn: maps observations ``[N, D]`` to bool ``[N]``, ``True`` where the episode ends; or the name of an
+            entry of :data:`alfx.algorithms.base.known_tasks.TERMINATIONS`.
+        optimizer: optimizes all parameters.
         name: name of this algorithm.
-        owner: whose arguments these are, for messages.
+        owner: name of the class with these arguments, for error messages.
     """
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec, reward_spec: TensorSpec,
@@ -127,14 +127,14 @@ class WorldModel(LearnsModel):
 
     @property
     def dynamics(self) -> DynamicsLearningAlgorithm:
-        """The dynamics."""
+        """Dynamics module."""
         assert self._dynamics_module is not None
         return self._dynamics_module
 
     def update(self, time_step: TimeStep, batch_info: BatchInfo) -> float:
-        """One update from sequences ``[B, T, ...]`` of a replay buffer; the loss.
+        """Update once from sequences ``[B, T, ...]`` of a replay buffer, and return the loss.
 
-        What was drawn by priority counts as much as if it had been drawn uniformly: priorities are the policy's.
+        Weights undo prioritised sampling, because the priorities are those of the policy.
         """
         time_step, info = self.preprocess_experience(time_step, ModelInfo(), batch_info)
         inputs, info = nest.map_structure(lambda x: x.transpose(0, 1), (time_step, info))
@@ -146,18 +146,17 @@ class WorldModel(LearnsModel):
 
     @torch.no_grad()
     def imagine(self, observation: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What follows, for each row by one of the elites of the dynamics, drawn at random.
+        """Predict the next step of each row, with an elite of the dynamics that is chosen at random.
 
-        Each network computes about as many rows as it is drawn for: rows are dealt to the elites in equal numbers, in a
-        random order.
+        Rows are distributed over the elites in equal numbers and random order, so that each network computes only about
+        as many rows as are assigned to it.
 
         Args:
             observation: ``[N, D]``.
             action: ``[N, ...]``.
 
         Returns:
-            the next observation ``[N, D]``, the reward ``[N]`` or ``[N, K]``, and whether the episode ends there: bool
-            ``[N]``.
+            The next observation ``[N, D]``, the reward ``[N]`` or ``[N, K]``, and the end of the episode, bool ``[N]``.
         """
         model = self.dynamics
         if model.num_replicas == 1:
@@ -175,7 +174,7 @@ class WorldModel(LearnsModel):
         order = torch.randperm(count, device=observation.device)
         dealt = torch.cat((order, order[:1].expand(size * len(elites) - count))).view(size, len(elites))
         rows = order[:1].expand(size).unsqueeze(1).repeat(1, self.dynamics.num_replicas)
-        rows[:, elites] = dealt  # [size, n]: which row each network computes
+        rows[:, elites] = dealt  # [size, n]: the row that each network computes
         step = self.dynamics.predict_step(TimeStep(prev_action=action[rows]), DynamicsState(feature=observation[rows]))
         following = torch.empty_like(observation)
         following[order] = step.output[:, elites].flatten(0, 1)[:count]

@@ -88,7 +88,7 @@ def _check(names: list[str]) -> None:
             dataset_checks.check_consistent(dataset_sources.read(name))
             print(f'{name}: sound')
         return
-    from alfx.algorithms.config import TrainerConfig
+    from alfx.config import TrainerConfig
     from alfx.runs import building
     flags.conf_from_flags(FLAGS.root_dir, same_run=False)
     config = TrainerConfig(root_dir=FLAGS.root_dir or '')

@@ -62,7 +62,7 @@ def reference_returns() -> tuple[float, float] | None:
 
 def reference_returns_of_run(root_dir: str) -> tuple[float, float] | None:
     """Those that a dataset tells which the run in a folder, whose conf has been loaded, is trained on."""
-    from alfx.algorithms.config import TrainerConfig
+    from alfx.config import TrainerConfig
     from alfx.offline import dataset_sources
     return dataset_sources.reference_returns(TrainerConfig(root_dir=root_dir).offline_datasets())
 

@@ -100,7 +100,7 @@ def start(count: int, root_dir: str) -> int:
     Raises:
         ConfError: the conf, which has been loaded, is not for so many.
     """
-    from alfx.algorithms.config import TrainerConfig
+    from alfx.config import TrainerConfig
     from alfx.bin.launch import launch
     from alfx.engine.remote.data_parallel import share
     from alfx.trainers import memory_checks

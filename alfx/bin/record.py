@@ -107,7 +107,7 @@ def _mask_field(observation_spec: Any) -> str | None:
 
 
 def _environments_of_conf() -> Any:
-    from alfx.algorithms.config import TrainerConfig
+    from alfx.config import TrainerConfig
     from alfx.runs import building
     from alfx.utils import random_state
     flags.conf_from_flags()

@@ -91,7 +91,7 @@ def _conf_and_root_dir() -> tuple[Any, str]:
 
 
 def _make_trainer(root_dir: str, conf_file: str, rank: int) -> Any:
-    from alfx.algorithms.config import TrainerConfig
+    from alfx.config import TrainerConfig
     from alfx.trainers.policy_trainer import RLTrainer, SLTrainer
     config = TrainerConfig(root_dir=root_dir, conf_file=conf_file)
     return RLTrainer(config, rank) if config.ml_type == 'rl' else SLTrainer(config, rank)

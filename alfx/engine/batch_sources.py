@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from alfx import context, nest
+from alfx.config import TrainerConfig
 from alfx.data_structures import BatchInfo, Experience, LossInfo
 from alfx.engine import priority_updates
-from alfx.engine.contract import Settings
 from alfx.experience_replayers.batch_reader import StaticBatch
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 
@@ -74,21 +74,21 @@ class Sample(NamedTuple):
 
     Attributes:
         experience: ``[T, B, ...]``; ``None`` if all is kept apart.
-        apart: likewise, whose losses the offline hooks compute; ``None`` if there is nothing of that kind. Its columns
-            come after those of ``experience``.
+        offline_batch: ``[T, B, ...]``, whose losses the offline hooks compute; ``None`` if there is nothing of that
+            kind. Its columns come after those of ``experience``.
         origins: where the columns came from, in order; empty for what is not sampled.
         slot: the memory that holds ``experience`` now and other samples later, if there is any.
     """
 
     experience: Any
-    apart: Any = None
+    offline_batch: Any = None
     origins: tuple[SampleOrigin, ...] = ()
     slot: StaticBatch | None = None
 
     @property
-    def shown(self) -> Experience:
+    def logged_batch(self) -> Experience:
         """What is shown as trained on: own experience, where there is any."""
-        return self.apart if self.experience is None else self.experience
+        return self.offline_batch if self.experience is None else self.experience
 
 
 class Stage(enum.Enum):
@@ -100,7 +100,7 @@ class Stage(enum.Enum):
     HYBRID = 'both'
 
 
-def stage_of(settings: Settings, has_offline: bool, counter: int) -> Stage:
+def stage_of(settings: TrainerConfig, has_offline: bool, counter: int) -> Stage:
     """What an iteration trains on that begins when the global counter is ``counter``."""
     if not has_offline:
         return Stage.ONLINE
@@ -111,7 +111,7 @@ def stage_of(settings: Settings, has_offline: bool, counter: int) -> Stage:
     return Stage.HYBRID
 
 
-def weights_of(settings: Settings, origins: Sequence[SampleOrigin]) -> Tensor | tuple[()]:
+def weights_of(settings: TrainerConfig, origins: Sequence[SampleOrigin]) -> Tensor | tuple[()]:
     """Weights ``[B]`` of the columns of a minibatch; ``()`` if all are 1."""
     infos = [priority_updates.importance_weights(settings, origin.batch_info).importance_weights for origin in origins]
     if len(origins) == 1 and origins[0].share.current_weight() == 1.0:
@@ -126,7 +126,7 @@ def weights_of(settings: Settings, origins: Sequence[SampleOrigin]) -> Tensor | 
                       for x, factor, origin in zip(infos, factors, origins)])
 
 
-def update_priorities(settings: Settings, origins: Sequence[SampleOrigin], loss_info: LossInfo) -> None:
+def update_priorities(settings: TrainerConfig, origins: Sequence[SampleOrigin], loss_info: LossInfo) -> None:
     """Give the sampled sequences new priorities, each in the buffer that it came from; see
     ``engine/priority_updates.py``.
 

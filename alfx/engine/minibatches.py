@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from alfx import context, gin_utils, nest
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, BatchInfo, Experience, reset_at_first
-from alfx.engine.contract import Settings, Trains
+from alfx.engine.contract import Trains
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils.value_checks import problem_at
 from alfx.tensor_specs import NestedTensor
@@ -18,7 +19,7 @@ from alfx.tensor_specs import NestedTensor
 _DRAWN_TOGETHER = 2**22  # bytes of small samples that are worth it to be drawn at once
 
 
-def check_sequences(settings: Settings, needs_previous_step: bool = False) -> None:
+def check_sequences(settings: TrainerConfig, needs_previous_step: bool = False) -> None:
     """Refuse lengths of sequences that nothing can be learned from, or that would fail in a later iteration.
 
     Args:
@@ -62,7 +63,7 @@ def steps_in(buffer: ReplayBuffer) -> int:
     return buffer.total_size // buffer.num_environments
 
 
-def sequence_length(settings: Settings, steps: int) -> int:
+def sequence_length(settings: TrainerConfig, steps: int) -> int:
     """``mini_batch_length``; by default that of an unroll. There are ``steps`` to train on."""
     if settings.mini_batch_length:
         return settings.mini_batch_length

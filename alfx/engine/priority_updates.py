@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from alfx import context
+from alfx.config import TrainerConfig
 from alfx.data_structures import BatchInfo, LossInfo
-from alfx.engine.contract import Settings
 
 
-def importance_weights(config: Settings, batch_info: BatchInfo) -> BatchInfo:
+def importance_weights(config: TrainerConfig, batch_info: BatchInfo) -> BatchInfo:
     """``batch_info`` with the weights that correct for sampling by priority (section 3.4).
 
     With N sequences to choose from and P(i) the probability of sequence i, of which the buffer reports ``N * P(i)``:
@@ -35,7 +35,7 @@ def importance_weights(config: Settings, batch_info: BatchInfo) -> BatchInfo:
     return batch_info._replace(importance_weights=weights)
 
 
-def update_priorities(config: Settings, buffer: Any, batch_info: BatchInfo, loss_info: LossInfo) -> None:
+def update_priorities(config: TrainerConfig, buffer: Any, batch_info: BatchInfo, loss_info: LossInfo) -> None:
     """Give the sampled sequences new priorities: ``(priority + eps) ** alpha``.
 
     Args:

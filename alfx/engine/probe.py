@@ -11,7 +11,7 @@ import torch
 from alfx import context, nest
 from alfx.data_structures import AlgStep, Experience, StepType, TimeStep
 from alfx.engine.contract import Acts
-from alfx.engine.unroll import Steps, acting_step, map_steps, metric_fields
+from alfx.engine.rollout import Steps, acting_step, map_steps, metric_fields
 from alfx.tensor_specs import NestedTensorSpec, SpecError, TensorSpec, extract_spec, zeros_from_spec
 
 _BATCH = 2
@@ -58,7 +58,7 @@ def rollout_info_spec(algorithm: Acts, step_spec: TimeStep) -> NestedTensorSpec:
 
 
 def steps_spec(algorithm: Acts, raw_step_spec: TimeStep) -> Steps:
-    """The specs of one step of one environment as :func:`alfx.engine.unroll.unroll` collects it.
+    """The specs of one step of one environment as :func:`alfx.engine.rollout.unroll` collects it.
 
     Args:
         algorithm: root algorithm that has been finalized.

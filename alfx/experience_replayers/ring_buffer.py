@@ -280,7 +280,8 @@ class RingBuffer:
         """
         sizes = self._rings.sizes()
         if not self._rings.is_even() or not sizes[0]:
-            raise ValueError(f'{self.name}.rewind: expected at least one step of all environments together, found '
+            raise ValueError(f'{self.name}.drop_all_but: expected at least one step of all environments together, '
+                             'found '
                              f'{sizes.tolist()}')
         self._rings.drop_all_but(keep)
         self._dropped(self._rings.all_envs)

@@ -69,4 +69,4 @@ class Demonstrations:
         """Random sequences ``[batch_size, length, ...]``, transformed as the root algorithm's own experience is."""
         assert self._buffer is not None, 'load comes first'
         experience, batch_info = self._buffer.get_batch(batch_size, length)
-        return self._root.learner.transformed(experience, batch_info, self._buffer)
+        return self._root.transform_batch(experience, batch_info, self._buffer)

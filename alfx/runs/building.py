@@ -2,7 +2,7 @@
 from typing import Any
 
 from alfx import context
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.gin_utils import ConfError
 from alfx.runs import start_checks

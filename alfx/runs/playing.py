@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.data_structures import TimeStep
 from alfx.gin_utils import ConfError
 from alfx.summary.render import Image, enable_rendering, is_rendering_enabled

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from alfx import nest
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.td_loss import TDLoss
 from alfx.experience_replayers.row_store import memory_of
 from alfx.gin_utils import ConfError, Problem

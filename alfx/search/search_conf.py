@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from alfx import gin_utils
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.gin_utils import ConfError, Problem, locations, static_check
 from alfx.gin_utils.conf_error import hint_nearest
 from alfx.gin_utils.parsing import Macro, Reader, Reference, Statement, iterate_nested, substitute

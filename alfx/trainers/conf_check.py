@@ -15,7 +15,7 @@ from torch import nn
 from alfx import nest
 from alfx.algorithms.agent import Agent
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 from alfx.trainers.acting import unroll_sources as acting

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from alfx import context
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.trainers.progress_display import ProgressDisplay
 from alfx.utils.checkpoint_utils import Checkpointer
 

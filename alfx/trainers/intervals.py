@@ -1,7 +1,7 @@
 """How often a run writes summaries and evaluates, where the conf says how many times in all."""
 import math
 
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 
 
 def compute_summary_or_eval_interval(config: TrainerConfig, batch_size: int, calls: int = 100) -> int:

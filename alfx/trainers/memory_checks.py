@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from alfx import context, nest
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 
 logger = logging.getLogger(__name__)
 _GIBIBYTE = 2**30

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from alfx import context, gin_utils, summary
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.engine.errors import NonFiniteLossError
+from alfx.engine.updater import check_compilable
 from alfx.trainers import cpu_tuning
 from alfx.runs import forking
 from alfx.runs import building
@@ -139,7 +140,7 @@ class Trainer:
     def _train_iter(self) -> None:
         if self._config.empty_cache and context.get_default_device().type == 'cuda':
             torch.cuda.empty_cache()
-        self._algorithm.train_iter()
+        self._algorithm.learner.run_iteration()
         self._team.check_parameters(self._algorithm, self._state.iteration + 1)
         if not self._conf_recorded:
             self._conf_recorded = True
@@ -597,7 +598,7 @@ class SLTrainer(Trainer):
     def __init__(self, config: TrainerConfig, ddp_rank: int = -1):
         super().__init__(config, ddp_rank)
         if config.compile:
-            self._algorithm.learner.check_compilable()
+            check_compilable(self._algorithm, self._algorithm.capabilities.traceable_update)
         if config.evaluate and not callable(getattr(self._algorithm, 'evaluate', None)):
             raise gin_utils.ConfError(f'TrainerConfig.evaluate = True, but {type(self._algorithm).__name__} has no '
                                       'evaluate()', 'set it to False')

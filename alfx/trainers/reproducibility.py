@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from alfx import context
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 
 logger = logging.getLogger(__name__)

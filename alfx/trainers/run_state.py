@@ -58,7 +58,7 @@ class RunState:
             'rollout': self._algorithm.learner.state_dict(),
             'random': random_state.capture()
         }
-        precision = self._algorithm.learner.precision
+        precision = self._algorithm.updater.precision
         if precision is not None and precision.scaler is not None:
             state['mixed_precision'] = precision.state_dict()
         return state
@@ -72,7 +72,7 @@ class RunState:
         self._loaded_seconds, self._start = state['seconds'], time.monotonic()
         context.set_global_counter(state['global_counter'])
         context.update_all_progresses(state['progresses'])
-        precision = self._algorithm.learner.precision
+        precision = self._algorithm.updater.precision
         if 'mixed_precision' in state and precision is not None:
             precision.load_state_dict(state['mixed_precision'])
 
@@ -90,7 +90,7 @@ class RunState:
             self._algorithm.learner.load_state_dict(rollout)
         elif self._env is not None:
             logger.info('the state of the environments is not in the checkpoint: new episodes begin')
-            self._algorithm.learner.start_new_episodes(rollout)
+            self._algorithm.learner.collector.start_new_episodes(rollout)
             self._env.seed((self._random_seed + 7919 * (self.iteration + 1)) % 2**31)
         else:
             self._algorithm.learner.load_state_dict(rollout)

@@ -122,7 +122,7 @@ def test_the_loss_of_an_episode_does_not_depend_on_the_next_one():
     later[5:] = True
     changed = time_step._replace(reward=time_step.reward + 100. * later,
                                  observation=time_step.observation - 100. * later.unsqueeze(-1))
-    losses = [agent.calc_loss(agent.learner.train_info(experience._replace(time_step=ts))).loss
+    losses = [agent.calc_loss(agent.learner.losses.train_info(experience._replace(time_step=ts))).loss
               for ts in (time_step, changed)]
     assert torch.equal(losses[0][:5], losses[1][:5])
     assert not torch.equal(losses[0][5], losses[1][5])

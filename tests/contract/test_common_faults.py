@@ -21,7 +21,7 @@ def test_the_action_ignored_at_the_end_of_an_episode_is_not_trained_on(algorithm
     results = []
     for other_action in (False, True):
         agent, env = make_agent(algorithm, 'continuous')
-        agent._rl_algorithm._loss._normalize_advantages = True
+        agent.policy._loss._normalize_advantages = True
         own_step = agent.collect_step
 
         def collect(inputs, state, own_step=own_step, other_action=other_action):
@@ -46,9 +46,9 @@ def test_training_sees_the_recurrent_states_of_the_rollout_through_ends_of_episo
         unrolled = agent.unroll(8)
     assert (unrolled.time_step.step_type[1:] == StepType.FIRST).any()
     assert (unrolled.time_step.step_type[0] != StepType.FIRST).all()
-    experience = agent.learner.processed(*agent.replay_buffer.gather_all())
+    experience = agent.learner.batches.processed(*agent.replay_buffer.gather_all())
     experience = nest.map_structure(lambda x: x.transpose(0, 1), experience)
-    info = agent.learner.train_info(experience).rl
+    info = agent.learner.losses.train_info(experience).rl
     log_prob = info.action_distribution.log_prob(info.action)
     torch.testing.assert_close(log_prob[:-1], info.rollout_log_prob[:-1])  # the last one is only bootstrapped from
     if environment == 'recurrent':

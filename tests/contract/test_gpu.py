@@ -108,7 +108,7 @@ def test_the_generator_of_the_gpu_is_part_of_the_random_state(gpu):
 def test_mixed_precision_trains_and_goes_on(name, tmp_path, monkeypatch, gpu):
     extra = 'TrainerConfig.enable_amp = True\n'
     trainer = train(name, tmp_path, monkeypatch, gpu, extra)
-    assert is_finite(trainer.algorithm) and trainer.algorithm.learner.precision is not None
+    assert is_finite(trainer.algorithm) and trainer.algorithm.updater.precision is not None
     again = train(name, tmp_path, monkeypatch, gpu, iterations=trainer.current_iterations() + 2)
     assert is_finite(again.algorithm)
 

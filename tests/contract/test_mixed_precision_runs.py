@@ -38,20 +38,20 @@ def test_a_run_trains_goes_on_and_is_evaluated(name, make):
     env = building.create_eval_environment(config, 2)
     algorithm = building.create_algorithm(config, env, trains=False)
     load_for_play(config.root_dir, algorithm)
-    assert algorithm.learner.precision is not None and len(evaluate(env, algorithm, 3).returns) == 3
+    assert algorithm.updater.precision is not None and len(evaluate(env, algorithm, 3).returns) == 3
 
 
 def test_the_scale_of_the_losses_is_part_of_a_checkpoint(make, monkeypatch):
     monkeypatch.setattr('alfx.engine.mixed_precision._best_dtype', lambda device: torch.float16)
     trainer = make('SAC')
-    scaler = trainer.algorithm.learner.precision.scaler
+    scaler = trainer.algorithm.updater.precision.scaler
     scaler.scaled(torch.ones(()))
     scaler._scaler.update(128.0)
     trainer._save_checkpoint()
     again = make('SAC')
-    assert again.algorithm.learner.precision.scaler.scale != 128.0
+    assert again.algorithm.updater.precision.scaler.scale != 128.0
     again._resume()
-    assert again.algorithm.learner.precision.scaler.scale == 128.0
+    assert again.algorithm.updater.precision.scaler.scale == 128.0
 
 
 def test_a_run_without_it_goes_on_with_it(tmp_path, monkeypatch):
@@ -62,5 +62,5 @@ def test_a_run_without_it_goes_on_with_it(tmp_path, monkeypatch):
         conf.write('TrainerConfig.enable_amp = True\n')
     again = trainer_of('SAC', str(tmp_path), CPU, monkeypatch, iterations=trainer.current_iterations() + 1)
     again.train()
-    assert again.algorithm.learner.precision is not None
+    assert again.algorithm.updater.precision is not None
     assert again.current_iterations() == trainer.current_iterations() + 1

@@ -113,7 +113,7 @@ def collected(agent, steps=16):
 def losses(agent, experience):
     """``[T, B]``: what is added up in an update; the same random numbers each time."""
     torch.manual_seed(7)
-    loss = agent.calc_loss(agent.learner.train_info(experience)).loss.detach()
+    loss = agent.calc_loss(agent.learner.losses.train_info(experience)).loss.detach()
     return loss * valid_masks(experience.step_type)
 
 

@@ -6,7 +6,8 @@ from alfx.engine.plan import TracedPlan
 
 def forms(agent):
     """All forms of its updates that have been made."""
-    plan = agent.learner.unroll_plan if agent.on_policy else agent.learner.plan
+    plan = agent.updater.plan(agent.learner.losses.unroll,
+                              True) if agent.on_policy else agent.updater.plan(agent.learner.losses.collected)
     return [form for form in (plan.played, plan.compiled) if form is not None] if isinstance(plan, TracedPlan) else []
 
 

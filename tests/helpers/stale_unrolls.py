@@ -2,7 +2,7 @@
 import torch
 
 from alfx.engine.remote.remote_unroll import UnrollSource
-from alfx.engine.unroll import Steps, start, unroll
+from alfx.engine.rollout import rollout, start
 
 
 class StaleUnrolls(UnrollSource):
@@ -20,9 +20,9 @@ class StaleUnrolls(UnrollSource):
     def gather(self, length, at_least=None):
         if self._cursor is None:
             self._cursor = start(self.actor, self._env)
-        steps = unroll(self.actor, self._env, self._cursor, length, with_grad=False, bootstrap=False,
-                       transformed=bool(self.actor.on_policy), keep_inputs=self.actor.capabilities.needs_unroll_inputs)
-        return Steps(*steps)
+        return rollout(self.actor, self._env, self._cursor, length, with_grad=False, bootstrap=False,
+                       transformed=bool(self.actor.on_policy),
+                       keep_inputs=self.actor.capabilities.needs_unroll_inputs)
 
     def update_parameter(self, algorithm):
         self.num_updates += 1

@@ -80,7 +80,8 @@ def main(out):
         torch.manual_seed(1 + ranks.rank)  # others draw what rank 0 draws
         for _ in range(EPOCHS):
             algorithm.train_iter()
-        assert not algorithm.capabilities.traceable_update or algorithm.learner.step_plan.played.num_records == 2, kind
+        plan = algorithm.updater.plan(algorithm._batch_losses)
+        assert not algorithm.capabilities.traceable_update or plan.played.num_records == 2, kind
         found[kind] = parameters(algorithm)
     torch.save(found, f'{out}.{ranks.rank}')
     data_parallel.leave()

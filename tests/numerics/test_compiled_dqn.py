@@ -55,7 +55,7 @@ def test_compiled_updates_are_those_of_the_formulas(monkeypatch):
     errors, counts = [], []
 
     def compared(plan, batch):
-        dqn, (optimizer, ) = agent._rl_algorithm, agent.optimizers()
+        dqn, (optimizer, ) = agent.policy, agent.optimizers()
         params = list(dqn._critic_networks.parameters())
         before = [p.detach().double().requires_grad_() for p in params]
         targets = [p.double() for p in dqn._target_critic_networks.parameters()]
@@ -84,8 +84,8 @@ def test_compiled_updates_are_those_of_the_formulas(monkeypatch):
     agent = Agent(env.observation_spec(), env.action_spec(), env=env, config=config, rl_algorithm_cls=rl,
                   optimizer=Adam(lr=1e-2, betas=BETAS, eps=EPS, gradient_clipping=MAX_NORM, clip_by_global_norm=True))
     agent.finalize()
-    optimize = agent.learner.optimize
-    monkeypatch.setattr(agent.learner, 'optimize', compared)
+    optimize = agent.updater.optimize
+    monkeypatch.setattr(agent.updater, 'optimize', compared)
     for _ in range(8):
         agent.train_iter()
     assert counts == [1] * 128

@@ -237,7 +237,7 @@ class TestRewardCheck:
         wrong = transformer(reward_fn=l2_dist_close_reward_fn)
         wrong.transform_experience(self.batch(run))
         run.observation['desired_goal'][:] = achieved + 0.0501
-        with pytest.raises(ValueError, match='does not give the rewards'):
+        with pytest.raises(ValueError, match='does not reproduce the rewards'):
             wrong.transform_experience(self.batch(run))
 
     def test_a_reward_of_another_shape_is_refused(self):

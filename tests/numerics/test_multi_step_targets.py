@@ -117,5 +117,5 @@ def test_fields_of_the_time_step_may_be_named_by_themselves():
 
 
 def test_a_batch_of_unknown_origin_is_refused():
-    with pytest.raises(ValueError, match='batch_info with the replay buffer'):
+    with pytest.raises(ValueError, match='batch_info with its replay buffer'):
         FutureSteps(BatchInfo(env_ids=torch.zeros(1), positions=torch.zeros(1)), 1, 1)

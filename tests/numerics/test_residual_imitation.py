@@ -139,7 +139,7 @@ class Plain(torch.nn.Module):
 
 def test_what_it_cannot_do_is_refused():
     for kwargs, word in ((dict(action_spec=BoundedTensorSpec((), torch.int64, 0, 3)), 'BcAlgorithm'),
-                         (dict(discriminator_network_cls=partial(LSTMEncodingNetwork, hidden_size=4)), 'memory'),
+                         (dict(discriminator_network_cls=partial(LSTMEncodingNetwork, hidden_size=4)), 'feed-forward'),
                          (dict(bc_regulatization_weight=-1.0), 'bc_regulatization_weight')):
         with pytest.raises(ConfError, match=word):
             causal_bc(**kwargs)

@@ -18,7 +18,8 @@ APART = {
     'alfx.nest.utils',  # works on specs, which are made of nests
     'alfx.distributions.transforms',  # distributions are made of these; other files of utils are made of distributions
 }
-USE_THE_ENGINE = {'alfx.algorithms.algorithm', 'alfx.algorithms.rl_algorithm', 'alfx.algorithms.async_unroller'}
+USE_THE_ENGINE = {'alfx.algorithms.algorithm', 'alfx.algorithms.documented_loops',
+                  'alfx.algorithms.rl_algorithm', 'alfx.algorithms.async_unroller'}
 USE_TORCH_INTERNALS = {
     'alfx.engine.plan.torch_internals',
 }
@@ -76,6 +77,25 @@ def test_the_engine_knows_no_algorithm_and_three_files_of_the_algorithms_know_it
     assert not imports('alfx.engine', 'alfx.algorithms')
     assert {other for _, other in imports('alfx.algorithms', 'alfx.engine', but=USE_THE_ENGINE)
             } <= {'alfx.engine.capabilities'}
+
+
+LOOPS = {'train_iter', 'unroll', 'train_from_unroll', 'train_from_replay_buffer', 'update_with_gradient'}
+
+
+def test_the_engine_calls_no_loop_method_of_an_algorithm():
+    """Trainer -> Learner -> Collector, Batches, Updater -> steps and hooks; nothing calls back up."""
+    for name in FILES:
+        if not name.startswith('alfx.engine.'):
+            continue
+        for node in ast.walk(tree(name)):
+            if isinstance(node, ast.Attribute) and node.attr in LOOPS:
+                owner = ast.unparse(node.value)
+                assert 'algorithm' not in owner and owner != 'root', f'{name}: {ast.unparse(node)}'
+
+
+def test_parts_of_a_learner_do_not_know_it():
+    for name in ('collector', 'batches', 'updater', 'rollout', 'minibatches', 'sequence_losses', 'auxiliary_phase'):
+        assert 'alfx.engine.learner' not in imported(f'alfx.engine.{name}'), name
 
 
 def torch_internals(name: str) -> set[str]:

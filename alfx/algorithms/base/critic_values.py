@@ -1,6 +1,6 @@
-"""The maths that algorithms with critics of actions share, as pure functions.
+"""Formulas shared by algorithms with action-value critics, as pure functions.
 
-``N`` is any batch, ``n`` the number of critics, ``K`` the number of rewards. Read next
+``N`` is any batch, ``n`` the number of critics, ``K`` the number of reward dimensions. Read next
 :mod:`alfx.algorithms.ddpg_algorithm` and :mod:`alfx.algorithms.sac.soft_losses`.
 """
 from collections.abc import Callable
@@ -15,9 +15,9 @@ from alfx.tensor_specs import NestedTensor
 
 
 def min_q(critics: Tensor, reward_weights: Tensor | None) -> Tensor:
-    """The lowest of several estimates of a value (Fujimoto et al. 2018, arXiv:1802.09477).
+    """Return the minimum over several critics (Fujimoto et al. 2018, arXiv:1802.09477).
 
-    Of a reward dimension with a negative weight the highest estimate is the pessimistic one.
+    For a reward dimension with a negative weight the maximum is the pessimistic estimate.
 
     Args:
         critics: ``[N, n, ...]``, with K as last dimension if there are ``reward_weights``.
@@ -33,21 +33,21 @@ def min_q(critics: Tensor, reward_weights: Tensor | None) -> Tensor:
 
 
 def weighted_sum(value: Tensor, reward_weights: Tensor | None) -> Tensor:
-    """``[..., K]`` -> ``[...]``, the value of the weighted sum of rewards; unchanged if there are no weights."""
+    """Return the value of the weighted sum of rewards, ``[..., K]`` -> ``[...]``; unchanged if there are no weights."""
     return value if reward_weights is None else value @ reward_weights
 
 
 def min_weighted_q(critics: Tensor, reward_weights: Tensor | None) -> Tensor:
-    """``[N, n, ...(, K)]`` -> ``[N, ...]``: :func:`weighted_sum` of :func:`min_q`."""
+    """Return :func:`weighted_sum` of :func:`min_q`: ``[N, n, ...(, K)]`` -> ``[N, ...]``."""
     return weighted_sum(min_q(critics, reward_weights), reward_weights)
 
 
 def expected_value(values: Tensor, probs: Tensor) -> Tensor:
-    """``sum_a p(a | s) Q(s, a)`` (Christodoulou 2019, arXiv:1910.07207, eq. 10, without the entropy).
+    """Compute ``sum_a p(a | s) Q(s, a)`` (Christodoulou 2019, arXiv:1910.07207, eq. 10, without the entropy).
 
     Args:
-        values: of all discrete actions, ``[N, A]`` or ``[N, A, K]``.
-        probs: of the policy, ``[N, A]``.
+        values: values of all discrete actions, ``[N, A]`` or ``[N, A, K]``.
+        probs: probabilities of the policy, ``[N, A]``.
 
     Returns:
         ``[N]`` or ``[N, K]``.
@@ -56,18 +56,18 @@ def expected_value(values: Tensor, probs: Tensor) -> Tensor:
 
 
 def action_gradient(value: Tensor, action: NestedTensor, clipping: float | None = None) -> NestedTensor:
-    """``dQ/da``, without gradients of anything else.
+    """Compute ``dQ/da``, without gradients of other tensors.
 
     Args:
         value: ``[N]``, computed from ``action``.
         action: nest of leaves ``[N, ...]`` that require gradients.
-        clipping: clip each element to ``[-clipping, clipping]``; ``None`` or 0: do not.
+        clipping: clip each element to ``[-clipping, clipping]``; ``None`` or 0: no clipping.
 
     Returns:
         nest like ``action``; zeros for an action that the value does not depend on.
     """
     leaves, structure = nest.flatten_with_structure(action)
-    # of the sum: to compare shapes with gradients that are given, torch imports sympy, which takes half a second
+    # differentiate the sum: with explicit grad_outputs torch imports sympy to compare shapes, which takes half a second
     gradients: Any = torch.autograd.grad(value.sum(), leaves, materialize_grads=True)
     if clipping:
         gradients = [g.clamp(-clipping, clipping) for g in gradients]
@@ -75,14 +75,14 @@ def action_gradient(value: Tensor, action: NestedTensor, clipping: float | None 
 
 
 def deterministic_policy_loss(gradient: NestedTensor, action: NestedTensor) -> Tensor:
-    """A loss ``[N]`` whose gradient with respect to ``action`` is ``-dQ/da``.
+    """Return a loss ``[N]`` whose gradient with respect to ``action`` is ``-dQ/da``.
 
-    That is the deterministic policy gradient (Silver et al. 2014, eq. 9), and the second term of eq. 10 of SAC. Its
-    value, ``-dQ/da * a`` summed over an action, has no meaning.
+    This is the deterministic policy gradient (Silver et al. 2014, eq. 9), and the second term of eq. 10 of SAC. The
+    value of the loss, ``-dQ/da * a`` summed over an action, is meaningless.
 
     Args:
         gradient: nest of ``dQ/da``, ``[N, ...]`` each.
-        action: nest of actions with gradient to the policy, likewise.
+        action: nest of actions with gradient to the policy, of the same shapes.
     """
     terms = [(g * a).reshape(len(g), -1).sum(1) for g, a in zip(nest.flatten(gradient), nest.flatten(action))]
     total = terms[0]
@@ -92,9 +92,9 @@ def deterministic_policy_loss(gradient: NestedTensor, action: NestedTensor) -> T
 
 
 def sequence_priority(loss: Tensor, step_type: Tensor) -> Tensor:
-    """The root mean of the losses of the steps of a sequence that are not LAST.
+    """Compute the root of the mean loss over the steps of a sequence that are not LAST.
 
-    For squared errors that is the root mean squared TD error.
+    For squared errors this is the root mean squared TD error.
 
     Args:
         loss: ``[T, B]``, non-negative; 0 where there is no target (LAST steps and the final one).
@@ -108,25 +108,25 @@ def sequence_priority(loss: Tensor, step_type: Tensor) -> Tensor:
 
 
 def leaves_of_graph(action: NestedTensor) -> NestedTensor:
-    """``action``, cut from what it was computed from, with gradient to it where gradients are recorded."""
+    """Detach ``action`` and make it a leaf that requires gradients where gradients are recorded."""
     if isinstance(action, Tensor):
         return action.detach().requires_grad_(torch.is_grad_enabled())
     return nest.map_structure(leaves_of_graph, action)
 
 
 def detached(nested: NestedTensor) -> NestedTensor:
-    """The same nest without gradients."""
+    """Return the same nest without gradients."""
     return nest.map_structure(Tensor.detach, nested)
 
 
 def loss_of_all_critics(critic_loss: Callable[..., LossInfo], info: Any, critics: Tensor, target: Tensor) -> Tensor:
-    """The sum of the losses of n critics.
+    """Compute the sum of the losses of n critics.
 
-    To ``critic_loss`` the critics are further samples: it is called once, with ``[T, n * B, ...]``.
+    ``critic_loss`` is called once, with the critics as additional samples ``[T, n * B, ...]``.
 
     Args:
         critic_loss: a TD loss.
-        info: record of ``[T, B, ...]`` with what the loss reads; ``()`` for what there is not.
+        info: named tuple of ``[T, B, ...]`` with the fields that the loss reads; ``()`` for missing fields.
         critics: ``[T, B, n, ...]``.
         target: ``[T, B, ...]``: values to bootstrap from.
 

@@ -1,7 +1,7 @@
-"""Exploration of deterministic policies: noise added to their actions, and uniformly random actions.
+"""Exploration of deterministic policies: action noise, and uniformly random actions.
 
-Noise is in units of half the range of each action, so that the same number suits any bounds: 0.1 is a twentieth of
-the way from one bound to the other. Noisy actions are clipped to the bounds.
+Noise is in units of half the range of each action, so that the same number suits any bounds: 0.1 is a twentieth of the
+range. Noisy actions are clipped to the bounds.
 """
 from collections.abc import Callable
 from typing import Any
@@ -19,11 +19,11 @@ from alfx.utils.schedulers import as_scheduler
 
 
 class ActionBounds(nn.Module):
-    """The bounds of a nest of continuous actions.
+    """Bounds of a nest of continuous actions.
 
     Args:
         action_spec: nest of ``BoundedTensorSpec`` of floats.
-        name: whose bounds they are, for messages.
+        name: owner of the bounds, for error messages.
 
     Raises:
         SpecError: an action is discrete, or a bound is missing or infinite.
@@ -35,12 +35,12 @@ class ActionBounds(nn.Module):
         self._single = not nest.is_nested(action_spec)
         for i, spec in enumerate(nest.flatten(action_spec)):
             require_continuous(spec, name)
-            middle, half = action_range(spec, name, 'exploration noise is scaled to them; give the action bounds')
+            middle, half = action_range(spec, name, 'exploration noise is scaled to them; add bounds to the action')
             for bound, value in (('low', middle - half), ('high', middle + half), ('half', half)):
                 self.register_buffer(f'_{bound}_{i}', value, persistent=False)
 
     def _map(self, func: Callable[..., Tensor], bounds: str, *nests: NestedTensor) -> Any:
-        """``func(*tensors, *bounds)`` for each action; ``bounds`` are names such as 'low high'."""
+        """Apply ``func(*tensors, *bounds)`` to each action; ``bounds`` are names such as 'low high'."""
         if self._single:
             return func(*nests, *self._of(0, bounds))
         leaves = zip(*(nest.flatten(nested) for nested in nests))
@@ -50,20 +50,20 @@ class ActionBounds(nn.Module):
         return [self._buffers[f'_{bound}_{i}'] for bound in bounds.split()]  # type: ignore[misc]
 
     def clip(self, action: NestedTensor) -> NestedTensor:
-        """The nearest actions ``[B, ...]`` within the bounds."""
+        """Clip actions ``[B, ...]`` to the bounds."""
         return self._map(torch.clamp, 'low high', action)
 
     def add_noise(self, action: NestedTensor, noise: NestedTensor) -> NestedTensor:
-        """``action`` plus ``noise``, clipped.
+        """Add ``noise`` to ``action`` and clip the result.
 
         Args:
             action: nest of ``[B, ...]``.
-            noise: the same, in units of half the range.
+            noise: nest of the same structure, in units of half the range.
         """
         return self._map(_noisy, 'half low high', action, noise)
 
     def sample_like(self, action: NestedTensor) -> NestedTensor:
-        """Uniformly random actions of the shape of ``action`` ``[B, ...]``."""
+        """Sample uniformly random actions of the shape of ``action`` ``[B, ...]``."""
         return self._map(lambda a, low, high: torch.rand_like(a).mul_(high - low).add_(low), 'low high', action)
 
 
@@ -72,7 +72,8 @@ def _noisy(action: Tensor, noise: Tensor, half: Tensor, low: Tensor, high: Tenso
 
 
 def choose(probability: float, first: NestedTensor, second: NestedTensor) -> NestedTensor:
-    """For each element of the batch ``first`` with the given probability, otherwise ``second``; nests of ``[B, ...]``.
+    """Choose for each element of the batch ``first`` with the given probability, otherwise ``second``; nests of ``[B,
+    ...]``.
 
     All actions of a nest are chosen together.
     """
@@ -82,7 +83,7 @@ def choose(probability: float, first: NestedTensor, second: NestedTensor) -> Nes
 
 
 class ExplorationNoise(nn.Module):
-    """Base of the kinds of noise; called as ``action, state = noise(action, state)``.
+    """Base class of exploration noise; called as ``action, state = noise(action, state)``.
 
     Args:
         action_spec: nest of ``BoundedTensorSpec`` of floats.
@@ -97,11 +98,11 @@ class ExplorationNoise(nn.Module):
 
     @property
     def state_spec(self) -> NestedTensorSpec:
-        """Nest of specs of the state, which is zeros at the first step of an episode; ``()`` if there is none."""
+        """Nest of specs of the state, which is zeros at the first step of an episode; ``()`` without state."""
         return ()
 
     def first_step(self, action: NestedTensor) -> NestedTensor:
-        """Noisy actions ``[B, ...]``, with the noise of the first step of an episode."""
+        """Return noisy actions ``[B, ...]``, with the noise of the first step of an episode."""
         leaf = nest.flatten(action)[0]
         state = nest.map_structure(lambda spec: spec.zeros(leaf.shape[:1]).to(leaf.device), self.state_spec)
         return self(action, state)[0]
@@ -121,14 +122,14 @@ class ExplorationNoise(nn.Module):
 
 @configurable
 class OrnsteinUhlenbeckNoise(ExplorationNoise):
-    """Noise that is correlated in time, see :class:`~alfx.networks.ou_process.OUProcess`.
+    """Temporally correlated noise, see :class:`~alfx.networks.ou_process.OUProcess`.
 
-    Its state is the noise itself; that of each environment begins with zeros in every episode.
+    The state is the noise itself; it is reset to zeros in each environment at the start of an episode.
 
     Args:
         action_spec: nest of ``BoundedTensorSpec`` of floats.
-        stddev: standard deviation of what is added to the noise at each step, in units of half the range.
-        damping: share of the noise that is lost at each step, in [0, 1].
+        stddev: standard deviation of the increments of the noise, in units of half the range.
+        damping: fraction of the noise that decays at each step, in [0, 1].
 
     Raises:
         SpecError: an action is discrete, or a bound is missing or infinite.
@@ -145,7 +146,7 @@ class OrnsteinUhlenbeckNoise(ExplorationNoise):
         return self._process.state_spec
 
     def forward(self, action: NestedTensor, state: NestedTensor) -> tuple[NestedTensor, NestedTensor]:
-        """See the base class."""
+        """Add noise to actions, see the base class."""
         noise, state = self._process(state)
         return self._bounds.add_noise(action, noise), state
 
@@ -173,22 +174,22 @@ class GaussianNoise(ExplorationNoise):
         self.register_buffer('_stddev_now', torch.tensor(0.0 if callable(stddev) else float(stddev)), persistent=False)
 
     def forward(self, action: NestedTensor, state: NestedTensor) -> tuple[NestedTensor, NestedTensor]:
-        """See the base class."""
+        """Add noise to actions, see the base class."""
         self.follow_schedule()
         return self.noisy(action), state
 
     def follow_schedule(self) -> None:
-        """Look up the standard deviation; what is played from a record does not."""
+        """Update the standard deviation from its schedule, which a traced graph does not do."""
         if self._is_scheduled:
             self._stddev_now.fill_(self._stddev())
 
     def noisy(self, action: NestedTensor) -> NestedTensor:
-        """Noisy actions ``[B, ...]`` with the standard deviation that was looked up last."""
+        """Return noisy actions ``[B, ...]`` with the standard deviation of the last :meth:`follow_schedule`."""
         return self._bounds.add_noise(action, gaussian_like(action, self._stddev_now))
 
 
 def gaussian_like(nested: NestedTensor, stddev: float | Tensor, clip: float | None = None) -> NestedTensor:
-    """A nest of normally distributed tensors of the shapes of ``nested``, clipped to ``[-clip, clip]``."""
+    """Sample a nest of normally distributed tensors of the shapes of ``nested``, clipped to ``[-clip, clip]``."""
     def draw(x: Tensor) -> Tensor:
         noise = torch.randn_like(x).mul_(stddev)
         return noise if clip is None else noise.clamp_(-clip, clip)

@@ -1,8 +1,8 @@
-"""What is known of some tasks: rewards and terminations as functions of observations, for imagined steps.
+"""Known reward and termination functions of some tasks, for imagined steps of a model.
 
-A conf names them: ``FixedRewardFunction.reward_func = 'pendulum'``, ``MbrlAlgorithm.termination_fn = 'hopper'``. They
-are those of gymnasium's environments, computed from the observation that an action led to. Actions are those of alfx's
-environments, in [-1, 1] (``normalize_action``).
+A conf selects them by name: ``FixedRewardFunction.reward_func = 'pendulum'``, ``MbrlAlgorithm.termination_fn =
+'hopper'``. They reproduce gymnasium's environments, computed from the observation that an action led to. Actions are in
+[-1, 1], as in alfx's environments (``normalize_action``).
 """
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def pendulum_reward(observation: Tensor, action: Tensor) -> Tensor:
-    """Of Pendulum: ``-(angle^2 + 0.1 velocity^2 + 0.001 torque^2)``, from ``(cos, sin, velocity)``.
+    """Reward of Pendulum: ``-(angle^2 + 0.1 velocity^2 + 0.001 torque^2)``, from ``(cos, sin, velocity)``.
 
     Args:
         observation: ``[N, 3]``.
@@ -26,25 +26,26 @@ def pendulum_reward(observation: Tensor, action: Tensor) -> Tensor:
 
 
 def inverted_pendulum_reward(observation: Tensor, action: Tensor) -> Tensor:
-    """Of Inverted Pendulum: 1 while it stands; ``[N, 4]`` to ``[N]``."""
+    """Reward of InvertedPendulum: 1 while the pole stands; ``[N, 4]`` to ``[N]``."""
     return (~inverted_pendulum_termination(observation)).float()
 
 
 def centred_inverted_pendulum_reward(observation: Tensor, action: Tensor) -> Tensor:
-    """Of Inverted Pendulum for a planner: a little less away from the middle of the rail; ``[N, 4]`` to ``[N]``.
+    """Reward of InvertedPendulum for a planner: slightly smaller away from the middle of the rail; ``[N, 4]`` to
+    ``[N]``.
 
-    The reward of the task is the same wherever the cart is. So to a planner all plans are equal that keep the pole
-    upright as far as it sees, and the cart drifts to the end of the rail, where the pole cannot be held, even if the
-    model is exact.
+    The reward of the task does not depend on the position of the cart. All plans that keep the pole upright within the
+    planning horizon are then equal, and the cart drifts to the end of the rail, where the pole cannot be held, even
+    with an exact model.
     """
     return inverted_pendulum_reward(observation, action) * (1 - 0.1 * observation[..., 0].square())
 
 
 def reacher_reward(observation: Tensor, action: Tensor) -> Tensor:
-    """Of Reacher: minus the distance between fingertip and target, and minus the squares of the torques.
+    """Reward of Reacher: minus the distance between fingertip and target, minus the squared torques.
 
     Args:
-        observation: ``[N, 10]``, of which the last two numbers are from the target to the fingertip.
+        observation: ``[N, 10]``, of which the last two numbers are the vector from the target to the fingertip.
         action: ``[N, 2]``.
 
     Returns:
@@ -54,24 +55,25 @@ def reacher_reward(observation: Tensor, action: Tensor) -> Tensor:
 
 
 def no_termination(observation: Tensor) -> Tensor:
-    """Of tasks that only a time limit ends: ``[N, D]`` to bool ``[N]``."""
+    """Termination of tasks that only a time limit ends: ``[N, D]`` to bool ``[N]``."""
     return torch.zeros(observation.shape[:-1], dtype=torch.bool, device=observation.device)
 
 
 def hopper_termination(observation: Tensor) -> Tensor:
-    """Of Hopper: its torso is lower than 0.7 or leans by 0.2 rad, or a number is out of (-100, 100); ``[N, 11]``."""
+    """Termination of Hopper: the torso is below 0.7 or leans by 0.2 rad, or a number is out of (-100, 100); ``[N,
+    11]``."""
     is_sound = observation.isfinite().all(-1) & (observation[..., 1:].abs() < 100).all(-1)
     return ~(is_sound & (observation[..., 0] > 0.7) & (observation[..., 1].abs() < 0.2))
 
 
 def walker_termination(observation: Tensor) -> Tensor:
-    """Of Walker2d: its torso is not between 0.8 and 2 high, or leans by 1 rad; ``[N, 17]``."""
+    """Termination of Walker2d: the torso height is not between 0.8 and 2, or the torso leans by 1 rad; ``[N, 17]``."""
     height, angle = observation[..., 0], observation[..., 1]
     return ~((height > 0.8) & (height < 2.0) & (angle.abs() < 1.0))
 
 
 def inverted_pendulum_termination(observation: Tensor) -> Tensor:
-    """Of InvertedPendulum: the pole leans by more than 0.2 rad; ``[N, 4]``."""
+    """Termination of InvertedPendulum: the pole leans by more than 0.2 rad; ``[N, 4]``."""
     return ~(observation.isfinite().all(-1) & (observation[..., 1].abs() <= 0.2))
 
 
@@ -89,4 +91,4 @@ TERMINATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     'walker': walker_termination,
     'inverted_pendulum': inverted_pendulum_termination,
 }
-"""``f(observation [N, D]) -> whether the episode ends there, bool [N]`` by the name of the task."""
+"""``f(observation [N, D]) -> terminated, bool [N]`` by the name of the task."""

@@ -1,4 +1,4 @@
-"""Numbering observations, for tables of what has been learned about each of them."""
+"""Grid over observations that numbers its cells, for tables of visit counts or values."""
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,22 +14,22 @@ Bounds = Sequence[tuple[float, float] | None] | None
 
 
 class ObservationGrid(nn.Module):
-    """Numbers the cells of a grid over observations, ``0 .. num_cells - 1``.
+    """Maps observations to the cells of a grid, ``0 .. num_cells - 1``.
 
-    An integer is a coordinate by itself, counted from its ``minimum``. The range of a floating point number is divided
-    into ``grid_size`` equal parts. What is out of bounds counts as the nearest that is not.
+    Each integer is a coordinate, counted from its ``minimum``. The range of a floating point number is divided into
+    ``grid_size`` equal parts. Values out of bounds are clipped to the nearest cell.
 
     Args:
         observation_spec: nest of specs.
         grid_size: number of parts, for all floating point numbers or for each in the order of the nest; ``None`` if
             there are none.
-        grid_bounds: ``(low, high)`` for each floating point number in the order of the nest; ``None`` in place of a
-            pair or of the whole: the bounds of the spec.
-        owner: who needs it, for messages.
+        grid_bounds: ``(low, high)`` for each floating point number in the order of the nest; ``None`` instead of a pair
+            or of the whole argument: the bounds of the spec.
+        owner: class named in error messages.
 
     Raises:
-        ValueError: integers or floating point numbers without bounds, or arguments that do not fit; the message names
-            the part of the observation.
+        ValueError: integers or floating point numbers have no bounds, or arguments do not fit; the message names the
+            part of the observation.
     """
 
     _low: Tensor
@@ -61,11 +61,11 @@ class ObservationGrid(nn.Module):
 
     @property
     def num_cells(self) -> int:
-        """How many numbers there are."""
+        """Number of cells."""
         return self._num_cells
 
     def forward(self, observation: NestedTensor) -> Tensor:
-        """The numbers, int64 ``[B]``, of observations ``[B, ...]``."""
+        """Return the cells, int64 ``[B]``, of observations ``[B, ...]``."""
         if self._first is not None:
             return (observation.reshape(-1).long() - self._first).clamp_(0, self._num_cells - 1)
         leaves = [leaf.reshape(len(leaf), -1).double() for leaf in nest.flatten(observation)]
@@ -77,11 +77,11 @@ class ObservationGrid(nn.Module):
 def _sizes(grid_size: Any, count: int, owner: str) -> list[int]:
     if grid_size is None:
         if count:
-            raise ValueError(f'{owner}.grid_size: the observation has {count} floating point numbers; give the number '
+            raise ValueError(f'{owner}.grid_size: the observation has {count} floating point numbers; set the number '
                              'of parts that the range of each is divided into')
         return []
     if not count:
-        raise ValueError(f'{owner}.grid_size: the observation has no floating point numbers to divide; leave it out')
+        raise ValueError(f'{owner}.grid_size: the observation has no floating point numbers to divide; remove it')
     sizes = [grid_size] * count if isinstance(grid_size, int) else list(grid_size)
     if len(sizes) != count or not all(isinstance(size, int) and size >= 1 for size in sizes):
         raise ValueError(f'{owner}.grid_size: expected a number of at least 1, or {count} of them, found {grid_size}')
@@ -101,13 +101,13 @@ def _pairs(grid_bounds: Bounds, count: int, owner: str) -> list[Any]:
 
 
 def _gridded(where: str, spec: Any, parts: Any, pairs: Any, owner: str) -> list[tuple[float, float, int]]:
-    """``(low, scale, size)`` of the floating point numbers of one leaf."""
+    """Return ``(low, scale, size)`` of the floating point numbers of one leaf."""
     bounds = _bounds(spec) if isinstance(spec, BoundedTensorSpec) else [(-math.inf, math.inf)] * spec.numel
     coordinates = []
     for own, _ in zip(bounds, range(spec.numel)):
         low, high = next(pairs) or own
         if not (low < high and math.isfinite(high - low)):
-            raise ValueError(f'{owner}.grid_bounds: {where} has no finite range, found {spec}; give a pair (low, high) '
+            raise ValueError(f'{owner}.grid_bounds: {where} has no finite range, found {spec}; set a pair (low, high) '
                              'for each of its numbers')
         size = next(parts)
         coordinates.append((low, size / (high - low), size))
@@ -115,11 +115,12 @@ def _gridded(where: str, spec: Any, parts: Any, pairs: Any, owner: str) -> list[
 
 
 def _counted(where: str, spec: Any, owner: str) -> list[tuple[float, float, int]]:
-    """``(minimum, 1, size)`` of the integers of one leaf."""
+    """Return ``(minimum, 1, size)`` of the integers of one leaf."""
     if spec.dtype == torch.bool:
         return [(0.0, 1.0, 2)] * spec.numel
     if not isinstance(spec, BoundedTensorSpec):
-        raise ValueError(f'{owner}: {where} is {spec}, integers without bounds, of which there is no table')
+        raise ValueError(f'{owner}: {where} is {spec}, integers without bounds, which cannot index a table; bound '
+                         'the observation')
     return [(low, 1.0, int(high - low) + 1) for low, high in _bounds(spec)]
 
 

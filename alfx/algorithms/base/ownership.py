@@ -1,8 +1,8 @@
-"""Which optimizer owns which parameter.
+"""Ownership of parameters by optimizers.
 
 Each algorithm may have a default optimizer, and optimizers for particular modules or parameters
-(``Algorithm.add_optimizer``). Ownership is decided once, bottom up: what a part's own optimizers do not take is
-passed to its parent. At the root a trainable parameter without an owner is an error that names it.
+(``Algorithm.add_optimizer``). Ownership is decided once, bottom up: parameters that a part's own optimizers do not take
+are passed to its parent. At the root a trainable parameter without an owner raises an error that names it.
 """
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ from torch import nn
 
 
 class Owner(Protocol):
-    """What is asked of an algorithm; see :class:`~alfx.algorithms.algorithm.Algorithm`."""
+    """Interface of an algorithm that owns optimizers; see :class:`~alfx.algorithms.algorithm.Algorithm`."""
 
     _parameters: Any
     _modules: Any
@@ -38,11 +38,11 @@ class Owner(Protocol):
 
 
 class OwnershipError(ValueError):
-    """A parameter has no optimizer, or more than one."""
+    """Error for a parameter that has no optimizer, or more than one."""
 
 
 def assign_optimizers(root: Owner) -> None:
-    """Give every trainable parameter below ``root`` to exactly one optimizer.
+    """Assign every trainable parameter below ``root`` to exactly one optimizer.
 
     Raises:
         OwnershipError: names the parameters that have no optimizer or several.
@@ -54,11 +54,12 @@ def assign_optimizers(root: Owner) -> None:
         names = [name for name, p in root.named_parameters() if any(p is orphan for orphan in orphans)]
         raise OwnershipError(
             f'no optimizer owns the trainable parameters {names}; give {type(root).__name__} or one of its parts an '
-            "optimizer (e.g. Agent.optimizer=@Adam()), or set requires_grad=False on what is not to be trained")
+            'optimizer (e.g. Agent.optimizer=@Adam()), or set requires_grad=False on parameters that should not be '
+            'trained')
 
 
 class _Owners:
-    """Which parameters have an optimizer already; ``shared`` ones may get another from a parent."""
+    """Parameters that already have an optimizer; ``shared`` parameters may get another one from a parent."""
 
     def __init__(self, names: dict[int, str]):
         self._names = names
@@ -66,7 +67,7 @@ class _Owners:
         self.shared: set[int] = set()
 
     def give(self, algorithm: Owner, optimizer: Any, parameters: list[nn.Parameter]) -> None:
-        """Have ``optimizer``, one of ``algorithm``, own ``parameters``."""
+        """Assign ``parameters`` to ``optimizer``, which belongs to ``algorithm``."""
         twice = [self._names.get(id(p), '?') for p in parameters if id(p) in self._owned - self.shared]
         if twice:
             raise OwnershipError(f'the parameters {twice} are owned by two optimizers, the second one in '
@@ -75,12 +76,12 @@ class _Owners:
         optimizer.add_param_group({'params': parameters})
 
     def without_owner(self, parameters: list[nn.Parameter]) -> list[nn.Parameter]:
-        """Those of ``parameters`` that no optimizer owns."""
+        """Return the ``parameters`` that no optimizer owns."""
         return [p for p in parameters if id(p) not in self._owned]
 
 
 def _assign(algorithm: Owner, owners: _Owners) -> list[nn.Parameter]:
-    """Assign within ``algorithm``; returns the trainable parameters that are left to its parent."""
+    """Assign parameters within ``algorithm``; return the trainable parameters that are left to its parent."""
     left: list[nn.Parameter] = []
     for part in trainable_parts(algorithm):
         if not _is_algorithm(part):
@@ -98,7 +99,7 @@ def _assign(algorithm: Owner, owners: _Owners) -> list[nn.Parameter]:
         taken = {id(p) for p in claimed}
         left = [p for p in left if id(p) not in taken]
     if algorithm.default_optimizer is not None:
-        # What one of two parts that share a module has given to an optimizer of its own is not to be given again.
+        # If two parts share a module, one of them may have assigned it to its own optimizer already.
         free = {id(p) for p in owners.without_owner(left)}
         left = [p for p in left if id(p) in free or id(p) in owners.shared]
         if left:
@@ -108,7 +109,7 @@ def _assign(algorithm: Owner, owners: _Owners) -> list[nn.Parameter]:
 
 
 def trainable_parts(algorithm: Owner) -> Iterator[nn.Module | nn.Parameter]:
-    """Direct children and parameters of ``algorithm``, without the attributes it ignores."""
+    """Yield direct children and parameters of ``algorithm``, without the attributes it ignores."""
     ignored = set(algorithm._trainable_attributes_to_ignore())
     for name, parameter in algorithm._parameters.items():
         if name not in ignored and parameter is not None:
@@ -119,7 +120,7 @@ def trainable_parts(algorithm: Owner) -> Iterator[nn.Module | nn.Parameter]:
 
 
 def _unpacked(module: nn.Module) -> Iterator[nn.Module]:
-    """The elements of a ``ModuleList`` or ``ModuleDict`` (which may be algorithms), any other module itself."""
+    """Yield the elements of a ``ModuleList`` or ``ModuleDict`` (which may be algorithms), or the module itself."""
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
         for child in module.children():
             yield from _unpacked(child)
@@ -128,7 +129,8 @@ def _unpacked(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def parameters_of(item: nn.Module | nn.Parameter) -> list[nn.Parameter]:
-    """The trainable parameters of a module, without the attributes that an algorithm ignores; a parameter itself."""
+    """Return the trainable parameters of a module, without attributes that an algorithm ignores; or the parameter
+    itself."""
     if not isinstance(item, nn.Module):
         return [item] if item.requires_grad else []
     if _is_algorithm(item):
@@ -143,10 +145,10 @@ def _is_algorithm(module: Any) -> bool:
 
 
 def _check_no_hidden_algorithm(root: Any) -> None:
-    """An algorithm inside a plain module would lose its optimizers."""
+    """Raise ``OwnershipError`` for an algorithm inside a plain module, whose optimizers would be ignored."""
     def visit(module: nn.Module, path: str, inside_plain: bool) -> None:
         if _is_algorithm(module) and inside_plain:
-            raise OwnershipError(f"the algorithm at '{path}' is part of a module that is no algorithm, so that its "
+            raise OwnershipError(f"the algorithm at '{path}' is part of a module that is not an algorithm, so its "
                                  'optimizers would be ignored; make it an attribute of an algorithm')
         is_container = isinstance(module, (nn.ModuleList, nn.ModuleDict))
         inside = inside_plain if is_container else not _is_algorithm(module)
@@ -157,14 +159,14 @@ def _check_no_hidden_algorithm(root: Any) -> None:
 
 
 def algorithms_in(part: Any) -> list[Any]:
-    """The outermost algorithms in a module; the module itself if it is one."""
+    """Return the outermost algorithms in a module; the module itself if it is one."""
     if _is_algorithm(part):
         return [part]
     return [a for child in part.children() for a in algorithms_in(child)] if isinstance(part, nn.Module) else []
 
 
 def optimizers_of(algorithm: Owner, recurse: bool, include_ignored_attributes: bool) -> list[Any]:
-    """The optimizers of ``algorithm``, its own first; see ``Algorithm.optimizers``."""
+    """Return the optimizers of ``algorithm``, its own first; see ``Algorithm.optimizers``."""
     own = [optimizer for optimizer, _ in algorithm.explicit_optimizers]
     if algorithm.default_optimizer is not None:
         own.append(algorithm.default_optimizer)
@@ -176,7 +178,8 @@ def optimizers_of(algorithm: Owner, recurse: bool, include_ignored_attributes: b
 
 
 def describe_owners(algorithm: Owner) -> list[dict[str, Any]]:
-    """One entry an optimizer with its settings and the names of its parameters; the last: those without one."""
+    """Return one entry per optimizer with its settings and the names of its parameters; the last entry: parameters
+    without optimizer."""
     names = {id(p): name for name, p in algorithm.named_parameters()}
     owned: set[int] = set()
     entries = []

@@ -1,6 +1,6 @@
-"""The maths of Q-learning with several critics, rewards or distributions, as pure functions.
+"""Formulas of Q-learning with several critics, reward dimensions or distributions, as pure functions.
 
-``B`` is any batch, ``n`` the number of critics, ``A`` of actions, ``K`` of rewards, ``N`` of atoms. Read next
+``B`` is any batch, ``n`` the number of critics, ``A`` of actions, ``K`` of reward dimensions, ``N`` of atoms. Read next
 :mod:`alfx.algorithms.dqn_algorithm`.
 """
 import torch
@@ -10,11 +10,11 @@ from alfx.data_structures import StepType
 
 
 def preference(outputs: Tensor, reward_weights: Tensor | None, atoms: Tensor | None) -> Tensor:
-    """What actions are compared by: the least value of any critic, summed over rewards by their weights.
+    """Return the values that compare actions: the minimum over critics, summed over reward dimensions by their weights.
 
     Args:
         outputs: values ``[B, n, A]`` (``[B, n, K, A]``), or logits ``[B, n, A, N]``.
-        reward_weights: ``[K]``, or ``None`` for one reward.
+        reward_weights: ``[K]``, or ``None`` for a scalar reward.
         atoms: ``[N]``, or ``None`` for values.
 
     Returns:
@@ -25,21 +25,21 @@ def preference(outputs: Tensor, reward_weights: Tensor | None, atoms: Tensor | N
 
 
 def expected_values(logits: Tensor, atoms: Tensor) -> Tensor:
-    """The means ``[...]`` of categorical distributions ``logits`` ``[..., N]`` over ``atoms`` ``[N]``.
+    """Compute the means ``[...]`` of categorical distributions ``logits`` ``[..., N]`` over ``atoms`` ``[N]``.
 
-    Summed as distances from the middle atom: that the probabilities add up to 1 but for rounding then does not move the
-    mean, by which actions of nearly the same value would be told apart.
+    The sum is over distances from the middle atom. Rounding errors of the total probability then do not shift the mean,
+    which would reorder actions of nearly equal value.
     """
     middle = atoms[len(atoms) // 2]
     return middle + torch.softmax(logits, -1) @ (atoms - middle)
 
 
 def least_values(values: Tensor, reward_weights: Tensor | None) -> Tensor:
-    """The least value of n critics: the greatest of a reward whose weight is negative.
+    """Return the minimum over n critics; the maximum for a reward dimension with negative weight.
 
     Args:
-        values: ``[B, n, A]``, or ``[B, n, K, A]`` for K rewards.
-        reward_weights: ``[K]``, or ``None`` for one reward.
+        values: ``[B, n, A]``, or ``[B, n, K, A]`` for a K-dimensional reward.
+        reward_weights: ``[K]``, or ``None`` for a scalar reward.
 
     Returns:
         ``[B, A]`` or ``[B, K, A]``.
@@ -53,7 +53,8 @@ def least_values(values: Tensor, reward_weights: Tensor | None) -> Tensor:
 
 
 def least_distribution(probs: Tensor, atoms: Tensor) -> Tensor:
-    """Of n distributions ``probs`` ``[B, n, N]`` over ``atoms`` ``[N]`` the one with the least mean, ``[B, N]``."""
+    """Return the distribution ``[B, N]`` with the smallest mean among ``probs`` ``[B, n, N]`` over ``atoms``
+    ``[N]``."""
     if probs.shape[1] == 1:
         return probs.squeeze(1)
     least = (probs @ atoms).argmin(1)
@@ -61,7 +62,8 @@ def least_distribution(probs: Tensor, atoms: Tensor) -> Tensor:
 
 
 def of_action(outputs: Tensor, action: Tensor, dim: int) -> Tensor:
-    """What ``outputs`` ``[B, ..., A, ...]`` hold along ``dim`` for ``action`` ``[B]``; that dimension is left out."""
+    """Select the entry of ``action`` ``[B]`` along ``dim`` of ``outputs`` ``[B, ..., A, ...]``; drops that
+    dimension."""
     shape = list(outputs.shape)
     shape[dim] = 1
     index = action.reshape(-1, *[1] * (outputs.ndim - 1))
@@ -69,17 +71,17 @@ def of_action(outputs: Tensor, action: Tensor, dim: int) -> Tensor:
 
 
 def first_step_only(x: Tensor) -> Tensor:
-    """``x`` ``[T, B]`` with all but the first row 0."""
+    """Return ``x`` ``[T, B]`` with all but the first row set to 0."""
     return torch.cat((x[:1], torch.zeros_like(x[1:])))
 
 
 def mean_over_steps(x: Tensor, step_type: Tensor, first_only: bool) -> Tensor:
-    """The mean ``[B]`` of ``x`` ``[T, B]`` over the steps with a successor in the sequence, 0 if there is none.
+    """Compute the mean ``[B]`` of ``x`` ``[T, B]`` over the steps with a successor in the sequence, 0 if there is none.
 
     Args:
         x: ``[T, B]``.
         step_type: ``[T, B]``.
-        first_only: only the first step counts.
+        first_only: use only the first step.
     """
     mask = (step_type != StepType.LAST).to(x.dtype)[:1 if first_only else -1]
     return (x[:len(mask)] * mask).sum(0) / mask.sum(0).clamp(min=1.0)

@@ -1,4 +1,4 @@
-"""Parts of training sequences ``[T, B, ...]`` as one batch, and back."""
+"""Slices of training sequences ``[T, B, ...]`` as one batch, and back."""
 import torch
 from torch import Tensor
 
@@ -7,25 +7,26 @@ from alfx.tensor_specs import NestedTensor
 
 
 def steps(nested: NestedTensor, start: int, stop: int) -> NestedTensor:
-    """Steps ``start`` to ``stop - 1`` of a nest of ``[T, B, ...]`` as one batch ``[(stop - start) * B, ...]``."""
+    """Return steps ``start`` to ``stop - 1`` of a nest of ``[T, B, ...]`` as one batch ``[(stop - start) * B,
+    ...]``."""
     if stop == start + 1:
         return nest.map_structure(lambda x: x[start], nested)
     return nest.map_structure(lambda x: x[start:stop].flatten(0, 1), nested)
 
 
 def pad_end(x: Tensor, count: int) -> Tensor:
-    """``[N, ...]`` to ``[N + count, ...]``: zeros behind the last row."""
+    """Pad ``[N, ...]`` to ``[N + count, ...]`` with zeros after the last row."""
     return torch.cat((x, x.new_zeros((count, *x.shape[1:]))))
 
 
 def pad_start(x: Tensor, count: int) -> Tensor:
-    """``[N, ...]`` to ``[count + N, ...]``: zeros in front of the first row."""
+    """Pad ``[N, ...]`` to ``[count + N, ...]`` with zeros before the first row."""
     return torch.cat((x.new_zeros((count, *x.shape[1:])), x))
 
 
 def repeated(nested: NestedTensor, count: int) -> NestedTensor:
-    """``[T, B, ...]`` to ``[T, B * count, ...]``: each sequence ``count`` times in a row.
+    """Repeat each sequence ``count`` times: ``[T, B, ...]`` to ``[T, B * count, ...]``.
 
-    With it, ``count`` critics ``[T, B, count, ...].flatten(1, 2)`` are so many more samples to a loss.
+    A loss can then treat ``count`` critics, ``[T, B, count, ...].flatten(1, 2)``, as additional samples.
     """
     return nest.map_structure(lambda x: x.unsqueeze(2).expand(*x.shape[:2], count, *x.shape[2:]).flatten(1, 2), nested)

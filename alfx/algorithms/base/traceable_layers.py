@@ -1,4 +1,4 @@
-"""Which modules do the same at every call, so that what is made of them can be recorded and compiled."""
+"""Checks of modules that compute the same operations at every call, so that they can be traced and compiled."""
 from typing import Any
 
 from torch import nn
@@ -13,16 +13,20 @@ _VARYING = (NoisyFC, Normalizer, AdaptiveAverager, EMAverager, WindowAverager, n
 
 
 def is_traceable(module: nn.Module) -> bool:
-    """Whether no part of ``module`` draws numbers of its own or keeps statistics.
+    """Return whether no part of ``module`` samples random numbers or keeps statistics.
 
-    Of modules that come neither with alfx nor with torch this is not known: it is taken for not so.
+    Parts that come neither from alfx nor from torch count as not traceable.
     """
     return all(type(part).__module__.split('.')[0] in ('alfx', 'torch') and not isinstance(part, _VARYING)
                for part in module.modules() if part is not module)
 
 
-def has_fixed_prediction(algorithm: Any, cls: type) -> bool:
-    """Whether ``predict_step`` of ``algorithm`` is that of ``cls``, which reads observation and action mask, and it has
-    no memory and no part that draws numbers of its own or keeps statistics."""
-    own = type(algorithm).predict_step is cls.predict_step  # type: ignore[attr-defined]
-    return own and not nest.flatten(algorithm.predict_state_spec) and is_traceable(algorithm)
+def has_traceable_prediction(algorithm: Any) -> bool:
+    """Return whether ``predict_step`` can run from a traced graph.
+
+    That is so if the class that defines it sets ``predicts_from_observation = True``, which states that it reads only
+    the observation and the action mask, if it is not recurrent, and if all layers are traceable.
+    """
+    owner = next((cls for cls in type(algorithm).__mro__ if 'predict_step' in vars(cls)), object)
+    return (vars(owner).get('predicts_from_observation', False) and not nest.flatten(algorithm.predict_state_spec)
+            and is_traceable(algorithm))

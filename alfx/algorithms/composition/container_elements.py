@@ -1,4 +1,4 @@
-"""The elements of a ``SequentialAlg``: as :mod:`alfx.layers.steps`, with algorithms, their states and infos.
+"""Elements of a ``SequentialAlg``: as in :mod:`alfx.layers.steps`, with algorithms, their states and infos.
 
 Names of results may be ``'info.NAME'`` for the info of the algorithm ``NAME`` and ``'state.NAME'`` for the new state of
 an algorithm or network, each followed by a path into it.
@@ -13,24 +13,24 @@ from alfx.networks.network import Network
 from alfx.tensor_specs import Nested
 
 _WITH: dict[str, Any] = {'info': Algorithm, 'state': (Algorithm, Network)}
-"""What has an info, and what has a state."""
+"""Types of elements that have an info or a state."""
 
 
 def parse_elements(modules: Sequence[Any], named_modules: Mapping[str, Any], output: Nested, where: str) -> list[Step]:
-    """The steps of a sequence, checked.
+    """Return the steps of a sequence, after checking them.
 
     Args:
         modules: elements without a name.
         named_modules: elements by name.
         output: nest of names of results.
-        where: the name of the sequence in messages.
+        where: name of the sequence in error messages.
 
     Raises:
-        ValueError: no elements, an element that cannot be called, or a name that does not exist.
+        ValueError: there are no elements, an element cannot be called, or a name does not exist.
     """
     for key in _WITH:
         if key in named_modules:
-            raise ValueError(f"{where}: no element may be called '{key}', which is the name of all {key}s")
+            raise ValueError(f"{where}: an element cannot be named '{key}', which refers to the {key}s of elements")
     elements = [_as_pair(element) for element in (*modules, *named_modules.values())]
     plain = [(_outputs_of(names), module) if names is not None else module for names, module in elements]
     plain_named = dict(zip(named_modules, plain[len(modules):]))
@@ -42,10 +42,10 @@ def parse_elements(modules: Sequence[Any], named_modules: Mapping[str, Any], out
 
 
 class Selector:
-    """A nest of results by their names, which are taken apart once and not at each step.
+    """Selects a nest of results by name; the names are parsed once, not at each step.
 
     Args:
-        names: nest of names; ``None``: the result before.
+        names: nest of names; ``None``: the previous result.
     """
 
     def __init__(self, names: Nested):
@@ -54,10 +54,10 @@ class Selector:
         self._paths = [name.split('.') for name in self._names]
 
     def __call__(self, results: Mapping[str, Any]) -> Nested:
-        """Select from ``results`` by name, of which ``''`` is the latest.
+        """Select from ``results`` by name; ``''`` is the latest result.
 
         Raises:
-            LookupError: a result has no such field; the message names the nearest one.
+            LookupError: a result has no such field; the message names the most similar one.
         """
         found = []
         for name, path in zip(self._names, self._paths):
@@ -67,7 +67,7 @@ class Selector:
                     value = value[key]
                 elif key in getattr(value, '_fields', ()):
                     value = getattr(value, key)
-                else:  # by position, or an error that says what there is
+                else:  # an index, or an error that lists the existing fields
                     value = nest.get_field({path[0]: results[path[0]]}, name)
                     break
             found.append(value)
@@ -75,14 +75,14 @@ class Selector:
 
 
 def _as_pair(element: Any) -> tuple[Nested, Any]:
-    """``(names, module)``; the names are ``None`` where none are given."""
+    """Return ``(names, module)``; the names are ``None`` if not given."""
     if isinstance(element, tuple) and len(element) == 2 and callable(element[1]):
         return element
     return None, element
 
 
 def _outputs_of(names: Nested) -> Nested:
-    """The names of the results of those elements whose states or infos are meant, and all others as they are."""
+    """Replace names of states and infos by the names of their elements; keep other names."""
 
     def output_of(name: Any) -> Any:
         if not isinstance(name, str):
@@ -100,5 +100,5 @@ def _check_kinds(names: Nested, modules: Mapping[str, Any], where: str) -> None:
         key = rest.split('.')[0]
         module = modules.get(key)
         if kind in _WITH and module is not None and not isinstance(module, _WITH[kind]):
-            raise ValueError(f"{where}: '{name}' does not exist, as '{key}' is a {type(module).__name__}; there are "
-                             'infos of algorithms, and states of algorithms and networks')
+            raise ValueError(f"{where}: '{name}' does not exist, because '{key}' is a {type(module).__name__}; "
+                             'only algorithms have infos, and only algorithms and networks have states')

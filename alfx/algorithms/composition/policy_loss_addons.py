@@ -1,10 +1,10 @@
-"""Additional terms of the loss of a policy, whichever algorithm learns it: attraction to and repulsion from policies.
+"""Additional terms of a policy loss for any algorithm: attraction to and repulsion from other policies.
 
-A term is ``weight * D(policy || other)`` with the Kullback-Leibler divergence D and another, fixed policy: it keeps a
-policy near one that was trained before (as in Schmitt et al. 2018, arXiv:1803.03835, "kickstarting") or drives it away
-from one (as in Hong et al. 2018, arXiv:1802.04564, diversity-driven exploration). They are attached by
-``Agent.policy_loss_addons`` and look at the ``action_distribution`` that the policy algorithm reports in training; for
-a deterministic policy that is its action.
+A term is ``weight * D(policy || other)`` with the Kullback-Leibler divergence D and another, fixed policy. It keeps a
+policy near a previously trained one (as in Schmitt et al. 2018, arXiv:1803.03835, "kickstarting") or drives it away
+from one (as in Hong et al. 2018, arXiv:1802.04564, diversity-driven exploration). Terms are attached by
+``Agent.policy_loss_addons`` and use the ``action_distribution`` that the policy algorithm reports in training; for a
+deterministic policy this is its action.
 """
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,7 +30,7 @@ PolicyLossAddOnInfo = namedtuple('PolicyLossAddOnInfo', ['step_type', 'term'], d
 
 
 class PolicyLossAddOn(Algorithm):
-    """Base of the additional terms: a subclass defines :meth:`term`.
+    """Base class of additional terms; a subclass defines :meth:`term`.
 
     Args:
         observation_spec: nest of specs of the observation, as the policy algorithm sees it.
@@ -43,6 +43,8 @@ class PolicyLossAddOn(Algorithm):
         ConfError: ``weight`` is negative.
     """
 
+    updates_are_traceable = False
+
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  weight: float | Callable[[], float] = 1.0, debug_summaries: bool = False,
                  name: str = 'PolicyLossAddOn'):
@@ -51,22 +53,22 @@ class PolicyLossAddOn(Algorithm):
         self._weight = as_scheduler(weight)
 
     def term(self, observation: NestedTensor, action_distribution: NestedTensor) -> Tensor:
-        """The loss ``[B]`` to be added, before it is weighted.
+        """Compute the loss ``[B]`` to add, before weighting.
 
         Args:
             observation: nest of ``[B, ...]``.
             action_distribution: nest of distributions of batch shape ``[B]``, or of the actions ``[B, ...]`` of a
-                deterministic policy; gradients go through it to the policy.
+                deterministic policy, with gradient to the policy.
         """
         raise NotImplementedError(f'{type(self).__name__}.term')
 
     def train_step(self, inputs: tuple[TimeStep, Any], state: Any = (), rollout_info: Any = ()) -> AlgStep:
-        """``info`` is a ``PolicyLossAddOnInfo`` for ``inputs = (time_step, action_distribution)``."""
+        """Compute a ``PolicyLossAddOnInfo`` as ``info``, for ``inputs = (time_step, action_distribution)``."""
         time_step, distribution = inputs
         return AlgStep(info=PolicyLossAddOnInfo(time_step.step_type, self.term(time_step.observation, distribution)))
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The weighted term, ``[T, B]``."""
+        """Compute the weighted term, ``[T, B]``."""
         weight = self._weight()
         if self._debug_summaries and context.should_record_summaries():
             masks = valid_masks(info.step_type)
@@ -77,27 +79,27 @@ class PolicyLossAddOn(Algorithm):
 
 
 class DivergenceFromPolicy(PolicyLossAddOn):
-    """Base of attraction and repulsion: another policy, which stays as it is, and the divergence from it.
+    """Base class of attraction and repulsion: divergence from another, fixed policy.
 
     Args:
         observation_spec: nest of specs of the observation, as the policy algorithm sees it.
         action_spec: nest of ``BoundedTensorSpec``.
-        actor_network_ctor: called as ``(input_tensor_spec=, action_spec=)``; makes the network of the other policy, of
-            distributions or of deterministic actions.
-        checkpoint_path: file of the checkpoint that it is loaded from; ``None``: it stays as it was made. It is
-            kept in the checkpoints of the run as well.
-        checkpoint_prefix: where the network is found in that checkpoint.
+        actor_network_ctor: called as ``(input_tensor_spec=, action_spec=)``; creates the network of the other policy,
+            which outputs distributions or deterministic actions.
+        checkpoint_path: checkpoint file from which the other policy is loaded; ``None``: it keeps its initial
+            parameters. It is also saved in the checkpoints of the run.
+        checkpoint_prefix: path of the network in that checkpoint.
         weight: factor of the term, a number or a schedule.
-        deterministic_stddev: a deterministic action counts as a normal distribution with this standard deviation, in
-            units of half the range of the action.
-        num_samples: number of samples that a divergence which has no closed form is estimated from.
+        deterministic_stddev: a deterministic action is treated as a normal distribution with this standard deviation,
+            in units of half the range of the action.
+        num_samples: number of samples that estimate a divergence without closed form.
         debug_summaries: write the weight and the mean of the term.
         name: name of this term in summaries.
 
     Raises:
         ConfError: a number is out of range.
         CheckpointError: the checkpoint cannot be read, or has no such part.
-        ValueError: the other policy has memory.
+        ValueError: the other policy is recurrent.
     """
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
@@ -111,8 +113,8 @@ class DivergenceFromPolicy(PolicyLossAddOn):
         super().__init__(observation_spec, action_spec, weight, debug_summaries, name)
         network = actor_network_ctor(input_tensor_spec=observation_spec, action_spec=action_spec)
         if nest.flatten(network.state_spec):
-            raise ValueError(f'{owner}: the other policy, {network.name}, has memory; choose an actor_network_ctor '
-                             'without')
+            raise ValueError(f'{owner}: the other policy, {network.name}, is recurrent; choose an '
+                             'actor_network_ctor of a feed-forward network')
         if checkpoint_path is not None:
             network.load_state_dict(extract_sub_state_dict_from_checkpoint(checkpoint_prefix, checkpoint_path))
         self._other_network = network.requires_grad_(False)
@@ -120,21 +122,21 @@ class DivergenceFromPolicy(PolicyLossAddOn):
         self._num_samples = num_samples
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
-        """The other policy."""
+        """Return the attribute of the other policy."""
         return ['_other_network']
 
     def divergence(self, observation: NestedTensor, action_distribution: NestedTensor) -> Tensor:
-        """``D(policy || other)``, ``[B]``, summed over the actions of a nest.
+        """Compute ``D(policy || other)``, ``[B]``, summed over the actions of a nest.
 
         Raises:
-            ValueError: the policies do not act alike.
+            ValueError: the policies have different kinds of actions.
         """
         with torch.no_grad():
             other, _ = self._other_network(observation)
         mine, theirs = (nest.flatten(policy, nest.is_distribution) for policy in (action_distribution, other))
         if len(mine) != len(theirs) or len(mine) != len(self._scales):
             raise ValueError(f'{self._name}: expected a distribution for each of {len(self._scales)} actions, found '
-                             f'{len(mine)} of the policy and {len(theirs)} of the other policy')
+                             f'{len(mine)} for the policy and {len(theirs)} for the other policy')
         total: Any = 0.0
         for policy, theirs_of_action, scale in zip(mine, theirs, self._scales):
             total = total + self._of_action(policy, theirs_of_action, scale)
@@ -144,37 +146,37 @@ class DivergenceFromPolicy(PolicyLossAddOn):
         if isinstance(policy, td.Distribution):
             if not isinstance(other, td.Distribution):
                 raise ValueError(f'{self._name}: the policy is stochastic, the other one deterministic; choose an '
-                                 'actor_network_ctor that makes distributions, such as ActorDistributionNetwork')
+                                 'actor_network_ctor that outputs distributions, such as ActorDistributionNetwork')
             return kl_divergence(policy, other, self._num_samples)
         if scale is None:
-            raise ValueError(f'{self._name}: the distance of deterministic actions needs continuous ones')
+            raise ValueError(f'{self._name}: the distance of deterministic actions requires continuous actions')
         target = dist_utils.get_mode(other) if isinstance(other, td.Distribution) else other
         difference = (policy - target) / scale.to(policy.device)
         return 0.5 * difference.square().reshape(difference.shape[0], -1).sum(-1)
 
 
 def _deterministic_scale(spec: TensorSpec, stddev: float, owner: str) -> Tensor | None:
-    """The standard deviation of each element of a continuous action, ``None`` for a discrete one."""
+    """Return the standard deviation of each element of a continuous action, ``None`` for a discrete one."""
     if not spec.is_continuous:
         return None
     return stddev * action_range(spec, owner, 'distances are in units of half the range')[1]
 
 
 def kl_divergence(policy: td.Distribution, other: td.Distribution, num_samples: int = 1) -> Tensor:
-    """``KL(policy || other)``, in closed form where there is one, otherwise estimated from samples of ``policy``.
+    """Compute ``KL(policy || other)`` in closed form, or estimate it from samples of ``policy``.
 
-    Distributions that are transformed in the same way are as far from each other as before the transformation.
+    A shared transformation of both distributions does not change their divergence.
 
     Args:
         policy: batch shape ``[B]`` or ``[B, ...]``.
         other: the same.
-        num_samples: for an estimate.
+        num_samples: number of samples of an estimate.
 
     Returns:
         ``[B]``, summed over further batch dimensions.
 
     Raises:
-        NotImplementedError: there is neither a closed form, nor can ``policy`` be sampled with reparameterization.
+        NotImplementedError: there is no closed form, and ``policy`` cannot be sampled with reparameterization.
     """
     try:
         divergence = td.kl_divergence(policy, other)
@@ -190,23 +192,24 @@ def kl_divergence(policy: td.Distribution, other: td.Distribution, num_samples: 
 
 @configurable
 class AttractionToPolicy(DivergenceFromPolicy):
-    """Adds ``weight * D(policy || other)`` to the loss: keeps the policy near another one.
+    """Adds ``weight * D(policy || other)`` to the loss, which keeps the policy near another one.
 
     The arguments are those of :class:`DivergenceFromPolicy`.
     """
 
     def term(self, observation: NestedTensor, action_distribution: NestedTensor) -> Tensor:
-        """The divergence ``[B]``."""
+        """Compute the divergence ``[B]``."""
         return self.divergence(observation, action_distribution)
 
 
 @configurable
 class RepulsionFromPolicy(DivergenceFromPolicy):
-    """Adds ``-weight * min(D(policy || other), max_divergence)`` to the loss: drives the policy away from another one.
+    """Adds ``-weight * min(D(policy || other), max_divergence)`` to the loss, which drives the policy away from another
+    one.
 
     Args:
-        max_divergence: a policy that is further away than this is left alone; ``None``: there is no end.
-        kwargs: those of :class:`DivergenceFromPolicy`.
+        max_divergence: divergence above which the term has no gradient; ``None``: no limit.
+        kwargs: arguments of :class:`DivergenceFromPolicy`.
 
     Raises:
         ConfError: a number is out of range.
@@ -219,18 +222,20 @@ class RepulsionFromPolicy(DivergenceFromPolicy):
         self._max_divergence = max_divergence
 
     def term(self, observation: NestedTensor, action_distribution: NestedTensor) -> Tensor:
-        """Minus the divergence ``[B]``."""
+        """Compute minus the divergence ``[B]``."""
         divergence = self.divergence(observation, action_distribution)
         return -divergence if self._max_divergence is None else -divergence.clamp(max=self._max_divergence)
 
 
 class PolicyLossAddOns(Algorithm):
-    """Several terms as one part of an agent. Their infos and losses are in tuples and dicts, in order.
+    """Several terms as one part of an agent. Their infos and losses are tuples and dicts, in order.
 
     Args:
         addons: the terms.
         name: name of this algorithm.
     """
+
+    updates_are_traceable = False
 
     def __init__(self, addons: Sequence[PolicyLossAddOn], name: str = 'PolicyLossAddOns'):
         super().__init__(name=name)
@@ -238,15 +243,15 @@ class PolicyLossAddOns(Algorithm):
         self._addons_in_order = list(addons)
 
     def rollout_step(self, inputs: tuple[TimeStep, Any], state: Any = ()) -> AlgStep:
-        """As :meth:`train_step`; called if training is on-policy."""
+        """Call :meth:`train_step`; used if training is on-policy."""
         return self.train_step(inputs)
 
     def train_step(self, inputs: tuple[TimeStep, Any], state: Any = (), rollout_info: Any = ()) -> AlgStep:
-        """The infos of all terms.
+        """Compute the infos of all terms.
 
         Args:
-            inputs: the time step and the ``action_distribution`` that the policy algorithm reports, ``()`` in an
-                update in which it does not train its policy.
+            inputs: the time step and the ``action_distribution`` that the policy algorithm reports, ``()`` in an update
+                that does not train the policy.
             state: not used.
             rollout_info: not used.
 
@@ -258,14 +263,14 @@ class PolicyLossAddOns(Algorithm):
         """
         distribution = inputs[1]
         if distribution is None:
-            raise ValueError(f"{self._name}: policy_loss_addons need a policy algorithm whose info has an "
-                             "'action_distribution'; leave them out, or choose another rl_algorithm_cls")
+            raise ValueError(f"{self._name}: policy_loss_addons require a policy algorithm whose info has an "
+                             "'action_distribution'; remove them, or choose another rl_algorithm_cls")
         if isinstance(distribution, tuple) and distribution == ():
             return AlgStep()
         return AlgStep(info=tuple(addon.train_step(inputs).info for addon in self._addons_in_order))
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The sum of the weighted terms ``[T, B]``, and each of them without weight in ``extra``."""
+        """Compute the sum of the weighted terms ``[T, B]``, with the unweighted terms in ``extra``."""
         if not info:
             return LossInfo()
         losses = [addon.calc_loss(i) for addon, i in zip(self._addons_in_order, info)]

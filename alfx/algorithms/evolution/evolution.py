@@ -1,7 +1,7 @@
-"""What evolution strategies compute from the returns of a population: fitness, and the direction of the update.
+"""Formulas of evolution strategies: fitness of the returns of a population, and the direction of the update.
 
-Members are pairs or single ones around the same parameters ``theta [D]``: member ``i`` is ``theta + sigma * noise[i]``.
-Read next :mod:`alfx.algorithms.evolution_strategy_algorithm`.
+Members are perturbations of the same parameters ``theta [D]``, possibly in pairs: member ``i`` is ``theta + sigma *
+noise[i]``. Read next :mod:`alfx.algorithms.evolution_strategy_algorithm`.
 """
 import math
 
@@ -10,7 +10,8 @@ from torch import Tensor
 
 
 def centered_ranks(returns: Tensor) -> Tensor:
-    """Ranks ``[N]`` of ``returns`` ``[N]`` from -1/2 to 1/2 (Salimans et al. 2017, arXiv:1703.03864, section 2.1).
+    """Return ranks ``[N]`` of ``returns`` ``[N]`` from -1/2 to 1/2 (Salimans et al. 2017, arXiv:1703.03864, section
+    2.1).
 
     Equal returns have the mean of their ranks.
     """
@@ -24,12 +25,12 @@ def centered_ranks(returns: Tensor) -> Tensor:
 
 
 def standardized(returns: Tensor) -> Tensor:
-    """``returns`` ``[N]`` with mean 0 and standard deviation 1; zeros if all are the same."""
+    """Normalize ``returns`` ``[N]`` to mean 0 and standard deviation 1; return zeros if all are equal."""
     return (returns - returns.mean()) / returns.std(unbiased=False).clamp_min(1e-8)
 
 
 def raw(returns: Tensor) -> Tensor:
-    """``returns`` themselves."""
+    """Return ``returns`` unchanged."""
     return returns
 
 
@@ -37,7 +38,7 @@ FITNESS = {'centered_rank': centered_ranks, 'standardized': standardized, 'raw':
 
 
 def gradient_estimate(fitness: Tensor, noise: Tensor, sigma: float) -> Tensor:
-    """The gradient ``[D]`` of the mean fitness, ``1 / (N sigma) sum_i fitness[i] noise[i]``.
+    """Estimate the gradient ``[D]`` of the mean fitness, ``1 / (N sigma) sum_i fitness[i] noise[i]``.
 
     Args:
         fitness: ``[N]``.
@@ -48,13 +49,13 @@ def gradient_estimate(fitness: Tensor, noise: Tensor, sigma: float) -> Tensor:
 
 
 def augmented_random_search(returns: Tensor, directions: Tensor, num_best: int) -> Tensor:
-    """The step ``[D]`` of augmented random search (Mania et al. 2018, arXiv:1803.07055, algorithm 2).
+    """Compute the step ``[D]`` of augmented random search (Mania et al. 2018, arXiv:1803.07055, algorithm 2).
 
     ``1 / (b s) sum_k (r+[k] - r-[k]) directions[k]`` over the b directions whose better return is largest, with the
     standard deviation s of their 2 b returns.
 
     Args:
-        returns: ``[2, P]``: of ``theta + sigma * directions`` and of ``theta - sigma * directions``.
+        returns: ``[2, P]``: returns of ``theta + sigma * directions`` and of ``theta - sigma * directions``.
         directions: ``[P, D]``.
         num_best: b.
     """
@@ -65,21 +66,22 @@ def augmented_random_search(returns: Tensor, directions: Tensor, num_best: int) 
 
 
 def utilities(returns: Tensor) -> Tensor:
-    """Utilities ``[N]`` of natural evolution strategies (Wierstra et al. 2014, arXiv:1106.4487, section 3.1).
+    """Compute the utilities ``[N]`` of natural evolution strategies (Wierstra et al. 2014, arXiv:1106.4487, section
+    3.1).
 
-    ``max(0, log(N / 2 + 1) - log(place)) / sum - 1 / N`` with place 1 for the best; they add up to 0. Equal returns
-    have the mean of what their places give.
+    ``max(0, log(N / 2 + 1) - log(rank)) / sum - 1 / N`` with rank 1 for the best; they sum to 0. Equal returns have the
+    mean of the utilities of their ranks.
     """
     count = len(returns)
-    places = torch.arange(1, count + 1, dtype=returns.dtype)
-    by_place = (math.log(count / 2 + 1) - places.log()).clamp_min(0)
-    by_place = by_place / by_place.sum() - 1 / count
+    ranks = torch.arange(1, count + 1, dtype=returns.dtype)
+    by_rank = (math.log(count / 2 + 1) - ranks.log()).clamp_min(0)
+    by_rank = by_rank / by_rank.sum() - 1 / count
     result = torch.empty_like(returns)
-    result[returns.argsort(descending=True)] = by_place.to(returns.device)
+    result[returns.argsort(descending=True)] = by_rank.to(returns.device)
     same = (returns.unsqueeze(-1) == returns).to(returns.dtype)
     return same @ result / same.sum(-1)
 
 
 def default_sigma_rate(size: int) -> float:
-    """The learning rate of the standard deviations in ``size`` dimensions, ``(3 + log D) / (5 sqrt D)``."""
+    """Return the learning rate of the standard deviations in ``size`` dimensions, ``(3 + log D) / (5 sqrt D)``."""
     return (3 + math.log(size)) / (5 * math.sqrt(size))

@@ -1,7 +1,7 @@
-"""Playing episodes with many policies at once: each environment of a batch with one of them, and then with the next.
+"""Episodes of many policies at once: each environment of a batch runs one policy and then the next.
 
-A queue hands (policy, episode) to whichever environment has ended its last one, so that there may be more or fewer
-environments than policies, and a long episode keeps nobody but its own environment waiting.
+A queue assigns (policy, episode) to whichever environment has finished its last episode. There may be more or fewer
+environments than policies, and a long episode blocks only its own environment.
 """
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,12 +17,12 @@ from alfx.utils.transfers import to_device
 Act = Callable[[TimeStep, NestedTensor, Tensor], tuple[NestedTensor, NestedTensor]]
 
 
-class Replayed(NamedTuple):
-    """What N policies did.
+class PopulationResult(NamedTuple):
+    """Results of N policies.
 
     Attributes:
-        returns: float32 ``[N, E]``, or ``[N, E, K]`` for K rewards, of E episodes each.
-        num_steps: environment steps taken, those that were of no use included.
+        returns: float32 ``[N, E]``, or ``[N, E, K]`` for a K-dimensional reward, of E episodes each.
+        num_steps: number of environment steps, including steps of idle environments.
     """
 
     returns: Tensor
@@ -30,19 +30,19 @@ class Replayed(NamedTuple):
 
 
 def play_population(act: Act, algorithm: Any, env: Any, num_policies: int, num_episodes: int,
-                    initial_state: NestedTensor, observe: Callable[[TimeStep], None]) -> Replayed:
-    """Play ``num_episodes`` episodes with each of ``num_policies`` policies, from fresh episodes on.
+                    initial_state: NestedTensor, observe: Callable[[TimeStep], None]) -> PopulationResult:
+    """Play ``num_episodes`` episodes with each of ``num_policies`` policies, starting from a reset.
 
-    Environments for which there is nothing left to do act with policy -1 until the last episode has ended.
+    Idle environments act with policy -1 until the last episode has ended.
 
     Args:
-        act: from inputs ``[B, ...]``, the policy state and the number of the policy in each environment, int64 ``[B]``,
+        act: maps inputs ``[B, ...]``, the policy state and the index of the policy in each environment, int64 ``[B]``,
             to actions and the next state.
         algorithm: transforms time steps.
         env: batched environment; it is reset.
         num_policies: N.
         num_episodes: E.
-        initial_state: the policy state ``[B, ...]`` at the first step of an episode.
+        initial_state: policy state ``[B, ...]`` at the first step of an episode.
         observe: called with each time step ``[B, ...]``.
     """
     batch_size, device, total = env.batch_size, algorithm.device, num_policies * num_episodes
@@ -68,7 +68,7 @@ def play_population(act: Act, algorithm: Any, env: Any, num_policies: int, num_e
                     next_task += 1
                 so_far[slot] = 0
             if not num_left:
-                return Replayed(returns.unflatten(0, (num_policies, num_episodes)), num_steps)
+                return PopulationResult(returns.unflatten(0, (num_policies, num_episodes)), num_steps)
             if device.type != 'cpu':
                 time_step = to_device(time_step, device)
             inputs, transform_state = algorithm.transform_timestep(time_step, transform_state)

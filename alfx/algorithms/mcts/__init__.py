@@ -1,1 +1,1 @@
-"""Parts of the tree search as an algorithm, and of the models that it plans with."""
+"""Parts of the tree search algorithm and of its models."""

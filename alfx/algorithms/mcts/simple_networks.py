@@ -1,4 +1,4 @@
-"""Networks of fully connected layers for models that a tree search plans with, and the actions they can be for."""
+"""Fully connected networks for the models of a tree search, and checks of the actions that they support."""
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,21 +19,21 @@ from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec,
 
 
 class _AsVector(nn.Module):
-    """A nest of tensors ``[B, ...]`` as one vector of floats; integers are taken as numbers."""
+    """Flattening of a nest of tensors ``[B, ...]`` to one float vector; integers are used as numbers."""
 
     def forward(self, inputs: NestedTensor) -> Tensor:
         return torch.cat([x.reshape(len(x), -1).to(torch.get_default_dtype()) for x in nest.flatten(inputs)], -1)
 
 
 class _VectorNetwork(Network):
-    """Fully connected layers on everything in a nest of inputs; actions are encoded.
+    """Fully connected layers on the flattened nest of inputs; actions are encoded.
 
     Args:
         input_tensor_spec: nest of specs.
         output_shape: shape of the output.
         fc_layer_params: sizes of the layers before the last one.
-        action_spec: of the last element of the input, if that is an action.
-        last_activation: of the last layer.
+        action_spec: spec of the last element of the input, if it is an action.
+        last_activation: activation of the last layer.
         name: name of the network.
     """
 
@@ -52,7 +52,7 @@ class _VectorNetwork(Network):
                                        last_layer_size=shape.numel, last_activation=last_activation)
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Tensor, NestedTensor]:
-        """The output ``[B, *output_shape]``."""
+        """Return the output ``[B, *output_shape]``."""
         if self._encoder is None:
             return self._layers(self._flatten(inputs))[0], state
         latent, action = inputs
@@ -62,14 +62,14 @@ class _VectorNetwork(Network):
 @configurable
 def create_simple_encoding_net(observation_spec: NestedTensorSpec, latent_size: Count = 64,
                                fc_layer_params: tuple[Count, ...] = (128, )) -> Network:
-    """A network from observations to latent states.
+    """Create a network from observations to latent states.
 
-    Everything in the observation is taken as one vector.
+    The observation is flattened to one vector.
 
     Args:
         observation_spec: nest of specs.
         latent_size: size of the latent state.
-        fc_layer_params: sizes of the layers before.
+        fc_layer_params: sizes of the layers before the last one.
     """
     return _VectorNetwork(observation_spec, (latent_size, ), tuple(fc_layer_params), name='SimpleEncodingNet')
 
@@ -77,7 +77,7 @@ def create_simple_encoding_net(observation_spec: NestedTensorSpec, latent_size: 
 @configurable
 def create_simple_dynamics_net(input_tensor_spec: tuple[TensorSpec, BoundedTensorSpec],
                                fc_layer_params: tuple[Count, ...] = (128, )) -> Network:
-    """A network from latent states and actions to the next latent states.
+    """Create a network from latent states and actions to the next latent states.
 
     Args:
         input_tensor_spec: specs of the latent state and of the action.
@@ -90,16 +90,16 @@ def create_simple_dynamics_net(input_tensor_spec: tuple[TensorSpec, BoundedTenso
 
 @configurable
 class SimplePredictionNet(Network):
-    """Predicts value, reward, policy and the end of the game from a latent state.
+    """Network that predicts value, reward, policy and the end of the game from a latent state.
 
     Args:
         observation_spec: spec of the latent state.
         action_spec: spec of the action.
-        trunk_net_ctor: called as ``trunk_net_ctor(input_tensor_spec=observation_spec)``; makes the network whose output
-            all heads start from.
-        num_quantiles: numbers that value and reward are encoded in; with 1 they are ``[B]``.
-        discrete_projection_net_ctor: makes the head of a discrete action.
-        continuous_projection_net_ctor: makes the head of a continuous action.
+        trunk_net_ctor: called as ``trunk_net_ctor(input_tensor_spec=observation_spec)``; creates the network whose
+            output is the input of all heads.
+        num_quantiles: size of the encoding of value and reward; with 1 they are ``[B]``.
+        discrete_projection_net_ctor: creates the head of a discrete action.
+        continuous_projection_net_ctor: creates the head of a continuous action.
         initial_game_over_bias: initial logit of the end of the game; ``log(p / (1 - p))`` for a probability p.
     """
 
@@ -113,7 +113,7 @@ class SimplePredictionNet(Network):
             raise ValueError(f'SimplePredictionNet.num_quantiles: expected at least 1, found {num_quantiles}')
         self._trunk = trunk_net_ctor(input_tensor_spec=observation_spec)
         size = self._trunk.output_spec.numel
-        # Predictions begin at 0, so that the first searches follow the prior.
+        # Initial predictions are 0, so that the first searches follow the prior.
         self._value_layer = FC(size, num_quantiles, kernel_initializer=nn.init.zeros_)
         self._reward_layer = FC(size, num_quantiles, kernel_initializer=nn.init.zeros_)
         self._game_over_layer = FC(size, 1, kernel_initializer=nn.init.zeros_, bias_init_value=initial_game_over_bias)
@@ -122,7 +122,7 @@ class SimplePredictionNet(Network):
         self._is_scalar = num_quantiles == 1
 
     def forward(self, inputs: Tensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """``(value, reward, action_distribution, game_over_logit)`` and ``()`` for latent states ``[B, ...]``."""
+        """Return ``(value, reward, action_distribution, game_over_logit)`` and ``()`` for latents ``[B, ...]``."""
         hidden, _ = self._trunk(inputs)
         value, reward = self._value_layer(hidden), self._reward_layer(hidden)
         if self._is_scalar:
@@ -134,24 +134,24 @@ class SimplePredictionNet(Network):
 def create_simple_prediction_net(observation_spec: TensorSpec, action_spec: BoundedTensorSpec,
                                  fc_layer_params: tuple[Count, ...] = (128, ),
                                  initial_game_over_bias: float = 0.0) -> SimplePredictionNet:
-    """A :class:`SimplePredictionNet` with fully connected layers.
+    """Create a :class:`SimplePredictionNet` with fully connected layers.
 
     Args:
         observation_spec: spec of the latent state.
         action_spec: spec of the action.
         fc_layer_params: sizes of the layers.
-        initial_game_over_bias: see there.
+        initial_game_over_bias: see :class:`SimplePredictionNet`.
     """
     return SimplePredictionNet(observation_spec, action_spec, partial(EncodingNetwork, fc_layer_params=fc_layer_params),
                                initial_game_over_bias=initial_game_over_bias)
 
 
 def check_actions(action_spec: Any, num_sampled_actions: int | None, name: str) -> None:
-    """Refuse actions whose values a search cannot go through.
+    """Reject actions that a search cannot enumerate or sample.
 
     Raises:
-        SpecError: they are nested.
-        ValueError: there are infinitely many and none are drawn, or as many are drawn as there are.
+        SpecError: the actions are nested.
+        ValueError: ``num_sampled_actions`` is missing for infinitely many actions, or not below the number of actions.
     """
     if not isinstance(action_spec, BoundedTensorSpec):
         raise SpecError(f'{name}: expected a single bounded action, found {action_spec}; nested actions cannot be '
@@ -165,5 +165,5 @@ def check_actions(action_spec: Any, num_sampled_actions: int | None, name: str) 
         return
     count = num_categories(action_spec)
     if num_sampled_actions is not None and num_sampled_actions >= count:
-        raise ValueError(f'{name}.num_sampled_actions: expected a number below that of the actions, {count}, found '
+        raise ValueError(f'{name}.num_sampled_actions: expected a number below the number of actions, {count}, found '
                          f'{num_sampled_actions}; None considers all of them')

@@ -1,4 +1,4 @@
-"""Temperatures of the visit counts that a tree search draws its actions from."""
+"""Temperatures of the visit counts from which a tree search samples its actions."""
 import bisect
 from collections.abc import Sequence
 
@@ -11,11 +11,11 @@ from alfx.gin_utils import configurable
 
 @configurable
 class VisitSoftmaxTemperatureByMoves:
-    """The temperature of the visit counts as a function of the moves made in the game.
+    """Temperature of the visit counts as a function of the moves made in the game.
 
     Args:
         move_temperature_pairs: ``(moves, temperature)``: this temperature while the number of moves, which starts from
-            0, is not above ``moves``. The last one holds for ever.
+            0, is not above ``moves``. The last temperature is also used afterwards.
 
     Raises:
         ValueError: the moves do not increase, or a temperature is not positive.
@@ -28,18 +28,18 @@ class VisitSoftmaxTemperatureByMoves:
         self._temperatures = torch.tensor(temperatures)
 
     def __call__(self, steps: Tensor) -> Tensor:
-        """Temperatures float32 ``[B]`` for numbers of moves ``[B]``."""
+        """Return temperatures float32 ``[B]`` for numbers of moves ``[B]``."""
         index = torch.bucketize(steps, self._limits.to(steps.device))
         return self._temperatures.to(steps.device)[index]
 
 
 @configurable
 class VisitSoftmaxTemperatureByProgress:
-    """The temperature of the visit counts as a function of the progress of the training.
+    """Temperature of the visit counts as a function of the training progress.
 
     Args:
         progress_temperature_pairs: ``(progress, temperature)``: this temperature while the progress, from 0 to 1, is
-            below ``progress``. The last one holds for ever.
+            below ``progress``. The last temperature is also used afterwards.
 
     Raises:
         ValueError: the progresses do not increase, or a temperature is not positive.
@@ -51,7 +51,7 @@ class VisitSoftmaxTemperatureByProgress:
             'VisitSoftmaxTemperatureByProgress.progress_temperature_pairs', progress_temperature_pairs)
 
     def __call__(self, steps: Tensor) -> Tensor:
-        """Temperatures float32 ``[B]`` for numbers of moves ``[B]``, all the same."""
+        """Return temperatures float32 ``[B]`` for numbers of moves ``[B]``, all equal."""
         index = bisect.bisect_right(self._limits[:-1], context.get_progress('percent'))
         return torch.full(steps.shape, self._temperatures[index], device=steps.device)
 

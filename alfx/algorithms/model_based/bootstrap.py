@@ -1,8 +1,8 @@
-"""Which transitions each member of an ensemble trains on, how often, and which nobody does.
+"""Bootstrap weights of transitions for each member of an ensemble, and the choice of holdout transitions.
 
-That is decided by their place in the replay buffer alone: a hash of environment, position and member. So a bootstrap
-needs no memory and is the same after a resume. How often is Poisson distributed with mean 1, which is what drawing with
-replacement becomes for much data (Oza and Russell 2001).
+A hash of environment, position in the replay buffer and member determines the weights. Bootstrapping therefore needs no
+storage and is the same after a run is resumed. The weights are Poisson distributed with mean 1, the limit of sampling
+with replacement from large data (Oza and Russell 2001).
 """
 import math
 
@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 _POISSON = tuple(math.exp(-1) * sum(1 / math.factorial(i) for i in range(k + 1)) for k in range(6))
-"""The distribution function of a Poisson variable with mean 1."""
+"""Distribution function of a Poisson variable with mean 1."""
 
 
 def hashed_uniform(*keys: Tensor) -> Tensor:
-    """Numbers in [0, 1) that depend on integers ``[...]`` alone, and look independent for different ones: float64.
+    """Return pseudo-random numbers in [0, 1) as a function of integers ``[...]``: float64.
 
-    The mixing function of splitmix64 (Steele et al. 2014), once for each key.
+    Uses the mixing function of splitmix64 (Steele et al. 2014), once for each key.
     """
     x = torch.zeros_like(keys[0])
     for key in keys:
@@ -32,23 +32,23 @@ def _signed(number: int) -> int:
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """To the right, with zeros from the left."""
+    """Shift to the right, filling with zeros."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def transition_weights(env_ids: Tensor, positions: Tensor, num_members: int, bootstrap: bool,
                        holdout: float) -> tuple[Tensor, Tensor]:
-    """Which transitions are trained on.
+    """Return the weights with which transitions are trained on.
 
     Args:
-        env_ids: int64 ``[...]``: the environment of each transition.
-        positions: int64 ``[...]``: the position of the step that it arrives at.
+        env_ids: int64 ``[...]``, environment of each transition.
+        positions: int64 ``[...]``, position of the step at which the transition arrives.
         num_members: ``n``.
-        bootstrap: each member has its own number of times of each; otherwise all are trained on everything once.
-        holdout: share of those that nobody is trained on.
+        bootstrap: draw separate weights for each member; otherwise all weights are 1.
+        holdout: share of transitions that no member is trained on.
 
     Returns:
-        how often each member trains on it, float32 ``[..., n]``; whether it is held out, bool ``[...]``.
+        Weight of each transition for each member, float32 ``[..., n]``; and the holdout mask, bool ``[...]``.
     """
     is_held_out = hashed_uniform(env_ids, positions, torch.full_like(positions, -1)) < holdout
     weight = torch.ones((*positions.shape, num_members), device=positions.device)

@@ -1,4 +1,4 @@
-"""Imagined experience: short rollouts of a policy in a model, kept as transitions to be trained on like real ones.
+"""Imagined experience: short rollouts of a policy in a model, stored as transitions for training.
 
 Read next: :mod:`alfx.algorithms.model_based_policy_algorithm`.
 """
@@ -14,23 +14,23 @@ from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 
 Policy = Callable[[TimeStep], tuple[Tensor, NestedTensor]]
-"""From time steps ``[N, ...]`` to actions ``[N, ...]`` and what training needs of the rollout, ``[N, ...]``."""
+"""Function from time steps ``[N, ...]`` to actions ``[N, ...]`` and the rollout info for training, ``[N, ...]``."""
 
 Model = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-"""From observations and actions ``[N, ...]`` to next observations, rewards, and whether the episode ends there."""
+"""Function from observations and actions ``[N, ...]`` to next observations, rewards, and ends of the episode (bool)."""
 
 
 def imagined_transitions(start: TimeStep, policy: Policy, model: Model, num_steps: int) -> list[Experience]:
     """Roll out a policy in a model.
 
     Args:
-        start: the first time steps ``[N, ...]``; where their episode is over nothing is imagined.
+        start: first time steps ``[N, ...]``; rows whose episode is over are skipped.
         policy: chooses the actions.
-        model: says what follows.
-        num_steps: so many steps of each, less where the episode ends.
+        model: predicts the next steps.
+        num_steps: maximum number of steps per row; fewer if the episode ends.
 
     Returns:
-        for each step its transitions ``[N', 2, ...]``: the step, and the next one.
+        A list with the transitions ``[N', 2, ...]`` of each step: the step, and the next one.
     """
     step, transitions = nest.map_structure(lambda x: x[~start.is_last()], start), []
     for _ in range(num_steps):
@@ -45,19 +45,19 @@ def imagined_transitions(start: TimeStep, policy: Policy, model: Model, num_step
         now = Experience(step, action, info)
         then = Experience(following, torch.zeros_like(action), nest.map_structure(torch.zeros_like, info))
         transitions.append(nest.map_structure(lambda a, b: torch.stack((a, b), 1), now, then))
-        step = nest.map_structure(lambda x, goes_on=~is_over: x[goes_on], following)
+        step = nest.map_structure(lambda x, continues=~is_over: x[continues], following)
     return transitions
 
 
 class TransitionStore:
-    """The latest imagined transitions, of which samples are drawn uniformly.
+    """Buffer of the latest imagined transitions, sampled uniformly.
 
-    To a minibatch it is what a replay buffer is: :meth:`get_batch` gives experience ``[B, 2, ...]``. A transition does
-    not touch any other, so that no sample crosses the end of a rollout.
+    It can replace a replay buffer as the source of minibatches: :meth:`get_batch` returns experience ``[B, 2, ...]``.
+    Transitions are stored separately, so that no sample crosses the end of a rollout.
 
     Args:
-        spec: of one step of them, an ``Experience``.
-        capacity: number of transitions.
+        spec: spec of one step, an ``Experience``.
+        capacity: maximum number of transitions.
     """
 
     def __init__(self, spec: NestedTensorSpec, capacity: int):
@@ -68,25 +68,25 @@ class TransitionStore:
         return self._buffer.total_size
 
     def add(self, transitions: Experience) -> None:
-        """Store transitions ``[N, 2, ...]``; the oldest make room."""
+        """Store transitions ``[N, 2, ...]``, and overwrite the oldest ones."""
         self._buffer.add_sequence(nest.map_structure(lambda x: x.unsqueeze(1), transitions))
 
     def get_batch(self, batch_size: int, batch_length: int) -> tuple[Experience, BatchInfo]:
-        """``batch_size`` of them, ``[batch_size, 2, ...]``.
+        """Sample ``batch_size`` transitions, ``[batch_size, 2, ...]``.
 
         Raises:
-            ValueError: ``batch_length`` is not 2, or there are none.
+            ValueError: ``batch_length`` is not 2, or the store is empty.
         """
         if batch_length != 2:
-            raise ValueError(f'imagined transitions have 2 steps, found batch_length {batch_length}')
+            raise ValueError(f'imagined transitions have 2 steps: expected batch_length 2, found {batch_length}')
         pairs, info = self._buffer.get_batch(batch_size, 1)
         found: Any = nest.map_structure(lambda x: x.squeeze(1), pairs)
         return found, BatchInfo(env_ids=info.env_ids, positions=info.positions)
 
     def state_dict(self) -> dict[str, Any]:
-        """The contents."""
+        """Return the stored transitions."""
         return self._buffer.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
+        """Restore the state of :meth:`state_dict`."""
         self._buffer.load_state_dict(state)

@@ -1,29 +1,29 @@
-"""How well one partition of things agrees with another, whatever the parts are called."""
+"""Adjusted Rand index: agreement between two partitions, independent of the names of the parts."""
 import torch
 from torch import Tensor
 
 
 def adjusted_rand_index(labels: Tensor, clusters: Tensor, counted: Tensor | None = None) -> Tensor:
-    """The adjusted Rand index (Hubert & Arabie 1985, doi:10.1007/BF01908075, eq. 5), for a batch.
+    """Return the adjusted Rand index (Hubert & Arabie 1985, doi:10.1007/BF01908075, eq. 5) of a batch of partitions.
 
-    With ``n_ij`` the number of things that have label i and are in cluster j, row sums ``a_i``, column sums ``b_j``, N
-    the sum of all, and ``C(n) = n (n - 1) / 2`` pairs among n things::
+    With ``n_ij`` the number of items with label i in cluster j, row sums ``a_i``, column sums ``b_j``, total N, and
+    ``C(n) = n (n - 1) / 2`` pairs among n items::
 
         index    = sum_ij C(n_ij)
         expected = sum_i C(a_i) sum_j C(b_j) / C(N)
         most     = (sum_i C(a_i) + sum_j C(b_j)) / 2
         ARI      = (index - expected) / (most - expected)
 
-    It is 1 for equal partitions and 0 on average for random ones with the same sizes of parts. Where both partitions
-    are trivial in the same way (one part, or nothing but single things, or at most one thing) it is 1.
+    It is 1 for equal partitions and 0 on average for random ones with parts of the same sizes. If both partitions are
+    trivial in the same way (one part, only parts of one item, or at most one item), it is 1.
 
     Args:
-        labels: integers ``[B, ...]``, not negative: the true part of each thing.
-        clusters: integers of the same shape: the part found.
-        counted: bool of the same shape: which things to look at, such as all but the background; ``None``: all.
+        labels: integers ``[B, ...]``, not negative: true part of each item.
+        clusters: integers of the same shape: predicted part of each item.
+        counted: bool of the same shape: items to include, such as all but the background; ``None``: all.
 
     Returns:
-        float32 ``[B]``.
+        Index float32 ``[B]``.
 
     Raises:
         ValueError: the shapes disagree, or a number is negative or not an integer.
@@ -33,7 +33,7 @@ def adjusted_rand_index(labels: Tensor, clusters: Tensor, counted: Tensor | None
         raise ValueError(f'adjusted_rand_index: expected tensors of the same shape, found {shapes}')
     for name, x in (('labels', labels), ('clusters', clusters)):
         if x.is_floating_point() or (x.numel() and int(x.min()) < 0):
-            raise ValueError(f'adjusted_rand_index: expected {name} to be integers from 0 on, found {x.dtype} '
+            raise ValueError(f'adjusted_rand_index: expected {name} to be integers >= 0, found {x.dtype} '
                              f'{x.flatten()[:5].tolist()}...')
     if not labels.numel():
         return torch.ones(labels.shape[:1], device=labels.device)
@@ -55,5 +55,5 @@ def adjusted_rand_index(labels: Tensor, clusters: Tensor, counted: Tensor | None
 
 
 def _pairs(count: Tensor) -> Tensor:
-    """The number of pairs among ``count`` things, elementwise."""
+    """Return the number of pairs among ``count`` items, elementwise."""
     return count * (count - 1) / 2

@@ -1,7 +1,7 @@
-"""What kinds of policies maximum a posteriori policy optimisation can improve: diagonal normal and categorical ones.
+"""Policies supported by maximum a posteriori policy optimisation: diagonal normal and categorical ones.
 
-A kind says what the parameters of a policy are, which constraints bound its change, and what the loss of the M-step
-is. Read next :mod:`alfx.algorithms.mpo_algorithm`.
+A class defines the parameters of a policy, the constraints on its change, and the loss of the M-step. Read next
+:mod:`alfx.algorithms.mpo_algorithm`.
 """
 from typing import Any
 
@@ -20,19 +20,19 @@ _UNBOUNDED = 1e30
 class GaussianPolicy(nn.Module):
     """Diagonal normal policies over a nest of continuous actions, squashed or not.
 
-    All actions together are one vector of A numbers. Samples are those before squashing: the change of variables of a
-    squashed policy is the same before and after an update and cancels from likelihoods and divergences alike.
-    Without squashing an action is clipped to its bounds.
+    All actions together are one vector of A numbers. Samples are taken before squashing: the change of variables of a
+    squashed policy is the same before and after an update, and cancels in likelihoods and divergences. Without
+    squashing an action is clipped to its bounds.
 
     Args:
         action_spec: nest of continuous specs.
         output_spec: ``output_spec`` of the actor network.
-        of_mean: the multiplier of the constraint on the means.
-        of_scale: that of the constraint on the standard deviations.
-        name: name of the algorithm, for messages.
+        of_mean: multiplier of the constraint on the means.
+        of_scale: multiplier of the constraint on the standard deviations.
+        name: name of the algorithm, for error messages.
 
     Raises:
-        SpecError: the actor network does not yield diagonal normals.
+        SpecError: the actor network does not output diagonal normal distributions.
     """
 
     _low: Tensor
@@ -48,7 +48,7 @@ class GaussianPolicy(nn.Module):
         lows, highs = [], []
         for spec, dist in zip(self._specs, nest.flatten(output_spec, nest.is_distribution)):
             if not isinstance(_base(dist), dist_utils.DiagMultivariateNormal):
-                raise SpecError(f'{name}: the policy has to be a diagonal normal distribution, squashed or not, found '
+                raise SpecError(f'{name}: expected a diagonal normal policy, squashed or not, found '
                                 f'{type(_base(dist)).__name__}; use NormalProjectionNetwork or '
                                 'StableNormalProjectionNetwork as continuous_projection_net_ctor of the actor network')
             low, high = _clipping_bounds(spec, is_squashed=_base(dist) is not dist)
@@ -59,11 +59,11 @@ class GaussianPolicy(nn.Module):
 
     @property
     def size(self) -> int:
-        """A."""
+        """Size A of the action vector."""
         return sum(self._sizes)
 
     def parameters_of(self, distributions: Any) -> tuple[Tensor, Tensor]:
-        """Means and standard deviations ``[..., A]`` of a nest of distributions."""
+        """Return means and standard deviations ``[..., A]`` of a nest of distributions."""
         bases = [_base(dist) for dist in nest.flatten(distributions, nest.is_distribution)]
         if len(bases) == 1 and self._specs[0].ndim == 1:
             return bases[0].loc, bases[0].scale
@@ -75,13 +75,13 @@ class GaussianPolicy(nn.Module):
 
     @torch.no_grad()
     def sample(self, distributions: Any, count: int) -> Tensor:
-        """``[B, count, A]`` samples, before squashing."""
+        """Draw samples ``[B, count, A]``, before squashing."""
         loc, scale = self.parameters_of(distributions)
         noise = torch.randn(loc.shape[0], count, loc.shape[1], dtype=loc.dtype, device=loc.device)
         return noise.mul_(scale.unsqueeze(1)).add_(loc.unsqueeze(1))
 
     def actions(self, distributions: Any, samples: Tensor) -> NestedTensor:
-        """The actions, a nest of ``[M, ...]``, that samples ``[M, A]`` of these distributions stand for."""
+        """Convert samples ``[M, A]`` of these distributions to actions, a nest of ``[M, ...]``."""
         clipped = self._clip(samples)
         leaves = []
         for spec, dist, leaf in zip(self._specs, nest.flatten(distributions, nest.is_distribution),
@@ -91,7 +91,7 @@ class GaussianPolicy(nn.Module):
         return nest.pack_sequence_as(self._action_spec, leaves)
 
     def clip(self, action: NestedTensor) -> NestedTensor:
-        """A nest of actions ``[B, ...]`` within their bounds."""
+        """Clip a nest of actions ``[B, ...]`` to their bounds."""
         bounds = zip(self._low.split(self._sizes), self._high.split(self._sizes), self._specs)
         leaves = [torch.minimum(torch.maximum(leaf, low.reshape(spec.shape)), high.reshape(spec.shape))
                   for leaf, (low, high, spec) in zip(nest.flatten(action), bounds)]
@@ -101,72 +101,72 @@ class GaussianPolicy(nn.Module):
         return torch.minimum(torch.maximum(samples, self._low), self._high)
 
     def value_within_bounds(self, samples: Tensor) -> Tensor:
-        """``-||a - clip(a)||^2``, the value of staying within the bounds: ``[..., A]`` -> ``[...]``."""
+        """Return ``-||a - clip(a)||^2``, the value of staying within the bounds: ``[..., A]`` to ``[...]``."""
         return -(samples - self._clip(samples)).square().sum(-1)
 
     def log_prior(self, target: tuple[Tensor, Tensor]) -> None:
-        """Sampled actions all count alike."""
+        """Return ``None``: sampled actions have equal weights."""
 
     def divergences(self, target: tuple[Tensor, Tensor], online: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-        """``[..., A]`` each: the constrained changes of the policy."""
+        """Return the constrained changes of the policy, ``[..., A]`` each."""
         return mpo_loss.gaussian_divergences(*target, *online)
 
     def loss(self, weights: Tensor, samples: Tensor, target: tuple[Tensor, Tensor],
              online: tuple[Tensor, Tensor]) -> Tensor:
-        """The weighted negative log-likelihood ``[...]``."""
+        """Return the weighted negative log-likelihood ``[...]``."""
         return mpo_loss.gaussian_policy_loss(weights, samples, *target, *online)
 
 
-_LEAST_LOG_PROB = -1e4  # a probability of 0
+_LEAST_LOG_PROB = -1e4  # stands for a probability of 0
 
 
 class CategoricalPolicy(nn.Module):
-    """Categorical policies over one discrete action, whose N values are all looked at.
+    """Categorical policies over one discrete action, all of whose N values are evaluated.
 
     Args:
         action_spec: spec of a discrete action of shape ``()``.
         output_spec: ``output_spec`` of the actor network.
-        multiplier: the multiplier of the constraint on the policy.
-        name: name of the algorithm, for messages.
+        multiplier: multiplier of the constraint on the policy.
+        name: name of the algorithm, for error messages.
 
     Raises:
-        SpecError: the action has a shape, or the actor network does not yield a categorical distribution.
+        SpecError: the action is not a scalar, or the actor network does not output a categorical distribution.
     """
 
     def __init__(self, action_spec: BoundedTensorSpec, output_spec: Any, multiplier: Multiplier, name: str):
         super().__init__()
         if not isinstance(action_spec, BoundedTensorSpec) or action_spec.ndim:
             raise SpecError(f'{name}: expected a nest of continuous actions, or one discrete action of shape (), found '
-                            f'{action_spec}; put several choices together into one discrete action')
+                            f'{action_spec}; combine several choices into one discrete action')
         if not isinstance(output_spec, dist_utils.Categorical):
-            raise SpecError(f'{name}: the policy over a discrete action has to be categorical, found '
+            raise SpecError(f'{name}: expected a categorical policy over a discrete action, found '
                             f'{type(output_spec).__name__}; use CategoricalProjectionNetwork as '
                             'discrete_projection_net_ctor of the actor network')
         self._start = int(action_spec.minimum)
         self.multipliers = nn.ModuleList([multiplier])
 
     def index(self, action: Tensor) -> Tensor:
-        """int64 ``[B]``: which of the N values an action ``[B]`` is."""
+        """Return the index int64 ``[B]`` of an action ``[B]`` among the N values."""
         return action.long() - self._start
 
     def parameters_of(self, distribution: Any) -> Tensor:
-        """Normalized log-probabilities ``[..., N]``, finite also where an action is not valid."""
+        """Return normalized log-probabilities ``[..., N]``, finite even for invalid actions."""
         return distribution.logits.clamp_min(_LEAST_LOG_PROB)
 
     def clip(self, action: Tensor) -> Tensor:
-        """The action itself."""
+        """Return the action unchanged."""
         return action
 
     def log_prior(self, target: Tensor) -> Tensor:
-        """Each action counts as much as the target policy gives it."""
+        """Return the log-probabilities of the target policy, the prior of the actions."""
         return target
 
     def divergences(self, target: Tensor, online: Tensor) -> tuple[Tensor, ...]:
-        """``[..., 1]``: the constrained change of the policy."""
+        """Return the constrained change of the policy, ``[..., 1]``."""
         return (mpo_loss.categorical_divergence(target, online), )
 
     def loss(self, weights: Tensor, samples: Any, target: Tensor, online: Tensor) -> Tensor:
-        """The weighted negative log-likelihood ``[...]``."""
+        """Return the weighted negative log-likelihood ``[...]``."""
         return mpo_loss.categorical_policy_loss(weights, online)
 
 
@@ -175,7 +175,7 @@ def _base(dist: Any) -> Any:
 
 
 def _clipping_bounds(spec: TensorSpec, is_squashed: bool) -> tuple[Tensor, Tensor]:
-    """``[numel]`` each; infinite for what is not to be clipped."""
+    """Return the bounds ``[numel]`` each; infinite for actions that are not clipped."""
     if is_squashed or not isinstance(spec, BoundedTensorSpec):
         return torch.full((spec.numel, ), -torch.inf), torch.full((spec.numel, ), torch.inf)
     low, high = (torch.as_tensor(bound.copy(), dtype=spec.dtype).expand(spec.shape).reshape(-1)

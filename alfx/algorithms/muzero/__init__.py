@@ -1,1 +1,1 @@
-"""Parts of the learner of MuZero: what the model is to predict, and looking at stored steps anew."""
+"""Parts of the MuZero learner: targets of the model, and reanalysis of stored steps."""

@@ -1,4 +1,4 @@
-"""What the learner of MuZero refuses."""
+"""Argument checks of the MuZero learner."""
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +14,10 @@ _LEARNER = 'MuzeroRepresentationImpl'
 
 
 def check_settings(name: str, settings: TargetSettings, gradient_scale: float, batch_size: int | None) -> None:
-    """Refuse numbers that are out of range.
+    """Reject numbers that are out of range.
 
     Raises:
-        ValueError: names the argument.
+        ValueError: a number is out of range; the message names the argument.
     """
     s = settings
     wrong = [('num_unroll_steps', 'at least 0', s.num_unroll_steps, s.num_unroll_steps >= 0),
@@ -33,74 +33,74 @@ def check_settings(name: str, settings: TargetSettings, gradient_scale: float, b
 
 
 def check_reanalysis(name: str, settings: TargetSettings, ctor: Callable[..., Any] | None) -> None:
-    """Refuse a share that nothing reanalyzes, and settings of a reanalysis that there is none of.
+    """Reject a share of reanalysis without an algorithm for it, and settings of reanalysis without a share.
 
     Raises:
-        ValueError: names the argument.
+        ValueError: the arguments contradict each other; the message names one.
     """
     if settings.reanalyze_ratio > 0 and ctor is None:
         raise ValueError(f'{name}.reanalyze_ratio: expected 0 without reanalyze_algorithm_ctor, found '
                          f'{settings.reanalyze_ratio}; set reanalyze_algorithm_ctor = @MCTSAlgorithm')
     given = {'reanalyze_algorithm_ctor': ctor is not None, 'full_reanalyze': settings.full_reanalyze,
              'reanalyze_td_steps_func': settings.td_steps_func is not None}
-    without_use = [argument for argument, is_given in given.items() if is_given and not settings.reanalyze_ratio]
-    if without_use:
-        raise ValueError(f'{name}.{without_use[0]}: expected it to be left out with reanalyze_ratio = 0')
+    unused = [argument for argument, is_given in given.items() if is_given and not settings.reanalyze_ratio]
+    if unused:
+        raise ValueError(f'{name}.{unused[0]}: expected it to be left out with reanalyze_ratio = 0')
 
 
 def check_model(name: str, model: Any, num_unroll_steps: int, trains: dict[str, bool]) -> None:
-    """Refuse a model that was made for something else than what the learner does.
+    """Reject a model whose settings differ from those of the learner.
 
     Raises:
-        ConfError: a loss does not read what the model predicts.
-        ValueError: names the argument.
+        ConfError: a loss does not match the predictions of the model.
+        ValueError: a setting differs; the message names the argument.
     """
     if model.num_unroll_steps != num_unroll_steps:
-        raise ValueError(f'{name}.num_unroll_steps: expected that of the model, {model.num_unroll_steps}, found '
+        raise ValueError(f'{name}.num_unroll_steps: expected the value of the model, {model.num_unroll_steps}, found '
                          f'{num_unroll_steps}')
     for argument, value in trains.items():
         if model.what_is_trained[argument] != value:
-            raise ValueError(f'{name}.{argument}: expected that of the model, {model.what_is_trained[argument]}, found '
-                             f'{value}')
+            raise ValueError(f'{name}.{argument}: expected the value of the model, {model.what_is_trained[argument]}, '
+                             f'found {value}')
     model.check_losses()
 
 
 def check_transformer(name: str, transformer: Any, is_own: bool, is_policy: bool) -> None:
-    """Refuse transformers whose work is not in the replay buffer, and one of its own where the run's is used.
+    """Reject transformers whose results the replay buffer does not hold, and a separate one that has no effect.
 
     Raises:
-        ConfError: names it.
+        ConfError: such a transformer is set; the message names it.
     """
     if is_own and is_policy:
         raise ConfError([problem_at(
-            _LEARNER, 'data_transformer_ctor', 'has no effect under MuzeroAlgorithm, which acts and learns on what the '
-            'data transformer of the run makes', 'bind TrainerConfig.data_transformer_ctor in place of it')])
+            _LEARNER, 'data_transformer_ctor', 'has no effect under MuzeroAlgorithm, which acts and learns with the '
+            'data transformer of the run', 'bind TrainerConfig.data_transformer_ctor instead')])
     for part in [] if transformer is None else transformer.modules():
         if isinstance(part, (RewardTransformer, HindsightExperienceTransformer)):
             raise ConfError([problem_at(
                 _LEARNER if is_own else 'TrainerConfig', 'data_transformer_ctor', f'has a {type(part).__name__}, but '
                 f'{name} computes values from the rewards in the replay buffer, which are those of the environment',
-                'leave it out and set MuzeroAlgorithm.reward_transformer; under another policy algorithm, give '
+                'leave it out and set MuzeroAlgorithm.reward_transformer; with another policy algorithm, set '
                 f'{_LEARNER}.data_transformer_ctor without it')])
 
 
 def check_stored(settings: TargetSettings, trains_policy: bool, has_searched: bool, stores_states: bool,
                  algorithm: Any) -> None:
-    """Refuse what would need something that was not stored.
+    """Reject settings that need data which is not stored.
 
     Args:
-        settings: of the targets.
-        trains_policy: whether the model learns a policy.
-        has_searched: whether what a search found is stored with the steps.
-        stores_states: whether the states of that search are.
-        algorithm: what reanalyzes, or ``None``.
+        settings: settings of the targets.
+        trains_policy: the model learns a policy.
+        has_searched: results of a search are stored with the steps.
+        stores_states: states of that search are stored with the steps.
+        algorithm: algorithm that reanalyzes, or ``None``.
 
     Raises:
-        ConfError: says what to change.
+        ConfError: data is missing; the message names the setting to change.
     """
     if not has_searched and settings.reanalyze_ratio < 1 and (trains_policy or settings.td_steps >= 0):
         raise ConfError([problem_at(
-            _LEARNER, 'reanalyze_ratio', f'= {settings.reanalyze_ratio}, but nothing searches when a step is stored: '
+            _LEARNER, 'reanalyze_ratio', f'= {settings.reanalyze_ratio}, but no search runs when a step is stored: '
             'there are no values and no policies to learn from', 'set it to 1.0 and reanalyze_algorithm_ctor = '
             '@MCTSAlgorithm; or train_policy = False and td_steps = -1')])
     needed = ''
@@ -109,15 +109,15 @@ def check_stored(settings: TargetSettings, trains_policy: bool, has_searched: bo
     elif algorithm is not None and nest.flatten(algorithm.rollout_state_spec):
         needed = 'its own state'
     if needed:
-        hint = 'choose one without a state'
+        hint = 'choose an algorithm without a state'
         if isinstance(algorithm, MCTSAlgorithm) and has_searched:
             hint = 'set TrainerConfig.use_rollout_state = True'
-        raise ConfError([problem_at(_LEARNER, 'reanalyze_algorithm_ctor', f'makes {algorithm.name}, which has to know '
-                                    f'{needed}, and that is not stored with the steps', hint)])
+        raise ConfError([problem_at(_LEARNER, 'reanalyze_algorithm_ctor', f'creates {algorithm.name}, which needs '
+                                    f'{needed}, which is not stored with the steps', hint)])
 
 
 def check_observations(name: str, stored: NestedTensorSpec, seen: NestedTensorSpec) -> None:
-    """Refuse an encoder between the replay buffer and a learner that looks up observations there.
+    """Reject an encoder between the replay buffer and a learner that looks up observations in the buffer.
 
     Raises:
         ConfError: the two specs differ.
@@ -125,6 +125,6 @@ def check_observations(name: str, stored: NestedTensorSpec, seen: NestedTensorSp
     stored, seen = (nest.map_structure(TensorSpec.from_spec, spec) for spec in (stored, seen))
     if nest.structure(stored) != nest.structure(seen) or nest.flatten(stored) != nest.flatten(seen):
         raise ConfError([problem_at(
-            _LEARNER, 'model_ctor', f'makes a model of observations {seen}, but with reanalyze_ratio or '
-            f'train_repr_prediction {name} has to look at stored ones, which are {stored}',
-            'leave out the part that encodes them before; the model has an encoder of its own')])
+            _LEARNER, 'model_ctor', f'creates a model of observations {seen}, but with reanalyze_ratio or '
+            f'train_repr_prediction {name} needs stored observations, which are {stored}',
+            'leave out the part that encodes them; the model has its own encoder')])

@@ -1,8 +1,8 @@
-"""Functions that a conf gives as text, such as ``"lambda info: info.extra['value'].sqrt().sum(dim=0)"``.
+"""Functions given as strings in a conf, such as ``"lambda info: info.extra['value'].sqrt().sum(dim=0)"``.
 
-A conf is data: whoever trains from the run folder of somebody else must not run their code. The text is parsed, and
-what it says is carried out step by step by this module; nothing is evaluated by Python. Possible are arithmetic,
-fields of records, elements of dictionaries and sequences, and the tensor methods listed here.
+A conf is data: training from an untrusted run folder must not execute its code. This module parses the string and
+interprets it; Python never evaluates it. It supports arithmetic, fields of named tuples, elements of dictionaries and
+sequences, and the tensor methods listed below.
 """
 import ast
 import operator
@@ -18,32 +18,32 @@ _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.Pow: operator.pow}
 _UNARY: dict[type, Callable[[Any], Any]] = {ast.USub: operator.neg, ast.UAdd: operator.pos}
-_ALLOWED = ('expected "lambda NAME: ..." of numbers, + - * / **, fields of records, elements by constant index or key, '
+_ALLOWED = ('expected "lambda NAME: ..." of numbers, + - * / **, fields of tuples, elements by constant index or key, '
             f'and the tensor methods {", ".join(sorted(_METHODS))}')
 
 Evaluator = Callable[[dict[str, Any]], Any]
 
 
 class ExpressionError(ValueError):
-    """A text is no function of the kind that this module carries out."""
+    """The string is not a function that this module supports."""
 
 
 def function_from_text(text: str, where: str) -> Callable[..., Any]:
-    """The function that ``text`` describes.
+    """Create the function that ``text`` describes.
 
     Args:
         text: ``'lambda NAME, ...: EXPRESSION'``.
-        where: the argument that it is for, named by errors.
+        where: name of the argument, for error messages.
 
     Raises:
-        ExpressionError: the text is something else, or would do more than arithmetic.
+        ExpressionError: the string is not a lambda, or uses unsupported expressions.
     """
     try:
         parsed = ast.parse(text.strip(), mode='eval').body
     except SyntaxError as error:
         raise ExpressionError(f'{where}: {text!r} cannot be parsed ({error.msg}); {_ALLOWED}') from None
     if not isinstance(parsed, ast.Lambda):
-        raise ExpressionError(f'{where}: {text!r} is no lambda; {_ALLOWED}')
+        raise ExpressionError(f'{where}: {text!r} is not a lambda; {_ALLOWED}')
     names, arguments = [argument.arg for argument in parsed.args.args], parsed.args
     if any((arguments.posonlyargs, arguments.vararg, arguments.kwonlyargs, arguments.kwarg, arguments.defaults)):
         raise ExpressionError(f'{where}: {text!r} has arguments other than plain names; {_ALLOWED}')
@@ -51,7 +51,7 @@ def function_from_text(text: str, where: str) -> Callable[..., Any]:
 
 
 class _Function:
-    """What :func:`function_from_text` returns."""
+    """Callable returned by :func:`function_from_text`."""
 
     def __init__(self, evaluator: Evaluator, names: Sequence[str]):
         self._evaluator, self._names = evaluator, names
@@ -61,16 +61,16 @@ class _Function:
 
 
 class _Parser:
-    """Makes functions of the arguments out of the nodes of a parsed text."""
+    """Converter of parsed nodes to functions of the arguments."""
 
     def __init__(self, text: str, where: str, names: Sequence[str]):
         self._text, self._where, self._names = text, where, names
 
     def evaluator(self, node: ast.expr) -> Evaluator:
-        """What ``node`` says.
+        """Return the function that ``node`` describes.
 
         Raises:
-            ExpressionError: it is nothing that is carried out here.
+            ExpressionError: the node is not supported.
         """
         method = getattr(self, f'_{type(node).__name__.lower()}', None)
         if method is None:
@@ -79,7 +79,7 @@ class _Parser:
 
     def _refused(self, node: ast.AST) -> ExpressionError:
         found = ast.get_source_segment(self._text.strip(), node) or type(node).__name__
-        return ExpressionError(f'{self._where}: {found!r} in {self._text!r} is not possible; {_ALLOWED}')
+        return ExpressionError(f'{self._where}: {found!r} in {self._text!r} is not supported; {_ALLOWED}')
 
     def _constant(self, node: ast.Constant) -> Evaluator:
         value = node.value
@@ -115,7 +115,7 @@ class _Parser:
         def look_up(given: dict[str, Any]) -> Any:
             record = owner(given)
             if field not in getattr(type(record), '_fields', ()):
-                raise ExpressionError(f'{self._where}: {field!r} in {self._text!r}: expected a record with such a '
+                raise ExpressionError(f'{self._where}: {field!r} in {self._text!r}: expected a named tuple with this '
                                       f'field, found {type(record).__name__}')
             return getattr(record, field)
 
@@ -141,7 +141,7 @@ class _Parser:
                 return collection[key]  # type: ignore[index]
             except (KeyError, IndexError):
                 have = sorted(collection) if isinstance(collection, Mapping) else f'{len(collection)} elements'
-                raise ExpressionError(f'{self._where}: [{key!r}] in {self._text!r}: there are {have}') from None
+                raise ExpressionError(f'{self._where}: [{key!r}] in {self._text!r}: found {have}') from None
 
         return look_up
 
@@ -166,7 +166,7 @@ class _Parser:
 
 
 def _number(value: Any) -> Any:
-    """``value``, of which only numbers and tensors take part in arithmetic: text times a number can fill the memory."""
+    """Return ``value`` if it is a number or a tensor; a string times a number could fill the memory."""
     if not isinstance(value, (int, float, Tensor)):
         raise ExpressionError(f'expected a number or a tensor, found {type(value).__name__}')
     return value

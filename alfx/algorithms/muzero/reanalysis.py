@@ -1,7 +1,7 @@
-"""Looking at stored steps again with newer knowledge (Schrittwieser et al. 2021, arXiv:2104.06294, reanalyse).
+"""Reanalysis of stored steps with the latest model (MuZero Reanalyse, Schrittwieser et al. 2021, arXiv:2104.06294).
 
-What a search found when a step was stored grows old as the model learns. :class:`Reanalyzer` searches from stored
-observations once more; :mod:`alfx.algorithms.muzero_representation_learner` makes targets of what it finds.
+The search result that is stored with a step becomes outdated as the model learns. :class:`Reanalyzer` searches again
+from stored observations; :mod:`alfx.algorithms.muzero_representation_learner` computes targets from the results.
 """
 import contextlib
 from collections.abc import Callable, Iterator
@@ -16,12 +16,12 @@ from alfx.data_structures import BatchInfo, Experience, TimeStep, add_batch_info
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 
 SEARCH_FIELDS = ('valid_action_mask', 'steps', 'to_play')
-_NUM_SAMPLES = 16  # of a policy whose actions cannot be enumerated
+_NUM_SAMPLES = 16  # samples of a policy whose actions cannot be enumerated
 Transform = Callable[[Experience], Experience]
 
 
 def search_observation(model: Any, observation: NestedTensor) -> NestedTensor:
-    """What a search sees: the latent state ``[B, ...]``, with the fields of the observation that it reads.
+    """Return the input of a search: the latent state ``[B, ...]``, with the observation fields that the search uses.
 
     Args:
         model: an ``MCTSModel``.
@@ -33,7 +33,7 @@ def search_observation(model: Any, observation: NestedTensor) -> NestedTensor:
 
 
 def search_observation_spec(model: Any, observation_spec: NestedTensorSpec) -> NestedTensorSpec:
-    """The spec of :func:`search_observation`."""
+    """Return the spec of :func:`search_observation`."""
     fields = _fields(observation_spec)
     return {'latent': model.repr_spec, **fields} if fields else model.repr_spec
 
@@ -44,16 +44,16 @@ def _fields(observation: Any) -> dict[str, Any]:
 
 
 def time_steps_at(buffer: Any, transform: Transform, env_ids: Tensor, positions: Tensor) -> TimeStep:
-    """Stored time steps as an algorithm sees them.
+    """Return stored time steps, transformed as for training.
 
     Args:
         buffer: the replay buffer.
-        transform: the data transformer, for experience ``[N, 1, ...]``; its statistics are left alone.
+        transform: data transformer for experience ``[N, 1, ...]``; its statistics are not updated.
         env_ids: int64 ``[N]``.
         positions: int64 ``[N]``.
 
     Returns:
-        ``[N, ...]``.
+        Time steps ``[N, ...]``.
     """
     stored = Experience(time_step=buffer.get_field('time_step', env_ids[:, None], positions[:, None]))
     batch_info = BatchInfo(env_ids=env_ids, positions=positions, replay_buffer=buffer)
@@ -64,8 +64,10 @@ def time_steps_at(buffer: Any, transform: Transform, env_ids: Tensor, positions:
 
 @contextlib.contextmanager
 def inference(module: nn.Module, enable_amp: bool) -> Iterator[None]:
-    """Within it ``module`` computes as in evaluation: no gradients, no summaries, on a GPU with ``enable_amp`` in 16
-    bits."""
+    """Context in which ``module`` runs in evaluation mode, without gradients and summaries.
+
+    On a GPU it computes in 16 bits if ``enable_amp`` is set.
+    """
     parameter = next(module.parameters(), None)
     device = context.get_default_device() if parameter is None else parameter.device
     was_training = module.training
@@ -78,22 +80,23 @@ def inference(module: nn.Module, enable_amp: bool) -> Iterator[None]:
 
 
 def half_precision(device: torch.device, enable_amp: bool) -> Any:
-    """Within it networks on a GPU compute in 16 bits, if that is wanted; in host memory it would gain nothing."""
+    """Context in which networks on a GPU compute in 16 bits, if ``enable_amp`` is set; no effect on a CPU."""
     if device.type != 'cuda' or not enable_amp:
         return contextlib.nullcontext()
     return torch.autocast('cuda', torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16)
 
 
 class Reanalyzer:
-    """Searches from stored steps.
+    """Searches again from stored steps.
 
     Args:
         algorithm: an ``MCTSAlgorithm`` that has a model, or another algorithm, whose ``rollout_step`` returns an info
             with 'value' and 'action_distribution'.
-        model: of the search; ``None`` for another algorithm.
-        transform: the data transformer, for experience.
-        batch_size: how many steps at once; ``None``: all.
-        state_path: where its states are in the stored experience, such as 'state.rl'; ``None``: it starts from zeros.
+        model: model of the search; ``None`` for another algorithm.
+        transform: data transformer for experience.
+        batch_size: number of steps processed at once; ``None``: all.
+        state_path: path of the algorithm's states in the stored experience, such as 'state.rl'; ``None``: initial
+            states are used.
         enable_amp: see :func:`inference`.
     """
 
@@ -103,11 +106,11 @@ class Reanalyzer:
         self._batch_size, self._state_path, self._enable_amp = batch_size, state_path, enable_amp
 
     def search(self, buffer: Any, env_ids: Tensor, positions: Tensor) -> Any:
-        """What a search finds, as an ``MCTSInfo`` ``[N, ...]``, from steps at ``env_ids`` and ``positions`` ``[N]``."""
+        """Search from steps at ``env_ids`` and ``positions`` ``[N]``; return an ``MCTSInfo`` ``[N, ...]``."""
         return self._in_parts(self._found, buffer, env_ids, positions)
 
     def values(self, buffer: Any, env_ids: Tensor, positions: Tensor) -> Tensor:
-        """The values ``[N]`` that the model predicts without a search; of another algorithm, its values."""
+        """Return the values ``[N]`` that the model predicts without a search, or those of another algorithm."""
         return self._in_parts(self._predicted, buffer, env_ids, positions)
 
     def _in_parts(self, function: Callable[..., Any], buffer: Any, env_ids: Tensor, positions: Tensor) -> Any:

@@ -1,6 +1,6 @@
-"""The learner of the model of MuZero; see :mod:`alfx.algorithms.muzero_representation_learner`, where its names are.
+"""Learner of the MuZero model; documented as part of :mod:`alfx.algorithms.muzero_representation_learner`.
 
-What the model is trained to predict is made in :mod:`alfx.algorithms.muzero.targets`.
+:mod:`alfx.algorithms.muzero.targets` computes the targets of the model.
 """
 import functools
 import inspect
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from alfx import context, nest
 from alfx.algorithms.base.traceable_layers import is_traceable
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.data_transformer import DataTransformer, create_data_transformer
 from alfx.algorithms.muzero.model_targets import HeldSteps
 from alfx.algorithms.mcts_models import MCTSModel, ModelOutput, ModelState
@@ -31,19 +31,19 @@ from alfx.utils.target_updater import TargetUpdater
 _DOCUMENTED = 'alfx.algorithms.muzero_representation_learner'
 
 MuzeroInfo = namedtuple('MuzeroInfo', ['action', 'value', 'target', 'loss'], default_value=())
-"""What a step is trained on, ``[B, ...]``: ``action``, those taken in the R steps from it on, nest ``[B, R, ...]``;
-``value``, that of a search from it when it was stored, if there was one; ``target``, a ``ModelTarget`` of
-``[B, R + 1, ...]``; and in the place of these, after ``train_step``, the ``loss``, a ``LossInfo``."""
+"""Training data of a step, ``[B, ...]``: ``action``, the actions of the R following steps, nest ``[B, R, ...]``;
+``value``, the value found by a search when the step was stored, if there was one; ``target``, a ``ModelTarget`` of
+``[B, R + 1, ...]``. After ``train_step`` only the ``loss`` is set, a ``LossInfo``."""
 
 
 @configurable(module=_DOCUMENTED)
 class LinearTdStepFunc:
-    """How many steps to look ahead, the fewer the older a sample is (Ye et al. 2021, arXiv:2111.00210, section 4.3).
+    """Number of bootstrap steps that decreases with the age of a sample (Ye et al. 2021, arXiv:2111.00210, sec. 4.3).
 
-    From all at the age 0 linearly down to ``min_td_steps`` at ``max_bootstrap_age``, rounded.
+    It decreases linearly from the maximum at age 0 to ``min_td_steps`` at ``max_bootstrap_age``, rounded.
 
     Args:
-        max_bootstrap_age: in (0, 1], as a share of the training; from this age on it is ``min_td_steps``.
+        max_bootstrap_age: in (0, 1], as a fraction of the training; older samples use ``min_td_steps``.
         min_td_steps: at least 1.
 
     Raises:
@@ -57,17 +57,17 @@ class LinearTdStepFunc:
         self._max_bootstrap_age, self._min_td_steps = max_bootstrap_age, min_td_steps
 
     def __call__(self, sample_age: Tensor, max_td_steps: int, current_max_age: float) -> Tensor:
-        """The numbers of steps.
+        """Return the numbers of steps.
 
         Args:
             sample_age: float ``[B]``, in [0, 1].
-            max_td_steps: at the age 0.
-            current_max_age: of the oldest sample that there could be.
+            max_td_steps: number of steps at age 0.
+            current_max_age: age of the oldest possible sample.
 
         Returns:
-            int64 ``[B]``.
+            Numbers of steps, int64 ``[B]``.
         """
-        del current_max_age  # ages are shares of the whole training, whatever part of it is over
+        del current_max_age  # ages are fractions of the whole training, not of the part that is over
         fewest = min(self._min_td_steps, max_td_steps)
         share = (sample_age / self._max_bootstrap_age).clamp(0.0, 1.0)
         return (max_td_steps - (max_td_steps - fewest) * share).round().long()
@@ -75,54 +75,54 @@ class LinearTdStepFunc:
 
 @configurable(module=_DOCUMENTED)
 class MuzeroRepresentationImpl(OffPolicyAlgorithm):
-    """Learns a model by unrolling it over stored steps.
+    """Learner that trains a model by unrolling it over stored steps.
 
-    The rewards in the replay buffer are those of the environment; they are changed by ``reward_transformer`` alone.
+    The replay buffer holds the rewards of the environment; only ``reward_transformer`` changes them.
 
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: bounded spec of one action.
-        model_ctor: called as ``(observation_spec=, action_spec=, debug_summaries=)``; makes an ``MCTSModel``.
-        num_unroll_steps: R, the same as that of the model.
-        td_steps: n of the n-step values that are bootstrapped from those which were stored; -1: up to the end of the
-            episode. Of no effect with ``reanalyze_ratio = 1``.
+        model_ctor: called as ``(observation_spec=, action_spec=, debug_summaries=)``; creates an ``MCTSModel``.
+        num_unroll_steps: R, the same as in the model.
+        td_steps: n of the n-step values that are bootstrapped from stored values; -1: up to the end of the episode. No
+            effect with ``reanalyze_ratio = 1``.
         discount: discount factor of the rewards.
-        reward_spec: of rank 0, or of rank 1: K rewards, which are added up by their weights.
-        recurrent_gradient_scaling_factor: of the gradient of a latent state on its way into the dynamics.
+        reward_spec: rank 0, or rank 1 for K rewards, which are summed with their weights.
+        recurrent_gradient_scaling_factor: factor of the gradient of a latent state at the input of the dynamics.
         reward_transformer: called with rewards of any batch shape.
-        calculate_priority: whether the loss comes with a priority; ``None``: ``TrainerConfig.priority_replay``.
-        train_reward_function: as the model has it. Without it rewards are 0 but for the last step of an episode, and
-            values of steps at and behind the end are that reward.
-        train_game_over_function: as the model has it.
-        train_repr_prediction: as the model has it.
-        train_policy: as the model has it; the search needs a policy.
-        reanalyze_algorithm_ctor: makes what searches anew, called as ``(observation_spec=, action_spec=, discount=,
-            debug_summaries=, name=)``. For an ``MCTSAlgorithm`` the observation is the latent state, and it gets a
-            slowly moving copy of the model; so does any other algorithm that has an argument 'model'. Another one is
-            not trained here: its ``checkpoint`` brings what it knows.
+        calculate_priority: add priorities to the loss; ``None``: ``TrainerConfig.priority_replay``.
+        train_reward_function: the same as in the model. Without it all rewards are treated as 0 except at the last step
+            of an episode, and this reward is the value of steps at and after the end.
+        train_game_over_function: the same as in the model.
+        train_repr_prediction: the same as in the model.
+        train_policy: the same as in the model; the search needs a policy.
+        reanalyze_algorithm_ctor: creates the algorithm that reanalyzes, called as ``(observation_spec=, action_spec=,
+            discount=, debug_summaries=, name=)``. An ``MCTSAlgorithm`` receives the latent state as observation, and
+            a slowly updated copy of the model. Any other algorithm with an argument 'model' also receives the copy.
+            Other algorithms are not trained here, but loaded from their ``checkpoint``.
         reanalyze_ratio: share of each batch whose values and policies are reanalyzed.
-        reanalyze_td_steps: n of the values of that share; there is no -1.
+        reanalyze_td_steps: n of the values of that share; -1 is not supported.
         reanalyze_td_steps_func: called as ``(sample_age, reanalyze_td_steps, current_max_age)``, returns n for each
-            sample, from 1 to ``reanalyze_td_steps``; ages ``[B]`` are shares of the training.
-        reanalyze_batch_size: how many steps are reanalyzed at once; ``None``: all of a batch.
-        full_reanalyze: bootstrap from values found by search as well, not from those that the model predicts.
-        priority_func: called with the ``LossInfo`` ``[T, B]``, returns priorities ``[B]``. A text is carried out as
-            :mod:`alfx.algorithms.muzero.expressions` says; it cannot do more than arithmetic.
-        data_transformer_ctor: makes the data transformer of what is trained on; ``None``: that of the run.
-        data_augmenter: called with observations that are trained on, ``[B, T, ...]``, or ``[B, T * (R + 1), ...]`` with
+            sample, from 1 to ``reanalyze_td_steps``; ages ``[B]`` are fractions of the training.
+        reanalyze_batch_size: number of steps reanalyzed at once; ``None``: all steps of a batch.
+        full_reanalyze: bootstrap from values found by search instead of values predicted by the model.
+        priority_func: called with the ``LossInfo`` ``[T, B]``, returns priorities ``[B]``. A string is interpreted by
+            :mod:`alfx.algorithms.muzero.expressions`, which supports only arithmetic.
+        data_transformer_ctor: creates the data transformer of the training data; ``None``: the transformer of the run.
+        data_augmenter: called with training observations, ``[B, T, ...]``, or ``[B, T * (R + 1), ...]`` with
             ``train_repr_prediction``.
-        target_update_tau: how far the copy of the model moves.
-        target_update_period: it moves at every so many updates.
-        config: the configuration of the run.
+        target_update_tau: step size of the copy of the model at an update.
+        target_update_period: number of updates between two updates of the copy.
+        config: configuration of the run.
         enable_amp: on a GPU, evaluate and reanalyze in 16 bits.
-        random_action_after_episode_end: unroll with random actions behind the end, not with the last one.
-        optimizer: owns the parameters of the model.
+        random_action_after_episode_end: unroll with random actions after the end, instead of the last action.
+        optimizer: optimizes the parameters of the model.
         checkpoint: as in ``Algorithm``.
         debug_summaries: write more summaries.
         name: name of this algorithm.
 
     Raises:
-        ConfError: a data transformer changes what has to be looked up as it is.
+        ConfError: a data transformer changes data that has to be looked up unchanged.
         ValueError: an argument is out of range or disagrees with the model.
     """
 
@@ -193,13 +193,13 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
         if hasattr(self._reanalyze_algorithm, 'set_model'):
             if self._target_model is None:
                 self._target_model = make_model()
-            self._reanalyze_algorithm.set_model(self._target_model)  # it stays a part of this algorithm alone
+            self._reanalyze_algorithm.set_model(self._target_model)  # owned by this algorithm only
 
-    # What it is ------------------------------------------------------------------------------------------------
+    # Properties and configuration ------------------------------------------------------------------------------
 
     @property
     def model(self) -> MCTSModel:
-        """The model that is learned."""
+        """Learned model."""
         return self._model
 
     @property
@@ -209,17 +209,16 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
 
     @property
     def on_policy(self) -> bool | None:
-        """False: targets are looked up in the replay buffer."""
+        """Return ``False``, because the targets are looked up in the replay buffer."""
         return False
 
     @property
     def data_transformer(self) -> Any:
-        """Its own data transformer, or that of the run."""
+        """Data transformer of this learner, or of the run."""
         return super().data_transformer if self._own_transformer is None else self._own_transformer
 
     def track_search(self) -> None:
-        """From now on the infos that are stored with the steps at its :attr:`path` are those of a search, and so are
-        the states."""
+        """Expect the infos and states of a search with the stored steps, at :attr:`path`."""
         self._has_searched = True
 
     def own_capabilities(self) -> Capabilities:
@@ -227,17 +226,17 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
         return super().own_capabilities()._replace(traceable_update=is_traceable(self), trains_sequences_at_once=True)
 
     def _capabilities_of_parts(self) -> dict[Any, Capabilities]:
-        """What reanalyzes has no part in an update."""
+        """Return no parts, because the algorithm that reanalyzes takes no part in an update."""
         return {}
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_target_model', '_reanalyze_algorithm']
 
     def check_config(self, config: TrainerConfig) -> None:
-        """Refuse a run in which the targets cannot be looked up in the replay buffer.
+        """Reject a run in which the targets cannot be looked up in the replay buffer.
 
         Raises:
-            ConfError: says what to change.
+            ConfError: names the setting to change.
         """
         transformer = self.data_transformer
         argument_checks.check_transformer(self._name, transformer, self._own_transformer is not None,
@@ -257,22 +256,22 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
     # Steps -----------------------------------------------------------------------------------------------------
 
     def predict_step(self, time_step: TimeStep, state: NestedTensor) -> AlgStep:
-        """The representation ``[B, ...]``."""
+        """Return the representation ``[B, ...]``."""
         with inference(self._model, self._enable_amp):
             latent = self._model.initial_representation(time_step.observation)
         return AlgStep(latent, state)
 
     def rollout_step(self, time_step: TimeStep, state: NestedTensor) -> AlgStep:
-        """The representation ``[B, ...]``; there is nothing to store."""
+        """Return the representation ``[B, ...]`` without info."""
         return AlgStep(self._model.initial_representation(time_step.observation), state)
 
     def train_step(self, exp: TimeStep, state: NestedTensor, rollout_info: Any) -> AlgStep:
-        """Unroll the model over the actions that followed.
+        """Unroll the model over the following actions.
 
         Args:
             exp: ``[B, ...]``.
             state: ``()``.
-            rollout_info: a ``MuzeroInfo``, as :meth:`preprocess_experience` made it.
+            rollout_info: a ``MuzeroInfo`` from :meth:`preprocess_experience`.
 
         Returns:
             The representation ``[B, ...]``, and a ``MuzeroInfo`` with the loss.
@@ -291,14 +290,14 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
         return AlgStep(latent, state, MuzeroInfo(loss=loss_info))
 
     def _represented(self, observation: NestedTensor) -> Tensor:
-        """Latent states ``[B, R + 1, ...]`` of observations ``[B, R + 1, ...]``, which nothing flows back through."""
+        """Return latent states ``[B, R + 1, ...]`` of observations ``[B, R + 1, ...]``, without gradient."""
         outer = nest.get_nest_shape(observation)[:2]
         with torch.no_grad():
             latent = self._model.initial_representation(nest.map_structure(lambda x: x.flatten(0, 1), observation))
         return latent.unflatten(0, outer)
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The losses ``[T, B]`` of the steps, with priorities ``[B]`` if they are asked for."""
+        """Return the losses ``[T, B]`` of the steps, with priorities ``[B]`` if requested."""
         loss_info = info.loss
         if self._priority_func is None:
             return loss_info
@@ -306,7 +305,7 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
             return loss_info._replace(priority=self._priority_func(loss_info))
 
     def after_update(self, root_inputs: TimeStep, info: NestedTensor) -> None:
-        """Move the model that reanalyzes towards the one that is trained."""
+        """Move the target model, which reanalyzes, towards the trained model."""
         if self._update_target_model is not None:
             self._update_target_model()
 
@@ -315,10 +314,10 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
     @torch.no_grad()
     def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
                               batch_info: BatchInfo) -> tuple[TimeStep, Any]:
-        """Look up what followed each step ``[B, T]`` of a batch.
+        """Look up the steps after each step ``[B, T]`` of a batch.
 
         Returns:
-            ``root_inputs``, augmented if that is asked for, and a ``MuzeroInfo``.
+            ``root_inputs``, possibly augmented, and a ``MuzeroInfo``.
         """
         buffer = batch_info.replay_buffer
         if not buffer.keep_episodic_info:
@@ -347,13 +346,13 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
         return TargetMaker(self._settings, info_path if self._has_searched else None, reanalyzer)
 
     def _scalar_reward(self, reward: Tensor) -> Tensor:
-        """The reward ``[...]`` that counts of rewards of the environment, ``[...]`` or ``[..., K]``."""
+        """Convert rewards of the environment, ``[...]`` or ``[..., K]``, to scalar rewards ``[...]``."""
         if self._reward_transformer is not None:
             reward = self._reward_transformer(reward)
         return reward if self._reward_weights is None else (reward * self._reward_weights).sum(-1)
 
     def _observations(self, steps: HeldSteps) -> NestedTensor:
-        """The observations of the steps, nest ``[B, T, R + 1, ...]``, augmented if that is asked for."""
+        """Return the observations of the steps, nest ``[B, T, R + 1, ...]``, possibly augmented."""
         shape = steps.positions.shape
         found: Any = time_steps_at(steps.buffer, self.transform_experience, steps.env_ids.expand(shape).flatten(),
                                    steps.positions.flatten()).observation
@@ -363,42 +362,42 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
         return nest.map_structure(lambda x: x.unflatten(0, shape), found)
 
     def _actions(self, steps: HeldSteps) -> NestedTensor:
-        """The actions to unroll with, nest ``[B, T, R, ...]``."""
+        """Return the actions to unroll with, nest ``[B, T, R, ...]``."""
         actions = steps.actions()
         if not self._random_action_after_episode_end:
             return actions
-        behind = steps.at_end[..., :-1]
-        drawn = self._action_spec.sample(behind.shape).to(behind.device)
-        return torch.where(behind.reshape(*behind.shape, *[1] * self._action_spec.ndim), drawn, actions)
+        after_end = steps.at_end[..., :-1]
+        drawn = self._action_spec.sample(after_end.shape).to(after_end.device)
+        return torch.where(after_end.reshape(*after_end.shape, *[1] * self._action_spec.ndim), drawn, actions)
 
-    # A replay buffer of its own --------------------------------------------------------------------------------
+    # Own replay buffer -----------------------------------------------------------------------------------------
 
     def build_replay_buffer(self, experience_spec: NestedTensorSpec) -> None:
-        """As in ``Algorithm``; a run that goes on gets what was in it."""
+        """Create the replay buffer; a resumed run restores its contents."""
         super().build_replay_buffer(experience_spec)
         if self._saved_replay is not None and self._replay_buffer is not None:
             self._replay_buffer.load_state_dict(self._saved_replay)
             self._saved_replay = None
 
     def get_extra_state(self) -> dict[str, Any]:
-        """As in ``Algorithm``; what was loaded for a replay buffer is kept until there is one."""
+        """Return the extra state, including loaded contents of a replay buffer that does not exist yet."""
         state = super().get_extra_state()
         return state if self._saved_replay is None else {**state, 'replay_buffer': self._saved_replay}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """As in ``Algorithm``; a replay buffer of its own is made when the first steps have come."""
+        """Restore the extra state; keep contents of the replay buffer until the first steps create it."""
         super().set_extra_state(state)
         if self._replay_buffer is None:
             self._saved_replay = state.get('replay_buffer')
 
 
 def _for_loss(output: Any) -> Any:
-    """What the loss needs of a ``ModelOutput``."""
+    """Return the fields of a ``ModelOutput`` that the loss uses."""
     return ModelOutput(state=ModelState(state=output.state.state), action_distribution=output.action_distribution,
                        game_over_logit=output.game_over_logit, value_pred=output.value_pred,
                        reward_pred=output.reward_pred)
 
 
 def _scaled_gradient(x: Tensor, scale: float) -> Tensor:
-    """``x``, whose gradient is multiplied by ``scale``."""
+    """Return ``x`` with its gradient multiplied by ``scale``."""
     return x if scale == 1.0 else scale * x + (1.0 - scale) * x.detach()

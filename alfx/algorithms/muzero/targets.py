@@ -1,6 +1,6 @@
-"""What the unrolled model is to predict: rewards, values and policies of stored steps.
+"""Targets of the unrolled model: rewards, values and policies of stored steps.
 
-Policies and the values that are bootstrapped from are those which a search found when a step was stored, or finds now
+Target policies and bootstrap values are the results of a search, either stored with the step or computed again
 (:class:`~alfx.algorithms.muzero.reanalysis.Reanalyzer`). The formulas are in
 :mod:`alfx.algorithms.muzero.model_targets`.
 """
@@ -19,18 +19,18 @@ from alfx.data_structures import BatchInfo
 
 
 class TargetSettings(NamedTuple):
-    """How targets are made.
+    """Settings of the targets.
 
     Attributes:
         num_unroll_steps: R.
         discount: gamma.
-        scalar_reward: makes the reward that counts, ``[...]``, of rewards of the environment ``[...]`` or ``[..., K]``.
-        predicts_reward: whether the model predicts rewards; otherwise that of the last step is the value there.
-        td_steps: n for values from stored ones; -1: up to the end.
-        reanalyze_ratio: share of a batch that is looked at anew.
-        reanalyze_td_steps: n for values found anew, at most.
-        td_steps_func: makes n of the age of samples.
-        full_reanalyze: whether what is bootstrapped from is searched as well.
+        scalar_reward: maps rewards of the environment, ``[...]`` or ``[..., K]``, to scalar rewards ``[...]``.
+        predicts_reward: the model predicts rewards; otherwise the reward of the last step is its value.
+        td_steps: n for values from stored search results; -1: up to the end of the episode.
+        reanalyze_ratio: share of a batch that is reanalyzed.
+        reanalyze_td_steps: maximum n for values from reanalysis.
+        td_steps_func: computes n from the age of samples.
+        full_reanalyze: also search at the steps that are bootstrapped from.
     """
 
     num_unroll_steps: int
@@ -45,28 +45,28 @@ class TargetSettings(NamedTuple):
 
 
 class TargetMaker:
-    """Makes targets of what is in a replay buffer.
+    """Builder of targets from the data in a replay buffer.
 
     Args:
-        settings: how.
-        info_path: where the ``MCTSInfo`` is in the stored experience, such as 'rollout_info.rl'; ``None``: there is
-            none, and only values up to an end are known.
-        reanalyzer: looks at steps anew; needed if ``reanalyze_ratio`` is above 0.
+        settings: settings of the targets.
+        info_path: path of the ``MCTSInfo`` in the stored experience, such as 'rollout_info.rl'; ``None``: no search
+            results are stored, and values are known only up to the end of the episode.
+        reanalyzer: reanalyzes steps; required if ``reanalyze_ratio`` is above 0.
     """
 
     def __init__(self, settings: TargetSettings, info_path: str | None, reanalyzer: Reanalyzer | None):
         self._settings, self._info_path, self._reanalyzer = settings, info_path, reanalyzer
 
     def targets(self, batch_info: BatchInfo, length: int) -> tuple[Any, HeldSteps]:
-        """What is to be predicted of the steps after each one of a batch.
+        """Compute the targets of the steps after each step of a batch.
 
         Args:
-            batch_info: where the batch ``[B, T]`` came from.
+            batch_info: origin of the batch ``[B, T]``.
             length: T.
 
         Returns:
             A ``ModelTarget`` ``[B, T, R + 1, ...]`` without observations (``is_partial_trajectory`` is ``[B, T]``), and
-            the steps.
+            the steps as :class:`~alfx.algorithms.muzero.model_targets.HeldSteps`.
         """
         s = self._settings
         steps = HeldSteps(batch_info, length, s.num_unroll_steps)
@@ -74,7 +74,7 @@ class TargetMaker:
         reward = self._rewards(steps, 0)[0]
         policy: Any = found.candidate_action_policy
         if isinstance(policy, Tensor):
-            # A finished game has no next action; behind the newest step none is known.
+            # A finished game has no next action, and the action after the newest step is not known yet.
             learns = ~(steps.beyond | (steps.at_end & steps.is_terminated[..., None]))
             policy = policy * learns[..., None]
         return ModelTarget(
@@ -83,7 +83,7 @@ class TargetMaker:
             game_over=steps.at_end & steps.is_terminated[..., None], value=found.value), steps
 
     def _found(self, steps: HeldSteps, batch_info: BatchInfo) -> Any:
-        """Values and policies ``[B, T, R + 1, ...]``, of a share of the rows anew."""
+        """Return values and policies ``[B, T, R + 1, ...]``, for a share of the rows from reanalysis."""
         batch_size, length, _ = steps.positions.shape
         count = round(self._settings.reanalyze_ratio * batch_size)
         if count == batch_size:
@@ -94,16 +94,16 @@ class TargetMaker:
         chosen = torch.randperm(batch_size)[:count].to(steps.positions.device)
         part = BatchInfo(env_ids=batch_info.env_ids[chosen], positions=batch_info.positions[chosen],
                          replay_buffer=batch_info.replay_buffer)
-        anew = self._reanalyzed(HeldSteps(part, length, steps.num_steps), part)
-        return nest.map_structure(lambda x, y: x.index_copy(0, chosen, y.to(x.dtype)), found, anew)
+        reanalyzed = self._reanalyzed(HeldSteps(part, length, steps.num_steps), part)
+        return nest.map_structure(lambda x, y: x.index_copy(0, chosen, y.to(x.dtype)), found, reanalyzed)
 
     # Rewards and values ----------------------------------------------------------------------------------------
 
     def _rewards(self, steps: HeldSteps, further: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Rewards and discounts of the steps t, ..., t + R + ``further``, and the value of an episode that is over.
+        """Return rewards and discounts of the steps t, ..., t + R + ``further``, and the value of finished episodes.
 
         Returns:
-            ``[B, T, R + 1 + further]`` twice, and ``[B, T]``.
+            Rewards and discounts ``[B, T, R + 1 + further]``, and values ``[B, T]``.
         """
         s = self._settings
         positions = steps.further(steps.num_steps + further)
@@ -114,26 +114,26 @@ class TargetMaker:
         reward, discount = torch.where(index <= end, reward, 0.0), torch.where(index <= end, discount, 1.0)
         if s.predicts_reward:
             return reward, discount, torch.zeros_like(reward[..., 0])
-        # The model knows no rewards: the last one is the value of the end, and nothing comes before it.
+        # Without predicted rewards, the last reward is the value of the end, and earlier rewards must be 0.
         is_end = (index == end) & steps.is_terminated[..., None]
         if bool((torch.where(is_end, 0.0, reward) != 0).any()):
-            raise ValueError('train_reward_function = False: expected rewards at the last step of an episode alone, '
-                             'found some before; set it to True, for the model as well')
+            raise ValueError('train_reward_function = False: expected rewards only at the last step of an episode, '
+                             'found earlier ones; set it to True, for the model as well')
         final = s.scalar_reward(steps.field('time_step.reward', steps.last))[..., 0]
         return torch.zeros_like(reward), torch.where(is_end, s.discount, discount), final
 
     def _values(self, steps: HeldSteps, num_steps: Tensor, most: int, bootstrap: Tensor) -> Tensor:
-        """n-step values ``[B, T, R + 1]``: see :func:`~alfx.algorithms.muzero.model_targets.n_step_values`."""
+        """Return n-step values ``[B, T, R + 1]``, see :func:`~alfx.algorithms.muzero.model_targets.n_step_values`."""
         reward, discount, final = self._rewards(steps, most)
         index = torch.arange(steps.num_steps + 1, device=num_steps.device) + num_steps[:, None, None]
         is_over = (index >= steps.steps_to_end[..., None]) & steps.is_terminated[..., None]
         bootstrap = torch.where(is_over, final[..., None], bootstrap.to(reward.dtype))
         return n_step_values(reward, discount, num_steps, bootstrap, most)
 
-    # What the rollout found ------------------------------------------------------------------------------------
+    # Targets from stored search results ------------------------------------------------------------------------
 
     def _stored(self, steps: HeldSteps) -> Any:
-        """An ``MCTSInfo`` ``[B, T, R + 1, ...]`` of what was found when the steps were stored."""
+        """Return an ``MCTSInfo`` ``[B, T, R + 1, ...]`` from the search results stored with the steps."""
         s = self._settings
         if self._info_path is None:
             return MCTSInfo(value=self._monte_carlo(steps))
@@ -146,7 +146,7 @@ class TargetMaker:
         return found._replace(value=self._values(steps, num_steps, s.td_steps, bootstrap))
 
     def _monte_carlo(self, steps: HeldSteps) -> Tensor:
-        """Values ``[B, T, R + 1]`` up to the end of the episode; one that is not over is bootstrapped there."""
+        """Return values ``[B, T, R + 1]`` up to the end of the episode, bootstrapped if it is not terminated."""
         further = max(int(steps.steps_to_end.max()) - steps.num_steps, 0)
         reward, discount, final = self._rewards(steps, further)
         bootstrap = final
@@ -155,12 +155,12 @@ class TargetMaker:
             bootstrap = torch.where(steps.is_terminated, final, last.to(reward.dtype))
         return monte_carlo_values(reward, discount, bootstrap, steps.num_steps + 1)
 
-    # What is found now -----------------------------------------------------------------------------------------
+    # Targets from reanalysis -----------------------------------------------------------------------------------
 
     def _reanalyzed(self, steps: HeldSteps, batch_info: BatchInfo) -> Any:
-        """An ``MCTSInfo`` ``[B, T, R + 1, ...]`` of what is found now."""
+        """Return an ``MCTSInfo`` ``[B, T, R + 1, ...]`` from reanalysis."""
         s = self._settings
-        assert self._reanalyzer is not None, 'there is one if a share of a batch is reanalyzed'
+        assert self._reanalyzer is not None, 'required by a reanalyze_ratio above 0'
         count, most = s.num_unroll_steps + 1, s.reanalyze_td_steps
         positions = steps.further(s.num_unroll_steps + most)
         searched = positions if s.full_reanalyze else positions[..., :count]
@@ -176,13 +176,13 @@ class TargetMaker:
 
     @staticmethod
     def _look(function: Callable[..., Any], steps: HeldSteps, positions: Tensor) -> Any:
-        """What ``function`` finds at positions ``[B, T, N]``: nest ``[B, T, N, ...]``."""
+        """Call ``function`` for positions ``[B, T, N]``; return a nest ``[B, T, N, ...]``."""
         env_ids = steps.env_ids.expand_as(positions).flatten()
         found = function(steps.buffer, env_ids, positions.flatten())
         return nest.map_structure(lambda x: x.unflatten(0, positions.shape), found)
 
     def _td_steps(self, batch_info: BatchInfo) -> Tensor:
-        """n of each row, int64 ``[B]``."""
+        """Return n of each row, int64 ``[B]``."""
         s = self._settings
         if s.td_steps_func is None:
             return torch.full_like(batch_info.positions, s.reanalyze_td_steps)
@@ -192,5 +192,5 @@ class TargetMaker:
         num_steps = s.td_steps_func(age.clamp(0.0, 1.0), s.reanalyze_td_steps, oldest).long()
         if num_steps.shape != age.shape or bool(((num_steps < 1) | (num_steps > s.reanalyze_td_steps)).any()):
             raise ValueError(f'reanalyze_td_steps_func: expected numbers from 1 to reanalyze_td_steps = '
-                             f'{s.reanalyze_td_steps} of the shape {tuple(age.shape)}, found {num_steps}')
+                             f'{s.reanalyze_td_steps} with the shape {tuple(age.shape)}, found {num_steps}')
         return num_steps

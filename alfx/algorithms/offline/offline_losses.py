@@ -1,4 +1,4 @@
-"""The maths of learning from the actions of others, without state. ``N`` is any batch."""
+"""Formulas for learning from recorded actions, as pure functions. ``N`` is any batch."""
 import math
 from typing import Any
 
@@ -9,11 +9,11 @@ from alfx import nest
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec
 from alfx.utils import dist_utils
 
-_MARGIN = 1e-4  # of half the range of an action
+_MARGIN = 1e-4  # in units of half the range of an action
 
 
 def expectile_loss(difference: Tensor, expectile: float) -> Tensor:
-    """``|tau - 1(u < 0)| u^2`` (Kostrikov et al. 2021, arXiv:2110.06169, eq. 3), elementwise.
+    """Compute ``|tau - 1(u < 0)| u^2`` (Kostrikov et al. 2021, arXiv:2110.06169, eq. 3), elementwise.
 
     Args:
         difference: target minus prediction, u.
@@ -23,17 +23,17 @@ def expectile_loss(difference: Tensor, expectile: float) -> Tensor:
 
 
 def advantage_weights(advantage: Tensor, temperature: float, maximum: float) -> Tensor:
-    """``min(exp(A / temperature), maximum)`` without gradient: how much an action is cloned (eq. 7 there)."""
+    """Compute the weights of cloned actions, ``min(exp(A / temperature), maximum)``, without gradient (eq. 7 there)."""
     return (advantage.detach() / temperature).exp().clamp(max=maximum)
 
 
 def log_integral_exp(values: Tensor, log_density: Tensor) -> Tensor:
-    """``log of the integral of exp(Q(s, a)) over a``, estimated by importance sampling (Kumar et al. 2020,
+    """Estimate ``log of the integral of exp(Q(s, a)) over a`` by importance sampling (Kumar et al. 2020,
     arXiv:2006.04779, appendix F).
 
     Args:
         values: Q of m sampled actions, ``[m, N, ...]``.
-        log_density: ``[m, N]``, that by which each of them was sampled.
+        log_density: log density with which each action was sampled, ``[m, N]``.
 
     Returns:
         ``[N, ...]``.
@@ -43,7 +43,7 @@ def log_integral_exp(values: Tensor, log_density: Tensor) -> Tensor:
 
 
 class StoredActions(nn.Module):
-    """What is done with recorded actions of a spec.
+    """Operations on recorded actions of a spec.
 
     Args:
         spec: nest of specs of actions.
@@ -60,9 +60,9 @@ class StoredActions(nn.Module):
                 self.register_buffer(name, bounds, persistent=False)
 
     def inside_bounds(self, action: NestedTensor) -> NestedTensor:
-        """Continuous actions ``[N, ...]`` moved into the open interval of their bounds, where they lie on these.
+        """Move continuous actions ``[N, ...]`` that lie on their bounds into the open interval between them.
 
-        A squashed distribution has no density on its bounds, or an infinite one, and recorded actions do lie there.
+        A squashed distribution has no density at its bounds, or an infinite one, and recorded actions often lie there.
         """
         leaves, tree = nest.flatten_with_structure(action)
         moved = []
@@ -75,15 +75,16 @@ class StoredActions(nn.Module):
         return tree.unflatten(moved)
 
     def log_prob(self, distribution: Any, action: NestedTensor) -> Tensor:
-        """Log-probability ``[N]`` of actions ``[N, ...]`` in a nest of distributions of batch shape ``[N]``."""
+        """Compute the log-probability ``[N]`` of actions ``[N, ...]`` in a nest of distributions of batch shape
+        ``[N]``."""
         return dist_utils.compute_log_probability(distribution, self.inside_bounds(action))
 
     def squared_error(self, output: NestedTensor, action: NestedTensor) -> Tensor:
-        """``[N]``: the squared difference of two continuous actions, summed, in units of half their range."""
+        """Compute the squared difference of two continuous actions ``[N]``, summed, in units of half their range."""
         return (self.flat(output) - self.flat(action)).square().sum(1)
 
     def flat(self, action: NestedTensor) -> Tensor:
-        """Continuous actions ``[N, ...]`` as one tensor ``[N, D]``, in units of half their range."""
+        """Return continuous actions ``[N, ...]`` as one tensor ``[N, D]``, in units of half their range."""
         leaves = []
         for x, name in zip(nest.flatten(action), self._names):
             if name:

@@ -1,1 +1,1 @@
-"""What the algorithms of particles, generators and hypernetworks share; see the modules."""
+"""Shared parts of particle, generator and hypernetwork algorithms; see the modules."""

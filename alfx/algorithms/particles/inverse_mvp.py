@@ -1,17 +1,18 @@
-"""The gradient of a generator in function space, where the inverse of its Jacobian is needed.
+"""Function-space gradient of a generator, which needs the inverse of its Jacobian.
 
-A generator f makes ``x = f(z)`` of noise. Moving f along functions of the kernel k in the space of noise, the steepest
-descent of ``KL(f(z) || p)`` at ``z_i`` is minus (Ratzlaff, Bai et al. 2021, "Generative particle variational inference
-via estimation of functional gradients", arXiv:2103.01291)
+A generator f maps noise z to ``x = f(z)``. If f moves along functions of the kernel k in the space of noise, the
+steepest descent of ``KL(f(z) || p)`` at ``z_i`` is minus (Ratzlaff, Bai et al. 2021, "Generative particle variational
+inference via estimation of functional gradients", arXiv:2103.01291)
 
     phi(z_i) = 1/M sum_j [k(z'_j, z_i) s(f(z'_j)) + a J(z'_j)^-T grad_{z'_j} k(z'_j, z_i)]
 
-with J the Jacobian of f by z. A network g of K < D inputs is made ``f(z) = g(z_1 .. z_K) + c z``, whose J = [G 0] + c I
-has an inverse for almost any ``c``. With G_1 the first K rows of G and G_2 the others, ``J^T y = v`` falls apart into
+with J the Jacobian of f by z. A network g of K < D inputs is extended to ``f(z) = g(z_1 .. z_K) + c z``, whose
+J = [G 0] + c I has an inverse for almost any ``c``. With G_1 the first K rows of G and G_2 the others, ``J^T y = v``
+separates into
 
     y_2 = v_2 / c,     (G_1 + c I)^T y_1 = v_1 - G_2^T v_2 / c                   (the block form)
 
-of which only K equations have to be solved: directly, or by a network that has learned to (InverseMVPAlgorithm).
+Only K equations have to be solved: directly, or by a trained network (InverseMVPAlgorithm).
 """
 from typing import Any
 
@@ -33,17 +34,19 @@ _DAMPING = 1e-8
 
 @configurable
 class InverseMVPAlgorithm(Algorithm):
-    """A network from ``(z, v)`` to ``y = J(z)^-T v``; who uses it trains it to make ``|J^T y - v|^2`` small.
+    """Network that maps ``(z, v)`` to ``y = J(z)^-T v``; its user trains it to minimise ``|J^T y - v|^2``.
 
     Args:
-        input_dim: K, the number of components of z that J depends on.
-        output_dim: the size of v and of y.
+        input_dim: K, number of components of z that J depends on.
+        output_dim: size of v and y.
         hidden_size: width of the hidden layers.
-        num_hidden_layers: their number.
-        activation: their activation.
-        optimizer: trains the network.
+        num_hidden_layers: number of hidden layers.
+        activation: activation of the hidden layers.
+        optimizer: optimizes the network.
         name: name of this algorithm.
     """
+
+    updates_are_traceable = False
 
     def __init__(self, input_dim: int, output_dim: int, hidden_size: int = 100, num_hidden_layers: int = 1,
                  activation: Activation = torch.relu_, optimizer: Any = None, name: str = 'InverseMVPAlgorithm'):
@@ -55,15 +58,15 @@ class InverseMVPAlgorithm(Algorithm):
                                     last_layer_size=output_dim, last_activation=identity)
 
     def predict_step(self, inputs: tuple[Tensor, Tensor], state: Any = None) -> AlgStep:
-        """Inverse products.
+        """Compute inverse products.
 
         Args:
-            inputs: ``(z, v)``: ``z [M, K]`` or longer, of which the first K count; ``v [M, D]``, or ``[M, N, D]`` for
-                N vectors for each z.
+            inputs: ``(z, v)``: ``z [M, K]``, or longer, of which the first K components are used; ``v [M, D]``, or
+                ``[M, N, D]`` for N vectors per z.
             state: not used.
 
         Returns:
-            ``output``: y of the shape of v, and the K components of each z.
+            ``output``: y with the shape of v, and the K components of each z.
         """
         z, vec = inputs
         z = z[:, :self._input_dim]
@@ -74,7 +77,7 @@ class InverseMVPAlgorithm(Algorithm):
 
 
 def jacobian(outputs: Tensor, inputs: Tensor) -> Tensor:
-    """``d outputs[b, d] / d inputs[b, k]``, ``[B, D, K]``, of outputs that depend on their own row of inputs alone."""
+    """Return ``d outputs[b, d] / d inputs[b, k]``, ``[B, D, K]``; outputs may depend only on their row of inputs."""
     size = outputs.shape[1]
     chosen = torch.eye(size, dtype=outputs.dtype, device=outputs.device).unsqueeze(1).expand(size, len(outputs), size)
     rows = torch.autograd.grad(outputs, inputs, grad_outputs=chosen, is_grads_batched=True)[0]
@@ -82,25 +85,25 @@ def jacobian(outputs: Tensor, inputs: Tensor) -> Tensor:
 
 
 def transposed_product(outputs: Tensor, inputs: Tensor, vec: Tensor) -> Tensor:
-    """``G^T vec``: ``[B, K]`` for ``vec [B, D]``, with gradients by ``vec``."""
+    """Return ``G^T vec``: ``[B, K]`` for ``vec [B, D]``, with gradients by ``vec``."""
     return torch.autograd.grad(outputs, inputs, grad_outputs=vec, create_graph=True)[0]
 
 
 def solve_direct(jac: Tensor, vec: Tensor, link: float | Tensor | None, block: bool) -> Tensor:
-    """``J^-T v``, of least squares where J has no inverse.
+    """Return ``J^-T v``, the least-squares solution if J has no inverse.
 
     Args:
         jac: G, ``[M, D, K]``; K = D without ``link``.
         vec: ``[M, N, D]``.
         link: ``c``; ``None``: J is G itself.
-        block: solve K equations in place of D.
+        block: solve K equations instead of D.
 
     Returns:
-        ``[M, N, D]``.
+        Solution ``[M, N, D]``.
     """
     size, inputs = jac.shape[1:]
     if link is None:
-        # least squares, damped: with ReLU some points have a Jacobian without an inverse
+        # Damped least squares: with ReLU the Jacobian has no inverse at some points.
         a, b = jac.double(), vec.double()
         normal = a.transpose(1, 2) @ a
         scale = normal.diagonal(dim1=1, dim2=2).mean(-1).clamp(min=1e-30)[:, None, None]

@@ -1,33 +1,33 @@
-"""Directions in which particles move towards a distribution: SVGD and GFSF, from a kernel between the particles.
+"""Update directions of particles that approximate a distribution: SVGD and GFSF, with a kernel between the particles.
 
-Particles ``x_1 ... x_N`` in D dimensions follow the gradient of ``log p``, the *score*, and keep away from each other:
+Particles ``x_1 ... x_N`` in D dimensions follow the gradient of ``log p``, the *score*, and repel each other:
 
     k(x, y)  = exp(-|x - y|^2 / h)
     SVGD:    phi(x) = 1/M sum_j [k(y_j, x) s(y_j) + a grad_{y_j} k(y_j, x)]    (Liu, Wang 2016, arXiv:1608.04471)
     GFSF:    phi_i  = s(x_i) + a (K + r I)^-1 sum_j grad_{x_j} k(x_j, x_i)      (Liu et al. 2019, arXiv:1807.01750)
 
-with the weight ``a`` of the repulsion, 1 for the distribution itself. As ``grad_{y_j} k(y_j, x) = 2/h (x - y_j) k``,
-sums over j are products of the ``[N, M]`` matrix of kernels with the particles: memory is O(N M + N D), never N M D.
-Distances are computed in float64 from centred particles, as the difference of large squares would lose those of close
-particles.
+with the weight ``a`` of the repulsion, 1 for the distribution itself. Since ``grad_{y_j} k(y_j, x) = 2/h (x - y_j) k``,
+sums over j are products of the ``[N, M]`` matrix of kernels with the particles: memory is O(N M + N D), not O(N M D).
+Distances are computed in float64 from centred particles, because the difference of large squares would lose the
+distances of close particles.
 """
 import math
 
 import torch
 from torch import Tensor
 
-_COLUMNS = 1 << 12  # as many at a time are made float64: copies of all would take more memory than the particles
+_COLUMNS = 1 << 12  # columns converted to float64 at a time; converting all takes more memory than the particles
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    """``|x_i - y_j|^2``.
+    """Return ``|x_i - y_j|^2``.
 
     Args:
         x: ``[N, D]``.
         y: ``[M, D]``.
 
     Returns:
-        float64 ``[N, M]``, without gradients.
+        Squared distances, float64 ``[N, M]``, without gradients.
     """
     x, y = x.detach(), y.detach()
     total = x.new_zeros((len(x), len(y)), dtype=torch.float64)
@@ -40,18 +40,18 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
 
 
 def median_bandwidth(distances: Tensor, same: bool) -> Tensor:
-    """``h = median / log(N)``, so that the kernels of a particle with all others sum up to about 1 (Liu, Wang 2016).
+    """Return ``h = median / log(N)``, so that the kernels of a particle sum up to about 1 (Liu, Wang 2016).
 
     Args:
         distances: squared distances ``[N, M]``, or ``[N]`` of N pairs.
-        same: whether they are those of a set with itself; the zeros of a particle with itself then do not count.
+        same: the distances are within one set; zero distances of a particle to itself are then excluded.
 
     Returns:
-        float64 scalar; 1 where there is no distance other than zero.
+        Bandwidth, float64 scalar; 1 if all distances are zero.
     """
     num = distances.shape[0]
     if same:
-        # without the first one, every (N + 1)-th is one of a particle with itself
+        # After dropping the first one, every (N + 1)-th is the distance of a particle to itself.
         distances = distances.flatten()[1:].view(num - 1, num + 1)[:, :-1]
     if distances.numel() == 0:
         return torch.ones((), dtype=torch.float64, device=distances.device)
@@ -60,12 +60,12 @@ def median_bandwidth(distances: Tensor, same: bool) -> Tensor:
 
 
 def kernel(distances: Tensor, bandwidth: Tensor) -> Tensor:
-    """``exp(-d / h)``, elementwise."""
+    """Return ``exp(-d / h)``, elementwise."""
     return torch.exp(-distances / bandwidth)
 
 
 def repulsion(x: Tensor, y: Tensor, kernels: Tensor, bandwidth: Tensor) -> Tensor:
-    """``sum_j grad_{y_j} k(y_j, x_i)``.
+    """Return ``sum_j grad_{y_j} k(y_j, x_i)``.
 
     Args:
         x: ``[N, D]``.
@@ -74,9 +74,9 @@ def repulsion(x: Tensor, y: Tensor, kernels: Tensor, bandwidth: Tensor) -> Tenso
         bandwidth: scalar ``h``.
 
     Returns:
-        ``[N, D]`` of the dtype of ``x``.
+        Repulsion ``[N, D]`` with the dtype of ``x``.
     """
-    # The sum does not change when all are shifted; centred ones lose less in the difference.
+    # The sum does not depend on a shift of all points; centred points lose less precision in the difference.
     center = y.mean(0)
     weights = kernels.to(x.dtype)
     differences = weights @ (center - y)
@@ -84,18 +84,18 @@ def repulsion(x: Tensor, y: Tensor, kernels: Tensor, bandwidth: Tensor) -> Tenso
 
 
 def svgd_direction(x: Tensor, y: Tensor, score: Tensor, kernels: Tensor, bandwidth: Tensor, weight: float) -> Tensor:
-    """SVGD at ``x`` with expectations over ``y``; see the module.
+    """Return the SVGD direction at ``x`` with expectations over ``y``; see the module docstring.
 
     Args:
         x: ``[N, D]``.
-        y: ``[M, D]``; the same as ``x`` for particles that move each other.
+        y: ``[M, D]``; the same as ``x`` for particles that repel each other.
         score: gradient of the log density at ``y``, ``[M, D]``.
         kernels: ``k(x_i, y_j)``, ``[N, M]``.
         bandwidth: scalar ``h``.
-        weight: of the repulsion.
+        weight: weight of the repulsion.
 
     Returns:
-        ``[N, D]``.
+        Direction ``[N, D]``.
     """
     direction = repulsion(x, y, kernels, bandwidth).mul_(weight)
     return direction.addmm_(kernels.to(x.dtype), score).div_(len(y))
@@ -103,7 +103,7 @@ def svgd_direction(x: Tensor, y: Tensor, score: Tensor, kernels: Tensor, bandwid
 
 def paired_svgd_direction(x: Tensor, y: Tensor, score: Tensor, kernels: Tensor, bandwidth: Tensor, weight: float
                           ) -> Tensor:
-    """SVGD at each ``x_i`` with the expectation over a single ``y_i``, so that both may be given the same condition.
+    """Return the SVGD direction at each ``x_i`` with a single ``y_i``, so that both can share a condition.
 
     Args:
         x: ``[N, D]``.
@@ -111,17 +111,17 @@ def paired_svgd_direction(x: Tensor, y: Tensor, score: Tensor, kernels: Tensor, 
         score: gradient of the log density at ``y``, ``[N, D]``.
         kernels: ``k(x_i, y_i)``, ``[N]``.
         bandwidth: scalar ``h``.
-        weight: of the repulsion.
+        weight: weight of the repulsion.
 
     Returns:
-        ``[N, D]``.
+        Direction ``[N, D]``.
     """
     weights = kernels.to(x.dtype).unsqueeze(1)
     return weights * score + weight * weights * (x - y) * (2 / bandwidth).to(x.dtype)
 
 
 def smoothed_repulsion(x: Tensor, kernels: Tensor, bandwidth: Tensor, ridge: float) -> Tensor:
-    """``(K + r I)^-1 sum_j grad_{x_j} k(x_j, x_i)``: minus the gradient of the log density of the particles themselves.
+    """Return ``(K + r I)^-1 sum_j grad_{x_j} k(x_j, x_i)``, minus the gradient of the particles' log density.
 
     Args:
         x: ``[N, D]``.
@@ -130,17 +130,17 @@ def smoothed_repulsion(x: Tensor, kernels: Tensor, bandwidth: Tensor, ridge: flo
         ridge: ``r``, relative to the diagonal of K, which is 1.
 
     Returns:
-        ``[N, D]`` of the dtype of ``x``.
+        Repulsion ``[N, D]`` with the dtype of ``x``.
     """
     identity = torch.eye(len(x), dtype=kernels.dtype, device=x.device)
     factor = torch.linalg.cholesky(kernels + ridge * identity)
-    # (K + r I)^-1 (diag(K 1) - K) x, with the small matrix first
+    # (K + r I)^-1 (diag(K 1) - K) x, starting with the product of the small matrices
     smoother = torch.cholesky_solve(torch.diag(kernels.sum(1)) - kernels, factor) * (2 / bandwidth)
     return smoother.to(x.dtype) @ (x - x.mean(0))
 
 
 def mean_pairwise_distance(x: Tensor) -> Tensor:
-    """The mean of ``|x_i - x_j|`` over pairs of different particles of ``[N, D]``; 0 for one: it shows a collapse."""
+    """Return the mean of ``|x_i - x_j|`` over pairs of ``[N, D]``, which shows a collapse; 0 for one particle."""
     num = len(x)
     if num < 2:
         return x.new_zeros(())

@@ -1,7 +1,7 @@
-"""Supervised training of ensembles of networks: the data, the epoch, evaluation, and uncertainty.
+"""Supervised training of ensembles of networks: data, epochs, evaluation, and uncertainty.
 
-:class:`SupervisedTask` is what is learned: data, loss, what answers are worth. :class:`SupervisedEnsemble` is mixed
-into an algorithm that answers by N networks; it makes an epoch of its ``train_step``. Read next:
+:class:`SupervisedTask` defines the task: data, loss and metrics. :class:`SupervisedEnsemble` is a mixin for algorithms
+with N networks; it runs an epoch of their ``train_step``. Read next:
 :mod:`alfx.algorithms.functional_particle_vi_algorithm`.
 """
 import logging
@@ -23,15 +23,15 @@ logger = logging.getLogger(__name__)
 
 
 class Uncertainty(NamedTuple):
-    """How well an ensemble knows what it does not know.
+    """Metrics of the uncertainty estimates of an ensemble.
 
     Attributes:
-        auroc_entropy: area under the ROC curve of telling outliers by the entropy of the mean probabilities.
-        auroc_variance: the same by the variance of the probabilities over the networks.
-        auroc_mutual_information: the same by the mutual information of class and network.
-        nll: negative log likelihood of the test data under the mean probabilities, nats a sample.
-        brier: its Brier score, summed over classes.
-        ece: its expected calibration error.
+        auroc_entropy: area under the ROC curve of detecting outliers by the entropy of the mean probabilities.
+        auroc_variance: the same with the variance of the probabilities over the networks.
+        auroc_mutual_information: the same with the mutual information of class and network.
+        nll: negative log likelihood of the test data under the mean probabilities, nats per sample.
+        brier: Brier score of the mean probabilities, summed over classes.
+        ece: expected calibration error of the mean probabilities.
     """
     auroc_entropy: float
     auroc_variance: float
@@ -42,22 +42,22 @@ class Uncertainty(NamedTuple):
 
 
 class SupervisedTask:
-    """Data, loss and measures.
+    """Supervised task: data, loss and metrics.
 
     Args:
-        owner: the class of the algorithm, for messages.
+        owner: class of the algorithm, for error messages.
         data_creator: called without arguments, returns ``(train_loader, test_loader)``, each an iterable of
-            ``(inputs, targets)`` with ``dataset`` and ``batch_size``; ``None``: the data comes later, if at all.
-        data_creator_outlier: the same for data that the ensemble should not be sure of.
-        input_tensor_spec: spec of the inputs; ``None``: from the data.
+            ``(inputs, targets)`` with ``dataset`` and ``batch_size``; ``None``: the data is set later, if at all.
+        data_creator_outlier: the same for out-of-distribution data.
+        input_tensor_spec: spec of the inputs; ``None``: taken from the data.
         output_dim: number of outputs of a network; ``None``: the number of classes, or of targets.
         loss_type: 'classification' or 'regression'.
-        voting: 'soft' or 'hard': how classes are chosen.
+        voting: 'soft' or 'hard' voting for classes.
         num_train_classes: number of classes in the training data.
         noise_stddev: standard deviation of the noise of the targets of regression.
 
     Raises:
-        ConfError: a value that makes no sense, or neither data nor what it would tell.
+        ConfError: a value is invalid, or there are neither data nor specs.
     """
 
     def __init__(self, owner: str, data_creator: Callable | None, data_creator_outlier: Callable | None,
@@ -89,10 +89,10 @@ class SupervisedTask:
             self.outlier_loaders = outliers
 
     def set_data_loader(self, train_loader: Any, test_loader: Any, outlier_loaders: tuple[Any, Any] | None) -> None:
-        """Take other data; ``None`` leaves outliers as they were.
+        """Set the data; ``None`` keeps the previous outlier data.
 
         Raises:
-            ConfError: targets that do not fit ``output_dim``.
+            ConfError: the targets do not match ``output_dim``.
         """
         self._check(train_loader)
         self.train_loader, self.test_loader = train_loader, test_loader
@@ -119,31 +119,31 @@ class SupervisedTask:
 
     @property
     def batch_share(self) -> float:
-        """Batch size by number of samples: what share of a posterior the loss of one batch is."""
+        """Batch size divided by the number of samples: the share of the posterior in the loss of one batch."""
         return min(1.0, self.train_loader.batch_size / self.train_size)
 
     def loss(self, outputs: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Negative log likelihood of a batch, ``[N]``, of outputs ``[B, N, C]``."""
+        """Return the negative log likelihood of a batch, ``[N]``, for outputs ``[B, N, C]``."""
         if self.is_classification:
             return sl_utils.classification_loss(outputs, targets, mask)
         return sl_utils.regression_loss(outputs, targets, mask, self._noise_stddev)
 
     def quality(self, outputs: Tensor, targets: Tensor) -> float:
-        """The accuracy of classes, or the root of the mean squared error; of the mean of the networks."""
+        """Return the accuracy of classes, or the root mean squared error, of the mean of the networks."""
         if self.is_classification:
             votes = sl_utils.class_probabilities(outputs, self._voting)
             return float((votes.argmax(-1) == targets).double().mean())
         return float((outputs.mean(1) - targets).square().mean().sqrt())
 
     def measures(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-        """What there is to tell of outputs ``[n, N, C]``."""
+        """Return metrics of outputs ``[n, N, C]``, by name."""
         if self.is_classification:
             return sl_utils.classification_metrics(outputs, targets, self._voting)
         return sl_utils.regression_metrics(outputs, targets, self._noise_stddev)
 
 
 def _examples(loader: Iterable) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches, without a step of torch's generator."""
+    """Iterate over batches without advancing torch's random generator."""
     if isinstance(loader, TensorLoader):
         yield loader.data.inputs[:2], loader.data.targets[:2]
         return
@@ -152,7 +152,7 @@ def _examples(loader: Iterable) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _with_last(batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[tuple[Tensor, Tensor], bool]]:
-    """Batches, and whether each is the last one."""
+    """Iterate over pairs of batch and flag, ``True`` for the last batch."""
     waiting = None
     for batch in batches:
         if waiting is not None:
@@ -163,17 +163,17 @@ def _with_last(batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[tuple
 
 
 class SupervisedEnsemble:
-    """What an algorithm does that trains N networks on the data of a :class:`SupervisedTask`; to be mixed in.
+    """Mixin for algorithms that train N networks on the data of a :class:`SupervisedTask`.
 
-    The algorithm has ``train_step((inputs, targets), ...)`` and hands the outputs of its networks to the functions
-    here.
+    The algorithm has ``train_step((inputs, targets), ...)`` and passes functions that compute the outputs of its
+    networks to the methods here.
 
-    Where several processes train together, all of them draw the same batches and the same noise. Each computes the loss
-    of its own rows, or what its networks answer to them; the gradients that are averaged add up to those of the batch.
+    If several processes train together, all of them draw the same batches and the same noise. Each computes the loss of
+    its own rows, or the outputs of its networks; the averaged gradients equal those of the whole batch.
     """
 
     divides_batches = True
-    """Whether it takes its own rows of each batch, where several processes train together."""
+    """Flag: each of several processes takes its own rows of each batch."""
 
     _task: SupervisedTask
     _config: Any
@@ -183,17 +183,17 @@ class SupervisedEnsemble:
     def set_data_loader(self, train_loader: Any, test_loader: Any = None,
                         outlier_data_loaders: tuple[Any, Any] | None = None,
                         entropy_regularization: float | None = None) -> None:
-        """Train and evaluate on this data from now on.
+        """Set the data for training and evaluation.
 
         Args:
             train_loader: an iterable of ``(inputs, targets)`` with ``dataset`` and ``batch_size``.
-            test_loader: the same; ``None``: nothing to evaluate on.
-            outlier_data_loaders: a pair of them, of data that the ensemble should not be sure of.
-            entropy_regularization: weight of the repulsion; ``None``: as before, and if there was none, batch size by
-                number of samples.
+            test_loader: the same; ``None``: no evaluation.
+            outlier_data_loaders: a pair of loaders of out-of-distribution data.
+            entropy_regularization: weight of the repulsion; ``None``: keep the current one, or if none is set, use
+                batch size divided by number of samples.
 
         Raises:
-            ConfError: the targets do not fit the networks.
+            ConfError: the targets do not match the networks.
         """
         self._task.set_data_loader(train_loader, test_loader, outlier_data_loaders)
         if entropy_regularization is not None:
@@ -207,12 +207,16 @@ class SupervisedEnsemble:
         loader = self._task.train_loader
         return self._entropy_regularization, None if loader is None else self._task.train_size
 
+    def _batch_losses(self, batch: tuple[Tensor, ...]) -> tuple[Any, None, Any]:
+        info = self.train_step(batch).info  # type: ignore[attr-defined]
+        return info, None, info
+
     def _own_rows(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The rows of a batch that are this process's to compute the loss of."""
+        """Return the rows of a batch whose loss this process computes."""
         return tuple(map(context.own_rows, batch))
 
     def _train_epoch(self) -> int:
-        """An update for each batch of the training data; returns how many."""
+        """Update once for each batch of the training data; return the number of updates."""
         if self._task.train_loader is None:
             raise ConfError(f'{type(self).__name__}: there is no data to train on',
                             f'bind {type(self).__name__}.data_creator, or call set_data_loader()')
@@ -227,8 +231,8 @@ class SupervisedEnsemble:
                 answers = self._answers(batch[0])
                 total += float(self._task.loss(answers, batch[1]).mean())
                 correct += self._task.quality(answers, batch[1])
-            with context.record_if(recording and is_last):  # so that the others may be played from a record
-                loss_info = algorithm.learner.train_on_batch(batch)
+            with context.record_if(recording and is_last):  # the other updates can be replayed from a traced graph
+                loss_info = algorithm.updater.train_on_batch(self._batch_losses, batch)
             num += 1
             if self._config is not None and self._config.update_counter_every_mini_batch:
                 context.increment_global_counter()
@@ -245,18 +249,18 @@ class SupervisedEnsemble:
         return 'acc' if self._task.is_classification else 'rmse'
 
     def _answers(self, inputs: Tensor) -> Tensor:
-        """The outputs ``[B, N, C]`` of the networks as they are, without gradients."""
+        """Return the current outputs ``[B, N, C]`` of the networks, without gradients."""
         raise NotImplementedError
 
     def _answers_of(self, loader: Iterable, answer: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """Outputs ``[n, N, C]`` and targets ``[n, ...]`` of all samples."""
+        """Return outputs ``[n, N, C]`` and targets ``[n, ...]`` of all samples."""
         device = self.device  # type: ignore[attr-defined]
         batches = [(inputs.to(device), targets.to(device)) for inputs, targets in loader]
         with torch.no_grad():
             return torch.cat([answer(inputs) for inputs, _ in batches]), torch.cat([y for _, y in batches])
 
     def _evaluate_with(self, answer: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """Measures of the test data by name."""
+        """Return metrics of the test data by name."""
         if self._task.test_loader is None:
             raise ConfError(f'{type(self).__name__}: there is no data to evaluate on',
                             'return a test loader from data_creator, or set TrainerConfig.evaluate to False')
@@ -268,14 +272,14 @@ class SupervisedEnsemble:
         return measures
 
     def check_uncertainty(self) -> None:
-        """Raise ``ConfError`` if there is nothing to evaluate uncertainty with."""
+        """Raise ``ConfError`` if uncertainty cannot be evaluated."""
         owner = type(self).__name__
         if not self._task.is_classification:
-            raise ConfError([problem_at(owner, 'loss_type', "= 'regression', but the uncertainty that is evaluated is "
-                                        'that of classes', 'leave TrainerConfig.eval_uncertainty at False')])
+            raise ConfError([problem_at(owner, 'loss_type', "= 'regression', but uncertainty is evaluated only for "
+                                        'classification', 'leave TrainerConfig.eval_uncertainty at False')])
         if self._task.outlier_loaders is None or self._task.test_loader is None:
-            raise ConfError([problem_at(owner, 'data_creator_outlier', 'is not set: uncertainty is evaluated by how '
-                                        'well outliers are told', f'bind it, such as {owner}.data_creator_outlier = '
+            raise ConfError([problem_at(owner, 'data_creator_outlier', 'is not set: uncertainty is evaluated by the '
+                                        'detection of outliers', f'bind it, such as {owner}.data_creator_outlier = '
                                         '@outlier/load_digits')])
 
     def _uncertainty_with(self, answer: Callable[[Tensor], Tensor]) -> Uncertainty:

@@ -1,7 +1,6 @@
-"""How soft actor-critic sees actions: continuous, discrete, or one discrete with some continuous ones.
+"""Kinds of actions of soft actor-critic: continuous, discrete, or a discrete action with continuous ones.
 
-Also the target entropies that go with them and how the rollout explores. Read next
-:mod:`alfx.algorithms.sac_algorithm`.
+Also contains target entropies and exploration for each kind. Read next :mod:`alfx.algorithms.sac_algorithm`.
 """
 import enum
 import math
@@ -18,7 +17,7 @@ from alfx.utils.discrete_action import random_valid
 
 
 class ActionType(enum.Enum):
-    """What kind of actions an algorithm chooses."""
+    """Kind of actions that an algorithm chooses."""
 
     Discrete = 1
     Continuous = 2
@@ -26,19 +25,19 @@ class ActionType(enum.Enum):
 
 
 class ActionParts:
-    """The discrete and the continuous part of an action.
+    """Discrete and continuous part of an action.
 
     Args:
         action_spec: nest of continuous specs; or one discrete spec of shape ``()``; or a tuple, list or dict of two:
             one discrete spec of shape ``()`` and a nest of continuous specs.
 
     Attributes:
-        type: the :class:`ActionType`.
+        type: kind of action, an :class:`ActionType`.
         discrete: spec of the discrete part, or ``()``.
         continuous: nest of specs of the continuous part, or ``()``.
 
     Raises:
-        SpecError: another combination.
+        SpecError: the action is another combination of specs.
     """
 
     def __init__(self, action_spec: NestedTensorSpec):
@@ -52,24 +51,24 @@ class ActionParts:
             self.type, self.continuous = ActionType.Continuous, action_spec
         elif leaves and all(is_discrete):
             if not isinstance(action_spec, BoundedTensorSpec):
-                raise SpecError(f'expected a single discrete action, found {action_spec}; put the choices '
-                                'together into one discrete action')
+                raise SpecError(f'expected a single discrete action, found {action_spec}; combine the choices into one '
+                                'discrete action')
             self.type, self.discrete = ActionType.Discrete, action_spec
         else:
             self.type, self._keys = ActionType.Mixed, _keys_of_parts(action_spec)
             self.discrete, self.continuous = (action_spec[key] for key in self._keys)
         if self.type != ActionType.Continuous and self.discrete.ndim != 0:
-            raise SpecError(f'expected a discrete action of shape (), found {self.discrete}; put its components '
-                            'together into one discrete action')
+            raise SpecError(f'expected a discrete action of shape (), found {self.discrete}; combine its components '
+                            'into one discrete action')
 
     def split(self, action: NestedTensor) -> tuple[Any, NestedTensor]:
-        """``(discrete, continuous)`` of a nest of the structure of the action; ``()`` for what there is not."""
+        """Split a nest like the action into ``(discrete, continuous)``; a missing part is ``()``."""
         if self.type == ActionType.Mixed:
             return action[self._keys[0]], action[self._keys[1]]
         return (action, ()) if self.type == ActionType.Discrete else ((), action)
 
     def join(self, discrete: Any, continuous: NestedTensor) -> NestedTensor:
-        """The inverse of :meth:`split`."""
+        """Invert :meth:`split`."""
         if self.type != ActionType.Mixed:
             return discrete if self.type == ActionType.Discrete else continuous
         parts = dict(zip(self._keys, (discrete, continuous)))
@@ -78,11 +77,11 @@ class ActionParts:
         return type(self._spec)((parts[0], parts[1]))
 
     def mask_of(self, mask: NestedTensor) -> Any:
-        """The mask ``[B, A]`` of the discrete part, which may be alone in a nest; ``()`` without one."""
+        """Return the mask ``[B, A]`` of the discrete part, possibly the only leaf of a nest; ``()`` without a mask."""
         return mask if isinstance(mask, Tensor) else next(iter(nest.flatten(mask)), ())
 
     def with_valid_choice(self, action: NestedTensor, mask: NestedTensor) -> NestedTensor:
-        """``action`` with its discrete part drawn uniformly from the valid ones, where there is a mask."""
+        """Return ``action`` with its discrete part sampled uniformly from the valid ones, if there is a mask."""
         own = self.mask_of(mask)
         if not isinstance(own, Tensor):
             return action
@@ -90,31 +89,31 @@ class ActionParts:
         return self.join((random_valid(own) + int(self.discrete.minimum)).to(discrete.dtype), continuous)
 
     def index(self, discrete_action: Tensor) -> Tensor:
-        """int64 ``[B]``: the head of the Q network that belongs to a discrete action ``[B]``."""
+        """Return the index int64 ``[B]`` of the output of the Q network for a discrete action ``[B]``."""
         start = int(self.discrete.minimum)
         index = discrete_action.long()
         return index - start if start else index
 
 
 def _keys_of_parts(action_spec: NestedTensorSpec) -> tuple[Any, Any]:
-    """Where the discrete and the continuous part are in a mixed action."""
+    """Return the keys of the discrete and the continuous part of a mixed action."""
     if type(action_spec) in (tuple, list, dict) and len(action_spec) == 2:
         keys = list(action_spec) if isinstance(action_spec, dict) else [0, 1]
         for discrete, continuous in (keys, keys[::-1]):
             if (isinstance(action_spec[discrete], BoundedTensorSpec) and action_spec[discrete].is_discrete
                     and not any(leaf.is_discrete for leaf in nest.flatten(action_spec[continuous]))):
                 return discrete, continuous
-    raise SpecError('a mixed action has to be a tuple, list or dict of two: one discrete action and a nest of '
+    raise SpecError('expected a mixed action to be a tuple, list or dict of two: one discrete action and a nest of '
                     f'continuous ones, such as (discrete, continuous); found {action_spec}')
 
 
 class Choice(NamedTuple):
-    """What the policy does at N steps.
+    """Choice of the policy at N steps.
 
     ``distribution`` and ``action`` are nests like the action, ``continuous`` is the continuous part of ``action`` and
-    ``log_prob`` ``[N]`` its log-probability, if it was asked for. A discrete part was chosen with ``probs`` ``[N, A]``
-    that follow from ``q_values`` ``[N, n, A]`` (``[N, n, A, K]``), which were computed from ``at``: ``continuous`` as a
-    leaf of the graph.
+    ``log_prob`` ``[N]`` its log-probability, if requested. A discrete part is sampled with ``probs`` ``[N, A]``,
+    computed from ``q_values`` ``[N, n, A]`` (``[N, n, A, K]``). The input of ``q_values`` is ``at``: ``continuous`` as
+    a leaf of the autograd graph.
     """
 
     distribution: Any
@@ -133,7 +132,7 @@ TargetEntropy = float | Callable[[BoundedTensorSpec], float] | None
 
 
 def target_entropy_of(spec: NestedTensorSpec, target_entropy: TargetEntropy) -> float:
-    """The entropy in nats to be kept by the policy over actions of ``spec``.
+    """Return the target entropy in nats of a policy over actions of ``spec``.
 
     Args:
         spec: nest of action specs.
@@ -141,7 +140,7 @@ def target_entropy_of(spec: NestedTensorSpec, target_entropy: TargetEntropy) -> 
             :func:`alfx.utils.dist_utils.calc_default_target_entropy`.
 
     Raises:
-        SpecError: the default has no meaning for an action without finite bounds.
+        SpecError: the default is undefined for an action without finite bounds.
     """
     if isinstance(target_entropy, (int, float)):
         return float(target_entropy)
@@ -150,19 +149,19 @@ def target_entropy_of(spec: NestedTensorSpec, target_entropy: TargetEntropy) -> 
 
 
 def target_entropies(parts: ActionParts, target_entropy: TargetEntropy | Sequence[TargetEntropy]) -> list[float]:
-    """One target entropy for each entropy coefficient: for a mixed action ``[discrete, continuous]``.
+    """Return one target entropy for each entropy coefficient: for a mixed action ``[discrete, continuous]``.
 
     Args:
-        parts: the kind of action.
+        parts: kind and parts of the action.
         target_entropy: see :func:`target_entropy_of`; for a mixed action also a pair of them.
 
     Raises:
-        ValueError: a pair for an action that is not mixed, or more or fewer than two.
+        ValueError: a pair for an action that is not mixed, or a sequence of another length than two.
     """
     is_pair = isinstance(target_entropy, (tuple, list))
     if parts.type != ActionType.Mixed:
         if is_pair:
-            raise ValueError(f'target_entropy: expected one for a {parts.type.name.lower()} action, found '
+            raise ValueError(f'target_entropy: expected one target for a {parts.type.name.lower()} action, found '
                              f'{target_entropy}; a pair is for a mixed action')
         return [target_entropy_of(parts.join(parts.discrete, parts.continuous), target_entropy)]  # type: ignore[arg-type]
     pair: Any = target_entropy if is_pair else (target_entropy, target_entropy)
@@ -175,21 +174,21 @@ def target_entropies(parts: ActionParts, target_entropy: TargetEntropy | Sequenc
 
 
 def uniform_actions(action_spec: NestedTensorSpec, batch_size: int, device: torch.device) -> NestedTensor:
-    """``[batch_size, ...]`` actions drawn uniformly from their bounds."""
+    """Sample actions ``[batch_size, ...]`` uniformly from their bounds."""
     return nest.map_structure(lambda spec: spec.sample((batch_size, )).to(device), action_spec)
 
 
 def is_normal(distribution: Any) -> bool:
-    """Whether a distribution (not a nest) is a diagonal normal, transformed or not."""
+    """Return whether a distribution (not a nest) is a diagonal normal, transformed or not."""
     base = distribution.base_dist if isinstance(distribution, dist_utils.TransformedDistribution) else distribution
     return isinstance(base, dist_utils.DiagMultivariateNormal)
 
 
 def next_noise(noise: Tensor, correlation: float, is_first: Tensor) -> Tensor:
-    """The next state of a stationary autoregressive process of standard normal numbers.
+    """Return the next state of a stationary autoregressive process of standard normal numbers.
 
-    ``e[t] = c e[t-1] + sqrt(1 - c^2) z[t]`` with standard normal z, and ``e[0] = z[0]`` at the first step of an
-    episode: the Ornstein-Uhlenbeck process seen once a step. Each ``e[t]`` is standard normal.
+    The process is ``e[t] = c e[t-1] + sqrt(1 - c^2) z[t]`` with standard normal z, and ``e[0] = z[0]`` at the first
+    step of an episode. It is the Ornstein-Uhlenbeck process sampled once per step. Each ``e[t]`` is standard normal.
 
     Args:
         noise: ``e[t-1]``, ``[B, ...]``.
@@ -202,7 +201,7 @@ def next_noise(noise: Tensor, correlation: float, is_first: Tensor) -> Tensor:
 
 
 def sample_from_noise(distribution: Any, noise: Tensor) -> Tensor:
-    """The sample ``[B, ...]`` of a diagonal normal, transformed or not, that comes of the standard normal ``noise``."""
+    """Return the sample ``[B, ...]`` of a (transformed) diagonal normal for the standard normal ``noise``."""
     if isinstance(distribution, dist_utils.TransformedDistribution):
         return distribution.forward(sample_from_noise(distribution.base_dist, noise))
     return torch.addcmul(distribution.loc, distribution.scale, noise)

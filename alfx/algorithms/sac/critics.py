@@ -1,4 +1,4 @@
-"""How the critics of soft actor-critic are made and called for each kind of action.
+"""Construction and calls of the critics of soft actor-critic for each kind of action.
 
 ``N`` is any batch, ``n`` the number of critics, ``A`` the number of values of a discrete action, ``K`` the number of
 rewards (no such dimension for a scalar reward). Read next :mod:`alfx.algorithms.sac_algorithm`.
@@ -14,14 +14,14 @@ from alfx.utils import dist_utils
 
 
 class ActionValues:
-    """Calls of critics of continuous actions, or of Q networks with an output for each value of a discrete action.
+    """Caller of critics of continuous actions, or of Q networks with an output for each value of a discrete action.
 
     Args:
-        parts: the kind of action.
+        parts: kind and parts of the action.
         num_replicas: n.
         reward_spec: spec of the reward, ``()`` or ``(K,)``.
-        num_quantiles: number of quantiles that a critic of continuous actions has in the place of each value;
-            ``None``: it has values.
+        num_quantiles: number of quantiles that a critic of continuous actions outputs instead of each value; ``None``:
+            it outputs values.
     """
 
     def __init__(self, parts: ActionParts, num_replicas: int, reward_spec: TensorSpec,
@@ -32,14 +32,14 @@ class ActionValues:
         self._output_shape = (*reward_spec.shape, *([] if num_quantiles is None else [num_quantiles]))
 
     def make_networks(self, ctor: Callable[..., Any], observation_spec: NestedTensorSpec) -> Any:
-        """All critics as one network, ``[N, n, (K)]``, or Q networks, ``[N, n * K, A]``.
+        """Create all critics as one network, ``[N, n, (K)]``, or Q networks, ``[N, n * K, A]``.
 
         Args:
-            ctor: makes one network, see ``critic_network_cls`` and ``q_network_cls`` of ``SacAlgorithm``.
+            ctor: creates one network, see ``critic_network_cls`` and ``q_network_cls`` of ``SacAlgorithm``.
             observation_spec: nest of specs of the observation.
 
         Raises:
-            SpecError: the output of the network has another shape.
+            SpecError: the output of the network has the wrong shape.
         """
         parts, reward_spec = self._parts, self._reward_spec
         if parts.type == ActionType.Continuous:
@@ -53,13 +53,13 @@ class ActionValues:
 
     def of_all(self, q_networks: Any, observation: NestedTensor, continuous: NestedTensor,
                state: NestedTensor) -> tuple[Tensor, NestedTensor]:
-        """Values ``[N, n, A, (K)]`` of all discrete actions, and the new state.
+        """Return values ``[N, n, A, (K)]`` of all discrete actions, and the new state.
 
         Args:
-            q_networks: n networks as one.
+            q_networks: n networks as one network.
             observation: nest ``[N, ...]``.
             continuous: nest ``[N, ...]`` of the continuous part of a mixed action, otherwise ``()``.
-            state: of the networks.
+            state: state of the networks.
         """
         mixed = self._parts.type == ActionType.Mixed
         values, state = q_networks((observation, continuous) if mixed else observation, state)
@@ -69,13 +69,13 @@ class ActionValues:
 
     def of_action(self, networks: Any, observation: NestedTensor, action: NestedTensor,
                   state: NestedTensor) -> tuple[Tensor, NestedTensor]:
-        """Values ``[N, n, (K)]`` of an action, and the new state.
+        """Return values ``[N, n, (K)]`` of an action, and the new state.
 
         Args:
-            networks: n networks as one.
+            networks: n networks as one network.
             observation: nest ``[N, ...]``.
             action: nest ``[N, ...]``.
-            state: of the networks.
+            state: state of the networks.
         """
         if self._parts.type == ActionType.Continuous:
             return networks((observation, action), state)
@@ -84,17 +84,17 @@ class ActionValues:
         return self.at(values, discrete), state
 
     def at(self, q_values: Tensor, discrete: Tensor) -> Tensor:
-        """``[N, n, A, (K)]`` at the discrete actions ``[N]``: ``[N, n, (K)]``."""
+        """Select values of the discrete actions ``[N]`` from ``[N, n, A, (K)]``: ``[N, n, (K)]``."""
         index = self._parts.index(discrete).reshape(-1, *[1] * (q_values.ndim - 1))
         return q_values.gather(2, index.expand(*q_values.shape[:2], 1, *q_values.shape[3:])).squeeze(2)
 
 
 def checked_output(network: Any, shape: Sequence[int]) -> Any:
-    """``network``, whose output has to be a tensor ``[N, *shape]``.
+    """Return ``network`` if its output is a tensor ``[N, *shape]``.
 
     Raises:
-        SpecError: it is not.
+        SpecError: the output has another shape.
     """
     if not isinstance(network.output_spec, TensorSpec) or tuple(network.output_spec.shape) != tuple(shape):
-        raise SpecError(f'{network.name}: its output has to have the shape {tuple(shape)}, found {network.output_spec}')
+        raise SpecError(f'{network.name}: expected an output of shape {tuple(shape)}, found {network.output_spec}')
     return network

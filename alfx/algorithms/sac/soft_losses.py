@@ -1,7 +1,7 @@
-"""The losses of the entropy of soft actor-critic as pure functions. Read next :mod:`alfx.algorithms.sac_algorithm`.
+"""Pure functions for the entropy losses of soft actor-critic. Read next :mod:`alfx.algorithms.sac_algorithm`.
 
-``N`` is any batch, ``K`` the number of rewards. Haarnoja et al. 2018 (arXiv:1812.05905), "SAC" below. What it shares
-with other algorithms is in :mod:`alfx.algorithms.base.critic_values`.
+``N`` is any batch, ``K`` the number of rewards. "SAC" below is Haarnoja et al. 2018 (arXiv:1812.05905). Functions
+shared with other algorithms are in :mod:`alfx.algorithms.base.critic_values`.
 """
 from typing import Any
 
@@ -13,24 +13,24 @@ from alfx.tensor_specs import NestedTensor
 
 
 def temperature_loss(log_alpha: Tensor, log_pi: Tensor, target_entropy: Tensor | float) -> Tensor:
-    """The loss of the entropy coefficients (SAC eq. 18, with log alpha in the place of alpha as factor).
+    """Return the loss of the entropy coefficients (SAC eq. 18, with the factor log alpha instead of alpha).
 
-    ``log_alpha * (-log_pi - target_entropy)``: alpha grows while the entropy is below its target.
+    The loss is ``log_alpha * (-log_pi - target_entropy)``: alpha grows while the entropy is below its target.
 
     Args:
         log_alpha: ``()``, or ``[2]`` for the discrete and the continuous part of a mixed action.
-        log_pi: ``[N]`` or ``[N, 2]``: log-probabilities of the sampled actions, or negative entropies.
+        log_pi: ``[N]`` or ``[N, 2]``, log-probabilities of the sampled actions, or negative entropies.
         target_entropy: a number or ``[2]``.
 
     Returns:
-        ``[N]``.
+        Loss ``[N]``.
     """
     loss = log_alpha * (-log_pi.detach() - target_entropy)
     return loss.sum(-1) if log_alpha.ndim else loss
 
 
 def entropy_bonus(log_alpha: Tensor, log_pi: Tensor) -> Tensor:
-    """``-alpha log_pi`` ``[...]``, summed over the parts of a mixed action; no gradient to alpha.
+    """Return ``-alpha log_pi`` ``[...]``, summed over the parts of a mixed action, without gradient to alpha.
 
     Args:
         log_alpha: ``()`` or ``[2]``.
@@ -42,21 +42,21 @@ def entropy_bonus(log_alpha: Tensor, log_pi: Tensor) -> Tensor:
 
 def reward_with_bonus(reward: Tensor, bonus: Tensor, discount: Tensor, gamma: Tensor,
                       reward_weights: Tensor | None) -> Tensor:
-    """Rewards whose return contains the entropy of all steps but the first, as the soft value does (SAC eq. 3).
+    """Return rewards whose return contains the entropy of all steps but the first, like the soft value (SAC eq. 3).
 
     The soft value of s[t] is ``E[Q(s[t], a) - alpha log pi(a | s[t])]``. Adding ``gamma discount[t] bonus[t]`` to the
-    reward for arriving at s[t] makes any target built on ``r[t] + gamma discount[t] Q[t]`` a soft one. Of K rewards
-    each gets the part ``w[k] / sum_j w[j]^2``, so that the weighted sum of rewards gets exactly the bonus.
+    reward for arriving at s[t] makes any target based on ``r[t] + gamma discount[t] Q[t]`` a soft target. Each of K
+    rewards gets the part ``w[k] / sum_j w[j]^2``, so that the weighted sum of rewards gets exactly the bonus.
 
     Args:
         reward: ``[T, B]`` or ``[T, B, K]``.
         bonus: ``[T, B]``.
-        discount: ``[T, B]``: 0 at a termination.
+        discount: ``[T, B]``, 0 at a termination.
         gamma: 0-d or ``[K]``.
         reward_weights: ``[K]`` or ``None``.
 
     Returns:
-        A new tensor of the shape of ``reward``.
+        A new tensor with the shape of ``reward``.
     """
     bonus = bonus * discount
     if reward_weights is None:
@@ -66,7 +66,7 @@ def reward_with_bonus(reward: Tensor, bonus: Tensor, discount: Tensor, gamma: Te
 
 
 def summed_log_prob(distributions: Any, actions: NestedTensor) -> Tensor:
-    """Log-density ``[N]`` of actions ``[N, ...]`` under distributions that may treat each element on its own."""
+    """Return the log density ``[N]`` of actions ``[N, ...]``, summed over elementwise and nested distributions."""
     leaves = [d.log_prob(a).reshape(a.shape[0], -1).sum(-1) for d, a in zip(
         nest.flatten(distributions, nest.is_distribution), nest.flatten(actions))]
     return torch.stack(leaves).sum(0)

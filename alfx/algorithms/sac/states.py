@@ -1,4 +1,4 @@
-"""What soft actor-critic begins with: whether its arguments fit each other, its states, alpha and what that aims at.
+"""Argument checks, states, and initial values and targets of alpha for soft actor-critic.
 
 Read next :mod:`alfx.algorithms.sac_algorithm`.
 """
@@ -13,24 +13,24 @@ from alfx.data_structures import namedtuple
 from alfx.tensor_specs import TensorSpec
 
 SacActionState = namedtuple('SacActionState', ['actor_network', 'critic'], default_value=())
-"""State of choosing an action: of the actor, and of the Q networks if a discrete action is chosen by them."""
+"""State for choosing an action: of the actor, and of the Q networks if they choose a discrete action."""
 
 SacCriticState = namedtuple('SacCriticState', ['critics', 'target_critics'], default_value=())
-"""State of evaluating the action taken."""
+"""State for evaluating the action taken."""
 
 SacState = namedtuple('SacState', ['action', 'actor', 'critic', 'noise'], default_value=())
-"""``action``: :class:`SacActionState`; ``actor``: state of the critics that the actor is trained with; ``critic``:
-:class:`SacCriticState`; ``noise``: in the rollout only, see ``rollout_noise_correlation``."""
+"""``action``: :class:`SacActionState`; ``actor``: state of the critics in the actor's loss; ``critic``:
+:class:`SacCriticState`; ``noise``: only in the rollout, see ``rollout_noise_correlation``."""
 
 
 def state_specs(parts: ActionParts, actor: Any, critics: Any, has_noise: bool) -> dict[str, Any]:
-    """The specs of the states of the three kinds of steps, as ``Algorithm`` takes them.
+    """Return the specs of the states of the three kinds of steps, as arguments of ``Algorithm``.
 
     Args:
         parts: kind and parts of the action.
-        actor: the actor network; ``None`` without one.
-        critics: the network of all critics; ``None`` without one.
-        has_noise: whether the noise of one step of the rollout depends on that of the step before.
+        actor: actor network, or ``None``.
+        critics: network of all critics, or ``None``.
+        has_noise: the noise of a rollout step depends on the noise of the previous step.
     """
     critic_spec = () if critics is None else critics.state_spec
     continuous = parts.type == ActionType.Continuous
@@ -47,10 +47,10 @@ def state_specs(parts: ActionParts, actor: Any, critics: Any, has_noise: bool) -
 def check_arguments(name: str, parts: ActionParts, num_critic_replicas: int, prior_actor_ctor: Any,
                     target_entropy: Any, reproduce_locomotion: bool, train_actor_on_last_step: bool,
                     noise_correlation: float) -> None:
-    """Refuse arguments of ``SacAlgorithm`` that are out of range or contradict each other.
+    """Reject arguments of ``SacAlgorithm`` that are out of range or contradict each other.
 
     Raises:
-        ValueError: names the argument.
+        ValueError: an argument is invalid; the message names it.
     """
     if num_critic_replicas < 1:
         raise ValueError(f'{name}.num_critic_replicas: expected at least 1, found {num_critic_replicas}')
@@ -58,9 +58,9 @@ def check_arguments(name: str, parts: ActionParts, num_critic_replicas: int, pri
         raise ValueError(f'{name}.rollout_noise_correlation: expected a number in [0, 1), found '
                          f'{noise_correlation}')
     if noise_correlation and parts.type == ActionType.Discrete:
-        raise ValueError(f'{name}.rollout_noise_correlation is for continuous actions, found {parts.discrete}')
+        raise ValueError(f'{name}.rollout_noise_correlation needs continuous actions, found {parts.discrete}')
     if prior_actor_ctor is not None and parts.type != ActionType.Continuous:
-        raise ValueError(f'{name}.prior_actor_ctor is for continuous actions, found {parts.type.name.lower()}')
+        raise ValueError(f'{name}.prior_actor_ctor needs continuous actions, found {parts.type.name.lower()}')
     if prior_actor_ctor is not None and target_entropy is not None:
         raise ValueError(f'{name}.target_entropy has no effect with prior_actor_ctor; set target_kld_per_dim')
     if reproduce_locomotion and not train_actor_on_last_step:
@@ -69,10 +69,10 @@ def check_arguments(name: str, parts: ActionParts, num_critic_replicas: int, pri
 
 
 def check_normal_actor(argument: str, actor: Any) -> None:
-    """Refuse an actor whose policy is not a nest of (squashed) diagonal normals, for ``argument`` which needs one.
+    """Reject an actor whose policy is not a nest of (squashed) diagonal normals, which ``argument`` needs.
 
     Raises:
-        ValueError: a distribution is another one.
+        ValueError: the policy has another distribution.
     """
     if not all(is_normal(d) for d in nest.flatten(actor.output_spec, nest.is_distribution)):
         raise ValueError(f'{argument} needs an actor whose distributions are (squashed) diagonal normals, found '
@@ -80,14 +80,14 @@ def check_normal_actor(argument: str, actor: Any) -> None:
 
 
 def initial_log_alphas(parts: ActionParts, initial_log_alpha: float, max_log_alpha: float | None) -> Tensor:
-    """log alpha, ``()``, or ``[2]`` for the discrete and the continuous part of a mixed action."""
+    """Return the initial log alpha, ``()``, or ``[2]`` for the discrete and continuous parts of a mixed action."""
     if max_log_alpha is not None:
         initial_log_alpha = min(initial_log_alpha, max_log_alpha)
     return torch.full((2, ) if parts.type == ActionType.Mixed else (), float(initial_log_alpha))
 
 
 def targets_of_alpha(parts: ActionParts, target_entropy: Any, target_kld_per_dim: float | None) -> Tensor:
-    """What alpha keeps the entropy at (with ``target_kld_per_dim`` the negative KL divergence), likewise."""
+    """Return target entropies (with ``target_kld_per_dim`` negative KL targets), ``()`` or ``[2]`` like log alpha."""
     if target_kld_per_dim is not None:
         return torch.tensor(-target_kld_per_dim * sum(spec.numel for spec in nest.flatten(parts.continuous)))
     targets = torch.tensor(target_entropies(parts, target_entropy))

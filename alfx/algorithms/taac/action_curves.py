@@ -1,7 +1,7 @@
-"""Short trajectories of a continuous action, which a policy may follow for several steps.
+"""Short trajectories of a continuous action, which a policy can follow for several steps.
 
 A trajectory is described by one tensor ``[B, order * n]`` for an action of n components: the action itself, then, for
-higher orders, its first and second derivative. Everything is scaled to [-1, 1]. A derivative of 1 moves the action
+higher orders, its first and second derivative. All values are scaled to [-1, 1]. A derivative of 1 moves the action
 across its whole range in one step, hence the factors of 2 below (Yu et al. 2021, arXiv:2104.06521, section 4 and
 appendix). Used by :mod:`alfx.algorithms.taac_algorithm`.
 """
@@ -22,16 +22,16 @@ def _clipped(x: Tensor) -> Tensor:
 
 
 class Trajectory:
-    """A trajectory that stays at its action: zeroth order, ``tau = (a)``."""
+    """Trajectory of order zero, which stays at its action: ``tau = (a)``."""
 
     order = 1
 
     def action(self, tau: Tensor) -> Tensor:
-        """The action ``[B, n]`` of ``tau [B, order * n]``."""
+        """Return the action ``[B, n]`` of ``tau [B, order * n]``."""
         return tau if self.order == 1 else tau.chunk(self.order, -1)[0]
 
     def extend(self, tau: Tensor) -> Tensor:
-        """The same trajectory one step later.
+        """Advance the trajectory by one step.
 
         Args:
             tau: ``[B, order * n]``.
@@ -42,20 +42,21 @@ class Trajectory:
         return tau
 
     def renew(self, output: Tensor, tau: Tensor) -> Tensor:
-        """A new trajectory.
+        """Start a new trajectory.
 
         Args:
-            output: ``[B, n]``: what a policy put out; clipped to [-1, 1], differentiable.
-            tau: ``[B, order * n]``: the trajectory up to now.
+            output: ``[B, n]``, output of a policy; clipped to [-1, 1], differentiable.
+            tau: ``[B, order * n]``, the current trajectory.
 
         Returns:
+            A tensor with the shape of ``tau``.
             A tensor of the shape of ``tau``.
         """
         return _clipped(output)
 
 
 class LinearTrajectory(Trajectory):
-    """A trajectory of constant slope: ``tau = (a, v)``, ``a <- clip(a + 2 v)``.
+    """Trajectory of constant slope: ``tau = (a, v)``, ``a <- clip(a + 2 v)``.
 
     Args:
         inverse_mode: the output of the policy is the new action, from which the slope is inferred; otherwise it is the
@@ -68,12 +69,12 @@ class LinearTrajectory(Trajectory):
         self._inverse_mode = inverse_mode
 
     def extend(self, tau: Tensor) -> Tensor:
-        """See the base class."""
+        """Advance the trajectory by one step, with the same slope."""
         a, v = tau.chunk(2, -1)
         return torch.cat((_clipped(a + 2.0 * v), v), -1)
 
     def renew(self, output: Tensor, tau: Tensor) -> Tensor:
-        """See the base class."""
+        """Start a new line."""
         a, output = tau.chunk(2, -1)[0], _clipped(output)
         if self._inverse_mode:
             return torch.cat((output, 0.5 * (output - a)), -1)
@@ -81,9 +82,9 @@ class LinearTrajectory(Trajectory):
 
 
 class QuadraticTrajectory(Trajectory):
-    """A trajectory of constant curvature: ``tau = (a, v, u)``, ``v <- clip(v + 2 u)``, then ``a <- clip(a + 2 v)``.
+    """Trajectory of constant curvature: ``tau = (a, v, u)``, ``v <- clip(v + 2 u)``, then ``a <- clip(a + 2 v)``.
 
-    A new trajectory starts from a slope of zero.
+    A new trajectory starts with a slope of zero.
 
     Args:
         inverse_mode: the output of the policy is the new action, from which slope and curvature are inferred;
@@ -96,13 +97,13 @@ class QuadraticTrajectory(Trajectory):
         self._inverse_mode = inverse_mode
 
     def extend(self, tau: Tensor) -> Tensor:
-        """See the base class."""
+        """Advance the trajectory by one step, with the same curvature."""
         a, v, u = tau.chunk(3, -1)
         v = _clipped(v + 2.0 * u)
         return torch.cat((_clipped(a + 2.0 * v), v, u), -1)
 
     def renew(self, output: Tensor, tau: Tensor) -> Tensor:
-        """See the base class."""
+        """Start a new parabola."""
         a, output = tau.chunk(3, -1)[0], _clipped(output)
         if self._inverse_mode:
             v = 0.5 * (output - a)
@@ -112,14 +113,14 @@ class QuadraticTrajectory(Trajectory):
 
 
 def action_scale(action_spec: Any, owner: str) -> tuple[Tensor, Tensor]:
-    """Middle and half width of the bounds of the action, both of the shape of ``action_spec``.
+    """Return the centre and half width of the bounds of the action, both with the shape of ``action_spec``.
 
     Raises:
-        SpecError: it is not one continuous tensor, or has no finite range.
+        SpecError: the action is not one continuous tensor, or has no finite range.
     """
     if not isinstance(action_spec, TensorSpec) or not action_spec.is_continuous:
-        raise SpecError(f'{owner}: expected one continuous action, found {action_spec}; repeating or extending a '
-                        'discrete action or a nest of actions is not defined')
+        raise SpecError(f'{owner}: expected one continuous action, found {action_spec}; discrete actions and nests of '
+                        'actions cannot be repeated or extended')
     middle, half = action_range(action_spec, owner, 'its trajectories are relative to the bounds')
     if not bool((half > 0).all()):
         raise SpecError(f'{owner}: expected a range for each component of the action, found {action_spec}')
@@ -127,11 +128,11 @@ def action_scale(action_spec: Any, owner: str) -> tuple[Tensor, Tensor]:
 
 
 def trajectory_encoder(observation_spec: NestedTensorSpec, processors: Nested, tau_spec: TensorSpec) -> FC:
-    """A linear layer to as many numbers as there are of the processed observation."""
+    """Create a linear layer from the trajectory to the size of the processed observation."""
     processed = PreprocessorNetwork(observation_spec, processors, NestConcat(), name='actor_observation_processors')
     return FC(tau_spec.numel, processed.processed_input_tensor_spec.numel)
 
 
 def choose(b: Tensor, taus: tuple[Tensor, Tensor]) -> Tensor:
-    """``[N, order * n]``: the second of ``taus`` where ``b`` is 1."""
+    """Return the second of ``taus`` where ``b`` is 1, otherwise the first: ``[N, order * n]``."""
     return torch.where(b.bool().unsqueeze(-1), taus[1], taus[0])

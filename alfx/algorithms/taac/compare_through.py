@@ -11,7 +11,7 @@ from alfx.data_structures import StepType
 
 def compare_through_return(reward: Tensor, value: Tensor, step_type: Tensor, discount: Tensor,
                            is_switched: Tensor) -> Tensor:
-    """Returns along the part of a sequence in which rollout and current policy both repeat.
+    """Return multi-step returns along the steps at which both rollout and current policy repeat their action.
 
     With n the first step after t at which the rollout or the current policy switches, the sequence ends, or the
     episode ends::
@@ -20,13 +20,13 @@ def compare_through_return(reward: Tensor, value: Tensor, step_type: Tensor, dis
 
     Args:
         reward: ``[T, B]`` or ``[T, B, K]``, for arriving at each step.
-        value: value of what the current policy does at each step, of the shape of ``reward``.
+        value: value of the current policy's action at each step, with the shape of ``reward``.
         step_type: ``[T, B]``.
-        discount: ``[T, B]`` or ``[T, B, K]``: environment discount (0 at a termination) times gamma.
-        is_switched: bool ``[T, B]``: a switch by the rollout or by the current policy.
+        discount: ``[T, B]`` or ``[T, B, K]``, environment discount (0 at a termination) times gamma.
+        is_switched: bool ``[T, B]``, the rollout or the current policy switches.
 
     Returns:
-        ``[T-1, B]`` (``[T-1, B, K]``); for a LAST step its own value.
+        Returns ``[T-1, B]`` (``[T-1, B, K]``); the return of a LAST step is its own value.
 
     Raises:
         ValueError: fewer than two steps.

@@ -1,4 +1,4 @@
-"""Computing layers in float64, so that what is rounded to float32 afterwards does not depend on who has computed it."""
+"""Linear layers in float64, whose float32 results do not depend on the batch size and the machine."""
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,12 +9,12 @@ from torch.overrides import TorchFunctionMode
 
 
 class LinearLayersInDouble(TorchFunctionMode):
-    """A context in which linear layers, and all that is computed of what they put out, are float64.
+    """Context in which linear layers, and everything computed from their outputs, are float64.
 
-    In float32 the last bits of a sum depend on the order of its terms, and with it on the batch size, the machine and
-    the library. Rounded from float64, a result is the same float32 in all of them, but for one in many millions.
-    Parameters stay as they are; convolutions are as exact as before, as runtimes of exported policies have them in
-    float32 alone.
+    In float32 the last bits of a sum depend on the order of its terms, and therefore on the batch size, the machine and
+    the library. A result that is computed in float64 and rounded to float32 is the same for all of them, except for one
+    in many millions. Parameters do not change. Convolutions stay in float32, because runtimes of exported policies
+    support them only in float32.
     """
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (),

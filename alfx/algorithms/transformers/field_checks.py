@@ -1,4 +1,4 @@
-"""What is wrong with data transformers as configured; for :mod:`alfx.algorithms.data_transformer`."""
+"""Checks of the arguments of data transformers, for :mod:`alfx.algorithms.data_transformer`."""
 from collections.abc import Sequence
 from typing import Any, Optional
 
@@ -9,12 +9,12 @@ from alfx.tensor_specs import BoundedTensorSpec, NestedTensorSpec, SpecError
 
 
 def check_fields(owner: str, observation_spec: NestedTensorSpec, fields: Optional[Sequence[str]]) -> list[str]:
-    """The paths of the tensors to transform.
+    """Check and return the paths of the tensors to transform.
 
     Args:
-        owner: who asks, for errors.
+        owner: name of the caller, for error messages.
         observation_spec: nest of specs.
-        fields: paths such as 'camera.front'; None if the observation is one tensor.
+        fields: paths such as 'camera.front'; ``None`` if the observation is one tensor.
 
     Returns:
         ``fields``, or ``['']`` for the observation itself.
@@ -24,7 +24,7 @@ def check_fields(owner: str, observation_spec: NestedTensorSpec, fields: Optiona
     """
     if fields is None:
         if nest.is_nested(observation_spec):
-            raise SpecError(f'{owner}.fields: needed, as the observation is a nest; choose from '
+            raise SpecError(f'{owner}.fields: required, because the observation is a nest; choose from '
                             f'{_paths(observation_spec)}')
         return ['']
     if isinstance(fields, str):
@@ -44,10 +44,10 @@ def _paths(spec: NestedTensorSpec, prefix: str = '') -> list[str]:
 
 
 def check_mask_field(owner: str, observation_spec: NestedTensorSpec, field: str) -> str:
-    """The path of a mask of actions.
+    """Check and return the path of an action mask.
 
     Raises:
-        SpecError: there is no such field in a dict, it is a number, or there is nothing else.
+        SpecError: there is no such field in a dict, the field is a number, or it is the only field.
     """
     hint = f"found the observation {_paths(observation_spec) if nest.is_nested(observation_spec) else 'of one tensor'}"
     try:
@@ -58,13 +58,13 @@ def check_mask_field(owner: str, observation_spec: NestedTensorSpec, field: str)
     if not isinstance(parent, dict) or any(leaf.ndim == 0 for leaf in nest.flatten(spec)):
         raise SpecError(f'{owner}.field = {field!r}: expected a mask of shape [N] in a dict of observations, {hint}')
     if len(parent) == 1:
-        raise SpecError(f'{owner}.field = {field!r}: nothing but the mask is observed, {hint}')
+        raise SpecError(f'{owner}.field = {field!r}: expected other fields besides the mask, {hint}')
     return field
 
 
 def check_images(owner: str, observation_spec: NestedTensorSpec, fields: Optional[Sequence[str]], low: float,
                  high: float) -> tuple[list[str], NestedTensorSpec]:
-    """The paths of images of bytes, and the spec of the observation once they are scaled to ``[low, high]``.
+    """Return the paths of uint8 images, and the spec of the observation with images scaled to ``[low, high]``.
 
     Raises:
         SpecError: a field does not exist or is not uint8.
@@ -76,18 +76,18 @@ def check_images(owner: str, observation_spec: NestedTensorSpec, fields: Optiona
     for field in checked:
         spec = nest.get_field(observation_spec, field)
         if spec.dtype != torch.uint8:
-            raise SpecError(f"{owner}: '{field or 'observation'}': expected an image of uint8, found {spec}")
+            raise SpecError(f"{owner}: '{field or 'observation'}': expected a uint8 image, found {spec}")
         observation_spec = nest.set_field(observation_spec, field,
                                           BoundedTensorSpec(spec.shape, torch.float32, low, high))
     return checked, observation_spec
 
 
 def check_order(transformers: Sequence[Any]) -> None:
-    """Raise unless the data transformers can work in this order.
+    """Check the order of the data transformers.
 
     Raises:
-        ValueError: one that must be first is not, one that reads the replay buffer comes after one that changes
-            the data, a field is stacked twice, or a goal that is relabelled is stacked or relabelled twice.
+        ValueError: a transformer that must be first is not; a transformer that reads the replay buffer comes after one
+            that changes the data; a field is stacked twice; or a relabelled goal is stacked or relabelled twice.
     """
     names = [type(transformer).__name__ for transformer in transformers]
     where = f'data_transformer_ctor {names}'
@@ -96,20 +96,21 @@ def check_order(transformers: Sequence[Any]) -> None:
     goals: set[str] = set()
     for position, (name, transformer) in enumerate(zip(names, transformers)):
         if transformer.must_be_first and position > 0:
-            raise ValueError(f'{where}: {name} has to come first, as it keeps the time step as it was before any other')
+            raise ValueError(f'{where}: {name} has to come first, because it stores the untransformed time step')
         if transformer.needs_replay_buffer and changed_by is not None:
-            raise ValueError(f'{where}: {name} has to come before {changed_by}, as it looks up steps in the replay '
-                             'buffer, which are not transformed')
+            raise ValueError(f'{where}: {name} has to come before {changed_by}, because it looks up steps in the '
+                             'replay buffer, which are not transformed')
         twice = stacked & set(transformer.stacked_fields)
         if twice:
-            raise ValueError(f'{where}: {sorted(twice)} would be stacked twice; use one {name} of a larger stack_size')
+            raise ValueError(f'{where}: {sorted(twice)} would be stacked twice; use one {name} with a larger '
+                             'stack_size')
         stacked |= set(transformer.stacked_fields)
         twice = goals & set(transformer.goal_fields)
         if twice:
-            raise ValueError(f'{where}: {sorted(twice)} would get other goals twice; use one {name}')
+            raise ValueError(f'{where}: {sorted(twice)} would be relabelled twice; use one {name}')
         goals |= set(transformer.goal_fields)
         if goals & stacked:
-            raise ValueError(f'{where}: {sorted(goals & stacked)} cannot be stacked, as goals are compared and '
-                             'replaced as they are stored; stack other fields')
+            raise ValueError(f'{where}: {sorted(goals & stacked)} cannot be stacked, because goals are compared and '
+                             'replaced in their stored form; stack other fields')
         if transformer.changes_time_steps:
             changed_by = changed_by or name

@@ -1,4 +1,4 @@
-"""Joining observations with those before them: what ``FrameStacker`` computes."""
+"""Functions of ``FrameStacker``, which stacks observations with earlier ones."""
 from collections.abc import Sequence
 from typing import Optional
 
@@ -13,7 +13,7 @@ from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec,
 
 
 def stacked_spec(spec: TensorSpec, stack_size: int, axis: int) -> TensorSpec:
-    """The spec of ``stack_size`` tensors joined along dimension ``axis``; of scalars, that of a vector of them."""
+    """Return the spec of ``stack_size`` tensors joined along dimension ``axis``; scalars become a vector."""
     if stack_size == 1:
         return spec
     shape = list(spec.shape) or [1]
@@ -26,14 +26,14 @@ def stacked_spec(spec: TensorSpec, stack_size: int, axis: int) -> TensorSpec:
 
 def plan_stacking(observation_spec: NestedTensorSpec, stack_size: int, stack_axis: int,
                   fields: Optional[Sequence[str]]) -> tuple[list[str], list[int], NestedTensorSpec, list[TensorSpec]]:
-    """What is stacked, and how; the arguments are those of ``FrameStacker``.
+    """Determine fields, axes and specs of stacking; the arguments are those of ``FrameStacker``.
 
     Returns:
         tuple:
-        - the paths in the observation; '' for all of it
-        - for each of them, the dimension of an observation along which to stack
-        - the spec of the stacked observation
-        - for each of them, the spec of the ``stack_size - 1`` frames before one, joined
+        - paths in the observation; '' for the whole observation
+        - for each path, the dimension of an observation along which to stack
+        - spec of the stacked observation
+        - for each path, the spec of the joined ``stack_size - 1`` previous frames
 
     Raises:
         SpecError: a field does not exist or has no dimension ``stack_axis``.
@@ -53,23 +53,23 @@ def plan_stacking(observation_spec: NestedTensorSpec, stack_size: int, stack_axi
 
 def stack_time_step(time_step: TimeStep, steps: Tensor, prev_frames: Sequence[Tensor], fields: Sequence[str],
                     axes: Sequence[int], stack_size: int) -> tuple[NestedTensor, Tensor, list[Tensor]]:
-    """The observation of a time step with stacked frames, from the frames before it.
+    """Return the observation of a time step with stacked frames, from the previous frames.
 
     Args:
         time_step: ``[B, ...]``.
-        steps: int64 ``[B]``: how many steps of the episode came before.
-        prev_frames: for each field, the ``stack_size - 1`` frames before this one, joined.
-        fields: paths in the observation; '' for all of it.
+        steps: int64 ``[B]``, number of earlier steps of the episode.
+        prev_frames: for each field, the joined ``stack_size - 1`` previous frames.
+        fields: paths in the observation; '' for the whole observation.
         axes: for each field, the dimension of an observation along which to stack.
         stack_size: number of frames in a stack.
 
     Returns:
-        the observation ``[B, ...]``, and ``steps`` and ``prev_frames`` for the next time step
+        The observation ``[B, ...]``, and ``steps`` and ``prev_frames`` for the next time step.
     """
     if stack_size == 1:
         return time_step.observation, steps, list(prev_frames)
     begins = (time_step.step_type == StepType.FIRST) | (steps == 0)
-    # On a GPU it is cheaper to select always than to wait for the answer; a recorded graph cannot ask at all.
+    # On a GPU it is cheaper to select always than to wait for the result; a traced graph cannot branch on it.
     some_begin = begins.device.type != 'cpu' or torch.compiler.is_compiling() or bool(begins.any())
     observation, frames = time_step.observation, []
     for field, axis, previous in zip(fields, axes, prev_frames):
@@ -86,15 +86,15 @@ def stack_time_step(time_step: TimeStep, steps: Tensor, prev_frames: Sequence[Te
 
 
 def stack_indices(step_type: Tensor, stack_size: int) -> Tensor:
-    """Which frames make up each stack: the step itself and those before it, but none before the episode began.
+    """Return the indices of the frames of each stack: the step and its predecessors within the episode.
 
     Args:
-        step_type: ``[B, L]`` with ``L = stack_size - 1 + T``: the steps before a batch, and those of the batch.
+        step_type: ``[B, L]`` with ``L = stack_size - 1 + T``: the steps before a batch, and the steps of the batch.
         stack_size: number of frames in a stack.
 
     Returns:
         int64 ``[B, T, stack_size]``: indices into the ``B * L`` steps, oldest first; the first step of the episode
-        stands in for what would lie before it.
+        replaces steps before it.
     """
     batch, length = step_type.shape
     time = torch.arange(length, device=step_type.device)
@@ -106,16 +106,16 @@ def stack_indices(step_type: Tensor, stack_size: int) -> Tensor:
 
 def stack_from_replay(experience: Experience, fields: Sequence[str], axes: Sequence[int],
                       stack_size: int) -> NestedTensor:
-    """The observation of a batch from the replay buffer with stacked frames, which are looked up there.
+    """Return the observation of a batch with stacked frames, which are looked up in the replay buffer.
 
     Args:
         experience: ``[B, T, ...]`` with ``batch_info`` and ``replay_buffer``.
-        fields: paths in the observation; '' for all of it.
+        fields: paths in the observation; '' for the whole observation.
         axes: for each field, the dimension of an observation along which to stack.
         stack_size: number of frames in a stack.
 
     Returns:
-        nest ``[B, T, ...]``.
+        Nest ``[B, T, ...]``.
 
     Raises:
         ValueError: ``batch_info`` or ``replay_buffer`` is missing.
@@ -129,7 +129,7 @@ def stack_from_replay(experience: Experience, fields: Sequence[str], axes: Seque
     env_ids, first = info.env_ids.unsqueeze(-1), info.positions.unsqueeze(-1)
     earliest = buffer.earliest_positions(info.env_ids).unsqueeze(-1)
     positions = first + torch.arange(1 - stack_size, 0, device=first.device)
-    positions = torch.maximum(positions, earliest)  # the oldest step stands in for those that are gone
+    positions = torch.maximum(positions, earliest)  # the oldest stored step replaces overwritten ones
     step_type = torch.cat(
         [buffer.get_field('time_step.step_type', env_ids, positions), experience.time_step.step_type], dim=1)
     sources = stack_indices(step_type, stack_size)
@@ -139,7 +139,7 @@ def stack_from_replay(experience: Experience, fields: Sequence[str], axes: Seque
         frames = torch.cat([buffer.get_field(path, env_ids, positions), nest.get_field(observation, field)], dim=1)
         stacked = frames.flatten(0, 1).index_select(0, sources.flatten())
         stacked = stacked.view(*sources.shape, *frames.shape[2:])  # [B, T, stack_size, ...]
-        if frames.ndim > 2:  # scalars are stacked where they are
+        if frames.ndim > 2:  # scalars are already stacked along their only dimension
             stacked = stacked.movedim(2, axis + 2).flatten(axis + 2, axis + 3)
         observation = nest.set_field(observation, field, stacked)
     return observation

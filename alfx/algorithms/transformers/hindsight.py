@@ -1,4 +1,4 @@
-"""Hindsight: goals that were reached later in an episode take the place of the one it was played for.
+"""Hindsight experience replay: replace goals of an episode by goals that were reached later.
 
 The indices and the checks behind ``HindsightExperienceTransformer`` of :mod:`alfx.algorithms.data_transformer`
 (Andrychowicz et al. 2017, arXiv:1707.01495, section 4.5, the strategy 'future').
@@ -16,14 +16,14 @@ from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError
 
 _log = logging.getLogger(__name__)
 _TIME_STEP_OBSERVATION = 'time_step.observation.'
-_ROUNDING = 8  # units in the last place by which a stored goal may differ from the one the environment computed with
+_ROUNDING = 8  # tolerance in units in the last place between a stored goal and the goal inside the environment
 
 
 def check_goal_fields(owner: str, observation_spec: NestedTensorSpec, achieved_field: str, desired_field: str) -> None:
-    """Raise unless both goals exist and are alike; what is not part of the observation is not known beforehand.
+    """Raise an error unless both goals exist and match; goals outside the observation are not checked.
 
     Raises:
-        SpecError: a field does not exist, or the two differ.
+        SpecError: a field does not exist, or the two specs differ.
     """
     specs = []
     for argument, field in (('achieved_goal_field', achieved_field), ('desired_goal_field', desired_field)):
@@ -42,34 +42,34 @@ def check_goal_fields(owner: str, observation_spec: NestedTensorSpec, achieved_f
 
 
 def first_of_episode(step_type: Tensor) -> Tensor:
-    """Where in its sequence the episode of each step begins to be seen.
+    """Return the index at which the episode of each step starts within its sequence.
 
     Args:
         step_type: ``[B, T]``.
 
     Returns:
-        int64 ``[B, T]``: index of the first step of the sequence that is of the same episode.
+        int64 ``[B, T]``, index of the first step of the sequence that is in the same episode.
     """
     time = torch.arange(step_type.shape[1], device=step_type.device)
     return torch.where(step_type == StepType.FIRST, time, 0).cummax(dim=1).values
 
 
 def draw_future(first: Tensor, steps_to_end: Tensor, proportion: float) -> tuple[Tensor, Tensor]:
-    """Choose which episodes of a batch get another goal, and how far ahead it was reached.
+    """Choose the episodes of a batch that get another goal, and the step at which this goal was reached.
 
-    All steps of an episode in a sequence share the choice. The goal is reached after the first of them, at each of the
-    later steps of the episode with the same probability; a step that has none after it keeps its goal.
+    All steps of an episode in a sequence share the choice. The goal is the one achieved at a later step than the first
+    of them, with the same probability for each later step of the episode; a step without later steps keeps its goal.
 
     Args:
-        first: int64 ``[B, T]``, of :func:`first_of_episode`.
-        steps_to_end: int64 ``[B, T]``: how many steps of its episode are stored after the step at ``first``.
+        first: int64 ``[B, T]``, from :func:`first_of_episode`.
+        steps_to_end: int64 ``[B, T]``, number of stored steps of the episode after the step at ``first``.
         proportion: probability that an episode is chosen.
 
     Returns:
         tuple:
-        - bool ``[B, T]``: the steps that get another goal
-        - int64 ``[B, T]``: how many steps after the one at ``first`` it was reached: 1 to ``steps_to_end``; 0 for
-          steps that keep theirs
+        - bool ``[B, T]``: steps that get another goal
+        - int64 ``[B, T]``: number of steps from ``first`` to the step that achieved the goal, 1 to ``steps_to_end``;
+          0 for steps that keep their goal
     """
     draws = torch.rand((2, *first.shape), device=first.device)
     choice, fraction = draws.gather(2, first.expand(2, -1, -1))
@@ -79,29 +79,29 @@ def draw_future(first: Tensor, steps_to_end: Tensor, proportion: float) -> tuple
 
 
 def replace_goals(chosen: Tensor, new: NestedTensor, old: NestedTensor) -> NestedTensor:
-    """``new`` where ``chosen`` (bool ``[B, T]``), else ``old`` (nests ``[B, T, ...]``); neither is changed."""
+    """Return ``new`` where ``chosen`` (bool ``[B, T]``), else ``old`` (nests ``[B, T, ...]``), as new tensors."""
     return nest.map_structure(lambda n, o: torch.where(chosen.view(chosen.shape + (1, ) * (o.ndim - 2)), n, o), new,
                               old)
 
 
 def ends_at(terminal_reward: float, changed: Tensor, reward: Tensor, old_reward: Tensor, step_type: Tensor,
             discount: Tensor) -> tuple[Tensor, Tensor]:
-    """Step types and discounts for new goals, where reaching the goal terminates the episode.
+    """Return step types and discounts for new goals, if reaching the goal terminates the episode.
 
-    A step at which the new goal is reached becomes LAST with discount 0, as the environment would have given it. One
-    that was terminal because the old goal was reached, and the new one is not, remains LAST with the discount of steps
-    that are not terminal: what would have followed is not known, as at a truncation.
+    A step at which the new goal is reached becomes LAST with discount 0, as in the environment. If a step was terminal
+    because the old goal was reached, and the new one is not, it remains LAST with the discount of steps that are not
+    terminal: as at a truncation, the next step is not known.
 
     Args:
-        terminal_reward: the reward for reaching the goal.
-        changed: bool ``[B, T]``: steps whose reward was computed anew.
+        terminal_reward: reward for reaching the goal.
+        changed: bool ``[B, T]``, steps with a recomputed reward.
         reward: ``[B, T]`` for the new goals.
         old_reward: ``[B, T]`` as stored.
         step_type: ``[B, T]``.
         discount: ``[B, T]``.
 
     Returns:
-        ``step_type`` and ``discount``.
+        New ``step_type`` and ``discount``.
     """
     is_mid = step_type == StepType.MID
     running = torch.where(is_mid.any(), torch.where(is_mid, discount, 0).amax(), 1.0)
@@ -112,19 +112,19 @@ def ends_at(terminal_reward: float, changed: Tensor, reward: Tensor, old_reward:
 
 
 def _close(reward: Tensor, expected: Any) -> Tensor:
-    """Bool of the shape of ``reward``; ``expected`` is like it or a number. False for what is not a number."""
+    """Return where ``reward`` is close to ``expected``, a tensor like it or a number; ``False`` for NaN."""
     return (reward - expected).abs() <= 1e-5 + 1e-4 * abs(expected)
 
 
 class RewardCheck:
-    """Compares what the environment gave as rewards with what ``reward_fn`` gives for the stored goals.
+    """Check that ``reward_fn`` reproduces the rewards of the environment for the stored goals.
 
     Args:
-        owner: who asks, for errors.
+        owner: name of the caller, for error messages.
         reward_fn: ``(achieved, desired) -> [B, T]``.
-        achieved_field: path of the achieved goal, for errors.
-        desired_field: path of the desired goal, for errors.
-        terminal_reward: the reward for reaching a goal that terminates the episode, or None.
+        achieved_field: path of the achieved goal, for error messages.
+        desired_field: path of the desired goal, for error messages.
+        terminal_reward: reward for reaching a goal that terminates the episode, or ``None``.
     """
 
     def __init__(self, owner: str, reward_fn: Callable[[Any, Any], Tensor], achieved_field: str, desired_field: str,
@@ -136,10 +136,10 @@ class RewardCheck:
         self._warned = False
 
     def __call__(self, time_step: Any, achieved: NestedTensor, desired: NestedTensor, batch_info: BatchInfo) -> None:
-        """Check a batch ``[B, T, ...]`` as it was stored. FIRST steps, which nothing led to, have no reward.
+        """Check a stored batch ``[B, T, ...]``. FIRST steps have no reward, because no action led to them.
 
         Raises:
-            ValueError: ``reward_fn`` yields something else, or episodes do not end as ``terminal_reward`` says.
+            ValueError: ``reward_fn`` returns other rewards, or episodes do not end as ``terminal_reward`` specifies.
         """
         stored, counts = time_step.reward, time_step.step_type != StepType.FIRST
         found = self.rewards(achieved, desired, stored)
@@ -152,10 +152,10 @@ class RewardCheck:
         self._check_ends(time_step, counts)
 
     def rewards(self, achieved: NestedTensor, desired: NestedTensor, like: Tensor) -> Tensor:
-        """``reward_fn(achieved, desired)``, of the shape and type of ``like``.
+        """Return ``reward_fn(achieved, desired)``, with the shape and dtype of ``like``.
 
         Raises:
-            ValueError: it is of another shape.
+            ValueError: the result has another shape.
         """
         found = self._reward_fn(achieved, desired)
         if not isinstance(found, Tensor) or found.shape != like.shape:
@@ -165,9 +165,9 @@ class RewardCheck:
         return found.to(like.dtype)
 
     def _explained_by_rounding(self, achieved: NestedTensor, desired: NestedTensor, stored: Tensor) -> Tensor:
-        """Where goals a few units in the last place nearer to or farther from each other give the stored reward.
+        """Return where goals that differ by a few units in the last place give the stored reward.
 
-        An environment may compute with more digits than are stored; next to a threshold they decide.
+        An environment may compute with more digits than are stored, which matters next to a threshold.
         """
         explained = torch.zeros_like(stored, dtype=torch.bool)
         for direction in (1, -1):
@@ -182,11 +182,11 @@ class RewardCheck:
         values = [nest.map_structure(lambda x: x[row, step].tolist(), goal) for goal in (achieved, desired)]
         name = getattr(self._reward_fn, '__name__', repr(self._reward_fn))
         raise ValueError(
-            f'{self._owner}.reward_fn: {name} does not give the rewards of the environment: expected '
+            f'{self._owner}.reward_fn: {name} does not reproduce the rewards of the environment: expected '
             f'{stored[row, step].tolist()}, as stored, found {found[row, step].tolist()} for '
             f'{self._fields[0]} = {values[0]} and {self._fields[1]} = {values[1]} (environment {env_id}, position '
-            f'{position}; {int(wrong.sum())} of {wrong.numel()} steps of the batch disagree). Give the function that '
-            'the environment computes rewards with, and scale or shape rewards by transformers that come later')
+            f'{position}; {int(wrong.sum())} of {wrong.numel()} steps of the batch differ). Set the reward function of '
+            'the environment, and scale or shape rewards with transformers that come later')
 
     def _check_ends(self, time_step: Any, counts: Tensor) -> None:
         terminated = (time_step.discount == 0) & counts
@@ -194,19 +194,19 @@ class RewardCheck:
             if not self._warned and time_step.reward.ndim == 2 and bool(
                     (terminated & (time_step.reward > time_step.reward.amin())).any()):
                 self._warned = True
-                _log.warning('%s: there are episodes that terminate with a reward of %g. If they do because the goal '
-                             'is reached, give it as terminal_reward, so that goals given in hindsight end episodes '
-                             'as well', self._owner, float(time_step.reward[terminated].amax()))
+                _log.warning('%s: some episodes terminate with a reward of %g. If they terminate because the goal is '
+                             'reached, set it as terminal_reward, so that relabelled goals end episodes as well',
+                             self._owner, float(time_step.reward[terminated].amax()))
             return
         if time_step.reward.ndim != 2:
-            raise ValueError(f'{self._owner}.terminal_reward: expected None for a reward of several dimensions, found '
+            raise ValueError(f'{self._owner}.terminal_reward: expected None for a multi-dimensional reward, found '
                              f'{self._terminal_reward}')
         reached = _close(time_step.reward, self._terminal_reward) & counts
         if bool((reached & ~terminated).any()):
             raise ValueError(f'{self._owner}.terminal_reward = {self._terminal_reward}: expected every step with this '
                              'reward to terminate its episode, found one with the discount '
                              f'{float(time_step.discount[reached & ~terminated][0])}; leave terminal_reward out if '
-                             'episodes go on where the goal is reached')
+                             'episodes continue after the goal is reached')
 
 
 def _nudged(achieved: Tensor, desired: Tensor, direction: int) -> Tensor:
@@ -217,16 +217,16 @@ def _nudged(achieved: Tensor, desired: Tensor, direction: int) -> Tensor:
 
 
 class GoalRelabeler:
-    """Gives sampled experience goals that were reached later; see ``HindsightExperienceTransformer``.
+    """Relabels sampled experience with goals that were reached later; see ``HindsightExperienceTransformer``.
 
     Args:
-        owner: who asks, for errors.
+        owner: name of the caller, for error messages.
         observation_spec: nest of specs of the observation.
         proportion: probability that an episode of a sequence gets another goal.
         achieved_field: path of the achieved goal in the experience.
         desired_field: path of the desired goal in the experience.
         reward_fn: ``(achieved, desired) -> [B, T]``.
-        terminal_reward: the reward for reaching a goal that terminates the episode, or None.
+        terminal_reward: reward for reaching a goal that terminates the episode, or ``None``.
 
     Raises:
         SpecError: the goals do not exist or differ from each other.
@@ -251,19 +251,19 @@ class GoalRelabeler:
                 if field.startswith(_TIME_STEP_OBSERVATION)]
 
     def __call__(self, experience: Experience) -> Experience:
-        """The relabelled copy of a batch ``[B, T, ...]`` from the replay buffer.
+        """Return the relabelled copy of a batch ``[B, T, ...]`` from the replay buffer.
 
         Raises:
-            ValueError: it does not come with ``batch_info`` and ``replay_buffer``, or the stored rewards are not those
-                of ``reward_fn``.
+            ValueError: ``batch_info`` or ``replay_buffer`` is missing, or ``reward_fn`` does not reproduce the stored
+                rewards.
         """
         buffer, info, time_step = experience.replay_buffer, experience.batch_info, experience.time_step
         if buffer == () or info == ():
             raise ValueError(f'{self._owner} needs experience with batch_info and replay_buffer, see '
                              'data_structures.add_batch_info')
         if isinstance(info.discounted_return, Tensor):
-            raise ValueError(f'{self._owner}: the returns that the replay buffer keeps are those of the stored '
-                             'rewards, not of goals given in hindsight; leave out ReplayBuffer.record_episodic_return')
+            raise ValueError(f'{self._owner}: the stored returns of the replay buffer belong to the original goals; '
+                             'leave out ReplayBuffer.record_episodic_return')
         achieved = nest.get_field(experience, self._achieved_field)
         desired = nest.get_field(experience, self._desired_field)
         self._check(time_step, achieved, desired, info)

@@ -1,4 +1,4 @@
-"""The running statistics of data transformers; for :mod:`alfx.algorithms.data_transformer`."""
+"""Running statistics of data transformers, for :mod:`alfx.algorithms.data_transformer`."""
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -17,10 +17,10 @@ _UPDATE_MODES = {'replay': context.is_replay, 'rollout': context.is_rollout, 'pr
 
 
 def update_condition(owner: str, update_mode: str, choices: Sequence[str] = tuple(_UPDATE_MODES)) -> Callable[[], bool]:
-    """The function that tells whether the process is in the run mode ``update_mode``.
+    """Return a function that returns whether the process is in the run mode ``update_mode``.
 
     Raises:
-        ValueError: it is not one of ``choices``.
+        ValueError: the mode is not one of ``choices``.
     """
     if update_mode not in choices:
         raise ValueError(f'{owner}.update_mode: expected one of {list(choices)}, found {update_mode!r}')
@@ -28,14 +28,14 @@ def update_condition(owner: str, update_mode: str, choices: Sequence[str] = tupl
 
 
 def exact_moments(parts: Callable[[], Iterator[Sequence[Tensor]]], num_dims: int) -> list[tuple[Tensor, Tensor]]:
-    """Mean and variance of each leaf over everything.
+    """Return mean and variance of each leaf over all data.
 
     Args:
-        parts: called twice; yields the leaves of one part after the other, of the same structure each.
+        parts: called twice; iterates over the leaves of the parts of the data, with the same structure each.
         num_dims: number of dimensions of a leaf that are averaged over.
 
     Returns:
-        float64 ``[*spec.shape]`` each
+        Pairs of mean and variance, float64 ``[*spec.shape]`` each.
     """
     def sums(of: Callable[[int, Tensor], Tensor]) -> list[Tensor]:
         total: list[Any] = []
@@ -53,16 +53,16 @@ def exact_moments(parts: Callable[[], Iterator[Sequence[Tensor]]], num_dims: int
 
 def plan_normalizing(owner: str, observation_spec: NestedTensorSpec, fields: Sequence[str] | None,
                      clipping: float) -> tuple[list[str], list[TensorSpec], NestedTensorSpec]:
-    """What ``ObservationNormalizer`` normalizes.
+    """Determine fields and specs of ``ObservationNormalizer``.
 
     Args:
-        owner: who asks, for errors.
+        owner: name of the caller, for error messages.
         observation_spec: nest of specs.
-        fields: paths in it; None for everything.
+        fields: paths in it; ``None`` for all.
         clipping: if above 0, the largest absolute value of a result.
 
     Returns:
-        the paths, the spec of the statistics of each of them, and the spec of the normalized observation
+        The paths, the spec of the statistics of each path, and the spec of the normalized observation.
 
     Raises:
         SpecError: a field does not exist.
@@ -80,7 +80,7 @@ def plan_normalizing(owner: str, observation_spec: NestedTensorSpec, fields: Seq
 
 def make_normalizer(owner: str, mode: str, specs: NestedTensorSpec, zero_mean: bool, speed: float, window_size: int,
                     update_rate: float) -> Normalizer:
-    """The normalizer of observations that ``mode`` names; it updates its statistics only when it is told to.
+    """Create the observation normalizer named by ``mode``; it updates its statistics only on request.
 
     Raises:
         ValueError: ``mode`` is not 'adaptive', 'window' or 'em'.
@@ -97,7 +97,7 @@ def make_normalizer(owner: str, mode: str, specs: NestedTensorSpec, zero_mean: b
 
 
 def make_reward_normalizer() -> Normalizer:
-    """One for the reward spec of the run; for scalars outside of a run."""
+    """Create a normalizer for the reward spec of the run, or for scalars outside of a run."""
     try:
         spec = context.get_reward_spec()
     except RuntimeError:
@@ -106,20 +106,19 @@ def make_reward_normalizer() -> Normalizer:
 
 
 def episode_returns(experiences: Iterable[Experience]) -> Tensor:
-    """float64 ``[E]``: the sum of the rewards of each episode, of several rewards all together.
+    """Return the sum of the rewards of each episode, float64 ``[E]``; multi-dimensional rewards are summed.
 
     Args:
-        experiences: ``[1, T, ...]`` each, one after the other; an episode may go on in the next one. The first step is
-            FIRST.
+        experiences: ``[1, T, ...]`` each, in order; an episode may continue in the next one. The first step is FIRST.
     """
-    returns, going_on = [], torch.zeros((), dtype=torch.float64)
+    returns, unfinished = [], torch.zeros((), dtype=torch.float64)
     for experience in experiences:
         is_first = experience.time_step.is_first()[0]
         reward = experience.time_step.reward[0].double().reshape(len(is_first), -1).sum(1)
-        number = is_first.long().cumsum(0)  # 0: the episode that goes on
+        number = is_first.long().cumsum(0)  # 0: the unfinished episode
         sums = torch.zeros(int(number[-1]) + 1, dtype=torch.float64, device=reward.device)
         sums.index_add_(0, number, torch.where(is_first, 0.0, reward))
-        sums[0] += going_on.to(sums.device)
+        sums[0] += unfinished.to(sums.device)
         returns.append(sums[:-1])
-        going_on = sums[-1]
-    return torch.cat([*returns, going_on.unsqueeze(0)])[1:]  # before the first FIRST there was nothing
+        unfinished = sums[-1]
+    return torch.cat([*returns, unfinished.unsqueeze(0)])[1:]  # drops the empty part before the first FIRST step

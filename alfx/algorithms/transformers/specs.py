@@ -1,14 +1,14 @@
-"""The specs that every data transformer has; for :mod:`alfx.algorithms.data_transformer`."""
+"""Specs of data transformers, for :mod:`alfx.algorithms.data_transformer`."""
 from torch import nn
 
 from alfx.tensor_specs import NestedTensorSpec
 
 
 class ModuleWithSpecs(nn.Module):
-    """A module that knows the spec of what it yields and of the state that it keeps.
+    """Module with the specs of its output and of its state.
 
     Args:
-        transformed_observation_spec: nest of specs of the transformed observation; None: not known.
+        transformed_observation_spec: nest of specs of the transformed observation; ``None``: unknown.
         state_spec: nest of specs of the state between time steps.
     """
 
@@ -22,14 +22,14 @@ class ModuleWithSpecs(nn.Module):
         """Nest of specs of the transformed observation.
 
         Raises:
-            ValueError: the transformer was made without an observation spec.
+            ValueError: the transformer was created without an observation spec.
         """
         if self._transformed_observation_spec is None:
-            raise ValueError(f'{type(self).__name__} was made without observation_spec, so that the spec of what it '
-                             'yields is not known; give it the spec')
+            raise ValueError(f'{type(self).__name__} was created without observation_spec, so that the spec of its '
+                             'output is unknown; pass observation_spec')
         return self._transformed_observation_spec
 
     @property
     def state_spec(self) -> NestedTensorSpec:
-        """Nest of specs of the state; zeros of it begin a sequence of time steps."""
+        """Nest of specs of the state; a sequence of time steps starts with zeros."""
         return self._state_spec

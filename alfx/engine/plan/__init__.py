@@ -20,9 +20,8 @@ def make_plan(objective: Objective, is_traceable: bool, compiles: bool = False, 
 
     Args:
         objective: what to compute.
-        is_traceable: whether it is the same tensor operations every time, but for ``objective.variant``. It is
-        noticed if
-            that is not so, after an update of another kind perhaps.
+        is_traceable: whether it is the same tensor operations every time, but for ``objective.variant``. A violation
+            is noticed, though perhaps some updates later.
         compiles: whether a fixed objective is compiled; otherwise it is played.
         is_rare: whether there is only one update an iteration.
     """

@@ -15,18 +15,17 @@ from alfx.engine.plan import backends
 from alfx.engine.plan.verification import Parts
 from alfx.engine.plan.compile import Compiled
 from alfx.engine.plan.backends import Replayed, GraphRequest, GraphTask
-from alfx.engine.plan.recorder import NotRecordableError, Record, Recorder
+from alfx.engine.plan.recorder import Record, Recorder
 from alfx.tensor_specs import NestedTensor
 
 
 class Recorded(GraphTask):
     """Plays a function, one record for each structure and layout of its input.
 
-    The function may do whatever it likes: where a record would not do the same, or cannot be made, the function itself
-    is called. What it reads may change between calls in any way; only changes that no tensor shows, such as of a number
-    kept in Python, are best made at every call or never, since the two are compared at each call only in the beginning
-    (see :mod:`alfx.engine.plan.backends`). A function that sets such a number itself, as one that counts its calls,
-    is not recorded.
+    The function may do anything: if a graph would not compute the same, or cannot be traced, the function itself is
+    called. Tensors that it reads may change between calls in any way. A graph is traced again when a number changes
+    that an object from outside alfx keeps in Python. A function that changes such a number itself is not traced; see
+    :mod:`alfx.engine.plan.python_state`.
 
     Args:
         function: from a nest of tensors to a nest of tensors; it may draw random numbers. If it belongs to an object it
@@ -74,21 +73,8 @@ class Recorded(GraphTask):
             results, self._result_trees[request.key] = nest.flatten_with_structure(result)
             return results
 
-        before = self._numbers()
         with torch.no_grad():
-            record = self.recorder.record(call, request.leaves)
-        for name, number in self._numbers().items():
-            if before.get(name, number) != number:
-                raise NotRecordableError(f'it sets {name[1]}, which a record would not')
-        return record
-
-    def _numbers(self) -> dict[tuple[int, str], Any]:
-        """The numbers that its object, the modules and their classes keep in Python, by owner and name."""
-        bound = getattr(self._function, 'func', self._function)  # of a functools.partial
-        owners = [getattr(bound, '__self__', None), *(x for module in self._modules for x in module.modules())]
-        return {(id(owner), f'{type(owner).__name__}.{name}'): value for owner in owners
-                for space in (*map(vars, type(owner).__mro__), getattr(owner, '__dict__', {}))
-                for name, value in space.items() if type(value) in (bool, int, float)}
+            return self.recorder.record(call, request.leaves)
 
     def parts(self, answer: NestedTensor) -> Parts:
         """The tensors of a result."""

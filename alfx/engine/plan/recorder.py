@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 
 from alfx import context
 from alfx.engine.plan.program import copied
+from alfx.engine.plan.python_state import Guard, PythonState
 from alfx.engine.plan.torch_internals import (remove_dead_code, shares_memory, storage_key, tensors_of, version_of,
                                               written_by)
 from alfx.engine.plan.trace import make_graph
@@ -45,6 +46,7 @@ class Record:
         graph: from ``fixed`` and then the leaves that change from call to call to what the function returns.
         fixed: tensors that are read, and may be written to, where they are, as ``(name, place, tensor)``. A place is
             ``(dictionary, key)`` of a module; ``None`` for those that the function has from elsewhere.
+        guard: Python numbers that it depends on.
 
     Attributes:
         fixed: those tensors that the graph makes use of.
@@ -53,7 +55,8 @@ class Record:
         is_half: whether it computes in 16 bits, here and there.
     """
 
-    def __init__(self, graph: fx.GraphModule, fixed: Sequence[tuple[str, Any, Tensor]]) -> None:
+    def __init__(self, graph: fx.GraphModule, fixed: Sequence[tuple[str, Any, Tensor]], guard: Guard) -> None:
+        self._guard = guard
         inputs = [node for node in graph.graph.nodes if node.op == 'placeholder'][:len(fixed)]
         written = _written_inputs(graph)
         self.written = [(name, x) for node, (name, _, x) in zip(inputs, fixed) if node in written and node.users]
@@ -74,7 +77,8 @@ class Record:
     @property
     def is_current(self) -> bool:
         """Whether all the tensors that it works on still are where they were, and no others have taken their place."""
-        return [tensors[key].data_ptr() for tensors, key in self._places] == self._addresses
+        return ([tensors[key].data_ptr() for tensors, key in self._places] == self._addresses
+                and self._guard.changed() is None)
 
     def versions(self) -> dict[str, Any]:
         """Of each parameter and buffer, used or not, which tensor it is and how often that has been written to."""
@@ -93,6 +97,8 @@ class Recorder:
 
     def __init__(self, function: Callable[..., Any], modules: Sequence[nn.Module], what: str) -> None:
         self._root, self.what = _Root(function, modules), what
+        bound = getattr(function, 'func', function)  # of a functools.partial
+        self._python_state = PythonState(getattr(bound, '__self__', None), *modules)
 
     def call(self, named: dict[str, Tensor], *inputs: Any) -> Any:
         """What the function returns with tensors in the place of those with these names."""
@@ -119,13 +125,18 @@ class Recorder:
             return function(dict(zip(names, flat_inputs)), flat_inputs[len(names):])
 
         with disallow_scheduler(), context.record_if(False), _attributes_unchanged(self._root):
+            before = self._python_state.all_attributes()
             try:
-                graph = make_graph(flat, [copied(x.detach()) for x in inputs])
+                with self._python_state.noted() as read:
+                    graph = make_graph(flat, [copied(x.detach()) for x in inputs])
                 remove_dead_code(graph)
             except Exception as error:  # of any kind: the same call went well when it was made with real numbers
                 raise NotRecordableError(f'{type(error).__name__}: {first_line(error)}') from error
+            changed = before.changed(read)
+            if changed is not None:
+                raise NotRecordableError(f'it sets {changed}, which a traced graph would not')
         return Record(graph, [*tensors, *((f'a tensor of shape {tuple(x.shape)} outside of all modules', None, x)
-                                          for x in _as_inputs(graph, inputs, len(names)))])
+                                          for x in _as_inputs(graph, inputs, len(names)))], Guard(read))
 
 
 def first_line(error: Exception) -> str:

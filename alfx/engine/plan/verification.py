@@ -121,7 +121,7 @@ def no_collectives() -> AbstractContextManager[None]:
     def refuse(tensor: Tensor) -> Tensor:
         raise RuntimeError('tensors are gathered from other processes, which is no recorded operation')
 
-    return _in_place_of_ranks(add_up=lambda tensor: tensor.mul_(context.num_ranks()), gather=refuse)
+    return _in_place_of_ranks(all_reduce=lambda tensor: tensor.mul_(context.num_ranks()), gather=refuse)
 
 
 def record_collectives(answers: list[Tensor]) -> AbstractContextManager[None]:
@@ -132,7 +132,7 @@ def record_collectives(answers: list[Tensor]) -> AbstractContextManager[None]:
         ranks.all_reduce(tensor)
         answers.append(tensor.clone())
 
-    return _in_place_of_ranks(add_up=ask)
+    return _in_place_of_ranks(all_reduce=ask)
 
 
 def replay_collectives(answers: list[Tensor]) -> AbstractContextManager[None]:
@@ -142,4 +142,4 @@ def replay_collectives(answers: list[Tensor]) -> AbstractContextManager[None]:
             raise RuntimeError('other questions are asked of the other processes')
         tensor.copy_(answers.pop(0))
 
-    return _in_place_of_ranks(add_up=repeat)
+    return _in_place_of_ranks(all_reduce=repeat)

@@ -14,7 +14,7 @@ from alfx.engine import probe
 from alfx.engine.contract import Acts
 from alfx.engine.remote.policy_state import policy_buffers, policy_tensors
 from alfx.engine.remote.shared_tensors import Published, StepRing
-from alfx.engine.unroll import Steps, metric_fields
+from alfx.engine.rollout import Steps, metric_fields
 from alfx.tensor_specs import TensorSpec
 
 _STOP, _RECORD, _RECORD_ORDERS = 0, 1, 2  # what the learner's orders are

@@ -2,7 +2,7 @@
 
 A worker (``trainers/acting/rollout_worker.py``) produces an endless *stream* of steps. An :class:`UnrollSource` brings
 them here, from one process (``algorithms/async_unroller.py``) or from many; :class:`RemoteUnroll` cuts the stream into
-unrolls that look like those of :func:`alfx.engine.unroll.unroll`, so that the learner treats both the same.
+unrolls that look like those of :func:`alfx.engine.rollout.unroll`, so that the learner treats both the same.
 """
 import abc
 import logging
@@ -14,7 +14,7 @@ import torch
 from alfx import context, nest
 from alfx.engine.contract import Acts
 from alfx.engine.remote.policy_state import look_up_buffers, policy_buffers, policy_tensors
-from alfx.engine.unroll import Steps, map_steps
+from alfx.engine.rollout import Steps, map_steps
 from alfx.gin_utils import ConfError
 from alfx.gin_utils.value_checks import problem_at
 

@@ -17,13 +17,13 @@ import torch
 
 import alfx
 from alfx import context, nest, summary
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import StepType
 from alfx.engine.contract import Acts
 from alfx.engine.remote.policy_state import pack, policy_state, unpack
 from alfx.engine.remote.remote_unroll import ActingStatistics, UnrollSource, check_source, conf_file_of, worker_settings
-from alfx.engine.unroll import Steps
+from alfx.engine.rollout import Steps
 from alfx.trainers.acting import ray_cluster
 from alfx.trainers.acting.ray_worker import CONTROL, Delivery, RayWorker, Started, Weights
 from alfx.utils import processes

@@ -11,7 +11,7 @@ import torch
 from alfx import context
 from alfx.data_structures import TimeStep
 from alfx.engine.remote.policy_state import copy_tensors, policy_buffers, policy_tensors
-from alfx.engine.unroll import Steps, start, unroll
+from alfx.engine.rollout import Steps, rollout, start
 from alfx.environments.alf_environment import AlfEnvironment, latest_episodes
 from alfx.environments.seeding import derived_seed
 from alfx.environments.utils import create_environment
@@ -70,7 +70,7 @@ class RolloutWorker:
         self._just_changed: set[str] = set()
         self._tensors, self._buffers = policy_tensors(self._algorithm), policy_buffers(self._algorithm)
         self._versions: dict[str, Any] = {}
-        self._cursor: Any = None
+        self._position: Any = None
 
     @property
     def batch_size(self) -> int:
@@ -99,11 +99,11 @@ class RolloutWorker:
         algorithm = self._algorithm
         if not self._versions:
             self._remember()
-        if self._cursor is None:
-            self._cursor = start(algorithm, self._env)
+        if self._position is None:
+            self._position = start(algorithm, self._env)
         keep_inputs = algorithm.capabilities.needs_unroll_inputs
-        steps = Steps(*unroll(algorithm, self._env, self._cursor, length, with_grad=False, bootstrap=False,
-                              transformed=bool(algorithm.on_policy), keep_inputs=keep_inputs))
+        steps = rollout(algorithm, self._env, self._position, length, with_grad=False, bootstrap=False,
+                        transformed=bool(algorithm.on_policy), keep_inputs=keep_inputs)
         if self._owns_statistics:
             changed = self._changed()
             self._statistics |= changed

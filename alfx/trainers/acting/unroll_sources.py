@@ -2,7 +2,7 @@
 from functools import partial
 from typing import Any
 
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.engine.remote.remote_unroll import UnrollSource, check_source
 from alfx.gin_utils import ConfError
 from alfx.gin_utils.value_checks import problem_at
@@ -71,5 +71,5 @@ def start(algorithm: Any, config: TrainerConfig) -> UnrollSource | None:
         source = AsyncUnroller(algorithm, config)
     else:
         return None
-    algorithm.learner.use_source(source, config.unroll_parameter_update_period)
+    algorithm.learner.collector.use_source(source, config.unroll_parameter_update_period)
     return source

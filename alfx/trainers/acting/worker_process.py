@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from alfx import gin_utils
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.utils import random_state
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from alfx import context, gin_utils
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.engine.remote import data_parallel
 from alfx.environments.seeding import derived_seed
 from alfx.gin_utils.value_checks import problem_at

@@ -55,9 +55,9 @@ def test_unrolls_and_metrics_are_those_of_a_local_run_bit_for_bit(tmp_path, monk
     local = make_algorithm(config)
     expected = [local.unroll(length) for length in (5, 1, 9, 5)]  # one is longer than the queue
     algorithm = learner(config)
-    algorithm.learner.use_source(start(config, algorithm), 1)
+    algorithm.learner.collector.use_source(start(config, algorithm), 1)
     for unrolled in expected:
-        algorithm.learner.remote.start_iteration(algorithm, False, 0)
+        algorithm.learner.collector.remote.start_iteration(algorithm, False, 0)
         assert_same(unrolled, algorithm.unroll(unrolled.time_step.step_type.shape[0] - 1))
     for a, b in zip(local.get_metrics(), algorithm.get_metrics()):
         assert_same(a.result(), b.result())

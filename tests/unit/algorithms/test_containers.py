@@ -336,10 +336,10 @@ def test_each_kind_of_step_calls_that_of_the_algorithms():
 @pytest.mark.parametrize('elements,message', [
     (dict(a=('inputt', FC(1, 1))), "there is no earlier result 'inputt'.*did you mean 'input'"),
     (dict(a=FC(1, 1), b=('info.c', FC(1, 1))), "there is no earlier result 'c'; known results are .*'a'"),
-    (dict(a=FC(1, 1), b=('info.a', FC(1, 1))), "'info.a' does not exist, as 'a' is a FC"),
-    (dict(a=torch.tanh, b=('state.a', FC(1, 1))), "'state.a' does not exist, as 'a' is a builtin"),
+    (dict(a=FC(1, 1), b=('info.a', FC(1, 1))), "'info.a' does not exist, because 'a' is a FC"),
+    (dict(a=torch.tanh, b=('state.a', FC(1, 1))), "'state.a' does not exist, because 'a' is a builtin"),
     (dict(a=('state.b', torch.tanh), b=Delay(SCALAR)), "there is no earlier result 'b'"),
-    (dict(info=FC(1, 1)), "no element may be called 'info', which is the name of all infos"),
+    (dict(info=FC(1, 1)), "an element cannot be named 'info'"),
     (dict(input=FC(1, 1)), "cannot be named 'input'"),
     (dict(a=3), "element 'a' is not a module, function"),
     (dict(rollout_step=FC(1, 1)), 'an attribute has this name'),
@@ -433,7 +433,7 @@ def test_what_is_no_part_of_a_container_is_refused():
     with pytest.raises(ValueError, match='names are parts of paths'):
         AlgorithmContainer({'a.b': Doubler()})
     twice = Doubler()
-    with pytest.raises(ValueError, match='the same algorithm is there twice'):
+    with pytest.raises(ValueError, match='the same algorithm appears twice'):
         SequentialAlg(a=twice, b=twice)
     with pytest.raises(ValueError, match="expected an algorithm as 'algorithm', found int"):
         RLAlgWrapper(SCALAR, SCALAR, 3)
@@ -509,7 +509,7 @@ def test_an_agent_trains_an_algorithm_with_an_echo():
     before = parameters(root)
     root.train_iter()
     assert not any(torch.equal(a, b) for a, b in zip(before, parameters(root)))
-    echo = root.learner.cursor.state.rl['echo']
+    echo = root.learner.collector.position.state.rl['echo']
     torch.testing.assert_close(echo.sum(-1), torch.ones(4))
 
 
@@ -578,7 +578,7 @@ def test_a_conf_cannot_name_elements_where_their_order_would_be_lost(empty_gin):
 @pytest.mark.parametrize('elements,message', [
     ([('a', 'input', 'x', FC(1, 1))], r'elements\[0\]: expected \(name, module\)'),
     ([FC(1, 1)], r'elements\[0\]: expected \(name, module\)'),
-    ([('a', FC(1, 1)), ('a', FC(1, 1))], r"elements\[1\]: there is an element 'a' already"),
+    ([('a', FC(1, 1)), ('a', FC(1, 1))], r"elements\[1\]: the name 'a' is used twice"),
 ])
 def test_lists_that_are_no_elements_are_refused(elements, message):
     with pytest.raises(ValueError, match=message):

@@ -39,11 +39,11 @@ def grid(**arguments):
     (dict(counting='grd'), 'counting'),
     (dict(bonus_coef=0.0), 'bonus_coef'),
     (dict(num_bits=25), 'num_bits'),
-    (dict(grid_size=4), "grid_size = 4 has no meaning with counting = 'simhash'"),
+    (dict(grid_size=4), "grid_size = 4 has no effect with counting = 'simhash'"),
     (dict(grid_bounds=[(0, 1)] * 3), 'grid_bounds'),
-    (dict(counting='grid', grid_size=2, num_bits=8), "num_bits = 8 has no meaning with counting = 'grid'"),
+    (dict(counting='grid', grid_size=2, num_bits=8), "num_bits = 8 has no effect with counting = 'grid'"),
     (dict(counting='grid', grid_size=2, observation_adapt_speed=8.0), 'observation_adapt_speed'),
-    (dict(observation_spec=TensorSpec(())), "counting = 'simhash' tells directions.*"),
+    (dict(observation_spec=TensorSpec(())), "counting = 'simhash' hashes directions.*"),
 ])
 def test_arguments_that_do_not_fit_are_refused_by_name(arguments, message):
     with pytest.raises(ConfError, match=message):

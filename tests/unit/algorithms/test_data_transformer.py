@@ -190,7 +190,7 @@ class TestImageScaleTransformer:
         assert observation.tolist() == [[0, 51, 255]]
 
     def test_only_images_of_bytes_are_taken(self):
-        with pytest.raises(SpecError, match=r"'speed': expected an image of uint8, found TensorSpec"):
+        with pytest.raises(SpecError, match=r"'speed': expected a uint8 image, found TensorSpec"):
             ImageScaleTransformer(NESTED, fields=['camera.front', 'speed'])
         with pytest.raises(ValueError, match='min < max'):
             ImageScaleTransformer(IMAGE, min=1., max=1.)
@@ -366,7 +366,7 @@ class TestHindsight:
         ([lambda **kw: ObservationNormalizer(fields=['observation'], **kw), HindsightExperienceTransformer],
          'HindsightExperienceTransformer has to come before ObservationNormalizer'),
         ([HindsightExperienceTransformer, UntransformedTimeStep], 'UntransformedTimeStep has to come first'),
-        ([HindsightExperienceTransformer, HindsightExperienceTransformer], 'other goals twice'),
+        ([HindsightExperienceTransformer, HindsightExperienceTransformer], 'relabelled twice'),
         ([HindsightExperienceTransformer, lambda **kw: FrameStacker(fields=['desired_goal'], **kw)],
          "'desired_goal'.* cannot be stacked"),
         ([lambda **kw: FrameStacker(fields=['achieved_goal'], **kw), HindsightExperienceTransformer],

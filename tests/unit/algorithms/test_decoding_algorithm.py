@@ -42,7 +42,7 @@ def test_a_loss_averaged_over_the_batch_is_refused():
 
 
 def test_a_target_that_would_be_broadcast_is_refused():
-    with pytest.raises(ValueError, match='of the shape of what is decoded, \\(4, 1\\), found \\(4,\\)'):
+    with pytest.raises(ValueError, match='with the shape of the decoder output, \\(4, 1\\), found \\(4,\\)'):
         DecodingAlgorithm(decoder(1)).train_step((torch.randn(4, 3), torch.randn(4)))
 
 

@@ -191,7 +191,7 @@ def test_the_discriminator_learns_from_the_end_of_an_episode_too():
     experience, _ = agent.replay_buffer.get_batch(64, 2)
     experience = nest.map_structure(lambda x: x.transpose(0, 1), experience)
     is_end = experience.step_type[1] == StepType.LAST
-    loss = agent._irm.calc_loss(agent.learner.train_info(experience).irm).loss
+    loss = agent.intrinsic_reward.calc_loss(agent.learner.losses.train_info(experience).irm).loss
     assert is_end.any() and (loss[0][is_end] > 0).all()
     assert (experience.step_type[0][loss[0] > 0] != StepType.LAST).all() and (loss[1] == 0).all()
 
@@ -215,7 +215,7 @@ def test_its_own_optimizer_owns_its_networks():
     optimizer = Adam(lr=1e-3)
     agent, _ = make('ppo', intrinsic_reward_module=partial(DIAYNAlgorithm, 3, encoder, optimizer=optimizer))
     owned = {id(p) for group in optimizer.param_groups for p in group['params']}
-    assert owned == {id(p) for p in agent._irm.parameters()} and len(owned) == 4
+    assert owned == {id(p) for p in agent.intrinsic_reward.parameters()} and len(owned) == 4
 
 
 def test_what_training_got_right_is_summarized(monkeypatch):
@@ -250,13 +250,13 @@ def test_another_number_of_goals_is_refused():
     (dict(skill_spec=TensorSpec((2, 3))), SpecError, 'rank 1'),
     (dict(skill_spec=BoundedTensorSpec((2, ), torch.int64, 0, 3)), SpecError, 'of rank 0'),
     (dict(skill_spec=TensorSpec((), torch.int64)), SpecError, 'BoundedTensorSpec of rank 0'),
-    (dict(skill_spec=None), ValueError, 'or the agent a goal generator'),
+    (dict(skill_spec=None), ValueError, 'add a goal generator to the agent'),
     (dict(skill_spec=0), ConfError, 'DIAYNAlgorithm.skill_spec must be'),
     (dict(skill_spec=True), ConfError, 'DIAYNAlgorithm.skill_spec must be'),
     (dict(reward_adapt_speed=0), ConfError, 'reward_adapt_speed must be a number > 0'),
     (dict(hidden_size=0), ConfError, 'hidden_size must be an int >= 1 or a sequence, each an int >= 1, found int 0'),
     (dict(hidden_size=(8, 2.5)), ConfError, r'DIAYNAlgorithm.hidden_size must be .*, found tuple \(8, 2.5\)'),
-    (dict(encoding_net=partial(LSTMEncodingNetwork, hidden_size=(4, ))), ValueError, 'without memory'),
+    (dict(encoding_net=partial(LSTMEncodingNetwork, hidden_size=(4, ))), ValueError, 'feed-forward'),
     (dict(observation_spec=None), ValueError, 'needs observation_spec'),
 ])
 def test_arguments_that_make_no_discriminator_are_refused(arguments, error, message):

@@ -297,7 +297,7 @@ def test_a_representation_learner_sees_decisions_only_and_is_trained_by_the_loss
     state = agent.get_initial_rollout_state(4)
     experience = agent.unroll(6)
     assert isinstance(state, ActionRepeatState) and state.repr.shape == (4, )
-    assert agent.learner.cursor.state.repr.max() <= experience.rollout_info.is_decision.sum(0).max() + 6
+    assert agent.learner.collector.position.state.repr.max() <= experience.rollout_info.is_decision.sum(0).max() + 6
 
 
 def test_it_learns_the_optimal_action_of_a_tiny_environment():

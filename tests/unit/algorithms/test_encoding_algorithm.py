@@ -129,7 +129,7 @@ def test_an_algorithm_that_trains_on_policy_has_its_loss_in_the_rollout_and_one_
 
 @pytest.mark.parametrize('args, error, message', [
     (dict(loss_weights=(1.0, )), ValueError, 'structure'),
-    (dict(loss_fields=None, loss_weights=1.0), ValueError, 'loss_weights = 1.0 have no meaning without loss_fields'),
+    (dict(loss_fields=None, loss_weights=1.0), ValueError, 'loss_weights = 1.0 have no effect without loss_fields'),
     (dict(loss_fields='loss'), SpecError, "the loss field 'loss' of"),
     (dict(loss_fields='code'), SpecError, "the loss field 'code' of the encoder has to be one floating point number"),
     (dict(output_fields='cod'), LookupError, "did you mean 'code'"),

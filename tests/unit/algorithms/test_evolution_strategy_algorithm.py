@@ -228,7 +228,7 @@ def test_a_transformer_of_rewards_is_refused_since_it_would_change_nothing():
 @pytest.mark.parametrize('wrong, message', [
     (dict(num_agents=7), 'num_agents = 7 is odd'), (dict(num_agents=1), 'num_agents'),
     (dict(strategy='cma'), 'strategy'),
-    (dict(num_best=3), "num_best has a meaning only with strategy = 'ars'"), (dict(num_episodes=0), 'num_episodes'),
+    (dict(num_best=3), "num_best has an effect only with strategy = 'ars'"), (dict(num_episodes=0), 'num_episodes'),
     (dict(strategy='ars', num_best=5), 'num_best'), (dict(strategy='ars', antithetic=False), 'antithetic'),
     (dict(strategy='snes', fitness_shaping='raw'), 'fitness_shaping'), (dict(sigma_learning_rate=0.1), 'only with'),
     (dict(weight_decay=-1.0), 'weight_decay'), (dict(sigma=0.0), 'sigma'), (dict(sigma=-1.0), 'sigma')])

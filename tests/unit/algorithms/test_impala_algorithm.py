@@ -30,7 +30,7 @@ def parameters(agent):
 def losses_seen(agent, monkeypatch):
     """The infos that the loss gets and the losses it gives, as they come."""
     seen = []
-    loss = agent._rl_algorithm._loss
+    loss = agent.policy._loss
     original = type(loss).forward
 
     def forward(self, info):
@@ -55,8 +55,8 @@ def test_every_transition_of_an_unroll_is_trained_on_once_with_the_step_to_boots
     agent, _ = make_agent('impala', 'discrete', mini_batch_length=length, mini_batch_size=batch_size)
     seen = losses_seen(one_update(agent), monkeypatch)
     collected = []
-    unroll = agent.unroll
-    monkeypatch.setattr(agent, 'unroll', lambda n: collected.append(unroll(n)) or collected[-1])
+    collect = agent.learner.collect
+    monkeypatch.setattr(agent.learner, 'collect', lambda due: collected.append(collect(due)) or collected[-1])
     counted = [agent.train_iter() for _ in range(2)]
     assert counted == [24, 24]
     sequences = 4 * 6 // (length or 6)
@@ -72,14 +72,14 @@ def test_the_step_after_a_sequence_is_bootstrapped_from_and_has_no_loss_of_its_o
     agent.unroll(6)
     seen = losses_seen(one_update(agent), monkeypatch)
     reduced = []
-    losses = agent.learner.losses
+    losses = agent.learner.losses.collected
 
     def record(experience):
         loss_info, masks, train_info = losses(experience)
         reduced.append((loss_info.loss, masks))
         return loss_info, masks, train_info
 
-    monkeypatch.setattr(agent.learner, 'losses', record)
+    monkeypatch.setattr(agent.learner.losses, 'collected', record)
     agent.train_from_replay_buffer()
     for (info, loss_info), (loss, masks) in zip(seen, reduced):
         assert torch.equal(loss, loss_info.loss[:2]) and loss.shape == (2, 4)
@@ -148,7 +148,7 @@ def test_unrolls_of_a_policy_of_ten_iterations_ago_are_learned_from():
     learner, env = make_agent('impala', 'discrete', batch_size=16, unroll_length=10, mini_batch_size=None)
     actor, _ = make_agent('impala', 'discrete', batch_size=16, unroll_length=10, seed=1)
     source = StaleUnrolls(actor)
-    learner.learner.use_source(source, 10)
+    learner.learner.collector.use_source(source, 10)
     assert not learner.on_policy
     for _ in range(200):
         learner.train_iter()
@@ -187,7 +187,7 @@ def test_a_recurrent_policy_is_recomputed_from_the_state_it_acted_from(length, m
     agent, env = make_agent('impala', 'recurrent', mini_batch_length=length, mini_batch_size=None)
     agent.unroll(6)  # so that the next one begins within an episode of 5 steps
     agent.replay_buffer.clear()
-    start = nest.map_structure(torch.clone, agent.learner.cursor.state)
+    start = nest.map_structure(torch.clone, agent.learner.collector.position.state)
     experience = agent.unroll(6)
     assert any(x.abs().max() > 0 for x in nest.flatten(start))
     seen = losses_seen(one_update(agent), monkeypatch)
@@ -197,7 +197,7 @@ def test_a_recurrent_policy_is_recomputed_from_the_state_it_acted_from(length, m
     agent.train_from_replay_buffer()
     (info, _), = seen
     torch.testing.assert_close(info.action_distribution.log_prob(info.action)[:-1], info.rollout_log_prob[:-1])
-    rl, state, initial = agent._rl_algorithm, start.rl, agent.get_initial_train_state(4).rl
+    rl, state, initial = agent.policy, start.rl, agent.get_initial_train_state(4).rl
     values = []
     with torch.no_grad():
         for t in range(7):
@@ -214,8 +214,8 @@ def test_a_recurrent_policy_is_recomputed_from_the_state_it_acted_from(length, m
 
 
 def test_a_recurrent_policy_without_the_states_of_the_rollout_is_refused_by_name():
-    with pytest.raises(ConfError, match='use_rollout_state = False does not go with ImpalaAlgorithm: its networks are '
-                                        'recurrent'):
+    with pytest.raises(ConfError, match='use_rollout_state = False is not supported by ImpalaAlgorithm: its '
+                                        'networks are recurrent'):
         make_agent('impala', 'recurrent', use_rollout_state=False)
 
 
@@ -254,20 +254,20 @@ def test_the_trust_region_goes_around_it():
 
 def test_a_loss_that_does_not_correct_for_age_is_refused_by_name():
     env = ENVIRONMENTS['discrete'](batch_size=1)
-    with pytest.raises(ValueError, match='has to be a VTraceLoss, .* found ActorCriticLoss'):
+    with pytest.raises(ValueError, match='expected a VTraceLoss, .* found ActorCriticLoss'):
         ImpalaAlgorithm(env.observation_spec(), env.action_spec(), loss_class=ActorCriticLoss)
 
 
 @pytest.mark.parametrize('settings, message', [
-    (dict(whole_replay_buffer_training=False, mini_batch_length=1), 'mini_batch_length = 1 does not go with'),
+    (dict(whole_replay_buffer_training=False, mini_batch_length=1), 'mini_batch_length = 1 is not supported by'),
     (dict(whole_replay_buffer_training=False, mini_batch_length=2, priority_replay=True),
-     'priority_replay = True does not go with'),
+     'priority_replay = True is not supported by'),
 ])
 def test_settings_that_nothing_could_be_learned_with_are_refused_by_name(settings, message):
     agent, _ = make_agent('impala', 'discrete')
     config = TrainerConfig(root_dir='', algorithm_ctor=ImpalaAlgorithm, **settings)
     with pytest.raises(ConfError, match=message):
-        agent._rl_algorithm.check_config(config)
+        agent.policy.check_config(config)
 
 
 @pytest.mark.parametrize('environment', ['discrete', 'recurrent', 'several rewards'])

@@ -96,8 +96,8 @@ def test_external_code_gets_a_copy_of_the_weights():
 
 
 @pytest.mark.parametrize('args, message', [
-    (dict(reward_spec=TensorSpec(())), 'reward_spec: expected several rewards, a spec of rank 1'),
-    (dict(reward_thresholds=[1.0]), 'reward_thresholds: expected 3 of them'),
+    (dict(reward_spec=TensorSpec(())), 'reward_spec: expected a multi-dimensional reward, a spec of rank 1'),
+    (dict(reward_thresholds=[1.0]), 'reward_thresholds: expected 3 thresholds'),
     (dict(reward_thresholds=[None] * 3), 'reward_thresholds: all are None'),
     (dict(init_weights=0.0), 'init_weights: expected a number above 0'),
     (dict(init_weights=[1.0, 2.0]), 'init_weights: expected a number above 0, or 3'),
@@ -186,7 +186,7 @@ def state_of(agent):
 @pytest.mark.parametrize('algorithm', ['ppo', 'actor-critic'])
 def test_the_policy_gets_the_weights_after_each_iteration(algorithm):
     agent, _ = weighted_agent(algorithm)
-    part, policy = agent._reward_weight_algorithm, agent._rl_algorithm
+    part, policy = agent._reward_weight_algorithm, agent.policy
     torch.testing.assert_close(policy.reward_weights, torch.full((3, ), 1 / 3))
     for _ in range(3):
         before = policy.reward_weights.clone()

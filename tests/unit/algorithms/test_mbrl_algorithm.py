@@ -137,9 +137,9 @@ def test_a_learned_reward_sees_where_a_step_began_and_where_it_led():
     for t in (1, 2):
         step = nest.map_structure(lambda x, t=t: x[t], inputs)
         torch.testing.assert_close(module.train_step(step, inputs.observation[t - 1]).info, at_once[t])
-    with pytest.raises(ValueError, match=r'observations before, of shape \[64, 2\], found \(\)'):
+    with pytest.raises(ValueError, match=r'previous observations, of shape \[64, 2\], as state, found \(\)'):
         module.compute_reward(after, torch.rand(64, 1), ())
-    with pytest.raises(ValueError, match=r'observations before, of shape \[64, 2\], found \(\)'):
+    with pytest.raises(ValueError, match=r'previous observations, of shape \[64, 2\], as state, found \(\)'):
         module.train_step(step)
 
 
@@ -319,7 +319,7 @@ def test_bad_rewards_and_terminations_are_refused_before_anything_is_trained():
         make(termination_fn='hoper')
     with pytest.raises(ValueError, match=r'reward_func: expected rewards of shape \[N\] = \[32\], found shape \[1\]'):
         make(lambda s, a: torch.ones(1)).predict_step(first(torch.zeros(2, 2)), make().get_initial_predict_state(2))
-    with pytest.raises(ConfError, match='planner_optimizer has nothing to own'):
+    with pytest.raises(ConfError, match='planner_optimizer has no parameters'):
         make(planner_optimizer=Adam())
 
 
@@ -356,7 +356,7 @@ def test_an_agent_learns_its_model_and_its_reward(model):
         assert not torch.equal(before[name], x), name
     assert agent.capabilities.traceable_update and agent.capabilities.bootstraps_sequences
     if model == 'stochastic ensemble':
-        assert (agent._rl_algorithm._dynamics_module.holdout_error != 0).all()
+        assert (agent.policy._dynamics_module.holdout_error != 0).all()
 
 
 def test_a_model_is_learned_from_a_dataset_alone(tmp_path):
@@ -368,7 +368,7 @@ def test_a_model_is_learned_from_a_dataset_alone(tmp_path):
     for _ in range(6):
         agent.train_iter()
     assert all(not torch.equal(before[name], x) for name, x in agent.named_parameters())
-    assert (agent._rl_algorithm._dynamics_module.holdout_error != 0).all()
+    assert (agent.policy._dynamics_module.holdout_error != 0).all()
 
 
 def test_sequences_of_one_step_are_refused():
@@ -405,7 +405,7 @@ def latent_agent(**learner_args):
 
 def test_a_latent_planner_is_connected_with_the_representation_and_minimises_its_rewards():
     agent, _ = latent_agent()
-    learner, algorithm = agent._representation_learner, agent._rl_algorithm
+    learner, algorithm = agent._representation_learner, agent.policy
     for _ in range(3):
         agent.train_iter()
     latent, actions = torch.randn(2, 6), torch.randn(2, 5, 3, 1)
@@ -428,9 +428,9 @@ def test_a_latent_planner_in_a_wrapper_is_connected_as_well():
 @pytest.mark.parametrize('learner_args, message', [
     (dict(absent=True), 'found none(.|\n)*@PredictiveRepresentationLearner'),
     (dict(decoder_ctor=partial(SimpleDecoder, decoder_net_ctor=partial(EncodingNetwork, fc_layer_params=(2, )),
-                               target_field='observation')), "decoder_ctor makes no decoder that predicts 'reward'"),
+                               target_field='observation')), "decoder_ctor creates no decoder of 'reward'"),
     (dict(encoding_net_ctor=partial(LSTMEncodingNetwork, hidden_size=(6, ))),
-     'dynamics_net_ctor.*state is that of the encoder'),
+     'dynamics_net_ctor.*starts with the state of the encoder'),
     (dict(postprocessor=FC(6, 3)), 'postprocessor')])
 def test_a_latent_planner_refuses_a_representation_that_it_cannot_plan_with(learner_args, message):
     with pytest.raises(ConfError, match=message):

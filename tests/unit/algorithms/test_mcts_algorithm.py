@@ -139,7 +139,7 @@ def test_a_model_that_names_candidates_has_to_know_which_are_valid():
                                action_probs=torch.full((3, 2), 0.5), state=latent)
 
     algorithm = plain(MASKED, ACTION, model=Candidates())
-    with pytest.raises(NotImplementedError, match='Candidates.with_valid_actions: it names candidates'):
+    with pytest.raises(NotImplementedError, match='Candidates.with_valid_actions: a model that returns candidates'):
         act(algorithm, {'latent': torch.ones(3, 3), 'valid_action_mask': random_masks(3)})
 
 
@@ -286,7 +286,7 @@ def test_the_searches_of_the_papers_can_be_made(create):
     (dict(root_search='gumble'), "found 'gumble'; did you mean 'gumbel'"),
     (dict(known_value_bounds=(1, -1)), r'expected \(least, largest\), found \(1, -1\)'),
     (dict(root_exploration_fraction=2.0), 'root_exploration_fraction must be a number in'),
-    (dict(root_search='gumbel', act_with_exploration_policy=True), 'acts, searches and learns by its own policy')])
+    (dict(root_search='gumbel', act_with_exploration_policy=True), 'acts, searches and learns with its own policy')])
 def test_arguments_that_make_no_sense_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         plain(LATENT, ACTION, **options)

@@ -254,12 +254,13 @@ def test_a_loss_that_does_not_read_the_prediction_is_refused(num_quantiles, loss
     if fits:
         model.check_losses()
         return
-    with pytest.raises(ConfError, match=f'{which} = {type(loss).__name__} does not go .*{num_quantiles} num'):
+    with pytest.raises(ConfError, match=f'{which} = {type(loss).__name__} does not match .*{num_quantiles} num'):
         model.check_losses()
 
 
 @pytest.mark.parametrize('action_spec, options, message', [
-    (BOX, {}, 'cannot be enumerated, found None'), (DISCRETE, dict(num_sampled_actions=4), 'below that of the actions'),
+    (BOX, {}, 'cannot be enumerated, found None'),
+    (DISCRETE, dict(num_sampled_actions=4), 'below the number of actions'),
     (BOX, dict(num_sampled_actions=1), 'expected at least 2'), ((BOX, BOX), {}, 'single bounded action')])
 def test_actions_that_cannot_be_searched_are_refused(action_spec, options, message):
     with pytest.raises((ValueError, SpecError), match=message):

@@ -148,10 +148,10 @@ def test_a_given_model_is_used():
     (dict(buffer_size=0), 'MIEstimator.buffer_size must be an int >= 1, found int 0'),
     (dict(buffer_size=2.5), 'MIEstimator.buffer_size must be an int >= 1, found float 2.5'),
     (dict(averager=ScalarEMAverager(0.1), estimator_type='ML'), "averager is not used by the estimator 'ML'"),
-    (dict(averager=EMAverager(VECTOR, 0.1)), r'averager: expected one of a scalar.* found one of \(2,\)'),
-    (dict(averager=EMAverager({'a': TensorSpec(())}, 0.1)), r"expected one of a scalar.* found one of {'a': \(\)}"),
+    (dict(averager=EMAverager(VECTOR, 0.1)), r'averager: expected the average of a scalar.* of \(2,\)'),
+    (dict(averager=EMAverager({'a': TensorSpec(())}, 0.1)), r"expected the average of a scalar.* of {'a': \(\)}"),
     (dict(averager=0.1), 'MIEstimator.averager must be a AdaptiveAverager or'),
-    (dict(y_spec=BoundedTensorSpec((), torch.int64, 0, 3), estimator_type='ML'), "y: the estimator 'ML' models a cont"),
+    (dict(y_spec=BoundedTensorSpec((), torch.int64, 0, 3), estimator_type='ML'), "y: expected a continuous y"),
     (dict(x_spec={'a': TensorSpec((), torch.int64)}), r'\[x, y\] at 0.a: expected floats, or integers with bounds')])
 def test_wrong_arguments_are_refused_by_name(args, message):
     with pytest.raises((ValueError, SpecError), match=message):

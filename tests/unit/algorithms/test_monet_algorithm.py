@@ -155,7 +155,7 @@ class TestMoNetUNet:
         assert bool(image.grad.abs().sum() > 0)
 
     @pytest.mark.parametrize('spec, filters, message', [
-        (TensorSpec((1, 6, 8)), (2, 2, 2), 'divided by 4'), (TensorSpec((1, 4, 4)), (2, 2, 2), 'more than one place'),
+        (TensorSpec((1, 6, 8)), (2, 2, 2), 'divisible by 4'), (TensorSpec((1, 4, 4)), (2, 2, 2), 'more than one pixel'),
         (TensorSpec((1, 8, 8)), (), 'at least one'), (TensorSpec((8, )), (2, ), 'expected a float32 image')])
     def test_what_cannot_work_is_refused(self, spec, filters, message):
         with pytest.raises((ValueError, SpecError), match=message):

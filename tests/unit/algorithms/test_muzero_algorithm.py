@@ -69,13 +69,13 @@ def make_agent_of(rl, env, config):
 
 
 def learner_of(agent):
-    return agent._rl_algorithm._representation_learner
+    return agent.policy._representation_learner
 
 
 def processed(agent, count=12, length=1):
     """A batch as it is trained on, and where it came from."""
     experience, info = agent.replay_buffer.get_batch(count, length)
-    return agent.learner.processed(experience, info), info
+    return agent.learner.batches.processed(experience, info), info
 
 
 def first_of(batch):
@@ -205,7 +205,7 @@ def test_priorities_are_those_of_the_function():
     agent.train_iter()
     batch, _ = processed(agent)
     time_major = nest.map_structure(lambda x: x.transpose(0, 1), batch)
-    info = agent.learner.train_info(time_major)
+    info = agent.learner.losses.train_info(time_major)
     loss_info = agent.calc_loss(info)
     torch.testing.assert_close(loss_info.priority, loss_info.extra['rl']['value'][0] + 3)
     assert muzero(calculate_priority=False)[0]._rl_algorithm._representation_learner._priority_func is None
@@ -380,8 +380,8 @@ def test_whose_turn_it_is_has_to_be_known_to_reanalyze():
 
 
 @pytest.mark.parametrize('args, message', [
-    (dict(num_unroll_steps=4), 'num_unroll_steps: expected that of the model, 3, found 4'),
-    (dict(train_policy=False), 'train_policy: expected that of the model, True, found False'),
+    (dict(num_unroll_steps=4), 'num_unroll_steps: expected the value of the model, 3, found 4'),
+    (dict(train_policy=False), 'train_policy: expected the value of the model, True, found False'),
     (dict(td_steps=0), 'td_steps: expected at least 1, or -1, found 0'),
     (dict(recurrent_gradient_scaling_factor=2.0), 'recurrent_gradient_scaling_factor'),
     (dict(reanalyze_ratio=1.5, reanalyze_algorithm_ctor=search_ctor()), r'reanalyze_ratio: expected a .* \[0, 1\]'),
@@ -419,7 +419,7 @@ def test_an_encoder_before_it_is_refused_if_it_has_to_look_at_observations():
     encoder = partial(EncodingAlgorithm, encoder_cls=partial(EncodingNetwork, fc_layer_params=(5, )))
     muzero(agent_args=dict(representation_learner_cls=encoder))
     identity = transformer_of()
-    with pytest.raises(ConfError, match='look at stored ones'):
+    with pytest.raises(ConfError, match='needs stored observations'):
         muzero(agent_args=dict(representation_learner_cls=encoder, data_transformer=identity), reanalyze_ratio=1.0,
                reanalyze_algorithm_ctor=search_ctor())
 
@@ -492,7 +492,7 @@ def test_what_the_environment_gave_is_stored(monkeypatch):
 def test_it_needs_an_optimizer_and_something_that_searches():
     with pytest.raises(ValueError, match='no optimizer owns'):
         with_ppo(optimizer=False)
-    with pytest.raises(ConfError, match='nothing searches when a step is stored'):
+    with pytest.raises(ConfError, match='no search runs when a step is stored'):
         with_ppo(reanalyze_ratio=0.0, reanalyze_algorithm_ctor=None)
     agent, _ = with_ppo(reanalyze_ratio=0.0, reanalyze_algorithm_ctor=None, train_policy=False, td_steps=-1,
                         model_args=dict(train_policy=False))

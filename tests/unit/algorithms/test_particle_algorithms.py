@@ -59,7 +59,7 @@ def test_a_loss_function_may_return_a_tuple_with_more():
     info = algorithm.train_step(lambda x: LossInfo(loss=squares(x), extra={'a': x.sum(-1)})).info
     assert info.loss.shape == (3, ) and 'a' in info.extra['more']
     torch.testing.assert_close(info.extra['neg_log_density'], squares(algorithm.particles.detach()))
-    with pytest.raises(ValueError, match=r'expected of loss_func a loss \[3\].*found \[3, 2\]'):
+    with pytest.raises(ValueError, match=r'expected loss_func to return a loss \[3\].*found \[3, 2\]'):
         algorithm.train_step(lambda x: x)
 
 
@@ -190,7 +190,7 @@ def test_further_inputs_are_between_those_of_the_batch_or_around_them():
     (FuncParVIAlgorithm, dict(function_vi=True, function_extra_bs_sampler='odd'), 'function_extra_bs_sampler'),
     (HyperNetwork, dict(par_vi='minmax', function_vi=True), 'function_vi = True is not possible'),
     (HyperNetwork, dict(par_vi='gfsf', functional_gradient=True), 'exclude each other'),
-    (HyperNetwork, dict(functional_gradient=True), 'inverse_mvp_optimizer is needed'),
+    (HyperNetwork, dict(functional_gradient=True), 'inverse_mvp_optimizer is required'),
     (HyperNetwork, dict(num_particles=0), 'num_particles')])
 def test_ensembles_that_make_no_sense_are_refused(cls, kwargs, message):
     with pytest.raises(ConfError, match=message):
@@ -199,7 +199,7 @@ def test_ensembles_that_make_no_sense_are_refused(cls, kwargs, message):
 
 @pytest.mark.parametrize('kwargs, message', [
     (dict(data_creator_outlier=None), 'bind it, such as FuncParVIAlgorithm.data_creator_outlier'),
-    (dict(data_creator=load_test, loss_type='regression', num_train_classes=2), 'is that of classes')])
+    (dict(data_creator=load_test, loss_type='regression', num_train_classes=2), 'evaluated only for classification')])
 def test_uncertainty_without_what_it_needs_is_refused(kwargs, message):
     with pytest.raises(ConfError, match=message):
         made(FuncParVIAlgorithm, **kwargs).eval_uncertainty()
@@ -225,7 +225,7 @@ def test_a_generator_with_inputs_makes_an_output_for_each():
     assert isinstance(step.info.extra, GeneratorLossInfo)
     with pytest.raises(ValueError, match='expected inputs, found none'):
         generator.predict_step(batch_size=3)
-    with pytest.raises(ValueError, match='batch_size is needed'):
+    with pytest.raises(ValueError, match='set batch_size'):
         Generator(2).predict_step()
 
 
@@ -254,7 +254,7 @@ def test_a_generator_can_maximise_mutual_information():
 
 
 @pytest.mark.parametrize('kwargs, message', [
-    (dict(entropy_regularization=1.0), 'nothing regularises'),
+    (dict(entropy_regularization=1.0), 'has no effect with par_vi=None'),
     (dict(par_vi='svgd3', input_tensor_spec=TensorSpec((1, ))), 'compares outputs of different inputs'),
     (dict(functional_gradient=True, direct_jac_inverse=True, noise_dim=3), 'is larger than output_dim'),
     (dict(lambda_trainable=True), 'only with functional_gradient'), (dict(par_vi='svgd4'), 'par_vi'),
@@ -265,7 +265,7 @@ def test_generators_that_make_no_sense_are_refused(kwargs, message):
 
 
 def test_answers_as_particles_are_refused_where_there_is_no_second_sample():
-    with pytest.raises(ValueError, match='transform_func is possible with par_vi svgd2, svgd3 and gfsf, found svgd'):
+    with pytest.raises(ValueError, match='transform_func requires par_vi svgd2, svgd3 or gfsf, found svgd'):
         Generator(2, par_vi='svgd', entropy_regularization=1.0).train_step(None, squares, 4, lambda x: (x, x, x))
 
 

@@ -196,7 +196,7 @@ def test_a_target_chosen_by_name_is_predicted_alone():
     assert torch.equal(learner.predict_multi_step(latent, actions, 'observation'), both[1])
     chosen = learner.predict_multi_step(latent, actions, ['observation', 'reward'])
     assert torch.equal(chosen[0], both[1]) and torch.equal(chosen[1], both[0])
-    with pytest.raises(ValueError, match="no decoder predicts 'rewards'; there are those of .'reward', 'observation'"):
+    with pytest.raises(ValueError, match="no decoder predicts 'rewards'; the decoders predict .'reward'"):
         learner.predict_multi_step(latent, actions, 'rewards')
     single = learner_of(encoding_net_ctor=plain)
     assert single.predict_multi_step(latent, actions).shape == (4, 3, 1)
@@ -256,15 +256,15 @@ def test_the_postprocessor_makes_the_representation(postprocessor, shape):
 
 
 @pytest.mark.parametrize('args, error, message', [
-    (dict(dynamics_net_ctor=plain), SpecError, 'dynamics_net_ctor: expected a network with memory'),
+    (dict(dynamics_net_ctor=plain), SpecError, 'dynamics_net_ctor: expected a recurrent network'),
     (dict(dynamics_net_ctor=partial(LSTMEncodingNetwork, hidden_size=(7, ))), SpecError,
-     'dynamics_net_ctor: expected an output like that of the encoder'),
+     'dynamics_net_ctor: expected the output spec of the encoder'),
     (dict(num_unroll_steps=-1), ValueError, 'num_unroll_steps must be an int >= 0, found int -1'),
     (dict(decoder_ctor=[reward_decoder, reward_decoder]), ValueError, "two decoders predict 'reward'"),
     (dict(postprocessor=torch.tanh, postprocessor_optimizer=SGD(lr=1)), ValueError, 'optimizer: there are no'),
     (dict(num_unroll_steps=0, dynamics_optimizer=SGD(lr=1)), ValueError, 'dynamics_optimizer: there are no parameters'),
     (dict(decoder_ctor=partial(SimpleDecoder, target_field='x', decoder_net_ctor=memory)), SpecError,
-     'SimpleDecoder.x.decoder_net_ctor: expected a network without memory'),
+     'SimpleDecoder.x.decoder_net_ctor: expected a network that is not recurrent'),
 ])
 def test_what_does_not_fit_is_refused(args, error, message):
     with pytest.raises(error, match=message):
@@ -362,8 +362,8 @@ def test_sequences_at_once_are_the_loop_over_steps(algorithm, use_rollout_state,
     assert agent.capabilities.trains_sequences_at_once
     losses = []
     for at_once in (True, False):
-        monkeypatch.setattr(agent, '_traits', agent.capabilities._replace(trains_sequences_at_once=at_once))
-        losses.append(learner.calc_loss(agent.learner.train_info(experience).repr).loss)
+        monkeypatch.setattr(agent, '_capabilities', agent.capabilities._replace(trains_sequences_at_once=at_once))
+        losses.append(learner.calc_loss(agent.learner.losses.train_info(experience).repr).loss)
     torch.testing.assert_close(*losses)
 
 

@@ -161,7 +161,7 @@ def test_a_prior_has_nothing_to_train_and_nothing_in_a_checkpoint():
 
 @pytest.mark.parametrize('spec, message', [
     (BoundedTensorSpec((), torch.int64, 0, 3), 'UniformPriorActor'),
-    (TensorSpec((2, )), 'bounds'),
+    (TensorSpec((2, )), 'bounded actions'),
     (BoundedTensorSpec((2, ), torch.float32, -float('inf'), float('inf')), 'finite bounds'),
     (BoundedTensorSpec((2, ), torch.float32, 1., 1.), 'empty range'),
 ])

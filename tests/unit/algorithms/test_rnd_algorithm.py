@@ -37,7 +37,7 @@ class TestRND(IntrinsicRewardContract):
 def test_target_and_encoder_are_not_trained_and_the_optimizer_owns_the_predictor():
     agent, _ = agents.make_agent('ppo', 'discrete', intrinsic_reward_module=partial(
         make_rnd, encoder_net=network, optimizer=Adam(lr=1e-2, name='own')))
-    module = agent._irm
+    module = agent.intrinsic_reward
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
     agent.train_iter()
     changed = {name.split('.')[0] for name, p in module.named_parameters() if not torch.equal(p, before[name])}
@@ -120,7 +120,7 @@ def test_more_frames_than_there_are_are_refused():
     (dict(observation_clip_value=-1.0), 'observation_clip_value'),
     (dict(keep_stacked_frames=-1), 'keep_stacked_frames'),
     (dict(target_net=7), 'target_net.*found 7'),
-    (dict(target_net=partial(LSTMEncodingNetwork, hidden_size=4)), 'target_net.*memory'),
+    (dict(target_net=partial(LSTMEncodingNetwork, hidden_size=4)), 'target_net.*is recurrent'),
 ])
 def test_arguments_that_do_not_fit_are_refused_by_name(arguments, message):
     with pytest.raises(ConfError, match=message):

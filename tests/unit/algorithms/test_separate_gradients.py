@@ -13,7 +13,7 @@ def parameters(agent):
 
 def losses(agent):
     experience = agent.unroll(6)
-    return agent.learner.losses(experience)[:2]
+    return agent.learner.losses.collected(experience)[:2]
 
 
 def test_the_two_halves_make_the_update_of_the_whole():

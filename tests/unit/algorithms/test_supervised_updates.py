@@ -4,7 +4,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,7 +27,7 @@ def test_an_epoch_that_is_played_from_records_is_the_same_to_the_bit(kind, warm_
             algorithm.train_iter()
         found.append(parameters(algorithm))
     assert all(torch.equal(x, found[1][name]) for name, x in found[0].items())
-    plan = algorithm.learner.step_plan
+    plan = algorithm.updater.plan(algorithm._batch_losses)
     assert isinstance(plan, TracedPlan) and plan.played.num_records == 2, 'whole batches and the last one'
     assert not warnings_in(caplog)
 
@@ -39,13 +38,13 @@ def test_an_epoch_that_is_compiled_is_the_same_up_to_rounding(kind, played_at_on
     found = []
     for compiles in (False, True):
         algorithm = made(kind)
-        algorithm.learner._settings = SimpleNamespace(compile=compiles, summarize_gradient_noise_scale=False)
+        algorithm.updater.compiles = compiles
         for _ in range(3):
             algorithm.train_iter()
         found.append(parameters(algorithm))
     for name, x in found[0].items():
         torch.testing.assert_close(found[1][name], x, rtol=1e-3, atol=1e-5)
-    assert algorithm.learner.step_plan.compiled.num_records == 2
+    assert algorithm.updater.plan(algorithm._batch_losses).compiled.num_records == 2
     assert not warnings_in(caplog)
 
 
@@ -62,7 +61,7 @@ def test_another_number_of_networks_in_an_epoch_is_another_update(played_at_once
     algorithm = made('hypernetwork')
     for number in (None, 3, None, 3):
         algorithm.train_iter(number)
-    assert algorithm.learner.step_plan.played.num_records == 4
+    assert algorithm.updater.plan(algorithm._batch_losses).played.num_records == 4
     assert not warnings_in(caplog)
 
 

@@ -368,7 +368,7 @@ def test_a_checkpoint_restores_the_next_action_and_the_next_update(cls):
     experience = nest.map_structure(lambda x: x.transpose(0, 1), experience)
     for each in (agent, copy):
         torch.manual_seed(0)
-        info = each.learner.train_info(experience)
+        info = each.learner.losses.train_info(experience)
         each.update_with_gradient(each.calc_loss(info))
         each.after_update(experience.time_step, info)
     assert all(torch.equal(a, b) for a, b in zip(parameters(agent), parameters(copy)))
@@ -409,7 +409,7 @@ def test_it_learns_the_optimal_action_of_a_tiny_environment():
 @pytest.mark.parametrize('arguments, words', [
     (dict(num_critic_replicas=0), 'num_critic_replicas'), (dict(initial_alpha=0.0), 'initial_alpha'),
     (dict(max_repeat_steps=-1), 'max_repeat_steps'), (dict(b1_advantage_clipping=(1.0, 0.0)), 'b1_advantage_clipping'),
-    (dict(actor_network_cls=ActorDistributionRNNNetwork), 'memory')])
+    (dict(actor_network_cls=ActorDistributionRNNNetwork), 'is recurrent')])
 def test_arguments_out_of_range_are_refused_by_name(arguments, words):
     with pytest.raises(ValueError, match=words):
         make(**arguments)

@@ -187,7 +187,7 @@ def test_what_does_not_fit_is_refused_by_name():
     prior = EncodingNetwork(SPEC, fc_layer_params=(4, ))
     with pytest.raises(ConfError, match='vae_ctor'):
         VAERepresentationLearner(SPEC)
-    with pytest.raises(ValueError, match='decoder_ctor is needed'):
+    with pytest.raises(ValueError, match='decoder_ctor is required'):
         make('gaussian', decoder_ctor=None)
     with pytest.raises(SpecError, match='decoder_ctor: expected an output of 3 elements'):
         make('gaussian', decoder_ctor=network(4))

@@ -69,7 +69,7 @@ def test_each_place_of_an_image_gets_a_code():
 
 
 def test_a_decoder_that_does_not_take_the_latent_is_refused():
-    with pytest.raises(SpecError, match='decoder_ctor: expected a network for inputs'):
+    with pytest.raises(SpecError, match='decoder_ctor: expected a network with the input spec'):
         make_grid()  # its decoder wants a vector
 
 

@@ -85,7 +85,7 @@ def test_every_conf_file_of_a_page_is_right(page, tmp_path, monkeypatch):
 def test_the_readme_names_every_extra_that_can_be_installed():
     setup = configparser.ConfigParser()
     setup.read(ROOT / 'setup.cfg')
-    named = re.search(r'The extras are (.*?)\. ', (ROOT / 'README.md').read_text(), re.DOTALL)
+    named = re.search(r'The extras are (.*?)\.\s', (ROOT / 'README.md').read_text(), re.DOTALL)
     assert set(re.findall(r'`(\w+)`', named.group(1))) == set(setup['options.extras_require'])
 
 

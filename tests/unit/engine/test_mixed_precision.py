@@ -12,7 +12,8 @@ from alfx import nest
 from alfx.algorithms.config import TrainerConfig
 from alfx.data_structures import LossInfo
 from alfx.engine.errors import NonFiniteLossError
-from alfx.engine.learner import Learner
+from alfx.engine.capabilities import Capabilities
+from alfx.engine.updater import Updater
 from alfx.engine.mixed_precision import LossScaler, MixedPrecision
 from alfx.engine.plan import TracedPlan
 from alfx.layers import FC
@@ -81,7 +82,7 @@ def test_only_networks_compute_in_16_bits_and_nothing_of_it_is_kept(name, amp, n
     amp(True)
     agent = MAKERS[name]()
     types = watched_products(agent)
-    assert agent.learner.precision.dtype == torch.bfloat16 and agent.learner.precision.scaler is None
+    assert agent.updater.precision.dtype == torch.bfloat16 and agent.updater.precision.scaler is None
     for _ in range(3):
         agent.train_iter()
     assert types == {torch.bfloat16}
@@ -159,15 +160,22 @@ class _Owner:
 
     def __init__(self, scaler):
         self.weight = torch.nn.Parameter(torch.ones(2))
-        self.learner = Learner(self, None)
-        self.learner.scaler = scaler
+        self.capabilities = Capabilities()
+        self.updater = Updater(self)
+        self.updater.scaler = scaler
         self.optimizer = torch.optim.SGD([self.weight], lr=1.0)
 
     def optimized_parameters(self):
         return [self.optimizer], [('weight', self.weight)]
 
+    def modules(self):
+        return iter(())
+
+    def parameters(self):
+        return iter([self.weight])
+
     def update(self, loss):
-        return self.learner.apply_gradients(LossInfo(scalar_loss=loss))
+        return self.updater.apply(LossInfo(scalar_loss=loss))
 
 
 class TestLossScaling:
@@ -176,17 +184,17 @@ class TestLossScaling:
         plain, scaled = _Owner(None), _Owner(LossScaler('cpu'))
         for owner in (plain, scaled):
             owner.update((owner.weight * torch.tensor([2.0, 3.0])).sum())
-        assert scaled.learner.scaler.scale > 1
+        assert scaled.updater.scaler.scale > 1
         torch.testing.assert_close(plain.weight, scaled.weight)
         torch.testing.assert_close(plain.weight.grad, scaled.weight.grad)
 
     def test_an_update_with_infinite_gradients_is_skipped_and_the_scale_halved(self):
         owner = _Owner(LossScaler('cpu'))
-        scale = owner.learner.scaler.scale
+        scale = owner.updater.scaler.scale
         owner.update((owner.weight * 1e38).sum() * 1e-30)  # finite, but not with a gradient of 1e8 times the scale
         before = owner.weight.detach().clone()
         owner.update(_with_gradient(owner.weight, float('inf')))
-        assert torch.equal(before, owner.weight) and owner.learner.scaler.scale == scale / 2
+        assert torch.equal(before, owner.weight) and owner.updater.scaler.scale == scale / 2
 
     def test_gradients_that_stay_infinite_stop_the_run(self):
         owner = _Owner(LossScaler('cpu'))
@@ -205,7 +213,7 @@ class TestLossScaling:
         for _ in range(2):  # before there is a scale, and after
             owner.update(torch.ones(()))
             assert torch.equal(owner.weight, torch.ones(2))
-            owner.learner.scaler.scaled(torch.ones(()))
+            owner.updater.scaler.scaled(torch.ones(()))
 
     def test_its_state_is_saved_and_that_of_another_precision_is_ignored(self):
         first, second = (MixedPrecision(network(), CPU, torch.float16) for _ in range(2))
@@ -225,8 +233,9 @@ class TestLossScaling:
         with caplog.at_level(logging.INFO, 'alfx'):
             for _ in range(4):
                 agent.train_iter()
-        assert not isinstance(agent.learner.plan, TracedPlan) and 'made step by step' in caplog.text
-        assert agent.learner.scaler is agent._rl_algorithm.learner.scaler is not None
+        assert not isinstance(agent.updater.plan(agent.learner.losses.collected),
+                              TracedPlan) and 'run in eager mode' in caplog.text
+        assert agent.updater.scaler is agent.policy.updater.scaler is not None
 
 
 def _with_gradient(weight, value):

@@ -170,7 +170,7 @@ class Hooked(SacAlgorithm):
 def test_offline_hooks_are_called_with_the_phase(dataset):
     agent = make_agent(Hooked, dataset, unroll_length=4, updates=1, config_args=dict(rl_train_after_update_steps=1,
                                                                                     rl_train_every_update_steps=2))
-    rl = agent._rl_algorithm
+    rl = agent.policy
     seen = []
     for _ in range(3):
         agent.train_iter()
@@ -188,7 +188,7 @@ def test_offline_hooks_are_called_with_the_phase(dataset):
 def gradients(agent, sample, monkeypatch):
     """The gradients of one hybrid update from given samples, by parameter."""
     found = {}
-    monkeypatch.setattr(type(agent.learner), 'optimize', lambda self, plan, batch: (
+    monkeypatch.setattr(type(agent.updater), 'optimize', lambda self, plan, batch: (
         plan.gradients(batch), found.update({n: p.grad.clone() for n, p in agent.named_parameters()
                                              if p.grad is not None}))[0])
     monkeypatch.setattr(ReplayBuffer, 'get_batch', lambda self, *args: sample[self.name])
@@ -207,8 +207,8 @@ def test_a_hybrid_update_follows_the_sum_of_both_losses(name, dataset, monkeypat
     found = gradients(agent, sample, monkeypatch)
     losses = []
     for (experience, info), weight in zip(sample.values(), (1.0, 0.5)):
-        processed = nest.map_structure(lambda x: x.transpose(0, 1), agent.learner.processed(experience, info))
-        loss_info, masks, _ = agent.learner.losses(processed)
+        processed = nest.map_structure(lambda x: x.transpose(0, 1), agent.learner.batches.processed(experience, info))
+        loss_info, masks, _ = agent.learner.losses.collected(processed)
         losses.append(weight * (loss_info.loss * masks).mean())
     names = list(found)
     parameters_by_name = dict(agent.named_parameters())
@@ -281,7 +281,7 @@ def test_played_updates_are_the_plain_ones(name, unroll_length, config_args, dat
         iterate(agent, 7)
         made.append(agent)
     records = [sum(form.num_records for form in (plan.played, plan.compiled) if form is not None)
-               for plan in made[0].learner._plans.values()]
+               for plan in made[0].updater._plans.values()]
     assert sum(records) >= (2 if unroll_length and 'priority_replay' not in config_args and any(
         'rl_train' in key for key in config_args) else 1)
     assert not differences(parameters(made[0]), parameters(made[1]))
@@ -294,5 +294,6 @@ def test_played_updates_with_offline_hooks_are_the_plain_ones(dataset, warm_up):
         agent = make_agent(Hooked, dataset, unroll_length=4, config_args=dict(rl_train_after_update_steps=3))
         iterate(agent, 7)
         made.append(agent)
-    assert set(made[0].learner._plans) == {'_offline_losses', '_hybrid_losses'}
+    losses = made[0].learner.losses
+    assert set(made[0].updater._plans) == {losses.offline, losses.hybrid}
     assert not differences(parameters(made[0]), parameters(made[1]))

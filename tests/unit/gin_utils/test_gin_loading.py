@@ -1,6 +1,7 @@
 """Loading a conf: what it does when it is right, and what it says when it is wrong."""
 
 import os
+import re
 import sys
 import textwrap
 import tokenize
@@ -392,9 +393,10 @@ def test_one_class_in_two_scopes_is_no_circle(conf):
 
 def test_brackets_nested_too_deeply_are_reported(conf):
     deep = '[' * 3000 + ']' * 3000
-    assert message_of(conf(f'Car.engine = 1\nCar.doors = {deep}')).startswith('car.gin:2: brackets are nested too')
+    nested = r'(brackets are nested too deeply|syntax error: too many nested parentheses)'  # the latter by Python 3.13
+    assert re.match(rf'car\.gin:2: {nested}', message_of(conf(f'Car.engine = 1\nCar.doors = {deep}')))
     message = message_of(conf(''), [f'Car.doors = {deep}'])
-    assert 'brackets are nested too deeply' in message and len(message) < 500
+    assert re.search(nested, message) and len(message) < 500
 
 
 def test_a_missing_include_is_reported_where_it_is_included(conf):

@@ -634,7 +634,7 @@ def test_a_trainer_that_is_used_as_a_library_holds_its_folder_while_it_trains(tm
 
 
 def test_a_trainer_that_is_used_as_a_library_does_not_train_in_the_folder_of_another(tmp_path):
-    holder = ('import sys; from alfx.trainers import run_lock\n'
+    holder = ('import sys; from alfx.runs import run_lock\n'
               "with run_lock.held(sys.argv[1]): print('held', flush=True), input()")
     with subprocess.Popen([sys.executable, '-c', holder, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           text=True) as process:

@@ -72,7 +72,7 @@ def test_unrolls_and_metrics_of_one_worker_are_those_of_a_local_run_bit_for_bit(
     expected = [local.unroll(length) for length in (5, 1, 9, 5)]  # one is longer than the queue
     algorithm, _ = make(*params, 'TrainerConfig.unroll_parameter_update_period=1')
     for unrolled in expected:
-        algorithm.learner.remote.start_iteration(algorithm, False, 0)
+        algorithm.learner.collector.remote.start_iteration(algorithm, False, 0)
         assert_same(unrolled, algorithm.unroll(unrolled.time_step.step_type.shape[0] - 1))
     for a, b in zip(local.get_metrics(), algorithm.get_metrics()):
         assert_same(a.result(), b.result())
@@ -124,7 +124,7 @@ def check_the_seam(algorithm, source, caplog):
     os.kill(pids[1], signal.SIGKILL)
     types, own_types, kept = [], [], []
     while source.worker_pids[1] in (None, pids[1]) or len(types) < 40:
-        experience, env_steps, _ = algorithm.learner.remote.unroll(algorithm, 4, at_least=4, bootstrap=True)
+        experience, env_steps, _ = algorithm.learner.collector.remote.unroll(algorithm, 4, at_least=4, bootstrap=True)
         algorithm._metrics.observe(env_steps)
         assert not types or experience.time_step.step_type[0].tolist() == kept
         *steps, kept = experience.time_step.step_type.tolist()  # the next unroll begins with the one to bootstrap from

@@ -8,7 +8,7 @@ from helpers.unroll_fakes import SAMPLED, make_algorithm, run_folder
 from alfx import context, nest
 from alfx.engine.remote.policy_state import policy_state
 from alfx.engine.remote.remote_unroll import UnrollSource, worker_settings
-from alfx.engine.unroll import Steps, map_steps
+from alfx.engine.rollout import Steps, map_steps
 from alfx.trainers.acting.rollout_worker import RolloutWorker
 
 
@@ -52,8 +52,8 @@ def test_unrolls_of_a_worker_are_those_of_the_run_bit_for_bit(tmp_path, monkeypa
     local = make_algorithm(config)
     expected = [local.unroll(5) for _ in range(4)]
     remote = make_algorithm(config)
-    remote.learner.use_source(Here(make_worker(config)), 10)
-    remote.learner.remote.start_iteration(remote, False, 0)
+    remote.learner.collector.use_source(Here(make_worker(config)), 10)
+    remote.learner.collector.remote.start_iteration(remote, False, 0)
     for unrolled in expected:
         assert_same(unrolled, remote.unroll(5))
     for a, b in zip(local.get_metrics(), remote.get_metrics()):
@@ -150,7 +150,7 @@ class Counting(UnrollSource):
 def counting(config):
     algorithm = make_algorithm(config)
     source = Counting(make_worker(config).collect(1))
-    algorithm.learner.use_source(source, config.unroll_parameter_update_period)
+    algorithm.learner.collector.use_source(source, config.unroll_parameter_update_period)
     return algorithm, source
 
 
@@ -175,6 +175,17 @@ def test_without_bootstrapping_no_step_comes_twice(tmp_path, monkeypatch):
     assert [rewards(algorithm.unroll(length)) for length in (3, 1, 2)] == [[0, 1, 2], [3], [4, 5]]
 
 
+def collect_if_due(algorithm):
+    """The experience that the next iteration of ``algorithm`` collects, or ``None``."""
+    learner = algorithm.learner
+    due = learner.collector.due(trained_before=bool(learner.num_trained))
+    if due is None:
+        return None
+    experience = learner.collect(due)
+    learner.collector.settle(due)
+    return experience
+
+
 @pytest.mark.parametrize('sampled', [True, False])
 def test_what_there_is_is_taken_if_no_length_is_asked_for(tmp_path, monkeypatch, sampled):
     params = ['TrainerConfig.unroll_length=0', 'TrainerConfig.max_unroll_length=4', *(SAMPLED if sampled else ())]
@@ -183,7 +194,7 @@ def test_what_there_is_is_taken_if_no_length_is_asked_for(tmp_path, monkeypatch,
     for available in (3, 0, 0, 9, 5, 1):
         source.available = available
         algorithm.learner.num_trained = 1
-        experience = algorithm.learner.unroll_if_due()
+        experience = collect_if_due(algorithm)
         lengths.append(0 if experience is None else len(rewards(experience)) - (not sampled))
     assert lengths == ([3, 0, 0, 4, 4, 1] if sampled else [2, 0, 0, 4, 4, 1])
 
@@ -193,7 +204,7 @@ def test_an_iteration_that_could_neither_train_nor_collect_waits_for_a_step(tmp_
     algorithm, source = counting(run_folder(tmp_path, monkeypatch, *params))
     source.available = 0
     assert algorithm.learner.num_trained == 0
-    assert len(rewards(algorithm.learner.unroll_if_due())) == 1
+    assert len(rewards(collect_if_due(algorithm))) == 1
 
 
 def test_weights_are_handed_over_at_the_period(tmp_path, monkeypatch):
@@ -201,22 +212,22 @@ def test_weights_are_handed_over_at_the_period(tmp_path, monkeypatch):
                                             'TrainerConfig.unroll_parameter_update_period=3'))
     updates = []
     for _ in range(7):
-        algorithm.learner.unroll_if_due()
+        collect_if_due(algorithm)
         updates.append(source.updates)
     assert updates == [1, 1, 1, 2, 2, 2, 3]
 
 
 def test_a_failed_unroll_leaves_the_share_of_a_step_that_is_due(tmp_path, monkeypatch):
     algorithm, source = counting(run_folder(tmp_path, monkeypatch, *SAMPLED, 'TrainerConfig.unroll_length=1.5'))
-    algorithm.learner.unroll_if_due()
+    collect_if_due(algorithm)
 
     def fail(*_):
         raise RuntimeError('lost')
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError):
         patch.setattr(source, 'gather', fail)
-        algorithm.learner.unroll_if_due()
-    assert len(rewards(algorithm.learner.unroll_if_due())) == 2
+        collect_if_due(algorithm)
+    assert len(rewards(collect_if_due(algorithm))) == 2
 
 
 def test_training_that_changes_what_acting_changes_is_told_once(tmp_path, monkeypatch, caplog):

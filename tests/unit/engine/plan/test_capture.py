@@ -14,7 +14,7 @@ pytestmark = pytest.mark.compiles
 def capturing(agent):
     """Put a capturing form round the compiled one, as on a GPU."""
     _, compiled = forms(agent)
-    plan = agent.learner.plan
+    plan = agent.updater.plan(agent.learner.losses.collected)
     plan._form = capture.Captured(compiled, compiled.task, 1)
     return plan._form, compiled
 
@@ -22,7 +22,7 @@ def capturing(agent):
 def test_on_the_cpu_an_update_stays_compiled(never_played):
     agent = make_agent(True)
     train([agent], 1)
-    plan = agent.learner.plan
+    plan = agent.updater.plan(agent.learner.losses.collected)
     assert plan._form is plan.compiled
 
 

@@ -6,17 +6,15 @@ import torch
 
 from alfx.algorithms.agent import Agent
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.containers import AlgorithmContainer, EchoAlg, RLAlgWrapper, SequentialAlg
 from alfx.algorithms.dynamic_action_repeat_agent import DynamicActionRepeatAgent
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.trac_algorithm import TracAlgorithm
-from alfx.engine.contract import Settings
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.value_networks import ValueNetwork
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 from alfx.engine.capabilities import Capabilities
-from tests.agents import ALGORITHMS, make_agent
+from helpers.agents import ALGORITHMS, make_agent
 
 OBSERVATION, ACTION = TensorSpec((3, )), BoundedTensorSpec((2, ), minimum=-1.0, maximum=1.0)
 ANY = ('needs_previous_step', 'bootstraps_sequences', 'trains_after_iteration', 'postprocesses_unrolls',
@@ -134,9 +132,3 @@ def test_impala_in_a_wrapper_learns_as_it_does_alone(settings):
     assert trained[0][0] == trained[1][0]
     for a, b in zip(trained[0][1], trained[1][1], strict=True):
         assert torch.equal(a, b)
-
-
-def test_the_settings_of_a_run_are_what_the_loops_read():
-    """``Settings`` names no field that a configuration does not have."""
-    config = TrainerConfig(root_dir='', algorithm_ctor=Agent)
-    assert all(hasattr(config, name) for name in Settings.__annotations__)

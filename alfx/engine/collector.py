@@ -1,0 +1,179 @@
+"""Collects experience: from the environments of this process, or from steps that other processes take.
+
+A :class:`Collector` owns everything that has to be remembered between two unrolls. It never trains. Read next
+:mod:`alfx.engine.rollout`, the inner loop.
+"""
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from alfx import context, nest
+from alfx.config import TrainerConfig
+from alfx.data_structures import Experience, StepType, TimeStep
+from alfx.engine import probe
+from alfx.engine.contract import Acts
+from alfx.engine.remote.remote_unroll import RemoteUnroll, UnrollSource
+from alfx.engine.rollout import RolloutState, Steps, rollout, start
+
+
+class Due(NamedTuple):
+    """The unroll that an iteration needs.
+
+    Attributes:
+        length: maximum number of steps.
+        at_least: minimum number of steps to wait for.
+        debt: fraction of a step that remains to be collected afterwards.
+    """
+
+    length: int
+    at_least: int
+    debt: float = 0.0
+
+
+class Collector:
+    """Collects unrolls with an algorithm, updates its metrics and stores the experience for replay.
+
+    Args:
+        algorithm: root algorithm; it has an environment.
+        settings: configuration of the run.
+
+    Attributes:
+        position: current position of the rollout; ``None`` before the first step.
+        remote: brings the steps of other processes; ``None`` if this process steps the environments.
+        inputs: transformed time steps of the latest unroll if ``Capabilities.needs_unroll_inputs``, else ``None``.
+    """
+
+    def __init__(self, algorithm: Acts, settings: TrainerConfig):
+        self._algorithm, self._settings = algorithm, settings
+        self.position: RolloutState | None = None
+        self.remote: RemoteUnroll | None = None
+        self.inputs: TimeStep | None = None
+        self._debt = 0.0  # fraction of a step by which the unrolls so far have been too short
+
+    def use_source(self, source: UnrollSource, update_period: int) -> None:
+        """Take the steps of other processes instead of stepping the environments.
+
+        Args:
+            source: brings the steps; the caller closes it.
+            update_period: number of iterations between two transfers of the weights to ``source``; the first
+                iteration always transfers them.
+        """
+        self.remote = RemoteUnroll(source, update_period)
+
+    def due(self, trained_before: bool) -> Due | None:
+        """Return the length of the unroll of an iteration that begins now.
+
+        Args:
+            trained_before: whether the previous iteration trained on any sample.
+
+        Returns:
+            The length, or ``None`` if ``unroll_length`` skips this iteration or all environment steps are used up.
+        """
+        settings = self._settings
+        if settings.num_env_steps and self._env_steps() >= settings.num_env_steps:
+            return None
+        if self.remote is not None:
+            self.remote.start_iteration(self._algorithm, context.should_record_summaries(),
+                                        context.get_summary_step())
+            if not settings.unroll_length:  # take what has arrived; wait for a step if the last iteration was idle
+                return Due(settings.max_unroll_length, 0 if trained_before else 1)
+        total = self._debt + settings.unroll_length
+        length = int(total)
+        if not length:
+            self._debt = total
+            return None
+        return Due(length, length, total - length)
+
+    def settle(self, due: Due) -> None:
+        """Note that the unroll of an iteration has been collected."""
+        self._debt = due.debt
+
+    def _env_steps(self) -> int:
+        """Return the environment steps of all processes as of the previous iteration."""
+        if context.get_ranks() is None:
+            return self._algorithm.get_step_metrics()[0].count
+        return int(context.get_progress('env_steps'))
+
+    def collect(self, due: Due) -> Experience | None:
+        """Collect an unroll, update the metrics and store the experience for replay.
+
+        On-policy, with ``unroll_with_grad``, and if whole unrolls are trained on, one more step follows that the
+        environment does not see; values are bootstrapped from it.
+
+        Args:
+            due: number of steps of each environment.
+
+        Returns:
+            Experience ``[T, B, ...]`` or, with that extra step, ``[T + 1, B, ...]``. On-policy it holds transformed
+            time steps, otherwise those of the environment. ``None`` if other processes have no steps yet.
+        """
+        algorithm, bootstrap = self._algorithm, self._algorithm.unrolls_end_with_bootstrap
+        if self.remote is not None:
+            steps = self.remote.unroll(algorithm, due.length, due.at_least, bootstrap)
+        else:
+            steps = self._step_environments(due.length, bootstrap)
+        if steps is None:
+            return None
+        experience, env_steps, self.inputs = steps
+        algorithm.observe_unroll(env_steps)
+        if algorithm.capabilities.postprocesses_unrolls:
+            assert steps.inputs is not None, 'needs_unroll_inputs is set'
+            with context.rollout_context(), torch.no_grad():
+                rollout_info = algorithm.postprocess_unroll(steps.inputs, experience.rollout_info)
+            experience = experience._replace(rollout_info=rollout_info)
+        if not algorithm.on_policy:
+            stores_bootstrap = self._settings.trains_on_whole_unrolls
+            algorithm.observe_sequence_for_replay(experience if stores_bootstrap or not bootstrap else
+                                                  nest.map_structure(lambda x: x[:-1], experience))
+        if context.should_record_summaries():
+            algorithm.summarize_rollout(experience)
+        return experience
+
+    def _step_environments(self, length: int, bootstrap: bool) -> Steps:
+        algorithm, env = self._algorithm, self._algorithm.environment
+        if self.position is None:
+            self.position = start(algorithm, env)
+        on_policy, capabilities = bool(algorithm.on_policy), algorithm.capabilities
+        with_grad = self._settings.unroll_with_grad or (on_policy and not capabilities.recomputes_rollout_info)
+        with context.acting_precision():
+            return rollout(algorithm, env, self.position, length, with_grad=with_grad, bootstrap=bootstrap,
+                           transformed=on_policy, keep_inputs=capabilities.needs_unroll_inputs)
+
+    # Resume ----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the rollout as tensors and numbers, without the state of the environments."""
+        state: dict[str, Any] = {'unroll_debt': self._debt}
+        if self.position is not None:
+            now = self.position
+            state['cursor'] = nest.flatten((now.time_step, now.inputs, now.state, now.transform_state))
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`; the state of the environments has been restored before."""
+        self._debt = state['unroll_debt']
+        if 'cursor' not in state:
+            return
+        with probe.unchanged(self._algorithm):  # a data transformer, for instance, updates its statistics here
+            like = start(self._algorithm, self._algorithm.environment)
+        parts = (like.time_step, like.inputs, like.state, like.transform_state)
+        devices = [x.device for x in nest.flatten(parts)]  # a checkpoint is loaded into host memory
+        time_step, inputs, policy_state, transform_state = nest.pack_sequence_as(
+            parts, [x.to(device) for x, device in zip(state['cursor'], devices)])
+        self.position = replace(like, time_step=time_step, inputs=inputs, state=policy_state,
+                                transform_state=transform_state)
+
+    def start_new_episodes(self, state: dict[str, Any]) -> None:
+        """Resume from :meth:`state_dict` with environments whose state could not be restored.
+
+        The newest steps in the replay buffer become the LAST steps of episodes that were cut off there.
+        """
+        self._debt = state['unroll_debt']
+        buffer = self._algorithm.replay_buffer
+        if buffer is None:
+            return
+        env_ids = (buffer.current_size > 0).nonzero().flatten()
+        if env_ids.numel():
+            last = torch.full((env_ids.numel(), ), StepType.LAST, dtype=torch.int32)
+            buffer.set_field('time_step.step_type', env_ids, buffer.current_pos[env_ids] - 1, last)
