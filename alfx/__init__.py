@@ -1,8 +1,8 @@
 """alfx: a config-driven reinforcement-learning experiment runner for PyTorch.
 
-From Python, :func:`load` gives the trained policy of a run, :func:`train` trains what a conf describes, and
-:func:`read_progress` reads the learning curve of a run (``docs/use_from_python.md``). Every name here is imported when
-it is first used: ``import alfx`` alone costs nothing, not even the import of torch.
+From Python, :func:`load` returns the trained policy of a run, :func:`train` trains from a conf, and
+:func:`read_progress` reads the learning curve of a run (``docs/use_from_python.md``). Every name is imported on first
+use, so ``import alfx`` alone is fast and does not import torch.
 """
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""``python -m alfx``: the command ``alfx``, see :mod:`alfx.bin.command`."""
+"""Entry point of ``python -m alfx``, which runs the command ``alfx`` (:mod:`alfx.bin.command`)."""
 import sys
 
 from alfx.bin.command import main

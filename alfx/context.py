@@ -1,6 +1,6 @@
-"""The only state of the process: run mode, counters, progress, summary writer, device, specs of the run, its ranks.
+"""Global state of the process: run mode, counters, progress, summary writer, device, specs of the run and ranks.
 
-Everything else is an argument. A test that changes what lives here restores it with :func:`reset`.
+Everything else is passed as an argument. A test that changes this state restores it with :func:`reset`.
 """
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -17,7 +17,7 @@ from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 _EXE_MODES = ('normal', 'rollout', 'replay', 'eval', 'pretrain', 'auxiliary')
 
 def reset() -> None:
-    """Back to the state of a fresh process."""
+    """Restore the state of a fresh process."""
     _state.__init__()  # type: ignore[misc]
 
 
@@ -41,48 +41,50 @@ def exe_mode_name() -> str:
 
 
 def is_rollout() -> bool:
-    """Whether steps are computed to collect experience."""
+    """Return whether steps are computed to collect experience."""
     return _state.exe_mode == 'rollout'
 
 
 def is_replay() -> bool:
-    """Whether steps are computed to train on stored experience."""
+    """Return whether steps are computed to train on stored experience."""
     return _state.exe_mode == 'replay'
 
 
 def is_eval() -> bool:
-    """Whether steps are computed to evaluate or play."""
+    """Return whether steps are computed to evaluate or to play."""
     return _state.exe_mode == 'eval'
 
 
 def is_pretrain() -> bool:
-    """Whether steps are computed to pre-train on offline data."""
+    """Return whether steps are computed to pre-train on offline data."""
     return _state.exe_mode == 'pretrain'
 
 
 def is_auxiliary() -> bool:
-    """Whether steps are computed for an auxiliary phase: by the parts up to the policy, and nothing keeps statistics.
+    """Return whether steps are computed for an auxiliary phase.
+
+    An auxiliary phase runs only the parts up to the policy and updates no statistics.
     """
     return _state.exe_mode == 'auxiliary'
 
 
 def freeze_statistics() -> bool:
-    """Whether what is computed now is not to be counted: statistics of what passes by are left as they are."""
+    """Return whether running statistics must not be updated by the current computation."""
     return _state.exe_mode in ('eval', 'auxiliary')
 
 
 def waiting_statistics() -> dict[Any, Any] | None:
-    """What statistics are to take in later, by statistics; None where they take it in at once."""
+    """The inputs of deferred statistics updates, keyed by the statistics; ``None`` if updates happen immediately."""
     return _state.waiting_statistics
 
 
 def defer_statistics(waiting: dict[Any, Any]) -> AbstractContextManager[None]:
-    """Context manager within which what statistics would take in is put into ``waiting``."""
+    """Context manager that stores the inputs of statistics updates in ``waiting`` instead of applying them."""
     return _replaced('waiting_statistics', waiting)
 
 
 class _replaced(AbstractContextManager[None]):
-    """Context manager within which the state has another value for ``attribute``."""
+    """Context manager that temporarily sets ``attribute`` of the state."""
 
     def __init__(self, attribute: str, value: Any) -> None:
         self._attribute, self._value = attribute, value
@@ -128,7 +130,7 @@ def auxiliary_context() -> Any:
 
 
 def get_global_counter() -> int:
-    """How many iterations, or updates, have been done; summaries are written at it if no run says otherwise."""
+    """The number of finished iterations, or updates. It is the default step of summaries."""
     return _state.global_counter
 
 
@@ -149,7 +151,7 @@ def update_progress(progress_type: str, value: float) -> None:
 
 
 def update_all_progresses(progresses: dict[str, float]) -> None:
-    """Set several progresses at once."""
+    """Set the progress of several types at once."""
     own = _state.progress
     for progress_type, value in progresses.items():
         if progress_type not in own:
@@ -158,20 +160,20 @@ def update_all_progresses(progresses: dict[str, float]) -> None:
 
 
 def get_progress(progress_type: str) -> float:
-    """How far the run has come.
+    """Return the progress of the run.
 
     Args:
         progress_type: 'percent' (0 to 1), 'iterations', 'env_steps' or 'global_counter'.
 
     Raises:
-        ValueError: an unknown type.
+        ValueError: ``progress_type`` is unknown.
     """
     _check_progress_type(progress_type)
     return _state.progress[progress_type]
 
 
 def get_all_progresses() -> dict[str, float]:
-    """All progresses by type."""
+    """The progress of every type."""
     return dict(_state.progress)
 
 
@@ -184,40 +186,40 @@ def _check_progress_type(progress_type: str) -> None:
 
 
 def get_default_device() -> torch.device:
-    """The device that networks and training data live on."""
+    """The device of networks and training data."""
     return _state.device
 
 
 def set_default_device(device_name: str | torch.device) -> None:
-    """Set the device that networks and training data live on."""
+    """Set the device of networks and training data."""
     _state.device = torch.device(device_name)
 
 
 def device(device_name: str | torch.device) -> AbstractContextManager[None]:
-    """Context manager for another default device."""
+    """Context manager that temporarily changes the default device."""
     return _replaced('device', torch.device(device_name))
 
 
-# Float32 products of acting ------------------------------------------------------------------------------------
+# Precision of float32 matrix products in policies -----------------------------------------------------------------
 
 
 def get_acting_precision() -> str:
-    """As for ``torch.set_float32_matmul_precision``: what policies compute with on the rows of environments."""
+    """The precision at which policies act, a value of ``torch.set_float32_matmul_precision``."""
     return _state.acting_precision or torch.get_float32_matmul_precision()
 
 
 def set_acting_precision(precision: str | None) -> None:
-    """Set the precision of acting; ``None``: that of everything else."""
+    """Set the precision at which policies act; ``None`` uses the process-wide precision."""
     _state.acting_precision = precision
 
 
 class acting_precision(AbstractContextManager[None]):
-    """Context manager within which float32 products have the precision of acting."""
+    """Context manager that sets the float32 matrix product precision to the one for acting."""
 
     def __enter__(self) -> None:
         before, precision = torch.get_float32_matmul_precision(), get_acting_precision()
         self._before = None if precision == before else before
-        if self._before is not None:  # setting it also touches what CUDA does
+        if self._before is not None:  # setting the precision also changes CUDA settings, so skip it if it is unchanged
             torch.set_float32_matmul_precision(precision)
 
     def __exit__(self, *_: Any) -> None:
@@ -225,59 +227,59 @@ class acting_precision(AbstractContextManager[None]):
             torch.set_float32_matmul_precision(self._before)
 
 
-# Processes that train as one ------------------------------------------------------------------------------------
+# Data-parallel ranks -----------------------------------------------------------------------------------------------
 
 
 def get_ranks() -> Any:
-    """The :class:`~alfx.engine.remote.data_parallel.Ranks` that this process trains with; ``None`` if it is alone."""
+    """The :class:`~alfx.engine.remote.data_parallel.Ranks` of this process; ``None`` outside data-parallel training."""
     return _state.ranks
 
 
 def set_ranks(ranks: Any) -> None:
-    """Set the processes that this one trains together with; ``None`` for none."""
+    """Set the ranks that this process trains with; ``None`` for a single process."""
     _state.ranks = ranks
 
 
 def alone() -> AbstractContextManager[None]:
-    """Context manager within which this process trains together with no others: what it does, they do not."""
+    """Context manager within which this process uses no collectives, as if it were the only rank."""
     return training_with(None)
 
 
 def training_with(ranks: Any) -> AbstractContextManager[None]:
-    """Context manager within which ``ranks`` stand for the processes that this one trains together with."""
+    """Context manager that temporarily sets the ranks."""
     return _replaced('ranks', ranks)
 
 
 def num_ranks() -> int:
-    """The number of processes that train together, 1 for this one alone."""
+    """The number of data-parallel processes, 1 for a single process."""
     return 1 if _state.ranks is None else _state.ranks.size
 
 
 def mean_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` averaged over the processes that train together, without gradient; itself if there is only this one.
+    """``tensor`` averaged over all ranks, without gradient; ``tensor`` itself in a single process.
 
-    It has the same shape in all of them. All have to call it equally often, in the same order.
+    A collective: every rank must call it equally often, in the same order, with the same shape.
     """
     return tensor if _state.ranks is None else _state.ranks.mean(tensor)
 
 
 def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum in place of the average of :func:`mean_over_ranks`."""
+    """``tensor`` summed over all ranks, without gradient; see :func:`mean_over_ranks`."""
     return tensor if _state.ranks is None else _state.ranks.mean(tensor) * _state.ranks.size
 
 
 def own_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """The rows of ``tensor`` ``[n, ...]`` that belong to this one of the processes that train together; all for one.
+    """The rows of ``tensor`` ``[n, ...]`` that belong to this rank; all rows in a single process.
 
-    There may be one more or less than in another process, and none at all.
+    The numbers of rows of two ranks differ by at most 1, and a rank may have no rows.
     """
     return tensor if _state.ranks is None else _state.ranks.own_rows(tensor)
 
 
 def cat_over_ranks(tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
-    """``tensor`` of all processes that train together, one after the other along ``dim``; itself if there is only one.
+    """The tensors of all ranks, concatenated along ``dim``; ``tensor`` itself in a single process.
 
-    It has the same shape in all of them. All have to call it equally often, in the same order.
+    A collective: every rank must call it equally often, in the same order, with the same shape.
     """
     return tensor if _state.ranks is None else torch.cat(_state.ranks.gather(tensor).unbind(), dim)
 
@@ -286,38 +288,38 @@ def cat_over_ranks(tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
 
 
 def get_summary_writer() -> Any:
-    """The writer that summaries go to, or ``None``."""
+    """The writer of summaries, or ``None``."""
     return _state.writer
 
 
 def set_summary_writer(writer: Any) -> None:
-    """Set the writer that summaries go to; ``None`` for no summaries."""
+    """Set the writer of summaries; ``None`` disables summaries."""
     _state.writer = writer
 
 
 def get_summary_step() -> int:
-    """Where a summary written now is on the horizontal axis: the global counter, unless a run counts otherwise."""
+    """The step at which a summary is written now: the global counter, unless :func:`summaries_at` is active."""
     return _state.global_counter if _state.summary_step is None else int(_state.summary_step())
 
 
 def summaries_at(step: Callable[[], float] | None) -> AbstractContextManager[None]:
-    """Context manager within which summaries are written at ``step()``; at the global counter if that is None."""
+    """Context manager that writes summaries at step ``step()``; ``None`` selects the global counter."""
     return _replaced('summary_step', step)
 
 
 def should_record_summaries() -> bool:
-    """Whether a summary written now would be recorded."""
+    """Return whether a summary written now is recorded."""
     return _state.recording and _state.writer is not None
 
 
 def record_if(condition: bool) -> AbstractContextManager[None]:
-    """Context manager within which summaries are recorded if ``condition``."""
+    """Context manager that records summaries only if ``condition`` holds."""
     return _replaced('recording', bool(condition))
 
 
 @contextmanager
 def summary_scope(name: str) -> Iterator[str]:
-    """Context manager that puts ``name/`` before the names of summaries."""
+    """Context manager that prefixes the names of summaries with ``name/``."""
     _state.scopes.append(name)
     try:
         yield scope_name()
@@ -326,7 +328,7 @@ def summary_scope(name: str) -> Iterator[str]:
 
 
 def scope_name() -> str:
-    """The scopes in force, each followed by a slash."""
+    """The active scopes, each followed by a slash."""
     return ''.join(f'{name}/' for name in _state.scopes)
 
 
@@ -334,20 +336,20 @@ def scope_name() -> str:
 
 
 def first_environment() -> int:
-    """The number, among all of the run, of the first environment made in this process; others may have those before.
+    """The run-wide number of the first environment of this process; other processes may hold lower numbers.
 
-    It decides the random streams of environments, so that several processes together have those of one.
+    Environments derive their random streams from it, so several processes together use the same streams as one process.
     """
     return _state.first_environment
 
 
 def set_first_environment(number: int) -> None:
-    """Set :func:`first_environment` for good, before the environments are made."""
+    """Set :func:`first_environment` permanently, before the environments are created."""
     _state.first_environment = number
 
 
 def environments_from(first: int) -> AbstractContextManager[None]:
-    """Context manager within which environments that are made or seeded are numbered from ``first``."""
+    """Context manager within which new or newly seeded environments are numbered from ``first``."""
     return _replaced('first_environment', first)
 
 
@@ -363,20 +365,20 @@ def set_run_specs(raw_observation_spec: NestedTensorSpec, observation_spec: Nest
 
 def _spec(name: str) -> NestedTensorSpec:
     if name not in _state.specs:
-        raise RuntimeError(f'the {name} spec is not known before the environment has been created; refer to it only '
-                           'in what is constructed by TrainerConfig.algorithm_ctor')
+        raise RuntimeError(f'the {name} spec is unknown until the environment has been created; use it only in '
+                           'objects constructed by TrainerConfig.algorithm_ctor')
     return _state.specs[name]
 
 
 @configurable
 def get_raw_observation_spec(field: str | None = None) -> NestedTensorSpec:
-    """The observation spec of the run's environment before any data transformer, or its part at ``field``."""
+    """The observation spec of the run's environment before all data transformers, or the part of it at ``field``."""
     return nest.get_field(_spec('raw_observation'), field)
 
 
 @configurable
 def get_observation_spec(field: str | None = None) -> NestedTensorSpec:
-    """The observation spec of the run after the data transformers, or its part at ``field``."""
+    """The observation spec of the run after the data transformers, or the part of it at ``field``."""
     return nest.get_field(_spec('observation'), field)
 
 

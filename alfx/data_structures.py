@@ -1,8 +1,8 @@
-"""The records that cross the borders between environments, algorithms, replay and losses.
+"""Records passed between environments, algorithms, replay buffers and losses.
 
-All are named tuples and immutable: ``_replace`` makes a changed copy. An absent field is ``()``. ``B`` is the
-number of environments (or the minibatch size), ``T`` is time; records have shape ``[B, ...]`` for one step and
-``[T, B, ...]`` for a sequence.
+All are named tuples and immutable: ``_replace`` returns a changed copy. An absent field is ``()``. ``B`` is the number
+of environments or the minibatch size, ``T`` is time. Records have shape ``[B, ...]`` for one step and ``[T, B, ...]``
+for a sequence.
 """
 import collections
 import sys
@@ -17,15 +17,15 @@ from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec,
 
 def namedtuple(typename: str, field_names: Sequence[str] | str, default_value: Any = None,
                default_values: Sequence[Any] = ()) -> type:
-    """A named tuple class all of whose fields have defaults.
+    """Create a named tuple class whose fields all have defaults.
 
     Args:
-        typename: name of the class, and of what it is assigned to in the module of the caller.
-        field_names: its fields.
+        typename: name of the class; must equal the name of the module variable it is assigned to.
+        field_names: names of the fields.
         default_value: default of each field.
-        default_values: defaults of the last fields, overriding ``default_value``.
+        default_values: defaults of the last fields; they override ``default_value``.
     """
-    module = sys._getframe(1).f_globals.get('__name__', __name__)  # where it is defined, so that it can be pickled
+    module = sys._getframe(1).f_globals.get('__name__', __name__)  # pickle looks the class up in the caller's module
     cls = collections.namedtuple(typename, field_names, module=module)  # type: ignore[misc]
     leading = len(cls._fields) - len(default_values)
     cls.__new__.__defaults__ = (default_value, ) * leading + tuple(default_values)
@@ -33,7 +33,7 @@ def namedtuple(typename: str, field_names: Sequence[str] | str, default_value: A
 
 
 class StepType:
-    """Where a step stands in its episode; ``TimeStep.step_type`` holds these numbers as int32."""
+    """Position of a step in its episode, stored in ``TimeStep.step_type`` as int32."""
 
     FIRST = 0
     MID = 1
@@ -41,33 +41,33 @@ class StepType:
 
 
 class _Timed:
-    """What ``TimeStep`` and ``Experience`` share."""
+    """Methods shared by ``TimeStep`` and ``Experience``."""
 
     __slots__ = ()
     step_type: torch.Tensor
 
     def is_first(self) -> torch.Tensor:
-        """Bool tensor of the shape of ``step_type``: the first step of an episode."""
+        """Bool tensor of the shape of ``step_type``, set at the first step of an episode."""
         return self.step_type == StepType.FIRST
 
     def is_mid(self) -> torch.Tensor:
-        """Bool tensor: neither first nor last."""
+        """Bool tensor of the shape of ``step_type``, set at steps that are neither first nor last."""
         return self.step_type == StepType.MID
 
     def is_last(self) -> torch.Tensor:
-        """Bool tensor: the last step of an episode, by termination or truncation."""
+        """Bool tensor of the shape of ``step_type``, set where an episode ended by termination or truncation."""
         return self.step_type == StepType.LAST
 
     def to(self, device: str | torch.device) -> Any:
-        """The same record on ``device``."""
+        """Return a copy of the record on ``device``."""
         return nest.map_structure(lambda x: x.to(device), self)
 
     def cpu(self) -> Any:
-        """The same record in host memory."""
+        """Return a copy of the record in host memory."""
         return self.to('cpu')
 
     def cuda(self) -> Any:
-        """The same record on the GPU."""
+        """Return a copy of the record on the GPU."""
         return self.to('cuda')
 
 
@@ -84,19 +84,19 @@ class _TimeStepFields(NamedTuple):
 
 
 class TimeStep(_Timed, _TimeStepFields):
-    """What an environment yields at each step.
+    """Output of an environment at one step.
 
     Fields:
         step_type: int32 ``[B]``, see :class:`StepType`.
-        reward: float32 ``[B]`` or ``[B, K]``: for *arriving* at this step by ``prev_action``; 0 at FIRST.
-        discount: float32 ``[B]``: 0 if arriving here terminated the episode; a truncation keeps it.
-        observation: nest ``[B, ...]``. LAST carries the true final observation of its episode.
-        prev_action: nest ``[B, ...]``: the action that led here; zeros at FIRST.
-        env_id: int64 ``[B]``.
-        untransformed: this step before any data transformer, where one keeps it.
-        env_info: nest ``[B, ...]`` of further numbers from the environment.
-        action_mask: bool ``[B, ..., N]``: which of the N values of a discrete action are valid at this step, or a nest
-            of such masks like the action; put there by the data transformer ``ActionMask``.
+        reward: float32 ``[B]`` or ``[B, K]``: reward for *arriving* at this step by ``prev_action``; 0 at FIRST.
+        discount: float32 ``[B]``: 0 if arriving at this step terminated the episode; a truncation leaves it unchanged.
+        observation: nest ``[B, ...]``. LAST holds the true final observation of its episode.
+        prev_action: nest ``[B, ...]``: action that led to this step; zeros at FIRST.
+        env_id: int64 ``[B]``: number of the environment.
+        untransformed: this step before all data transformers, if it is kept.
+        env_info: nest ``[B, ...]`` of additional numbers from the environment.
+        action_mask: bool ``[B, ..., N]``: the valid values among the N values of a discrete action, or a nest of such
+            masks with the structure of the action. The data transformer ``ActionMask`` sets it.
     """
 
     __slots__ = ()
@@ -113,15 +113,15 @@ class _ExperienceFields(NamedTuple):
 
 
 class Experience(_Timed, _ExperienceFields):
-    """A time step together with what the algorithm made of it.
+    """A time step with the outputs of the algorithm at that step.
 
     Fields:
         time_step: the :class:`TimeStep`.
-        action: nest ``[B, ...]``: the action taken *at* this step.
+        action: nest ``[B, ...]``: action taken *at* this step.
         rollout_info: ``AlgStep.info`` of ``rollout_step``.
-        state: the state given *to* ``rollout_step``.
+        state: input state of ``rollout_step``.
         batch_info: :class:`BatchInfo` of a batch from the replay buffer.
-        replay_buffer: the replay buffer that it came from.
+        replay_buffer: the replay buffer that the batch was sampled from.
         rollout_info_field: path of ``rollout_info`` in that buffer.
     """
 
@@ -152,21 +152,21 @@ class Experience(_Timed, _ExperienceFields):
         return self.time_step.env_id
 
     def get_time_step_field(self, field: str) -> Any:
-        """The field of ``time_step`` at the path ``field``."""
+        """Return the field of ``time_step`` at the path ``field``."""
         return nest.get_field(self.time_step, field)
 
     def update_time_step_field(self, field: str, new_value: Any) -> 'Experience':
-        """A copy with the field of ``time_step`` at the path ``field`` replaced."""
+        """Return a copy with the field of ``time_step`` at the path ``field`` replaced."""
         return self._replace(time_step=nest.set_field(self.time_step, field, new_value))
 
 
 class AlgStep(NamedTuple):
-    """The result of ``predict_step``, ``rollout_step`` and ``train_step``.
+    """Result of ``predict_step``, ``rollout_step`` and ``train_step``.
 
     Fields:
-        output: nest ``[B, ...]``: an action, a representation, ...
-        state: nest ``[B, ...]``: what the next step needs.
-        info: nest ``[B, ...]``: what the loss needs.
+        output: nest ``[B, ...]``: an action, a representation or another output.
+        state: nest ``[B, ...]``: input state of the next step.
+        info: nest ``[B, ...]``: inputs of the loss.
     """
 
     output: Any = ()
@@ -175,15 +175,15 @@ class AlgStep(NamedTuple):
 
 
 class LossInfo(NamedTuple):
-    """The result of ``calc_loss``.
+    """Result of ``calc_loss``.
 
     Fields:
-        loss: ``[T, B]``.
-        scalar_loss: a scalar added after ``loss`` has been averaged.
-        extra: nest of losses and statistics for summaries.
+        loss: loss of each step, ``[T, B]``.
+        scalar_loss: scalar that is added after ``loss`` has been averaged.
+        extra: nest of losses and statistics to log.
         priority: ``[B]``: new priorities of the sampled sequences.
         gns: scalar gradient noise scale.
-        batch_label: int ``[B]``: category of each sample, for per-category summaries.
+        batch_label: int ``[B]``: category of each sample, for summaries by category.
     """
 
     loss: Any = ()
@@ -195,11 +195,11 @@ class LossInfo(NamedTuple):
 
 
 class BatchInfo(NamedTuple):
-    """Where a batch from the replay buffer came from.
+    """Location of a batch in the replay buffer.
 
     Fields:
         env_ids: int64 ``[B]``.
-        positions: int64 ``[B]``: of the first step of each sequence, counted from the start of the run.
+        positions: int64 ``[B]``: position of the first step of each sequence, counted from the start of the run.
         importance_weights: float32 ``[B]``.
         replay_buffer: the buffer itself.
         discounted_return: float32 ``[B, T]``.
@@ -213,22 +213,22 @@ class BatchInfo(NamedTuple):
 
 
 def make_experience(time_step: TimeStep, alg_step: AlgStep, state: NestedTensor) -> Experience:
-    """The experience of taking ``alg_step.output`` at ``time_step``, with ``state`` as input state."""
+    """Create the experience of taking ``alg_step.output`` at ``time_step`` with the input state ``state``."""
     return Experience(time_step, alg_step.output, alg_step.info, state)
 
 
 def add_batch_info(experience: Experience, batch_info: BatchInfo, buffer: Any = ()) -> Experience:
-    """``experience`` with the fields that data transformers need to look things up in the replay buffer."""
+    """Add the fields that data transformers need to look up steps in the replay buffer."""
     return experience._replace(batch_info=batch_info, replay_buffer=buffer, rollout_info_field='rollout_info')
 
 
 def clear_batch_info(experience: Experience) -> Experience:
-    """The inverse of :func:`add_batch_info`."""
+    """Remove the fields added by :func:`add_batch_info`."""
     return experience._replace(batch_info=(), replay_buffer=(), rollout_info_field=())
 
 
 def elastic_namedtuple(name: str, args: Sequence[str]) -> type:
-    """A named tuple class whose fields default to ``()``; for infos of which a user adds or leaves out parts."""
+    """Create a named tuple class whose fields default to ``()``, for infos with optional parts."""
     return namedtuple(name, args, default_value=())
 
 
@@ -250,15 +250,15 @@ def _env_ids(env_id: Any, batch: int) -> torch.Tensor:
 
 def restart(observation: NestedTensor, action_spec: NestedTensorSpec, reward_spec: TensorSpec = TensorSpec(()),
             env_id: Any = None, env_info: Any = (), batched: bool = False) -> TimeStep:
-    """A FIRST time step.
+    """Create a FIRST time step.
 
     Args:
         observation: ``[B, ...]`` if ``batched``, else ``[...]``.
-        action_spec: spec of ``prev_action``, which is zeros.
-        reward_spec: spec of ``reward``, which is zeros.
-        env_id: int64 ``[B]``; ``None``: 0 .. B-1.
-        env_info: nest of further numbers.
-        batched: whether there is a batch dimension.
+        action_spec: spec of ``prev_action``, which is set to zeros.
+        reward_spec: spec of ``reward``, which is set to zeros.
+        env_id: int64 ``[B]``; ``None`` means 0 .. B-1.
+        env_info: nest of additional numbers.
+        batched: add a batch dimension.
     """
     batch = nest.get_nest_batch_size(observation) if batched else None
     outer = () if batch is None else (batch, )
@@ -272,23 +272,23 @@ def restart(observation: NestedTensor, action_spec: NestedTensorSpec, reward_spe
 def transition(observation: NestedTensor, prev_action: NestedTensor, reward: torch.Tensor,
                reward_spec: TensorSpec = TensorSpec(()), discount: Any = 1.0, env_id: Any = None,
                env_info: Any = ()) -> TimeStep:
-    """A batched MID time step; arguments as in :class:`TimeStep`, ``discount`` a number or ``[B]``."""
+    """Create a batched MID time step; arguments as in :class:`TimeStep`, ``discount`` is a number or ``[B]``."""
     return _step(StepType.MID, observation, prev_action, reward, reward_spec, discount, env_id, env_info)
 
 
 def termination(observation: NestedTensor, prev_action: NestedTensor, reward: torch.Tensor,
                 reward_spec: TensorSpec = TensorSpec(()), env_id: Any = None, env_info: Any = ()) -> TimeStep:
-    """A batched LAST time step at which the episode terminated: its discount is 0."""
+    """Create a batched LAST time step of a terminated episode, with discount 0."""
     return _step(StepType.LAST, observation, prev_action, reward, reward_spec, 0.0, env_id, env_info)
 
 
 def valid_masks(step_type: torch.Tensor) -> torch.Tensor:
-    """float32 of the shape of ``step_type``: 0 at LAST, whose action the environment ignores, else 1."""
+    """Float32 mask of the shape of ``step_type``: 0 at LAST, where the environment ignores the action, else 1."""
     return (step_type != StepType.LAST).to(torch.float32)
 
 
 def reset_at_first(state: NestedTensor, initial_state: NestedTensor, time_step: TimeStep) -> NestedTensor:
-    """``state`` ``[B, ...]`` with the entries of environments at FIRST replaced by those of ``initial_state``."""
+    """``state`` ``[B, ...]`` with the rows of environments at FIRST replaced by ``initial_state``."""
     is_first = time_step.is_first()
 
     def reset(now: torch.Tensor, initial: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,9 @@
-"""Normalisation layers: batch norm that may keep statistics for each step of a sequence, and stacked layer norm.
+"""Normalization layers: batch norm with optional statistics for each step of a sequence, and stacked layer norm.
 
-In a recurrent network the distribution of a layer's inputs changes over the first steps of a sequence, so batch
-norm inside one needs statistics for each step (Cooijmans et al. 2016, arXiv:1603.09025, section 4).
-:func:`prepare_rnn_batch_norm`, :func:`set_batch_norm_max_steps` and :func:`set_batch_norm_current_step` do this for
-all batch norm layers of this module inside a network; without them the layers are those of torch.
+In a recurrent network the distribution of a layer's inputs changes over the first steps of a sequence, so batch norm
+needs separate statistics for each step (Cooijmans et al. 2016, arXiv:1603.09025, section 4).
+:func:`prepare_rnn_batch_norm`, :func:`set_batch_norm_max_steps` and :func:`set_batch_norm_current_step` control all
+batch norm layers of this module inside a network. Without calls of these functions the layers behave like torch's.
 """
 import torch
 from torch import nn
@@ -19,13 +19,13 @@ class _StepwiseBatchNorm:
     _current_step = 0
 
     def set_max_steps(self, max_steps: int) -> None:
-        """Keep separate running statistics for the first ``max_steps`` steps; later steps share the last ones.
+        """Keep separate running statistics for the first ``max_steps`` steps; later steps share those of the last.
 
-        Statistics collected so far become those of each step. Call it before loading a checkpoint that was written
+        Every step starts from the statistics collected so far. Call this before loading a checkpoint that was saved
         with ``max_steps``.
 
         Raises:
-            ValueError: ``max_steps`` < 1.
+            ValueError: ``max_steps`` is smaller than 1.
         """
         if max_steps < 1:
             raise ValueError(f'max_steps must be at least 1, found {max_steps}')
@@ -43,7 +43,7 @@ class _StepwiseBatchNorm:
         self._current_step = min(int(current_step), self._max_steps - 1)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalise ``[B, C, ...]``."""
+        """Normalize ``[B, C, ...]``."""
         if self._max_steps == 1 or not self.track_running_stats:  # type: ignore[attr-defined]
             return super().forward(input)  # type: ignore[misc]
         self._check_input_dim(input)  # type: ignore[attr-defined]
@@ -61,12 +61,12 @@ class _StepwiseBatchNorm:
 
 @configurable
 class BatchNorm1d(_StepwiseBatchNorm, nn.BatchNorm1d):
-    """``torch.nn.BatchNorm1d``, arguments included, that can keep statistics for each step of a sequence."""
+    """``torch.nn.BatchNorm1d`` with the same arguments and optional statistics for each step of a sequence."""
 
 
 @configurable
 class BatchNorm2d(_StepwiseBatchNorm, nn.BatchNorm2d):
-    """``torch.nn.BatchNorm2d``, arguments included, that can keep statistics for each step of a sequence."""
+    """``torch.nn.BatchNorm2d`` with the same arguments and optional statistics for each step of a sequence."""
 
 
 def _stepwise_layers(module: nn.Module) -> list[_StepwiseBatchNorm]:
@@ -86,16 +86,16 @@ def set_batch_norm_current_step(module: nn.Module, current_step: int) -> None:
 
 
 def prepare_rnn_batch_norm(module: nn.Module) -> bool:
-    """Whether ``module`` has batch norm layers, all of which can keep statistics for each step.
+    """Return whether ``module`` contains batch norm layers that can keep statistics for each step.
 
     Raises:
-        ValueError: some are plain torch layers; names them.
+        ValueError: some batch norm layers are plain torch layers; the message names them.
     """
     plain = [name for name, m in module.named_modules()
              if isinstance(m, nn.modules.batchnorm._BatchNorm) and not isinstance(m, _StepwiseBatchNorm)]
     if plain:
-        raise ValueError(f'the batch norm layers {plain} of a recurrent network keep one statistic for all steps; '
-                         'use bn_ctor=@alfx.norm_layers.BatchNorm1d (BatchNorm2d)')
+        raise ValueError(f'the batch norm layers {plain} of a recurrent network share one statistic between all '
+                         'steps; use bn_ctor=@alfx.norm_layers.BatchNorm1d (BatchNorm2d)')
     return bool(_stepwise_layers(module))
 
 
@@ -104,7 +104,7 @@ class ParallelLayerNorm(nn.Module):
 
     Args:
         n: number of layers.
-        size: number of features of each.
+        size: number of features of each layer.
         eps: added to the variance.
     """
 
@@ -115,12 +115,12 @@ class ParallelLayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(n, size))
 
     def reset_parameters(self) -> None:
-        """Back to no scaling and no shift."""
+        """Reset to scale 1 and shift 0."""
         nn.init.ones_(self.weight)
         nn.init.zeros_(self.bias)
 
     def forward(self, inputs: torch.Tensor, first: int | None = None) -> torch.Tensor:
-        """Normalise ``[..., n, size]``, or ``[..., first, size]`` by the first layers only."""
+        """Normalize ``[..., n, size]``, or ``[..., first, size]`` with the first ``first`` layers only."""
         weight: torch.Tensor = self.weight
         bias: torch.Tensor = self.bias
         if first is not None:

@@ -1,6 +1,6 @@
-"""The values behind :mod:`alfx.context`, which is how everything else reads and changes them.
+"""Values behind :mod:`alfx.context`; all other modules access them through the context.
 
-They are in a file of their own because nests, which the context is made with, are moved to the default device.
+They are in a separate module because the context imports :mod:`alfx.nest`, which needs the default device.
 """
 from typing import Any
 
@@ -10,7 +10,7 @@ PROGRESS_TYPES = ('percent', 'iterations', 'env_steps', 'global_counter')
 
 
 class State:
-    """The state; one instance a process."""
+    """Global state; one instance per process."""
 
     __slots__ = ('exe_mode', 'global_counter', 'progress', 'writer', 'recording', 'scopes', 'device', 'specs',
                  'first_environment', 'ranks', 'acting_precision', 'summary_step', 'waiting_statistics')

@@ -1,4 +1,4 @@
-"""Descriptions of tensors: shape, dtype and, where there are any, bounds.
+"""Tensor specs: shape, dtype and optional bounds of a tensor.
 
 A spec has no batch dimension: a tensor of ``TensorSpec((3,))`` is ``[B, 3]`` in a batch and ``[T, B, 3]`` in a
 batch of sequences. Specs are immutable and hashable. Read next: :mod:`alfx.data_structures`.
@@ -12,7 +12,7 @@ import torch
 from alfx import nest
 
 Nested = Any
-"""``Nested[X]``: a nest whose leaves are ``X``; kept untyped as Python cannot express arbitrary depth."""
+"""``Nested[X]`` is a nest whose leaves are ``X``; untyped because Python cannot express arbitrary depth."""
 NestedTensor = Any
 NestedTensorSpec = Any
 
@@ -26,10 +26,10 @@ class SpecError(ValueError):
 
 
 def torch_dtype_to_str(dtype: torch.dtype) -> str:
-    """``torch.float32`` -> ``'float32'``, which numpy understands.
+    """Convert ``torch.float32`` to ``'float32'``, a name that numpy understands.
 
     Raises:
-        SpecError: a dtype that numpy lacks.
+        SpecError: numpy has no such dtype.
     """
     if dtype not in _DTYPE_NAMES:
         raise SpecError(f'unsupported dtype {dtype}; supported: {sorted(_DTYPE_NAMES.values())}')
@@ -37,10 +37,10 @@ def torch_dtype_to_str(dtype: torch.dtype) -> str:
 
 
 def as_torch_dtype(dtype: torch.dtype | str) -> torch.dtype:
-    """``'float32'`` or ``'torch.float32'`` -> ``torch.float32``, for confs, which have only text for it.
+    """Convert ``'float32'`` or ``'torch.float32'`` to ``torch.float32``; confs name dtypes as strings.
 
     Raises:
-        SpecError: no dtype of a spec has this name.
+        SpecError: specs support no dtype of this name.
     """
     if isinstance(dtype, torch.dtype):
         return dtype
@@ -70,26 +70,26 @@ class TensorSpec:
 
     @classmethod
     def from_spec(cls, spec: 'TensorSpec') -> 'TensorSpec':
-        """A plain spec with the shape and dtype of ``spec``."""
+        """Return a plain spec with the shape and dtype of ``spec``."""
         return TensorSpec(spec.shape, spec.dtype)
 
     @classmethod
     def from_tensor(cls, tensor: torch.Tensor, from_dim: int = 0) -> 'TensorSpec':
-        """The spec of ``tensor`` without its first ``from_dim`` dimensions."""
+        """Return the spec of ``tensor`` without its first ``from_dim`` dimensions."""
         return TensorSpec(tensor.shape[from_dim:], tensor.dtype)
 
     @classmethod
     def from_array(cls, array: np.ndarray, from_dim: int = 0) -> 'TensorSpec':
-        """The spec of a numpy array without its first ``from_dim`` dimensions."""
+        """Return the spec of a numpy array without its first ``from_dim`` dimensions."""
         return TensorSpec(array.shape[from_dim:], torch.from_numpy(np.empty((0, ), array.dtype)).dtype)
 
     def replace(self, shape: Sequence[int] | None = None, dtype: torch.dtype | str | None = None) -> 'TensorSpec':
-        """A spec with another shape or dtype."""
+        """Return a spec with another shape or dtype."""
         return TensorSpec(self._shape if shape is None else shape, self._dtype if dtype is None else dtype)
 
     @classmethod
     def is_bounded(cls) -> bool:
-        """Whether specs of this class carry bounds."""
+        """Return whether specs of this class have bounds."""
         return False
 
     @property
@@ -119,41 +119,41 @@ class TensorSpec:
 
     @property
     def is_discrete(self) -> bool:
-        """Whether the elements are integers or booleans."""
+        """Return whether the elements are integers or booleans."""
         return not self._dtype.is_floating_point
 
     @property
     def is_continuous(self) -> bool:
-        """Whether the elements are floating point numbers."""
+        """Return whether the elements are floating point numbers."""
         return self._dtype.is_floating_point
 
     def constant(self, value: float, outer_dims: Sequence[int] = ()) -> torch.Tensor:
-        """A tensor ``[*outer_dims, *shape]`` filled with ``value``."""
+        """Return a tensor ``[*outer_dims, *shape]`` filled with ``value``."""
         return torch.full((*outer_dims, *self._shape), value, dtype=self._dtype)
 
     def zeros(self, outer_dims: Sequence[int] = ()) -> torch.Tensor:
-        """A tensor ``[*outer_dims, *shape]`` of zeros."""
+        """Return a tensor ``[*outer_dims, *shape]`` of zeros."""
         return torch.zeros((*outer_dims, *self._shape), dtype=self._dtype)
 
     def ones(self, outer_dims: Sequence[int] = ()) -> torch.Tensor:
-        """A tensor ``[*outer_dims, *shape]`` of ones."""
+        """Return a tensor ``[*outer_dims, *shape]`` of ones."""
         return torch.ones((*outer_dims, *self._shape), dtype=self._dtype)
 
     def numpy_constant(self, value: float, outer_dims: Sequence[int] = ()) -> np.ndarray:
-        """An array ``[*outer_dims, *shape]`` filled with ``value``."""
+        """Return an array ``[*outer_dims, *shape]`` filled with ``value``."""
         return np.full((*outer_dims, *self._shape), value, dtype=_numpy_dtype(self._dtype))
 
     def numpy_zeros(self, outer_dims: Sequence[int] = ()) -> np.ndarray:
-        """An array ``[*outer_dims, *shape]`` of zeros."""
+        """Return an array ``[*outer_dims, *shape]`` of zeros."""
         return self.numpy_constant(0, outer_dims)
 
     def randn(self, outer_dims: Sequence[int] = ()) -> torch.Tensor:
-        """Standard normal numbers ``[*outer_dims, *shape]``; only for a floating point spec."""
+        """Return standard normal samples ``[*outer_dims, *shape]``; requires a floating point spec."""
         self._require_continuous('randn')
         return torch.randn((*outer_dims, *self._shape), dtype=self._dtype)
 
     def rand(self, outer_dims: Sequence[int] = ()) -> torch.Tensor:
-        """Uniform numbers in [0, 1) ``[*outer_dims, *shape]``; only for a floating point spec."""
+        """Return uniform samples in [0, 1) ``[*outer_dims, *shape]``; requires a floating point spec."""
         self._require_continuous('rand')
         return torch.rand((*outer_dims, *self._shape), dtype=self._dtype)
 
@@ -182,9 +182,9 @@ class BoundedTensorSpec(TensorSpec):
 
     Args:
         shape: sizes of the dimensions.
-        dtype: element type, or its name; an integer one describes discrete values ``minimum .. maximum``.
+        dtype: element type, or its name; with an integer type the values are ``minimum .. maximum``.
         minimum: lower bound, a number or an array that broadcasts to ``shape``.
-        maximum: upper bound, likewise.
+        maximum: upper bound, a number or an array that broadcasts to ``shape``.
 
     Raises:
         SpecError: the bounds do not broadcast to ``shape``, or a minimum exceeds its maximum.
@@ -214,12 +214,12 @@ class BoundedTensorSpec(TensorSpec):
 
     @classmethod
     def is_bounded(cls) -> bool:
-        """Whether specs of this class carry bounds."""
+        """Return whether specs of this class have bounds."""
         return True
 
     @classmethod
     def from_spec(cls, spec: TensorSpec) -> 'BoundedTensorSpec':
-        """A bounded spec like ``spec``; one without bounds gets the whole range of its dtype."""
+        """Return a bounded spec like ``spec``; without bounds it gets the whole range of its dtype."""
         if isinstance(spec, BoundedTensorSpec):
             return BoundedTensorSpec(spec.shape, spec.dtype, spec.minimum, spec.maximum)
         if spec.dtype == torch.bool:
@@ -229,7 +229,7 @@ class BoundedTensorSpec(TensorSpec):
 
     def replace(self, shape: Sequence[int] | None = None, dtype: torch.dtype | str | None = None, minimum: Any = None,
                 maximum: Any = None) -> 'BoundedTensorSpec':
-        """A spec with another shape, dtype or other bounds."""
+        """Return a spec with another shape, dtype or other bounds."""
         return BoundedTensorSpec(self._shape if shape is None else shape, self._dtype if dtype is None else dtype,
                                  self._minimum if minimum is None else minimum,
                                  self._maximum if maximum is None else maximum)
@@ -245,7 +245,7 @@ class BoundedTensorSpec(TensorSpec):
         return self._maximum
 
     def sample(self, outer_dims: Sequence[int] = ()) -> torch.Tensor:
-        """Uniform samples within the bounds ``[*outer_dims, *shape]`` from torch's generator.
+        """Return uniform samples within the bounds, ``[*outer_dims, *shape]``, from torch's generator.
 
         Raises:
             SpecError: a bound is infinite.
@@ -257,7 +257,7 @@ class BoundedTensorSpec(TensorSpec):
             low, high = low.to(torch.int64), high.to(torch.int64)
             return (low + (uniform * (high - low + 1)).floor().to(torch.int64)).to(self._dtype)
         if not (np.all(np.isfinite(self._minimum)) and np.all(np.isfinite(self._maximum))):
-            raise SpecError(f'cannot sample uniformly from {self}: it is unbounded')
+            raise SpecError(f'cannot sample uniformly from {self}: its bounds are infinite')
         return (low + uniform * (high - low)).to(self._dtype)
 
     def numpy_sample(self, outer_dims: Sequence[int] = ()) -> np.ndarray:
@@ -277,12 +277,12 @@ class BoundedTensorSpec(TensorSpec):
 
 
 def extract_spec(nested: NestedTensor, from_dim: int = 1) -> NestedTensorSpec:
-    """The nest of specs of ``nested``, whose tensors have ``from_dim`` batch dimensions."""
+    """Return the nest of specs of ``nested``, whose tensors have ``from_dim`` batch dimensions."""
     return nest.map_structure(lambda t: TensorSpec(t.shape[from_dim:], t.dtype), nested)
 
 
 def zeros_from_spec(nested_spec: NestedTensorSpec, batch_size: int | Sequence[int]) -> NestedTensor:
-    """A nest of zeros ``[batch_size, *shape]``."""
+    """Return a nest of zeros ``[batch_size, *shape]``."""
     outer = (batch_size, ) if isinstance(batch_size, int) else tuple(batch_size)
     return nest.map_structure(lambda spec: spec.zeros(outer), nested_spec)
 
@@ -294,10 +294,10 @@ def check_consistent(nested: NestedTensor, spec: NestedTensorSpec, from_dim: int
         nested: nest of tensors with ``from_dim`` batch dimensions.
         spec: nest of specs.
         from_dim: number of leading dimensions to ignore.
-        where: what to call ``nested`` in an error.
+        where: name of ``nested`` in error messages.
 
     Raises:
-        SpecError: says where, what was expected and what was found.
+        SpecError: structure, shape or dtype differ; the message says where, what was expected and what was found.
     """
     if nest.structure(nested) != nest.structure(spec):
         try:

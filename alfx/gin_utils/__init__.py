@@ -1,16 +1,16 @@
-"""Conf files: everything between gin-config and the rest of alfx.
+"""Conf files: the layer between gin-config and the rest of alfx.
 
-- ``registry``: :func:`configurable` for constructors and factories, :func:`register_function` for functions that
-  run once a step, ``torch_functions`` for those of torch;
-- ``signatures``: :func:`takes_arguments_of` for those that forward the arguments of another one;
-- ``loading``: :func:`load`, which reads (``parsing``), checks (``static_check``, ``type_check``) and applies a conf;
-- ``locations``: where each binding was written; ``errors``: :class:`ConfError`, which says so;
-- ``checks``: :func:`check_value` for the arguments of constructors; ``settings``: dataclasses that use it;
-- ``own_modules``: modules of the user's own that a conf imports;
-- ``other_names``: what to write in place of names that confs of elsewhere have;
-- ``trust``: what the conf of a stranger may not do;
-- ``operative``: what was used of a conf; ``run_folder``: what a run folder records of it;
-- ``describe``: what a configurable takes and what a conf comes to, for people.
+- ``registry``: :func:`configurable` for constructors and factories, :func:`register_function` for functions that are
+  called at every step; ``torch_functions`` registers functions of torch;
+- ``signatures``: :func:`takes_arguments_of` for constructors and factories that forward the arguments of another one;
+- ``conf_loading``: :func:`load` reads (``parsing``), checks (``static_check``, ``type_check``) and applies a conf;
+- ``locations``: file and line of each binding; ``conf_error``: :class:`ConfError`, which reports them;
+- ``value_checks``: :func:`check_value` for the arguments of constructors; ``settings``: dataclasses that use it;
+- ``own_modules``: modules of the user that a conf imports;
+- ``aliases``: replacements for names that confs of the Agent Learning Framework use and alfx does not have;
+- ``trust``: restrictions on untrusted confs;
+- ``operative``: the bindings that were used; ``run_folder``: the conf files in a run folder;
+- ``describe``: descriptions of configurables and of loaded confs for people.
 """
 
 from alfx.gin_utils.value_checks import Count, Fraction, NonNegative, Positive, StepLimit, check_value

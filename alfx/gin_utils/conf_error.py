@@ -1,8 +1,7 @@
-"""The error that a wrong conf raises: where, what was expected, what was found, what to do.
+"""Errors in a conf: where, what was expected, what was found, what to do.
 
-A :class:`ConfError` carries a list of :class:`Problem`, so that one run of the checks reports every
-mistake of a conf file and not only the first. What is called a location here is the place of a
-binding as a person would point at it: ``file.gin:31`` or ``--conf_param 'X.y=z'``.
+A :class:`ConfError` holds a list of :class:`Problem`, so that one check reports all mistakes of a conf file and not
+only the first. A location is the place of a binding as shown to the user: ``file.gin:31`` or ``--conf_param 'X.y=z'``.
 """
 
 import difflib
@@ -17,9 +16,9 @@ class Problem(NamedTuple):
     """One mistake in a conf.
 
     Attributes:
-        location: ``file.gin:31``, ``--conf_param 'X.y=z'``, or '' when it has no place of its own.
+        location: ``file.gin:31``, ``--conf_param 'X.y=z'``, or '' if there is no location.
         message: what was expected and what was found.
-        hint: what to do about it, or ''.
+        hint: what to do, or ''.
     """
 
     location: str
@@ -32,12 +31,12 @@ class Problem(NamedTuple):
 
 
 class ConfError(ValueError):
-    """What the user asked for in a conf file or on the command line cannot be done.
+    """A conf file or the command line asks for something invalid.
 
     Args:
-        problems: the problems found, or the text of a single one.
-        hint: what to do, when ``problems`` is a text.
-        location: where it is, when ``problems`` is a text.
+        problems: the problems found, or the message of a single problem.
+        hint: what to do, if ``problems`` is a message.
+        location: where the problem is, if ``problems`` is a message.
     """
 
     def __init__(self, problems: Union[str, Sequence[Problem]], hint: str = '', location: str = ''):
@@ -47,8 +46,8 @@ class ConfError(ValueError):
         super().__init__('\n'.join(str(problem) for problem in self.problems))
 
     def __init_subclass__(cls, **kwargs):
-        # gin re-raises what escapes a configurable as a subclass made on the fly, whose text has
-        # 'In call to configurable ...' appended for every level. A ConfError already says where.
+        # gin re-raises exceptions that leave a configurable as a subclass created on the fly, and appends
+        # 'In call to configurable ...' at every level. A ConfError already states the location.
         super().__init_subclass__(**kwargs)
         cls.__str__ = ConfError.__str__
 
@@ -60,12 +59,12 @@ class ConfError(ValueError):
 
 
 def nearest_name(name: str, candidates: Sequence[str], cutoff: float = 0.7) -> Optional[str]:
-    """The candidate that ``name`` most likely was meant to be, or None if none is near.
+    """Return the candidate that is most similar to ``name``, or ``None`` if no candidate is similar enough.
 
     Args:
-        name: what was written.
-        candidates: what it may have been meant to be.
-        cutoff: similarity in [0, 1] that the candidate has to have.
+        name: the name that was written.
+        candidates: valid names.
+        cutoff: minimum similarity in [0, 1].
     """
     candidates = list(dict.fromkeys(candidates))
     same_but_case = [c for c in candidates if c.lower() == name.lower()]
@@ -74,11 +73,11 @@ def nearest_name(name: str, candidates: Sequence[str], cutoff: float = 0.7) -> O
 
 
 def hint_nearest(name: str, candidates: Sequence[str], cutoff: float = 0.7) -> str:
-    """``did you mean 'x'?`` for the nearest candidate, or '' if none is near."""
+    """Return ``did you mean 'x'?`` for the nearest candidate, or '' if no candidate is similar enough."""
     nearest = nearest_name(name, candidates, cutoff)
     return f"did you mean '{nearest}'?" if nearest else ''
 
 
 def plain_text(error: BaseException) -> str:
-    """The text of an error without the 'In call to configurable ...' that gin appends for every level."""
+    """Return the text of an error without the 'In call to configurable ...' that gin appends at every level."""
     return re.sub(r"\n  In call to configurable '[^\n]*", '', str(error))

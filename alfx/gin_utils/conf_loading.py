@@ -1,6 +1,6 @@
-"""Loading a conf: read, import what it needs, check every name, then hand it to gin.
+"""Load a conf: read it, import the modules it needs, check every name, and pass it to gin.
 
-Nothing reaches gin before the whole conf has passed the checks, so a conf with mistakes leaves gin empty.
+The conf is passed to gin only after it has passed all checks, so a conf with mistakes leaves gin empty.
 """
 
 import contextlib
@@ -31,31 +31,31 @@ _NOT_WALKED = ('alfx.bin', 'alfx.examples', 'alfx.gin_utils')
 def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optional[str] = None,
          same_run: bool = True, allow_unused: bool = False, trusted: bool = True,
          must_be_used: Sequence[str] = ()) -> Conf:
-    """Load a conf file in place of whatever was loaded before, after checking all of it.
+    """Check a conf file and load it, replacing the conf that was loaded before.
 
     Args:
-        conf: a path, or the name of a conf that comes with alfx, with or without ``.gin``. None takes the conf
-            stored in ``root_dir``.
+        conf: path, or name of a conf that comes with alfx, with or without ``.gin``. ``None`` loads the conf stored
+            in ``root_dir``.
         conf_params: bindings that override the file, ``'Adam.lr=1e-4'``.
-        root_dir: a run folder. If it holds a run already, the conf has to be the conf of that run, apart from
-            how long it runs and how often it evaluates, summarises and writes checkpoints.
-        same_run: False for programs that do not go on with the run in ``root_dir``: the conf may differ.
-        allow_unused: whether a run goes on if nothing uses a binding of ``conf`` or ``conf_params``; see
+        root_dir: run folder. If it already holds a run, the conf must match the conf of that run, except for settings
+            that may change: the length of the run and the intervals of evaluation, summaries and checkpoints.
+        same_run: pass False in programs that do not resume the run in ``root_dir``; the conf may then differ.
+        allow_unused: continue the run if a binding of ``conf`` or ``conf_params`` is never used; see
             :func:`~alfx.gin_utils.operative.refuse_unused`.
-        must_be_used: with ``allow_unused``, bindings that have to be used all the same; see
+        must_be_used: bindings that must be used even with ``allow_unused``; see
             :func:`~alfx.gin_utils.operative.allow_unused`.
-        trusted: False for the conf of a stranger: nothing that it names is imported but alfx and tasks of gymnasium.
+        trusted: pass False for a conf from an untrusted source; it can then import only alfx and gymnasium tasks.
 
     Returns:
-        What was loaded.
+        The loaded conf.
 
     Raises:
-        ConfError: there are mistakes; the message lists all of them, each with file and line (or
-            ``--conf_param``), what was expected, what was found and the nearest right name.
+        ConfError: the conf has mistakes; the message lists all of them, each with file and line (or
+            ``--conf_param``), what was expected, what was found and the nearest valid name.
     """
     clear()
     if conf is None and root_dir is None:
-        raise ConfError('no conf file is given', 'give its path, or the name of a conf that comes with alfx')
+        raise ConfError('no conf file was given', 'pass its path, or the name of a conf that comes with alfx')
     path = run_folder.stored_conf(root_dir) if conf is None else _existing(conf)
     import_configurables()
     trust.set_trusted(trusted)
@@ -89,7 +89,7 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
 @contextlib.contextmanager
 def loaded(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optional[str] = None,
            same_run: bool = True, allow_unused: bool = False) -> Iterator[Conf]:
-    """:func:`load` for the length of a ``with`` block; gin is empty afterwards, whatever happens inside."""
+    """Context manager that loads a conf with :func:`load` and clears gin on exit, also after an exception."""
     try:
         yield load(conf, conf_params, root_dir, same_run, allow_unused)
     finally:
@@ -97,17 +97,17 @@ def loaded(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optio
 
 
 def clear() -> None:
-    """Forget the loaded conf. What is registered stays registered."""
+    """Clear the loaded conf. Registered configurables stay registered."""
     gin.clear_config()
     locations.clear()
     trust.set_trusted(True)
 
 
 def import_configurables() -> dict[str, str]:
-    """Import every module of alfx, so that conf files can name what they register.
+    """Import every module of alfx, so that conf files can refer to everything they register.
 
     Returns:
-        The modules that could not be imported, because of a package that is not installed, with the reason.
+        The modules that could not be imported because a package is not installed, with the reason.
     """
     global _imported
     if not _imported:
@@ -134,7 +134,7 @@ def _module_names(path: Sequence[str], prefix: str) -> Iterator[str]:
 
 
 def _merged(problems: Sequence[Problem]) -> list[Problem]:
-    """The problems, each once; the same mistake in several places tells the others."""
+    """Return the problems without duplicates; a mistake repeated in several places lists the other places."""
     places: dict[tuple[str, str], list[str]] = {}
     for problem in problems:
         known = places.setdefault((problem.message, problem.hint), [])
@@ -154,14 +154,14 @@ def _existing(conf: str) -> str:
 
 def _do_imports(statements: Sequence[Statement],
                 kept: Optional[str]) -> tuple[list[str], tuple[own_modules.OwnFile, ...], list[Problem]]:
-    """Import what the conf says.
+    """Carry out the imports of the conf.
 
     Args:
-        statements: of the conf.
-        kept: the folder in which the run that goes on has modules of the user; None if none does.
+        statements: statements of the conf.
+        kept: folder of the resumed run with copies of the user's modules; ``None`` for a new run.
 
     Returns:
-        The import statements that were carried out, the files of the user that they lead to, and the problems.
+        The import statements that were carried out, the files of the user's modules, and the problems.
     """
     texts: list[str] = []
     problems: list[Problem] = []
@@ -171,12 +171,12 @@ def _do_imports(statements: Sequence[Statement],
             continue
         module = statement.selector
         if module.startswith('__gin__'):
-            problems.append(Problem(statement.location, f"'{statement.value}' is not supported: names in a conf are "
-                                    'those that were registered', 'remove the line'))
+            problems.append(Problem(statement.location, f"'{statement.value}' is not supported: a conf uses registered "
+                                    'names', 'remove the line'))
             continue
         if not trust.may_import(module):
-            problems.append(Problem(statement.location, f"imports '{module}', which --untrusted does not do",
-                                    'if you know where it comes from, leave out --untrusted'))
+            problems.append(Problem(statement.location, f"import of '{module}' is not allowed with --untrusted",
+                                    'if you trust this conf, remove --untrusted'))
             continue
         beside = [os.path.dirname(os.path.abspath(statement.file))] if statement.file else []
         folders = [folder for folder in (kept, *beside, os.getcwd()) if folder is not None]
@@ -191,10 +191,10 @@ def _do_imports(statements: Sequence[Statement],
         try:
             importlib.import_module(module)
         except ImportError as error:
-            hint = (_hint_for_what_it_imports(module, error) or _hint_for(module)
-                    or _where_it_was(statement.file))
+            hint = (_hint_for_module_imports(module, error) or _hint_for(module)
+                    or _hint_for_own_module(statement.file))
             problems.append(Problem(statement.location, f"cannot import '{module}': {error}", hint))
-        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the code of the module does
+        except (Exception, SystemExit) as error:  # noqa: BLE001  the module may raise anything
             problems.append(Problem(statement.location, *_failed_import(module, error)))
         else:
             if statement.value not in texts:
@@ -203,26 +203,26 @@ def _do_imports(statements: Sequence[Statement],
 
 
 def _warn_of_changes(module: str, folder: str, kept: Optional[str], others: Sequence[str]) -> None:
-    """Say that a run goes on with the modules that it began with, if those beside the conf are others by now."""
+    """Warn if the user's modules next to the conf differ from the copies that the resumed run uses."""
     if folder != kept:
         return
     for other in others:
         for name in own_modules.changed_since(folder, own_modules.copies([(module, other)]) if other != kept else ()):
-            _logger.warning('%s has changed since the run began, which goes on with its own copy, %s; to use the new '
-                            'one begin another run', os.path.join(other, name), os.path.join(folder, name))
+            _logger.warning('%s has changed since the run was started; the run keeps using its copy %s; to use the '
+                            'new version, start a new run', os.path.join(other, name), os.path.join(folder, name))
 
 
-def _where_it_was(conf_file: str) -> str:
-    """A hint for a module that the conf of a run folder imports, and that is not in it."""
+def _hint_for_own_module(conf_file: str) -> str:
+    """Return a hint for a module that the conf of a run folder imports and that the folder does not contain."""
     if os.path.basename(conf_file) not in ('operative.gin', 'config.gin'):
-        return 'a module of your own is looked for beside the conf file, in the working directory and on PYTHONPATH'
+        return 'your own modules are searched for next to the conf file, in the working directory and on PYTHONPATH'
     began_with = run_folder.began_with(os.path.dirname(conf_file))
-    return (f'the run began with {began_with}; ' if began_with else '') + \
-        f'copy the module into {os.path.dirname(conf_file)}, or put its folder on PYTHONPATH'
+    return (f'the run was started with {began_with}; ' if began_with else '') + \
+        f'copy the module into {os.path.dirname(conf_file)}, or add its folder to PYTHONPATH'
 
 
 def _hint_for(module: str) -> str:
-    """What to write in place of a module that there is not."""
+    """Return a hint for a module that does not exist."""
     names = list(_module_names(importlib.import_module('alfx').__path__, 'alfx.'))
     top, _, rest = module.partition('.')
     if top not in ('alf', 'alfx'):
@@ -231,40 +231,40 @@ def _hint_for(module: str) -> str:
     if top == 'alf' and name in ('alfx', *names):
         return f"this package is called alfx: did you mean '{name}'?"
     return (instead_of(rest) or hint_nearest(name, names, 0.85)
-            or 'leave the line out: a conf can name everything of alfx without importing it, '
-            'and what has another name here is told where it is used')
+            or 'remove the line: a conf can use everything in alfx without importing it, '
+            'and names that differ in alfx are reported where they are used')
 
 
-def _hint_for_what_it_imports(module: str, error: ImportError) -> str:
-    """What to write in a module of the user in place of what is not in alfx; '' if that is not the matter."""
+def _hint_for_module_imports(module: str, error: ImportError) -> str:
+    """Return a hint for a module of the user that imports something alfx does not have; '' for other errors."""
     package = (error.name or '').split('.')[0]
     if module.split('.')[0] in ('alf', 'alfx') or package not in ('alf', 'alfx'):
         return ''
     if package == 'alf':
         frame = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.line][-1]
-        return f'{frame.filename}:{frame.lineno}: this package is called alfx: write it in place of alf'
+        return f'{frame.filename}:{frame.lineno}: this package is called alfx: import alfx instead of alf'
     name = re.search(r"cannot import name '(\w+)'", str(error))
     return instead_of(name[1]) if name else ''
 
 
 def _failed_import(module: str, error: BaseException) -> tuple[str, str]:
-    """What the code of a module did when it was imported, and a hint."""
+    """Return the message and the hint for a module that failed while it was imported."""
     if isinstance(error, SyntaxError):
         return f"cannot import '{module}': {type(error).__name__}: {error.msg}", f'see {error.filename}:{error.lineno}'
     frame = traceback.extract_tb(error.__traceback__)[-1]
     place = f'{frame.filename}:{frame.lineno}'
     if isinstance(error, SystemExit):
         return (f"importing '{module}' ends the program: it calls sys.exit({'' if error.code is None else error.code})",
-                f"see {place}; what a program does belongs below: if __name__ == '__main__':")
+                f"see {place}; move the code of the program below: if __name__ == '__main__':")
     return f"importing '{module}' fails: {type(error).__name__}: {error}", f'see {place}'
 
 
 def _apply(resolved: Sequence[static_check.Resolved], imports: Sequence[str]) -> None:
-    """Hand the checked statements to gin, and remember where each was written."""
+    """Pass the checked statements to gin and record where each was written."""
     for statement, selector, value in resolved:
         locations.mention_macros(leaf.name for leaf in iterate_nested(statement.value) if isinstance(leaf, Macro))
         scope, name = statement.scope, statement.name
-        if statement.kind == 'macro':  # gin keeps the name of a macro as a scope
+        if statement.kind == 'macro':  # gin stores the name of a macro as a scope
             scope, name = statement.text, 'value'
         locations.record(locations.Binding(statement.file, statement.line, scope, selector, name, statement.text,
                                            value, statement.location))
@@ -272,4 +272,4 @@ def _apply(resolved: Sequence[static_check.Resolved], imports: Sequence[str]) ->
         gin.parse_config([*imports, *(locations.line(binding) for binding in locations.bindings())])
     except (ValueError, KeyError, SyntaxError, RuntimeError) as error:
         clear()
-        raise ConfError(f'gin refuses the conf: {error}') from error
+        raise ConfError(f'gin rejected the conf: {error}') from error

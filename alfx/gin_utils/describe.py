@@ -1,4 +1,4 @@
-"""In words for people: what a configurable takes, and what a conf comes to."""
+"""Descriptions for people: the parameters of a configurable, and the bindings of a conf."""
 import inspect
 import os
 from collections.abc import Iterator
@@ -16,10 +16,10 @@ class Description(NamedTuple):
     """A configurable.
 
     Attributes:
-        selector: its complete name.
-        name: the last part of it.
-        parameters: what a conf can bind, in order, by name.
-        docstring: of the class and its constructor, or of the function.
+        selector: complete name.
+        name: last part of the complete name.
+        parameters: parameters that a conf can bind, in order, by name.
+        docstring: docstring of the class and its constructor, or of the function.
     """
     selector: str
     name: str
@@ -28,10 +28,10 @@ class Description(NamedTuple):
 
 
 def describe(name: str) -> Description:
-    """The class or function that a conf means by ``name``.
+    """Describe the class or function that confs call ``name``.
 
     Raises:
-        ConfError: nothing that was imported has this name, or several things do.
+        ConfError: no imported module defines ``name``, or several do.
     """
     try:
         found = resolve(name)
@@ -39,7 +39,7 @@ def describe(name: str) -> Description:
         meant = [full for full in registry.registered_selectors() if full.endswith(f'.{name}')]
         raise ConfError(f"'{name}' is ambiguous", f'write one of {", ".join(sorted(meant))}') from None
     except ValueError:
-        raise ConfError(f"a conf can name no '{name}'") from None
+        raise ConfError(f"there is no configurable '{name}'") from None
     target: Any = registry.step_function_of(found.selector) or found.wrapped
     documented = [target]
     if inspect.isclass(target):
@@ -59,10 +59,10 @@ def _parameters(found: Any, target: Any) -> dict[str, inspect.Parameter]:
 
 
 def flat_lines(conf: Conf) -> Iterator[str]:
-    """A loaded conf as one list of bindings, each with a comment that says where it comes from and what it overrides.
+    """Yield a loaded conf as one list of bindings, with comments that give the source and the overridden places.
 
     Args:
-        conf: what :func:`~alfx.gin_utils.load` returned; it has to be loaded still.
+        conf: result of :func:`~alfx.gin_utils.load`; it must still be loaded.
     """
     yield from conf.imports
     written = _places(conf)
@@ -71,11 +71,11 @@ def flat_lines(conf: Conf) -> Iterator[str]:
     for line, binding in zip(lines, conf.bindings):
         own = _place(binding.file, binding.line)
         earlier = ', '.join(place for place in written.get(_key(binding.text), []) if place != own)
-        yield f'{line:{width}}  # {own}' + (f', in place of {earlier}' if earlier else '')
+        yield f'{line:{width}}  # {own}' + (f', overrides {earlier}' if earlier else '')
 
 
 def _key(text: str) -> tuple[str, str, str]:
-    """Scope, complete selector and argument of the left side of a statement."""
+    """Return scope, complete selector and argument of the left side of a statement."""
     scope, _, rest = text.rpartition('/')
     selector, _, name = rest.rpartition('.')
     return scope, resolve(selector).selector if selector else '', name
@@ -88,7 +88,7 @@ def _place(path: str, line: int) -> str:
 
 
 def _places(conf: Conf) -> dict[tuple[str, str, str], list[str]]:
-    """Where each argument is bound, in the order in which the bindings take effect."""
+    """Return the places where each argument is bound, in the order in which the bindings take effect."""
     reader = Reader()
     reader.read_file(conf.conf_file)
     for param in conf.conf_params:

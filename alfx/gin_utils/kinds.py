@@ -1,4 +1,4 @@
-"""What a reference of a conf makes, as far as that is known before it is made."""
+"""Types of the objects that references in a conf create, as far as annotations tell them."""
 
 import inspect
 from typing import Any, Optional
@@ -12,20 +12,20 @@ __all__ = ['family', 'is_callable', 'made_by', 'resolve']
 
 
 def resolve(selector: str) -> Any:
-    """gin's record (``wrapped``, ``selector``, ``allowlist``, ``denylist``) of what a conf calls ``selector``.
+    """Return gin's entry (``wrapped``, ``selector``, ``allowlist``, ``denylist``) for the name ``selector``.
 
     Raises:
-        ValueError: nothing has this name.
-        KeyError: more than one thing has it.
+        ValueError: no configurable has this name.
+        KeyError: the name is ambiguous.
     """
     return gin.config.ConfigurableReference(selector, False).configurable
 
 
 def made_by(reference: Reference) -> Optional[type]:
-    """The class of what is made when the reference is called; None if that is not known."""
+    """Return the class of the object that calling the reference creates; ``None`` if it is unknown."""
     try:
         configurable = resolve(reference.selector)
-    except (ValueError, KeyError):  # reported where references are checked
+    except (ValueError, KeyError):  # reported by the check of references
         return None
     target = configurable.wrapped
     if inspect.isclass(target):
@@ -37,10 +37,10 @@ def made_by(reference: Reference) -> Optional[type]:
 
 
 def is_callable(kind: type) -> bool:
-    """Whether instances of a class can be called."""
+    """Return whether instances of a class can be called."""
     return any('__call__' in vars(base) for base in kind.__mro__)
 
 
 def family(kind: type) -> Optional[type]:
-    """The most general class of alfx that a class descends from: ``Network`` for a network; None if there is none."""
+    """Return the most general alfx base of a class, for example ``Network``; ``None`` if it has none."""
     return next((base for base in reversed(kind.__mro__) if base.__module__.split('.')[0] == 'alfx'), None)

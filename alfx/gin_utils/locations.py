@@ -1,4 +1,4 @@
-"""Where each binding of the loaded conf was written, to point at it when something goes wrong."""
+"""File and line of each binding of the loaded conf, for error messages."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -22,13 +22,13 @@ class Binding(NamedTuple):
 
     Attributes:
         file: path of the conf file, or '' for ``--conf_param``.
-        line: line number in that file, or the position among the ``--conf_param``, from 1.
+        line: line number in that file, or the position among the ``--conf_param`` flags, from 1.
         scope: scopes joined by '/', or ''.
-        selector: complete selector of the configurable, ``gin.macro`` for a macro.
-        name: the argument; for a macro ``value``.
-        text: the left side as the user wrote it, ``ac/Adam.lr``.
-        value: the value, with references and macros as objects that print as they are written.
-        location: where it is, as a message shows it: ``file.gin:31``, ``--conf_param 'X.y=z'``.
+        selector: complete selector of the configurable; ``gin.macro`` for a macro.
+        name: argument; ``value`` for a macro.
+        text: left side as the user wrote it, ``ac/Adam.lr``.
+        value: the value; references and macros are objects that print as they are written.
+        location: location as shown in messages: ``file.gin:31``, ``--conf_param 'X.y=z'``.
     """
 
     file: str
@@ -46,7 +46,7 @@ class Binding(NamedTuple):
 
     @property
     def is_for_evaluation(self) -> bool:
-        """Whether it is in the scope ``evaluation/``, which nothing uses before the first evaluation."""
+        """Return whether it is in the scope ``evaluation/``, which is not used before the first evaluation."""
         return self.scope.split('/')[0] == 'evaluation'
 
     def __str__(self) -> str:
@@ -55,49 +55,49 @@ class Binding(NamedTuple):
 
 _bindings: dict[tuple[str, str, str], Binding] = {}
 _mentioned: set[str] = set()
-_written_by_user: set[str] = {''}  # files; '' is the command line
+_written_by_user: set[str] = {''}  # paths of files; '' is the command line
 
 
 def record(binding: Binding) -> None:
-    """Remember a binding; a later one of the same argument takes its place."""
+    """Store a binding; it replaces an earlier binding of the same argument."""
     _bindings.pop(binding.key, None)
     _bindings[binding.key] = binding
 
 
 def mention_macros(names: Iterable[str]) -> None:
-    """Remember that statements of the conf use these macros, also statements that were overridden later."""
+    """Record that statements of the conf use these macros, including statements that are overridden later."""
     _mentioned.update(names)
 
 
 def is_mentioned(macro: str) -> bool:
-    """Whether any statement of the conf uses the macro."""
+    """Return whether any statement of the conf uses the macro."""
     return macro in _mentioned
 
 
 def written_by_user(path: str) -> None:
-    """Remember that a file is a conf of the user's own, and none that it is based on."""
+    """Record that a file is the user's own conf and not an included one."""
     _written_by_user.add(path)
 
 
 def is_by_user(binding: Binding) -> bool:
-    """Whether a binding is in the user's own conf or on the command line, not in a conf that this one includes."""
+    """Return whether a binding is in the user's own conf or on the command line, not in an included conf."""
     return binding.file in _written_by_user
 
 
 def clear() -> None:
-    """Forget every binding."""
+    """Remove every binding."""
     _bindings.clear()
     _mentioned.clear()
     _written_by_user.intersection_update({''})
 
 
 def bindings() -> list[Binding]:
-    """Every binding of the loaded conf that was not overridden, in the order written."""
+    """Return every binding of the loaded conf that is not overridden, in the order written."""
     return list(_bindings.values())
 
 
 def bindings_in_effect(selector: str, scope: Sequence[str] = ()) -> dict[str, Binding]:
-    """What the conf sets of one configurable in one scope: argument name -> binding."""
+    """Return the bindings of one configurable that apply in a scope, by argument name."""
     found = {}
     for depth in range(len(scope) + 1):
         prefix = '/'.join(scope[:depth])
@@ -108,9 +108,9 @@ def bindings_in_effect(selector: str, scope: Sequence[str] = ()) -> dict[str, Bi
 
 
 def location_of(owner: str, name: str) -> Optional[Binding]:
-    """The binding in effect of argument ``name`` of the configurable whose selector ends in ``owner``, or None.
+    """Return the binding in effect of argument ``name`` of the configurable whose selector ends in ``owner``.
 
-    The scopes that are active now count, so it is to be called while the constructor runs.
+    The active scopes count, so call this while the constructor runs. ``None`` if the argument is not bound.
     """
     active, found, depth = gin.current_scope(), None, -1
     for binding in _bindings.values():
@@ -122,7 +122,7 @@ def location_of(owner: str, name: str) -> Optional[Binding]:
 
 
 def line(binding: Binding) -> str:
-    """A binding as one line of gin text, with the complete selector."""
+    """Return a binding as one line of gin text, with the complete selector."""
     if binding.selector == 'gin.macro':
         return f'{binding.scope} = {binding.value!r}'
     scope = f'{binding.scope}/' if binding.scope else ''
@@ -130,24 +130,24 @@ def line(binding: Binding) -> str:
 
 
 def is_explained(error: BaseException) -> bool:
-    """Whether a note of ``error`` tells the bindings that the constructor it escaped from was made with."""
+    """Return whether a note of ``error`` lists the bindings of the constructor that raised it."""
     return getattr(error, _EXPLAINED, False)
 
 
 def explain(error: Exception, selector: str, scope: Sequence[str], parameters: Iterable[str] = ()) -> None:
-    """Say which line of the conf an error of a constructor comes from, as far as that can be told.
+    """Point from an error of a constructor to the line of the conf that caused it, if it can be identified.
 
     Args:
-        error: what escaped the constructor.
+        error: exception that the constructor raised.
         selector: complete selector of the class or factory.
-        scope: the scopes that were active.
-        parameters: of that constructor.
+        scope: active scopes.
+        parameters: parameters of the constructor.
 
     Raises:
-        ConfError: ``error`` tells of an argument that no constructor takes, and the conf binds it, or has put the
-            constructor where it is called with it; or it is a TypeError or ValueError whose text names an argument that
-            the conf binds, or quotes a text it binds. Where this is not so, the bindings of the innermost constructor
-            are added as a note.
+        ConfError: ``error`` reports an argument that no constructor accepts, and the conf binds that argument or
+            passes the constructor to the code that uses it. Or it is a TypeError or ValueError whose text names an
+            argument that the conf binds, or quotes a string that the conf binds. In all other cases the bindings of
+            the innermost constructor are added to ``error`` as a note.
     """
     if isinstance(error, ConfError):
         return
@@ -156,15 +156,15 @@ def explain(error: Exception, selector: str, scope: Sequence[str], parameters: I
     innermost = not is_explained(error)
     unknown = re.search(r"unexpected keyword argument '(\w+)'", text) if isinstance(error, TypeError) else None
     if unknown:
-        known = [*getattr(error, _PARAMETERS, ()), *parameters]  # of a class and those that it hands the rest on to
+        known = [*getattr(error, _PARAMETERS, ()), *parameters]  # also those of the constructors it forwards to
         setattr(error, _PARAMETERS, known)
         if wrong := in_effect.get(unknown[1]):
             hint = hint_nearest(wrong.name, [name for name in known if name not in (wrong.name, 'self', 'kwargs')])
             problem = Problem(wrong.location, f'{owner}.{wrong.name} = {wrong.value!r}: {text}', hint)
             raise ConfError([problem]).with_traceback(error.__traceback__) from error
-        if text.startswith(f'{owner}.__init__()') and (places := _places_of(owner)):  # the call is right in that place
-            raise ConfError([Problem(place.location, f'{place}: what is put there is called with {unknown[1]}, which '
-                                     f'{owner} does not take', f'put something there that takes {unknown[1]}')
+        if text.startswith(f'{owner}.__init__()') and (places := _places_of(owner)):  # blame the conf, not the caller
+            raise ConfError([Problem(place.location, f'{place}: it is called with the argument {unknown[1]}, which '
+                                     f'{owner} does not accept', f'use a class or function that accepts {unknown[1]}')
                              for place in places]).with_traceback(error.__traceback__) from error
     for name, binding in in_effect.items() if isinstance(error, (TypeError, ValueError)) else ():
         names_it = innermost and name != 'name' and re.search(rf'\b{re.escape(name)}\b', text)
@@ -174,17 +174,17 @@ def explain(error: Exception, selector: str, scope: Sequence[str], parameters: I
     if in_effect and innermost:
         setattr(error, _EXPLAINED, True)
         lines = '\n'.join(f'  {binding.location}: {binding}' for binding in in_effect.values())
-        error.add_note(f'{owner} was made with these bindings of the conf:\n{lines}')
+        error.add_note(f'{owner} was constructed with these bindings of the conf:\n{lines}')
 
 
 def _places_of(owner: str) -> list[Binding]:
-    """The bindings that put the constructor itself somewhere, not what it makes; those of the user's own, if any."""
+    """Return the bindings to the constructor itself, not to its result; only those in the user's conf, if any."""
     found = [binding for binding in bindings() if re.fullmatch(rf'@([\w.]+[./])*{owner}', str(binding.value))]
     return [binding for binding in found if is_by_user(binding)] or found
 
 
 def _is_bound(binding: Binding) -> bool:
-    """Whether gin still has the binding: others may have cleared it without telling this module."""
+    """Return whether gin still has the binding; other code may have cleared gin directly."""
     try:
         gin.query_parameter(f'{binding.scope}/{binding.selector}.{binding.name}' if binding.scope
                             else f'{binding.selector}.{binding.name}')

@@ -1,4 +1,4 @@
-"""What of the conf was used: the operative configuration, and the bindings that nothing used."""
+"""Used and unused parts of the conf: the operative configuration, and bindings that were never used."""
 
 import inspect
 import logging
@@ -21,15 +21,15 @@ _must_be_used: frozenset[str] = frozenset()
 
 
 def config_str() -> str:
-    """Every binding of the loaded conf as gin text, includes and overrides resolved."""
+    """Return every binding of the loaded conf as gin text, with includes and overrides resolved."""
     return gin.config_str()
 
 
 def operative_config_str() -> str:
-    """Every argument that the conf or a default has supplied so far, as gin text that can be loaded.
+    """Return every argument that the conf or a default has supplied so far, as gin text that can be loaded.
 
-    Bindings that were not used so far follow at the end, so that the text alone is enough to go on with the
-    run: what only an evaluation uses, for example, is not lost when it is written before the first one.
+    Bindings that have not been used so far follow at the end, so that the text is sufficient to resume the run. For
+    example, bindings used only in evaluation are included even before the first evaluation.
     """
     text = registry.named_by_path(gin.operative_config_str())
     unused = [locations.line(binding) for binding in _unused()]
@@ -39,48 +39,49 @@ def operative_config_str() -> str:
 
 
 def unused_bindings() -> list[locations.Binding]:
-    """The bindings of the loaded conf that no constructor or factory has received so far.
+    """Return the bindings of the loaded conf that no constructor or factory has received so far.
 
-    A binding is unused if what it names was not made, if the caller passed the argument itself, or if a binding
-    in an inner scope took its place each time. A macro is unused only if no statement mentions it.
+    A binding is unused if its configurable was not called, if the caller always passed the argument explicitly, or if
+    a binding in an inner scope always overrode it. A macro is unused only if no statement uses it.
 
     Returns:
-        In the order written; each has ``location`` (``file.gin:31``) and prints as it was written.
+        The bindings in the order written; each has a ``location`` (``file.gin:31``) and prints as in the conf.
     """
     return [binding for binding in _unused()
             if binding.selector != 'gin.macro' or not locations.is_mentioned(binding.scope)]
 
 
 def warn_of_unused(bindings: Iterable[locations.Binding]) -> None:
-    """Log each of these bindings as one that nothing has used; not those of ``operative.gin``, which lists defaults.
+    """Log each of these bindings as unused, except those in ``operative.gin``, which lists defaults.
 
-    Of those in confs that come with alfx, which what a user overrides may well make idle, ``alfx check`` tells.
+    Bindings in confs that come with alfx are not logged, because an override often makes them unused; ``alfx check``
+    lists them.
     """
     for binding in bindings:
         if os.path.basename(binding.file) != 'operative.gin' and not is_shipped(binding.file):
-            logger.warning('%s: nothing has used this binding so far: %s', binding.location, binding)
+            logger.warning('%s: this binding has not been used so far: %s', binding.location, binding)
 
 
 def allow_unused(allowed: bool, but: Iterable[str] = ()) -> None:
-    """Say whether :func:`refuse_unused` only logs what is wrong; holds until the next conf is loaded.
+    """Choose whether :func:`refuse_unused` only logs unused bindings; holds until the next conf is loaded.
 
     Args:
-        allowed: whether it does.
-        but: bindings that it refuses all the same, each with the complete selector, as :func:`locations.line` begins.
+        allowed: only log them.
+        but: bindings that raise an error nevertheless, each with the complete selector as in :func:`locations.line`.
     """
     global _unused_is_allowed, _must_be_used
     _unused_is_allowed, _must_be_used = allowed, frozenset(but)
 
 
 def refuse_unused(bindings: Iterable[locations.Binding]) -> None:
-    """End a run that has begun without using what its conf says: a misspelled scope must not cost hours.
+    """Raise an error if a started run does not use bindings of its conf, so a misspelled scope does not cost hours.
 
     Args:
-        bindings: those that nothing has used once the first iteration is done.
+        bindings: the bindings that are unused after the first iteration.
 
     Raises:
-        ConfError: some are mistakes, :func:`mistakes_of_unused`, and the conf was not loaded with ``allow_unused``.
-            Others are logged.
+        ConfError: some are mistakes, see :func:`mistakes_of_unused`, and the conf was not loaded with
+            ``allow_unused``. All others are logged.
     """
     unused = list(bindings)
     mistakes = mistakes_of_unused(unused) if not _unused_is_allowed or _must_be_used else []
@@ -88,7 +89,7 @@ def refuse_unused(bindings: Iterable[locations.Binding]) -> None:
         mistakes = [mistake for mistake in mistakes
                     if locations.line(mistake[0]).partition(' = ')[0] in _must_be_used]
     if mistakes:
-        problems = [Problem(binding.location, f'nothing uses this binding: {binding}', hint)
+        problems = [Problem(binding.location, f'this binding is never used: {binding}', hint)
                     for binding, hint in mistakes]
         last = problems[-1]
         how = 'correct or remove it' if len(problems) == 1 else 'correct or remove them'
@@ -97,13 +98,13 @@ def refuse_unused(bindings: Iterable[locations.Binding]) -> None:
 
 
 def mistakes_of_unused(bindings: Iterable[locations.Binding]) -> list[tuple[locations.Binding, str]]:
-    """Which of these bindings, which nothing has used, are mistakes: those of the user that nothing can use later.
+    """Select the unused bindings that are mistakes: those in the user's conf that cannot be used later.
 
-    Lines of a conf that is included may well be idle because of what overrides others. Whatever is referred to and has
-    not been made yet, and functions that make nothing, may be called later.
+    Bindings of an included conf may be unused because of overrides. A configurable that the conf refers to but that has
+    not been called yet, or a function that returns nothing, may be called later.
 
     Returns:
-        The mistakes with a hint each.
+        The mistakes, each with a hint.
     """
     keys = _operative_keys()
     made = {selector for _, selector, _ in keys}
@@ -114,7 +115,7 @@ def mistakes_of_unused(bindings: Iterable[locations.Binding]) -> list[tuple[loca
 
 
 def _references() -> dict[tuple[str, str], list[set[str]]]:
-    """What the conf refers to: by complete selector and one of its scopes ('' is in all), the scopes of each."""
+    """Return the scopes of all references of the conf, by complete selector and each scope ('' is always included)."""
     found: dict[tuple[str, str], list[set[str]]] = defaultdict(list)
     for binding in locations.bindings():
         for leaf in iterate_nested(binding.value):
@@ -136,19 +137,19 @@ def _may_come_later(binding: locations.Binding, referred: dict[tuple[str, str], 
 
 
 def _hint_for(binding: locations.Binding, keys: list[tuple[str, str, str]]) -> str:
-    """The nearest that was used: in which scopes the class was made, or the class with the nearest name."""
+    """Return a hint: the scopes in which the class was constructed, or the used class with the nearest name."""
     if binding.selector == 'gin.macro':
-        return 'no statement mentions this macro'
+        return 'no statement uses this macro'
     name = binding.selector.rsplit('.', 1)[-1]
     scopes = {scope for scope, selector, _ in keys if selector == binding.selector}
     own = binding.scope or ''
     if scopes and not any(f'{scope}/'.startswith(f'{own}/') or not own for scope in scopes):
         nearest = hint_nearest(f'{own}/{name}', sorted(f'{scope}/{name}' if scope else name for scope in scopes), 0.0)
-        return f'{name} is not made in the scope {own!r}: {nearest}'
+        return f'{name} is not constructed in the scope {own!r}: {nearest}'
     if scopes:
-        return f'whatever makes {name} sets {binding.name} itself, or an inner scope does'
+        return f'the code that constructs {name} sets {binding.name} itself, or an inner scope overrides it'
     others = sorted({selector.rsplit('.', 1)[-1] for _, selector, _ in keys if selector != 'gin.macro'})
-    return f'nothing makes {name}' + (f': {nearest}' if (nearest := hint_nearest(name, others, 0.6)) else '')
+    return f'{name} is never constructed' + (f': {nearest}' if (nearest := hint_nearest(name, others, 0.6)) else '')
 
 
 def _unused() -> list[locations.Binding]:
@@ -161,9 +162,9 @@ def _unused() -> list[locations.Binding]:
 
 
 def _operative_keys() -> list[tuple[str, str, str]]:
-    """Scope, complete selector and name of every argument that the conf or a default has supplied so far.
+    """Return scope, complete selector and name of every argument that the conf or a default has supplied so far.
 
-    From where gin keeps them: to have them written as text, and to read it, takes a tenth of a second for a usual conf.
+    Reads gin's private record: formatting and parsing gin's text takes a tenth of a second for a typical conf.
     """
     with gin.config._OPERATIVE_CONFIG_LOCK:
         return [(scope, selector, name) for (scope, selector), arguments in gin.config._OPERATIVE_CONFIG.items()

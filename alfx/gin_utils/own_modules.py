@@ -1,8 +1,8 @@
-"""Modules of the user's own that a conf imports: found beside the conf, and kept with the run that they were used in.
+"""Modules of the user that a conf imports: found next to the conf, and copied into the run folder.
 
-A module lies beside the conf, or in the working directory. Its file (of a package all its files), and the files of
-modules that it imports from there, are copied into the ``conf`` folder of the run; a run that goes on looks there
-first.
+A module lies next to the conf or in the working directory. Its file (for a package all its files), and the files of
+modules that it imports from the same folder, are copied into the ``conf`` folder of the run. A resumed run searches
+that folder first.
 """
 import ast
 import importlib
@@ -15,32 +15,32 @@ from alfx.gin_utils.conf_error import ConfError, Problem
 
 __all__ = ['OwnFile', 'changed_since', 'copies', 'look_in']
 
-_MOST_FILES = 500  # of a package; a folder with more is hardly what a conf imports
+_MOST_FILES = 500  # per package; a larger folder is unlikely to be a package that a conf imports
 
 
 class OwnFile(NamedTuple):
-    """A file of the user's code, as it was when it was imported.
+    """A file of the user's code, with its contents at the time of the import.
 
     Attributes:
-        name: relative to the folder that is searched for modules.
-        text: what is in it.
+        name: path relative to the folder that is searched for modules.
+        text: contents of the file.
     """
     name: str
     text: str
 
 
 def look_in(module: str, folders: Iterable[str]) -> str | None:
-    """Let ``import`` find a module in the first of some folders that has it.
+    """Make a module importable from the first folder that contains it.
 
     Args:
-        module: its dotted name.
-        folders: in the order in which they are searched.
+        module: dotted name of the module.
+        folders: folders in the order in which they are searched.
 
     Returns:
-        The folder; None if none of them has the module.
+        The folder; ``None`` if no folder contains the module.
 
     Raises:
-        ConfError: this process has imported another module of this name before.
+        ConfError: this process has already imported a different module of this name.
     """
     top = module.partition('.')[0]
     folder = next((folder for folder in folders if _file_of(folder, top)), None)
@@ -49,8 +49,8 @@ def look_in(module: str, folders: Iterable[str]) -> str | None:
     known = getattr(sys.modules.get(top), '__file__', None)
     path = _file_of(folder, top) or ''
     if known is not None and os.path.realpath(known) != os.path.realpath(path) and _text(known) != _text(path):
-        raise ConfError([Problem('', f"'{top}' means {path} here, but this process has imported {known}, which is not "
-                                 'the same', 'use a process of its own for each of them, or other names')])
+        raise ConfError([Problem('', f"'{top}' refers to {path} here, but this process has already imported a "
+                                 f'different file, {known}', 'use a separate process for each, or rename one')])
     if folder not in sys.path:
         sys.path.insert(0, folder)
         importlib.invalidate_caches()
@@ -58,10 +58,10 @@ def look_in(module: str, folders: Iterable[str]) -> str | None:
 
 
 def copies(found: Iterable[tuple[str, str]]) -> tuple[OwnFile, ...]:
-    """The files to be kept with a run.
+    """Return the files to copy into the run folder.
 
     Args:
-        found: dotted names of modules with the folder each was found in.
+        found: dotted names of modules, each with the folder it was found in.
     """
     files: dict[str, OwnFile] = {}
     waiting = [(module.partition('.')[0], folder) for module, folder in found]
@@ -79,13 +79,13 @@ def copies(found: Iterable[tuple[str, str]]) -> tuple[OwnFile, ...]:
 
 
 def changed_since(folder: str, files: Iterable[OwnFile]) -> list[str]:
-    """The names of files that differ from those of the same name in a folder; what is not there does not differ."""
+    """Return the names of files that differ from the files of the same name in a folder; missing files are skipped."""
     return [file.name for file in files
             if os.path.isfile(path := os.path.join(folder, file.name)) and _text(path) != file.text]
 
 
 def _file_of(folder: str, top: str) -> str | None:
-    """The file of a module or package that lies in a folder."""
+    """Return the file of a module or package in a folder; ``None`` if there is none."""
     paths = os.path.join(folder, top, '__init__.py'), os.path.join(folder, f'{top}.py')
     return next((path for path in paths if os.path.isfile(path)), None)
 
@@ -102,7 +102,7 @@ def _files_of(folder: str, top: str) -> list[str]:
 
 
 def _imported_by(text: str) -> Iterator[str]:
-    """The first parts of the names of the modules that a text imports."""
+    """Yield the top-level names of the modules that a source text imports."""
     try:
         nodes = list(ast.walk(ast.parse(text)))
     except SyntaxError:

@@ -1,8 +1,7 @@
-"""Reading conf files into statements, each with its place, without looking up any name.
+"""Parse conf files into statements with their locations, without looking up any name.
 
-The grammar is gin's own: ``gin.config_parser`` does the parsing. What it leaves open (what a
-reference or a macro is) becomes :class:`Reference` and :class:`Macro` here, which print as they are
-written, so that a value is turned back into gin text by ``repr``.
+The grammar is gin's own: ``gin.config_parser`` does the parsing. References and macros become :class:`Reference` and
+:class:`Macro`, which print as they are written, so ``repr`` turns a value back into gin text.
 """
 
 import dataclasses
@@ -51,17 +50,17 @@ class Macro:
 
 
 class Statement(NamedTuple):
-    """A binding, macro definition, block header or import, with where it is.
+    """A binding, macro definition, block header or import, with its location.
 
     Attributes:
         kind: 'binding', 'macro', 'block' or 'import'.
         scope: scopes joined by '/'.
-        selector: as written; the name of a macro; the module of an import.
-        name: the argument, '' unless a binding.
-        value: the value of a binding or macro; the text of an import.
-        file: path, '' for ``--conf_param``.
-        line: from 1.
-        location: how to show the place.
+        selector: selector as written; the name of a macro; the module of an import.
+        name: argument; '' for statements other than bindings.
+        value: value of a binding or macro; text of an import.
+        file: path; '' for ``--conf_param``.
+        line: line number from 1.
+        location: location as shown in messages.
     """
 
     kind: str
@@ -75,28 +74,28 @@ class Statement(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The left side as written."""
+        """Left side as written."""
         scope = f'{self.scope}/' if self.scope else ''
         return f'{scope}{self.selector}.{self.name}' if self.name else f'{scope}{self.selector}'
 
 
 class Source(NamedTuple):
-    """A file that was read, as it was when it was read."""
+    """Path and contents of a file that was read."""
 
     path: str
     text: str
 
 
 class Conf(NamedTuple):
-    """A conf that was loaded.
+    """A loaded conf.
 
     Attributes:
         conf_file: path of the file.
-        sources: the file and those it includes, as they were when they were read.
-        conf_params: what the command line overrode.
-        bindings: every binding that is in effect, including macros, in the order written.
-        imports: the import statements.
-        modules: files of the modules that these import, as far as they lie beside the conf or in the working directory.
+        sources: the file and its includes, with their contents when they were read.
+        conf_params: overrides from the command line.
+        bindings: every binding in effect, including macros, in the order written.
+        imports: import statements.
+        modules: files of the imported modules that lie next to the conf or in the working directory.
     """
 
     conf_file: str
@@ -118,11 +117,11 @@ class _Delegate(config_parser.ParserDelegate):
 
 
 class Reader:
-    """Reads a conf file with what it includes, and ``--conf_param``, collecting the mistakes.
+    """Reader of a conf file, its includes and ``--conf_param``; it collects mistakes instead of raising.
 
     Attributes:
-        statements: what was read, in the order in which it takes effect.
-        sources: the files.
+        statements: statements in the order in which they take effect.
+        sources: files that were read.
         problems: missing files and syntax errors.
     """
 
@@ -132,20 +131,20 @@ class Reader:
         self.problems: list[Problem] = []
 
     def read_file(self, path: str, including: tuple[str, ...] = ()) -> None:
-        """Read a file and, where it says so, the files it includes.
+        """Read a file and the files it includes.
 
         Args:
-            path: of an existing file.
-            including: the files that led here.
+            path: path of an existing file.
+            including: chain of files that include this one.
         """
         try:
-            with open(path, encoding='utf-8-sig') as file:  # editors of Windows begin a file with a mark
+            with open(path, encoding='utf-8-sig') as file:  # Windows editors write a byte order mark
                 text = file.read()
         except OSError as error:
             self.problems.append(Problem(show_path(path), f'cannot be read: {error}'))
             return
         except UnicodeDecodeError as error:
-            self.problems.append(Problem(show_path(path), f'is not text in UTF-8: {error.reason} at byte {error.start}',
+            self.problems.append(Problem(show_path(path), f'is not valid UTF-8: {error.reason} at byte {error.start}',
                                          'save it as UTF-8'))
             return
         if all(source.path != path for source in self.sources):
@@ -157,7 +156,7 @@ class Reader:
         self._read(text, '', lambda line: f'--conf_param {_quote(text)}', ())
 
     def read_text(self, text: str) -> None:
-        """Read text that is in no file."""
+        """Read text that is not in a file."""
         self._read(text, '', lambda line: f'line {line}', ())
 
     def _read(self, text: str, path: str, locate: Callable[[int], str], including: tuple[str, ...]) -> None:
@@ -165,14 +164,14 @@ class Reader:
             for statement in config_parser.ConfigParser(io.StringIO(text), _Delegate()):
                 self._add(statement, path, locate, including)
         except SyntaxError as error:
-            self.problems.append(_syntax_problem(error.msg, error.text or '', locate(error.lineno or 1), text))
+            self.problems.append(_syntax_problem(error.msg, error.text or '', locate(error.lineno or 1)))
         except (RecursionError, MemoryError):
             brackets = [sum(map(line.count, '([{')) for line in text.splitlines()]
-            self.problems.append(Problem(locate(1 + brackets.index(max(brackets))), 'brackets are nested too deeply to '
-                                         'be read', 'write the value in fewer levels'))
+            self.problems.append(Problem(locate(1 + brackets.index(max(brackets))), 'brackets are nested too deeply',
+                                         'use fewer levels of nesting'))
         except tokenize.TokenError as error:
             message, (line, _) = error.args
-            self.problems.append(_syntax_problem(message, '', locate(line), text))
+            self.problems.append(_syntax_problem(message, '', locate(line)))
 
     def _add(self, statement, path, locate, including) -> None:
         line = statement.location.line_num
@@ -197,16 +196,16 @@ class Reader:
                                          _hint_file(name, folder)))
         elif found in including:
             chain = ' -> '.join(os.path.basename(p) for p in (*including[including.index(found):], found))
-            self.problems.append(Problem(location, f'include goes in circles: {chain}'))
+            self.problems.append(Problem(location, f'circular include: {chain}'))
         else:
             self.read_file(found, including)
 
 
 def find_conf(name: str) -> tuple[Optional[str], Optional[Problem]]:
-    """The path of a conf given as a path or as the name of one that comes with alfx, or what is wrong.
+    """Return the path of a conf, or the problem if it does not exist.
 
     Args:
-        name: with or without ``.gin``.
+        name: path, or name of a conf that comes with alfx, with or without ``.gin``.
     """
     name = os.path.expanduser(name)
     for candidate in (name, f'{name}.gin', os.path.join(CONFS, name), os.path.join(CONFS, f'{name}.gin')):
@@ -214,26 +213,26 @@ def find_conf(name: str) -> tuple[Optional[str], Optional[Problem]]:
             return os.path.abspath(candidate), None
     if os.path.isdir(name):
         confs = sorted(file for file in os.listdir(name) if file.endswith('.gin'))
-        hint = f'it holds {", ".join(confs[:5])}' if confs else 'a run folder is given as --root_dir'
-        return None, Problem('', f"'{name}' is a folder, no conf file", hint)
+        hint = f'it contains {", ".join(confs[:5])}' if confs else 'pass a run folder as --root_dir'
+        return None, Problem('', f"'{name}' is a folder, not a conf file", hint)
     folder = os.path.dirname(name) or '.'
     return None, Problem('', f"there is no conf file '{name}', neither in {os.path.abspath(folder)} nor among the "
                          'confs that come with alfx', _hint_file(name, folder))
 
 
 def is_shipped(path: str) -> bool:
-    """Whether a file is one of the confs that come with alfx."""
+    """Return whether a file is one of the confs that come with alfx."""
     return os.path.realpath(path).startswith(os.path.realpath(CONFS) + os.sep)
 
 
 def show_path(path: str) -> str:
-    """A path relative to the working directory if it is below it, else as it is."""
+    """Return a path relative to the working directory if it is inside it, else unchanged."""
     relative = os.path.relpath(path)
     return path if relative.startswith('..') else relative
 
 
 def iterate_nested(value: Any) -> Iterator[Any]:
-    """Every leaf of a value: what is inside lists, tuples and dicts (keys too); references are leaves."""
+    """Yield every leaf of a value: the contents of lists, tuples and dicts (also keys); references are leaves."""
     if isinstance(value, (Reference, Macro)) or not isinstance(value, (list, tuple, dict)):
         yield value
         return
@@ -242,9 +241,9 @@ def iterate_nested(value: Any) -> Iterator[Any]:
 
 
 def substitute(value: Any, macros: dict[str, Any], within: frozenset[str] = frozenset()) -> Any:
-    """``value`` with macros replaced by their values, as far as these are known; not those it is ``within``."""
+    """Replace macros in ``value`` by their values, if known; the macros in ``within`` are left, which ends cycles."""
     if isinstance(value, Macro):
-        if value.name not in macros or value.name in within:  # a circle ends here
+        if value.name not in macros or value.name in within:  # ends a cycle
             return value
         return substitute(macros[value.name], macros, within | {value.name})
     if isinstance(value, Reference):
@@ -272,21 +271,21 @@ def _hint_file(name: str, folder: str) -> str:
 _NOT_CLOSED = 'a bracket or a string is not closed, or a comma is missing'
 
 
-def _syntax_problem(message: str, line_text: str, location: str, text: str) -> Problem:
+def _syntax_problem(message: str, line_text: str, location: str) -> Problem:
     hint = ''
     token = re.search(r"Failed to parse token '(.*)'", message)
     if token:
         word = token.group(1)
         name, _, value = line_text.partition('=')
         written = value.split('#')[0].strip() or line_text.split('#')[0].strip() or word
-        if value and name.strip().startswith(word) and word not in value:  # a statement, where a value goes on
+        if value and name.strip().startswith(word) and word not in value:  # a new statement where a value continues
             return Problem(location, f'syntax error: {_NOT_CLOSED}  [{line_text.strip()}]', 'close it')
         if word.lower() in ('true', 'false', 'none'):
             hint = f'write {word.capitalize()}'
         else:
             hint = f"text needs quotes: '{written}'; a reference begins with @, a macro with %"
         message = f'cannot read the value {written}'
-    elif 'EOF in multi-line' in message:  # Python 3.12 has more words around it
+    elif 'EOF in multi-line' in message:  # Python 3.12 adds words around it
         message, hint = 'the file ends inside a bracket or a string', 'close it'
     elif message.startswith("Expected ',' or") or message.startswith('unterminated string'):
         message, hint = _NOT_CLOSED, 'close it'

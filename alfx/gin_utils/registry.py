@@ -1,10 +1,9 @@
-"""Making classes, factories and step functions known to gin.
+"""Registration of classes, factories and step functions with gin.
 
-Constructors and factories become gin configurables through :func:`configurable`. Functions that run
-once a step (activations, losses, squashing functions) are made known by :func:`register_function`
-instead: a conf can name them and bind their parameters, but what a constructor receives is the plain
-function (or a ``functools.partial`` of it that holds the bindings), so that no call per step goes
-through gin.
+Constructors and factories become gin configurables through :func:`configurable`. Functions that are called at every
+step (activations, losses, squashing functions) are registered by :func:`register_function` instead: a conf can name
+them and bind their parameters, but a constructor receives the plain function (or a ``functools.partial`` with the
+bindings), so that calls at every step do not go through gin.
 """
 
 import functools
@@ -24,42 +23,42 @@ from alfx.gin_utils import value_checks
 __all__ = ['configurable', 'named_by_path', 'register_by_path', 'register_function', 'raw_functions',
            'registered_selectors', 'step_function_of']
 
-# A registered step function is called with this keyword to ask for the plain function.
+# Keyword that asks a registered step function for the plain function.
 _RESOLVE = '_alfx_resolve_'
 _STEP_FUNCTION = '_alfx_step_function_'
 _step_functions: dict[str, Callable] = {}
 _by_path: set[str] = set()
-_qualified_names: dict[str, tuple] = {}  # selector -> module and qualified name of what has it
+_qualified_names: dict[str, tuple] = {}  # selector -> module and qualified name of the registered object
 
 
 def configurable(name_or_fn: Union[None, str, Callable] = None, module: Optional[str] = None,
                  denylist: Optional[Sequence[str]] = None,
                  allowlist: Optional[Sequence[str]] = None) -> Callable:
-    """Decorator: let conf files set the arguments of a constructor or factory.
+    """Decorate a constructor or factory so that conf files can set its arguments.
 
     Works as ``@configurable``, ``@configurable('Name')`` and ``@configurable(module='suite_gym')``.
-    What holds for a decorated class:
+    Rules for a decorated class:
 
-    - What the caller passes wins over any binding; a binding wins over the default.
+    - An argument passed by the caller overrides any binding; a binding overrides the default.
     - Bindings belong to the class they name. When the constructor of a subclass calls
       ``super().__init__(...)``, bindings of the *parent* fill only those parent arguments that the
       subclass does not pass, so ``Parent.x = 1`` cannot change an ``x`` the subclass chose. A subclass
-      that inherits its constructor takes its own bindings first, then the parent's.
+      that inherits its constructor uses its own bindings first, then the parent's.
     - Registered step functions among the arguments (also inside lists, tuples, dicts and
       ``functools.partial``) arrive as plain functions; see :func:`register_function`.
-    - ``inspect.signature`` and ``inspect.unwrap`` see the constructor as written; instances are of the
+    - ``inspect.signature`` and ``inspect.unwrap`` see the constructor as written. Instances are of the
       class itself, so ``isinstance``, ``copy`` and ``pickle`` work as without the decorator.
-    - A number that is not in the range that the annotation of its argument has (:mod:`alfx.gin_utils.value_checks`) is
-      refused.
+    - A number outside the range in the annotation of its argument (:mod:`alfx.gin_utils.value_checks`) raises an
+      error.
     - A TypeError or ValueError that names an argument bound by the conf is raised as a
       :class:`~alfx.gin_utils.ConfError` that points at the line of that binding.
 
     Args:
-        name_or_fn: the class or factory; or the name to register it by (default: its own).
-        module: the dotted prefix of the name (default: the module that defines it). Conf files may
-            write any unambiguous tail of ``module.name``.
-        denylist: arguments that a conf may not set.
-        allowlist: the only arguments that a conf may set; not together with ``denylist``.
+        name_or_fn: the class or factory; or the name to register it by (default: its own name).
+        module: dotted prefix of the name (default: the module that defines it). Conf files may
+            write any unambiguous suffix of ``module.name``.
+        denylist: arguments that a conf must not set.
+        allowlist: the only arguments that a conf may set; cannot be combined with ``denylist``.
 
     Returns:
         The decorated class or factory, or a decorator.
@@ -74,7 +73,7 @@ def configurable(name_or_fn: Union[None, str, Callable] = None, module: Optional
 
 def register_function(fn: Optional[Callable] = None, name: Optional[str] = None, module: Optional[str] = None,
                       parameters: Optional[Sequence[str]] = None) -> Callable:
-    """Make a function that runs once a step known to conf files, without putting gin into its calls.
+    """Register a function that is called at every step with conf files, without putting gin into its calls.
 
     A conf may pass it (``Net.activation = @clipped_exp``) and bind its parameters
     (``clipped_exp.clip_value_max = 2``). A :func:`configurable` constructor receives the function
@@ -82,9 +81,9 @@ def register_function(fn: Optional[Callable] = None, name: Optional[str] = None,
 
     Args:
         fn: the function; returned unchanged, so this can be used as a decorator.
-        name: name for conf files (default: the function's own).
-        module: the dotted prefix of the name (default: the module that defines it; '' for none).
-        parameters: the parameters that can be bound, for functions written in C, which do not tell.
+        name: name in conf files (default: the function's own name).
+        module: dotted prefix of the name (default: the module that defines it; '' for none).
+        parameters: parameters that can be bound, for functions written in C, which have no signature.
 
     Returns:
         ``fn``, or a decorator if ``fn`` is None.
@@ -122,10 +121,10 @@ def register_function(fn: Optional[Callable] = None, name: Optional[str] = None,
 
 
 def register_by_path(selector: str) -> bool:
-    """Make a class or function of another package known under its complete dotted name, ``package.module.Name``.
+    """Register a class or function of another package by its complete dotted name, ``package.module.Name``.
 
     Returns:
-        Whether there is one, in a module that can be imported and that the conf may use.
+        Whether it exists in a module that can be imported and that the conf may use.
     """
     module, _, name = selector.rpartition('.')
     if not module or module.split('.')[0] == 'alfx' or not trust.may_import(module):
@@ -143,7 +142,7 @@ def register_by_path(selector: str) -> bool:
 
 
 def named_by_path(text: str) -> str:
-    """Text that gin made, in which it shortens names, with the complete ones where only these find something."""
+    """Replace shortened names in text generated by gin with complete names where only these can be resolved."""
     for selector in _by_path:
         short = gin.config._REGISTRY.minimal_selector(selector)
         text = re.sub(rf'(?<![\w.\'"]){re.escape(short)}(?=[.(,)\s\]}}]|$)', selector, text)
@@ -151,7 +150,7 @@ def named_by_path(text: str) -> str:
 
 
 def _factory_of(cls: type) -> Callable:
-    """A function that makes instances: a class of another package stays as it is."""
+    """Return a function that creates instances, so that a class of another package is not modified."""
     def make(*args, **kwargs):
         return cls(*args, **kwargs)
 
@@ -165,10 +164,10 @@ def _factory_of(cls: type) -> Callable:
 
 
 def raw_functions(value: Any) -> Any:
-    """``value`` with every registered step function replaced by the plain function (with its bindings).
+    """Replace every registered step function in ``value`` by the plain function (with its bindings).
 
-    Looks into lists, tuples (named ones too), dicts and ``functools.partial``; whatever holds no such
-    function is returned as the same object.
+    Searches lists, tuples (also named tuples), dicts and ``functools.partial``. A value without such functions is
+    returned as the same object.
     """
     kind = type(value)
     if kind is types.FunctionType:
@@ -190,24 +189,24 @@ def raw_functions(value: Any) -> Any:
 
 
 def registered_selectors() -> list[str]:
-    """The complete selectors of everything that was registered here."""
+    """Return the complete selectors of everything registered through this module."""
     return list(_qualified_names)
 
 
 def annotation_of(target: Callable, name: str) -> Any:
-    """The annotation of a constructor argument, ``inspect.Parameter.empty`` if it has none that can be read."""
+    """Return the annotation of a constructor argument; ``inspect.Parameter.empty`` if none can be resolved."""
     return annotations_of(target).get(name, inspect.Parameter.empty)
 
 
 def annotations_of(target: Callable) -> dict[str, Any]:
-    """The annotations of all constructor arguments that have one which can be read."""
+    """Return the annotations of all constructor arguments, as far as they can be resolved."""
     selector = getattr(target, _STEP_FUNCTION, '')
     fn = construction_function(target)[1] if inspect.isclass(target) else _step_functions.get(selector, target)
     return value_checks.annotations_of(fn)
 
 
 def step_function_of(selector: str) -> Optional[Callable]:
-    """The plain function registered under the complete selector, or None if it is no step function."""
+    """Return the plain function registered under the complete selector; ``None`` if it is not a step function."""
     return _step_functions.get(selector)
 
 
@@ -232,7 +231,7 @@ def _make_configurable(target, name, module, denylist, allowlist):
 
 
 def construction_function(cls: type) -> tuple[str, Callable]:
-    """The name and function that makes instances of a class: the first ``__init__`` or ``__new__`` of its bases."""
+    """Return name and function that construct instances: the first ``__init__`` or ``__new__`` among its bases."""
     for base in cls.__mro__:
         for attribute in ('__init__', '__new__'):
             if attribute in vars(base):
@@ -241,7 +240,7 @@ def construction_function(cls: type) -> tuple[str, Callable]:
 
 
 def _guard(fn, selector):
-    """``fn`` that receives plain step functions, keeps its arguments in range, and whose errors point at the conf."""
+    """Wrap ``fn`` to receive plain step functions, check ranges of arguments and point errors at the conf."""
     owner = selector.rsplit('.', 1)[-1]
     limits = functools.cache(lambda: value_checks.limits_of(fn))  # names in annotations may be defined later
 
@@ -262,16 +261,16 @@ def _guard(fn, selector):
         guarded.__module__ = ''
     else:
         signature = inspect.signature(fn)
-    # gin reads the arguments of what it wraps without following __wrapped__.
+    # gin reads the signature of the wrapper and does not follow __wrapped__.
     guarded.__signature__ = signature
     return guarded
 
 
 def _signature_without_defaults(fn, parameters):
-    """The signature that gin sees of a step function.
+    """Return the signature that gin sees for a step function.
 
-    Without defaults, so that gin's operative configuration lists what a conf bound and no more: a
-    function without bindings stays the plain function when that configuration is loaded again.
+    It has no defaults, so gin's operative configuration lists only arguments that a conf bound, and a function without
+    bindings stays the plain function when that configuration is loaded again.
     """
     kind = inspect.Parameter
     if parameters is not None:
@@ -285,10 +284,10 @@ def _signature_without_defaults(fn, parameters):
 
 
 def _replacing_own_name(selector, target):
-    """Context in which gin lets ``target`` take the place of an earlier definition of itself.
+    """Context manager in which gin lets ``target`` replace an earlier definition of itself.
 
-    A module that is reloaded, or a class defined in a function that is called again, has the same
-    module and qualified name; anything else with the same selector stays an error.
+    A reloaded module, or a class defined in a function that is called again, has the same module and qualified name.
+    Any other object with the same selector is still an error.
     """
     qualified = (getattr(target, '__module__', None), getattr(target, '__qualname__', None))
     again = _qualified_names.get(selector) == qualified

@@ -1,14 +1,14 @@
-"""The ``conf/`` part of a run folder: which conf, which versions, which command made this run.
+"""The ``conf/`` part of a run folder: conf, versions and command line of the run.
 
 ::
 
     root_dir/conf/
-      <the conf file and what it includes, as given>
-      config.gin        every binding in one file, includes and --conf_param resolved
-      operative.gin     also every default that was used; alone enough to play or resume
+      <the conf file and its includes, unchanged>
+      config.gin        every binding in one file, with includes and --conf_param resolved
+      operative.gin     also every default that was used; sufficient to play or resume
       command_line.txt  one line for each start of the run
       versions.json     python, torch, numpy, gymnasium, alfx, and the platform
-      <modules>         files of your own modules that the conf imports; used when the run goes on
+      <modules>         files of your own modules that the conf imports; used when the run is resumed
       git.txt           commit and uncommitted changes, if the run was started in a git work tree
 """
 
@@ -34,18 +34,18 @@ from .parsing import Conf, Reader, show_path, substitute
 __all__ = ['copy_conf', 'write_conf', 'rewrite_conf', 'write_operative', 'stored_conf', 'stored_info',
            'check_same_conf']
 
-_GIT_LIMIT = 1_000_000  # characters of uncommitted changes that are kept
-_written: dict[str, dict[str, str]] = {}  # by this process: folder -> name of the file -> its text
+_GIT_LIMIT = 1_000_000  # maximum number of characters of uncommitted changes to store
+_written: dict[str, dict[str, str]] = {}  # by this process: folder -> file name -> text
 
 
 def write_conf(root_dir: str, conf: Conf, command_line: Optional[Sequence[str]] = None) -> str:
     """Record the conf, the versions, the command line and the state of git.
 
-    Call it when a run starts and all that the conf describes has been built: what is recorded is the conf of a run.
+    Call it when a run starts, after everything in the conf has been constructed, so that only valid confs are recorded.
 
     Args:
-        root_dir: the run folder, made if it does not exist.
-        conf: what was loaded.
+        root_dir: run folder; created if it does not exist.
+        conf: the loaded conf.
         command_line: default ``sys.argv``.
 
     Returns:
@@ -55,7 +55,7 @@ def write_conf(root_dir: str, conf: Conf, command_line: Optional[Sequence[str]] 
     os.makedirs(folder, exist_ok=True)
     resolved = os.path.join(folder, 'config.gin')
     if os.path.dirname(conf.conf_file) == os.path.abspath(folder) and os.path.isfile(resolved):
-        _write(folder, 'config.gin', _with_overrides(resolved, conf))  # the run goes on with the conf it has
+        _write(folder, 'config.gin', _with_overrides(resolved, conf))  # the run resumes with its stored conf
     else:
         taken = {'config.gin', 'operative.gin'}
         for source in conf.sources:
@@ -67,7 +67,7 @@ def write_conf(root_dir: str, conf: Conf, command_line: Optional[Sequence[str]] 
             for module in conf.modules:
                 os.makedirs(os.path.dirname(os.path.join(folder, module.name)), exist_ok=True)
                 _write(folder, module.name, module.text)
-    if not _has_checkpoint(root_dir):  # what is there is of a start that came to nothing
+    if not _has_checkpoint(root_dir):  # existing files are from a start that failed before the first checkpoint
         with contextlib.suppress(FileNotFoundError):
             os.remove(os.path.join(folder, 'operative.gin'))
     _write(folder, 'versions.json', json.dumps(versions(), indent=2) + '\n')
@@ -83,12 +83,12 @@ def write_conf(root_dir: str, conf: Conf, command_line: Optional[Sequence[str]] 
 
 
 def copy_conf(source: str, root_dir: str, conf: Conf) -> None:
-    """Record in a new run folder what another one records of its conf, with what ``--conf_param`` changes.
+    """Copy the conf files of a run into a new run folder, with the changes of ``--conf_param``.
 
     Args:
-        source: the other run folder.
-        root_dir: the new one.
-        conf: that of ``source``, with the changes.
+        source: existing run folder.
+        root_dir: new run folder.
+        conf: conf of ``source``, with the changes.
     """
     old, folder = (os.path.join(os.path.abspath(root), 'conf') for root in (source, root_dir))
     shutil.copytree(old, folder, ignore=shutil.ignore_patterns('__pycache__', 'command_line.txt'))
@@ -98,12 +98,12 @@ def copy_conf(source: str, root_dir: str, conf: Conf) -> None:
 
 
 def conf_folder(root_dir: str) -> Optional[str]:
-    """The folder that records the conf of the run in ``root_dir``; None if there is no run yet."""
+    """Return the folder with the conf of the run in ``root_dir``; ``None`` if there is no run yet."""
     return os.path.abspath(os.path.join(root_dir, 'conf')) if _has_checkpoint(root_dir) else None
 
 
 def began_with(folder: str) -> str:
-    """The conf file that a run began with, as its ``conf`` folder tells; '' if it does not."""
+    """Return the conf file that a run was started with, read from its ``conf`` folder; '' if it is unknown."""
     path = os.path.join(folder, 'config.gin')
     if not os.path.isfile(path):
         return ''
@@ -113,10 +113,10 @@ def began_with(folder: str) -> str:
 
 
 def rewrite_conf(root_dir: str) -> bool:
-    """Write what this process has written into the ``conf`` folder once more, if that folder is not there any more.
+    """Write the files of the ``conf`` folder again if the folder has been deleted since this process wrote it.
 
     Returns:
-        Whether it was not.
+        Whether the folder was missing.
     """
     folder = os.path.abspath(os.path.join(root_dir, 'conf'))
     if os.path.isdir(folder) or folder not in _written:
@@ -128,10 +128,10 @@ def rewrite_conf(root_dir: str) -> bool:
 
 
 def write_operative(root_dir: str) -> str:
-    """Write ``conf/operative.gin``; call it once the first iteration is done.
+    """Write ``conf/operative.gin``; call it after the first iteration.
 
     Returns:
-        Its path.
+        The path of the file.
     """
     folder = os.path.join(root_dir, 'conf')
     os.makedirs(folder, exist_ok=True)
@@ -139,23 +139,23 @@ def write_operative(root_dir: str) -> str:
 
 
 def stored_conf(root_dir: Optional[str]) -> str:
-    """The path of the conf of an existing run: ``operative.gin``, else ``config.gin``.
+    """Return the path of the conf of an existing run: ``operative.gin``, else ``config.gin``.
 
     Raises:
-        ConfError: ``root_dir`` holds none.
+        ConfError: ``root_dir`` contains neither.
     """
     for name in ('operative.gin', 'config.gin'):
         path = os.path.join(root_dir or '.', 'conf', name)
         if os.path.isfile(path):
             return os.path.abspath(path)
-    raise ConfError(f'{root_dir} holds no conf of a run: there is no conf/operative.gin in it',
-                    'give --conf FILE, or the root_dir that a run was started with')
+    raise ConfError(f'{root_dir} is not a run folder: it has no conf/operative.gin',
+                    'pass --conf FILE, or the root_dir of an existing run')
 
 
 def stored_info(root_dir: str) -> dict[str, Any]:
-    """What a run folder tells of its run: 'versions', 'command_lines', 'git', 'config', 'operative'.
+    """Return the records of a run folder: 'versions', 'command_lines', 'git', 'config', 'operative'.
 
-    Parts that were not written are None.
+    Missing records are ``None``.
     """
     def read(name):
         path = os.path.join(root_dir, 'conf', name)
@@ -177,12 +177,12 @@ def stored_info(root_dir: str) -> dict[str, Any]:
 def check_same_conf(root_dir: str) -> None:
     """Check that a run folder, if it holds a run, belongs to the loaded conf.
 
-    There is a run as soon as there is a checkpoint; what else is in the folder is of a start that came to nothing. How
-    long the run is, how often it evaluates, summarises and writes checkpoints, and which processes act may differ; what
-    is learned, in which environment and with which algorithm may not.
+    A folder holds a run once it has a checkpoint; other files are from a start that failed before the first one. The
+    length of the run, the intervals of evaluation, summaries and checkpoints, and the processes that act may differ.
+    The environment, the algorithm and everything else that affects learning must be the same.
 
     Raises:
-        ConfError: it belongs to another conf; the message says what differs. Or nothing in it tells to which.
+        ConfError: the run has another conf, and the message lists the differences; or its conf is unknown.
     """
     folder = os.path.abspath(os.path.join(root_dir, 'conf'))
     if not _has_checkpoint(root_dir):
@@ -190,13 +190,13 @@ def check_same_conf(root_dir: str) -> None:
     recorded = next((name for name in ('config.gin', 'operative.gin')
                      if os.path.isfile(os.path.join(folder, name))), None)
     if recorded is None:
-        raise ConfError(f'{show_path(root_dir)} holds checkpoints, but no conf/config.gin, which tells of which conf '
-                        'they are', 'put the conf of that run there under this name, or use another root_dir')
+        raise ConfError(f'{show_path(root_dir)} holds checkpoints but no conf/config.gin, so their conf is unknown',
+                        'restore conf/config.gin of that run, or use another root_dir')
     old = _read_bindings(os.path.join(folder, recorded))
     macros = {b.scope: b.value for b in locations.bindings() if b.selector == 'gin.macro'}
     bindings = {b.key: b for b in locations.bindings() if b.selector != 'gin.macro'}
     new = {key: substitute(b.value, macros) for key, b in bindings.items()}
-    keys = [*old, *new] if recorded == 'config.gin' else [*old]  # an operative conf lacks what nothing has used
+    keys = [*old, *new] if recorded == 'config.gin' else [*old]  # operative.gin lacks bindings that were never used
     if any(os.path.dirname(b.file) == folder for b in bindings.values()):  # only --conf_param can differ
         keys = [key for key, b in bindings.items() if not b.file]
         if os.path.isfile(os.path.join(folder, 'operative.gin')):
@@ -211,14 +211,14 @@ def check_same_conf(root_dir: str) -> None:
             problems.append(Problem(place, f'{_show(key)} is {now!r}, but the run in {show_path(root_dir)} has '
                                     f'{was!r}'))
     if problems:
-        hint = 'use another root_dir for this conf, or leave out what differs to go on with the stored run'
+        hint = 'use another root_dir for this conf, or remove the differences to resume the stored run'
         raise ConfError([*problems[:-1], problems[-1]._replace(hint=hint)])
 
 
 def versions() -> dict[str, Optional[str]]:
-    """The versions of what the result of a run depends on; None for what is not installed."""
+    """Return the versions of everything that affects the result of a run; ``None`` for packages not installed."""
     found: dict[str, Optional[str]] = {'python': platform.python_version(), 'platform': platform.platform(),
-                                       'alfx': __version__}  # not that of an installation which sources have left
+                                       'alfx': __version__}  # an installed alfx may differ from these sources
     for name in ('torch', 'numpy', 'gymnasium', 'gin-config', 'optree', 'mujoco', 'ale-py'):
         try:
             found[name] = importlib.metadata.version(name)
@@ -239,7 +239,7 @@ class _NotSet:
 
 
 def _effective(bindings: dict[tuple[str, str, str], Any], key: tuple[str, str, str]) -> Any:
-    """The value of an argument: bound in its scope or an outer one, or its default."""
+    """Return the value of an argument: bound in its scope or an outer scope, or its default."""
     scope, selector, name = key
     scopes = scope.split('/') if scope else []
     for depth in range(len(scopes), -1, -1):
@@ -254,7 +254,7 @@ def _effective(bindings: dict[tuple[str, str, str], Any], key: tuple[str, str, s
 
 
 def _may_change(selector: str, name: str) -> bool:
-    """Whether the class of settings that a conf calls ``selector`` says so of a field."""
+    """Return whether a field of the settings class ``selector`` may change when a run is resumed."""
     try:
         return name in settings.may_change(static_check.resolve(selector).wrapped)
     except (ValueError, KeyError):
@@ -277,7 +277,7 @@ def _read_bindings(path: str) -> dict[tuple[str, str, str], Any]:
 
 
 def _full_name(selector: str) -> str:
-    """The selector of what a conf calls so; as it is where nothing is registered under it any more."""
+    """Return the complete selector of a name; the name itself if it is no longer registered."""
     try:
         return static_check.resolve(selector).selector
     except (ValueError, KeyError):
@@ -290,7 +290,7 @@ def _flat_text(conf: Conf) -> str:
 
 
 def _with_overrides(path: str, conf: Conf) -> str:
-    """The text of an existing ``config.gin`` with what ``--conf_param`` changes in it at the end."""
+    """Return the text of an existing ``config.gin`` with the changes of ``--conf_param`` at the end."""
     text = ''
     if os.path.isfile(path):
         with open(path, encoding='utf8') as file:
@@ -333,6 +333,6 @@ def _git_state() -> str:
 def _git(*arguments: str) -> Optional[str]:
     try:
         done = subprocess.run(['git', *arguments], capture_output=True, text=True, timeout=20, errors='replace')
-    except (OSError, subprocess.TimeoutExpired):  # no git here, or a very large work tree
+    except (OSError, subprocess.TimeoutExpired):  # git is not installed, or the work tree is very large
         return None
     return done.stdout if done.returncode == 0 else None

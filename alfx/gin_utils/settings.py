@@ -1,4 +1,4 @@
-"""Dataclasses of settings, whose fields say themselves what they allow.
+"""Dataclasses of settings whose fields declare their valid values.
 
 ::
 
@@ -9,7 +9,7 @@
         seed: int = setting(0, minimum=0)
         device: str = 'cpu'
 
-The type of a field is its annotation: ``float`` admits int, neither admits bool.
+The type of a field is its annotation. ``float`` accepts int; neither accepts bool.
 """
 import collections.abc
 import dataclasses
@@ -24,19 +24,19 @@ __all__ = ['setting', 'wrong_values', 'may_change']
 
 
 def setting(default: Any = dataclasses.MISSING, *, may_change: bool = False, **limits: Any) -> Any:
-    """A field of a dataclass of settings.
+    """Declare a field of a dataclass of settings.
 
     Args:
-        default: without one, the field has to be given.
-        may_change: whether it may differ when a stored run goes on.
+        default: default value; without it the field is required.
+        may_change: allow another value when a stored run is resumed.
         limits: ``minimum``, ``maximum``, ``above``, ``choices``, ``kind`` and ``optional`` as for
-            :func:`~alfx.gin_utils.value_checks.check_value`; the last two, where not given, follow from the annotation.
+            :func:`~alfx.gin_utils.value_checks.check_value`; ``kind`` and ``optional`` default to the annotation.
     """
     return dataclasses.field(default=default, metadata={'limits': limits, 'may_change': may_change})
 
 
 def wrong_values(settings: Any, owner: str) -> list[Problem]:
-    """The problems of all fields that have the wrong type or are out of range.
+    """Return the problems of all fields that have the wrong type or are out of range.
 
     Args:
         settings: instance of a dataclass.
@@ -50,13 +50,13 @@ def wrong_values(settings: Any, owner: str) -> list[Problem]:
 
 
 def may_change(cls: Any) -> frozenset[str]:
-    """The fields of a class that may differ when a stored run goes on; none if it is no class of settings."""
+    """Return the fields of a class that may differ when a stored run is resumed; empty for other classes."""
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
     return frozenset(field.name for field in fields if field.metadata.get('may_change'))
 
 
 def _allowed_by(annotation: Any) -> dict[str, Any]:
-    """``kind`` and ``optional`` for :func:`~alfx.gin_utils.value_checks.check_value`."""
+    """Derive ``kind`` and ``optional`` for :func:`~alfx.gin_utils.value_checks.check_value` from an annotation."""
     is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     alternatives = typing.get_args(annotation) if is_union else (annotation,)
     kinds: list[Any] = []

@@ -1,4 +1,4 @@
-"""Constructors and factories that forward the arguments of another one, without repeating them."""
+"""Constructors and factories that forward the arguments of another one without repeating them."""
 
 import functools
 import inspect
@@ -16,7 +16,7 @@ _Parameters = dict[str, inspect.Parameter]
 def takes_arguments_of(parent: Callable, *, without: Sequence[str] = (), defaults: Optional[Mapping[str, Any]] = None,
                        after: Optional[Mapping[str, str]] = None
                        ) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
-    """Decorator of an ``__init__`` or a function with ``**kwargs``: these are the arguments of ``parent``, by name::
+    """Decorate an ``__init__`` or a function so that its ``**kwargs`` are the arguments of ``parent``, by name::
 
         @configurable
         class OacAlgorithm(SacAlgorithm):
@@ -25,22 +25,22 @@ def takes_arguments_of(parent: Callable, *, without: Sequence[str] = (), default
             def __init__(self, explore: bool = True, **kwargs: Any):
                 super().__init__(**kwargs)
 
-    What is decorated has one signature of all arguments, with their defaults and annotations, for Python, for conf
-    files and for whoever reads it. An argument that both name has the place that the parent gives it, and the parent's
-    default and annotation unless the child says its own. What is decorated is called with every argument, by name: the
-    defaults shown are those that count, and no binding of the parent comes in between.
+    The decorated function has one signature of all arguments, with defaults and annotations, for Python, for conf files
+    and for readers. An argument of both keeps the position in the parent, and the parent's default and annotation
+    unless the child specifies its own. The decorated function is called with every argument by name, so the defaults
+    shown are the defaults used, and bindings of the parent do not apply.
 
     Args:
-        parent: the class or function whose arguments are taken.
-        without: those that are not.
+        parent: class or function whose arguments are forwarded.
+        without: arguments of ``parent`` to leave out.
         defaults: arguments of ``parent`` with another default.
-        after: argument -> the one that it follows. Any other new argument follows the one in front of it.
+        after: new argument -> the argument that it follows. By default it follows the preceding argument.
 
     Returns:
         A decorator.
 
     Raises:
-        TypeError: (by the decorator) a name that ``parent`` does not have, or no place for its arguments.
+        TypeError: (by the decorator) a name is not an argument of ``parent``, or the function has no ``**kwargs``.
     """
 
     def decorate(function: Callable[..., _Result]) -> Callable[..., _Result]:
@@ -66,7 +66,7 @@ def takes_arguments_of(parent: Callable, *, without: Sequence[str] = (), default
 
 
 def _parameters_of(parent: Callable) -> _Parameters:
-    """The parameters of a function, or those of the constructor of a class, with readable annotations."""
+    """Return the parameters of a function, or of the constructor of a class, with resolved annotations."""
     if inspect.isclass(parent):
         parameters = list(inspect.signature(construction_function(parent)[1]).parameters.values())[1:]
     else:
@@ -77,7 +77,7 @@ def _parameters_of(parent: Callable) -> _Parameters:
 
 def _merged(function: Callable, parents: _Parameters, parent: str, without: Sequence[str], defaults: Mapping[str, Any],
             after: Mapping[str, str]) -> inspect.Signature:
-    """The signature of ``function`` with the parameters of its parent in the place of its ``**kwargs``."""
+    """Return the signature of ``function`` with its ``**kwargs`` replaced by the parameters of its parent."""
     name = function.__qualname__
     signature = inspect.signature(function)
     own = dict(signature.parameters)
@@ -89,7 +89,7 @@ def _merged(function: Callable, parents: _Parameters, parent: str, without: Sequ
                           ({**taken, **own}, after.values())):
         for key in wanted:
             if key not in known:
-                raise TypeError(f"{name}: '{key}' is no argument of {parent} that it takes")
+                raise TypeError(f"{name}: '{key}' is not an argument of {parent}, or it is left out by 'without'")
     taken.update({key: taken[key].replace(default=value) for key, value in defaults.items()})
     rest = [taken.pop(key) for key, p in parents.items() if key in taken and p.kind is p.VAR_KEYWORD]
     order = [key for key in taken if key not in after]
@@ -104,7 +104,7 @@ def _merged(function: Callable, parents: _Parameters, parent: str, without: Sequ
 
 
 def _overridden(parent: Optional[inspect.Parameter], own: inspect.Parameter) -> inspect.Parameter:
-    """``own`` with what it does not say from the parameter of the same name."""
+    """Return ``own``, completed with the default and annotation of the parent's parameter of the same name."""
     if parent is None:
         return own
     return parent.replace(default=parent.default if own.default is own.empty else own.default,

@@ -1,9 +1,8 @@
-"""Checking the statements of a conf against what is registered, before anything is built.
+"""Checks of the statements of a conf against the registered configurables, before anything is constructed.
 
-Found here: misspelled configurables, parameters, scopes, macros and modules; literals of a type that the
-constructor's annotation does not admit; classes where instances are wanted, and the other way round; what is made of
-itself. What depends on a range or on
-other values is checked by the constructors themselves, see :mod:`alfx.gin_utils.value_checks`.
+These checks find misspelled configurables, parameters, scopes, macros and modules; values of a type that the
+annotation does not accept; classes where instances are expected, and the reverse; and circular references. Ranges and
+combinations of values are checked by the constructors, see :mod:`alfx.gin_utils.value_checks`.
 """
 
 import dataclasses
@@ -30,7 +29,7 @@ _declared_scopes: set[str] = set()
 
 
 class Resolved(NamedTuple):
-    """A binding whose configurable is known, with its value in the type that the parameter has."""
+    """A binding with its configurable and its value, converted to the type of the parameter."""
 
     statement: Statement
     selector: str
@@ -38,19 +37,19 @@ class Resolved(NamedTuple):
 
 
 def declare_scope(name: str) -> None:
-    """Say that code enters a scope of this name, so that bindings in it are not taken for misspelled."""
+    """Declare a scope that code enters, so that bindings in it are not reported as misspelled."""
     _declared_scopes.add(name)
 
 
 def check(statements: Sequence[Statement], unavailable: dict[str, str],
           complete: bool = True) -> tuple[list[Resolved], list[Problem]]:
-    """Look up every name of a conf.
+    """Check every name of a conf.
 
     Args:
-        statements: in the order in which they take effect, without imports.
+        statements: statements in the order in which they take effect, without imports.
         unavailable: modules that could not be imported, with the reason, for hints.
-        complete: False if part of the conf could not be read; then nothing is said about undefined macros
-            and unused scopes.
+        complete: pass False if part of the conf could not be read; undefined macros and unused scopes are then not
+            reported.
 
     Returns:
         The bindings, resolved, and the problems.
@@ -89,7 +88,7 @@ def check(statements: Sequence[Statement], unavailable: dict[str, str],
 
 
 def parameters_of(configurable: Any) -> tuple[dict[str, inspect.Parameter], bool]:
-    """The parameters that a conf can bind, and whether ``**kwargs`` admits others."""
+    """Return the parameters that a conf can bind, and whether ``**kwargs`` accepts others."""
     target = configurable.wrapped
     if inspect.isclass(target):
         attribute, constructor = registry.construction_function(target)
@@ -105,7 +104,7 @@ def parameters_of(configurable: Any) -> tuple[dict[str, inspect.Parameter], bool
 
 
 def describe_missing(selector: str, unavailable: dict[str, str]) -> str:
-    """A hint for a name that nothing has: the module that could not be imported, or the nearest name."""
+    """Return a hint for an unknown name: the module that could not be imported, or the nearest name."""
     *modules, name = selector.split('.')
     likely = (modules[-1] if modules else re.sub(r'(?<=[a-z0-9])(?=[A-Z])', '_', name).lower())
     reasons = [f'{module} could not be imported: {reason}' for module, reason in sorted(unavailable.items())
@@ -146,7 +145,7 @@ def _find(selector, location, prefix, unavailable, problems):
 
 def _check_binding(statement: Statement, configurable: Any, value: Any) -> tuple[Optional[Problem], Any]:
     parameters, open_ended = parameters_of(configurable)
-    owner = statement.selector  # as written: of functions called load there are several
+    owner = statement.selector  # as written, because several functions are called load
     if statement.name in (configurable.denylist or ()):
         return Problem(statement.location, f"{owner}.{statement.name} cannot be set by a conf"), None
     if statement.name not in parameters:
@@ -154,7 +153,7 @@ def _check_binding(statement: Statement, configurable: Any, value: Any) -> tuple
             return None, statement.value
         names = ', '.join(parameters) or 'none'
         hint = (instead_of_parameter(configurable.name, statement.name)
-                or hint_nearest(statement.name, list(parameters), 0.6) or f'it has: {names}')
+                or hint_nearest(statement.name, list(parameters), 0.6) or f'its parameters: {names}')
         return Problem(statement.location, f"{owner} has no parameter '{statement.name}'", hint), None
     hint_type = registry.annotation_of(configurable.wrapped, statement.name)
     default = parameters[statement.name].default
@@ -174,13 +173,13 @@ def _check_binding(statement: Statement, configurable: Any, value: Any) -> tuple
 
 
 def _wrong_kind(name: str, value: Reference, default: Any) -> Optional[tuple[str, str]]:
-    """What the name of a parameter or its default tells of the kind of object it takes, and no annotation does.
+    """Check the kind of object by the name of a parameter or its default, where there is no annotation.
 
     Returns:
-        None, or what is expected and a hint.
+        ``None``, or the expected kind and a hint.
     """
     made = made_by(value)
-    hint = '' if made is None else f'{value!r} makes {made.__name__}'
+    hint = '' if made is None else f'{value!r} creates an instance of {made.__name__}'
     if name.endswith('optimizer') and made is not None:
         is_optimizer = issubclass(made, torch.optim.Optimizer)
         if is_optimizer and not value.evaluate:
@@ -193,7 +192,7 @@ def _wrong_kind(name: str, value: Reference, default: Any) -> Optional[tuple[str
         return 'a constructor', f'{value!r} is a function of tensors'
     wanted = family(default) if inspect.isclass(default) else None
     if wanted is not None and made is not None and made.__module__.split('.')[0] in ('alfx', 'torch'):
-        if not issubclass(made, wanted):  # classes of the user need only have the same methods
+        if not issubclass(made, wanted):  # classes of the user need only the same methods
             return f'a constructor like @{default.__name__}', hint
     return None
 
@@ -201,12 +200,12 @@ def _wrong_kind(name: str, value: Reference, default: Any) -> Optional[tuple[str
 def _is_step_function(reference: Reference) -> bool:
     try:
         return registry.step_function_of(resolve(reference.selector).selector) is not None
-    except (ValueError, KeyError):  # reported where references are checked
+    except (ValueError, KeyError):  # reported by the check of references
         return False
 
 
 def _check_evaluated(statements: Sequence[Statement], resolved: Sequence[Resolved]) -> list[Problem]:
-    """``@f()`` is called without arguments, so that the conf has to bind those that have no default."""
+    """Check that the conf binds all required arguments of ``@f()``, which is called without arguments."""
     bound: dict[str, set[str]] = {}
     for r in resolved:
         bound.setdefault(r.selector, set()).add(r.statement.name)
@@ -222,7 +221,7 @@ def _check_evaluated(statements: Sequence[Statement], resolved: Sequence[Resolve
 
 
 def _check_circles(resolved: Sequence[Resolved], values: dict[str, Any]) -> list[Problem]:
-    """``a.x = @b()`` and ``b.y = @a()``: neither can be made before the other."""
+    """Find circular references such as ``a.x = @b()`` with ``b.y = @a()``: neither can be constructed first."""
     bound: dict[tuple[str, str], dict[str, tuple[Statement, list[Reference]]]] = defaultdict(dict)
     for statement, selector, _ in resolved:
         if statement.kind == 'binding':
@@ -242,12 +241,12 @@ def _check_circles(resolved: Sequence[Resolved], values: dict[str, Any]) -> list
             for reference in called:
                 try:
                     made = '/'.join(reference.scopes) or scope, resolve(reference.selector).selector
-                except (ValueError, KeyError):  # reported where references are checked
+                except (ValueError, KeyError):  # reported by the check of references
                     continue
                 if made in path or made == node:
                     names = [name.rsplit('.', 1)[-1] for _, name in (*path, node)[[*path, node].index(made):]]
-                    problems.append(Problem(statement.location, f'{statement.text} = {reference!r} goes in circles: '
-                                            f'{" -> ".join([*names, names[0]])}', 'nothing can be made of itself'))
+                    problems.append(Problem(statement.location, f'{statement.text} = {reference!r} is circular: '
+                                            f'{" -> ".join([*names, names[0]])}', 'remove one of these references'))
                 elif made not in finished:
                     visit(*made, (*path, node))
         finished.add(node)
@@ -263,7 +262,7 @@ def _unbound_arguments(leaf: Any, bound: dict[str, set[str]]) -> list[str]:
         return []
     try:
         configurable = resolve(leaf.selector)
-    except (ValueError, KeyError):  # reported where references are checked
+    except (ValueError, KeyError):  # reported by the check of references
         return []
     if registry.step_function_of(configurable.selector):
         return []
@@ -288,7 +287,7 @@ def _check_macro_definition(statement: Statement, values: dict[str, Any]) -> lis
                 needed.add(leaf.name)
                 if leaf.name in values:
                     pending.append(values[leaf.name])
-    return [Problem(statement.location, f'macro %{name} is defined by itself')] if name in needed else []
+    return [Problem(statement.location, f'macro %{name} refers to itself')] if name in needed else []
 
 
 def _check_macro_use(macro: Macro, location: str, macros: dict[str, Statement]) -> list[Problem]:

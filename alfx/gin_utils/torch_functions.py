@@ -1,9 +1,9 @@
-"""torch functions that conf files may name: activations, losses and initialisers.
+"""torch functions that conf files may name: activations, losses and initializers.
 
-``@torch.tanh``, ``@torch.nn.functional.elu`` and ``@torch.nn.init.orthogonal_`` work, and so does any
-unambiguous tail such as ``@elu``. Names that exist in both ``torch`` and ``torch.nn.functional``
-(``relu``, ``tanh``) mean the one in ``torch`` when written without a module; ``softsign``, of which alfx has one as
-well, means that of ``torch.nn.functional``.
+``@torch.tanh``, ``@torch.nn.functional.elu`` and ``@torch.nn.init.orthogonal_`` work, and so does any unambiguous
+suffix such as ``@elu``. A name that exists in both ``torch`` and ``torch.nn.functional`` (``relu``, ``tanh``) means the
+function in ``torch`` when written without a module. ``softsign``, which alfx also defines, means
+``torch.nn.functional.softsign``.
 """
 
 import torch
@@ -21,7 +21,7 @@ _FUNCTIONAL = ('relu relu_ relu6 elu elu_ selu celu leaky_relu leaky_relu_ gelu 
                'cross_entropy').split()
 _INIT = ('uniform_ normal_ trunc_normal_ constant_ ones_ zeros_ eye_ xavier_uniform_ xavier_normal_ '
          'kaiming_uniform_ kaiming_normal_ orthogonal_ sparse_').split()
-_PARAMETERS = {  # of functions written in C, which have no signature
+_PARAMETERS = {  # parameters of functions written in C, which have no signature
     'celu_': ('alpha',), 'clamp': ('min', 'max'), 'elu_': ('alpha', 'scale', 'input_scale'), 'gelu': ('approximate',),
     'leaky_relu_': ('negative_slope',), 'softplus': ('beta', 'threshold'), 'softshrink': ('lambd',),
     'hardshrink': ('lambd',), 'torch.celu': ('alpha',),
@@ -29,7 +29,7 @@ _PARAMETERS = {  # of functions written in C, which have no signature
 
 
 def register_torch_functions() -> None:
-    """Make the functions known to gin; calling it again changes nothing."""
+    """Register the functions with gin; further calls have no effect."""
     for module, names in ((torch, _TORCH), (F, _FUNCTIONAL), (torch.nn.init, _INIT)):
         for name in names:
             parameters = _PARAMETERS.get(f'{module.__name__}.{name}', _PARAMETERS.get(name))

@@ -1,40 +1,40 @@
-"""Whether the conf that is loaded may make this program import modules: that of a stranger may not.
+"""Trust in the loaded conf: an untrusted conf cannot make this program import modules.
 
-What a conf names is code: ``import my_module``, an environment ``'my_module:Id-v0'``. In a conf that is loaded as
-untrusted both are refused, and whatever else would reach beyond alfx and gymnasium asks here first.
+A conf can run code through the names in it: ``import my_module``, an environment ``'my_module:Id-v0'``. A conf loaded
+as untrusted may do neither, and everything else that reaches beyond alfx and gymnasium asks this module first.
 """
 from alfx.gin_utils.conf_error import ConfError
 
 __all__ = ['is_trusted', 'may_import', 'require_trust', 'set_trusted']
 
-_HINT = 'if you know where it comes from, leave out --untrusted'
+_HINT = 'if you trust this conf, remove --untrusted'
 _trusted = True
 
 
 def set_trusted(flag: bool) -> None:
-    """Say whether the loaded conf is trusted; ``clear`` and ``load`` do."""
+    """Set whether the loaded conf is trusted; called by ``clear`` and ``load``."""
     global _trusted
     _trusted = flag
 
 
 def is_trusted() -> bool:
-    """Whether the loaded conf is trusted. It is unless it was loaded otherwise."""
+    """Return whether the loaded conf is trusted, which is the default."""
     return _trusted
 
 
 def may_import(module: str) -> bool:
-    """Whether the loaded conf may have ``module`` imported."""
+    """Return whether the loaded conf may import ``module``."""
     return _trusted or module.split('.')[0] == 'alfx'
 
 
 def require_trust(what: str) -> None:
-    """Refuse something that the loaded conf asks for, unless the conf is trusted.
+    """Raise an error if the loaded conf is untrusted.
 
     Args:
-        what: a noun with the name of the thing, for the message.
+        what: noun and name of the requested object, for the message.
 
     Raises:
-        ConfError: it is not.
+        ConfError: the conf is untrusted.
     """
     if not _trusted:
-        raise ConfError(f'{what} is not part of alfx or gymnasium and is not used with --untrusted', _HINT)
+        raise ConfError(f'{what} is not part of alfx or gymnasium and is not allowed with --untrusted', _HINT)

@@ -1,7 +1,7 @@
-"""Whether a literal of a conf fits the annotation of the parameter it is bound to.
+"""Type checks of conf values against the annotations of the parameters they are bound to.
 
-A reference fits where what it makes would, and everywhere if that is not known (:mod:`alfx.gin_utils.kinds`). A macro
-of unknown value fits everything; an annotation that is not understood admits everything.
+A reference fits if the object that it creates fits, or if the type of that object is unknown
+(:mod:`alfx.gin_utils.kinds`). A macro of unknown value always fits. An unsupported annotation accepts everything.
 """
 
 import collections.abc
@@ -23,7 +23,7 @@ _LITERALS = (int, float, bool, str, list, tuple, dict, type(None))
 
 
 class Mismatch(NamedTuple):
-    """What was expected, what was found, what to do."""
+    """Expected type, found value and hint."""
 
     expected: str
     found: str
@@ -31,7 +31,7 @@ class Mismatch(NamedTuple):
 
 
 class _Unfit(Exception):
-    """Raised by the value that does not fit."""
+    """Raised for a value that does not fit."""
 
     def __init__(self, hint: str = ''):
         self.hint = hint
@@ -42,11 +42,11 @@ def check(value: Any, annotation: Any) -> tuple[Optional[Mismatch], Any]:
 
     Args:
         value: a literal, :class:`~alfx.gin_utils.parsing.Reference` or ``Macro``, or a nest of them.
-        annotation: of the parameter; ``inspect.Parameter.empty`` admits everything.
+        annotation: annotation of the parameter; ``inspect.Parameter.empty`` accepts everything.
 
     Returns:
-        The mismatch or None, and the value to bind: an int where the annotation wants an int and the conf
-        says ``1e6``, True or False where it wants a bool and the conf says 1 or 0.
+        The mismatch or ``None``, and the value to bind. The value is converted to int if the annotation is int and the
+        conf has ``1e6``, and to bool if the annotation is bool and the conf has 1 or 0.
     """
     try:
         return None, _fit(value, annotation)
@@ -56,7 +56,7 @@ def check(value: Any, annotation: Any) -> tuple[Optional[Mismatch], Any]:
 
 
 def show(annotation: Any) -> str:
-    """An annotation as an error message shows it."""
+    """Format an annotation for an error message."""
     if annotation is None or annotation is type(None):
         return 'None'
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
@@ -130,7 +130,7 @@ def _fit_scalar(value: Any, kind: Any) -> Any:
 
 
 def _is_structural(kind: Any) -> bool:
-    """Whether a class says what is admitted, and no instance of it has to be given."""
+    """Return whether a class describes a structure, so that values need not be instances of it."""
     return typing.is_typeddict(kind) or getattr(kind, '_is_protocol', False)
 
 
@@ -146,19 +146,19 @@ def _fit_sequence(value: Any, base: Any, arguments: tuple) -> Any:
 
 
 def _is_element(value: Any, arguments: tuple) -> bool:
-    """Whether brackets around ``value`` would make it right."""
+    """Return whether ``value`` would fit if it were put into brackets."""
     if not isinstance(value, (int, float, str)):
         return False
     return not arguments or check(value, arguments[0])[0] is None
 
 
 def _fit_made(value: Reference, annotation: Any) -> Any:
-    """``@f()``: what ``f`` makes has to fit."""
+    """Check ``@f()``: the object that ``f`` creates must fit."""
     made = kinds.made_by(value)
     base: Any = typing.get_origin(annotation) or annotation
     if made is None or not (inspect.isclass(base) or base is typing.Literal) or _is_structural(base):
         return value
-    hint = f'{value!r} makes {made.__name__}'
+    hint = f'{value!r} creates an instance of {made.__name__}'
     if base is collections.abc.Callable:
         return _require(kinds.is_callable(made), value, hint)
     if base is float:
@@ -167,13 +167,13 @@ def _fit_made(value: Reference, annotation: Any) -> Any:
 
 
 def _fit_constructor(value: Reference, annotation: Any) -> Any:
-    """``@f``: the function or class itself."""
+    """Check ``@f``: the function or class itself must fit."""
     if typing.get_origin(annotation) is collections.abc.Callable:
         arguments, made = typing.get_args(annotation), kinds.made_by(value)
         wanted = arguments[-1] if arguments else Any
         if made is not None and wanted not in _ANYTHING and inspect.isclass(wanted) and not _is_structural(wanted):
             return _require(issubclass(made, wanted) or issubclass(wanted, made), value,
-                            f'{value!r} makes {made.__name__}')
+                            f'{value!r} creates an instance of {made.__name__}')
         return value
     wants_value = annotation in (int, float, bool, str, type(None)) or typing.get_origin(annotation) is typing.Literal
     base = typing.get_origin(annotation) or annotation

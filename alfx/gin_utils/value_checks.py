@@ -1,11 +1,11 @@
-"""Checks of the value of a constructor argument, with a message that points at the conf.
+"""Checks of the values of constructor arguments, with messages that point at the conf.
 
-:func:`check_value` is for any constructor that documents the type or range of an argument::
+:func:`check_value` is for constructors that document the type or range of an argument::
 
     check_value('SacAlgorithm', 'target_update_tau', target_update_tau, float, minimum=0, maximum=1)
 
-A range in the annotation of an argument needs no call: it holds for what a conf binds to the argument, which is told
-before anything is built, and for what callers of a configurable constructor or factory pass::
+A range in the annotation of an argument needs no call. It is checked for values bound by a conf, before anything is
+constructed, and for values passed by callers of a configurable constructor or factory::
 
     def __init__(self, gamma: Fraction = 0.99, size: Count = 8, scale: Annotated[float, Range(below=2)] = 1.0):
 """
@@ -24,17 +24,17 @@ from alfx.gin_utils.conf_error import ConfError, Problem, hint_nearest
 __all__ = ['Count', 'Fraction', 'NonNegative', 'Positive', 'Range', 'StepLimit', 'check_value', 'problem_of',
            'problem_at']
 
-Kinds = Union[type, Callable, Sequence[Union[type, Callable]]]  # a Callable: the function ``callable``
+Kinds = Union[type, Callable, Sequence[Union[type, Callable]]]  # a Callable is the function ``callable``
 
 
 class Range(NamedTuple):
-    """The numbers that an argument takes; None for no end.
+    """Range of valid numbers; ``None`` for no limit.
 
     Attributes:
-        minimum: the smallest.
-        maximum: the largest.
-        above: which all of them exceed.
-        below: which exceeds all of them.
+        minimum: inclusive lower limit.
+        maximum: inclusive upper limit.
+        above: exclusive lower limit.
+        below: exclusive upper limit.
     """
 
     minimum: Optional[float] = None
@@ -54,39 +54,38 @@ class Range(NamedTuple):
 
 
 Fraction = Annotated[float, Range(0, 1)]
-"""A probability, a discount, a weight of an average."""
+"""A probability, a discount or a weight of an average."""
 Count = Annotated[int, Range(minimum=1)]
-"""How many of something that there is at least one of; a size, a period."""
+"""A number of items of which there is at least one, a size or a period."""
 NonNegative = Annotated[float, Range(minimum=0)]
-"""A learning rate, a deviation, a distance."""
+"""A learning rate, a standard deviation or a distance."""
 Positive = Annotated[float, Range(above=0)]
-"""A scale, a temperature."""
+"""A scale or a temperature."""
 StepLimit = Annotated[int, Range(minimum=0)]
-"""Steps after which an episode is truncated, or before which something begins; 0 for none."""
+"""Number of steps after which an episode is truncated or something starts; 0 for no limit."""
 
 
 def check_value(owner: str, name: str, value: Any, kind: Kinds = object, *, minimum: Optional[float] = None,
                 maximum: Optional[float] = None, above: Optional[float] = None,
                 choices: Optional[Collection] = None, optional: bool = False) -> Any:
-    """Raise a ConfError unless an argument has the right type and range.
+    """Raise a ConfError if an argument has the wrong type or is out of range.
 
     Args:
         owner: name of the class or factory, as a conf writes it.
         name: name of the argument.
-        value: what was given.
-        kind: the type, or several. ``float`` admits int, neither admits bool; ``callable`` admits what
-            can be called.
-        minimum: smallest allowed number.
-        maximum: largest allowed number.
-        above: number that ``value`` has to exceed.
-        choices: the allowed values.
-        optional: whether None is allowed.
+        value: the argument.
+        kind: valid type, or several. ``float`` accepts int; neither accepts bool. ``callable`` accepts callables.
+        minimum: smallest valid number.
+        maximum: largest valid number.
+        above: exclusive lower limit.
+        choices: valid values.
+        optional: accept ``None``.
 
     Returns:
         ``value``.
 
     Raises:
-        ConfError: it has not; the message names file and line if a conf set the argument.
+        ConfError: the value is invalid; the message names file and line if a conf set the argument.
     """
     problem = problem_of(owner, name, value, kind, minimum=minimum, maximum=maximum, above=above,
                          choices=choices, optional=optional)
@@ -98,7 +97,7 @@ def check_value(owner: str, name: str, value: Any, kind: Kinds = object, *, mini
 def problem_of(owner: str, name: str, value: Any, kind: Kinds = object, *, minimum: Optional[float] = None,
                maximum: Optional[float] = None, above: Optional[float] = None,
                choices: Optional[Collection] = None, optional: bool = False) -> Optional[Problem]:
-    """Like :func:`check_value`, but returns the problem (or None) for callers that collect several."""
+    """Return the problem of an argument, or ``None``; for callers of :func:`check_value` that collect several."""
     if value is None and optional:
         return None
     kinds = tuple(kind) if isinstance(kind, Sequence) else (kind,)
@@ -113,7 +112,7 @@ def problem_of(owner: str, name: str, value: Any, kind: Kinds = object, *, minim
 
 
 def problem_at(owner: str, name: str, message: str, hint: str = '') -> Problem:
-    """A problem of one argument, located where the conf binds it.
+    """Create a problem of one argument, located where the conf binds it.
 
     Args:
         owner: name of the class or factory.
@@ -126,7 +125,7 @@ def problem_at(owner: str, name: str, message: str, hint: str = '') -> Problem:
 
 
 def describe(value: Any) -> str:
-    """A value and its type, as an error message shows it."""
+    """Format a value and its type for an error message."""
     if value is None or isinstance(value, bool):
         return repr(value)
     text = repr(value)
@@ -155,18 +154,18 @@ _NAMES: dict[Any, str] = {int: 'an int', float: 'a number', bool: 'True or False
                           callable: 'a callable', Callable: 'a callable', type(None): 'None'}
 
 
-# Annotations as written and as read: every binding of a conf asks for those of its function, and to read them takes
-# part of a millisecond each time. What could not be read is not kept, for a name may be defined later.
+# Resolved annotations. Resolving takes a fraction of a millisecond, and every binding of a conf needs those of its
+# function. Failures are not cached, because a missing name may be defined later.
 _hints: weakref.WeakKeyDictionary[Callable, tuple[Any, dict[str, Any]]] = weakref.WeakKeyDictionary()
 
 
 def limits_of(fn: Callable) -> dict[str, Any]:
-    """The arguments of a function whose annotation has a range, with their annotations."""
+    """Return the annotations of the arguments of a function that contain a range, by argument."""
     return {name: hint for name, hint in annotations_of(fn).items() if name != 'return' and _has_range(hint)}
 
 
 def annotations_of(fn: Callable) -> dict[str, Any]:
-    """The annotations of a function by argument, and 'return', as far as they can be read."""
+    """Return the annotations of a function by argument, and 'return', as far as they can be resolved."""
     fn = inspect.unwrap(fn)
     written = getattr(fn, '__annotations__', None)
     known = _hints.get(fn) if inspect.isfunction(fn) else None
@@ -179,21 +178,21 @@ def annotations_of(fn: Callable) -> dict[str, Any]:
             return {}
         if inspect.isfunction(fn):
             _hints[fn] = (written, hints)
-    parameters = getattr(getattr(fn, '__signature__', None), 'parameters', {})  # of what takes the arguments of others
+    parameters = getattr(getattr(fn, '__signature__', None), 'parameters', {})  # set by takes_arguments_of
     return {**{name: p.annotation for name, p in parameters.items()
                if p.annotation is not p.empty and not isinstance(p.annotation, str)}, **hints}
 
 
 def check_limits(owner: str, limits: dict[str, Any], arguments: dict[str, Any]) -> None:
-    """Raise a ConfError if a number, or one in a list or tuple, is not in the range of its annotation.
+    """Raise a ConfError if a number, or a number in a list or tuple, is outside the range of its annotation.
 
     Args:
         owner: name of the class or factory.
-        limits: of :func:`limits_of`.
-        arguments: some of its arguments; what is none of these is left to the constructor.
+        limits: result of :func:`limits_of`.
+        arguments: arguments to check; values that are not numbers are left to the constructor.
 
     Raises:
-        ConfError: as that of :func:`check_value`.
+        ConfError: a number is out of range, see :func:`check_value`.
     """
     problems = [problem_at(owner, name, f'must be {_describe_annotation(limits[name])}, found {describe(value)}')
                 for name, value in arguments.items() if name in limits and not _admits(limits[name], value)]
@@ -208,7 +207,7 @@ def _has_range(annotation: Any) -> bool:
 
 
 def _admits(annotation: Any, value: Any) -> bool:
-    """Whether ``value`` may be in ``annotation``; only numbers, and lists and tuples of them, may not."""
+    """Return whether ``annotation`` accepts ``value``; only numbers, and lists and tuples of numbers, are checked."""
     if isinstance(value, bool) or not isinstance(value, (numbers.Real, list, tuple)):
         return True
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)

@@ -1,8 +1,8 @@
-"""Building blocks below a network: modules that take a batch and return a batch, without state.
+"""Building blocks of networks: modules that map a batch to a batch and have no state.
 
-A layer whose name begins with ``Parallel`` stands for ``n`` layers with their own weights, stacked so that they are
-computed at once; ``layer.make_parallel(n)`` makes one. Read next: :mod:`alfx.layers.fc`, then
-:mod:`alfx.networks.network` for what has state.
+A layer whose name starts with ``Parallel`` computes ``n`` layers with separate, stacked weights at once;
+``layer.make_parallel(n)`` creates one. Read next: :mod:`alfx.layers.fc`, then :mod:`alfx.networks.network` for modules
+with state.
 """
 from alfx.layers.sequential import (Branch, NaiveParallelLayer, Sequential, copy_module, first_layers,
                                     make_parallel_input, make_parallel_net, make_parallel_spec, reset_parameters)

@@ -1,4 +1,4 @@
-"""What is known about activation functions: which work in place, which are elementwise."""
+"""Properties of activation functions: out-of-place counterparts and elementwise functions."""
 import copy
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +18,7 @@ _ELEMENTWISE_MODULES = (
 
 
 def _function_tables() -> tuple[dict[Any, Any], set[Any]]:
-    """In-place functions with their counterparts, and all elementwise functions."""
+    """Return the in-place functions with their counterparts, and all elementwise functions."""
     out_of_place_of: dict[Any, Any] = {}
     elementwise: set[Any] = set()
     for module in (torch, F):
@@ -37,9 +37,9 @@ _OUT_OF_PLACE_OF, _ELEMENTWISE = _function_tables()
 
 
 def out_of_place(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, or what computes the same without changing its input if it is a known in-place activation.
+    """Return the out-of-place counterpart of a known in-place activation, and any other ``function`` unchanged.
 
-    ``torch.relu_`` gives ``torch.relu``, ``nn.ReLU(inplace=True)`` a module with ``inplace=False``.
+    ``torch.relu_`` gives ``torch.relu``, and ``nn.ReLU(inplace=True)`` a module with ``inplace=False``.
     """
     if isinstance(function, nn.Module):
         if getattr(function, 'inplace', False) is True:
@@ -51,17 +51,17 @@ def out_of_place(function: Callable[..., Any]) -> Callable[..., Any]:
         return partial(out_of_place(function.func), *function.args, **keywords)
     try:
         return _OUT_OF_PLACE_OF.get(function, function)
-    except TypeError:  # cannot be hashed
+    except TypeError:  # unhashable
         return function
 
 
 def is_elementwise(function: Callable[..., Any]) -> bool:
-    """Whether ``function`` is known to be an elementwise activation without parameters."""
+    """Return whether ``function`` is known to be an elementwise activation without parameters."""
     if isinstance(function, nn.Module):
         return type(function) in _ELEMENTWISE_MODULES
     if isinstance(function, partial):
         return is_elementwise(function.func)
     try:
         return function in _ELEMENTWISE
-    except TypeError:  # cannot be hashed
+    except TypeError:  # unhashable
         return False

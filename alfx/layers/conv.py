@@ -1,4 +1,4 @@
-"""Convolutions and transposed convolutions: one, and ``n`` of them as one grouped convolution."""
+"""Convolutions and transposed convolutions: single ones, and ``n`` of them as one grouped convolution."""
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ Size2d = int | tuple[int, int]
 
 
 def pair(value: Size2d) -> tuple[int, int]:
-    """``3`` -> ``(3, 3)``; a pair as it is."""
+    """Return ``(3, 3)`` for ``3``, and a pair unchanged."""
     if isinstance(value, int):
         return value, value
     height, width = value
@@ -24,7 +24,7 @@ def pair(value: Size2d) -> tuple[int, int]:
 
 
 class _ConvBase(nn.Module):
-    """What the four convolutions share: weights, normalisation, activation. ``n`` is None for a single one."""
+    """Weights, normalization and activation of the four convolutions; ``n`` is ``None`` for a single convolution."""
 
     _transposed = False
 
@@ -40,7 +40,7 @@ class _ConvBase(nn.Module):
         self._n: Any = n
         self._strides, self._padding = pair(config['strides']), pair(config['padding'])
         self._output_padding = pair(config.get('output_padding', 0))
-        # What works in place would be applied to a view by a stack, whose backward pass then copies everything.
+        # A stack applies the activation to a view; in place, its backward pass would copy everything.
         self._activation = config['activation'] if n is None else out_of_place(config['activation'])
         kernel = (shape[::-1] if not self._transposed else shape) + self._kernel_size
         stack = () if n is None else (n, )
@@ -67,7 +67,7 @@ class _ConvBase(nn.Module):
         w.reset_norm(self._norm)
 
     def _finish(self, y: torch.Tensor) -> torch.Tensor:
-        """Normalise ``[B, (n *) out, H, W]``, unstack it to ``[B, n, out, H, W]`` and apply the activation."""
+        """Normalize ``[B, (n *) out, H, W]``, unstack it to ``[B, n, out, H, W]`` and apply the activation."""
         if self._has_norm:
             y = self._norm(y)
         if self._n is not None:
@@ -75,7 +75,7 @@ class _ConvBase(nn.Module):
         return self._activation(y)
 
     def _stacked(self, inputs: torch.Tensor, n: int) -> bool:
-        """Whether there is an input for each of the ``n`` layers."""
+        """Return whether each of the ``n`` layers has its own input."""
         if inputs.ndim == 5 and inputs.shape[1] == n:
             return True
         if inputs.ndim == 4:
@@ -98,22 +98,22 @@ class Conv2D(_ConvBase):
         in_channels: channels of the input.
         out_channels: channels of the output.
         kernel_size: height and width of the kernel, or one number for both.
-        activation: applied to the result; may work in place.
+        activation: applied to the result; may be an in-place function.
         strides: vertical and horizontal stride, or one number for both.
         padding: rows and columns of zeros on each side, or one number for both.
-        use_bias: whether there is a bias; ``None``: unless there is batch norm.
-        use_bn: whether to use batch norm before the activation.
-        use_ln: whether to normalise over channels and positions before the activation; not with ``use_bn``.
-        weight_opt_args: arguments of the optimizer for the weights, kept as ``weight.opt_args``.
-        bn_ctor: called with the number of channels to make the batch norm.
-        kernel_initializer: called with the weights to fill them; ``None`` for
+        use_bias: add a bias; ``None`` adds one unless there is batch norm.
+        use_bn: use batch norm before the activation.
+        use_ln: normalize over channels and positions before the activation; excludes ``use_bn``.
+        weight_opt_args: optimizer arguments of the weights, stored as ``weight.opt_args``.
+        bn_ctor: creates the batch norm from the number of channels.
+        kernel_initializer: initializes the weights in place; ``None`` uses
             :func:`~alfx.initializers.variance_scaling_init`.
-        kernel_init_gain: its ``gain``.
+        kernel_init_gain: ``gain`` of that initializer.
         bias_init_value: initial bias.
-        use_torch_init: initialise weights and bias as ``torch.nn.Conv2d`` does instead.
+        use_torch_init: initialize weights and bias like ``torch.nn.Conv2d`` instead.
 
     Raises:
-        ValueError: arguments that exclude each other.
+        ValueError: two arguments exclude each other.
     """
 
     def __init__(self,
@@ -139,21 +139,21 @@ class Conv2D(_ConvBase):
             use_torch_init=use_torch_init)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """``[B, in_channels, H, W]`` to ``[B, out_channels, H', W']``."""
+        """Map ``[B, in_channels, H, W]`` to ``[B, out_channels, H', W']``."""
         return self._finish(F.conv2d(inputs, self.weight, self.bias, self._strides, self._padding))
 
     def make_parallel(self, n: int) -> 'ParallelConv2D':
-        """``n`` layers like this one, each with its own initial weights."""
+        """Create ``n`` layers like this one, with separate initial weights."""
         return ParallelConv2D(self._in_channels, self._out_channels, self._kernel_size, n, **self._config)
 
 
 @configurable(module='alfx.layers')
 class ParallelConv2D(_ConvBase):
-    """``n`` convolutions as one; ``weight [n, out, in, kh, kw]``, ``bias [n, out]``.
+    """``n`` convolutions computed as one; ``weight [n, out, in, kh, kw]``, ``bias [n, out]``.
 
     Args:
         n: number of layers.
-        kwargs: those of :class:`Conv2D`.
+        kwargs: arguments of :class:`Conv2D`.
     """
 
     @takes_arguments_of(Conv2D, after={'n': 'kernel_size'})
@@ -161,14 +161,14 @@ class ParallelConv2D(_ConvBase):
         super().__init__(n=n, **kwargs)
 
     def forward(self, inputs: torch.Tensor, first: int | None = None) -> torch.Tensor:
-        """``[B, n, in, H, W]``, or ``[B, in, H, W]`` shared by all, to ``[B, n, out, H', W']``.
+        """Map ``[B, n, in, H, W]``, or ``[B, in, H, W]`` shared by all layers, to ``[B, n, out, H', W']``.
 
         Args:
             inputs: see above.
-            first: compute only so many layers, the first ones; it takes the place of n in all shapes. Not with a norm.
+            first: compute only the first ``first`` layers; it replaces n in all shapes. Excludes a norm.
 
         Raises:
-            ValueError: any other shape.
+            ValueError: the input has another shape.
         """
         n, groups = self._n, 1
         weight: torch.Tensor = self.weight
@@ -181,7 +181,7 @@ class ParallelConv2D(_ConvBase):
         return self._finish(F.conv2d(inputs, weight.flatten(0, 1), bias, self._strides, self._padding, 1, groups))
 
     def first_layers(self, k: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """See :func:`alfx.layers.sequential.first_layers`; not with a norm, which is of all layers."""
+        """First layers of the stack, see :func:`alfx.layers.sequential.first_layers`; ``None`` with a norm."""
         return None if self._has_norm else partial(self, first=k)
 
 
@@ -190,10 +190,10 @@ class ConvTranspose2D(_ConvBase):
     """``activation(norm(transposed_conv(x) + b))`` over images.
 
     Args:
-        padding: rows and columns that are cut off on each side, or one number for both.
+        padding: rows and columns that are removed on each side, or one number for both.
         output_padding: rows and columns added at the end, or one number for both.
-        kernel_initializer: called with the weights ``[in, out, kh, kw]``.
-        kwargs: those of :class:`Conv2D`, except ``use_ln``, ``weight_opt_args`` and ``use_torch_init``.
+        kernel_initializer: initializes the weights ``[in, out, kh, kw]`` in place.
+        kwargs: arguments of :class:`Conv2D`, except ``use_ln``, ``weight_opt_args`` and ``use_torch_init``.
     """
 
     _transposed = True
@@ -204,22 +204,22 @@ class ConvTranspose2D(_ConvBase):
         super().__init__(output_padding=output_padding, **kwargs)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """``[B, in_channels, H, W]`` to ``[B, out_channels, H', W']``."""
+        """Map ``[B, in_channels, H, W]`` to ``[B, out_channels, H', W']``."""
         return self._finish(F.conv_transpose2d(inputs, self.weight, self.bias, self._strides, self._padding,
                                                self._output_padding))
 
     def make_parallel(self, n: int) -> 'ParallelConvTranspose2D':
-        """``n`` layers like this one, each with its own initial weights."""
+        """Create ``n`` layers like this one, with separate initial weights."""
         return ParallelConvTranspose2D(self._in_channels, self._out_channels, self._kernel_size, n, **self._config)
 
 
 @configurable(module='alfx.layers')
 class ParallelConvTranspose2D(_ConvBase):
-    """``n`` transposed convolutions as one; ``weight [n, in, out, kh, kw]``, ``bias [n, out]``.
+    """``n`` transposed convolutions computed as one; ``weight [n, in, out, kh, kw]``, ``bias [n, out]``.
 
     Args:
         n: number of layers.
-        kwargs: those of :class:`ConvTranspose2D`.
+        kwargs: arguments of :class:`ConvTranspose2D`.
     """
 
     _transposed = True
@@ -229,10 +229,10 @@ class ParallelConvTranspose2D(_ConvBase):
         super().__init__(n=n, **kwargs)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """``[B, n, in, H, W]``, or ``[B, in, H, W]`` shared by all, to ``[B, n, out, H', W']``.
+        """Map ``[B, n, in, H, W]``, or ``[B, in, H, W]`` shared by all layers, to ``[B, n, out, H', W']``.
 
         Raises:
-            ValueError: any other shape.
+            ValueError: the input has another shape.
         """
         if self._stacked(inputs, self._n):
             inputs, groups, kernel = inputs.flatten(1, 2), self._n, self.weight.flatten(0, 1)

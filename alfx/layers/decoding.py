@@ -9,16 +9,16 @@ from alfx.gin_utils.value_checks import Count, Positive
 
 @configurable(module='alfx.layers')
 class FixedDecodingLayer(nn.Module):
-    """Coefficients of basis functions to the values of their sum; nothing is trained.
+    """Values of a function from the coefficients of its basis functions; the layer has no trainable parameters.
 
-    With points ``x_i`` spread evenly over [-1, 1], the value at ``x_i`` is the sum over ``k`` of the coefficient
-    ``c_k`` times
+    At points ``x_i`` spread evenly over [-1, 1], the value is the sum over ``k`` of the coefficient ``c_k`` times one
+    of the following basis functions:
 
     - 'poly': ``tau^k x_i^k``;
     - 'cheb': ``tau^k T_k(x_i)``, the Chebyshev polynomials of the first kind;
-    - 'rbf': ``exp(-(x_i - m_k)^2 / (2 sigma^2))``, the centres ``m_k`` spread evenly over [-1, 1];
-    - 'haar': ``tau^level h_k(x_i) / sqrt(output_size)``, the Haar functions, which are then orthonormal with
-      ``tau = 1`` and ``output_size`` a power of 2; their level is 0 for the constant, ``1 + j`` for those of width
+    - 'rbf': ``exp(-(x_i - m_k)^2 / (2 sigma^2))``, with centers ``m_k`` spread evenly over [-1, 1];
+    - 'haar': ``tau^level h_k(x_i) / sqrt(output_size)``, the Haar functions, which are orthonormal if ``tau = 1`` and
+      ``output_size`` is a power of 2. The level is 0 for the constant and ``1 + j`` for functions of width
       ``2 / 2^j``. Here ``x_i`` are the midpoints of ``output_size`` equal parts of [-1, 1].
 
     Args:
@@ -26,10 +26,10 @@ class FixedDecodingLayer(nn.Module):
         output_size: number of points.
         basis_type: 'poly', 'cheb', 'rbf' or 'haar'.
         sigma: width of the radial basis functions.
-        tau: damps (< 1) or amplifies (> 1) functions of higher order.
+        tau: factor per order; < 1 damps and > 1 amplifies functions of higher order.
 
     Raises:
-        ValueError: unknown ``basis_type``, or ``sigma`` or ``tau`` not positive.
+        ValueError: ``basis_type`` is unknown, or ``sigma`` or ``tau`` is not positive.
     """
 
     _weight: torch.Tensor
@@ -56,7 +56,7 @@ class FixedDecodingLayer(nn.Module):
         return self._weight
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Coefficients ``[B, input_size]`` to values ``[B, output_size]``."""
+        """Map coefficients ``[B, input_size]`` to values ``[B, output_size]``."""
         return F.linear(inputs, self._weight)
 
 

@@ -1,4 +1,4 @@
-"""Layers without weights: what they do to a batch does not depend on training."""
+"""Layers without weights: casts, reshapes, selections, sums and scalings."""
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,35 +16,35 @@ from alfx.utils.tensor_utils import scale_gradient
 
 
 class ElementwiseLayerBase(nn.Module):
-    """Base of layers without parameters whose result does not depend on the number of batch dimensions.
+    """Base of parameter-free layers whose result does not depend on the number of batch dimensions.
 
-    So ``n`` of them in parallel are the layer itself.
+    Such a layer is its own parallel version.
     """
 
     def make_parallel(self, n: int) -> nn.Module:
-        """The layer itself, as it does the same to ``[B, n, ...]``."""
+        """Return the layer itself, which also handles ``[B, n, ...]``."""
         return self
 
     def first_layers(self, k: int) -> nn.Module:
-        """The layer itself, likewise."""
+        """Return the layer itself, which also handles ``[B, k, ...]``."""
         return self
 
 
 @configurable(module='alfx.layers')
 class Identity(ElementwiseLayerBase):
-    """What comes in comes out."""
+    """Layer that returns its input."""
 
     def forward(self, inputs: NestedTensor) -> NestedTensor:
-        """``inputs`` itself."""
+        """Return ``inputs``."""
         return inputs
 
 
 @configurable(module='alfx.layers')
 class Cast(ElementwiseLayerBase):
-    """Convert to another dtype.
+    """Conversion to another dtype.
 
     Args:
-        dtype: the dtype of the result, or its name.
+        dtype: dtype of the result, or its name.
     """
 
     def __init__(self, dtype: torch.dtype | str = torch.float32):
@@ -52,22 +52,22 @@ class Cast(ElementwiseLayerBase):
         self._dtype = as_torch_dtype(dtype)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """A tensor of the same shape; the same tensor if it has the dtype already."""
+        """Convert ``inputs``; a tensor that already has the dtype is returned as it is."""
         return inputs.to(self._dtype)
 
 
 def _after_batch(dim: int) -> int:
-    """A dimension counted without the batch dimension, as one of the whole tensor."""
+    """Convert a dimension counted without the batch dimension to a dimension of the whole tensor."""
     return dim + 1 if dim >= 0 else dim
 
 
 @configurable(module='alfx.layers')
 class Transpose(nn.Module):
-    """Swap two dimensions.
+    """Swap of two dimensions.
 
     Args:
-        dim0: not counting the batch dimension: 0 is the one behind it; negative ones count from the end.
-        dim1: likewise.
+        dim0: first dimension, not counting the batch dimension; negative numbers count from the end.
+        dim1: second dimension, counted in the same way.
     """
 
     def __init__(self, dim0: int = 0, dim1: int = 1):
@@ -75,46 +75,46 @@ class Transpose(nn.Module):
         self._dims = dim0, dim1
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """A view of ``inputs``."""
+        """Return a transposed view of ``inputs``."""
         return inputs.transpose(_after_batch(self._dims[0]), _after_batch(self._dims[1]))
 
     def make_parallel(self, n: int) -> 'Transpose':
-        """The layer for inputs ``[B, n, ...]``."""
+        """Create the layer for inputs ``[B, n, ...]``."""
         return Transpose(*(_after_batch(dim) for dim in self._dims))
 
 
 class Permute(nn.Module):
-    """Reorder the dimensions behind the batch dimension.
+    """Permutation of the dimensions after the batch dimension.
 
     Args:
-        dims: the new order, not counting the batch dimension.
+        dims: new order of the dimensions, not counting the batch dimension.
 
     Raises:
-        ValueError: ``dims`` is no permutation.
+        ValueError: ``dims`` is not a permutation.
     """
 
     def __init__(self, *dims: int):
         super().__init__()
         self._dims = tuple(dim % len(dims) for dim in dims)
         if sorted(self._dims) != list(range(len(dims))):
-            raise ValueError(f'Permute: {dims} is no permutation of the dimensions 0 ... {len(dims) - 1}')
+            raise ValueError(f'Permute: {dims} is not a permutation of the dimensions 0 ... {len(dims) - 1}')
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """A view of ``inputs``."""
+        """Return a permuted view of ``inputs``."""
         return inputs.permute(0, *(dim + 1 for dim in self._dims))
 
     def make_parallel(self, n: int) -> 'Permute':
-        """The layer for inputs ``[B, n, ...]``."""
+        """Create the layer for inputs ``[B, n, ...]``."""
         return Permute(0, *(dim + 1 for dim in self._dims))
 
 
 @configurable(module='alfx.layers')
 class OneHot(ElementwiseLayerBase):
-    """Integers to one-hot vectors.
+    """One-hot encoding of integers.
 
     Args:
-        num_classes: length of the vectors; ``None``: as many as the input has values, which a network finds out that
-            has this layer as its input preprocessor.
+        num_classes: length of the vectors. ``None`` uses the number of values of the input; this works only for input
+            preprocessors, where the network knows the input spec.
     """
 
     def __init__(self, num_classes: Count | None = None):
@@ -122,30 +122,30 @@ class OneHot(ElementwiseLayerBase):
         self._num_classes = num_classes
 
     def for_input(self, spec: TensorSpec) -> 'OneHot':
-        """This layer if it knows its length, else one for inputs like this.
+        """Return a layer for inputs of ``spec``: this layer if ``num_classes`` is set, else a new one.
 
         Raises:
-            SpecError: they are not integers from 0 to an upper bound.
+            SpecError: the inputs are not integers from 0 to an upper bound.
         """
         if self._num_classes is not None:
             return self
         if not isinstance(spec, BoundedTensorSpec) or not spec.is_discrete or (spec.minimum < 0).any():
-            raise SpecError(f'OneHot: expected integers from 0 to an upper bound, found {spec}; give it num_classes')
+            raise SpecError(f'OneHot: expected integers from 0 to an upper bound, found {spec}; set num_classes')
         return OneHot(int(spec.maximum.max()) + 1)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Integers ``[B, ...]`` in ``0 .. num_classes - 1`` to float32 ``[B, ..., num_classes]``."""
+        """Map integers ``[B, ...]`` in ``0 .. num_classes - 1`` to float32 ``[B, ..., num_classes]``."""
         if self._num_classes is None:
-            raise ValueError('OneHot: num_classes is not known; give it, unless this is an input preprocessor')
+            raise ValueError('OneHot: num_classes is unknown; set it, unless the layer is an input preprocessor')
         return F.one_hot(inputs.long(), self._num_classes).float()
 
 
 @configurable(module='alfx.layers')
 class Reshape(nn.Module):
-    """Reshape all but the batch dimension.
+    """Reshape of all dimensions except the batch dimension.
 
     Args:
-        shape: the new shape without the batch dimension, as numbers or one sequence; one of them may be -1.
+        shape: new shape without the batch dimension, as separate numbers or one sequence; one of them may be -1.
     """
 
     def __init__(self, *shape: Any):
@@ -153,16 +153,16 @@ class Reshape(nn.Module):
         self._shape = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
 
     def forward(self, inputs: torch.Tensor, first: int | None = None) -> torch.Tensor:
-        """``[B, ...]`` to ``[B, *shape]``, or to ``[B, first, *shape[1:]]``."""
+        """Map ``[B, ...]`` to ``[B, *shape]``, or to ``[B, first, *shape[1:]]``."""
         shape = self._shape if first is None else (first, *self._shape[1:])
         return inputs.reshape(inputs.shape[0], *shape)
 
     def make_parallel(self, n: int) -> 'Reshape':
-        """The layer for inputs ``[B, n, ...]``."""
+        """Create the layer for inputs ``[B, n, ...]``."""
         return Reshape(n, *self._shape)
 
     def first_layers(self, k: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Of a layer for ``[B, n, ...]``, what does the same to ``[B, k, ...]``."""
+        """Return the reshape to ``[B, k, ...]`` for a layer that reshapes to ``[B, n, ...]``."""
         return partial(self, first=k)
 
 
@@ -178,21 +178,21 @@ class Lambda(nn.Module):
         self._func = func
 
     def forward(self, inputs: Any) -> Any:
-        """``func(inputs)``."""
+        """Return ``func(inputs)``."""
         return self._func(inputs)
 
 
 class GetFields(ElementwiseLayerBase):
-    """Pick parts of a nest by their paths.
+    """Selection of parts of a nest by their paths.
 
-    ``GetFields(('image', 'state.speed'))`` gives a pair, ``GetFields(speed='state.speed')`` a dict.
+    ``GetFields(('image', 'state.speed'))`` returns a pair, ``GetFields(speed='state.speed')`` a dict.
 
     Args:
-        field_nest: a nest of paths; the result has its structure.
-        fields: the same for a dict.
+        field_nest: nest of paths; the result has its structure.
+        fields: paths of a dict, by key.
 
     Raises:
-        ValueError: both or neither are given.
+        ValueError: both arguments or neither are given.
     """
 
     def __init__(self, field_nest: Nested = None, **fields: str):
@@ -202,10 +202,10 @@ class GetFields(ElementwiseLayerBase):
         self._fields = fields if field_nest is None else field_nest
 
     def forward(self, inputs: Nested) -> Nested:
-        """The parts.
+        """Return the selected parts.
 
         Raises:
-            LookupError: a path does not exist; the message names the nearest one that does.
+            LookupError: a path does not exist; the message names the nearest existing path.
         """
         return nest.map_structure(lambda path: nest.get_field(inputs, path), self._fields)
 
@@ -215,7 +215,7 @@ class Sum(nn.Module):
     """Sum over dimensions.
 
     Args:
-        dim: one or several dimensions, not counting the batch dimension; negative ones count from the end.
+        dim: one or several dimensions, not counting the batch dimension; negative numbers count from the end.
     """
 
     def __init__(self, dim: int | tuple[int, ...]):
@@ -223,29 +223,29 @@ class Sum(nn.Module):
         self._dim = (dim, ) if isinstance(dim, int) else tuple(dim)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """``inputs`` without the dimensions ``dim``."""
+        """Sum ``inputs`` over the dimensions ``dim``."""
         return inputs.sum(dim=tuple(_after_batch(dim) for dim in self._dim))
 
     def make_parallel(self, n: int) -> 'Sum':
-        """The layer for inputs ``[B, n, ...]``."""
+        """Create the layer for inputs ``[B, n, ...]``."""
         return Sum(tuple(_after_batch(dim) for dim in self._dim))
 
 
 @configurable(module='alfx.layers')
 class AddN(ElementwiseLayerBase):
-    """The sum of several tensors of the same shape."""
+    """Sum of several tensors of the same shape."""
 
     def forward(self, inputs: NestedTensor) -> torch.Tensor:
-        """The sum of the leaves of the nest ``inputs``."""
+        """Sum the leaves of the nest ``inputs``."""
         return math_ops.add_n(nest.flatten(inputs))
 
 
 @configurable(module='alfx.layers')
 class Detach(ElementwiseLayerBase):
-    """Let no gradient pass."""
+    """Layer that stops gradients."""
 
     def forward(self, inputs: NestedTensor) -> NestedTensor:
-        """``inputs`` as constants."""
+        """Return ``inputs`` without gradient."""
         if isinstance(inputs, torch.Tensor):
             return inputs.detach()
         return nest.map_structure(torch.Tensor.detach, inputs)
@@ -253,10 +253,10 @@ class Detach(ElementwiseLayerBase):
 
 @configurable(module='alfx.layers')
 class Scale(ElementwiseLayerBase):
-    """Multiply by a number.
+    """Multiplication by a constant.
 
     Args:
-        scale: the factor.
+        scale: factor.
     """
 
     def __init__(self, scale: float):
@@ -264,16 +264,16 @@ class Scale(ElementwiseLayerBase):
         self._scale = scale
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """``scale * inputs``."""
+        """Return ``scale * inputs``."""
         return self._scale * inputs
 
 
 @configurable(module='alfx.layers')
 class ScaleGradient(ElementwiseLayerBase):
-    """Multiply the gradient by a number and leave the value as it is.
+    """Identity whose gradient is multiplied by a constant.
 
     Args:
-        scale: the factor.
+        scale: factor of the gradient.
     """
 
     def __init__(self, scale: float):
@@ -281,5 +281,5 @@ class ScaleGradient(ElementwiseLayerBase):
         self._scale = scale
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The value of ``inputs``."""
+        """Return ``inputs`` with a scaled gradient."""
         return scale_gradient(inputs, self._scale)

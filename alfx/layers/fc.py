@@ -1,4 +1,4 @@
-"""Fully connected layers: one, and ``n`` of them as one product."""
+"""Fully connected layers: single ones, and ``n`` of them as one batched product."""
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -21,22 +21,22 @@ class FC(nn.Module):
     Args:
         input_size: number of inputs.
         output_size: number of outputs.
-        activation: applied to the result; may work in place.
-        use_bias: whether there is a bias.
-        use_bn: whether to use batch norm before the activation.
-        use_ln: whether to use layer norm before the activation; not with ``use_bn``.
-        bn_ctor: called with the number of features to make the batch norm.
-        kernel_initializer: called with the weights to fill them; ``None`` for
+        activation: applied to the result; may be an in-place function.
+        use_bias: add a bias.
+        use_bn: use batch norm before the activation.
+        use_ln: use layer norm before the activation; excludes ``use_bn``.
+        bn_ctor: creates the batch norm from the number of features.
+        kernel_initializer: initializes the weights in place; ``None`` uses
             :func:`~alfx.initializers.variance_scaling_init`.
-        kernel_init_gain: its ``gain``.
+        kernel_init_gain: ``gain`` of that initializer.
         bias_init_value: initial bias.
-        bias_initializer: called with the bias to fill it, in place of ``bias_init_value``.
-        use_torch_init: initialise weights and bias as ``torch.nn.Linear`` does instead.
-        weight_opt_args: arguments of the optimizer for the weights, kept as ``weight.opt_args``.
-        bias_opt_args: arguments of the optimizer for the bias.
+        bias_initializer: initializes the bias in place; overrides ``bias_init_value``.
+        use_torch_init: initialize weights and bias like ``torch.nn.Linear`` instead.
+        weight_opt_args: optimizer arguments of the weights, stored as ``weight.opt_args``.
+        bias_opt_args: optimizer arguments of the bias, stored as ``bias.opt_args``.
 
     Raises:
-        ValueError: arguments that exclude each other.
+        ValueError: two arguments exclude each other.
     """
 
     def __init__(self,
@@ -89,7 +89,7 @@ class FC(nn.Module):
         w.reset_norm(self._norm)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """``[B, ..., input_size]`` to ``[B, ..., output_size]``."""
+        """Map ``[B, ..., input_size]`` to ``[B, ..., output_size]``."""
         y = F.linear(inputs, self.weight, self.bias)
         if self._has_norm:
             y = self._normalize(y)
@@ -101,7 +101,7 @@ class FC(nn.Module):
         return self._norm(y.flatten(0, -2)).view_as(y)
 
     def make_parallel(self, n: int) -> 'ParallelFC':
-        """``n`` layers like this one, each with its own initial weights."""
+        """Create ``n`` layers like this one, with separate initial weights."""
         return ParallelFC(self._input_size, self._output_size, n, **self._config)
 
     def extra_repr(self) -> str:
@@ -116,11 +116,11 @@ _LARGE_BATCH = 32
 class ParallelFC(nn.Module):
     """``n`` fully connected layers computed as one batched product; ``weight [n, out, in]``, ``bias [n, out]``.
 
-    Each layer is initialised on its own, so that it is distributed as a single :class:`FC` is.
+    Each layer is initialized separately, so its weights have the distribution of a single :class:`FC`.
 
     Args:
         n: number of layers.
-        kwargs: those of :class:`FC`.
+        kwargs: arguments of :class:`FC`.
     """
 
     @takes_arguments_of(FC, after={'n': 'output_size', 'bias_initializer': 'use_torch_init'})
@@ -131,8 +131,8 @@ class ParallelFC(nn.Module):
         self._init_kernel = (kwargs['kernel_initializer'], kwargs['kernel_init_gain'], activation, use_torch_init)
         self._init_bias = (kwargs['bias_initializer'], kwargs['bias_init_value'], use_torch_init)
         self._input_size, self._output_size, self._n = input_size, output_size, n
-        # What is elementwise is applied to the product itself, in place if it works so; in place on a view of it, the
-        # backward pass would copy everything.
+        # An elementwise activation is applied to the product itself, in place if it is an in-place function. Applied in
+        # place to a view of the product, it would make the backward pass copy everything.
         has_norm = use_bn or use_ln
         self._product_activation = activation if is_elementwise(activation) and not has_norm else identity
         self._activation = out_of_place(activation) if self._product_activation is identity else identity
@@ -163,15 +163,14 @@ class ParallelFC(nn.Module):
         w.reset_norm(self._norm)
 
     def forward(self, inputs: torch.Tensor, first: int | None = None) -> torch.Tensor:
-        """``[B, n, input_size]``, or ``[B, input_size]`` shared by all layers, to ``[B, n, output_size]``.
+        """Map ``[B, n, input_size]``, or ``[B, input_size]`` shared by all layers, to ``[B, n, output_size]``.
 
         Args:
             inputs: see above.
-            first: compute only so many layers, the first ones; it takes the place of n in all shapes. Not with batch
-                norm.
+            first: compute only the first ``first`` layers; it replaces n in all shapes. Excludes batch norm.
 
         Raises:
-            ValueError: any other shape.
+            ValueError: the input has another shape.
         """
         n = self._n
         weight: torch.Tensor = self.weight
@@ -188,7 +187,10 @@ class ParallelFC(nn.Module):
         return self._activation(y)
 
     def first_layers(self, k: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """See :func:`alfx.layers.sequential.first_layers`; not with batch norm, whose statistics are of all layers."""
+        """First layers of the stack, see :func:`alfx.layers.sequential.first_layers`; ``None`` with batch norm.
+
+        The statistics of batch norm are those of all layers.
+        """
         return None if self._use_bn else partial(self, first=k)
 
     def _product(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -203,10 +205,10 @@ class ParallelFC(nn.Module):
 
     def _batch_last_product(self, inputs: torch.Tensor, weight: torch.Tensor,
                             bias: torch.Tensor | None) -> torch.Tensor:
-        """:meth:`_product` with the batch as the last dimension in memory, also between the layers of a network.
+        """Compute :meth:`_product` with the batch as the last dimension in memory, also between consecutive layers.
 
-        The gradient of the weights then has their layout; otherwise autograd copies it, which at a batch size of 8
-        costs as much as all the rest. Without gradients it is the faster one for large batches.
+        The gradient of the weights then has the layout of the weights. Otherwise autograd copies it, which at a batch
+        size of 8 costs as much as everything else. Without gradients this version is faster for large batches.
         """
         if inputs.ndim == 2:
             kernel, x = weight.flatten(0, 1), inputs.t()

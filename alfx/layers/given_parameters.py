@@ -1,8 +1,8 @@
-"""Modules whose parameters are given from outside, ``[n, D]`` for ``n`` of them at once.
+"""Modules that compute with parameters given from outside, ``[n, D]`` for ``n`` modules at once.
 
-Particles, what a hypernetwork generates and the members of a population are such parameters. What computes with them
-are the stacks of :mod:`alfx.layers.sequential`: a stack of ``n`` modules, made once, reads views of the given tensor in
-the place of parameters of its own, so gradients reach the tensor and nothing is copied beyond it. Read next:
+Particles, the outputs of a hypernetwork and the members of a population are such parameters. The stacks of
+:mod:`alfx.layers.sequential` compute with them: a stack of ``n`` modules is created once and reads views of the given
+tensor instead of parameters, so gradients reach the tensor and nothing else is copied. Read next:
 :mod:`alfx.layers.param_layers`, and :mod:`alfx.networks.param_networks` for networks.
 """
 import math
@@ -19,23 +19,23 @@ _Stack = tuple[Any, list[tuple[tuple[int, ...], list[_Place]]]]
 
 
 class GivenParameters:
-    """``n`` modules like a given one, computed with parameters ``theta [n, D]``.
+    """Stack of ``n`` modules that computes with the parameters ``theta [n, D]``.
 
-    A row of ``theta`` holds the parameters of one module, in the order of ``module.parameters()``, each flattened.
+    A row of ``theta`` holds the flattened parameters of one module, in the order of ``module.parameters()``.
 
     Args:
-        module: a layer or a network; only its kind and its shapes are used, and its initial distribution.
-        where: begins messages.
+        module: template, a layer or a network; its structure and the distribution of its initial values are used.
+        where: prefix of error messages.
 
     Raises:
-        ValueError: it has no parameters; some of them are shared; it has batch norm, whose statistics would be mixed up
-            between different parameters.
+        ValueError: the module has no parameters, shares parameters, or has batch norm, whose statistics would mix
+            different parameters.
     """
 
     def __init__(self, module: nn.Module, where: str):
         self._module, self._where = module, where
         if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()):
-            raise ValueError(f'{where}: batch norm keeps statistics of the parameters that it is used with, and these '
+            raise ValueError(f'{where}: batch norm keeps statistics for one set of parameters, but the parameters '
                              'change with every call; use layer norm')
         self._shapes = [tuple(p.shape) for p in module.parameters()]
         if not self._shapes:
@@ -45,17 +45,17 @@ class GivenParameters:
 
     @property
     def module(self) -> nn.Module:
-        """The module that was given."""
+        """The template module."""
         return self._module
 
     @property
     def param_length(self) -> int:
-        """``D``, the number of parameters of one module."""
+        """Number of parameters of one module, ``D``."""
         return sum(self._sizes)
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """The shapes of the parameters of one module."""
+        """Shapes of the parameters of one module."""
         return list(self._shapes)
 
     def check(self, theta: torch.Tensor) -> None:
@@ -65,11 +65,11 @@ class GivenParameters:
                              f'found {list(theta.shape)}')
 
     def stack(self, theta: torch.Tensor, training: bool = True) -> Callable[..., Any]:
-        """The stack of ``n`` modules, which computes with ``theta [n, D]`` until the next call for the same ``n``.
+        """Return the stack of ``n`` modules, bound to ``theta [n, D]`` until the next call with the same ``n``.
 
         Args:
-            theta: the parameters.
-            training: the mode in which it computes.
+            theta: parameters.
+            training: training mode of the stack.
 
         Raises:
             ValueError: ``theta`` is not ``[n, D]``.
@@ -82,7 +82,7 @@ class GivenParameters:
         stack, slots = self._stacks[n]
         if getattr(stack, 'training', training) != training:
             stack.train(training)
-        # One split: its gradient is one concatenation, where that of slices would be a tensor of zeros for each.
+        # A single split: its gradient is one concatenation, while slices would create a tensor of zeros each.
         for columns, (shape, places) in zip(theta.split(self._sizes, dim=1), slots):
             tensors = columns.unbind(0) if len(places) > 1 else (columns, )
             for (module, name), values in zip(places, tensors, strict=True):
@@ -90,30 +90,30 @@ class GivenParameters:
         return stack
 
     def prepare(self, n: int) -> None:
-        """Make the stack of ``n`` modules now, and not when it is first wanted."""
+        """Create the stack of ``n`` modules now instead of on first use."""
         if n not in self._stacks:
             self._stacks[n] = self._make_stack(n)
 
     def release(self) -> None:
-        """Forget the parameters that were given, and with them the graph that made them."""
+        """Drop the given parameters and the autograd graph behind them."""
         for _, slots in self._stacks.values():
             for _, places in slots:
                 for module, name in places:
                     module.__dict__[name] = None
 
     def initial_parameters(self, n: int) -> torch.Tensor:
-        """``[n, D]``: initial parameters of ``n`` new modules."""
+        """Initial parameters ``[n, D]`` of ``n`` new modules."""
         rows = [self.parameters_of(copy_module(self._module)) for _ in range(n)]
         if rows[0].numel() != self.param_length:
             raise self._shared_error()
         return torch.stack(rows)
 
     def parameters_of(self, module: nn.Module) -> torch.Tensor:
-        """``[D]``: the parameters of a module like the one given."""
+        """Parameters ``[D]`` of a module like the template."""
         return torch.cat([p.detach().flatten() for p in module.parameters()])
 
     def with_parameters(self, theta: torch.Tensor) -> Any:
-        """A module of its own like the one given, which has the parameters ``theta [D]``."""
+        """Create a separate module like the template with the parameters ``theta [D]``."""
         if theta.ndim != 1:
             raise ValueError(f'{self._where}: expected parameters [{self.param_length}], found {list(theta.shape)}')
         self.check(theta)
@@ -125,8 +125,8 @@ class GivenParameters:
 
     def _make_stack(self, n: int) -> _Stack:
         device = next(self._module.parameters()).device
-        # Its own initial parameters are never used: drawing them must not move the generators, or a run that goes on
-        # from a checkpoint, and makes its stacks anew, would draw other numbers than one that did not stop.
+        # The initial parameters of the stack are never used. Drawing them must not advance the random generators: a
+        # resumed run creates its stacks again and would otherwise draw other numbers than an uninterrupted run.
         with torch.random.fork_rng([device] if device.type == 'cuda' else []):
             stack: Any = make_parallel_net(self._module, n)
         slots = _slots(stack)
@@ -140,14 +140,14 @@ class GivenParameters:
         return stack, list(zip(shapes, slots))
 
     def _shared_error(self) -> ValueError:
-        return ValueError(f'{self._where}: parameters of {type(self._module).__name__} are shared between networks or '
-                          'between parts of it, so that they cannot be given for each of several')
+        return ValueError(f'{self._where}: {type(self._module).__name__} shares parameters between networks or '
+                          'between its parts, so separate values cannot be given for each of several modules')
 
 
 def _slots(stack: nn.Module) -> list[list[_Place]]:
-    """Where a stack keeps its parameters, in the order of those of a single module.
+    """Return the places where a stack stores its parameters, in the order of the parameters of a single module.
 
-    One place for a tensor that holds all ``n``, ``n`` places where copies are called one after the other.
+    A tensor that holds all ``n`` has one place; copies that are called one after the other have ``n`` places.
     """
     copies = getattr(stack, 'copies', None)
     if copies is not None:

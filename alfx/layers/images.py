@@ -10,7 +10,7 @@ from alfx.layers.conv import Size2d, pair
 
 @configurable(module='alfx.layers')
 class ReplicationPad2d(nn.Module):
-    """Repeat the border of images outwards.
+    """Padding that repeats the border of images.
 
     Args:
         padding: number of rows and columns on each side, or (left, right, top, bottom).
@@ -21,7 +21,7 @@ class ReplicationPad2d(nn.Module):
         self._padding = (padding, ) * 4 if isinstance(padding, int) else tuple(padding)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """``[..., H, W]`` of any dtype to ``[..., H + top + bottom, W + left + right]``."""
+        """Map ``[..., H, W]`` of any dtype to ``[..., H + top + bottom, W + left + right]``."""
         left, right, top, bottom = self._padding
         height, width = inputs.shape[-2:]
         rows = torch.arange(-top, height + bottom, device=inputs.device).clamp_(0, height - 1)
@@ -31,11 +31,11 @@ class ReplicationPad2d(nn.Module):
 
 @configurable(module='alfx.layers')
 class RandomCrop(nn.Module):
-    """Cut a part of the same size out of each image, at a position drawn for each image.
+    """Random crop of a fixed size, at a separately drawn position for each image.
 
     Args:
-        size: height and width of the part, or one number for both.
-        padding: rows and columns of zeros put around the image before, or one number for both.
+        size: height and width of the crop, or one number for both.
+        padding: rows and columns of zeros added around the image first, or one number for both.
     """
 
     def __init__(self, size: Size2d, padding: Size2d = 0):
@@ -43,17 +43,17 @@ class RandomCrop(nn.Module):
         self._size, self._padding = pair(size), pair(padding)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """``[..., C, H, W]`` of any dtype to ``[..., C, h, w]``.
+        """Map ``[..., C, H, W]`` of any dtype to ``[..., C, h, w]``.
 
         Raises:
-            ValueError: the padded image is smaller than the part.
+            ValueError: the padded image is smaller than the crop.
         """
         pad_h, pad_w = self._padding
         if pad_h or pad_w:
             inputs = F.pad(inputs, (pad_w, pad_w, pad_h, pad_h))
         (height, width), (h, w_) = inputs.shape[-2:], self._size
         if height < h or width < w_:
-            raise ValueError(f'RandomCrop: cannot cut {self._size} out of images of size {(height, width)}')
+            raise ValueError(f'RandomCrop: cannot crop {self._size} from images of size {(height, width)}')
         images = inputs.reshape(-1, *inputs.shape[-3:])
         count, device = images.shape[0], images.device
         top = torch.randint(height - h + 1, (count, ), device=device)

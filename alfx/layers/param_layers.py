@@ -1,6 +1,6 @@
-"""Single layers whose parameters are given: ``[D]`` for one, ``[n, D]`` for ``n`` groups at once.
+"""Single layers with given parameters: ``[D]`` for one group, ``[n, D]`` for ``n`` groups at once.
 
-A particle or a hypernetwork gives the parameters; :class:`~alfx.layers.given_parameters.GivenParameters` computes.
+The parameters come from particles or a hypernetwork; :class:`~alfx.layers.given_parameters.GivenParameters` computes.
 """
 import torch
 from torch import nn
@@ -14,14 +14,14 @@ from alfx.layers.weights import Activation, Initializer
 
 
 class ParamLayer(nn.Module):
-    """A layer with given parameters.
+    """Layer with given parameters.
 
-    It begins with initial ones of its own for ``n_groups``, or for one. They are no ``nn.Parameter``: who gives
-    parameters trains them.
+    It starts with initial parameters for ``n_groups`` groups, or one. They are not ``nn.Parameter``: the provider of
+    the parameters trains them.
 
     Args:
-        layer: what to compute.
-        n_groups: number of groups; ``None``: as many as are given.
+        layer: template of the computation.
+        n_groups: number of groups; ``None`` allows any number.
 
     Raises:
         ValueError: the layer has no parameters.
@@ -43,12 +43,12 @@ class ParamLayer(nn.Module):
 
     @property
     def weight_length(self) -> int:
-        """Number of weights of one group, the scale of a norm included."""
+        """Number of weights of one group, including the scale of a norm."""
         return sum(self._length(name) for name in self._names if name.endswith('weight'))
 
     @property
     def bias_length(self) -> int:
-        """Number of biases of one group, the shift of a norm included."""
+        """Number of biases of one group, including the shift of a norm."""
         return sum(self._length(name) for name in self._names if name.endswith('bias'))
 
     def _length(self, name: str) -> int:
@@ -56,12 +56,12 @@ class ParamLayer(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """``[n, ...]``: the weights in use."""
+        """Current weights ``[n, ...]``."""
         return self._values('weight')
 
     @property
     def bias(self) -> torch.Tensor | None:
-        """``[n, ...]``: the biases in use; ``None`` without."""
+        """Current biases ``[n, ...]``; ``None`` without bias."""
         return self._values('bias') if 'bias' in self._names else None
 
     def _values(self, name: str) -> torch.Tensor:
@@ -74,12 +74,12 @@ class ParamLayer(nn.Module):
         """Compute with ``theta`` from now on.
 
         Args:
-            theta: ``[n_groups, param_length]``, or ``[param_length]`` for one group, whose outputs then have no
-                dimension of groups.
-            reinitialize: fill ``theta`` in place with initial values first.
+            theta: ``[n_groups, param_length]``, or ``[param_length]`` for one group, whose outputs then have no group
+                dimension.
+            reinitialize: first fill ``theta`` in place with initial values.
 
         Raises:
-            ValueError: any other shape.
+            ValueError: ``theta`` has another shape.
         """
         self._given.check(theta)
         groups = theta.shape[0] if theta.ndim == 2 else 1
@@ -89,10 +89,10 @@ class ParamLayer(nn.Module):
         if reinitialize:
             with torch.no_grad():
                 theta.copy_(self._given.initial_parameters(groups).view_as(theta))
-        self.__dict__['_theta'] = theta  # a parameter stays that of who gives it
+        self.__dict__['_theta'] = theta  # not registered: the provider owns it, even if it is an nn.Parameter
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """``[B, ...]``, shared by the groups, or ``[B, n, ...]``, to ``[B, n, ...]`` (``[B, ...]`` for ``[D]``)."""
+        """Map ``[B, ...]`` (shared) or ``[B, n, ...]`` to ``[B, n, ...]``; with ``theta [D]`` to ``[B, ...]``."""
         theta = self._theta
         outputs = self._given.stack(theta if theta.ndim == 2 else theta.unsqueeze(0))(inputs)
         return outputs if theta.ndim == 2 else outputs[:, 0]
@@ -100,17 +100,17 @@ class ParamLayer(nn.Module):
 
 @configurable(module='alfx.layers')
 class ParamFC(ParamLayer):
-    """A fully connected layer with given parameters.
+    """Fully connected layer with given parameters.
 
     Args:
         input_size: number of inputs.
         output_size: number of outputs.
         activation: applied to the result.
-        use_bias: whether there is a bias.
-        use_ln: whether to use layer norm before the activation.
+        use_bias: add a bias.
+        use_ln: use layer norm before the activation.
         n_groups: see :class:`ParamLayer`.
-        kernel_initializer: called with the weights to fill them initially; ``None`` for variance scaling.
-        kernel_init_gain: its ``gain``.
+        kernel_initializer: initializes the weights in place; ``None`` uses variance scaling.
+        kernel_init_gain: ``gain`` of variance scaling.
         bias_init_value: initial bias.
     """
 
@@ -124,7 +124,7 @@ class ParamFC(ParamLayer):
 
 @configurable(module='alfx.layers')
 class ParamConv2D(ParamLayer):
-    """A convolution with given parameters, and a pooling behind it if wanted.
+    """Convolution with given parameters, optionally followed by max pooling.
 
     Args:
         in_channels: channels of the input.
@@ -132,13 +132,13 @@ class ParamConv2D(ParamLayer):
         kernel_size: height and width of the kernel, or one number for both.
         activation: applied to the result.
         strides: vertical and horizontal stride, or one number for both.
-        pooling_kernel: side of the squares of which the maximum is taken; ``None``: none.
+        pooling_kernel: side of the squares for max pooling; ``None`` for no pooling.
         padding: rows and columns of zeros on each side, or one number for both.
-        use_bias: whether there is a bias.
-        use_ln: whether to normalise over channels and positions before the activation.
+        use_bias: add a bias.
+        use_ln: normalize over channels and positions before the activation.
         n_groups: see :class:`ParamLayer`.
-        kernel_initializer: called with the weights to fill them initially; ``None`` for variance scaling.
-        kernel_init_gain: its ``gain``.
+        kernel_initializer: initializes the weights in place; ``None`` uses variance scaling.
+        kernel_init_gain: ``gain`` of variance scaling.
         bias_init_value: initial bias.
     """
 
@@ -152,7 +152,7 @@ class ParamConv2D(ParamLayer):
         self._pooling_kernel = pooling_kernel
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """``[B, C, H, W]`` or ``[B, n, C, H, W]`` to ``[B, n, C', H', W']`` (``[B, C', H', W']`` for ``[D]``)."""
+        """Map ``[B, C, H, W]`` or ``[B, n, C, H, W]`` to ``[B, n, C', H', W']`` (``[B, C', H', W']`` for ``[D]``)."""
         outputs = super().forward(inputs)
         if self._pooling_kernel is None:
             return outputs

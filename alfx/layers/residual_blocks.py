@@ -1,7 +1,7 @@
 """Residual blocks of convolutions, for images ``[B, C, H, W]`` (He et al. 2015, arXiv:1512.03385).
 
-A block computes ``activation(body(x) + shortcut(x))``. The shortcut is the input itself, or, where the shape changes, a
-convolution of kernel size 1. A block with ``transpose`` enlarges the image, by transposed convolutions.
+A block computes ``activation(body(x) + shortcut(x))``. The shortcut is the identity or, if the shape changes, a
+convolution with kernel size 1. A block with ``transpose`` enlarges the image by transposed convolutions.
 """
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +24,7 @@ def _odd(kernel_size: Size2d, where: str) -> tuple[int, int]:
 
 
 class _ResidualBlock(nn.Module):
-    """What the blocks share: how they make their convolutions, the shortcut, the sum."""
+    """Convolutions, shortcut and sum shared by the residual blocks."""
 
     def __init__(self, transpose: bool, activation: w.Activation, options: dict[str, Any]):
         super().__init__()
@@ -34,7 +34,7 @@ class _ResidualBlock(nn.Module):
 
     def _conv(self, in_channels: int, channels: int, kernel: Size2d, stride: int,
               activation: w.Activation) -> nn.Module:
-        """A convolution after which height and width are ceil(size / stride), or size * stride with ``transpose``."""
+        """Create a convolution with output size ceil(size / stride), or size * stride with ``transpose``."""
         height, width = pair(kernel)
         padding = (height // 2, width // 2)
         if self._transpose:
@@ -53,21 +53,21 @@ class _ResidualBlock(nn.Module):
 
 @configurable(module='alfx.layers')
 class ResidueBlock(_ResidualBlock):
-    """The basic block of a residual network (He et al. 2015, figure 5, left): two convolutions.
+    """Basic block of a residual network (He et al. 2015, figure 5, left): two convolutions.
 
     Args:
         in_channels: channels of the input.
         channels: channels of the output.
         kernel_size: odd height and width of the kernels, or one number for both.
-        stride: the image gets smaller by this factor.
-        transpose: whether it gets larger instead, by transposed convolutions.
-        activation: used behind both convolutions; may work in place.
-        with_batch_normalization: whether to use batch norm behind each convolution.
-        weight_opt_args: arguments of the optimizer for the weights, kept as ``weight.opt_args``.
-        bn_ctor: called with the number of channels to make a batch norm.
+        stride: factor by which the image shrinks.
+        transpose: enlarge the image by that factor instead, by transposed convolutions.
+        activation: applied after both convolutions; may be an in-place function.
+        with_batch_normalization: use batch norm after each convolution.
+        weight_opt_args: optimizer arguments of the weights, stored as ``weight.opt_args``.
+        bn_ctor: creates a batch norm from the number of channels.
 
     Raises:
-        ValueError: even kernel size; or ``weight_opt_args`` with ``transpose``, whose layers do not take it.
+        ValueError: the kernel size is even, or ``weight_opt_args`` is set with ``transpose``, which excludes it.
     """
 
     def __init__(self,
@@ -92,28 +92,29 @@ class ResidueBlock(_ResidualBlock):
         self._shortcut = self._make_shortcut(in_channels, channels, stride)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """``[B, in_channels, H, W]`` to ``[B, channels, H', W']``, with H' = ceil(H / stride) or H * stride."""
+        """Map ``[B, in_channels, H, W]`` to ``[B, channels, H', W']``, with H' = ceil(H / stride) or H * stride."""
         return self._add(inputs, self._conv2(self._conv1(inputs)), self._shortcut)
 
 
 @configurable(module='alfx.layers')
 class BottleneckBlock(_ResidualBlock):
-    """The bottleneck block (He et al. 2015, figure 5, right): convolutions of kernel sizes 1, k and 1, each but the
-    last followed by ReLU, and ReLU behind the sum.
+    """Bottleneck block (He et al. 2015, figure 5, right): convolutions with kernel sizes 1, k and 1.
+
+    ReLU follows the first two convolutions and the sum.
 
     Args:
         in_channels: channels of the input.
         kernel_size: odd height and width k of the middle kernel, or one number for both.
         filters: channels of the three convolutions.
-        stride: the image gets smaller by this factor.
-        transpose: whether it gets larger instead, by transposed convolutions.
-        v1_5: whether the middle convolution has the stride, which loses less of the input than the first one having
-            it, as in the paper.
-        with_batch_normalization: whether to use batch norm behind each convolution.
-        bn_ctor: called with the number of channels to make a batch norm.
+        stride: factor by which the image shrinks.
+        transpose: enlarge the image by that factor instead, by transposed convolutions.
+        v1_5: put the stride into the middle convolution, which loses less of the input than the first convolution,
+            which has the stride in the paper.
+        with_batch_normalization: use batch norm after each convolution.
+        bn_ctor: creates a batch norm from the number of channels.
 
     Raises:
-        ValueError: even kernel size, or not three ``filters``.
+        ValueError: the kernel size is even, or there are not three ``filters``.
     """
 
     def __init__(self,
@@ -138,14 +139,14 @@ class BottleneckBlock(_ResidualBlock):
         self._shortcut = self._make_shortcut(in_channels, last, stride)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """``[B, in_channels, H, W]`` to ``[B, filters[2], H', W']``; see :meth:`calc_output_shape`."""
+        """Map ``[B, in_channels, H, W]`` to ``[B, filters[2], H', W']``; see :meth:`calc_output_shape`."""
         return self._add(inputs, self._body(inputs), self._shortcut)
 
     def calc_output_shape(self, input_shape: Sequence[int]) -> tuple[int, int, int]:
-        """``(in_channels, H, W)`` to ``(filters[2], H', W')``, with H' = ceil(H / stride) or H * stride.
+        """Map ``(in_channels, H, W)`` to ``(filters[2], H', W')``, with H' = ceil(H / stride) or H * stride.
 
         Raises:
-            ValueError: not such a shape.
+            ValueError: ``input_shape`` is not ``(in_channels, H, W)``.
         """
         if len(input_shape) != 3 or input_shape[0] != self._in_channels:
             raise ValueError(f'BottleneckBlock: expected a shape ({self._in_channels}, H, W), found '

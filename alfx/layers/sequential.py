@@ -1,4 +1,4 @@
-"""Layers made of layers, and stacking ``n`` copies of any layer."""
+"""Layers composed of layers, and stacks of ``n`` copies of a layer."""
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ def reset_parameters(module: nn.Module) -> None:
     """Draw new initial values for all parameters of ``module``.
 
     Raises:
-        ValueError: a module inside it owns parameters and has no ``reset_parameters()``; names it.
+        ValueError: a module inside it owns parameters but has no ``reset_parameters()``; the message names it.
     """
     reset = getattr(module, 'reset_parameters', None)
     if callable(reset):
@@ -30,9 +30,9 @@ def reset_parameters(module: nn.Module) -> None:
 
 
 def copy_module(module: Any) -> Any:
-    """A copy of a module with new parameters.
+    """Copy a module and give the copy new parameters.
 
-    What has a method ``copy`` (a network) decides itself; a function is its own copy.
+    A module with a method ``copy`` (a network) copies itself; a function is returned as it is.
 
     Raises:
         ValueError: see :func:`reset_parameters`.
@@ -50,12 +50,12 @@ def copy_module(module: Any) -> Any:
 
 
 def make_parallel_input(inputs: NestedTensor, n: int) -> NestedTensor:
-    """``[B, ...]`` to ``[B, n, ...]``, the same for each of the ``n`` (views, no copies)."""
+    """Map ``[B, ...]`` to ``[B, n, ...]`` by repeating the input ``n`` times (views, no copies)."""
     return nest.map_structure(lambda x: x.unsqueeze(1).expand(-1, n, *x.shape[1:]), inputs)
 
 
 def make_parallel_spec(specs: NestedTensorSpec, n: int) -> NestedTensorSpec:
-    """Specs of shape ``[...]`` to specs of shape ``[n, ...]``."""
+    """Map specs of shape ``[...]`` to specs of shape ``[n, ...]``."""
 
     def stacked(spec: TensorSpec) -> TensorSpec:
         if isinstance(spec, BoundedTensorSpec):
@@ -69,10 +69,10 @@ def make_parallel_spec(specs: NestedTensorSpec, n: int) -> NestedTensorSpec:
 
 
 def make_parallel_net(module: Callable[..., Any], n: int) -> Callable[..., Any]:
-    """What does to ``[B, n, ...]`` what ``n`` modules like ``module``, each with its own parameters, do.
+    """Create a module that maps ``[B, n, ...]`` like ``n`` separate modules of the kind of ``module``.
 
-    A module with a method ``make_parallel`` decides itself; elementwise activations are their own parallel
-    version; anything else becomes a :class:`NaiveParallelLayer`.
+    A module with a method ``make_parallel`` decides how. An elementwise activation is its own parallel version.
+    Anything else becomes a :class:`NaiveParallelLayer`.
     """
     make_parallel = getattr(module, 'make_parallel', None)
     if callable(make_parallel):
@@ -81,13 +81,13 @@ def make_parallel_net(module: Callable[..., Any], n: int) -> Callable[..., Any]:
 
 
 def first_layers(stack: Callable[..., Any], k: int) -> Callable[..., Any] | None:
-    """The first ``k`` of the ``n`` modules that :func:`make_parallel_net` made one of, on the parameters of the stack.
+    """Return the first ``k`` of the ``n`` modules in a stack of :func:`make_parallel_net`, with shared parameters.
 
-    A module with a method ``first_layers`` decides itself.
+    A module with a method ``first_layers`` decides how.
 
     Returns:
-        what does to ``[B, k, ...]``, or to what all share, what ``stack`` does; ``None`` where the first ones cannot
-        be computed alone, or nobody knows how.
+        A callable for inputs ``[B, k, ...]`` or inputs shared by all modules; ``None`` if the first modules cannot be
+        computed separately.
     """
     own = getattr(stack, 'first_layers', None)
     if callable(own):
@@ -96,10 +96,10 @@ def first_layers(stack: Callable[..., Any], k: int) -> Callable[..., Any] | None
 
 
 class NaiveParallelLayer(nn.Module):
-    """``n`` copies of a layer, called one after the other.
+    """Stack of ``n`` copies of a layer that are called one after the other.
 
     Args:
-        module: a module, copied ``n`` times with new parameters each, or a function.
+        module: a module, which is copied ``n`` times with new parameters, or a function.
         n: number of copies.
     """
 
@@ -117,11 +117,11 @@ class NaiveParallelLayer(nn.Module):
         return list(self._layers)
 
     def forward(self, inputs: NestedTensor) -> NestedTensor:
-        """A nest of ``[B, n, ...]`` to a nest of ``[B, n, ...]``."""
+        """Map a nest of ``[B, n, ...]`` to a nest of ``[B, n, ...]``."""
         if isinstance(inputs, torch.Tensor):
             outputs = [layer(x) for layer, x in zip(self._layers, inputs.unbind(1))]
         else:
-            outputs = [layer(nest.map_structure(lambda x: x[:, i], inputs))  # noqa: B023 - used at once
+            outputs = [layer(nest.map_structure(lambda x: x[:, i], inputs))  # noqa: B023 - called immediately
                        for i, layer in enumerate(self._layers)]
         return nest.stack(outputs, dim=1)
 
@@ -136,14 +136,14 @@ def _reset_children(module: nn.Module) -> None:
 
 
 class Branch(nn.Module):
-    """Several modules on the same input.
+    """Several modules applied to the same input.
 
     Args:
         modules: modules or functions, or one nest of them.
-        named_modules: the same for a dict.
+        named_modules: modules of a dict, by key.
 
     Raises:
-        ValueError: modules are given by position and by name, or not at all.
+        ValueError: modules are given both by position and by name, or not at all.
     """
 
     def __init__(self, *modules: Nested, **named_modules: Any):
@@ -154,7 +154,7 @@ class Branch(nn.Module):
                 add_child(self, path, module)
 
     def forward(self, inputs: NestedTensor) -> Nested:
-        """The nest of the results of all modules."""
+        """Return the nest of the results of all modules."""
         return nest.map_structure(lambda module: module(inputs), self._nest)
 
     def reset_parameters(self) -> None:
@@ -162,12 +162,12 @@ class Branch(nn.Module):
         _reset_children(self)
 
     def make_parallel(self, n: int) -> 'Branch':
-        """The layer for ``n`` of each module."""
+        """Create the layer for ``n`` of each module."""
         return Branch(nest.map_structure(lambda m: make_parallel_net(m, n), self._nest))
 
 
 def branches(modules: tuple[Any, ...], named_modules: dict[str, Any], where: str) -> Nested:
-    """The nest of modules that the arguments of a ``Branch`` mean."""
+    """Return the nest of modules described by the arguments of a ``Branch``."""
     if bool(modules) == bool(named_modules):
         raise ValueError(f'{where}: expected modules either by position or by name')
     if named_modules:
@@ -176,17 +176,17 @@ def branches(modules: tuple[Any, ...], named_modules: dict[str, Any], where: str
 
 
 class Sequential(nn.Module):
-    """Modules one after the other; see :mod:`alfx.layers.steps` for how results are named.
+    """Modules called one after the other; :mod:`alfx.layers.steps` explains the names of results.
 
     ``Sequential(FC(4, 8), a=FC(8, 8), b=(('input', 'a'), NestConcat()), output=('a', 'b'))``
 
     Args:
         modules: modules, functions or ``(names, module)`` pairs.
-        output: a nest of names of results, which becomes the result; ``''`` for the last one.
-        named_modules: further elements, whose results get their names.
+        output: nest of names of results to return; ``''`` returns the last result.
+        named_modules: further elements with named results.
 
     Raises:
-        ValueError: a name that does not exist, or an element that is no module.
+        ValueError: a name does not exist, or an element is not a module.
     """
 
     def __init__(self, *modules: Any, output: Nested = '', **named_modules: Any):
@@ -197,7 +197,7 @@ class Sequential(nn.Module):
         register_steps(self, self._steps)
 
     def forward(self, inputs: Nested) -> Nested:
-        """The result of the last module, or the nest ``output`` of results."""
+        """Return the result of the last module, or the nest ``output`` of results."""
         if self._is_chain:
             for step in self._steps:
                 inputs = step.module(inputs)
@@ -212,7 +212,7 @@ class Sequential(nn.Module):
         _reset_children(self)
 
     def make_parallel(self, n: int) -> 'Sequential':
-        """The layer for ``n`` of each module."""
+        """Create the layer for ``n`` of each module."""
         modules, named = [], {}
         for step in self._steps:
             module: Any = make_parallel_net(step.module, n)

@@ -1,8 +1,8 @@
-"""How a chain of modules is written down and run; both kinds of ``Sequential`` are made of this.
+"""Notation and evaluation of a chain of modules, shared by both ``Sequential`` classes.
 
-Each element of a chain is a module (or function), which takes the previous result, or a pair ``(names, module)``,
-which takes a nest of earlier results. A name is that of a named module, ``'input'`` for the input of the chain or
-``''`` for the previous result; it may be followed by a path into that result (``'encoder.mean'``).
+Each element of a chain is a module (or function) that is called with the previous result, or a pair
+``(names, module)`` that is called with a nest of earlier results. A name is the name of a module, ``'input'`` for the
+input of the chain or ``''`` for the previous result. A path into that result may follow (``'encoder.mean'``).
 """
 import difflib
 from collections.abc import Callable, Mapping, Sequence
@@ -19,19 +19,20 @@ class Step(NamedTuple):
     """One element of a chain."""
     module: Callable[..., Any]
     inputs: Nested
-    """Names of what it takes; ``None``: the previous result."""
+    """Names of its inputs; ``None``: the previous result."""
     name: str
-    """Name of its result; ``''`` if it has none."""
+    """Name of its result, or ``''``."""
 
 
 def parse_steps(modules: Sequence[Any], named_modules: Mapping[str, Any], output: Nested, where: str) -> list[Step]:
-    """The steps of a chain, checked.
+    """Check the elements of a chain and convert them to steps.
 
-    Known in-place activations are replaced by their counterparts, so that no input or named result changes.
+    Known in-place activations are replaced by their out-of-place counterparts, so that inputs and named results do not
+    change.
 
     Raises:
-        ValueError: no modules, an element that cannot be called, or a name that does not exist; ``where`` is the
-            name of the chain in the message.
+        ValueError: there are no modules, an element cannot be called, or a name does not exist; the message starts
+            with ``where``.
     """
     steps: list[Step] = []
     for key, element in [(str(i), m) for i, m in enumerate(modules)] + list(named_modules.items()):
@@ -40,9 +41,9 @@ def parse_steps(modules: Sequence[Any], named_modules: Mapping[str, Any], output
             inputs, module = element
             _check_names(inputs, [step.name for step in steps], f"{where}: element '{key}'")
         if not callable(module):
-            raise ValueError(f"{where}: element '{key}' is no module, function or (names, module) pair: {element!r}")
+            raise ValueError(f"{where}: element '{key}' is not a module, function or (names, module) pair: {element!r}")
         if key == 'input':
-            raise ValueError(f"{where}: no module may be called 'input', which is the name of the input")
+            raise ValueError(f"{where}: a module cannot be named 'input', which is the name of the input")
         steps.append(Step(out_of_place(module), inputs, key if key in named_modules else ''))
     if not steps:
         raise ValueError(f'{where}: expected at least one module')
@@ -59,37 +60,37 @@ def _check_names(names: Nested, existing: Sequence[str], where: str) -> None:
         if root and root not in known:
             near = difflib.get_close_matches(root, known, n=1)
             hint = f", did you mean '{near[0]}'?" if near else ''
-            raise ValueError(f"{where}: there is no earlier result '{root}'; there are {known}{hint}")
+            raise ValueError(f"{where}: there is no earlier result '{root}'; known results are {known}{hint}")
 
 
 def register_steps(parent: nn.Module, steps: Sequence[Step]) -> None:
-    """Make the modules of a chain children of ``parent``, under their names or positions."""
+    """Register the modules of a chain as children of ``parent``, under their names or positions."""
     for i, step in enumerate(steps):
         if isinstance(step.module, nn.Module):
             add_child(parent, step.name or str(i), step.module)
 
 
 def add_child(parent: nn.Module, name: str, module: nn.Module) -> None:
-    """Make ``module`` a child of ``parent``.
+    """Register ``module`` as a child of ``parent``.
 
     Raises:
-        ValueError: the name is taken by an attribute of modules, such as 'forward'.
+        ValueError: the name is already an attribute of modules, such as 'forward'.
     """
     name = name.replace('.', '-')
     if hasattr(parent, name) and name not in parent._modules:
-        raise ValueError(f"{type(parent).__name__}: a module cannot be called '{name}', an attribute has this name")
+        raise ValueError(f"{type(parent).__name__}: a module cannot be named '{name}', an attribute has this name")
     parent.add_module(name, module)
 
 
 class Results:
-    """The results of a chain so far, by name."""
+    """Results of a chain so far, by name."""
 
     def __init__(self, inputs: Nested):
         self._named = {'input': inputs}
         self._last = inputs
 
     def select(self, names: Nested) -> Nested:
-        """The nest of results called ``names``; the last one for ``None``."""
+        """Return the nest of results called ``names``; ``None`` means the last result."""
         if names is None or names == '':
             return self._last
         if isinstance(names, str):

@@ -1,7 +1,7 @@
 """Networks: modules with input specs and state. Read next: :mod:`alfx.networks.network`.
 
-The classes can be imported from here, ``from alfx.networks import EncodingNetwork``, and live in the modules below,
-which are imported when one of their names is asked for.
+The classes can be imported from here (``from alfx.networks import EncodingNetwork``). The modules below define them and
+are imported on first use.
 """
 import sys
 

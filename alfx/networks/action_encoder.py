@@ -1,4 +1,4 @@
-"""Actions as vectors: what models of the environment take as input, and what inverse models predict."""
+"""Encoding of actions as vectors, for models of the environment and inverse models."""
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ class ActionPart(NamedTuple):
     Attributes:
         start: first column.
         stop: one more than the last column.
-        num_categories: what of them each number of a discrete action takes; 0 for a continuous action.
+        num_categories: number of columns of each element of a discrete action; 0 for a continuous action.
     """
 
     start: int
@@ -27,16 +27,16 @@ class ActionPart(NamedTuple):
 
 
 class SimpleActionEncoder(nn.Module):
-    """Encodes a nest of actions as one vector.
+    """Encoder of a nest of actions as one vector.
 
-    Each number of a discrete action becomes a one-hot vector (counted from its minimum), a continuous action stays as
-    it is; all of that is concatenated in the order of the nest.
+    Each element of a discrete action becomes a one-hot vector (counted from its minimum); a continuous action is not
+    changed. The results are concatenated in the order of the nest.
 
     Args:
-        action_spec: nest of specs; discrete ones have bounds, which may differ between the numbers of an action.
+        action_spec: nest of specs. Discrete specs need bounds, which may differ between the elements of an action.
 
     Raises:
-        SpecError: a discrete action without bounds, or with more values than can be one-hot.
+        SpecError: a discrete action has no bounds, or has too many values for a one-hot encoding.
     """
 
     def __init__(self, action_spec: NestedTensorSpec):
@@ -49,7 +49,7 @@ class SimpleActionEncoder(nn.Module):
         self._size = self._parts[-1].stop if self._parts else 0
 
     def _add(self, values_name: str, elements_name: str, spec: Any) -> None:
-        """Lay out the columns of one action; for a discrete one: which number and which of its values each is."""
+        """Lay out the columns of one action; a column of a discrete action stands for an element and its value."""
         start = self._parts[-1].stop if self._parts else 0
         if spec.is_continuous:
             require_continuous(spec, 'SimpleActionEncoder')
@@ -72,19 +72,19 @@ class SimpleActionEncoder(nn.Module):
 
     @property
     def output_spec(self) -> TensorSpec:
-        """float32 ``(D, )``."""
+        """Spec of the encoded action, float32 ``(D, )``."""
         return TensorSpec((self._size, ))
 
     @property
     def parts(self) -> Sequence[ActionPart]:
-        """What the columns stand for."""
+        """Layout of the columns."""
         return self._parts
 
     def forward(self, inputs: NestedTensor) -> Tensor:
-        """A nest of actions ``[..., *spec.shape]`` to float32 ``[..., D]``.
+        """Encode a nest of actions ``[..., *spec.shape]`` as float32 ``[..., D]``.
 
         Raises:
-            ValueError: the structure is not that of the spec.
+            ValueError: the structure differs from the spec.
         """
         actions: list[Any] = self._structure.flatten_up_to(inputs)
         encoded = [self._encode(i, spec, action) for i, (spec, action) in enumerate(zip(self._specs, actions))]
@@ -100,16 +100,17 @@ class SimpleActionEncoder(nn.Module):
         return (action.reshape(*outer, spec.numel).index_select(-1, elements) == values).float()
 
     def prediction_loss(self, prediction: Tensor, encoded: Tensor) -> Tensor:
-        """How badly ``prediction`` tells an action.
+        """Loss of a predicted action.
 
-        The cross-entropy of each number of a discrete action, plus the mean squared error of each continuous action.
+        It is the cross-entropy of each element of a discrete action, plus the mean squared error of each continuous
+        action.
 
         Args:
             prediction: ``[..., D]``: logits for discrete actions, values for continuous ones.
             encoded: ``[..., D]``: the encoded action.
 
         Returns:
-            ``[...]``
+            The loss ``[...]``.
         """
         losses = []
         for start, stop, count in self._parts:
@@ -124,7 +125,7 @@ class SimpleActionEncoder(nn.Module):
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum(0)
 
     def accuracy(self, prediction: Tensor, encoded: Tensor) -> Tensor | None:
-        """The share of the numbers of discrete actions that the likeliest value is right about.
+        """Share of the elements of discrete actions for which the most likely value is correct.
 
         Args:
             prediction: ``[..., D]``.

@@ -1,4 +1,4 @@
-"""Continuous actions as vectors of bins."""
+"""Discretization of continuous actions into bins."""
 from typing import Literal
 
 import torch
@@ -13,21 +13,21 @@ from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 
 @configurable
 class ActionQuantizer(nn.Module):
-    """Translates between a nest of continuous actions and bins of their components, D in all.
+    """Conversion between a nest of continuous actions and bins of their D components.
 
-    Bin ``i`` of ``n`` stands for ``low + i (high - low) / (n - 1)``, so that the bounds are among the actions, and for
-    an odd number of bins the middle is; or, with ``rep_mode='center'``, for the middle of the i-th of ``n`` equal parts
-    of the range, ``low + (i + 1/2) (high - low) / n``.
+    Bin ``i`` of ``n`` stands for ``low + i (high - low) / (n - 1)``, so the bounds are among the actions, and so is the
+    middle if ``n`` is odd. With ``rep_mode='center'`` it stands for the center of the i-th of ``n`` equal parts of the
+    range, ``low + (i + 1/2) (high - low) / n``.
 
     Args:
         action_spec: nest of ``BoundedTensorSpec`` of floats.
-        action_bins: n, the number of bins of each component, at least 2.
-        rep_mode: 'boundary' or 'center': which actions the bins stand for.
-        sampling_method: 'uniform': bins lie at the same distance from each other; there is no other way.
+        action_bins: number of bins n of each component, at least 2.
+        rep_mode: actions that the bins stand for, 'boundary' or 'center'.
+        sampling_method: 'uniform', bins at equal distances; the only method.
 
     Raises:
         SpecError: an action is discrete, or a bound is missing or infinite.
-        ValueError: ``action_bins`` is below 2, or there is no such mode or method.
+        ValueError: ``action_bins`` is below 2, or the mode or method is unknown.
     """
 
     _middle: Tensor
@@ -62,26 +62,26 @@ class ActionQuantizer(nn.Module):
 
     @property
     def num_components(self) -> int:
-        """D, the number of components of all actions together."""
+        """Number of components of all actions together, D."""
         return sum(self._sizes)
 
     def position(self, bins: Tensor) -> Tensor:
-        """Where bins ``[...]`` are within their bounds: -1 .. 1."""
+        """Positions of bins ``[...]`` within their bounds, from -1 to 1."""
         return bins * self._scale + self._first
 
     def normalized(self, action: NestedTensor) -> Tensor:
-        """``[B, D]``: the components of a nest of actions ``[B, ...]``, -1 at the lower and 1 at the upper bounds."""
+        """Components ``[B, D]`` of a nest of actions ``[B, ...]``, scaled from their bounds to [-1, 1]."""
         leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in nest.flatten(action)]
         flat = leaves[0] if len(leaves) == 1 else torch.cat(leaves, 1)
         return (flat - self._middle) / self._half
 
     def bins(self, action: NestedTensor) -> Tensor:
-        """int64 ``[B, D]``: the nearest bins of a nest of actions ``[B, ...]``."""
+        """Nearest bins, int64 ``[B, D]``, of a nest of actions ``[B, ...]``."""
         index = (self.normalized(action) - self._first) / self._scale
         return index.round().clamp(0, self._num_bins - 1).long()
 
     def action(self, bins: Tensor) -> NestedTensor:
-        """The nest of actions ``[B, ...]`` that bins ``[B, D]`` stand for."""
+        """Nest of actions ``[B, ...]`` for bins ``[B, D]``."""
         flat = torch.addcmul(self._middle, self._half, self.position(bins))
         leaves = [part.reshape(-1, *shape) for part, shape in zip(flat.split(self._sizes, 1), self._shapes)]
         return self._structure.unflatten(leaves)

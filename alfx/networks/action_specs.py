@@ -1,4 +1,4 @@
-"""What the heads of actor networks need to know of an action spec."""
+"""Checks of action specs for the heads of actor networks."""
 from typing import Any
 
 import numpy as np
@@ -14,28 +14,28 @@ _MAX_CATEGORIES = 1 << 20
 
 
 def check_actor(owner: str, argument: str, actor: Any, gives_distributions: bool) -> None:
-    """Refuse an actor network that gives actions where an algorithm needs distributions of them, or vice versa.
+    """Raise an error if an actor network returns actions where an algorithm needs distributions, or the reverse.
 
     Args:
         owner: class of the algorithm.
-        argument: its argument that has made the network.
-        actor: the network; one that is no :class:`~alfx.networks.network.Network` does not tell what it gives.
-        gives_distributions: what is needed.
+        argument: argument of the algorithm that created the network.
+        actor: the network; modules that are not a :class:`~alfx.networks.network.Network` are not checked.
+        gives_distributions: the algorithm needs distributions.
 
     Raises:
-        ConfError: it gives the other.
+        ConfError: the network returns the other kind.
     """
     found = getattr(actor, 'is_distribution_output', gives_distributions)
     if found != gives_distributions:
         needed, other = ('distributions of actions', 'actions') if gives_distributions else ('actions', 'distributions')
         example = 'ActorDistributionNetwork' if gives_distributions else 'ActorNetwork'
         raise ConfError([problem_at(
-            owner, argument, f'makes {type(actor).__name__}, which gives {other}; the algorithm needs {needed}',
-            f'choose a network that gives them, as @{example} does')])
+            owner, argument, f'creates {type(actor).__name__}, which returns {other}; the algorithm needs {needed}',
+            f'choose a network that returns {needed}, for example @{example}')])
 
 
 def require_categories(spec: TensorSpec, head: str) -> None:
-    """Like :func:`require_discrete`, but an action of floats will do whose bounds are integers."""
+    """Raise ``SpecError`` unless the action is discrete or its float bounds are integers; see `require_discrete`."""
     _require_action(spec, head)
     if has_integer_bounds(spec):
         _require_few_values(spec, head)
@@ -44,7 +44,7 @@ def require_categories(spec: TensorSpec, head: str) -> None:
 
 
 def require_discrete(spec: TensorSpec, head: str) -> None:
-    """Raise ``SpecError`` unless ``spec`` is that of a bounded discrete action."""
+    """Raise ``SpecError`` unless ``spec`` describes a bounded discrete action."""
     _require_action(spec, head)
     if not spec.is_discrete:
         raise SpecError(f'{head} is for discrete actions: expected a spec of integers, found {spec}; use a continuous '
@@ -57,11 +57,11 @@ def require_discrete(spec: TensorSpec, head: str) -> None:
 def _require_few_values(spec: Any, head: str) -> None:
     most = int(np.max(spec.maximum.astype(np.float64) - spec.minimum.astype(np.float64))) + 1
     if most > _MAX_CATEGORIES:
-        raise SpecError(f'{head}: {most} values of an action are too many for one logit each, found {spec}')
+        raise SpecError(f'{head}: an action with {most} values has too many for one logit each, found {spec}')
 
 
 def require_continuous(spec: TensorSpec, head: str) -> None:
-    """Raise ``SpecError`` unless ``spec`` is that of a continuous action."""
+    """Raise ``SpecError`` unless ``spec`` describes a continuous action."""
     _require_action(spec, head)
     if not spec.is_continuous:
         raise SpecError(f'{head} is for continuous actions: expected a spec of floats, found {spec}; use a discrete '
@@ -70,8 +70,8 @@ def require_continuous(spec: TensorSpec, head: str) -> None:
 
 def _require_action(spec: TensorSpec, head: str) -> None:
     if not isinstance(spec, TensorSpec):
-        raise SpecError(f'{head}: expected the spec of one action, found {spec!r}; for nests there is '
-                        'NestedProjectionNetwork')
+        raise SpecError(f'{head}: expected the spec of one action, found {spec!r}; use NestedProjectionNetwork for '
+                        'nests')
     if spec.numel == 0:
         raise SpecError(f'{head}: the action {spec} has no components')
 
@@ -79,7 +79,7 @@ def _require_action(spec: TensorSpec, head: str) -> None:
 def require_vector(spec: TensorSpec, head: str) -> None:
     """Raise ``SpecError`` unless ``spec`` has one dimension."""
     if spec.ndim != 1:
-        raise SpecError(f'{head}: expected an action of shape (D,), found {spec}; NormalProjectionNetwork takes any '
+        raise SpecError(f'{head}: expected an action of shape (D,), found {spec}; NormalProjectionNetwork supports any '
                         'shape')
 
 
@@ -89,7 +89,7 @@ def action_range(spec: TensorSpec, head: str, remedy: str) -> tuple[torch.Tensor
     Args:
         spec: the action spec.
         head: name of the head, for messages.
-        remedy: what to do if there are no bounds.
+        remedy: advice for an action without finite bounds.
 
     Raises:
         SpecError: a bound is missing or infinite.

@@ -1,4 +1,4 @@
-"""Networks from observations to distributions of actions: an encoder and a head."""
+"""Networks that map observations to distributions of actions: an encoder and a head."""
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +20,7 @@ from alfx.utils.dist_utils import DiagMultivariateNormal
 
 
 class _EncoderAndHead(Network):
-    """Runs an encoder, then a head. The state is that of the encoder, or a pair if the head has one too."""
+    """Encoder followed by a head. The state is the encoder's state, or a pair if the head is recurrent too."""
 
     def _set_parts(self, encoder: Network, head: Network) -> None:
         self._encoding_net = encoder
@@ -30,11 +30,11 @@ class _EncoderAndHead(Network):
 
     @property
     def state_spec(self) -> NestedTensorSpec:
-        """Spec of the state of the encoder; ``(encoder, head)`` if the head has memory."""
+        """Spec of the state of the encoder; ``(encoder, head)`` if the head is recurrent."""
         return self._state_spec
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """A nest of observations ``[B, ...]`` to a nest of distributions with batch shape ``[B]``."""
+        """Map a nest of observations ``[B, ...]`` to a nest of distributions with batch shape ``[B]``."""
         if self._head_has_state:
             encoded, encoder_state = self._encoding_net(inputs, state[0])
             dist, head_state = self._projection_net(encoded, state[1])
@@ -45,21 +45,21 @@ class _EncoderAndHead(Network):
 
 @configurable
 class ActorDistributionNetworkBase(_EncoderAndHead):
-    """An encoder of any kind with a head for the actions.
+    """Encoder of any kind with a head for the actions.
 
     Args:
         input_tensor_spec: nest of specs of the observation.
-        action_spec: nest of specs of the action; the output is a nest of distributions of its structure.
-        encoding_network_ctor: called with ``input_tensor_spec`` and ``encoder_kwargs`` to make the encoder, whose
-            output is a vector.
-        discrete_projection_net_ctor: makes the head of a discrete action; called with the size of the vector and the
+        action_spec: nest of specs of the action; the output is a nest of distributions with its structure.
+        encoding_network_ctor: creates the encoder; called with ``input_tensor_spec`` and ``encoder_kwargs``. The output
+            of the encoder must be a vector.
+        discrete_projection_net_ctor: creates the head of a discrete action; called with the size of the vector and the
             spec of the action.
-        continuous_projection_net_ctor: makes the head of a continuous action.
+        continuous_projection_net_ctor: creates the head of a continuous action, called with the same arguments.
         name: name of the network.
         encoder_kwargs: arguments of the encoder.
 
     Raises:
-        SpecError: an encoder or head that does not fit its spec.
+        SpecError: the encoder or a head does not fit its spec.
     """
 
     def __init__(self, input_tensor_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
@@ -71,7 +71,7 @@ class ActorDistributionNetworkBase(_EncoderAndHead):
         encoder = encoding_network_ctor(input_tensor_spec, **encoder_kwargs)
         encoded = encoder.output_spec
         if not isinstance(encoded, TensorSpec) or encoded.ndim != 1:
-            raise SpecError(f'{name}: the output of the encoder must be a vector, it is {encoded}')
+            raise SpecError(f'{name}: the output of the encoder must be a vector, found {encoded}')
         make_head = make_projection_net if isinstance(action_spec, TensorSpec) else NestedProjectionNetwork
         self._action_spec = action_spec
         self._set_parts(encoder, make_head(encoded.numel, action_spec, discrete_projection_net_ctor,
@@ -83,23 +83,23 @@ class ActorDistributionNetworkBase(_EncoderAndHead):
         return self._action_spec
 
     def make_parallel(self, n: int) -> Network:
-        """See the base class."""
+        """Create a stack of ``n`` networks like this one."""
         return ParallelActorDistributionNetwork(self, n, 'parallel_' + self._name)
 
 
 @configurable
 class ActorDistributionNetwork(ActorDistributionNetworkBase):
-    """An :class:`~alfx.networks.encoding_networks.EncodingNetwork` with a head for the actions.
+    """Actor with an :class:`~alfx.networks.encoding_networks.EncodingNetwork` and a head for the actions.
 
     Args:
-        action_spec: nest of specs of the action; the output is a nest of distributions of its structure.
-        discrete_projection_net_ctor: makes the head of a discrete action.
-        continuous_projection_net_ctor: makes the head of a continuous action.
-        kwargs: those of :class:`~alfx.networks.encoding_networks.EncodingNetwork`, except ``output_tensor_spec``, those
-            of the last layer and those of ensembles.
+        action_spec: nest of specs of the action; the output is a nest of distributions with its structure.
+        discrete_projection_net_ctor: creates the head of a discrete action.
+        continuous_projection_net_ctor: creates the head of a continuous action.
+        kwargs: arguments of :class:`~alfx.networks.encoding_networks.EncodingNetwork`, except ``output_tensor_spec``
+            and the arguments of the last layer and of ensembles.
 
     Raises:
-        SpecError: an observation that the encoder cannot take, or a head that does not fit its action.
+        SpecError: the encoder does not support the observation, or a head does not fit its action.
     """
 
     @takes_arguments_of(
@@ -117,13 +117,13 @@ class ActorDistributionNetwork(ActorDistributionNetworkBase):
 
 @configurable
 class AuxiliaryValueActorNetwork(ActorDistributionNetworkBase):
-    """An actor network that can predict values from what its encoder makes of the observation.
+    """Actor network that can also predict values from the output of its encoder.
 
-    Called as a network it is that of the actor alone.
+    A call of the network returns the distributions of actions only.
 
     Args:
-        value_spec: spec of the values; ``()`` for one number.
-        kwargs: those of :class:`ActorDistributionNetworkBase`.
+        value_spec: spec of the values; ``()`` for a scalar.
+        kwargs: arguments of :class:`ActorDistributionNetworkBase`.
     """
 
     def __init__(self, input_tensor_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
@@ -138,7 +138,7 @@ class AuxiliaryValueActorNetwork(ActorDistributionNetworkBase):
                               kernel_initializer=small_last_layer_init(0.03))
 
     def with_value(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """As a call, and values ``[B, *value_spec.shape]``: ``(distributions, values), state``."""
+        """Return distributions of actions and values ``[B, *value_spec.shape]``: ``(distributions, values), state``."""
         encoder_state, head_state = state if self._head_has_state else (state, ())
         encoded, encoder_state = self._encoding_net(inputs, encoder_state)
         distribution, head_state = self._projection_net(encoded, head_state)
@@ -147,10 +147,10 @@ class AuxiliaryValueActorNetwork(ActorDistributionNetworkBase):
 
 
 class ParallelActorDistributionNetwork(_EncoderAndHead):
-    """``n`` actor networks as one; the distributions have batch shape ``[B, n]``.
+    """Stack of ``n`` actor networks; the distributions have batch shape ``[B, n]``.
 
     Args:
-        actor_network: the network to stack.
+        actor_network: network to stack.
         n: number of networks.
         name: name of the network.
     """
@@ -164,17 +164,17 @@ class ParallelActorDistributionNetwork(_EncoderAndHead):
 
 @configurable
 class ActorDistributionRNNNetwork(ActorDistributionNetworkBase):
-    """An :class:`~alfx.networks.encoding_networks.LSTMEncodingNetwork` with a head for the actions.
+    """Actor with an :class:`~alfx.networks.encoding_networks.LSTMEncodingNetwork` and a head for the actions.
 
     Args:
         fc_layer_params: sizes of the layers before the LSTM layers.
-        lstm_hidden_size: sizes of the LSTM layers, or of the only one.
-        actor_fc_layer_params: sizes of the layers behind the LSTM layers.
-        kwargs: those of :class:`ActorDistributionNetwork`, except ``input_preprocessors_ctor``, ``use_fc_bn`` and
+        lstm_hidden_size: sizes of the LSTM layers, or the size of a single one.
+        actor_fc_layer_params: sizes of the layers after the LSTM layers.
+        kwargs: arguments of :class:`ActorDistributionNetwork`, except ``input_preprocessors_ctor``, ``use_fc_bn`` and
             ``use_fc_ln``.
 
     Raises:
-        SpecError: an observation that the encoder cannot take, or a head that does not fit its action.
+        SpecError: the encoder does not support the observation, or a head does not fit its action.
     """
 
     @takes_arguments_of(
@@ -189,7 +189,7 @@ class ActorDistributionRNNNetwork(ActorDistributionNetworkBase):
 
 @configurable
 class UnitNormalActorDistributionNetwork(Network):
-    """Standard normal actions, whatever the observation.
+    """Standard normal distribution of actions, independent of the observation.
 
     Args:
         input_tensor_spec: nest of specs of the observation.
@@ -208,7 +208,7 @@ class UnitNormalActorDistributionNetwork(Network):
         self._action_spec = action_spec
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """A nest of ``[B, ...]`` to a nest of distributions with batch shape ``[B]``."""
+        """Map a nest of ``[B, ...]`` to a nest of distributions with batch shape ``[B]``."""
         leaf = nest.extract_any_leaf_from_nest(inputs)
         return self._unit_normals(leaf.shape[:1], leaf.device), state
 
@@ -221,12 +221,12 @@ class UnitNormalActorDistributionNetwork(Network):
         return nest.map_structure(unit_normal, self._action_spec)
 
     def make_parallel(self, n: int) -> Network:
-        """See the base class."""
+        """Create a stack of ``n`` networks like this one."""
         return _StackedUnitNormals(self, n)
 
 
 class _StackedUnitNormals(UnitNormalActorDistributionNetwork):
-    """Standard normal actions of batch shape ``[B, n]``."""
+    """Standard normal distributions of actions with batch shape ``[B, n]``."""
 
     def __init__(self, network: UnitNormalActorDistributionNetwork, n: int):
         super().__init__(network.input_tensor_spec, network._action_spec, 'parallel_' + network.name)

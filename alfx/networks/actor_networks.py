@@ -1,4 +1,4 @@
-"""Networks from observations to continuous actions: an encoder and one layer for each action."""
+"""Networks that map observations to continuous actions: an encoder and one output layer for each action."""
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,12 +24,12 @@ _last_kernel_initializer = small_last_layer_init(0.003)
 
 
 class _ActionLayer(nn.Module):
-    """From the encoding to one action within its bounds.
+    """Output layer that maps the encoding to one action within its bounds.
 
     Args:
-        layers: makes ``[B, *action_shape]``.
-        squashing_func: into (-1, 1).
-        middle: of the bounds of the action.
+        layers: layers with the output ``[B, *action_shape]``.
+        squashing_func: function with values in (-1, 1).
+        middle: middle of the bounds of the action.
         half: half width of the bounds.
     """
 
@@ -56,7 +56,7 @@ class _ActionLayer(nn.Module):
 
 def _action_layer(input_size: int, spec: TensorSpec, squashing_func: Activation, name: str) -> _ActionLayer:
     require_continuous(spec, name)
-    middle, half = action_range(spec, name, 'the bounds say what the outputs are scaled to')
+    middle, half = action_range(spec, name, 'the outputs are scaled to the bounds')
     layers: list[nn.Module] = [FC(input_size, spec.numel, kernel_initializer=_last_kernel_initializer)]
     if spec.ndim != 1:
         layers.append(Reshape(*spec.shape))
@@ -64,7 +64,7 @@ def _action_layer(input_size: int, spec: TensorSpec, squashing_func: Activation,
 
 
 class _EncoderAndActions(Network):
-    """Runs an encoder, then a layer for each action."""
+    """Encoder followed by an output layer for each action."""
 
     def _set_parts(self, encoder: Network, layers: Nested) -> None:
         self._encoding_net = encoder
@@ -78,26 +78,26 @@ class _EncoderAndActions(Network):
         return self._encoding_net.state_spec
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[NestedTensor, NestedTensor]:
-        """A nest of observations ``[B, ...]`` to a nest of actions ``[B, ...]``."""
+        """Map a nest of observations ``[B, ...]`` to a nest of actions ``[B, ...]``."""
         encoded, state = self._encoding_net(inputs, state)
         return self._structure.unflatten([layer(encoded) for layer in self._action_list]), state
 
 
 @configurable
 class ActorNetworkBase(_EncoderAndActions):
-    """An encoder of any kind with a layer for each action.
+    """Encoder of any kind with an output layer for each action.
 
     Args:
         input_tensor_spec: nest of specs of the observation.
         action_spec: nest of bounded specs of continuous actions.
-        encoding_network_ctor: called with ``input_tensor_spec`` and ``encoder_kwargs`` to make the encoder, whose
-            output is a vector.
-        squashing_func: into (-1, 1), which is then scaled to the bounds of the action.
+        encoding_network_ctor: creates the encoder; called with ``input_tensor_spec`` and ``encoder_kwargs``. The output
+            of the encoder must be a vector.
+        squashing_func: function with values in (-1, 1), which are then scaled to the bounds of the action.
         name: name of the network.
         encoder_kwargs: arguments of the encoder.
 
     Raises:
-        SpecError: an action that is not continuous or has no bounds, or an observation that the encoder cannot take.
+        SpecError: an action is not continuous or has no bounds, or the encoder does not support the observation.
     """
 
     def __init__(self, input_tensor_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
@@ -107,7 +107,7 @@ class ActorNetworkBase(_EncoderAndActions):
         encoder = encoding_network_ctor(input_tensor_spec, **encoder_kwargs)
         encoded = encoder.output_spec
         if not isinstance(encoded, TensorSpec) or encoded.ndim != 1:
-            raise SpecError(f'{name}: the output of the encoder must be a vector, it is {encoded}')
+            raise SpecError(f'{name}: the output of the encoder must be a vector, found {encoded}')
         self._action_spec = action_spec
         self._set_parts(encoder, nest.map_structure(
             lambda spec: _action_layer(encoded.numel, spec, squashing_func, name), action_spec))
@@ -118,15 +118,15 @@ class ActorNetworkBase(_EncoderAndActions):
         return self._action_spec
 
     def make_parallel(self, n: int) -> Network:
-        """See the base class."""
+        """Create a stack of ``n`` networks like this one."""
         return ParallelActorNetwork(self, n, 'parallel_' + self._name)
 
 
 class ParallelActorNetwork(_EncoderAndActions):
-    """``n`` actor networks as one.
+    """Stack of ``n`` actor networks.
 
     Args:
-        actor_network: the network to stack.
+        actor_network: network to stack.
         n: number of networks.
         name: name of the network.
     """
@@ -140,16 +140,17 @@ class ParallelActorNetwork(_EncoderAndActions):
 
 @configurable
 class ActorNetwork(ActorNetworkBase):
-    """An :class:`~alfx.networks.encoding_networks.EncodingNetwork` with a layer for each action.
+    """Actor with an :class:`~alfx.networks.encoding_networks.EncodingNetwork` and an output layer for each action.
 
     Args:
         action_spec: nest of bounded specs of continuous actions.
-        squashing_func: into (-1, 1), which is then scaled to the bounds of the action.
-        kwargs: those of :class:`~alfx.networks.encoding_networks.EncodingNetwork`, except ``output_tensor_spec``,
-            ``input_preprocessors_ctor``, ``use_fc_bn``, ``use_fc_ln``, those of the last layer and those of ensembles.
+        squashing_func: function with values in (-1, 1), which are then scaled to the bounds of the action.
+        kwargs: arguments of :class:`~alfx.networks.encoding_networks.EncodingNetwork`, except ``output_tensor_spec``,
+            ``input_preprocessors_ctor``, ``use_fc_bn``, ``use_fc_ln`` and the arguments of the last layer and of
+            ensembles.
 
     Raises:
-        SpecError: an action that is not continuous or has no bounds, or an observation that the encoder cannot take.
+        SpecError: an action is not continuous or has no bounds, or the encoder does not support the observation.
     """
 
     @takes_arguments_of(
@@ -163,16 +164,16 @@ class ActorNetwork(ActorNetworkBase):
 
 @configurable
 class ActorRNNNetwork(ActorNetworkBase):
-    """An :class:`~alfx.networks.encoding_networks.LSTMEncodingNetwork` with a layer for each action.
+    """Actor with an :class:`~alfx.networks.encoding_networks.LSTMEncodingNetwork` and an output layer for each action.
 
     Args:
         fc_layer_params: sizes of the layers before the LSTM layers.
-        lstm_hidden_size: sizes of the LSTM layers, or of the only one.
-        actor_fc_layer_params: sizes of the layers behind the LSTM layers.
-        kwargs: those of :class:`ActorNetwork`.
+        lstm_hidden_size: sizes of the LSTM layers, or the size of a single one.
+        actor_fc_layer_params: sizes of the layers after the LSTM layers.
+        kwargs: arguments of :class:`ActorNetwork`.
 
     Raises:
-        SpecError: an action that is not continuous or has no bounds, or an observation that the encoder cannot take.
+        SpecError: an action is not continuous or has no bounds, or the encoder does not support the observation.
     """
 
     @takes_arguments_of(ActorNetwork, defaults={'name': 'ActorRNNNetwork'})

@@ -1,4 +1,4 @@
-"""Networks made of networks, layers and functions, which carry the states of their parts."""
+"""Networks composed of networks, layers and functions; they combine the states of their parts."""
 from collections.abc import Callable
 from typing import Any
 
@@ -16,40 +16,40 @@ def _state_spec_of(module: Any) -> NestedTensorSpec:
 
 
 def _combined_state_spec(specs: Nested) -> NestedTensorSpec:
-    """The nest of the state specs of the parts, or ``()`` if no part has memory."""
+    """Return the nest of the state specs of the parts, or ``()`` if no part is recurrent."""
     return specs if nest.flatten(specs) else ()
 
 
 def _known_input_spec(input_tensor_spec: NestedTensorSpec | None, module: Any, name: str) -> NestedTensorSpec:
     spec = get_input_tensor_spec(module) if input_tensor_spec is None else input_tensor_spec
     if spec is None:
-        raise ValueError(f'{name}: input_tensor_spec is needed, as {module!r} does not know the spec of its input')
+        raise ValueError(f'{name}: input_tensor_spec is required, because {module!r} does not define its input spec')
     return spec
 
 
 class Sequential(Network):
-    """Networks, layers and functions one after the other.
+    """Networks, layers and functions called one after the other.
 
-    ``Sequential(FC(4, 8), a=LSTMCell(8, 8), b=(('input', 'a'), NestConcat()), output=('a', 'b'))``: see
-    :mod:`alfx.layers.steps` for how results are named. The state is a tuple with the state of each element, ``()``
-    for those without memory.
+    Example: ``Sequential(FC(4, 8), a=LSTMCell(8, 8), b=(('input', 'a'), NestConcat()), output=('a', 'b'))``.
+    :mod:`alfx.layers.steps` explains the names of results. The state is a tuple with the state of each element, ``()``
+    for elements without state.
 
     Args:
         modules: networks, layers, functions or ``(names, module)`` pairs.
-        output: a nest of names of results, which becomes the output; ``''`` for the last one.
-        input_tensor_spec: spec of the input; ``None`` if the first element knows it.
+        output: nest of names of results to return; ``''`` returns the last result.
+        input_tensor_spec: spec of the input; ``None`` if the first element defines it.
         name: name of the network.
-        named_modules: further elements, whose results get their names.
+        named_modules: further elements with named results.
 
     Raises:
-        ValueError: a name that does not exist, an element that is no module, or the input spec is not known.
+        ValueError: a name does not exist, an element is not a module, or the input spec is unknown.
     """
 
     def __init__(self, *modules: Any, output: Nested = '', input_tensor_spec: NestedTensorSpec | None = None,
                  name: str = 'Sequential', **named_modules: Any):
         steps = parse_steps(modules, named_modules, output, name)
         if input_tensor_spec is None and steps[0].inputs is not None:
-            raise ValueError(f'{name}: input_tensor_spec is needed, as the first element selects from the input')
+            raise ValueError(f'{name}: input_tensor_spec is required, because the first element selects from the input')
         state_spec = _combined_state_spec(tuple(_state_spec_of(step.module) for step in steps))
         super().__init__(_known_input_spec(input_tensor_spec, steps[0].module, name), state_spec, name)
         self._output = output
@@ -59,7 +59,7 @@ class Sequential(Network):
         register_steps(self, steps)
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """A nest of ``[B, ...]`` to the output of the last element, or the nest ``output`` of results."""
+        """Map a nest of ``[B, ...]`` to the output of the last element, or to the nest ``output`` of results."""
         if self._is_chain and not self._has_state:
             for step, is_network in self._steps:
                 inputs = step.module(inputs)[0] if is_network else step.module(inputs)
@@ -76,7 +76,7 @@ class Sequential(Network):
         return results.select(self._output), tuple(new_states) if self._has_state else state
 
     def make_parallel(self, n: int) -> Network:
-        """See the base class."""
+        """Create a stack of ``n`` networks like this one."""
         return ParallelSequential(self, n, 'parallel_' + self._name)
 
     def __getitem__(self, i: int) -> Callable[..., Any]:
@@ -88,7 +88,7 @@ class Sequential(Network):
 
 
 def _parallel_elements(steps: list[Step], n: int) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments by position and by name for a chain of ``n`` of each module of ``steps``."""
+    """Return the arguments, by position and by name, of a chain of ``n`` of each module of ``steps``."""
     modules, named = [], {}
     for step in steps:
         module: Any = make_parallel_net(step.module, n)
@@ -101,10 +101,10 @@ def _parallel_elements(steps: list[Step], n: int) -> tuple[list[Any], dict[str, 
 
 
 class ParallelSequential(Sequential):
-    """``n`` chains like a given one, each element stacked.
+    """Stack of ``n`` chains; each element is stacked.
 
     Args:
-        network: the chain.
+        network: chain to stack.
         n: number of chains.
         name: name of the network.
     """
@@ -116,29 +116,29 @@ class ParallelSequential(Sequential):
         self._parallelism = n
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """Nests of ``[B, ...]`` or ``[B, n, ...]`` to ``[B, n, ...]``."""
+        """Map nests of ``[B, ...]`` or ``[B, n, ...]`` to ``[B, n, ...]``."""
         if not is_stacked(inputs, self._input_tensor_spec):
             inputs = make_parallel_input(inputs, self._parallelism)
         return super().forward(inputs, state)
 
     def make_parallel(self, n: int) -> Network:
-        """Not available: raises ``ValueError``."""
-        raise ValueError(f'{self._name} is a stack of networks already')
+        """Raise ``ValueError``: a stack of networks cannot be stacked again."""
+        raise ValueError(f'{self._name} is already a stack of networks')
 
 
 class Parallel(Network):
-    """A nest of modules, each for the corresponding part of the input.
+    """Nest of modules, each called with its part of the input.
 
-    The output is the nest of their outputs, the state that of their states.
+    The output is the nest of outputs, the state the nest of states.
 
     Args:
         modules: nest of networks, layers or functions.
-        input_tensor_spec: nest of specs, of which the structure of ``modules`` is a prefix; ``None`` if all
-            modules know theirs.
+        input_tensor_spec: nest of specs; the structure of ``modules`` must be a prefix of it. ``None`` if all modules
+            define their input specs.
         name: name of the network.
 
     Raises:
-        ValueError: ``modules`` and ``input_tensor_spec`` have different structures, or a spec is not known.
+        ValueError: ``modules`` and ``input_tensor_spec`` have different structures, or a spec is unknown.
     """
 
     def __init__(self, modules: Nested, input_tensor_spec: NestedTensorSpec | None = None, name: str = 'Parallel'):
@@ -160,20 +160,20 @@ class Parallel(Network):
         return self._nets
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """A nest of ``[B, ...]`` to the nest of outputs."""
+        """Map a nest of ``[B, ...]`` to the nest of outputs."""
         return _run_nest(self._nets, nest.flatten_up_to(self._nets, inputs), state, self._has_state)
 
     def make_parallel(self, n: int) -> Network:
-        """See the base class."""
+        """Create a stack of ``n`` networks like this one."""
         return StackedParallel(self, n, 'parallel_' + self._name)
 
 
 class StackedParallel(Parallel):
-    """``n`` of each network of a :class:`Parallel`.
+    """Stack of ``n`` of each network of a :class:`Parallel`.
 
     Args:
-        network: the networks to stack.
-        n: number of each.
+        network: networks to stack.
+        n: number of copies of each.
         name: name of the network.
     """
 
@@ -184,7 +184,7 @@ class StackedParallel(Parallel):
 
 
 def _run_nest(networks: Nested, inputs: list[Any], state: NestedTensor, has_state: bool) -> tuple[Any, NestedTensor]:
-    """Call each network of a nest with its own input."""
+    """Call each network of a nest with its part of the input."""
     nets = nest.flatten(networks)
     states = nest.flatten_up_to(networks, state) if has_state else [()] * len(nets)
     results = [net(x, s) for net, x, s in zip(nets, inputs, states)]
@@ -193,18 +193,18 @@ def _run_nest(networks: Nested, inputs: list[Any], state: NestedTensor, has_stat
 
 
 class Branch(Network):
-    """Several networks, layers or functions on the same input.
+    """Several networks, layers or functions called with the same input.
 
-    The output is the nest of their outputs, the state that of their states.
+    The output is the nest of outputs, the state the nest of states.
 
     Args:
-        modules: by position, or one nest of them.
-        input_tensor_spec: nest of specs of the input; ``None`` if the first module knows it.
+        modules: modules by position, or one nest of them.
+        input_tensor_spec: nest of specs of the input; ``None`` if a module defines it.
         name: name of the network.
-        named_modules: the same for a dict.
+        named_modules: modules of a dict, by key.
 
     Raises:
-        ValueError: modules by position and by name, or none; or the spec is not known.
+        ValueError: modules are given both by position and by name, or not at all; or the input spec is unknown.
     """
 
     def __init__(self, *modules: Nested, input_tensor_spec: NestedTensorSpec | None = None, name: str = 'Branch',
@@ -213,7 +213,7 @@ class Branch(Network):
         flat = nest.flatten(parts)
         known = [spec for spec in map(get_input_tensor_spec, flat) if spec is not None]
         if input_tensor_spec is None and not known:
-            raise ValueError(f'{name}: input_tensor_spec is needed, as no module knows the spec of its input')
+            raise ValueError(f'{name}: input_tensor_spec is required, because no module defines its input spec')
         spec = known[0] if input_tensor_spec is None else input_tensor_spec
         networks = nest.map_structure(lambda m: wrap_as_network(m, spec), parts)
         state_spec = _combined_state_spec(nest.map_structure(lambda net: net.state_spec, networks))
@@ -229,20 +229,20 @@ class Branch(Network):
         return self._nets
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """A nest of ``[B, ...]`` to the nest of outputs."""
+        """Map a nest of ``[B, ...]`` to the nest of outputs."""
         return _run_nest(self._nets, [inputs] * len(nest.flatten(self._nets)), state, self._has_state)
 
     def make_parallel(self, n: int) -> Network:
-        """See the base class."""
+        """Create a stack of ``n`` networks like this one."""
         return StackedBranch(self, n, 'parallel_' + self._name)
 
 
 class StackedBranch(Branch):
-    """``n`` of each network of a :class:`Branch`.
+    """Stack of ``n`` of each network of a :class:`Branch`.
 
     Args:
-        network: the networks to stack.
-        n: number of each.
+        network: networks to stack.
+        n: number of copies of each.
         name: name of the network.
     """
 
@@ -253,49 +253,50 @@ class StackedBranch(Branch):
 
 
 class Echo(Network):
-    """A network which gets part of its own previous output as part of its input.
+    """Network that receives part of its previous output as part of its input.
 
-    ``block`` takes a dict ``{'input': ..., 'echo': ...}`` and returns a dict ``{'output': ..., 'echo': ...}``. Its
-    'echo' becomes the 'echo' of its next input; at first it is zeros. The state is
+    ``block`` maps a dict ``{'input': ..., 'echo': ...}`` to a dict ``{'output': ..., 'echo': ...}``. Its output 'echo'
+    is the input 'echo' of the next step; the first one is zeros. The state is
     ``{'block': state of the block, 'echo': ...}``.
 
     Args:
-        block: the network or module.
-        input_tensor_spec: spec of the input of ``block``, a dict with 'input' and 'echo'; ``None`` if it knows it.
+        block: network or module.
+        input_tensor_spec: spec of the input of ``block``, a dict with 'input' and 'echo'; ``None`` if the block defines
+            it.
 
     Raises:
-        ValueError: the input or the output of ``block`` is no such dict, or its two echos have different specs.
+        ValueError: input or output of ``block`` is not such a dict, or the two echos have different specs.
     """
 
     def __init__(self, block: Any, input_tensor_spec: NestedTensorSpec | None = None):
         net = wrap_as_network(block, input_tensor_spec)
         spec = net.input_tensor_spec
         if not isinstance(spec, dict) or set(spec) != {'input', 'echo'}:
-            raise ValueError(f"Echo: the block must take a dict with 'input' and 'echo', its input spec is {spec}")
+            raise ValueError(f"Echo: the block must take a dict with 'input' and 'echo', found the input spec {spec}")
         output = net.output_spec
         if not isinstance(output, dict) or set(output) != {'output', 'echo'}:
-            raise ValueError(f"Echo: the block must return a dict with 'output' and 'echo', its output is {output}")
+            raise ValueError(f"Echo: the block must return a dict with 'output' and 'echo', found the output {output}")
         wanted, found = ([(s.shape, s.dtype) for s in nest.flatten(x['echo'])] for x in (spec, output))
         if nest.structure(spec['echo']) != nest.structure(output['echo']) or wanted != found:
-            raise ValueError(f"Echo: the block takes the echo {spec['echo']} and returns {output['echo']}")
+            raise ValueError(f"Echo: the block takes the echo {spec['echo']} but returns {output['echo']}")
         super().__init__(spec['input'], {'block': net.state_spec, 'echo': spec['echo']}, 'Echo')
         self._block = net
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """A nest of ``[B, ...]`` to the 'output' of the block."""
+        """Map a nest of ``[B, ...]`` to the 'output' of the block."""
         result, block_state = self._block({'input': inputs, 'echo': state['echo']}, state['block'])
         return result['output'], {'block': block_state, 'echo': result['echo']}
 
     def make_parallel(self, n: int) -> Network:
-        """See the base class."""
+        """Create a stack of ``n`` networks like this one."""
         return ParallelEcho(self, n)
 
 
 class ParallelEcho(Network):
-    """``n`` networks with an echo, stacked.
+    """Stack of ``n`` networks with an echo.
 
     Args:
-        echo: the network with an echo.
+        echo: network to stack.
         n: number of networks.
     """
 
@@ -307,7 +308,7 @@ class ParallelEcho(Network):
         self._parallelism = n
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """Nests of ``[B, ...]`` or ``[B, n, ...]`` to ``[B, n, ...]``."""
+        """Map nests of ``[B, ...]`` or ``[B, n, ...]`` to ``[B, n, ...]``."""
         if not is_stacked(inputs, self._input_tensor_spec):
             inputs = make_parallel_input(inputs, self._parallelism)
         result, block_state = self._block({'input': inputs, 'echo': state['echo']}, state['block'])

@@ -1,8 +1,8 @@
-"""Networks from an observation and an action to values: an encoder for each, and a joint encoder that ends in values.
+"""Critic networks: they map an observation and an action to values.
 
-A critic is called as ``critic((observation, action), state)``. A stack of ``n`` (``make_parallel(n)``) combines an
-observation and an action which all share once, not once for each. Read next: :mod:`alfx.networks.q_networks`, which
-has the values of all actions as outputs.
+Observation and action have an encoder each, followed by a joint encoder with the values as output. A critic is called
+as ``critic((observation, action), state)``. A stack of ``n`` critics (``make_parallel(n)``) concatenates a shared
+observation and action only once. Read next: :mod:`alfx.networks.q_networks`, which outputs the values of all actions.
 """
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,11 +29,11 @@ _last_kernel_initializer = small_last_layer_init(0.003)
 
 
 class _SharedEncoder(Network):
-    """``n`` encoders without parameters are one: it is called once on what all share.
+    """Stack of ``n`` encoders without parameters; a shared input is encoded only once.
 
     Args:
-        encoder: a network without parameters and memory.
-        n: number of encoders that it stands for.
+        encoder: network without parameters and state.
+        n: number of encoders.
     """
 
     def __init__(self, encoder: Network, n: int):
@@ -42,14 +42,14 @@ class _SharedEncoder(Network):
         self._encoder = encoder.copy()
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
-        """A nest of ``[B, ...]`` to ``[B, ...]``, or of ``[B, n, ...]`` to ``[B, n, ...]``."""
+        """Map a nest of ``[B, ...]`` to ``[B, ...]``, or of ``[B, n, ...]`` to ``[B, n, ...]``."""
         if not is_stacked(inputs, self._input_tensor_spec):
             return self._encoder(inputs)[0], state
         flat = nest.map_structure(lambda x: x.flatten(0, 1), inputs)
         return self._encoder(flat)[0].unflatten(0, nest.get_nest_shape(inputs)[:2]), state
 
     def _first_networks(self, k: int) -> Callable[[NestedTensor], torch.Tensor]:
-        """See the base class."""
+        """Compute only the first ``k`` networks; see the base class."""
         return lambda inputs: self.forward(inputs)[0]
 
 
@@ -59,7 +59,7 @@ def _stacked_encoder(encoder: Network, n: int) -> Network:
 
 
 class _CriticBase(Network):
-    """Runs the encoders of observation and action, then the joint encoder on the pair of results."""
+    """Encoders of observation and action, followed by the joint encoder of the pair of results."""
 
     def _set_parts(self, observation_encoder: Network, action_encoder: Network, joint_encoder: Network) -> None:
         self._observation_encoder = observation_encoder
@@ -67,7 +67,7 @@ class _CriticBase(Network):
         self._joint_encoder = joint_encoder
 
     def _stack_parts(self, single: '_CriticBase', n: int) -> None:
-        """Become the stack of ``n`` critics like ``single``."""
+        """Set the parts of a stack of ``n`` critics like ``single``."""
         self._parallelism = n
         self._set_parts(_stacked_encoder(single._observation_encoder, n), _stacked_encoder(single._action_encoder, n),
                         single._joint_encoder.make_parallel(n))
@@ -78,14 +78,14 @@ class _CriticBase(Network):
         return self._joint_encoder.state_spec
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
-        """A pair of nests (observation, action) of ``[B, ...]`` to values ``[B, *output_tensor_spec.shape]``."""
+        """Map a pair of nests (observation, action) of ``[B, ...]`` to values ``[B, *output_tensor_spec.shape]``."""
         observation, action = inputs
         observation, action = self._observation_encoder(observation)[0], self._action_encoder(action)[0]
         return self._joint_encoder(_aligned(observation, action, self._parallelism), state)
 
 
 def _aligned(observation: torch.Tensor, action: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both as they are, or both ``[B, n, ...]`` where one encoder of a stack is shared and the other is not."""
+    """Expand one encoding to ``[B, n, ...]`` if only the other one has the stack dimension."""
     if observation.ndim < action.ndim:
         observation = make_parallel_input(observation, n)
     elif action.ndim < observation.ndim:
@@ -94,10 +94,10 @@ def _aligned(observation: torch.Tensor, action: torch.Tensor, n: int) -> tuple[t
 
 
 class ParallelCriticNetwork(_CriticBase):
-    """``n`` critics as one.
+    """Stack of ``n`` critics.
 
     Args:
-        critic_network: the network to stack.
+        critic_network: network to stack.
         n: number of networks.
         name: name of the network.
     """
@@ -107,11 +107,11 @@ class ParallelCriticNetwork(_CriticBase):
         self._stack_parts(critic_network, n)
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
-        """A pair of nests of ``[B, ...]`` or ``[B, n, ...]`` to values ``[B, n, *output_tensor_spec.shape]``."""
+        """Map a pair of nests of ``[B, ...]`` or ``[B, n, ...]`` to values ``[B, n, *output_tensor_spec.shape]``."""
         return super().forward(inputs, state)
 
     def _first_networks(self, k: int) -> Callable[[NestedTensor], torch.Tensor] | None:
-        """See the base class."""
+        """Compute only the first ``k`` networks; see the base class."""
         encode_observation = self._observation_encoder._first_networks(k)
         encode_action = self._action_encoder._first_networks(k)
         encode_both = self._joint_encoder._first_networks(k)
@@ -131,7 +131,7 @@ def _encoders(input_tensor_spec: NestedTensorSpec, name: str, layers: dict[str, 
               action_input_processors: Nested, action_preprocessing_combiner: Callable | None,
               action_fc_layer_params: Sequence[int] | None, observation_input_processors_ctor: Callable | None = None,
               action_input_processors_ctor: Callable | None = None) -> tuple[Network, Network]:
-    """The encoders of the observation and of the action, of arguments of :class:`CriticNetwork`."""
+    """Create the encoders of the observation and of the action from arguments of :class:`CriticNetwork`."""
     if not isinstance(input_tensor_spec, (tuple, list)) or len(input_tensor_spec) != 2:
         raise SpecError(f'{name}: expected input_tensor_spec=(observation_spec, action_spec), found '
                         f'{input_tensor_spec}')
@@ -149,42 +149,42 @@ def _encoders(input_tensor_spec: NestedTensorSpec, name: str, layers: dict[str, 
 
 @configurable
 class CriticNetwork(_CriticBase):
-    """Values of an observation and an action.
+    """Critic network: values of an observation and an action.
 
-    The observation and the action are encoded on their own, what results is combined and passes through joint layers;
-    the last one has the values as outputs. Each part but the last layer is optional.
+    The observation and the action are encoded separately, the encodings are combined, and the result passes through
+    joint layers; the outputs of the last layer are the values. Every part except the last layer is optional.
 
     Args:
-        input_tensor_spec: the pair ``(observation_spec, action_spec)`` of nests of specs.
-        output_tensor_spec: spec of the values: ``()`` for one number, ``(K, )`` for K rewards, ``(N, )`` for N
+        input_tensor_spec: pair ``(observation_spec, action_spec)`` of nests of specs.
+        output_tensor_spec: spec of the values: ``()`` for a scalar, ``(K, )`` for K rewards, ``(N, )`` for N
             quantiles, ``(K, N)`` for both.
         observation_input_processors: ``input_preprocessors`` of the
             :class:`~alfx.networks.encoding_networks.EncodingNetwork` of the observation.
-        observation_input_processors_ctor: called with ``observation_spec`` to make ``observation_input_processors``.
-        observation_preprocessing_combiner: its ``preprocessing_combiner``; needed for a nested observation.
-        observation_conv_layer_params: its convolutions.
-        observation_fc_layer_params: its fully connected layers.
+        observation_input_processors_ctor: creates ``observation_input_processors``, called with ``observation_spec``.
+        observation_preprocessing_combiner: ``preprocessing_combiner`` of that encoder; needed for a nested observation.
+        observation_conv_layer_params: convolutions of that encoder.
+        observation_fc_layer_params: sizes of the fully connected layers of that encoder.
         action_input_processors: ``input_preprocessors`` of the ``EncodingNetwork`` of the action; needed for a
             discrete action.
-        action_input_processors_ctor: called with ``action_spec`` to make ``action_input_processors``.
-        action_preprocessing_combiner: its ``preprocessing_combiner``; needed for a nested action.
-        action_fc_layer_params: its fully connected layers.
-        observation_action_combiner: makes one vector of the pair of encodings; ``None``: they are concatenated.
+        action_input_processors_ctor: creates ``action_input_processors``, called with ``action_spec``.
+        action_preprocessing_combiner: ``preprocessing_combiner`` of that encoder; needed for a nested action.
+        action_fc_layer_params: sizes of the fully connected layers of that encoder.
+        observation_action_combiner: combines the pair of encodings into one vector; ``None`` concatenates them.
         joint_fc_layer_params: sizes of the joint layers before the last one.
-        activation: activation of all layers but the last.
-        kernel_initializer: initializer of all layers but the last.
-        use_fc_bn: whether to use batch norm in all fully connected layers but the last.
-        use_fc_ln: whether to use layer norm in all fully connected layers but the last.
-        last_use_fc_bn: whether the last layer uses batch norm.
-        last_use_fc_ln: whether the last layer uses layer norm.
+        activation: activation of all layers except the last.
+        kernel_initializer: initializer of all layers except the last.
+        use_fc_bn: use batch norm in all fully connected layers except the last.
+        use_fc_ln: use layer norm in all fully connected layers except the last.
+        last_use_fc_bn: use batch norm in the last layer.
+        last_use_fc_ln: use layer norm in the last layer.
         last_layer_activation: activation of the last layer.
-        use_naive_parallel_network: whether :meth:`make_parallel` makes ``n`` networks that are called one after the
-            other instead of stacked weights. The values are the same.
+        use_naive_parallel_network: let :meth:`make_parallel` create ``n`` networks that are called one after the other
+            instead of stacked weights. The values are the same.
         name: name of the network.
 
     Raises:
-        SpecError: an input that the encoders cannot take; says what to do about it.
-        ValueError: arguments that contradict each other.
+        SpecError: the encoders do not support an input; the message says what to do.
+        ValueError: arguments contradict each other.
     """
 
     def __init__(self,
@@ -232,7 +232,7 @@ class CriticNetwork(_CriticBase):
         self._use_naive_parallel_network = use_naive_parallel_network
 
     def make_parallel(self, n: int) -> Network:
-        """See the base class."""
+        """Create a stack of ``n`` networks like this one."""
         if self._use_naive_parallel_network:
             return NaiveParallelNetwork(self, n)
         return ParallelCriticNetwork(self, n, 'parallel_' + self._name)
@@ -240,19 +240,18 @@ class CriticNetwork(_CriticBase):
 
 @configurable
 class CriticRNNNetwork(_CriticBase):
-    """Values of an observation and an action, with memory: the joint encoder is an
-    :class:`~alfx.networks.encoding_networks.LSTMEncodingNetwork`.
+    """Recurrent critic network: the joint encoder is an :class:`~alfx.networks.encoding_networks.LSTMEncodingNetwork`.
 
     Args:
         joint_fc_layer_params: sizes of the joint layers before the LSTM layers.
-        lstm_hidden_size: sizes of the LSTM layers, or of the only one.
-        critic_fc_layer_params: sizes of the layers behind the LSTM layers.
-        kwargs: those of :class:`CriticNetwork`, except ``observation_input_processors_ctor``,
+        lstm_hidden_size: sizes of the LSTM layers, or the size of a single one.
+        critic_fc_layer_params: sizes of the layers after the LSTM layers.
+        kwargs: arguments of :class:`CriticNetwork`, except ``observation_input_processors_ctor``,
             ``action_input_processors_ctor``, ``observation_action_combiner``, ``last_layer_activation``,
-            ``use_naive_parallel_network`` and those of norms.
+            ``use_naive_parallel_network`` and the arguments of norms.
 
     Raises:
-        SpecError: an input that the encoders cannot take; says what to do about it.
+        SpecError: the encoders do not support an input; the message says what to do.
     """
 
     @takes_arguments_of(
@@ -276,12 +275,12 @@ class CriticRNNNetwork(_CriticBase):
         self._set_parts(observation_encoder, action_encoder, joint_encoder)
 
     def make_parallel(self, n: int) -> Network:
-        """See the base class."""
+        """Create a stack of ``n`` networks like this one."""
         return ParallelCriticNetwork(self, n, 'parallel_' + self._name)
 
 
 class _QuantileCriticBase(_CriticBase):
-    """A critic whose joint encoding is modulated by the embedding of each quantile fraction."""
+    """Critic whose joint encoding is modulated by the embedding of each quantile fraction."""
 
     def _set_quantile_parts(self, embedding: Network, tau_encoder: Network, final_encoder: Network) -> None:
         self._tau_embedding = embedding
@@ -289,12 +288,14 @@ class _QuantileCriticBase(_CriticBase):
         self._final_encoder = final_encoder
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
-        """``((observation, action), tau)``, nests of ``[B, ...]`` and ``[B, N]``, to quantiles
-        ``[B, *output_tensor_spec.shape, N]``."""
+        """Map ``((observation, action), tau)`` to quantiles ``[B, *output_tensor_spec.shape, N]``.
+
+        Observation and action are nests of ``[B, ...]``, ``tau`` is ``[B, N]``.
+        """
         pair, tau = inputs
         joint, state = super().forward(pair, state)
         embedded = self._tau_embedding(tau)[0]
-        if embedded.ndim == 4:  # [B, n, N, D]: each network of the stack has fractions of its own
+        if embedded.ndim == 4:  # [B, n, N, D]: each network of the stack has separate fractions
             embedded = embedded.transpose(1, 2)
         outer = embedded.shape[:2]
         modulation = self._tau_encoder(embedded.flatten(0, 1))[0].unflatten(0, outer)
@@ -303,10 +304,10 @@ class _QuantileCriticBase(_CriticBase):
 
 
 class ParallelCriticQuantileNetwork(_QuantileCriticBase):
-    """``n`` quantile critics as one.
+    """Stack of ``n`` quantile critics.
 
     Args:
-        critic_network: the network to stack.
+        critic_network: network to stack.
         n: number of networks.
         name: name of the network.
     """
@@ -319,40 +320,43 @@ class ParallelCriticQuantileNetwork(_QuantileCriticBase):
                                  critic_network._final_encoder.make_parallel(n))
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
-        """``((observation, action), tau)`` of ``[B, ...]`` or ``[B, n, ...]`` to quantiles
-        ``[B, n, *output_tensor_spec.shape, N]``."""
+        """Map ``((observation, action), tau)`` to quantiles ``[B, n, *output_tensor_spec.shape, N]``.
+
+        The inputs are ``[B, ...]`` or ``[B, n, ...]``.
+        """
         return super().forward(inputs, state)
 
 
 @configurable
 class CriticQuantileNetwork(_QuantileCriticBase):
-    """Quantiles of the return of an observation and an action at given fractions (Dabney et al. 2018,
-    arXiv:1806.06923, section 3.1).
+    """Quantiles of the return of an observation and an action at given fractions.
 
-    It is called as ``critic(((observation, action), tau), state)``, with fractions ``tau`` ``[B, N]`` in (0, 1). The
-    encoding of observation and action is multiplied by an encoding of ``cos(pi k tau)``, and passes through further
-    layers. Differs from the paper in that the encoding of the fractions ends in a sigmoid and layers are normalised
-    unless told otherwise (Ma et al. 2020, arXiv:2004.14547).
+    Implicit quantile network (Dabney et al. 2018, arXiv:1806.06923, section 3.1). It is called as
+    ``critic(((observation, action), tau), state)``, with fractions ``tau`` ``[B, N]`` in (0, 1). The encoding of
+    observation and action is multiplied by an encoding of ``cos(pi k tau)`` and passes through further layers. Unlike
+    in the paper, the default encoding of the fractions ends in a sigmoid, and layers use layer norm by default (Ma et
+    al. 2020, arXiv:2004.14547).
 
     Args:
         tau_spec: spec of the fractions, of shape ``(N, )``.
-        output_tensor_spec: ``()`` for one return, ``(K, )`` for K rewards; the quantiles are one more, last, dimension.
-        obs_act_joint_fc_layer_params: sizes of the layers behind the combined encodings.
-        obs_act_activation: activation of all layers but those of the fractions and the last one.
+        output_tensor_spec: ``()`` for one return, ``(K, )`` for K rewards; the quantiles are an additional last
+            dimension.
+        obs_act_joint_fc_layer_params: sizes of the layers after the combined encodings.
+        obs_act_activation: activation of all layers except those of the fractions and the last one.
         tau_embedding_dim: size of the embedding of a fraction.
-        tau_input_processors: makes the embeddings ``[B, N, tau_embedding_dim]`` of the fractions; ``None``:
+        tau_input_processors: computes the embeddings ``[B, N, tau_embedding_dim]`` of the fractions; ``None`` uses
             :class:`~alfx.networks.preprocessors.CosineEmbeddingPreprocessor`.
-        tau_fc_layer_params: sizes of the layers behind the embedding; the last one is that of the encoding of
-            observation and action. ``None``: one layer of that size.
-        tau_activation: their activation.
-        obs_act_tau_joint_fc_layer_params: sizes of the layers behind the product, before the last one.
-        last_kernel_initializer: that of the last layer; ``None``: uniform in [-0.003, 0.003].
-        kwargs: those of :class:`CriticNetwork`, except ``joint_fc_layer_params``, ``activation`` and those of the last
-            layer; ``use_fc_ln`` is True unless given.
+        tau_fc_layer_params: sizes of the layers after the embedding; the last size must equal the size of the encoding
+            of observation and action. ``None`` uses one layer of that size.
+        tau_activation: activation of the layers after the embedding.
+        obs_act_tau_joint_fc_layer_params: sizes of the layers after the product, before the last one.
+        last_kernel_initializer: initializer of the last layer; ``None`` is uniform in [-0.003, 0.003].
+        kwargs: arguments of :class:`CriticNetwork`, except ``joint_fc_layer_params``, ``activation`` and the arguments
+            of the last layer; ``use_fc_ln`` is True by default.
 
     Raises:
-        SpecError: an input that the encoders cannot take; says what to do about it.
-        ValueError: arguments that contradict each other.
+        SpecError: the encoders do not support an input; the message says what to do.
+        ValueError: arguments contradict each other.
     """
 
     @takes_arguments_of(
@@ -395,14 +399,14 @@ class CriticQuantileNetwork(_QuantileCriticBase):
         self._use_naive_parallel_network = use_naive_parallel_network
 
     def make_parallel(self, n: int) -> Network:
-        """See the base class."""
+        """Create a stack of ``n`` networks like this one."""
         if self._use_naive_parallel_network:
             return NaiveParallelNetwork(self, n)
         return ParallelCriticQuantileNetwork(self, n, 'parallel_' + self._name)
 
 
 def _tau_embedding(tau_spec: TensorSpec, preprocessor: Any, size: int, name: str) -> Network:
-    """From fractions ``[B, N]`` to ``[B, N, size]``."""
+    """Create the network that embeds fractions ``[B, N]`` as ``[B, N, size]``."""
     if not isinstance(tau_spec, TensorSpec) or tau_spec.ndim != 1:
         raise SpecError(f'{name}: expected a tau_spec of shape (N,), found {tau_spec}')
     if preprocessor is None:
@@ -410,6 +414,6 @@ def _tau_embedding(tau_spec: TensorSpec, preprocessor: Any, size: int, name: str
     embedding = PreprocessorNetwork(tau_spec, preprocessor, name=f'{name}.tau_embedding')
     found, expected = tuple(embedding.processed_input_tensor_spec.shape), (tau_spec.numel, size)
     if found != expected:
-        raise SpecError(f'{name}: tau_input_processors must make {expected} of the fractions, for '
+        raise SpecError(f'{name}: tau_input_processors must map the fractions to {expected}, as '
                         f'tau_embedding_dim={size}; found {found}')
     return embedding

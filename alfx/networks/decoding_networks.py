@@ -1,9 +1,9 @@
-"""Decoders: from a vector to an image, by transposed convolutions, by upsampling and convolutions, or by convolutions
-over copies of the vector at every place.
+"""Decoders that map a vector to an image.
 
-Conf files know them as members of ``encoding_networks``. The first two kinds begin with fully connected layers that
-make a small image. Upsampling in place of strides avoids the checkerboards of transposed convolutions (Odena et al.
-2016, https://distill.pub/2016/deconv-checkerboard).
+They use transposed convolutions, upsampling and convolutions, or convolutions over copies of the vector at every
+position. In conf files their module is ``encoding_networks``. The first two kinds start with fully connected layers
+that output a small image. Upsampling instead of strides avoids the checkerboard artifacts of transposed convolutions
+(Odena et al. 2016, https://distill.pub/2016/deconv-checkerboard).
 """
 from collections.abc import Sequence
 from typing import Any
@@ -25,14 +25,14 @@ from alfx.utils.math_ops import identity
 
 _MODULE = 'alfx.networks.encoding_networks'
 UPSAMPLING_MODES = ('area', 'bicubic', 'bilinear', 'nearest', 'nearest-exact')
-"""The kinds of interpolation of :class:`ImageDecodingNetworkV2`."""
+"""Kinds of interpolation in :class:`ImageDecodingNetworkV2`."""
 
 
 def vector_spec(size: int | TensorSpec, where: str) -> TensorSpec:
-    """The spec of a vector of ``size`` elements, or ``size`` itself if it is one.
+    """Return the spec of a vector of ``size`` elements; a spec of a vector is returned unchanged.
 
     Raises:
-        SpecError: it is a spec of something else.
+        SpecError: ``size`` is a spec of another shape.
     """
     spec = size if isinstance(size, TensorSpec) else TensorSpec((size, ))
     if spec.ndim != 1:
@@ -42,7 +42,7 @@ def vector_spec(size: int | TensorSpec, where: str) -> TensorSpec:
 
 def _image_from_vector(size: int, shape: tuple[int, int, int], fc_layer_params: Sequence[int] | None,
                        activation: Activation, kernel_initializer: Initializer | None) -> list[nn.Module]:
-    """Fully connected layers of these sizes from ``[B, size]``, and one more to an image ``[B, *shape]``."""
+    """Create fully connected layers of these sizes for ``[B, size]``, and a last one that outputs ``[B, *shape]``."""
     modules: list[nn.Module] = []
     for width in (*(fc_layer_params or ()), TensorSpec(shape).numel):
         modules.append(FC(size, width, activation, kernel_initializer=kernel_initializer))
@@ -52,24 +52,23 @@ def _image_from_vector(size: int, shape: tuple[int, int, int], fc_layer_params: 
 
 @configurable(module=_MODULE)
 class ImageDecodingNetwork(LayersNetwork):
-    """A vector to an image: fully connected layers, then transposed convolutions.
+    """Image decoder: fully connected layers, then transposed convolutions.
 
     Args:
         input_size: number of inputs, or their spec.
         transconv_layer_params: for each layer ``(filters, kernel_size, strides[, padding[, output_padding]])``.
-        start_decoding_size: height and width of the image made by the last fully connected layer.
-        start_decoding_channels: its number of channels.
-        same_padding: whether each layer makes the image exactly ``strides`` times as large, whatever padding is
-            given.
-        preprocess_fc_layer_params: sizes of fully connected layers in front.
-        activation: activation of all layers but the last.
-        kernel_initializer: called with the weights of a layer to fill them; ``None`` for variance scaling.
+        start_decoding_size: height and width of the image after the last fully connected layer.
+        start_decoding_channels: number of channels of that image.
+        same_padding: make each layer enlarge the image by exactly ``strides``; overrides the given padding.
+        preprocess_fc_layer_params: sizes of further fully connected layers before it.
+        activation: activation of all layers except the last.
+        kernel_initializer: initializes the weights of a layer in place; ``None`` uses variance scaling.
         output_activation: activation of the last layer.
         name: name of the network.
 
     Raises:
-        SpecError: the input is no vector.
-        ValueError: no or malformed layers.
+        SpecError: the input is not a vector.
+        ValueError: there are no layers, or a layer is malformed.
     """
 
     def __init__(self, input_size: Count | TensorSpec, transconv_layer_params: Sequence[tuple],
@@ -109,22 +108,22 @@ def _check_layers(transconv_layer_params: Sequence[tuple], where: str) -> None:
 
 
 def _same_transposed_padding(kernel: tuple[int, int], strides: tuple[int, int]) -> Any:
-    """By what the output is ``strides`` times as large as the input.
+    """Return the padding with which the output is ``strides`` times as large as the input.
 
     Returns:
-        Padding, output padding, and how much is still to be cut off at the start, a pair each.
+        Padding, output padding, and the number of rows and columns to remove at the start, a pair each.
     """
     padding = [max(0, -((s - k) // 2)) for k, s in zip(kernel, strides)]
     extra = [s - k + 2 * p for k, s, p in zip(kernel, strides, padding)]
-    # torch adds less than a stride at the end: with a stride of 1, nothing. To cut off less at both ends and the rest
-    # at the start gives the same.
+    # torch requires an output padding below the stride: with a stride of 1, none. Padding less at both ends and
+    # removing the rest at the start gives the same result.
     surplus = [int(e >= s) for e, s in zip(extra, strides)]
     return (tuple(p - c for p, c in zip(padding, surplus)), tuple(e - c for e, c in zip(extra, surplus)),
             tuple(surplus))
 
 
 class _CutStart(ElementwiseLayerBase):
-    """``[..., H, W]`` without its first rows and columns."""
+    """Crop that removes the first rows and columns of ``[..., H, W]``."""
 
     def __init__(self, size: tuple[int, int]):
         super().__init__()
@@ -136,20 +135,20 @@ class _CutStart(ElementwiseLayerBase):
 
 @configurable(module=_MODULE)
 class AutoShapeImageDeconvNetwork(ImageDecodingNetwork):
-    """An :class:`ImageDecodingNetwork` for images of a given shape: the size of the first image follows from it.
+    """:class:`ImageDecodingNetwork` for images of a given shape; it computes the size of the first image.
 
-    A layer turns a side of n pixels into ``(n - 1) * stride - 2 * padding + kernel_size + output_padding``. From the
-    last layer to the first, the output padding is what makes n a whole number.
+    A layer maps a side of n pixels to ``(n - 1) * stride - 2 * padding + kernel_size + output_padding``. From the last
+    layer to the first, the output padding is chosen so that n is a whole number.
 
     Args:
-        transconv_layer_params: for each layer ``(filters, kernel_size, strides[, padding])``; the last one has as many
-            filters as the images have channels.
+        transconv_layer_params: for each layer ``(filters, kernel_size, strides[, padding])``; the last layer must have
+            as many filters as the images have channels.
         output_shape: ``(channels, height, width)`` of the images, or their spec.
-        kwargs: those of :class:`ImageDecodingNetwork`, except ``start_decoding_size`` and ``same_padding``.
+        kwargs: arguments of :class:`ImageDecodingNetwork`, except ``start_decoding_size`` and ``same_padding``.
 
     Raises:
-        SpecError: the input is no vector.
-        ValueError: no or malformed layers, or layers that cannot make images of this shape.
+        SpecError: the input is not a vector.
+        ValueError: there are no layers, a layer is malformed, or the layers cannot output images of this shape.
     """
 
     @takes_arguments_of(ImageDecodingNetwork, without=('start_decoding_size', 'same_padding'),
@@ -169,8 +168,8 @@ class AutoShapeImageDeconvNetwork(ImageDecodingNetwork):
                                  f'padding]), as the output padding follows from output_shape, found {params}')
             size, output_padding = _transposed_input_size(size, *(pair(x) for x in (*params[1:], 0)[:3]))
             if min(size) < 1:
-                raise ValueError(f'{name}: transconv_layer_params[{i}] {params} cannot make images as small as it '
-                                 f'takes for output_shape {shape}; choose smaller kernels or strides')
+                raise ValueError(f'{name}: transconv_layer_params[{i}] {params} cannot output images as small as '
+                                 f'needed for output_shape {shape}; choose smaller kernels or strides')
             layers.append((*params[:3], params[3] if len(params) > 3 else 0, output_padding))
         super().__init__(transconv_layer_params=layers[::-1], start_decoding_size=size, same_padding=False, name=name,
                          **kwargs)
@@ -178,7 +177,7 @@ class AutoShapeImageDeconvNetwork(ImageDecodingNetwork):
 
 def _transposed_input_size(size: tuple[int, int], kernel: tuple[int, int], strides: tuple[int, int],
                            padding: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Size of the input and output padding of a transposed convolution whose output has this size."""
+    """Return input size and output padding of a transposed convolution with the output size ``size``."""
     reach = [n + 2 * p - k for n, k, p in zip(size, kernel, padding)]
     return ((reach[0] // strides[0] + 1, reach[1] // strides[1] + 1),
             (reach[0] % strides[0], reach[1] % strides[1]))
@@ -198,26 +197,27 @@ class _Upsample2D(ElementwiseLayerBase):
 
 @configurable(module=_MODULE)
 class ImageDecodingNetworkV2(LayersNetwork):
-    """A vector to an image: fully connected layers, then upsampling and convolutions in any order.
+    """Image decoder: fully connected layers, then upsampling and convolutions in any order.
 
     Args:
         input_size: number of inputs, or their spec.
-        upsample_conv_layer_params: what follows: a number to make the image so many times as large by interpolation,
-            or ``(filters, kernel_size, strides[, padding])`` for a convolution; the last one is a convolution.
-        start_decoding_size: height and width of the image made by the last fully connected layer.
-        start_decoding_channels: its number of channels.
-        preprocess_fc_layer_params: sizes of fully connected layers in front.
+        upsample_conv_layer_params: layers after the fully connected ones: a number enlarges the image by this factor by
+            interpolation, ``(filters, kernel_size, strides[, padding])`` is a convolution. The last one must be a
+            convolution.
+        start_decoding_size: height and width of the image after the last fully connected layer.
+        start_decoding_channels: number of channels of that image.
+        preprocess_fc_layer_params: sizes of further fully connected layers before it.
         upsampling_mode: kind of interpolation, one of :data:`UPSAMPLING_MODES`.
-        same_padding: whether to pad by ``(kernel_size - 1) // 2`` whatever padding is given.
-        activation: activation of all layers but the last.
-        kernel_initializer: called with the weights of a layer to fill them; ``None`` for variance scaling.
+        same_padding: pad by ``(kernel_size - 1) // 2``; overrides the given padding.
+        activation: activation of all layers except the last.
+        kernel_initializer: initializes the weights of a layer in place; ``None`` uses variance scaling.
         output_activation: activation of the last layer.
         name: name of the network.
 
     Raises:
-        ConfError: an unknown ``upsampling_mode``.
-        SpecError: the input is no vector.
-        ValueError: no or malformed layers, or nothing is left of the image.
+        ConfError: ``upsampling_mode`` is unknown.
+        SpecError: the input is not a vector.
+        ValueError: there are no layers, a layer is malformed, or the image becomes empty.
     """
 
     def __init__(self, input_size: Count | TensorSpec, upsample_conv_layer_params: Sequence[float | tuple],
@@ -253,11 +253,11 @@ class ImageDecodingNetworkV2(LayersNetwork):
 
 
 class SpatialBroadcast(ElementwiseLayerBase):
-    """A vector at every place of an image, and the coordinates of the place behind it.
+    """Copies of a vector at every position of an image, with the coordinates of the position appended.
 
     Args:
-        height: of the image.
-        width: of the image.
+        height: height of the image.
+        width: width of the image.
     """
 
     _coordinates: torch.Tensor
@@ -268,7 +268,7 @@ class SpatialBroadcast(ElementwiseLayerBase):
         self.register_buffer('_coordinates', torch.stack(torch.broadcast_tensors(rows, columns)), persistent=False)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """``[..., D]`` to ``[..., D + 2, height, width]``; the coordinates, from -1 to 1, are row and column."""
+        """Map ``[..., D]`` to ``[..., D + 2, height, width]``; the coordinates (row, column) range from -1 to 1."""
         coordinates = self._coordinates.expand(*inputs.shape[:-1], *self._coordinates.shape)
         image = inputs[..., None, None].expand(*inputs.shape, *self._coordinates.shape[1:])
         return torch.cat([image, coordinates], dim=-3)
@@ -284,28 +284,28 @@ def SpatialBroadcastDecodingNetwork(input_size: Count | TensorSpec, output_heigh
                                     fc_layer_params: Sequence[Count] | None = None,
                                     activation: Activation = torch.relu_, output_activation: Activation = identity,
                                     name: str = 'SpatialBroadcastDecodingNetwork') -> Network:
-    """A decoder without upsampling, from ``[B, input_size]`` to ``[B, channels, output_height, output_width]``.
+    """Create a decoder without upsampling, ``[B, input_size]`` to ``[B, channels, output_height, output_width]``.
 
     Fully connected layers come first, then :class:`SpatialBroadcast`, then convolutions (Watters et al. 2019, "Spatial
-    Broadcast Decoder", https://arxiv.org/abs/1901.07017): what is where is easy to say. Differs from the paper: sizes
-    and padding of the layers are arguments; the canvas is enlarged by what convolutions without padding cut off, as by
-    Burgess et al. 2019 (arXiv:1901.11390, appendix B.1).
+    Broadcast Decoder", https://arxiv.org/abs/1901.07017), which makes positions easy to represent. Unlike in the paper,
+    sizes and padding of the layers are arguments, and the canvas is enlarged by the pixels that convolutions without
+    padding remove, as in Burgess et al. 2019 (arXiv:1901.11390, appendix B.1).
 
     Args:
         input_size: number of inputs, or the spec of a vector of them.
         output_height: height of the image.
-        conv_layer_params: for each convolution ``(filters, kernel_size, strides[, padding])``, with strides of 1; the
-            filters of the last one are the channels of the image. The canvas is as much larger than the image as
-            the convolutions make it smaller.
-        output_width: width of the image; ``None``: as its height.
+        conv_layer_params: for each convolution ``(filters, kernel_size, strides[, padding])``, with strides of 1. The
+            filters of the last one are the channels of the image. The canvas is larger than the image by the amount
+            that the convolutions shrink it.
+        output_width: width of the image; ``None`` uses the height.
         fc_layer_params: sizes of the fully connected layers.
-        activation: activation of all layers but the last.
+        activation: activation of all layers except the last.
         output_activation: activation of the last layer.
         name: name of the network.
 
     Raises:
-        SpecError: ``input_size`` is the spec of something else than a vector.
-        ValueError: no or malformed convolutions, or some that enlarge the image beyond its size.
+        SpecError: ``input_size`` is a spec but not of a vector.
+        ValueError: there are no convolutions, one is malformed, or their padding is larger than the image.
     """
     if not conv_layer_params:
         raise ValueError(f'{name}: expected at least one layer in conv_layer_params')

@@ -1,4 +1,4 @@
-"""Networks that predict what an action does: from a feature and an action to the change of the feature.
+"""Dynamics networks: they predict the change of a feature from the feature and an action.
 
 The prediction is a tensor, or a normal distribution with a diagonal covariance. A stack of them (``make_parallel``) is
 an ensemble. Read next: :mod:`alfx.algorithms.dynamics_learning_algorithm`.
@@ -23,14 +23,14 @@ from alfx.utils.math_ops import identity
 
 
 def softly_bounded(x: Tensor, low: Tensor | float, high: Tensor | float) -> Tensor:
-    """``x`` squashed between ``low`` and ``high``, and nearly itself where it is well inside.
+    """Squash ``x`` smoothly between ``low`` and ``high``; values well inside hardly change.
 
     Chua et al. 2018 (arXiv:1805.12114), appendix A.1:
 
         y = high - softplus(high - x)
         z = low + softplus(y - low)
 
-    Near ``high`` the second line adds ``softplus(low - high)`` at most, which is nothing for bounds that are apart.
+    Near ``high`` the second line adds at most ``softplus(low - high)``, which is negligible for well separated bounds.
     """
     y = high - F.softplus(high - x)
     return low + F.softplus(y - low)
@@ -38,22 +38,22 @@ def softly_bounded(x: Tensor, low: Tensor | float, high: Tensor | float) -> Tens
 
 @configurable
 class BoundedVarianceProjectionNetwork(LocationScaleProjection):
-    """A normal distribution whose log-variances lie between bounds, which are learned as well.
+    """Normal distribution whose log-variances lie between learned bounds.
 
-    Without bounds an ensemble is sure of what it has never seen, or its loss has no minimum where data has no noise.
-    The bounds are pulled together by :meth:`bounds_penalty`, which is to be added to the loss.
+    Without bounds an ensemble may be overconfident far from its data, and its loss has no minimum for data without
+    noise. Add :meth:`bounds_penalty` to the loss: it pulls the bounds together.
 
     Args:
         input_size: number of inputs.
-        action_spec: spec of what is distributed: floats of any shape.
-        parallelism: make a stack of that many, each with bounds of its own.
+        action_spec: spec of the distribution's values: floats of any shape.
+        parallelism: create a stack of this many heads, each with separate bounds.
         min_log_variance: initial lower bound of each component.
         max_log_variance: initial upper bound of each component.
         name: name of the network.
 
     Raises:
-        SpecError: ``action_spec`` is not that of floats.
-        ValueError: not ``min_log_variance < max_log_variance``.
+        SpecError: ``action_spec`` is not a spec of floats.
+        ValueError: ``min_log_variance`` is not below ``max_log_variance``.
     """
 
     def __init__(self, input_size: int, action_spec: TensorSpec, parallelism: int | None = None,
@@ -70,17 +70,17 @@ class BoundedVarianceProjectionNetwork(LocationScaleProjection):
         self._max_log_variance = nn.Parameter(torch.full(shape, self._initial_bounds[1]))
 
     def reset_parameters(self) -> None:
-        """Draw new initial weights, and put the bounds where they began."""
+        """Draw new initial weights and reset the bounds."""
         super().reset_parameters()
         for bound, initial in zip((self._min_log_variance, self._max_log_variance), self._initial_bounds):
             nn.init.constant_(bound, initial)
 
     def bounds_penalty(self) -> Tensor:
-        """The widths between the bounds, summed over components: scalar; the mean over the networks of a stack."""
+        """Sum over components of the widths between the bounds, a scalar; averaged over the networks of a stack."""
         return (self._max_log_variance - self._min_log_variance).sum(-1).mean()
 
     def forward(self, inputs: Tensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """``[B, input_size]`` to a distribution with batch shape ``[B]``; of a stack ``[B, n]``."""
+        """Map ``[B, input_size]`` to a distribution with batch shape ``[B]``; a stack has batch shape ``[B, n]``."""
         loc, raw = self._projection_layer(inputs).chunk(2, dim=-1)
         scale = (0.5 * softly_bounded(raw, self._min_log_variance, self._max_log_variance)).exp()
         if self._shape is not None:
@@ -90,41 +90,42 @@ class BoundedVarianceProjectionNetwork(LocationScaleProjection):
 
 
 class _DynamicsBase(Network):
-    """An encoder of the pair, followed by a head if the prediction is a distribution."""
+    """Encoder of the pair, followed by a head if the prediction is a distribution."""
 
     def _set_parts(self, encoder: Network, head: Network | None) -> None:
         self._encoder = encoder
         self._head = head
 
     def bounds_penalty(self) -> Tensor | None:
-        """What is to be added to the loss for bounds that are learned, a scalar; ``None`` without such bounds."""
+        """Scalar to add to the loss for learned bounds; ``None`` without such bounds."""
         penalty = getattr(self._head, 'bounds_penalty', None)
         return None if penalty is None else penalty()
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """A pair (feature, action) of ``[B, ...]`` to ``[B, *output_tensor_spec.shape]`` or a distribution of that."""
+        """Map a pair (feature, action) of ``[B, ...]`` to ``[B, *output_tensor_spec.shape]`` or its distribution."""
         encoded, _ = self._encoder(inputs)
         return (encoded if self._head is None else self._head(encoded)[0]), state
 
 
 @configurable
 class DynamicsNetwork(_DynamicsBase):
-    """What follows from a feature and an action.
+    """Prediction from a feature and an action.
 
     Args:
-        input_tensor_spec: the pair of the spec of the feature and that of the encoded action.
-        output_tensor_spec: spec of what is predicted.
-        joint_fc_layer_params: sizes of the hidden layers, which see both.
+        input_tensor_spec: pair of the spec of the feature and the spec of the encoded action.
+        output_tensor_spec: spec of the prediction.
+        joint_fc_layer_params: sizes of the hidden layers, whose input is the feature and the action.
         activation: activation of the hidden layers.
-        kernel_initializer: initializer of all layers but that of a distribution; ``None`` for variance scaling.
-        prob: whether to predict a distribution.
-        continuous_projection_net_ctor: makes the head of the distribution, called as ``(input_size=, action_spec=)``
+        kernel_initializer: initializer of all layers except those of a distribution; ``None`` uses variance scaling.
+        prob: predict a distribution.
+        continuous_projection_net_ctor: creates the head of the distribution, called as ``(input_size=, action_spec=)``
             with ``output_tensor_spec``. :class:`~alfx.networks.projection_networks.NormalProjectionNetwork` needs
-            ``squash_mean=False`` for what has no bounds; :class:`BoundedVarianceProjectionNetwork` is made for models.
+            ``squash_mean=False`` for unbounded predictions; :class:`BoundedVarianceProjectionNetwork` is designed for
+            models.
         name: name of the network.
 
     Raises:
-        SpecError: the input is no pair of specs.
+        SpecError: the input is not a pair of specs.
     """
 
     def __init__(self, input_tensor_spec: NestedTensorSpec, output_tensor_spec: TensorSpec,
@@ -148,16 +149,16 @@ class DynamicsNetwork(_DynamicsBase):
         self._set_parts(encoder, head)
 
     def make_parallel(self, n: int) -> Network:
-        """See the base class."""
+        """Create a stack of ``n`` networks like this one."""
         return ParallelDynamicsNetwork(self, n, 'parallel_' + self._name)
 
 
 class ParallelDynamicsNetwork(_DynamicsBase):
-    """``n`` dynamics networks as one.
+    """Stack of ``n`` dynamics networks.
 
     Args:
-        dynamics_network: the network to stack.
-        n: number of networks, each with its own initial parameters.
+        dynamics_network: network to stack.
+        n: number of networks, each with separate initial parameters.
         name: name of the network.
     """
 
@@ -168,5 +169,5 @@ class ParallelDynamicsNetwork(_DynamicsBase):
         self._set_parts(dynamics_network._encoder.make_parallel(n), None if head is None else head.make_parallel(n))
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """A pair of ``[B, ...]`` or ``[B, n, ...]`` to ``[B, n, *output_tensor_spec.shape]`` or a distribution."""
+        """Map a pair of ``[B, ...]`` or ``[B, n, ...]`` to ``[B, n, *output_tensor_spec.shape]`` or a distribution."""
         return super().forward(inputs, state)

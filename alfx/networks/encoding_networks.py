@@ -1,7 +1,7 @@
-"""Encoders: from observations to a vector, with or without memory.
+"""Encoders that map observations to a vector, feed-forward or recurrent.
 
-Read next: :mod:`alfx.networks.actor_distribution_networks` and :mod:`alfx.networks.value_networks`, which put heads
-on them. The way back, :mod:`alfx.networks.decoding_networks`, can be imported from here as well.
+Read next: :mod:`alfx.networks.actor_distribution_networks` and :mod:`alfx.networks.value_networks`, which add heads.
+The decoders of :mod:`alfx.networks.decoding_networks` can be imported from here as well.
 """
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,7 +28,7 @@ from alfx.networks.preprocessor_networks import PreprocessorNetwork
 from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, SpecError, TensorSpec, torch_dtype_to_str
 
 
-# Arguments of EncodingNetwork that networks with an encoder do not take from it.
+# Arguments of EncodingNetwork that networks with an encoder do not forward.
 ENSEMBLE_ARGUMENTS = ('use_batch_ensemble', 'ensemble_size', 'input_with_ensemble_ids')
 LAST_LAYER_ARGUMENTS = ('last_layer_size', 'last_activation', 'last_kernel_initializer', 'last_use_fc_bn',
                         'last_use_fc_ln')
@@ -44,23 +44,23 @@ def _refuse_batch_ensemble(use_batch_ensemble: bool, ensemble_size: int, where: 
 
 @configurable
 class ImageEncodingNetwork(LayersNetwork):
-    """Convolutions.
+    """Convolutional encoder.
 
     Args:
         input_channels: channels of the input.
         input_size: height and width of the input, or one number for both.
-        conv_layer_params: for each layer ``(filters, kernel_size, strides[, padding[, pooling_kernel]])``; with a
-            pooling kernel k the maximum of each k x k square follows.
+        conv_layer_params: for each layer ``(filters, kernel_size, strides[, padding[, pooling_kernel]])``; a pooling
+            kernel k adds max pooling over k x k squares.
         use_batch_ensemble: not supported.
         ensemble_size: used with ``use_batch_ensemble`` only.
-        same_padding: whether to pad by ``(kernel_size - 1) // 2`` instead of what ``conv_layer_params`` says.
+        same_padding: pad by ``(kernel_size - 1) // 2``; overrides the padding in ``conv_layer_params``.
         activation: activation of all layers.
-        kernel_initializer: called with the weights of a layer to fill them; ``None`` for variance scaling.
-        flatten_output: whether the output is a vector instead of an image.
+        kernel_initializer: initializes the weights of a layer in place; ``None`` uses variance scaling.
+        flatten_output: return a vector instead of an image.
         name: name of the network.
 
     Raises:
-        ValueError: no or malformed layers, or images too small for them.
+        ValueError: there are no layers, a layer is malformed, or the images are too small for the layers.
     """
 
     def __init__(self, input_channels: Count, input_size: Size2d, conv_layer_params: Sequence[tuple],
@@ -82,54 +82,54 @@ class ImageEncodingNetwork(LayersNetwork):
 
 
 def _check_encodable(spec: TensorSpec, with_conv: bool, where: str) -> None:
-    """Raise ``SpecError`` for an input that the layers cannot take; says what to do about it."""
+    """Raise ``SpecError`` for an input that the layers do not support, with advice."""
     found = f'{where}: expected a float32 input, found {torch_dtype_to_str(spec.dtype)} {tuple(spec.shape)}; '
     if spec.dtype == torch.uint8:
         raise SpecError(found + 'images are not converted silently: add @ImageScaleTransformer to '
                         'TrainerConfig.data_transformer_ctor, which scales them to floats')
     if spec.is_discrete:
-        raise SpecError(found + 'for integers choose an input preprocessor, e.g. '
+        raise SpecError(found + 'choose an input preprocessor for integers, e.g. '
                         'input_preprocessors = @OneHot() or @EmbeddingPreprocessor()')
     if spec.dtype != torch.get_default_dtype():
         raise SpecError(found + 'add input_preprocessors=@Cast()')
     if with_conv and spec.ndim != 3:
-        raise SpecError(f'{where}: conv_layer_params are for images (channels, height, width), found '
-                        f'{tuple(spec.shape)}; leave them out for vectors')
+        raise SpecError(f'{where}: conv_layer_params need images (channels, height, width), found '
+                        f'{tuple(spec.shape)}; omit them for vectors')
 
 
 @configurable
 class EncodingNetwork(PreprocessorNetwork):
-    """Preprocessing, convolutions, fully connected layers, in this order; each is optional.
+    """Encoder with optional preprocessing, convolutions and fully connected layers, in this order.
 
-    What is not a vector is flattened before the fully connected layers.
+    Images and other tensors are flattened before the fully connected layers.
 
     Args:
         input_tensor_spec: nest of specs of the input.
-        output_tensor_spec: if given, the output gets its shape.
+        output_tensor_spec: reshapes the output to the shape of this spec.
         input_preprocessors: see :class:`~alfx.networks.preprocessor_networks.PreprocessorNetwork`.
-        input_preprocessors_ctor: called with ``input_tensor_spec`` to make ``input_preprocessors``.
-        preprocessing_combiner: see ``PreprocessorNetwork``; needed for a nested input with images. Without it, and
-            without preprocessors, :func:`~alfx.networks.input_preparation.prepare_inputs` does what it can.
+        input_preprocessors_ctor: creates ``input_preprocessors``, called with ``input_tensor_spec``.
+        preprocessing_combiner: see ``PreprocessorNetwork``; needed for a nested input with images. Without combiner and
+            preprocessors, :func:`~alfx.networks.input_preparation.prepare_inputs` chooses both where it can.
         conv_layer_params: see :class:`ImageEncodingNetwork`.
         fc_layer_params: sizes of the fully connected layers.
-        activation: activation of all layers but the last one.
-        kernel_initializer: called with the weights of a layer to fill them; ``None`` for variance scaling.
-        use_fc_bn: whether to use batch norm in fully connected layers.
-        use_fc_ln: whether to use layer norm in fully connected layers.
+        activation: activation of all layers except the last layer.
+        kernel_initializer: initializes the weights of a layer in place; ``None`` uses variance scaling.
+        use_fc_bn: use batch norm in fully connected layers.
+        use_fc_ln: use layer norm in fully connected layers.
         use_batch_ensemble: not supported.
         ensemble_size: used with ``use_batch_ensemble`` only.
         input_with_ensemble_ids: used with ``use_batch_ensemble`` only.
-        last_layer_size: size of an additional layer; ``None`` with ``last_activation`` and ``output_tensor_spec``: as
-            many numbers as that has.
-        last_activation: its activation; must be given with ``last_layer_size``.
-        last_kernel_initializer: its initializer; ``None``: ``kernel_initializer``.
-        last_use_fc_bn: whether it uses batch norm.
-        last_use_fc_ln: whether it uses layer norm.
+        last_layer_size: size of an additional last layer; ``None`` together with ``last_activation`` and
+            ``output_tensor_spec`` uses the number of elements of that spec.
+        last_activation: activation of the last layer; required with ``last_layer_size``.
+        last_kernel_initializer: initializer of the last layer; ``None`` uses ``kernel_initializer``.
+        last_use_fc_bn: use batch norm in the last layer.
+        last_use_fc_ln: use layer norm in the last layer.
         name: name of the network.
 
     Raises:
-        SpecError: an input that the layers cannot take; says what to do about it.
-        ValueError: arguments that contradict each other.
+        SpecError: the layers do not support the input; the message says what to do.
+        ValueError: arguments contradict each other.
     """
 
     def __init__(self,
@@ -155,8 +155,8 @@ class EncodingNetwork(PreprocessorNetwork):
                  name: str = 'EncodingNetwork'):
         _refuse_batch_ensemble(use_batch_ensemble or input_with_ensemble_ids, ensemble_size, name)
         if output_tensor_spec is not None and not isinstance(output_tensor_spec, TensorSpec):
-            raise SpecError(f'{name}: output_tensor_spec is the spec of one tensor, found {output_tensor_spec}; use a '
-                            'network for each of its parts')
+            raise SpecError(f'{name}: output_tensor_spec must be the spec of one tensor, found {output_tensor_spec}; '
+                            'use a separate network for each of its parts')
         if last_layer_size is None and last_activation is not None and output_tensor_spec is not None:
             last_layer_size = output_tensor_spec.numel
         if (last_layer_size is None) != (last_activation is None):
@@ -206,7 +206,7 @@ class EncodingNetwork(PreprocessorNetwork):
         self._chain = modules
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """A nest of ``[B, ...]`` to ``[B, size]``, or to the shape of ``output_tensor_spec``."""
+        """Map a nest of ``[B, ...]`` to ``[B, size]``, or to the shape of ``output_tensor_spec``."""
         if self._preprocess is not None:
             inputs = self._preprocess(inputs)
         for layer in self._chain:
@@ -214,12 +214,12 @@ class EncodingNetwork(PreprocessorNetwork):
         return inputs, state
 
     def make_parallel(self, n: int) -> Network:
-        """See the base class."""
+        """Create a stack of ``n`` networks like this one."""
         return StackedEncodingNetwork(self, n, 'parallel_' + self._name)
 
 
 class StackedEncodingNetwork(EncodingNetwork):
-    """``n`` encoders as one, each layer a single batched product.
+    """Stack of ``n`` encoders; each layer is a single batched product.
 
     Args:
         network: the encoder to stack.
@@ -232,18 +232,18 @@ class StackedEncodingNetwork(EncodingNetwork):
         self._stack_preprocessing(network, n)
         self.prepared = network.prepared
         chain = network._chain
-        # A leading Reshape sees inputs without the stack dimension where all share them.
+        # A leading Reshape gets inputs without the stack dimension if all encoders share them.
         self._shared_reshape = chain[0] if chain and isinstance(chain[0], Reshape) else None
         self._has_weights = any(True for layer in chain for _ in layer.parameters())
         self._set_layers([make_parallel_net(layer, n) for layer in chain])
         self._output_spec = make_parallel_spec(network.output_spec, n)
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """Nests of ``[B, ...]`` or ``[B, n, ...]`` to ``[B, n, size]``."""
+        """Map nests of ``[B, ...]`` or ``[B, n, ...]`` to ``[B, n, size]``."""
         return self._encode(inputs, self._chain, self._parallelism), state
 
     def _encode(self, inputs: NestedTensor, chain: list[Any], n: int) -> torch.Tensor:
-        """By the layers ``chain`` of ``n`` encoders."""
+        """Encode the input with the layers ``chain`` of ``n`` encoders."""
         if self._preprocess is not None:
             inputs = self._preprocess(inputs)
         if inputs.ndim == self._processed_input_tensor_spec.ndim + 1:
@@ -256,7 +256,7 @@ class StackedEncodingNetwork(EncodingNetwork):
         return inputs
 
     def _first_networks(self, k: int) -> Callable[[NestedTensor], torch.Tensor] | None:
-        """See the base class; not with preprocessors, nor with a combiner of one's own."""
+        """Compute only the first ``k`` networks; ``None`` with preprocessors or with a custom combiner."""
         if self._preprocessors is not None:
             return None
         if self._combiner is not None and not isinstance(self._stacked_combiner, NestCombiner):
@@ -265,40 +265,40 @@ class StackedEncodingNetwork(EncodingNetwork):
         return None if None in chain else partial(self._encode, chain=chain, n=k)
 
     def make_parallel(self, n: int) -> Network:
-        """Not available: raises ``ValueError``."""
-        raise ValueError(f'{self._name} is a stack of networks already')
+        """Raise ``ValueError``: a stack of networks cannot be stacked again."""
+        raise ValueError(f'{self._name} is already a stack of networks')
 
 
 @configurable
 @takes_arguments_of(EncodingNetwork, without=('input_preprocessors_ctor', *ENSEMBLE_ARGUMENTS),
                     defaults={'name': 'ParallelEncodingNetwork'}, after={'n': 'input_tensor_spec'})
 def ParallelEncodingNetwork(n: Count, **kwargs: Any) -> StackedEncodingNetwork:
-    """``n`` :class:`EncodingNetwork` as one.
+    """Create a stack of ``n`` :class:`EncodingNetwork`.
 
     Args:
         n: number of encoders.
-        kwargs: those of :class:`EncodingNetwork`, except ``input_preprocessors_ctor`` and those of ensembles.
+        kwargs: arguments of :class:`EncodingNetwork`, except ``input_preprocessors_ctor`` and those of ensembles.
     """
     return StackedEncodingNetwork(EncodingNetwork(**kwargs), n, kwargs['name'])
 
 
 @configurable
 class LSTMEncodingNetwork(Network):
-    """An encoder, LSTM layers, and a second encoder.
+    """Recurrent encoder: an encoder, LSTM layers, and a second encoder.
 
     The state is a tuple with ``(h, c)`` of each LSTM layer.
 
     Args:
         pre_fc_layer_params: sizes of the fully connected layers before the LSTM layers.
-        hidden_size: sizes of the LSTM layers, or of the only one.
-        lstm_output_layers: which LSTM layers make up the output, a number or several; -1 is the last one.
-        post_fc_layer_params: sizes of the fully connected layers behind the LSTM layers.
-        kwargs: those of :class:`EncodingNetwork`, except ``input_preprocessors_ctor``, ``fc_layer_params``, those of
-            norms and those of ensembles.
+        hidden_size: sizes of the LSTM layers, or the size of a single one.
+        lstm_output_layers: LSTM layers whose outputs are concatenated, a number or several; -1 is the last one.
+        post_fc_layer_params: sizes of the fully connected layers after the LSTM layers.
+        kwargs: arguments of :class:`EncodingNetwork`, except ``input_preprocessors_ctor``, ``fc_layer_params`` and the
+            arguments of norms and ensembles.
 
     Raises:
-        SpecError: an input that the layers cannot take.
-        ValueError: no LSTM layer, or ``lstm_output_layers`` that do not exist.
+        SpecError: the layers do not support the input.
+        ValueError: there is no LSTM layer, or ``lstm_output_layers`` do not exist.
     """
 
     @takes_arguments_of(
@@ -341,7 +341,7 @@ class LSTMEncodingNetwork(Network):
         self._state_spec = tuple(cell.state_spec for cell in cells)
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """A nest of ``[B, ...]`` to ``[B, size]``, or to the shape of ``output_tensor_spec``."""
+        """Map a nest of ``[B, ...]`` to ``[B, size]``, or to the shape of ``output_tensor_spec``."""
         x, _ = self._pre_encoding_net(inputs)
         hidden, new_state = [], []
         for cell, cell_state in zip(self._cell_list, state):
@@ -355,12 +355,12 @@ class LSTMEncodingNetwork(Network):
         return x, tuple(new_state)
 
     def make_parallel(self, n: int) -> Network:
-        """See the base class."""
+        """Create a stack of ``n`` networks like this one."""
         return StackedLSTMEncodingNetwork(self, n, 'parallel_' + self._name)
 
 
 class StackedLSTMEncodingNetwork(LSTMEncodingNetwork):
-    """``n`` encoders with memory as one.
+    """Stack of ``n`` recurrent encoders.
 
     Args:
         network: the encoder to stack.
@@ -379,5 +379,5 @@ class StackedLSTMEncodingNetwork(LSTMEncodingNetwork):
         self._output_spec = make_parallel_spec(network.output_spec, n)
 
     def make_parallel(self, n: int) -> Network:
-        """Not available: raises ``ValueError``."""
-        raise ValueError(f'{self._name} is a stack of networks already')
+        """Raise ``ValueError``: a stack of networks cannot be stacked again."""
+        raise ValueError(f'{self._name} is already a stack of networks')

@@ -1,4 +1,4 @@
-"""What networks that are lists of layers on images have in common: convolutions, pooling, the list itself.
+"""Base of networks that are lists of layers on images: convolutions, pooling and the list itself.
 
 Read next: :mod:`alfx.networks.encoding_networks` and :mod:`alfx.networks.decoding_networks`.
 """
@@ -17,7 +17,7 @@ from alfx.tensor_specs import NestedTensor
 
 
 class MaxPool2D(ElementwiseLayerBase):
-    """Maximum over squares of ``[..., C, H, W]``."""
+    """Max pooling over squares of ``[..., C, H, W]``."""
 
     def __init__(self, kernel: int):
         super().__init__()
@@ -31,7 +31,7 @@ class MaxPool2D(ElementwiseLayerBase):
 def conv_layers(shape: Sequence[int], conv_layer_params: Sequence[tuple], same_padding: bool, activation: Activation,
                 kernel_initializer: Initializer | None, where: str, use_bias: bool | None = None,
                 use_ln: bool = False) -> tuple[list[nn.Module], tuple[int, int, int]]:
-    """The convolutions and the ``(C, H, W)`` behind them."""
+    """Create the convolutions; returns them and the ``(C, H, W)`` of their output."""
     channels, height, width = shape
     modules: list[nn.Module] = []
     for i, params in enumerate(conv_layer_params):
@@ -51,25 +51,25 @@ def conv_layers(shape: Sequence[int], conv_layer_params: Sequence[tuple], same_p
             modules.append(MaxPool2D(pooling))
             height, width = height // pooling, width // pooling
         if height < 1 or width < 1:
-            raise ValueError(f'{where}: nothing is left of an image {tuple(shape)} behind conv_layer_params[{i}] '
+            raise ValueError(f'{where}: an image {tuple(shape)} becomes empty after conv_layer_params[{i}] '
                              f'{params}')
     return modules, (channels, height, width)
 
 
 class LayersNetwork(Network):
-    """A network that is a list of layers."""
+    """Network that consists of a list of layers."""
 
     def _set_layers(self, modules: list[Any]) -> None:
         self._layers = nn.ModuleList(modules)
         self._chain = modules
 
     def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
-        """``[B, ...]`` to ``[B, ...]``."""
+        """Map ``[B, ...]`` to ``[B, ...]``."""
         for layer in self._chain:
             inputs = layer(inputs)
         return inputs, state
 
     def make_parallel(self, n: int) -> Network:
-        """See the base class."""
+        """Create a stack of ``n`` networks like this one."""
         stacked = Sequential(*(make_parallel_net(layer, n) for layer in self._chain))
         return ParallelNetworkWrapper(stacked, self._input_tensor_spec, n, 'parallel_' + self._name)

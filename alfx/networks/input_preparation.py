@@ -1,7 +1,7 @@
-"""What an encoder does unasked with inputs that it could not take otherwise: categories and several vectors.
+"""Automatic preprocessing of inputs that an encoder does not support directly: categories and nests of vectors.
 
-Integers with bounds become one-hot vectors, and the vectors of a nest are concatenated. Images, and integers with very
-many values, are left to the conf. ``prepare_inputs.enabled = False`` turns all of it off.
+Bounded integers become one-hot vectors, and the vectors of a nest are concatenated. Images, and integers with very many
+values, need preprocessors in the conf. ``prepare_inputs.enabled = False`` disables all of this.
 """
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,10 +17,10 @@ from alfx.tensor_specs import BoundedTensorSpec, Nested, NestedTensorSpec, Tenso
 
 
 class Categories(ElementwiseLayerBase):
-    """Integers to one-hot vectors, those of several components one behind the other.
+    """One-hot encoding of integers; the vectors of several components are concatenated.
 
     Args:
-        spec: of the integers: their bounds say which values there are.
+        spec: spec of the integers; its bounds define the categories.
     """
 
     _values: torch.Tensor
@@ -34,18 +34,18 @@ class Categories(ElementwiseLayerBase):
         self.register_buffer('_values', torch.from_numpy(values), persistent=False)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """``[B, *shape]`` to float ``[B, N]``."""
+        """Map ``[B, *shape]`` to float ``[B, N]``."""
         one_hot = (inputs.unsqueeze(-1) == self._values).to(torch.get_default_dtype())
         return one_hot.flatten(-1 - self._ndim) if self._ndim else one_hot
 
 
 class Prepared(NamedTuple):
-    """How an input is prepared.
+    """Preprocessing chosen for an input.
 
     Attributes:
         preprocessors: ``input_preprocessors`` of a network, or None.
-        combiner: its ``preprocessing_combiner``, or None.
-        description: what is done unasked, '' for nothing.
+        combiner: ``preprocessing_combiner`` of a network, or None.
+        description: summary of the automatic preprocessing, '' for none.
     """
     preprocessors: Nested
     combiner: Callable | None
@@ -55,13 +55,13 @@ class Prepared(NamedTuple):
 @configurable
 def prepare_inputs(spec: NestedTensorSpec, combiner: Callable | None = None, enabled: bool = True,
                    most_values: int = 1024) -> Prepared:
-    """Choose preprocessors for an input for which the conf names none.
+    """Choose preprocessors for an input without preprocessors in the conf.
 
     Args:
         spec: nest of specs of the input.
-        combiner: the combiner that the conf names, if it does.
-        enabled: False to choose none.
-        most_values: integers with more values in all their components are left as they are.
+        combiner: combiner of the conf, if any.
+        enabled: pass False to choose none.
+        most_values: integers with more values, counted over all components, are not encoded.
     """
     leaves = nest.flatten_with_path(spec)
     if not enabled or not _can_be_prepared(spec, combiner):
@@ -86,7 +86,7 @@ def _can_be_prepared(spec: NestedTensorSpec, combiner: Any) -> bool:
 
 
 def _layer_for(spec: TensorSpec, most_values: int, alone: bool) -> Any:
-    """What makes a vector of one part of the input; None to leave it as it is."""
+    """Create the layer that turns one part of the input into a vector; ``None`` if it needs no layer."""
     if spec.is_continuous:
         return Reshape(1) if spec.ndim == 0 and not alone else None
     if not isinstance(spec, BoundedTensorSpec) or spec.ndim > 2:

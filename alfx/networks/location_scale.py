@@ -1,4 +1,4 @@
-"""What the heads for continuous actions have in common; read next :mod:`alfx.networks.projection_networks`."""
+"""Base of the heads for continuous actions; read next :mod:`alfx.networks.projection_networks`."""
 from functools import partial
 from typing import Any
 
@@ -16,9 +16,9 @@ from alfx.utils.dist_utils import TransformedDistribution
 
 
 class LocationScaleProjection(Network):
-    """Base of the heads with two numbers (location and raw scale) for each component of a continuous action.
+    """Base of heads that output a location and a raw scale for each component of a continuous action.
 
-    Both come from one layer, unless the scale does not depend on the input and is a parameter.
+    One layer outputs both, unless the scale does not depend on the input; then the scale is a parameter.
     """
 
     _middle: torch.Tensor
@@ -49,7 +49,7 @@ class LocationScaleProjection(Network):
             nn.init.constant_(self._scale_parameter, self._scale_bias)
 
     def _set_range(self, squash_loc: bool, scale_distribution: bool, squashing: td.Transform, remedy: str) -> None:
-        """Prepare to put the location, or the distribution, into the bounds of the action."""
+        """Set up the mapping of the location, or of the distribution, into the bounds of the action."""
         self._squash_loc = squash_loc and not scale_distribution
         self._scale_distribution = scale_distribution
         self._squashing = squashing
@@ -64,7 +64,7 @@ class LocationScaleProjection(Network):
             self.register_buffer('_half', half, persistent=False)
 
     def _project(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Locations and raw scales, ``[B, (n,) *action_shape]``."""
+        """Locations and raw scales, each ``[B, (n,) *action_shape]``."""
         y = self._projection_layer(inputs)
         if self._scale_parameter is None:
             loc, scale = y.chunk(2, dim=-1)
@@ -78,7 +78,7 @@ class LocationScaleProjection(Network):
         return torch.addcmul(self._middle, self._half, torch.tanh(loc)) if self._squash_loc else loc
 
     def _scaled(self, dist: td.Distribution) -> td.Distribution:
-        """The distribution squashed into the bounds of the action, if it is to be."""
+        """Squash the distribution into the bounds of the action if ``scale_distribution`` is set."""
         if not self._scale_distribution:
             return dist
         transforms = self._transforms
@@ -90,12 +90,12 @@ class LocationScaleProjection(Network):
         return TransformedDistribution(dist, transforms)
 
     def make_parallel(self, n: int) -> Network:
-        """See the base class."""
+        """Create a stack of ``n`` networks like this one."""
         arguments = self.saved_args
         if 'parallelism' not in arguments:
             return super().make_parallel(n)
         if arguments['parallelism'] is not None:
-            raise ValueError(f'{self._name} is a stack of networks already')
+            raise ValueError(f'{self._name} is already a stack of networks')
         return type(self)(**{**arguments, 'parallelism': n, 'name': 'parallel_' + self._name})
 
 

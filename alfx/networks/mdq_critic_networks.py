@@ -1,17 +1,17 @@
-"""Critics of multi-dimensional Q-learning: one of any form, and one from which actions can be drawn.
+"""Critics of multi-dimensional Q-learning: an unconstrained critic, and one from which actions can be sampled.
 
 The value of a continuous action is learned in two forms. The *free form* is an ordinary critic of observation and
-action. The *advantage form* sees each component of the action as one of M bins and adds up one term for each
-component, given the ones before it (compare the sequential DQN of Metz et al. 2017, arXiv:1705.05035). With network
-outputs ``q_d(s, a_1 .. a_{d-1})`` ``[M]`` and the soft value of a component relative to uniformly random ones,
+action. The *advantage form* discretizes each component of the action into M bins and sums one term for each component,
+given the components before it (compare the sequential DQN of Metz et al. 2017, arXiv:1705.05035). With network outputs
+``q_d(s, a_1 .. a_{d-1})`` ``[M]`` and the soft value of a component relative to uniformly random ones,
 
     v_d = alpha log( 1/M sum_m exp(q_d[m] / alpha) )
     Q_adv(s, a) = q_1[a_1] + sum_{d>1} (q_d[a_d] - v_d)
     pi(a_d | s, a_1 .. a_{d-1}) = softmax(q_d / alpha)[a_d]
 
-so that pi is exactly the Boltzmann policy ``pi(a | s) ~ exp(Q_adv(s, a) / alpha)``: each later term is ``alpha`` times
-the log-ratio of pi to the uniform distribution, which is a normalised advantage, and ``v_1`` is the soft state value.
-Drawing an action costs one small network a component instead of a sum over M^D actions. Used by
+so pi is exactly the Boltzmann policy ``pi(a | s) ~ exp(Q_adv(s, a) / alpha)``. Each later term is ``alpha`` times the
+log-ratio of pi to the uniform distribution, which is a normalized advantage, and ``v_1`` is the soft state value.
+Sampling an action costs one small network per component instead of a sum over M^D actions. Used by
 :mod:`alfx.algorithms.mdq_algorithm`.
 """
 import math
@@ -44,10 +44,10 @@ class _LayersOfComponents(nn.Module):
 
     Args:
         size: number of inputs.
-        layers: for each layer its size, and whether all components share its weights.
-        count: D.
-        activation: activation of all layers but the last.
-        kernel_initializer: initializer of all layers but the last.
+        layers: size of each layer, and whether all components share its weights.
+        count: number of components D.
+        activation: activation of all layers except the last.
+        kernel_initializer: initializer of all layers except the last.
     """
 
     def __init__(self, size: int, layers: Sequence[tuple[int, bool]], count: int, activation: Activation,
@@ -57,7 +57,7 @@ class _LayersOfComponents(nn.Module):
         modules = []
         for i, (width, is_shared) in enumerate(layers):
             is_last = i == len(layers) - 1
-            # the activation is applied here, so that one component can be computed alone; it matters for the weights
+            # Activations are applied in this class, so that a single component can be computed; ReLU gain for weights.
             modules.append(ParallelFC(
                 size, width, 1 if is_shared else count,
                 kernel_initializer=_last_kernel_initializer if is_last else kernel_initializer,
@@ -79,7 +79,7 @@ class _LayersOfComponents(nn.Module):
         return x
 
     def of_component(self, x: Tensor, d: int) -> Tensor:
-        """``[N, in]`` to ``[N, out]`` by the weights of component ``d``."""
+        """Map ``[N, in]`` to ``[N, out]`` with the weights of component ``d``."""
         for layer in self._list:
             i = 0 if layer.weight.shape[0] == 1 else d
             x = self._activated(F.linear(x, layer.weight[i], layer.bias[i]), layer)  # type: ignore[index]
@@ -88,30 +88,31 @@ class _LayersOfComponents(nn.Module):
 
 @configurable
 class MdqCriticNetwork(Network):
-    """The two forms of a critic of continuous actions; see the module.
+    """Critic of continuous actions in both forms; see the module.
 
-    Called as a network it is the free form: ``network((observation, action))`` gives ``[B, num_critic_replicas]``.
+    A call of the network computes the free form: ``network((observation, action))`` returns
+    ``[B, num_critic_replicas]``.
 
     Args:
-        input_tensor_spec: the pair ``(observation_spec, action_spec)`` of nests of specs; actions are continuous and
-            have finite bounds.
-        action_qt: quantizes actions, or is called with ``action_spec`` to make what does; ``None``: an
+        input_tensor_spec: pair ``(observation_spec, action_spec)`` of nests of specs; actions must be continuous with
+            finite bounds.
+        action_qt: quantizer of actions, or a constructor that is called with ``action_spec``; ``None`` uses
             :class:`~alfx.networks.action_quantizer.ActionQuantizer` as configured.
         num_critic_replicas: number of critics of the free form.
-        obs_encoding_layer_params: sizes of fully connected layers for the observation; each form has its own.
-        pre_encoding_layer_params: advantage form: sizes of the first layers behind the encoding of the observation and
-            the components before; each component has its own weights.
-        mid_encoding_layer_params: advantage form: sizes of the layers behind those; all components share them.
-        post_encoding_layer_params: advantage form: sizes of the layers behind those, before the M outputs; each
-            component has its own weights.
+        obs_encoding_layer_params: sizes of the fully connected layers for the observation, separate for each form.
+        pre_encoding_layer_params: advantage form: sizes of the first layers after the encoding of the observation and
+            the previous components; each component has separate weights.
+        mid_encoding_layer_params: advantage form: sizes of the layers after those; all components share them.
+        post_encoding_layer_params: advantage form: sizes of the layers after those, before the M outputs; each
+            component has separate weights.
         free_form_fc_layer_params: free form: sizes of the layers for the encoding of the observation and the action.
-        activation: activation of all layers but the last of each form.
-        kernel_initializer: initializer of all layers but the last of each form; ``None`` for variance scaling.
-        debug_summaries: write summaries of the outputs of the advantage form.
+        activation: activation of all layers except the last of each form.
+        kernel_initializer: initializer of all layers except the last of each form; ``None`` uses variance scaling.
+        debug_summaries: log the outputs of the advantage form.
         name: name of the network.
 
     Raises:
-        SpecError: an observation that cannot be encoded, or an action that is not continuous or has no bounds.
+        SpecError: the observation cannot be encoded, or an action is not continuous or has no bounds.
     """
 
     def __init__(self, input_tensor_spec: NestedTensorSpec, action_qt: Any = None, num_critic_replicas: Count = 2,
@@ -145,33 +146,33 @@ class MdqCriticNetwork(Network):
         layers += [(width, False) for width in (*(post_encoding_layer_params or ()), action_qt.num_bins)]
         self._components = _LayersOfComponents(self._observation_encoder.output_spec.numel + count - 1, layers, count,
                                                activation, kernel_initializer)
-        # component d sees those before it
+        # component d depends on the components before it
         self.register_buffer('_before', torch.ones(count, count - 1).tril(-1), persistent=False)
 
     _before: Tensor
 
     @property
     def action_qt(self) -> ActionQuantizer:
-        """What quantizes actions."""
+        """Quantizer of actions."""
         return self._action_qt
 
     @property
     def free_form(self) -> Network:
-        """The critics of the free form as one network: ``(observation, normalized action)`` to ``[B, n]``."""
+        """Critics of the free form as one network: ``(observation, normalized action)`` to ``[B, n]``."""
         return self._free_form
 
     def get_uniform_prior_logpi(self) -> float:
-        """The log-probability of any action under the policy that draws all bins with the same probability."""
+        """Log-probability of any action under the policy that samples all bins with equal probability."""
         return -self._action_qt.num_components * math.log(self._action_qt.num_bins)
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Tensor, NestedTensor]:
-        """Free form: a pair of nests (observation, action) of ``[B, ...]`` to values
-        ``[B, num_critic_replicas]``."""
+        """Map a pair of nests (observation, action) of ``[B, ...]`` to free-form values ``[B, num_critic_replicas]``.
+        """
         observation, action = inputs
         return self._free_form((observation, self._action_qt.normalized(action)), state)
 
     def advantage_form(self, observation: NestedTensor, action: NestedTensor, alpha: Tensor | float) -> Tensor:
-        """The value ``Q_adv`` ``[B]`` of actions, as their nearest bins.
+        """Values ``Q_adv`` ``[B]`` of actions, rounded to their nearest bins.
 
         Args:
             observation: nest of ``[B, ...]``.
@@ -191,16 +192,16 @@ class MdqCriticNetwork(Network):
     @torch.no_grad()
     def get_action(self, observation: NestedTensor, alpha: Tensor | float,
                    greedy: bool = False) -> tuple[NestedTensor, Tensor]:
-        """Actions of the policy, drawn component by component.
+        """Sample actions of the policy, component by component.
 
         Args:
             observation: nest of ``[B, ...]``.
             alpha: temperature of the policy, positive.
-            greedy: whether to take the most likely value of each component instead of drawing one.
+            greedy: take the most likely value of each component instead of sampling.
 
         Returns:
-            A nest of ``[B, ...]``; and the negative entropy of the policy ``[B]``, of which that of each component is
-            exact, given the components drawn before it.
+            A nest of actions ``[B, ...]``, and the negative entropy of the policy ``[B]``. The entropy of each
+            component is exact, given the components sampled before it.
         """
         encoded = self._observation_encoder(observation)[0]
         count = self._action_qt.num_components
@@ -219,5 +220,5 @@ class MdqCriticNetwork(Network):
 
 
 def _soft_value(q_values: Tensor, alpha: Tensor | float) -> Tensor:
-    """``[..., M]`` to ``[...]``: ``alpha log mean exp(q / alpha)``."""
+    """Soft value ``alpha log mean exp(q / alpha)``, ``[..., M]`` to ``[...]``."""
     return alpha * (torch.logsumexp(q_values / alpha, -1) - math.log(q_values.shape[-1]))

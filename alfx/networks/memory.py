@@ -1,24 +1,24 @@
-"""External memories: a matrix of slots that is written to and read by content.
+"""External memories: a matrix of slots that is written and read by content.
 
-A memory object holds the current contents of a batch of memories and has no parameters. Its contents are given to it
-and taken from it as a nest of tensors, which is what a recurrent algorithm keeps as its state. Zeros are an empty
-memory, so that a state which is reset to zeros forgets everything::
+A memory object holds the current contents of a batch of memories and has no parameters. A recurrent algorithm passes
+the contents in and out as a nest of tensors and keeps them as its state. Zeros are an empty memory, so resetting the
+state to zeros clears it::
 
-    memory.from_states(state)                    # or memory.build(batch_size), which is empty
+    memory.from_states(state)                    # or memory.build(batch_size) for an empty memory
     found = memory.genkey_and_read(key_net, query)
     memory.write(content)
     state = memory.states
 
-No method changes a tensor in place, so that gradients flow from a read through earlier writes, and a state that was
-taken stays what it was. :class:`MemoryWithUsage` is the memory of MERLIN (Wayne et al. 2018, arXiv:1803.10760, methods,
-"Memory"), whose reading by keys and strengths is that of the differentiable neural computer (Graves et al. 2016,
+No method changes a tensor in place, so gradients flow from a read through earlier writes, and a state that was taken
+earlier does not change. :class:`MemoryWithUsage` is the memory of MERLIN (Wayne et al. 2018, arXiv:1803.10760, methods,
+"Memory"). Reading by keys and strengths follows the differentiable neural computer (DNC, Graves et al. 2016,
 doi:10.1038/nature20101, "Content-based addressing"). Differences:
 
 - A write occupies one slot, the least used one (as in MERLIN); the DNC distributes it by learned gates.
-- Slots that were never written are not read, where both papers read them as zeros: what is found does not depend on how
-  much of the memory is still empty.
-- Usage decays, unless told otherwise, so that what was read long ago can be overwritten.
-- There is no retroactive update of what was written earlier.
+- Slots that were never written are not read, while both papers read them as zeros. The result of a read does not depend
+  on how much of the memory is still empty.
+- Usage decays by default, so slots that were read long ago can be overwritten.
+- Earlier writes are not updated retroactively.
 """
 import math
 from typing import Any, NamedTuple
@@ -36,19 +36,19 @@ from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorS
 
 def content_weights(keys: torch.Tensor, memory: torch.Tensor, scale: float | torch.Tensor, normalize: bool = True,
                     mask: torch.Tensor | None = None) -> torch.Tensor:
-    """How much a read by each key takes from each slot (Graves et al. 2016, eq. 1).
+    """Weights of each slot in a read by each key (Graves et al. 2016, eq. 1).
 
         ``w[k, i] = softmax_i(scale[k] * similarity(key[k], memory[i]))``
 
     Args:
         keys: ``[B, K, dim]``.
         memory: ``[B, size, dim]``.
-        scale: the strength: a number, or ``[B, K]`` with one for each key.
-        normalize: similarity is the cosine, which is 0 for a slot of zeros; otherwise the inner product.
-        mask: bool ``[B, size]``: only slots where it is True are read; without one the weights are 0.
+        scale: strength: a number, or ``[B, K]`` with one for each key.
+        normalize: use cosine similarity, which is 0 for a slot of zeros; otherwise the inner product.
+        mask: bool ``[B, size]``, True for slots that may be read. Without any such slot all weights are 0.
 
     Returns:
-        ``[B, K, size]``, positive and, over the slots, of sum 1.
+        Weights ``[B, K, size]``, not negative, with sum 1 over the slots.
     """
     if normalize:
         keys, memory = F.normalize(keys, dim=-1), F.normalize(memory, dim=-1)
@@ -61,10 +61,10 @@ def content_weights(keys: torch.Tensor, memory: torch.Tensor, scale: float | tor
 
 
 class Memory:
-    """Base of memories: ``size`` slots of ``dim`` numbers.
+    """Base of memories with ``size`` slots of ``dim`` numbers.
 
     Args:
-        dim: numbers in a slot.
+        dim: numbers per slot.
         size: number of slots.
         state_spec: nest of specs of :attr:`states`; zeros are an empty memory.
         name: name of the memory, used in messages.
@@ -83,7 +83,7 @@ class Memory:
 
     @property
     def dim(self) -> int:
-        """Numbers in a slot."""
+        """Numbers per slot."""
         return self._dim
 
     @property
@@ -103,38 +103,38 @@ class Memory:
 
     @property
     def states(self) -> NestedTensor:
-        """The contents, nest of ``[B, ...]``.
+        """Contents of the memory, nest of ``[B, ...]``.
 
         Raises:
-            RuntimeError: there are none.
+            RuntimeError: the memory holds no contents.
         """
         if self._states is None:
             raise RuntimeError(f'{self._name} holds no contents: call build(batch_size) or from_states(states) first')
         return self._states
 
     def build(self, batch_size: int) -> None:
-        """Begin with a batch of empty memories, on the default device."""
+        """Create a batch of empty memories on the default device."""
         device = context.get_default_device()
         self._states = map_structure(lambda spec: spec.zeros((batch_size, )).to(device), self._state_spec)
 
     def from_states(self, states: NestedTensor) -> None:
-        """Go on with contents that were once :attr:`states`.
+        """Restore contents from earlier :attr:`states`.
 
         Raises:
-            SpecError: they do not match :attr:`state_spec`.
+            SpecError: the states do not match :attr:`state_spec`.
         """
         check_consistent(states, self._state_spec, 1, f'{self._name}: states')
         self._states = states
 
     def release(self) -> None:
-        """Hold no contents any more, nor the graph that made them."""
+        """Drop the contents and the autograd graph behind them."""
         self._states = None
 
     def reset(self, reset_mask: torch.Tensor | None = None) -> None:
         """Empty the memories.
 
         Args:
-            reset_mask: bool ``[B]``: which ones; ``None``: all.
+            reset_mask: bool ``[B]``, True for memories to empty; ``None`` empties all.
         """
         def emptied(x: torch.Tensor) -> torch.Tensor:
             zeros = torch.zeros_like(x)
@@ -144,14 +144,14 @@ class Memory:
         self._states = map_structure(emptied, self.states)
 
     def read(self, keys: torch.Tensor, scale: float | torch.Tensor | None = None) -> torch.Tensor:
-        """What is found by each key.
+        """Read by each key.
 
         Args:
             keys: ``[B, dim]``, or ``[B, K, dim]`` for K keys.
-            scale: strength: a number, ``[B]`` or ``[B, K]``; ``None``: the memory's own.
+            scale: strength: a number, ``[B]`` or ``[B, K]``; ``None`` uses the default of the memory.
 
         Returns:
-            of the shape of ``keys``.
+            The contents found, of the shape of ``keys``.
         """
         raise NotImplementedError(f'{type(self).__name__}.read')
 
@@ -166,7 +166,7 @@ class Memory:
         return content
 
     def _checked_keys(self, keys: torch.Tensor, batch_size: int) -> torch.Tensor:
-        """``[B, K, dim]`` of ``[B, dim]`` or ``[B, K, dim]``."""
+        """Check ``[B, dim]`` or ``[B, K, dim]`` and return ``[B, K, dim]``."""
         if keys.ndim not in (2, 3) or keys.shape[0] != batch_size or keys.shape[-1] != self._dim:
             raise SpecError(f'{self._name}.read: expected keys of shape {[batch_size, self._dim]} or '
                             f'{[batch_size, "K", self._dim]}, found {list(keys.shape)}')
@@ -174,7 +174,7 @@ class Memory:
 
     def _weights(self, keys: torch.Tensor, memory: torch.Tensor, scale: float | torch.Tensor, normalize: bool,
                  mask: torch.Tensor | None = None) -> torch.Tensor:
-        """``[B, K, size]``: see :func:`content_weights`; also takes one key and one strength for each memory."""
+        """Weights ``[B, K, size]``, see :func:`content_weights`; also for one key and one strength per memory."""
         keys = self._checked_keys(keys, memory.shape[0])
         if isinstance(scale, torch.Tensor) and scale.ndim == 1:
             scale = scale.unsqueeze(1)
@@ -182,7 +182,7 @@ class Memory:
 
 
 class UsageMemoryState(NamedTuple):
-    """The contents of :class:`MemoryWithUsage`: ``memory`` ``[B, size, dim]`` and ``usage`` ``[B, size]``."""
+    """Contents of :class:`MemoryWithUsage`: ``memory`` ``[B, size, dim]`` and ``usage`` ``[B, size]``."""
 
     memory: Any = ()
     usage: Any = ()
@@ -190,26 +190,26 @@ class UsageMemoryState(NamedTuple):
 
 @configurable
 class MemoryWithUsage(Memory):
-    """A memory that overwrites what is used least.
+    """Memory that overwrites the least used slot.
 
-    With w[k, i] what the read by the k-th key takes of slot i (0 of an empty one), and d the decay:
+    With w[k, i] the weight of slot i in the read by the k-th key (0 for an empty slot), and d the decay:
 
         read:   usage[i] = usage[i] + sum_k w[k, i]
         write:  i* = argmin_i usage[i]                  (an empty slot, whose usage is 0, if there is one)
                 memory[i*] = content,  usage = d * usage,  usage[i*] = 1
 
     Args:
-        dim: numbers in a slot.
+        dim: numbers per slot.
         size: number of slots.
-        snapshot_only: treat what is written as a constant: no gradient flows from a read to the writer. Otherwise the
-            contents after every write are kept for the backward pass.
-        normalize: compare keys with slots by the cosine; otherwise by the inner product.
-        scale: strength of a read that is given none; ``None``: 5 for the cosine, ``1 / sqrt(dim)`` otherwise.
-        usage_decay: d, in (0, 1]; ``None``: ``1 - 1 / size``, or 1 for a single slot.
+        snapshot_only: write constants: no gradient flows from a read to the writer. Otherwise the contents after every
+            write are kept for the backward pass.
+        normalize: compare keys with slots by cosine similarity; otherwise by the inner product.
+        scale: default strength of a read; ``None`` is 5 for cosine similarity, ``1 / sqrt(dim)`` otherwise.
+        usage_decay: d, in (0, 1]; ``None`` is ``1 - 1 / size``, or 1 for a single slot.
         name: name of the memory.
 
     Raises:
-        ValueError: a number out of its range.
+        ValueError: an argument is out of range.
     """
 
     def __init__(self, dim: int, size: int, snapshot_only: bool = False, normalize: bool = True,
@@ -228,38 +228,38 @@ class MemoryWithUsage(Memory):
 
     @property
     def usage(self) -> torch.Tensor:
-        """float32 ``[B, size]``: how much each slot was used; 0 for an empty one."""
+        """Usage of each slot, float32 ``[B, size]``; 0 for an empty slot."""
         return self.states.usage
 
     def create_keynet(self, query_dim: int, num_keys: int) -> FC:
-        """A layer that makes keys and strengths of queries, for :meth:`genkey_and_read`.
+        """Create a layer that maps queries to keys and strengths for :meth:`genkey_and_read`.
 
         Args:
-            query_dim: numbers in a query.
-            num_keys: keys made of each.
+            query_dim: numbers per query.
+            num_keys: number of keys per query.
         """
         if num_keys < 1:
             raise ValueError(f'{self._name}: expected at least one key, found num_keys={num_keys}')
         return FC(query_dim, num_keys * (self._dim + 1))
 
     def genkey_and_read(self, keynet: Any, query: torch.Tensor, flatten_result: bool = True) -> torch.Tensor:
-        """Make keys of a query, and read by them. The strengths are made positive by softplus.
+        """Compute keys from a query and read by them. Softplus makes the strengths positive.
 
         Args:
-            keynet: made by :meth:`create_keynet`, or anything that computes ``[B, K * (dim + 1)]`` of the query:
-                for each key its ``dim`` numbers and its strength.
+            keynet: layer created by :meth:`create_keynet`, or any function that maps the query to
+                ``[B, K * (dim + 1)]``: for each key ``dim`` numbers and its strength.
             query: ``[B, query_dim]``.
-            flatten_result: return ``[B, K * dim]`` in place of ``[B, K, dim]``.
+            flatten_result: return ``[B, K * dim]`` instead of ``[B, K, dim]``.
         """
         keys = keynet(query).view(query.shape[0], -1, self._dim + 1)
         found = self.read(keys[..., :-1], F.softplus(keys[..., -1]))
         return found.flatten(1) if flatten_result else found
 
     def read(self, keys: torch.Tensor, scale: float | torch.Tensor | None = None) -> torch.Tensor:
-        """What is found by each key, and count it as usage; see the base class. An empty memory gives zeros.
+        """Read by each key and count it as usage; see the base class. An empty memory returns zeros.
 
         Raises:
-            SpecError: keys of another shape.
+            SpecError: the keys have another shape.
         """
         memory, usage = self.states
         weights = self._weights(keys, memory, self._scale if scale is None else scale, self._normalize, usage > 0)
@@ -267,10 +267,10 @@ class MemoryWithUsage(Memory):
         return torch.bmm(weights, memory).view(keys.shape)
 
     def write(self, content: torch.Tensor) -> None:
-        """Store ``content`` ``[B, dim]`` in the slot of the least usage.
+        """Store ``content`` ``[B, dim]`` in the least used slot.
 
         Raises:
-            SpecError: content of another shape.
+            SpecError: the content has another shape.
         """
         memory, usage = self.states
         content = self._checked_content(content, memory.shape[0])
@@ -283,7 +283,7 @@ class MemoryWithUsage(Memory):
 
 
 class FIFOMemoryState(NamedTuple):
-    """The contents of :class:`FIFOMemory`: ``memory`` ``[B, size, dim]`` and ``count`` int64 ``[B]``."""
+    """Contents of :class:`FIFOMemory`: ``memory`` ``[B, size, dim]`` and ``count`` int64 ``[B]``."""
 
     memory: Any = ()
     count: Any = ()
@@ -291,10 +291,10 @@ class FIFOMemoryState(NamedTuple):
 
 @configurable
 class FIFOMemory(Memory):
-    """A memory of the latest ``size`` writes, the newest in the last slot.
+    """Memory of the latest ``size`` writes, the newest in the last slot.
 
     Args:
-        dim: numbers in a slot.
+        dim: numbers per slot.
         size: number of slots.
         name: name of the memory.
     """
@@ -304,20 +304,20 @@ class FIFOMemory(Memory):
 
     @property
     def memory(self) -> torch.Tensor:
-        """``[B, size, dim]``: from the oldest to the newest; empty slots, which come first, are zeros."""
+        """Slots ``[B, size, dim]`` from the oldest to the newest; empty slots come first and are zeros."""
         return self.states.memory
 
     @property
     def mask(self) -> torch.Tensor:
-        """bool ``[B, size]``: True for slots that hold something."""
+        """Mask of the slots that have been written, bool ``[B, size]``."""
         slots = torch.arange(self._size, device=self.memory.device)
         return slots >= self._size - self.states.count.unsqueeze(1)
 
     def write(self, content: torch.Tensor) -> None:
-        """Store ``content`` ``[B, dim]`` as the newest; a full memory loses its oldest.
+        """Store ``content`` ``[B, dim]`` as the newest; a full memory drops its oldest slot.
 
         Raises:
-            SpecError: content of another shape.
+            SpecError: the content has another shape.
         """
         memory, count = self.states
         content = self._checked_content(content, memory.shape[0])
@@ -325,12 +325,12 @@ class FIFOMemory(Memory):
                                        count=(count + 1).clamp(max=self._size))
 
     def read(self, keys: torch.Tensor, scale: float | torch.Tensor | None = None) -> torch.Tensor:
-        """Scaled dot-product attention over the slots that hold something; see the base class.
+        """Scaled dot-product attention over the slots that have been written; see the base class.
 
-        The memory's own strength is ``1 / sqrt(dim)``. An empty memory gives zeros.
+        The default strength is ``1 / sqrt(dim)``. An empty memory returns zeros.
 
         Raises:
-            SpecError: keys of another shape.
+            SpecError: the keys have another shape.
         """
         scale = 1 / math.sqrt(self._dim) if scale is None else scale
         weights = self._weights(keys, self.memory, scale, False, self.mask)

@@ -1,8 +1,8 @@
-"""The base class of networks, and making networks of other modules.
+"""Base class of networks, and conversion of modules to networks.
 
 A network is called as ``output, state = network(inputs, state)`` with a nest of tensors ``[B, ...]`` that matches
-``network.input_tensor_spec``; ``state`` matches ``network.state_spec``, which is ``()`` for a network without memory.
-It can make a new network like itself (:meth:`Network.copy`) and a stack of ``n`` of them computed at once
+``network.input_tensor_spec``; ``state`` matches ``network.state_spec``, which is ``()`` for a network without state. A
+network can create a new network like itself (:meth:`Network.copy`) and a stack of ``n`` networks computed at once
 (:meth:`Network.make_parallel`). Read next: :mod:`alfx.networks.encoding_networks`.
 """
 import functools
@@ -24,20 +24,19 @@ from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec
 class Network(nn.Module):
     """Base class of networks.
 
-    A subclass defines ``forward(inputs, state=())``, which returns ``(output, state)`` and changes neither. The
-    arguments of its constructor are recorded, so that :meth:`copy` needs no code in it.
+    A subclass defines ``forward(inputs, state=())``, which returns ``(output, state)`` and modifies neither argument.
+    The arguments of its constructor are recorded, so :meth:`copy` works without code in the subclass.
 
-    The first call is checked against the specs, and every call that fails.
+    The first call is checked against the specs, and so is every call that raises an error.
 
     Args:
         input_tensor_spec: nest of specs of the inputs.
-        state_spec: nest of specs of the state; ``()`` for a network without memory.
+        state_spec: nest of specs of the state; ``()`` for a network without state.
         name: name of the network, used in messages and summaries.
     """
 
     _parallelism: Any = None
-    """Number of networks of which this one is a stack (else ``None``); its inputs are ``[B, ...]`` or
-    ``[B, n, ...]``."""
+    """Number of networks in a stack, else ``None``; the inputs of a stack are ``[B, ...]`` or ``[B, n, ...]``."""
     _batch_dims = 1
 
     def __init__(self, input_tensor_spec: NestedTensorSpec, state_spec: NestedTensorSpec = (), name: str = 'Network'):
@@ -72,15 +71,15 @@ class Network(nn.Module):
     def _check_call(self, inputs: NestedTensor, state: NestedTensor) -> None:
         from_dim, spec = self._batch_dims, self._input_tensor_spec
         if spec is None:
-            raise SpecError(f'{self._name}: made without an input_tensor_spec, as is right for input_preprocessors '
-                            'only; give it one')
+            raise SpecError(f'{self._name}: it was constructed without input_tensor_spec, which works only for '
+                            'input_preprocessors; pass input_tensor_spec')
         _check_tensors(inputs, f'{self._name}: input')
         if self._parallelism is not None and is_stacked(inputs, spec):
             spec = make_parallel_spec(spec, self._parallelism)
         _check_batch(inputs, spec, from_dim, f'{self._name}: input')
         if nest.flatten(self.state_spec) and not nest.flatten(state):
-            raise SpecError(f'{self._name}: this network has memory and was called without a state; begin with zeros '
-                            'of its state_spec, then pass on the state that it returned')
+            raise SpecError(f'{self._name}: this network is recurrent and was called without a state; start with zeros '
+                            'of its state_spec, then pass the state that it returned')
         if nest.flatten(state):
             _check_tensors(state, f'{self._name}: state')
             _check_batch(state, self.state_spec, 1, f'{self._name}: state')
@@ -97,31 +96,32 @@ class Network(nn.Module):
 
     @property
     def state_spec(self) -> NestedTensorSpec:
-        """Nest of specs of the state, ``()`` without memory."""
+        """Nest of specs of the state; ``()`` without state."""
         return self._state_spec
 
     @property
     def is_rnn(self) -> bool:
-        """Whether the network has memory."""
+        """Return whether the network is recurrent."""
         spec = self.state_spec
         return spec != () and bool(nest.flatten(spec))
 
     @property
     def output_spec(self) -> NestedTensorSpec:
-        """Nest of specs of the output; a distribution in it holds specs in the place of its parameters.
+        """Nest of specs of the output; a distribution in it holds specs instead of its parameters.
 
-        Found by one call on zeros when first needed, which leaves generators, gradients and statistics as they are.
+        It is computed on first use by one call with zeros, which does not affect random generators, gradients or
+        statistics.
         """
         if self._output_spec is None:
             try:
                 self._output_spec = self._probe_output_spec()
-            except AttributeError as error:  # which a property would turn into 'no attribute output_spec'
-                raise RuntimeError(f'{self._name}: finding the spec of its output failed: {error}') from error
+            except AttributeError as error:  # a property would turn it into 'no attribute output_spec'
+                raise RuntimeError(f'{self._name}: computing the spec of its output failed: {error}') from error
         return self._output_spec
 
     @property
     def is_distribution_output(self) -> bool:
-        """Whether the output contains distributions."""
+        """Return whether the output contains distributions."""
         return any(nest.is_distribution(x) for x in nest.flatten(self.output_spec, is_leaf=nest.is_distribution))
 
     def _probe_output_spec(self) -> NestedTensorSpec:
@@ -142,7 +142,7 @@ class Network(nn.Module):
 
     @property
     def saved_args(self) -> dict[str, Any]:
-        """The arguments the network was constructed with, defaults included."""
+        """Arguments that the network was constructed with, including defaults."""
         arguments = dict(self._bound_arguments().arguments)
         arguments.pop('self', None)
         for parameter in inspect.signature(type(self).__init__).parameters.values():
@@ -159,7 +159,7 @@ class Network(nn.Module):
     def singleton(self, singleton: bool = True) -> 'Network':
         """Choose whether :meth:`copy` returns the network itself.
 
-        Of a singleton, everything that would be made of copies shares the parameters.
+        Everything that would use copies of a singleton shares its parameters instead.
 
         Returns:
             The network itself.
@@ -168,16 +168,16 @@ class Network(nn.Module):
         return self
 
     def copy(self, **kwargs: Any) -> 'Network':
-        """A network constructed by the same arguments, with its own initial parameters.
+        """Create a network with the same arguments and new initial parameters.
 
-        Networks and modules among the arguments are copied likewise. A singleton is not copied but returned.
+        Networks and modules among the arguments are copied in the same way. A singleton is returned, not copied.
 
         Args:
             kwargs: arguments to change.
 
         Raises:
-            TypeError: no such argument.
-            ValueError: a module among the arguments has parameters and no ``reset_parameters()``.
+            TypeError: an argument does not exist.
+            ValueError: a module among the arguments has parameters but no ``reset_parameters()``.
         """
         if self._singleton:
             return self
@@ -192,25 +192,25 @@ class Network(nn.Module):
             return type(self)(*bound.args[1:], **{**bound.kwargs, **extra})
 
     def make_parallel(self, n: int) -> 'Network':
-        """``n`` networks like this one, each with its own initial parameters, as one network.
+        """Create a stack of ``n`` networks like this one, with separate initial parameters.
 
-        Its inputs are ``[B, ...]``, shared by all, or ``[B, n, ...]``; its outputs and states are ``[B, n, ...]``.
-        ``input_tensor_spec`` is that of a single network.
+        The inputs of the stack are ``[B, ...]``, shared by all, or ``[B, n, ...]``; its outputs and states are
+        ``[B, n, ...]``. Its ``input_tensor_spec`` is the spec of a single network.
         """
         return NaiveParallelNetwork(self, n)
 
     def first_of_stack(self, inputs: NestedTensor, state: NestedTensor, k: int) -> tuple[Any, NestedTensor]:
-        """What the first ``k`` networks of this stack of ``n`` make of ``inputs``.
+        """Compute the outputs of the first ``k`` networks of this stack of ``n``.
 
-        The others are not computed where the stack can do without, which one with memory or batch norm cannot.
+        The other networks are not computed if the stack supports that; recurrent networks and batch norm do not.
 
         Args:
             inputs: nest of ``[B, ...]`` or ``[B, n, ...]``.
-            state: that of the whole stack, ``[B, n, ...]``.
-            k: a number from 1 to ``n``.
+            state: state of the whole stack, ``[B, n, ...]``.
+            k: number from 1 to ``n``.
 
         Returns:
-            the output ``[B, k, ...]``, and the next state of the whole stack.
+            The output ``[B, k, ...]``, and the next state of the whole stack.
 
         Raises:
             SpecError: the inputs or the state do not match their specs.
@@ -229,16 +229,16 @@ class Network(nn.Module):
             raise
 
     def _first_networks(self, k: int) -> Callable[[NestedTensor], Any] | None:
-        """The first ``k`` of a stack without memory, from inputs ``[B, ...]`` or ``[B, k, ...]`` to outputs.
+        """Return a function from inputs ``[B, ...]`` or ``[B, k, ...]`` to the outputs of the first ``k`` networks.
 
-        ``None`` if they cannot be computed alone. They read the parameters from the layers of the stack when they are
-        called.
+        ``None`` if they cannot be computed separately, or the stack is recurrent. The function reads the parameters
+        from the layers of the stack when it is called.
         """
         return None
 
 
 def _recording(init: Callable[..., None]) -> Callable[..., None]:
-    """``init`` that keeps the arguments of the outermost constructor, and the gin scope in which it was called."""
+    """Wrap ``init`` to record the arguments of the outermost constructor and the gin scope of the call."""
 
     @functools.wraps(init)
     def recording(self: Network, *args: Any, **kwargs: Any) -> None:
@@ -274,7 +274,7 @@ def _check_batch(nested: NestedTensor, spec: NestedTensorSpec, from_dim: int, wh
 
 def example_batch(spec: NestedTensorSpec, outer_dims: tuple[int, ...],
                   device: torch.device = torch.device('cpu')) -> NestedTensor:
-    """A nest of tensors ``[*outer_dims, ...]`` within the bounds of ``spec``: zeros, or what is nearest to them."""
+    """Return a nest of tensors ``[*outer_dims, ...]`` within the bounds of ``spec``, as close to zeros as possible."""
 
     def example(leaf: TensorSpec) -> torch.Tensor:
         zeros = leaf.zeros(outer_dims)
@@ -287,7 +287,7 @@ def example_batch(spec: NestedTensorSpec, outer_dims: tuple[int, ...],
 
 
 def is_stacked(inputs: NestedTensor, spec: NestedTensorSpec) -> bool:
-    """Whether ``inputs`` are ``[B, n, ...]`` and not ``[B, ...]``, for specs of shape ``[...]``."""
+    """Return whether ``inputs`` are ``[B, n, ...]`` instead of ``[B, ...]``, for specs of shape ``[...]``."""
     if isinstance(inputs, torch.Tensor) and isinstance(spec, TensorSpec):
         return inputs.ndim == spec.ndim + 2
     leaves, specs = nest.flatten(inputs), nest.flatten(spec)
@@ -295,12 +295,12 @@ def is_stacked(inputs: NestedTensor, spec: NestedTensorSpec) -> bool:
 
 
 class NaiveParallelNetwork(Network):
-    """``n`` copies of a network, called one after the other.
+    """Stack of ``n`` copies of a network that are called one after the other.
 
     Args:
-        network: the network; its copies get their own parameters.
+        network: network to copy; the copies get separate parameters.
         n: number of copies.
-        name: name of the network; ``None``: ``'naive_parallel_'`` and that of ``network``.
+        name: name of the network; ``None`` is ``'naive_parallel_'`` and the name of ``network``.
     """
 
     def __init__(self, network: Network, n: int, name: str | None = None):
@@ -315,7 +315,7 @@ class NaiveParallelNetwork(Network):
         return list(self._networks)
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """Nests of ``[B, ...]`` or ``[B, n, ...]`` to outputs and states ``[B, n, ...]``."""
+        """Map nests of ``[B, ...]`` or ``[B, n, ...]`` to outputs and states ``[B, n, ...]``."""
         stacked = is_stacked(inputs, self._input_tensor_spec)
         outputs, states = [], []
         for i, network in enumerate(self._networks):
@@ -331,12 +331,12 @@ def _select(nested: NestedTensor, i: int) -> NestedTensor:
 
 
 class NetworkWrapper(Network):
-    """A module or function as a network.
+    """Module or function as a network.
 
     Args:
         module: called with the inputs, or with the inputs and the state if there is one.
         input_tensor_spec: nest of specs of the inputs.
-        state_spec: nest of specs of the state; if it is not ``()``, ``module`` returns ``(output, state)``.
+        state_spec: nest of specs of the state; unless it is ``()``, ``module`` must return ``(output, state)``.
         name: name of the network.
     """
 
@@ -353,7 +353,7 @@ class NetworkWrapper(Network):
         return self._module(inputs), state
 
     def make_parallel(self, n: int) -> Network:
-        """See the base class."""
+        """Create a stack of ``n`` networks like this one."""
         if self._has_state:
             return NaiveParallelNetwork(self, n)
         return ParallelNetworkWrapper(make_parallel_net(self._module, n), self._input_tensor_spec, n,
@@ -361,7 +361,7 @@ class NetworkWrapper(Network):
 
 
 class ParallelNetworkWrapper(Network):
-    """A module for ``n`` stacked inputs as a network.
+    """Module for ``n`` stacked inputs as a network.
 
     Args:
         module: called with inputs ``[B, n, ...]``.
@@ -377,14 +377,14 @@ class ParallelNetworkWrapper(Network):
         self._parallelism = n
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """Nests of ``[B, ...]`` or ``[B, n, ...]`` to ``[B, n, ...]``."""
+        """Map nests of ``[B, ...]`` or ``[B, n, ...]`` to ``[B, n, ...]``."""
         if not is_stacked(inputs, self._input_tensor_spec):
             inputs = make_parallel_input(inputs, self._parallelism)
         return self._module(inputs), state
 
 
 def get_input_tensor_spec(net: Any) -> NestedTensorSpec | None:
-    """The spec of the input of a network, or of a layer that knows its input size; ``None`` for others."""
+    """Return the input spec of a network, or of a layer with a known input size; ``None`` for others."""
     if isinstance(net, Network):
         return net.input_tensor_spec
     if isinstance(net, (FC, ParallelFC)):
@@ -397,44 +397,44 @@ def get_input_tensor_spec(net: Any) -> NestedTensorSpec | None:
 
 
 def wrap_as_network(net: Any, input_tensor_spec: NestedTensorSpec | None) -> Network:
-    """``net`` if it is a network, otherwise a :class:`NetworkWrapper` of it.
+    """Return ``net`` if it is a network, otherwise wrap it in a :class:`NetworkWrapper`.
 
     Args:
         net: network, module or function.
-        input_tensor_spec: spec of its input; ``None`` if ``net`` knows it.
+        input_tensor_spec: spec of its input; ``None`` if ``net`` defines it.
 
     Raises:
-        ValueError: the spec is not given and ``net`` does not know it.
+        ValueError: the spec is not given and ``net`` does not define it.
     """
     if isinstance(net, Network):
         return net
     spec = get_input_tensor_spec(net) if input_tensor_spec is None else input_tensor_spec
     if spec is None:
-        raise ValueError(f'input_tensor_spec is needed, as {net!r} does not know the spec of its input')
+        raise ValueError(f'input_tensor_spec is required, because {net!r} does not define its input spec')
     return NetworkWrapper(net, spec)
 
 
 class BatchSquashNetwork(Network):
-    """A network on inputs with several batch dimensions, which it sees as one.
+    """Network on inputs with several batch dimensions, which are flattened to one.
 
     Args:
-        network: a network without memory.
+        network: network without state.
         batch_dims: number of batch dimensions of inputs and outputs.
         name: name of the network.
 
     Raises:
-        ValueError: ``network`` has memory.
+        ValueError: ``network`` is recurrent.
     """
 
     def __init__(self, network: Network, batch_dims: int = 2, name: str = 'BatchSquashNetwork'):
         if network.is_rnn:
-            raise ValueError(f'{name}: {network.name} has memory, so its batch dimensions cannot be made one')
+            raise ValueError(f'{name}: {network.name} is recurrent, so its batch dimensions cannot be flattened')
         super().__init__(network.input_tensor_spec, (), name)
         self._network = network
         self._batch_dims = batch_dims
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """Nests of ``[B1, ..., Bk, ...]`` to ``[B1, ..., Bk, ...]``."""
+        """Map nests of ``[B1, ..., Bk, ...]`` to ``[B1, ..., Bk, ...]``."""
         outer = nest.get_nest_shape(inputs)[:self._batch_dims]
         flat = nest.map_structure(lambda x: x.reshape(outer.numel(), *x.shape[self._batch_dims:]), inputs)
         output, _ = self._network(flat)

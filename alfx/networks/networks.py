@@ -1,4 +1,4 @@
-"""Small networks with memory, residual connections and noise, to be combined by :mod:`alfx.networks.containers`."""
+"""Small networks: recurrent cells, residual connections, delays and noise; see :mod:`alfx.networks.containers`."""
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from alfx.utils.math_ops import identity
 
 
 class LSTMCell(Network):
-    """One step of a long short-term memory; the state is ``(h, c)`` and the output ``h``.
+    """One step of a long short-term memory (LSTM); the state is ``(h, c)`` and the output ``h``.
 
     Args:
         input_size: number of inputs.
@@ -33,18 +33,19 @@ class LSTMCell(Network):
         self._cell = nn.LSTMCell(input_size, hidden_size)
 
     def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
-        """``[B, input_size]`` to ``[B, hidden_size]``."""
+        """Map ``[B, input_size]`` to ``[B, hidden_size]``."""
         h, c = self._cell(inputs, state)
         return h, (h, c)
 
     def make_parallel(self, n: int) -> Network:
-        """See the base class."""
+        """Create a stack of ``n`` networks like this one."""
         return StackedLSTMCell(self._cell.input_size, self._cell.hidden_size, n, 'parallel_' + self._name)
 
 
 class StackedLSTMCell(Network):
-    """``n`` LSTM cells as two batched products; the weights are those of ``torch.nn.LSTMCell`` with a first
-    dimension ``n``.
+    """Stack of ``n`` LSTM cells, computed by two batched products.
+
+    The weights have the layout of ``torch.nn.LSTMCell`` with a first dimension ``n``.
 
     Args:
         input_size: number of inputs.
@@ -64,13 +65,13 @@ class StackedLSTMCell(Network):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new initial weights, distributed as those of ``torch.nn.LSTMCell``."""
+        """Draw new initial weights from the distribution of ``torch.nn.LSTMCell``."""
         bound = self._hidden_size**-0.5
         for weight in self.parameters():
             nn.init.uniform_(weight, -bound, bound)
 
     def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
-        """``[B, n, input_size]`` or ``[B, input_size]`` to ``[B, n, hidden_size]``."""
+        """Map ``[B, n, input_size]`` or ``[B, input_size]`` to ``[B, n, hidden_size]``."""
         h, c = state
         if inputs.ndim == 2:
             inputs = inputs.unsqueeze(1).expand(-1, self._parallelism, -1)
@@ -84,7 +85,7 @@ class StackedLSTMCell(Network):
 
 
 class GRUCell(Network):
-    """One step of a gated recurrent unit; the state is the output.
+    """One step of a gated recurrent unit (GRU); the state is the output.
 
     Args:
         input_size: number of inputs.
@@ -99,22 +100,22 @@ class GRUCell(Network):
         self._cell = nn.GRUCell(input_size, hidden_size)
 
     def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
-        """``[B, input_size]`` to ``[B, hidden_size]``."""
+        """Map ``[B, input_size]`` to ``[B, hidden_size]``."""
         h = self._cell(inputs, state)
         return h, h
 
 
 class Residue(Network):
-    """``activation(x + block(x))``.
+    """Residual connection: ``activation(x + block(x))``.
 
     Args:
         block: network, layer or function whose output has the shape of its input.
-        input_tensor_spec: spec of the input; ``None`` if ``block`` knows it.
+        input_tensor_spec: spec of the input; ``None`` if ``block`` defines it.
         activation: applied to the sum.
         name: name of the network.
 
     Raises:
-        ValueError: ``block`` does not know its input and ``input_tensor_spec`` is not given.
+        ValueError: neither ``block`` nor ``input_tensor_spec`` defines the input spec.
     """
 
     def __init__(self, block: Any, input_tensor_spec: TensorSpec | None = None,
@@ -125,20 +126,20 @@ class Residue(Network):
         self._activation = activation
 
     def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
-        """``[B, ...]`` to ``[B, ...]``."""
+        """Map ``[B, ...]`` to ``[B, ...]``."""
         y, new_state = self._block(inputs, state)
         return self._activation(inputs + y), new_state
 
     def make_parallel(self, n: int) -> Network:
-        """See the base class."""
+        """Create a stack of ``n`` networks like this one."""
         return StackedResidue(self, n, 'parallel_' + self._name)
 
 
 class StackedResidue(Network):
-    """``n`` networks with a residual connection, stacked.
+    """Stack of ``n`` networks with a residual connection.
 
     Args:
-        network: the network to stack.
+        network: network to stack.
         n: number of networks.
         name: name of the network.
     """
@@ -151,7 +152,7 @@ class StackedResidue(Network):
         self._activation = network._activation
 
     def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
-        """``[B, n, ...]`` or ``[B, ...]`` to ``[B, n, ...]``."""
+        """Map ``[B, n, ...]`` or ``[B, ...]`` to ``[B, n, ...]``."""
         y, new_state = self._block(inputs, state)
         if inputs.ndim < y.ndim:
             inputs = inputs.unsqueeze(1)
@@ -159,24 +160,24 @@ class StackedResidue(Network):
 
 
 class TemporalPool(Network):
-    """The last ``stack_size`` features, each pooled over ``pooling_size`` steps.
+    """Stack of the last ``stack_size`` features, each pooled over ``pooling_size`` steps.
 
     For inputs 1, 2, 3, 4, 5 with ``stack_size=2`` and ``pooling_size=2`` the outputs are
 
-    - 'skip': (0, 1), (0, 1), (1, 3), (1, 3), (3, 5): the first of each group of steps, at once;
-    - 'avg': (0, 0), (0, 1.5), (0, 1.5), (1.5, 3.5), (1.5, 3.5): the mean of each group, when it is complete;
-    - 'max': (0, 0), (0, 2), (0, 2), (2, 4), (2, 4): the maximum of each group, when it is complete.
+    - 'skip': (0, 1), (0, 1), (1, 3), (1, 3), (3, 5): the first step of each group, available immediately;
+    - 'avg': (0, 0), (0, 1.5), (0, 1.5), (1.5, 3.5), (1.5, 3.5): the mean of each complete group;
+    - 'max': (0, 0), (0, 2), (0, 2), (2, 4), (2, 4): the maximum of each complete group.
 
     Args:
         input_size: shape of the input, or its size if it is a vector.
         stack_size: number of groups in the output.
-        pooling_size: number of steps in a group.
+        pooling_size: number of steps per group.
         dtype: dtype of the input.
         mode: 'skip', 'avg' or 'max'.
         name: name of the network.
 
     Raises:
-        ValueError: unknown mode, or sizes below 1.
+        ValueError: the mode is unknown, or a size is below 1.
     """
 
     def __init__(self, input_size: int | tuple[int, ...], stack_size: int, pooling_size: int = 1,
@@ -193,7 +194,7 @@ class TemporalPool(Network):
         self._pooling_size, self._mode = pooling_size, mode
 
     def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
-        """``[B, *shape]`` to ``[B, stack_size, *shape]``, the most recent last."""
+        """Map ``[B, *shape]`` to ``[B, stack_size, *shape]``, the most recent group last."""
         stack, count = state[:2]
         position = count % self._pooling_size
         if self._mode == 'skip':
@@ -215,15 +216,15 @@ class TemporalPool(Network):
 
 
 class Delay(Network):
-    """The input of ``delay`` steps ago; zeros before.
+    """Delay line: the input of ``delay`` steps ago, and zeros before that.
 
     Args:
         input_tensor_spec: nest of specs of the input.
-        delay: number of steps; 0 for none.
+        delay: number of steps; 0 for no delay.
         name: name of the network.
 
     Raises:
-        ValueError: ``delay`` < 0.
+        ValueError: ``delay`` is negative.
     """
 
     def __init__(self, input_tensor_spec: NestedTensorSpec, delay: int = 1, name: str = 'Delay'):
@@ -233,38 +234,38 @@ class Delay(Network):
         self._output_spec = input_tensor_spec
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[NestedTensor, NestedTensor]:
-        """A nest of ``[B, ...]`` to such a nest."""
+        """Map a nest of ``[B, ...]`` to the delayed nest."""
         return (state[0], (*state[1:], inputs)) if state else (inputs, state)
 
 
 @configurable
 class NoisyFC(Network):
-    """A fully connected layer with factorised noise on its weights (Fortunato et al. 2018, arXiv:1706.10295, eq. 9-11).
+    """Fully connected layer with factorized noise on its weights (Fortunato et al. 2018, arXiv:1706.10295, eq. 9-11).
 
     ``y = activation((W + S * e_o e_i^T) x + b + s * e_o)`` with ``e = f(z)``, ``f(z) = sign(z) sqrt|z|``, ``z``
-    standard normal. Each sample of a batch has its own noise. It is the state of the network, so it is kept from
-    step to step: a sample gets new noise if its state is zeros (at the begin of an episode) and, with probability
-    ``new_noise_prob``, at any step. There is no noise in evaluation.
+    standard normal. Each sample of a batch has separate noise, which is the state of the network and is kept from step
+    to step. A sample gets new noise if its state is zeros (at the start of an episode), and at any step with
+    probability ``new_noise_prob``. Evaluation uses no noise.
 
     Args:
         input_size: number of inputs.
         output_size: number of outputs.
         std_init: initial standard deviation of the noise of a unit: the entries of ``S`` and ``s`` are
             ``std_init / sqrt(input_size)``.
-        new_noise_prob: probability of new noise, for each step and sample.
+        new_noise_prob: probability of new noise for each step and sample.
         activation: applied to the result.
-        use_bn: whether to use batch norm before the activation.
-        use_ln: whether to use layer norm before the activation.
-        bn_ctor: called with the number of features to make the batch norm.
-        kernel_initializer: called with ``W`` to fill it; ``None`` for variance scaling.
-        kernel_init_gain: its ``gain``.
+        use_bn: use batch norm before the activation.
+        use_ln: use layer norm before the activation.
+        bn_ctor: creates the batch norm from the number of features.
+        kernel_initializer: initializes ``W`` in place; ``None`` uses variance scaling.
+        kernel_init_gain: ``gain`` of variance scaling.
         bias_init_value: initial ``b``.
-        bias_initializer: called with ``b`` to fill it, in place of ``bias_init_value``.
-        weight_opt_args: arguments of the optimizer for ``W`` and ``S``.
-        bias_opt_args: arguments of the optimizer for ``b`` and ``s``.
+        bias_initializer: initializes ``b`` in place; overrides ``bias_init_value``.
+        weight_opt_args: optimizer arguments of ``W`` and ``S``.
+        bias_opt_args: optimizer arguments of ``b`` and ``s``.
 
     Raises:
-        ValueError: ``new_noise_prob`` not in [0, 1], or both norms.
+        ValueError: ``new_noise_prob`` is not in [0, 1], or both norms are set.
     """
 
     def __init__(self, input_size: Count, output_size: Count, std_init: NonNegative = 0.5,
@@ -281,7 +282,7 @@ class NoisyFC(Network):
         super().__init__(noise_spec[0], noise_spec, 'NoisyFC')
         self._output_spec = noise_spec[1]
         self._std_init, self._new_noise_prob = std_init, new_noise_prob
-        # The layer without noise; its normalisation and activation come behind the noise.
+        # The layer without noise; normalization and activation follow after the noise.
         if kernel_initializer is None:
             kernel_initializer = partial(w.init_kernel, initializer=None, gain=kernel_init_gain, activation=activation)
         self._fc = FC(input_size, output_size, kernel_initializer=kernel_initializer, bias_init_value=bias_init_value,
@@ -308,12 +309,12 @@ class NoisyFC(Network):
 
     @property
     def weight(self) -> nn.Parameter:
-        """``W``."""
+        """Mean weights ``W``."""
         return self._fc.weight
 
     @property
     def bias(self) -> nn.Parameter | None:
-        """``b``."""
+        """Mean bias ``b``."""
         return self._fc.bias
 
     def reset_parameters(self) -> None:
@@ -323,7 +324,7 @@ class NoisyFC(Network):
         w.reset_norm(self._norm)
 
     def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
-        """``[B, input_size]`` to ``[B, output_size]``; the state is the noise of inputs and outputs."""
+        """Map ``[B, input_size]`` to ``[B, output_size]``; the state is the noise of inputs and outputs."""
         y = self._fc(inputs)
         if self.training and not context.is_eval():
             noise_in, noise_out = state = self._next_noise(state)

@@ -1,4 +1,4 @@
-"""Noise that is correlated in time, to explore with."""
+"""Temporally correlated noise for exploration."""
 import torch
 from torch import nn
 
@@ -10,21 +10,21 @@ from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorS
 
 @configurable
 class OUProcess(nn.Module):
-    """An Ornstein-Uhlenbeck process in steps of 1 (Uhlenbeck and Ornstein 1930; Lillicrap et al. 2016,
-    arXiv:1509.02971, section 3).
+    """Ornstein-Uhlenbeck process with time step 1.
 
-    ``x' = (1 - damping) x + stddev * z`` with ``z`` standard normal. It is called as ``noise, state =
-    process(state)``; the noise is the new state. From a state of zeros, as at the begin of an episode, its standard
-    deviation grows from ``stddev`` to ``stddev / sqrt(1 - (1 - damping)^2)``.
+    Uhlenbeck and Ornstein 1930; used for exploration by Lillicrap et al. 2016 (arXiv:1509.02971, section 3):
+    ``x' = (1 - damping) x + stddev * z`` with ``z`` standard normal. It is called as
+    ``noise, state = process(state)``; the noise is the new state. Starting from zeros, as at the start of an episode,
+    its standard deviation grows from ``stddev`` to ``stddev / sqrt(1 - (1 - damping)^2)``.
 
     Args:
         state_spec: nest of specs of the noise, of floats.
-        damping: share of the state that is lost at each step, in [0, 1]; 1 makes the noise independent in time.
-        stddev: standard deviation of what is added at each step, in units of the noise.
+        damping: fraction of the state that decays at each step, in [0, 1]; 1 makes the noise independent in time.
+        stddev: standard deviation of the noise added at each step.
 
     Raises:
-        SpecError: a spec that is not of floats.
-        ValueError: ``damping`` not in [0, 1], or a negative ``stddev``.
+        SpecError: a spec is not of floats.
+        ValueError: ``damping`` is not in [0, 1], or ``stddev`` is negative.
     """
 
     def __init__(self, state_spec: NestedTensorSpec, damping: Fraction = 0.15, stddev: NonNegative = 0.2):
@@ -41,7 +41,7 @@ class OUProcess(nn.Module):
         return self._state_spec
 
     def forward(self, state: NestedTensor) -> tuple[NestedTensor, NestedTensor]:
-        """A nest of ``[B, ...]`` to such a nest of noise, and the state for the next step."""
+        """Return the next noise, a nest of ``[B, ...]`` like ``state``, and the state of the next step."""
         noise = nest.map_structure(self._step, state)
         return noise, noise
 

@@ -1,7 +1,7 @@
-"""Networks whose parameters are given: ``theta [D]`` for one, ``[n, D]`` for ``n`` networks computed at once.
+"""Networks with given parameters: ``theta [D]`` for one, ``[n, D]`` for ``n`` networks computed at once.
 
-:class:`StackedParameters` makes one of any network; :class:`ParamNetwork` is one of convolutions and fully connected
-layers. Particles, what a hypernetwork generates, and the members of a population are their parameters. Read next:
+:class:`StackedParameters` wraps any network; :class:`ParamNetwork` has convolutions and fully connected layers. The
+parameters come from particles, a hypernetwork, or the members of a population. Read next:
 :mod:`alfx.layers.given_parameters`.
 """
 from collections.abc import Sequence
@@ -23,21 +23,20 @@ from alfx.tensor_specs import NestedTensor, TensorSpec
 
 
 class StackedParameters(Network):
-    """A network of any kind, computed with the parameters that it is given.
+    """Network of any kind that computes with given parameters.
 
-    ``theta [n, D]`` makes ``n`` networks of it: inputs are ``[B, ...]``, shared by all, or ``[B, n, ...]``, outputs and
-    states ``[B, n, ...]``. ``theta [D]`` makes one, without a dimension ``n``. A row of ``theta`` is what
-    ``torch.nn.utils.parameters_to_vector`` makes of the network. Gradients reach ``theta``; there are no parameters of
-    its own.
+    ``theta [n, D]`` computes ``n`` networks: inputs are ``[B, ...]``, shared by all, or ``[B, n, ...]``, outputs and
+    states ``[B, n, ...]``. ``theta [D]`` computes one network, without the dimension ``n``. A row of ``theta`` has the
+    layout of ``torch.nn.utils.parameters_to_vector``. Gradients reach ``theta``; the network has no own parameters.
 
     Args:
-        network: a network; its kind, its shapes and the distribution of its initial parameters are used.
-        n: number of networks for whose initial parameters it stands until some are given; ``None``: one, without the
+        network: template; its structure and the distribution of its initial parameters are used.
+        n: number of networks with initial parameters until parameters are given; ``None`` is one network without the
             dimension ``n``.
-        name: name of the network; ``None``: ``'given_'`` and that of ``network``.
+        name: name of the network; ``None`` is ``'given_'`` and the name of ``network``.
 
     Raises:
-        ValueError: the network has no parameters, shares some with others, or has batch norm.
+        ValueError: the network has no parameters, shares parameters, or has batch norm.
     """
 
     _theta: torch.Tensor
@@ -53,33 +52,33 @@ class StackedParameters(Network):
 
     @property
     def param_length(self) -> int:
-        """``D``, the number of parameters of one network."""
+        """Number of parameters of one network, ``D``."""
         return self._given.param_length
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """The shapes of the parameters of one network, in the order of a row of ``theta``."""
+        """Shapes of the parameters of one network, in the order of a row of ``theta``."""
         return self._given.shapes
 
     @property
     def theta(self) -> torch.Tensor:
-        """``[n, D]`` or ``[D]``: the parameters in use."""
+        """Current parameters, ``[n, D]`` or ``[D]``."""
         return self._theta
 
     def initial_parameters(self, n: int) -> torch.Tensor:
-        """``[n, D]``: initial parameters of ``n`` new networks."""
+        """Initial parameters ``[n, D]`` of ``n`` new networks."""
         return self._given.initial_parameters(n)
 
     def prepare(self, n: int) -> None:
-        """Make what computes ``n`` networks now: their first call cannot be recorded otherwise."""
+        """Create the stack of ``n`` networks now; a first call that creates it cannot be traced."""
         self._given.prepare(n)
 
     def parameters_of(self, network: Network) -> torch.Tensor:
-        """``[D]``: the parameters of a network like the one given."""
+        """Parameters ``[D]`` of a network like the template."""
         return self._given.parameters_of(network)
 
     def single_network(self, theta: torch.Tensor) -> Network:
-        """An ordinary network of its own with the parameters ``theta [D]``."""
+        """Create an ordinary, separate network with the parameters ``theta [D]``."""
         return self._given.with_parameters(theta)
 
     def set_parameters(self, theta: torch.Tensor, reinitialize: bool = False) -> None:
@@ -87,16 +86,16 @@ class StackedParameters(Network):
 
         Args:
             theta: ``[n, param_length]`` or ``[param_length]``.
-            reinitialize: fill ``theta`` in place with initial values first.
+            reinitialize: first fill ``theta`` in place with initial values.
 
         Raises:
-            ValueError: any other shape.
+            ValueError: ``theta`` has another shape.
         """
         self._given.check(theta)
         if reinitialize:
             with torch.no_grad():
                 theta.copy_(self._given.initial_parameters(theta.numel() // self.param_length).view_as(theta))
-        self.__dict__['_theta'] = theta  # a parameter stays that of who gives it
+        self.__dict__['_theta'] = theta  # not registered: the provider owns it, even if it is an nn.Parameter
         n = theta.shape[0] if theta.ndim == 2 else None
         if n != self._parallelism or self._output_spec is None:
             single = self._single_state_spec, self._single_output_spec
@@ -105,7 +104,7 @@ class StackedParameters(Network):
 
     def apply_parameters(self, theta: torch.Tensor, inputs: NestedTensor, state: NestedTensor = ()
                          ) -> tuple[Any, NestedTensor]:
-        """:meth:`set_parameters`, a call, and back to the parameters before.
+        """Call the network with ``theta`` and restore the previous parameters.
 
         Args:
             theta: ``[n, param_length]`` or ``[param_length]``.
@@ -113,7 +112,7 @@ class StackedParameters(Network):
             state: nest of ``[B, n, ...]``, or ``[B, ...]`` for ``[param_length]``.
 
         Returns:
-            the output and the next state.
+            The output and the next state.
         """
         before = self._theta
         self.set_parameters(theta)
@@ -123,7 +122,7 @@ class StackedParameters(Network):
             self.set_parameters(before)
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """Nests of ``[B, ...]`` or ``[B, n, ...]`` to nests of ``[B, n, ...]``; without ``n`` for one network."""
+        """Map nests of ``[B, ...]`` or ``[B, n, ...]`` to nests of ``[B, n, ...]``; without ``n`` for one network."""
         try:
             if self._parallelism is not None:
                 return self._given.stack(self._theta, self.training)(inputs, state)
@@ -134,12 +133,12 @@ class StackedParameters(Network):
             self._given.release()
 
     def make_parallel(self, n: int) -> Network:
-        """Not available: raises ``ValueError``."""
-        raise ValueError(f'{self._name} is a stack of networks already: give it parameters [n, {self.param_length}]')
+        """Raise ``ValueError``: a stack of networks cannot be stacked again."""
+        raise ValueError(f'{self._name} is already a stack of networks: set parameters [n, {self.param_length}]')
 
 
 class _Layers(LayersNetwork):
-    """The layers of a network with given parameters, with parameters of their own."""
+    """Layers of a network with given parameters, used as template."""
 
     def __init__(self, input_tensor_spec: TensorSpec, modules: list[Any], name: str):
         super().__init__(input_tensor_spec, (), name)
@@ -148,23 +147,23 @@ class _Layers(LayersNetwork):
 
 @configurable
 class ParamConvNet(StackedParameters):
-    """Convolutions with given parameters.
+    """Convolutional network with given parameters.
 
     Args:
         input_channels: channels of the input.
         input_size: height and width of the input, or one number for both.
         conv_layer_params: for each layer ``(filters, kernel_size, strides[, padding[, pooling_kernel]])``.
-        same_padding: whether to pad by ``(kernel_size - 1) // 2`` instead of what ``conv_layer_params`` says.
+        same_padding: pad by ``(kernel_size - 1) // 2``; overrides the padding in ``conv_layer_params``.
         activation: activation of all layers.
-        use_bias: whether the layers have biases.
-        use_ln: whether they normalise over channels and positions.
-        n_groups: number of networks until parameters are given; ``None``: one.
-        kernel_initializer: called with the weights of a layer to fill them initially; ``None`` for variance scaling.
-        flatten_output: whether the output is a vector instead of an image.
+        use_bias: add biases.
+        use_ln: normalize over channels and positions.
+        n_groups: number of networks until parameters are given; ``None`` is one.
+        kernel_initializer: initializes the weights of a layer in place; ``None`` uses variance scaling.
+        flatten_output: return a vector instead of an image.
         name: name of the network.
 
     Raises:
-        ValueError: no or malformed layers, or images too small for them.
+        ValueError: there are no layers, a layer is malformed, or the images are too small for the layers.
     """
 
     def __init__(self, input_channels: int, input_size: Size2d, conv_layer_params: Sequence[tuple],
@@ -183,27 +182,27 @@ class ParamConvNet(StackedParameters):
 
 @configurable
 class ParamNetwork(StackedParameters):
-    """Convolutions and fully connected layers with given parameters, in this order; each is optional.
+    """Network with given parameters: optional convolutions, then optional fully connected layers.
 
     Args:
         input_tensor_spec: spec of the input; an image ``(channels, height, width)`` for convolutions.
         conv_layer_params: see :class:`ParamConvNet`.
         fc_layer_params: sizes of the fully connected layers, or pairs ``(size, use_bias)``.
-        use_conv_bias: whether convolutions have biases.
-        use_conv_ln: whether they normalise over channels and positions.
-        use_fc_bias: whether the fully connected layers have biases.
-        use_fc_ln: whether they use layer norm.
-        n_groups: number of networks until parameters are given; ``None``: one.
-        activation: activation of all layers but the last one.
-        kernel_initializer: called with the weights of a layer to fill them initially; ``None`` for variance scaling.
-        last_layer_size: size of an additional layer.
-        last_activation: its activation; must be given with ``last_layer_size``.
-        last_use_bias: whether it has a bias.
-        last_use_ln: whether it uses layer norm.
+        use_conv_bias: add biases to convolutions.
+        use_conv_ln: normalize over channels and positions after convolutions.
+        use_fc_bias: add biases to fully connected layers.
+        use_fc_ln: use layer norm in fully connected layers.
+        n_groups: number of networks until parameters are given; ``None`` is one.
+        activation: activation of all layers except the last one.
+        kernel_initializer: initializes the weights of a layer in place; ``None`` uses variance scaling.
+        last_layer_size: size of an additional last layer.
+        last_activation: activation of the last layer; required with ``last_layer_size``.
+        last_use_bias: add a bias to the last layer.
+        last_use_ln: use layer norm in the last layer.
         name: name of the network.
 
     Raises:
-        ValueError: arguments that contradict each other.
+        ValueError: arguments contradict each other.
     """
 
     def __init__(self, input_tensor_spec: TensorSpec, conv_layer_params: Sequence[tuple] | None = None,
@@ -220,8 +219,8 @@ class ParamNetwork(StackedParameters):
         shape = tuple(input_tensor_spec.shape)
         if conv_layer_params:
             if len(shape) != 3:
-                raise ValueError(f'{name}: conv_layer_params are for images (channels, height, width), found {shape}; '
-                                 'leave them out for vectors')
+                raise ValueError(f'{name}: conv_layer_params need images (channels, height, width), found {shape}; '
+                                 'omit them for vectors')
             modules, shape = conv_layers(shape, conv_layer_params, False, activation, kernel_initializer, name,
                                          use_conv_bias, use_conv_ln)
         size = TensorSpec(shape).numel
@@ -247,6 +246,6 @@ def _size_and_bias(params: Any, use_bias: bool, where: str) -> tuple[int, bool]:
 
 
 def given_network(network: Network) -> StackedParameters:
-    """``network`` if its parameters are given already, otherwise one like it of which they are."""
+    """Return a network with given parameters: ``network`` itself if it is one, otherwise a wrapper of it."""
     return network if isinstance(network, StackedParameters) else StackedParameters(network)
 

@@ -1,4 +1,4 @@
-"""From a nest of observations to the one tensor that an encoder takes."""
+"""Preprocessing of a nest of observations into the single tensor that an encoder takes."""
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -17,22 +17,22 @@ from alfx.tensor_specs import (Nested, NestedTensor, NestedTensorSpec, SpecError
 
 
 class PreprocessorNetwork(Network):
-    """Preprocess the parts of a nested input, then combine them.
+    """Network that preprocesses the parts of a nested input and combines them.
 
     Args:
         input_tensor_spec: nest of specs of the input.
-        input_preprocessors: nest of networks, layers or functions, whose structure is a prefix of that of
-            ``input_tensor_spec``; ``None`` at a leaf leaves that part as it is. They are copied, with new
-            parameters, unless they are singletons; so one conf value can serve several networks. A class, such as
-            ``@EmbeddingPreprocessor`` in a conf, is called with the spec of the part; ``@EmbeddingPreprocessor()`` and
-            ``@OneHot()``, which were made without it, are made again with it.
-        preprocessing_combiner: makes one tensor of the preprocessed parts, e.g.
+        input_preprocessors: nest of networks, layers or functions whose structure is a prefix of the structure of
+            ``input_tensor_spec``; ``None`` at a leaf does not change that part. The preprocessors are copied, with new
+            parameters, unless they are singletons, so one conf value can serve several networks. A class, such as
+            ``@EmbeddingPreprocessor`` in a conf, is called with the spec of its part. ``@EmbeddingPreprocessor()`` and
+            ``@OneHot()``, which were created without a spec, are created again with it.
+        preprocessing_combiner: combines the preprocessed parts into one tensor, e.g.
             :class:`~alfx.nest.utils.NestConcat`.
         name: name of the network.
 
     Raises:
-        SpecError: the structures do not match, or there are several tensors left and no combiner.
-        ValueError: a preprocessor has memory.
+        SpecError: the structures do not match, or several tensors are left and there is no combiner.
+        ValueError: a preprocessor is recurrent.
     """
 
     def __init__(self, input_tensor_spec: NestedTensorSpec, input_preprocessors: Nested = None,
@@ -58,7 +58,7 @@ class PreprocessorNetwork(Network):
                 add_child(self, f'preprocessor-{path}' if path else 'preprocessor', module)
 
     def _set_processed_spec(self) -> None:
-        """Find the spec of the preprocessed input, and choose the shortest way to compute it."""
+        """Compute the spec of the preprocessed input, and choose the shortest code path for it."""
         self._preprocess: Any = None
         if self._preprocessors is not None:
             self._preprocess = self._apply_both
@@ -72,7 +72,7 @@ class PreprocessorNetwork(Network):
         self._processed_input_tensor_spec = spec
 
     def _probe_processed_spec(self) -> NestedTensorSpec:
-        """The spec of the preprocessed input; see :attr:`Network.output_spec` for what a probe leaves alone."""
+        """Compute the spec of the preprocessed input, without side effects as in :attr:`Network.output_spec`."""
         training = [m for m in self.modules() if m.training]
         try:
             for module in training:
@@ -92,7 +92,7 @@ class PreprocessorNetwork(Network):
         except RuntimeError as error:
             parts = [f"'{path}': {leaf}" for path, leaf in nest.flatten_with_path(extract_spec(processed))]
             raise SpecError(f'{self._name}: the preprocessing_combiner cannot combine {nest.listed(parts)}: {error}; '
-                            'add input_preprocessors that make vectors of them') from None
+                            'add input_preprocessors that turn them into vectors') from None
 
     def _apply_both(self, inputs: NestedTensor) -> NestedTensor:
         processed = self._apply_preprocessors(inputs)
@@ -105,15 +105,15 @@ class PreprocessorNetwork(Network):
 
     @property
     def processed_input_tensor_spec(self) -> TensorSpec:
-        """The spec of the preprocessed and combined input."""
+        """Spec of the preprocessed and combined input."""
         return self._processed_input_tensor_spec
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """A nest of ``[B, ...]`` to one tensor ``[B, ...]``."""
+        """Map a nest of ``[B, ...]`` to one tensor ``[B, ...]``."""
         return (inputs if self._preprocess is None else self._preprocess(inputs)), state
 
     def _stack_preprocessing(self, single: 'PreprocessorNetwork', n: int) -> None:
-        """Become the stack of ``n`` preprocessings like that of ``single``."""
+        """Set up the stack of ``n`` preprocessings like that in ``single``."""
         self._parallelism = n
         self._preprocess = self._preprocessors = self._combiner = None
         if single._preprocessors is not None:
@@ -133,13 +133,13 @@ class PreprocessorNetwork(Network):
         return self._apply_both(inputs)
 
     def _combine_stacked(self, inputs: NestedTensor) -> NestedTensor:
-        """Inputs shared by all are combined once and stay ``[B, ...]``."""
+        """Combine inputs; inputs shared by all networks are combined once and stay ``[B, ...]``."""
         stacked = is_stacked(inputs, self._input_tensor_spec)
         return self._stacked_combiner(inputs) if stacked else self._combiner(inputs)
 
 
 def _for_input(preprocessor: Any, spec: NestedTensorSpec) -> Any:
-    """The preprocessor for inputs of this spec."""
+    """Return the preprocessor for inputs of this spec."""
     if isinstance(preprocessor, OneHot):
         return preprocessor.for_input(spec)
     if isinstance(preprocessor, Network) and preprocessor.input_tensor_spec is None:
@@ -151,7 +151,7 @@ def _own_copy(preprocessor: Any) -> Any:
     if preprocessor is None:
         return Identity()
     if isinstance(preprocessor, Network) and preprocessor.is_rnn:
-        raise ValueError(f'{preprocessor.name}: a preprocessor cannot have memory')
+        raise ValueError(f'{preprocessor.name}: a preprocessor cannot be recurrent')
     if not callable(preprocessor):
         raise ValueError(f'input_preprocessors: expected networks, layers or functions, found {preprocessor!r}')
     return out_of_place(copy_module(preprocessor))
@@ -162,7 +162,7 @@ def _apply(preprocessor: Any, inputs: NestedTensor) -> NestedTensor:
 
 
 def _check_combinable(combiner: NestCombiner, nested: NestedTensor, where: str) -> None:
-    """Integers would become floats when they are combined with them, which is hardly what is wanted."""
+    """Raise ``SpecError`` for integers, which would be combined with floats as quantities."""
     for path, tensor in combiner.combined_leaves(nested):
         if not tensor.dtype.is_floating_point:
             raise SpecError(f"{where}: '{path}' is {torch_dtype_to_str(tensor.dtype)} {tuple(tensor.shape[1:])} and "
@@ -174,7 +174,7 @@ def _check_combinable(combiner: NestCombiner, nested: NestedTensor, where: str) 
 
 def _several_tensors(name: str, spec: NestedTensorSpec) -> str:
     parts = [f"'{path}': {leaf}" for path, leaf in nest.flatten_with_path(spec)]
-    return (f'{name}: expected one tensor, found a nest of {len(parts)}: {nest.listed(parts)}. Say how to make one of '
-            'them: preprocessing_combiner=@NestConcat() concatenates their last dimensions (also where all are '
-            'vectors, nothing is combined unasked); with images or integers among them add input_preprocessors, '
+    return (f'{name}: expected one tensor, found a nest of {len(parts)}: {nest.listed(parts)}. Choose how to combine '
+            'them: preprocessing_combiner=@NestConcat() concatenates their last dimensions, which is not automatic '
+            'here; for images or integers add input_preprocessors, '
             'e.g. @OneHot() or @EmbeddingPreprocessor()')

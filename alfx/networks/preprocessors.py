@@ -1,4 +1,4 @@
-"""Networks for one part of a nested observation."""
+"""Preprocessor networks for one part of a nested observation."""
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -21,25 +21,25 @@ _MAX_EMBEDDINGS = 1 << 24
 
 @configurable
 class EmbeddingPreprocessor(Network):
-    """Integers, vectors or images to a vector of ``embedding_dim`` numbers.
+    """Embedding of integers, vectors or images as a vector of ``embedding_dim`` numbers.
 
-    Integers get a learned vector for each value, those of the components of a vector of integers are added. What is
-    not an integer is encoded by an :class:`~alfx.networks.encoding_networks.EncodingNetwork` whose last layer has
-    ``embedding_dim`` outputs. With ``fc_layer_params`` integers pass through such layers behind the vectors.
+    Each integer value has a learned vector; the vectors of the components of an integer vector are summed. Other inputs
+    are encoded by an :class:`~alfx.networks.encoding_networks.EncodingNetwork` whose last layer has ``embedding_dim``
+    outputs. With ``fc_layer_params`` the embedding of integers passes through such layers too.
 
     Args:
-        input_tensor_spec: spec of the input; integers need bounds. ``None``: that of the input of which a network has
+        input_tensor_spec: spec of the input; integers need bounds. ``None`` uses the input spec of the network that has
             this as its preprocessor.
         embedding_dim: number of outputs.
         conv_layer_params: convolutions for images, see ``EncodingNetwork``.
         fc_layer_params: sizes of the layers before the last one.
-        activation: activation of all layers but the last.
+        activation: activation of all layers except the last.
         last_activation: activation of the last layer.
         name: name of the network.
 
     Raises:
-        SpecError: several tensors, integers without bounds or with very many values.
-        ValueError: ``conv_layer_params`` for integers.
+        SpecError: the input is several tensors, or integers without bounds or with too many values.
+        ValueError: ``conv_layer_params`` are set for integers.
     """
 
     _offset: torch.Tensor
@@ -63,27 +63,27 @@ class EmbeddingPreprocessor(Network):
                                             **layers)  # type: ignore[arg-type]
             return
         if conv_layer_params:
-            raise ValueError(f'{name}: conv_layer_params are for images, the input is {input_tensor_spec}')
+            raise ValueError(f'{name}: conv_layer_params need images, found the input {input_tensor_spec}')
         self._make_table(input_tensor_spec, embedding_dim)
         if fc_layer_params:
             self._encoder = EncodingNetwork(TensorSpec((embedding_dim, )), name=name,
                                             **layers)  # type: ignore[arg-type]
 
     def _make_table(self, spec: TensorSpec, embedding_dim: int) -> None:
-        """One table for the values of all components, those of each component at their own offset."""
+        """Create one table for the values of all components, each component at a separate offset."""
         if not isinstance(spec, BoundedTensorSpec):
             raise SpecError(f'{self._name}: integers need bounds to be embedded, found {spec}')
         low = np.broadcast_to(spec.minimum, tuple(spec.shape)).astype(np.int64).reshape(-1)
         high = np.broadcast_to(spec.maximum, tuple(spec.shape)).astype(np.int64).reshape(-1)
         sizes = high - low + 1
         if sizes.sum() > _MAX_EMBEDDINGS or np.any(sizes <= 0):
-            raise SpecError(f'{self._name}: {spec} has too many values to embed each of them')
+            raise SpecError(f'{self._name}: {spec} has too many values for one embedding each')
         first = np.concatenate([[0], np.cumsum(sizes)[:-1]]) - low
         self.register_buffer('_offset', torch.from_numpy(first), persistent=False)
         self._embedding = nn.Embedding(int(sizes.sum()), embedding_dim)
 
     def forward(self, inputs: torch.Tensor, state: tuple = ()) -> tuple[torch.Tensor, tuple]:
-        """``[B, ...]`` to ``[B, embedding_dim]``."""
+        """Map ``[B, ...]`` to ``[B, embedding_dim]``."""
         if self._embedding is None:
             return self._encoder(inputs)[0], state
         index = inputs.reshape(inputs.shape[0], -1).long() + self._offset
@@ -94,16 +94,16 @@ class EmbeddingPreprocessor(Network):
 
 
 def _is_category(spec: TensorSpec) -> bool:
-    """Whether the values of ``spec`` are categories; uint8 images are not, their encoder will refuse them."""
+    """Return whether the values of ``spec`` are categories; uint8 images are not, and their encoder rejects them."""
     return spec.is_discrete and not (spec.ndim == 3 and spec.dtype == torch.uint8)
 
 
 @configurable
 class CosineEmbeddingPreprocessor(Network):
-    """Numbers ``x`` to ``cos(pi k x)``, ``k = 0 .. embedding_dim - 1`` (Dabney et al. 2018, arXiv:1806.06923, eq. 4).
+    """Cosine embedding ``cos(pi k x)``, ``k = 0 .. embedding_dim - 1`` (Dabney et al. 2018, arXiv:1806.06923, eq. 4).
 
     Args:
-        input_tensor_spec: spec of the input, of any shape. ``None``: that of the input of which a network has this as
+        input_tensor_spec: spec of the input, of any shape. ``None`` uses the input spec of the network that has this as
             its preprocessor.
         embedding_dim: number of cosines.
         name: name of the network.
@@ -115,11 +115,11 @@ class CosineEmbeddingPreprocessor(Network):
         self._cosines = _Cosines(embedding_dim)
 
     def forward(self, inputs: torch.Tensor, state: tuple = ()) -> tuple[torch.Tensor, tuple]:
-        """``[B, ...]`` to ``[B, ..., embedding_dim]``."""
+        """Map ``[B, ...]`` to ``[B, ..., embedding_dim]``."""
         return self._cosines(inputs), state
 
     def make_parallel(self, n: int) -> Network:
-        """See the base class."""
+        """Create a stack of ``n`` networks like this one."""
         return ParallelNetworkWrapper(self._cosines, self._input_tensor_spec, n, 'parallel_' + self._name)
 
 

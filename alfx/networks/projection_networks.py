@@ -1,7 +1,7 @@
-"""Heads: from the vector of an encoder to the distribution of an action.
+"""Projection networks (heads): they map the vector of an encoder to the distribution of an action.
 
-Each takes ``[B, input_size]`` and returns a distribution with batch shape ``[B]`` over actions of its spec. Stacked
-ones (``parallelism=n``, ``make_parallel(n)``) take ``[B, n, input_size]`` too and return batch shape ``[B, n]``.
+Each maps ``[B, input_size]`` to a distribution with batch shape ``[B]`` over actions of its spec. Stacks of heads
+(``parallelism=n``, ``make_parallel(n)``) also take ``[B, n, input_size]`` and return batch shape ``[B, n]``.
 """
 import math
 from collections.abc import Callable
@@ -32,22 +32,23 @@ _STABLE_TANH = StableTanh()
 
 @configurable
 class CategoricalProjectionNetwork(Network):
-    """Logits of a discrete action.
+    """Categorical distribution of a discrete action.
 
-    The action may start at any number, and may be a vector (MultiDiscrete, MultiBinary) whose components, each with
-    its own range, are independent.
+    The action may start at any number, and may be a vector (MultiDiscrete, MultiBinary) whose components, each with its
+    own range, are independent.
 
     Args:
         input_size: number of inputs.
-        action_spec: bounded spec of integers; or of floats between integers, which then are the actions.
-        fc_ctor: makes the layer; called with the numbers of inputs and outputs and ``kernel_init_gain``.
-        logits_init_output_factor: the initial logits have about this standard deviation.
-        weight_opt_args: arguments of the optimizer for the weights.
-        bias_opt_args: arguments of the optimizer for the bias.
+        action_spec: bounded spec of integers, or of floats with integer bounds; such an action is one of the integers
+            as a float.
+        fc_ctor: creates the layer; called with the numbers of inputs and outputs and ``kernel_init_gain``.
+        logits_init_output_factor: approximate standard deviation of the initial logits.
+        weight_opt_args: optimizer arguments of the weights.
+        bias_opt_args: optimizer arguments of the bias.
         name: name of the network.
 
     Raises:
-        SpecError: the action has no bounds that are integers.
+        SpecError: the action has no integer bounds.
     """
 
     def __init__(self, input_size: Count, action_spec: BoundedTensorSpec, fc_ctor: Callable[..., nn.Module] = FC,
@@ -69,7 +70,7 @@ class CategoricalProjectionNetwork(Network):
         self._layer_is_network = isinstance(layer, Network)
         self._state_spec = layer.state_spec if self._layer_is_network else ()
         self._logits_shape = (*spec.shape, count) if spec.ndim else None
-        # The distribution of this spec, to be filled with logits; components with fewer categories exclude the rest.
+        # Template of the distribution, to be filled with logits; components with fewer categories exclude the rest.
         template = dist_utils.categorical_from_spec(torch.zeros(*spec.shape, count), spec)
         logits, = nest.flatten(template)
         self._structure = nest.structure(template)
@@ -77,7 +78,7 @@ class CategoricalProjectionNetwork(Network):
         self.register_buffer('_excluded', excluded if bool(excluded.any()) else None, persistent=False)
 
     def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """``[B, input_size]`` to a categorical distribution, see ``dist_utils.categorical_from_spec``."""
+        """Map ``[B, input_size]`` to a categorical distribution, see ``dist_utils.categorical_from_spec``."""
         if self._layer_is_network:
             logits, state = self._projection_layer(inputs, state)
         else:
@@ -89,7 +90,7 @@ class CategoricalProjectionNetwork(Network):
         return self._structure.unflatten((logits, )), state
 
     def make_parallel(self, n: int) -> Network:
-        """See the base class."""
+        """Create a stack of ``n`` networks like this one."""
         fc_ctor, gain, spec = self._stack_args
         return ParallelCategoricalProjectionNetwork(self._input_tensor_spec.shape[0], spec, n, fc_ctor, gain,
                                                     'parallel_' + self._name)
@@ -97,7 +98,7 @@ class CategoricalProjectionNetwork(Network):
 
 @configurable
 class ParallelCategoricalProjectionNetwork(CategoricalProjectionNetwork):
-    """``n`` :class:`CategoricalProjectionNetwork` as one; see there for the arguments but for ``n``."""
+    """Stack of ``n`` :class:`CategoricalProjectionNetwork`; except for ``n`` it has the same arguments."""
 
     def __init__(self, input_size: Count, action_spec: BoundedTensorSpec, n: Count,
                  fc_ctor: Callable[..., nn.Module] = FC, logits_init_output_factor: float = 0.1,
@@ -108,32 +109,31 @@ class ParallelCategoricalProjectionNetwork(CategoricalProjectionNetwork):
         self._set_layer(fc_ctor, logits_init_output_factor, action_spec)
 
 
-_SQUASH_REMEDY = 'without bounds choose squash_mean=False and scale_distribution=False'
+_SQUASH_REMEDY = 'for unbounded actions set squash_mean=False and scale_distribution=False'
 
 
 @configurable
 class NormalProjectionNetwork(LocationScaleProjection):
-    """A normal distribution with a diagonal covariance, squashed into the bounds of the action or not.
+    """Normal distribution with a diagonal covariance, optionally squashed into the bounds of the action.
 
     Args:
         input_size: number of inputs.
-        action_spec: spec of a continuous action of any shape; bounded for ``squash_mean`` or
+        action_spec: spec of a continuous action of any shape; needs bounds for ``squash_mean`` or
             ``scale_distribution``.
-        parallelism: make a stack of that many.
+        parallelism: create a stack of this many heads.
         activation: activation of the layer of means (and standard deviations).
-        projection_output_init_gain: the initial means have about this standard deviation.
-        std_bias_initializer_value: initial value of what ``std_transform`` is applied to.
-        squash_mean: whether the mean is put into the bounds by tanh; not used with ``scale_distribution`` or
-            ``mean_transform``.
-        mean_transform: applied to the mean in place of that; with ``scale_distribution`` before the squashing.
-        state_dependent_std: whether the standard deviation is computed from the input, or is a parameter.
+        projection_output_init_gain: approximate standard deviation of the initial means.
+        std_bias_initializer_value: initial input of ``std_transform``.
+        squash_mean: map the mean into the bounds by tanh; ignored with ``scale_distribution`` or ``mean_transform``.
+        mean_transform: applied to the mean instead; with ``scale_distribution`` before the squashing.
+        state_dependent_std: compute the standard deviation from the input; otherwise it is a parameter.
         std_transform: makes the standard deviation positive.
-        scale_distribution: whether the distribution itself is squashed into the bounds.
-        dist_squashing_transform: by which transform to (-1, 1).
+        scale_distribution: squash the distribution itself into the bounds.
+        dist_squashing_transform: transform to (-1, 1) that squashes the distribution.
         name: name of the network.
 
     Raises:
-        SpecError: the action is not continuous, or has no bounds where they are needed.
+        SpecError: the action is not continuous, or lacks required bounds.
     """
 
     def __init__(self, input_size: Count, action_spec: TensorSpec, parallelism: Count | None = None,
@@ -150,7 +150,7 @@ class NormalProjectionNetwork(LocationScaleProjection):
         self._std_transform = out_of_place(std_transform)
 
     def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """``[B, input_size]`` to a distribution over actions."""
+        """Map ``[B, input_size]`` to a distribution over actions."""
         loc, raw = self._project(inputs)
         if self._mean_transform is not None:
             loc = self._mean_transform(loc)
@@ -160,30 +160,30 @@ class NormalProjectionNetwork(LocationScaleProjection):
 
 @configurable
 class StableNormalProjectionNetwork(LocationScaleProjection):
-    """A normal distribution whose parameters keep gradients bounded when its standard deviation becomes small.
+    """Normal distribution whose gradients stay bounded when its standard deviation becomes small.
 
     With outputs ``a`` and ``b`` of the layer, ``std = c0 + 1 / (f(b) + c1)`` and ``mean = a * std``; ``c0 = min_std``
-    and ``c1 = 1 / (max_std - min_std)`` keep ``min_std < std < max_std``.
+    and ``c1 = 1 / (max_std - min_std)`` ensure ``min_std < std < max_std``.
 
     Args:
         input_size: number of inputs.
         action_spec: see :class:`NormalProjectionNetwork`.
-        parallelism: make a stack of that many.
+        parallelism: create a stack of this many heads.
         activation: activation of the layer.
-        projection_output_init_gain: the initial ``a`` have about this standard deviation.
+        projection_output_init_gain: approximate standard deviation of the initial ``a``.
         squash_mean: see :class:`NormalProjectionNetwork`.
-        state_dependent_std: whether ``b`` is computed from the input, or is a parameter.
+        state_dependent_std: compute ``b`` from the input; otherwise it is a parameter.
         inverse_std_transform: ``f``, 'softplus' or 'exp'.
         scale_distribution: see :class:`NormalProjectionNetwork`.
         init_std: initial standard deviation.
-        min_std: its lower limit.
-        max_std: its upper limit; ``None`` for none.
+        min_std: lower limit of the standard deviation.
+        max_std: upper limit of the standard deviation; ``None`` for no limit.
         dist_squashing_transform: see :class:`NormalProjectionNetwork`.
         name: name of the network.
 
     Raises:
-        SpecError: the action is not continuous, or has no bounds where they are needed.
-        ValueError: unknown ``inverse_std_transform``, or not ``min_std < init_std < max_std``.
+        SpecError: the action is not continuous, or lacks required bounds.
+        ValueError: ``inverse_std_transform`` is unknown, or not ``min_std < init_std < max_std``.
     """
 
     def __init__(self, input_size: Count, action_spec: TensorSpec, parallelism: Count | None = None,
@@ -208,7 +208,7 @@ class StableNormalProjectionNetwork(LocationScaleProjection):
         self._set_range(squash_mean, scale_distribution, dist_squashing_transform, _SQUASH_REMEDY)
 
     def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """``[B, input_size]`` to a distribution over actions."""
+        """Map ``[B, input_size]`` to a distribution over actions."""
         a, b = self._project(inputs)
         std = self._min_std + (self._f(b) + self._c1).reciprocal()
         dist = DiagMultivariateNormal(self._squashed_loc(a * std), std, self._action_spec.ndim)
@@ -217,21 +217,21 @@ class StableNormalProjectionNetwork(LocationScaleProjection):
 
 @configurable
 class CauchyProjectionNetwork(LocationScaleProjection):
-    """Independent Cauchy distributions, squashed into the bounds of the action or not.
+    """Independent Cauchy distributions, optionally squashed into the bounds of the action.
 
     Args:
         input_size: number of inputs.
-        action_spec: spec of a continuous action ``(D,)``; bounded for ``squash_median`` or ``scale_distribution``.
-        squash_median: whether the median is put into the bounds by tanh; not used with ``scale_distribution``.
-        scale_bias_initializer_value: initial value of what ``scale_transform`` is applied to.
-        state_dependent_scale: whether the scale is computed from the input, or is a parameter.
+        action_spec: spec of a continuous action ``(D,)``; needs bounds for ``squash_median`` or ``scale_distribution``.
+        squash_median: map the median into the bounds by tanh; ignored with ``scale_distribution``.
+        scale_bias_initializer_value: initial input of ``scale_transform``.
+        state_dependent_scale: compute the scale from the input; otherwise it is a parameter.
         scale_transform: makes the scale positive.
-        scale_distribution: whether the distribution itself is squashed into the bounds.
-        dist_squashing_transform: by which transform to (-1, 1).
+        scale_distribution: squash the distribution itself into the bounds.
+        dist_squashing_transform: transform to (-1, 1) that squashes the distribution.
         name: name of the network.
 
     Raises:
-        SpecError: the action is no continuous vector, or has no bounds where they are needed.
+        SpecError: the action is not a continuous vector, or lacks required bounds.
     """
 
     def __init__(self, input_size: Count, action_spec: TensorSpec, squash_median: bool = True,
@@ -242,11 +242,11 @@ class CauchyProjectionNetwork(LocationScaleProjection):
         require_vector(action_spec, name)
         self._set_layer(identity, 0.3, scale_bias_initializer_value, state_dependent_scale)
         self._set_range(squash_median, scale_distribution, dist_squashing_transform,
-                        'without bounds choose squash_median=False and scale_distribution=False')
+                        'for unbounded actions set squash_median=False and scale_distribution=False')
         self._scale_transform = out_of_place(scale_transform)
 
     def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """``[B, input_size]`` to a distribution over actions."""
+        """Map ``[B, input_size]`` to a distribution over actions."""
         loc, raw = self._project(inputs)
         dist = dist_utils.DiagMultivariateCauchy(self._squashed_loc(loc), self._scale_transform(raw))
         return self._scaled(dist), state
@@ -259,16 +259,16 @@ class BetaProjectionNetwork(LocationScaleProjection):
     Args:
         input_size: number of inputs.
         action_spec: bounded spec of a continuous action ``(D,)``.
-        parallelism: make a stack of that many.
+        parallelism: create a stack of this many heads.
         activation: makes the concentrations positive.
-        min_concentration: added to them; from 1 on the density has one peak inside the bounds.
-        projection_output_init_gain: how much the initial concentrations depend on the input.
-        bias_init_value: initial bias; the default makes the initial concentrations 1, a uniform distribution.
-        grad_clip: the gradients of the concentrations are clipped to this size; ``None`` not to.
+        min_concentration: added to the concentrations; from 1 on the density has a single peak inside the bounds.
+        projection_output_init_gain: scale of the initial dependence of the concentrations on the input.
+        bias_init_value: initial bias; the default gives initial concentrations of 1, a uniform distribution.
+        grad_clip: limit for the absolute gradients of the concentrations; ``None`` for no clipping.
         name: name of the network.
 
     Raises:
-        SpecError: the action is no bounded continuous vector.
+        SpecError: the action is not a bounded continuous vector.
     """
 
     _low: torch.Tensor
@@ -287,7 +287,7 @@ class BetaProjectionNetwork(LocationScaleProjection):
         self._min_concentration, self._grad_clip = min_concentration, grad_clip
 
     def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """``[B, input_size]`` to a distribution over actions."""
+        """Map ``[B, input_size]`` to a distribution over actions."""
         concentrations = self._projection_layer(inputs)
         if self._min_concentration:
             concentrations = concentrations + self._min_concentration
@@ -300,28 +300,27 @@ class BetaProjectionNetwork(LocationScaleProjection):
 
 @configurable
 class TruncatedProjectionNetwork(LocationScaleProjection):
-    """A distribution cut off at the bounds of the action.
+    """Distribution truncated at the bounds of the action.
 
-    With outputs ``a`` and ``b`` of the layer, and all relative to the half width of the bounds, the centre is
-    ``loc_transform(a)`` away from the middle and the scale is ``scale_transform(b)`` clamped to
-    ``[min_scale, max_scale]``.
+    With outputs ``a`` and ``b`` of the layer, the center is the middle of the bounds plus ``loc_transform(a)``. The
+    scale is ``scale_transform(b)`` clamped to ``[min_scale, max_scale]``. Both are in units of the half width.
 
     Args:
         input_size: number of inputs.
         action_spec: bounded spec of a continuous action ``(D,)``.
         activation: activation of the layer.
-        projection_output_init_gain: the initial ``a`` have about this standard deviation.
+        projection_output_init_gain: approximate standard deviation of the initial ``a``.
         scale_bias_initializer_value: initial ``b``.
-        state_dependent_scale: whether ``b`` is computed from the input, or is a parameter.
+        state_dependent_scale: compute ``b`` from the input; otherwise it is a parameter.
         loc_transform: see above.
         scale_transform: see above; positive.
-        min_scale: lower limit of the scale; ``None`` for none.
-        max_scale: upper limit of the scale; ``None`` for none.
-        dist_ctor: makes the distribution; called with ``loc``, ``scale``, ``lower_bound`` and ``upper_bound``.
+        min_scale: lower limit of the scale; ``None`` for no limit.
+        max_scale: upper limit of the scale; ``None`` for no limit.
+        dist_ctor: creates the distribution; called with ``loc``, ``scale``, ``lower_bound`` and ``upper_bound``.
         name: name of the network.
 
     Raises:
-        SpecError: the action is no bounded continuous vector.
+        SpecError: the action is not a bounded continuous vector.
     """
 
     def __init__(self, input_size: Count, action_spec: BoundedTensorSpec, activation: Activation = identity,
@@ -339,7 +338,7 @@ class TruncatedProjectionNetwork(LocationScaleProjection):
         self._dist_ctor = dist_ctor
 
     def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """``[B, input_size]`` to a distribution over actions."""
+        """Map ``[B, input_size]`` to a distribution over actions."""
         a, b = self._project(inputs)
         scale = self._scale_transform(b)
         if self._limits is not None:
@@ -351,20 +350,20 @@ class TruncatedProjectionNetwork(LocationScaleProjection):
 
 @configurable
 class OnehotCategoricalProjectionNetwork(Network):
-    """One-hot actions through which gradients flow.
+    """One-hot actions with gradients through samples.
 
     Args:
         input_size: number of inputs.
         action_spec: spec of a one-hot vector: shape ``(N,)``, bounds 0 and 1.
-        logits_init_output_factor: the initial logits have about this standard deviation.
-        mode: gradients of samples are those of the probabilities ('st', straight-through) or of a Gumbel softmax
-            ('gumbel').
-        gumbel_temperature: its temperature.
+        logits_init_output_factor: approximate standard deviation of the initial logits.
+        mode: gradient estimator of samples: 'st' (straight-through, the gradient of the probabilities) or 'gumbel'
+            (Gumbel softmax).
+        gumbel_temperature: temperature of the Gumbel softmax.
         name: name of the network.
 
     Raises:
-        SpecError: another spec.
-        ValueError: another mode.
+        SpecError: ``action_spec`` does not describe a one-hot vector.
+        ValueError: ``mode`` is unknown.
     """
 
     def __init__(self, input_size: Count, action_spec: BoundedTensorSpec, logits_init_output_factor: float = 0.1,
@@ -384,22 +383,22 @@ class OnehotCategoricalProjectionNetwork(Network):
                                       tau=gumbel_temperature)
 
     def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """``[B, input_size]`` to a distribution over one-hot vectors."""
+        """Map ``[B, input_size]`` to a distribution over one-hot vectors."""
         return self._dist_ctor(logits=self._projection_layer(inputs)), state
 
 
 @configurable
 class MixtureProjectionNetwork(Network):
-    """A mixture of ``num_components`` distributions of the same family.
+    """Mixture of ``num_components`` distributions of the same family.
 
     Args:
         input_size: number of inputs.
         action_spec: spec of the action.
         num_components: number of components.
-        component_ctor: called with ``input_size``, ``action_spec`` and ``parallelism=num_components`` to make the
-            head of the components.
-        mixture_ctor: called with ``input_size`` and the spec of a number below ``num_components`` to make the head of
-            the weights.
+        component_ctor: creates the head of the components; called with ``input_size``, ``action_spec`` and
+            ``parallelism=num_components``.
+        mixture_ctor: creates the head of the mixture weights; called with ``input_size`` and the spec of an integer
+            below ``num_components``.
         name: name of the network.
     """
 
@@ -417,7 +416,7 @@ class MixtureProjectionNetwork(Network):
         return self._num_components
 
     def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """``[B, input_size]`` to a ``MixtureSameFamily``."""
+        """Map ``[B, input_size]`` to a ``MixtureSameFamily``."""
         weights, _ = self._mixture(inputs)
         components, _ = self._components(inputs)
         return td.MixtureSameFamily(weights, components, validate_args=False), state
@@ -425,15 +424,15 @@ class MixtureProjectionNetwork(Network):
 
 @configurable
 class NestedProjectionNetwork(Network):
-    """A nest of heads for a nest of actions, which may be discrete and continuous.
+    """Nest of heads for a nest of actions, which may mix discrete and continuous ones.
 
-    The output is a nest of distributions, the state a nest of the states of the heads (``()`` if none has any).
+    The output is a nest of distributions, the state a nest of the states of the heads (``()`` if none is recurrent).
 
     Args:
         input_size: number of inputs.
         action_spec: nest of action specs.
-        discrete_projection_net_ctor: called with ``input_size`` and a spec of integers to make a head.
-        continuous_projection_net_ctor: called with ``input_size`` and a spec of floats to make a head.
+        discrete_projection_net_ctor: creates a head of a discrete action; called with ``input_size`` and its spec.
+        continuous_projection_net_ctor: creates a head of a continuous action; called with ``input_size`` and its spec.
         name: name of the network.
 
     Raises:
@@ -458,7 +457,7 @@ class NestedProjectionNetwork(Network):
         self._state_spec = spec if self._has_state else ()
 
     def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """``[B, input_size]`` to a nest of distributions."""
+        """Map ``[B, input_size]`` to a nest of distributions."""
         if not self._has_state:
             return self._structure.unflatten([head(inputs)[0] for head in self._head_list]), state
         states = self._structure.flatten_up_to(state)
@@ -467,15 +466,15 @@ class NestedProjectionNetwork(Network):
                 self._structure.unflatten([result[1] for result in results]))
 
     def make_parallel(self, n: int) -> Network:
-        """See the base class."""
+        """Create a stack of ``n`` networks like this one."""
         return StackedNestedProjectionNetwork(self, n, 'parallel_' + self._name)
 
 
 class StackedNestedProjectionNetwork(NestedProjectionNetwork):
-    """``n`` nests of heads, stacked.
+    """Stack of ``n`` nests of heads.
 
     Args:
-        network: the nest of heads.
+        network: nest of heads to stack.
         n: number of nests.
         name: name of the network.
     """
@@ -488,7 +487,7 @@ class StackedNestedProjectionNetwork(NestedProjectionNetwork):
 
 def make_projection_net(input_size: int, action_spec: TensorSpec,
                         discrete_ctor: Callable[..., Network], continuous_ctor: Callable[..., Network]) -> Network:
-    """The head for one action: ``discrete_ctor`` or ``continuous_ctor`` called with ``(input_size, action_spec)``.
+    """Create the head of one action by calling ``discrete_ctor`` or ``continuous_ctor`` with its spec.
 
     Raises:
         SpecError: there is no constructor for the kind of action, or its head does not fit.
@@ -496,5 +495,5 @@ def make_projection_net(input_size: int, action_spec: TensorSpec,
     ctor = discrete_ctor if action_spec.is_discrete else continuous_ctor
     if ctor is None:
         kind = 'discrete' if action_spec.is_discrete else 'continuous'
-        raise SpecError(f'the action {action_spec} is {kind}, and {kind}_projection_net_ctor is None')
+        raise SpecError(f'the action {action_spec} is {kind}, but {kind}_projection_net_ctor is None')
     return ctor(input_size, action_spec)

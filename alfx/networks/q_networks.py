@@ -1,8 +1,8 @@
-"""Networks from an observation to the values of all its discrete actions.
+"""Q networks: they map an observation to the values of all discrete actions.
 
 The values are ``[B, num_actions]``: column ``i`` is the action ``action_spec.minimum + i``. With ``num_atoms`` they are
 logits of a distribution over values for each action (Bellemare et al. 2017, arXiv:1707.06887). A network for mixed
-actions gets ``(observation, continuous action)`` as its input, by ``input_preprocessors`` and
+actions gets ``(observation, continuous action)`` as input and combines both with ``input_preprocessors`` and
 ``preprocessing_combiner``.
 """
 from collections.abc import Callable, Sequence
@@ -30,13 +30,13 @@ _last_kernel_initializer = small_last_layer_init(0.03)
 def _number_of_actions(spec: TensorSpec, name: str) -> int:
     require_discrete(spec, name)
     if spec.ndim != 0:
-        raise SpecError(f'{name}: expected one discrete action of shape (), found {spec}; a vector of them can be '
-                        'made one action by the environment, or use an actor-critic algorithm')
+        raise SpecError(f'{name}: expected one discrete action of shape (), found {spec}; convert a vector of actions '
+                        'to a single one in the environment, or use an actor-critic algorithm')
     return int(spec.maximum) - int(spec.minimum) + 1  # type: ignore[attr-defined]
 
 
 class _FreshNoiseFC(nn.Module):
-    """A :class:`~alfx.networks.networks.NoisyFC` with new noise at each call, for each sample of its own."""
+    """:class:`~alfx.networks.networks.NoisyFC` with new noise at each call, separate for each sample."""
 
     def __init__(self, input_size: int, output_size: int, activation: Activation,
                  kernel_initializer: Initializer | None):
@@ -44,7 +44,7 @@ class _FreshNoiseFC(nn.Module):
         self._noisy = NoisyFC(input_size, output_size, activation=activation, kernel_initializer=kernel_initializer)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        zero = inputs.new_zeros(1)  # a state of zeros asks for new noise
+        zero = inputs.new_zeros(1)  # a state of zeros requests new noise
         state = (zero.expand(inputs.shape[0], self._noisy.input_size),
                  zero.expand(inputs.shape[0], self._noisy.output_size))
         return self._noisy(inputs, state)[0]
@@ -54,14 +54,14 @@ class _FreshNoiseFC(nn.Module):
 
 
 class _QHead(nn.Module):
-    """From an encoding to the values of all actions.
+    """Head that maps an encoding to the values of all actions.
 
     Args:
-        hidden: layers in front.
-        last: layers for the advantages, or for these and for the state values.
+        hidden: hidden layers.
+        last: the last layer of the advantages, or the last layers of advantages and state values.
         num_actions: number of actions.
         num_atoms: number of logits for each action; ``None`` for a single value.
-        halves: whether the two layers of ``last`` get one half of the hidden units each.
+        halves: give each of the two last layers one half of the hidden units.
     """
 
     def __init__(self, hidden: list[Any], last: list[Any], num_actions: int, num_atoms: int | None, halves: bool):
@@ -71,7 +71,7 @@ class _QHead(nn.Module):
         self._num_actions, self._num_atoms, self._halves = num_actions, num_atoms, halves
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``[B, size]`` to ``[B, num_actions]`` or ``[B, num_actions, num_atoms]``."""
+        """Map ``[B, size]`` to ``[B, num_actions]`` or ``[B, num_actions, num_atoms]``."""
         for layer in self._hidden_list:
             x = layer(x)
         if len(self._last_list) == 1:
@@ -97,7 +97,7 @@ def _make_head(input_size: int, num_actions: int, fc_layer_params: Sequence[int]
     layer: Any = _FreshNoiseFC if noisy else FC
     hidden, size = [], input_size
     for i, width in enumerate(fc_layer_params):
-        # The last hidden layers of the two streams of a dueling network are one layer of twice the width.
+        # The last hidden layers of the two dueling streams are computed as one layer of twice the width.
         doubled = dueling and i == len(fc_layer_params) - 1
         hidden.append(layer(size, 2 * width if doubled else width, activation=activation,
                             kernel_initializer=kernel_initializer))
@@ -109,7 +109,7 @@ def _make_head(input_size: int, num_actions: int, fc_layer_params: Sequence[int]
 
 
 class _EncoderAndHead(Network):
-    """Runs an encoder, then the head."""
+    """Encoder followed by the head."""
 
     def _set_parts(self, encoder: Network, head: _QHead) -> None:
         self._encoding_net = encoder
@@ -121,39 +121,38 @@ class _EncoderAndHead(Network):
         return self._encoding_net.state_spec
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
-        """A nest of observations ``[B, ...]`` to ``[B, num_actions]`` or ``[B, num_actions, num_atoms]``."""
+        """Map a nest of observations ``[B, ...]`` to ``[B, num_actions]`` or ``[B, num_actions, num_atoms]``."""
         encoded, state = self._encoding_net(inputs, state)
         return self._head(encoded), state
 
 
 @configurable
 class QNetworkBase(_EncoderAndHead):
-    """An encoder of any kind and a layer with the values of all actions.
+    """Encoder of any kind with a layer of the values of all actions.
 
     Args:
         input_tensor_spec: nest of specs of the observation.
         action_spec: spec of one discrete action, of shape ``()``.
-        encoding_network_ctor: called with ``input_tensor_spec`` and ``encoder_kwargs`` to make the encoder, whose
-            output is a vector.
-        use_naive_parallel_network: whether :meth:`make_parallel` makes ``n`` networks that are called one after the
-            other instead of stacked weights. The values are the same.
+        encoding_network_ctor: creates the encoder; called with ``input_tensor_spec`` and ``encoder_kwargs``. The output
+            of the encoder must be a vector.
+        use_naive_parallel_network: let :meth:`make_parallel` create ``n`` networks that are called one after the other
+            instead of stacked weights. The values are the same.
         name: name of the network.
-        head_fc_layer_params: sizes of layers between the encoder and the last layer.
-        head_activation: their activation.
-        head_kernel_initializer: their initializer; ``None`` for variance scaling.
-        dueling: whether the values are the sum of a state value and of advantages, whose mean over actions is
-            subtracted (Wang et al. 2016, arXiv:1511.06581, eq. 9). Each of the two has its own last layer, and its
-            own last one of ``head_fc_layer_params``, if there is any. The gradient that enters the encoder is not
-            scaled by 1/sqrt(2), which Adam would mostly undo.
-        noisy: whether the layers behind the encoder are :class:`~alfx.networks.networks.NoisyFC` (Fortunato et al.
-            2018, arXiv:1706.10295), with new noise at each call, for each sample of its own. In evaluation there is
-            no noise.
-        num_atoms: if given, the outputs are that many logits for each action.
+        head_fc_layer_params: sizes of the layers between the encoder and the last layer.
+        head_activation: activation of these layers.
+        head_kernel_initializer: initializer of these layers; ``None`` uses variance scaling.
+        dueling: compute the values as the sum of a state value and of advantages, whose mean over actions is subtracted
+            (Wang et al. 2016, arXiv:1511.06581, eq. 9). Both streams have a separate last layer, and a separate last
+            layer of ``head_fc_layer_params``, if there is any. Unlike in the paper, the gradient that enters the
+            encoder is not scaled by 1/sqrt(2), which Adam would mostly undo.
+        noisy: use :class:`~alfx.networks.networks.NoisyFC` for the layers after the encoder (Fortunato et al. 2018,
+            arXiv:1706.10295), with new noise at each call, separate for each sample. Evaluation uses no noise.
+        num_atoms: number of logits for each action; ``None`` for a single value.
         encoder_kwargs: arguments of the encoder.
 
     Raises:
-        SpecError: an action that is not a single discrete one, or an observation that the encoder cannot take.
-        ValueError: ``num_atoms`` below 2.
+        SpecError: the action is not a single discrete one, or the encoder does not support the observation.
+        ValueError: ``num_atoms`` is below 2.
     """
 
     def __init__(self, input_tensor_spec: NestedTensorSpec, action_spec: TensorSpec,
@@ -171,7 +170,7 @@ class QNetworkBase(_EncoderAndHead):
         encoder = encoding_network_ctor(input_tensor_spec, **encoder_kwargs)
         encoded = encoder.output_spec
         if not isinstance(encoded, TensorSpec) or encoded.ndim != 1:
-            raise SpecError(f'{name}: the output of the encoder must be a vector, it is {encoded}')
+            raise SpecError(f'{name}: the output of the encoder must be a vector, found {encoded}')
         self._set_parts(encoder, _make_head(encoded.numel, self._num_actions, head_fc_layer_params, head_activation,
                                             head_kernel_initializer, dueling, noisy, num_atoms))
 
@@ -182,26 +181,26 @@ class QNetworkBase(_EncoderAndHead):
 
     @property
     def num_actions(self) -> int:
-        """Number of actions; output ``i`` is of the action ``action_spec.minimum + i``."""
+        """Number of actions; output ``i`` belongs to the action ``action_spec.minimum + i``."""
         return self._num_actions
 
     @property
     def num_atoms(self) -> int | None:
-        """Number of logits for each action, ``None`` for a single value."""
+        """Number of logits for each action; ``None`` for a single value."""
         return self._num_atoms
 
     def make_parallel(self, n: int) -> Network:
-        """See the base class."""
+        """Create a stack of ``n`` networks like this one."""
         if self._use_naive_parallel_network or self._noisy:
             return NaiveParallelNetwork(self, n)
         return ParallelQNetwork(self, n, 'parallel_' + self._name)
 
 
 class ParallelQNetwork(_EncoderAndHead):
-    """``n`` Q networks as one.
+    """Stack of ``n`` Q networks.
 
     Args:
-        q_network: the network to stack.
+        q_network: network to stack.
         n: number of networks.
         name: name of the network.
     """
@@ -212,14 +211,14 @@ class ParallelQNetwork(_EncoderAndHead):
         self._set_parts(q_network._encoding_net.make_parallel(n), q_network._head.make_parallel(n))
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
-        """Nests of ``[B, ...]`` or ``[B, n, ...]`` to ``[B, n, num_actions]`` or ``[B, n, num_actions,
-        num_atoms]``."""
+        """Map ``[B, ...]`` or ``[B, n, ...]`` to ``[B, n, num_actions]`` or ``[B, n, num_actions, num_atoms]``.
+        """
         return super().forward(inputs, state)
 
 
 def _split_layers(fc_layer_params: Sequence[int] | None, dueling: bool, noisy: bool
                   ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Which fully connected layers are part of the encoder, and which of the head."""
+    """Split the fully connected layers into those of the encoder and those of the head."""
     layers = tuple(fc_layer_params or ())
     if noisy:
         return (), layers
@@ -228,23 +227,24 @@ def _split_layers(fc_layer_params: Sequence[int] | None, dueling: bool, noisy: b
 
 @configurable
 class QNetwork(QNetworkBase):
-    """An :class:`~alfx.networks.encoding_networks.EncodingNetwork` and a layer with the values of all actions.
+    """Q network with an :class:`~alfx.networks.encoding_networks.EncodingNetwork`.
 
     Args:
         action_spec: spec of one discrete action, of shape ``()``; ``minimum`` may be any number.
         fc_layer_params: sizes of the fully connected layers before the last one.
-        activation: activation of all layers but the last.
-        kernel_initializer: initializer of all layers but the last.
+        activation: activation of all layers except the last.
+        kernel_initializer: initializer of all layers except the last.
         use_naive_parallel_network: see :class:`QNetworkBase`.
-        dueling: see ``QNetworkBase``; each of the two streams has its own last one of ``fc_layer_params``.
+        dueling: see ``QNetworkBase``; the two streams have separate last layers of ``fc_layer_params``.
         noisy: see ``QNetworkBase``; all fully connected layers are noisy.
         num_atoms: see ``QNetworkBase``.
-        kwargs: those of :class:`~alfx.networks.encoding_networks.EncodingNetwork`, except ``output_tensor_spec``,
-            ``input_preprocessors_ctor``, ``use_fc_bn``, ``use_fc_ln``, those of the last layer and those of ensembles.
+        kwargs: arguments of :class:`~alfx.networks.encoding_networks.EncodingNetwork`, except ``output_tensor_spec``,
+            ``input_preprocessors_ctor``, ``use_fc_bn``, ``use_fc_ln`` and the arguments of the last layer and of
+            ensembles.
 
     Raises:
-        SpecError: an action that is not a single discrete one, or an observation that the encoder cannot take.
-        ValueError: ``num_atoms`` below 2.
+        SpecError: the action is not a single discrete one, or the encoder does not support the observation.
+        ValueError: ``num_atoms`` is below 2.
     """
 
     @takes_arguments_of(
@@ -266,19 +266,19 @@ class QNetwork(QNetworkBase):
 
 @configurable
 class QRNNNetwork(QNetworkBase):
-    """An :class:`~alfx.networks.encoding_networks.LSTMEncodingNetwork` and a layer with the values of all actions.
+    """Recurrent Q network with an :class:`~alfx.networks.encoding_networks.LSTMEncodingNetwork`.
 
     Args:
         fc_layer_params: sizes of the layers before the LSTM layers.
-        lstm_hidden_size: sizes of the LSTM layers, or of the only one.
-        value_fc_layer_params: sizes of the layers behind the LSTM layers.
-        dueling: see ``QNetworkBase``; each of the two streams has its own last one of ``value_fc_layer_params``.
-        noisy: see ``QNetworkBase``; all fully connected layers behind the LSTM layers are noisy.
-        kwargs: those of :class:`QNetwork`.
+        lstm_hidden_size: sizes of the LSTM layers, or the size of a single one.
+        value_fc_layer_params: sizes of the layers after the LSTM layers.
+        dueling: see ``QNetworkBase``; the two streams have separate last layers of ``value_fc_layer_params``.
+        noisy: see ``QNetworkBase``; all fully connected layers after the LSTM layers are noisy.
+        kwargs: arguments of :class:`QNetwork`.
 
     Raises:
-        SpecError: an action that is not a single discrete one, or an observation that the encoder cannot take.
-        ValueError: ``num_atoms`` below 2.
+        SpecError: the action is not a single discrete one, or the encoder does not support the observation.
+        ValueError: ``num_atoms`` is below 2.
     """
 
     @takes_arguments_of(QNetwork, defaults={'name': 'QRNNNetwork'})

@@ -1,4 +1,4 @@
-"""A perceptron whose Jacobian is written down: with ReLU it is a product of masked weights."""
+"""Multi-layer perceptron with an explicit Jacobian: with ReLU it is a product of masked weights."""
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +15,7 @@ from alfx.utils.math_ops import identity
 
 @configurable
 class SimpleFC(FC):
-    """A fully connected layer that remembers its latest output.
+    """Fully connected layer that stores its latest output.
 
     Args:
         input_size: number of inputs.
@@ -29,11 +29,11 @@ class SimpleFC(FC):
 
     @property
     def hidden_neurons(self) -> Tensor | None:
-        """The latest output ``[B, output_size]``, detached; ``None`` before the first call."""
+        """Latest output ``[B, output_size]``, detached; ``None`` before the first call."""
         return self._hidden_neurons
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """``[B, input_size]`` to ``[B, output_size]``."""
+        """Map ``[B, input_size]`` to ``[B, output_size]``."""
         output = super().forward(inputs)
         self._hidden_neurons = output.detach()
         return output
@@ -41,19 +41,19 @@ class SimpleFC(FC):
 
 @configurable
 class ReluMLP(Network):
-    """Fully connected layers with ReLU, but for the last one.
+    """Fully connected layers with ReLU after all layers except the last.
 
-    With W_l the weights and M_l the diagonal matrix of the units that are active, its Jacobian is
-    ``W_L M_{L-1} W_{L-1} ... M_1 W_1``. Gradients flow from it to the weights.
+    With W_l the weights and M_l the diagonal matrix of the active units, its Jacobian is
+    ``W_L M_{L-1} W_{L-1} ... M_1 W_1``. Gradients flow from the Jacobian to the weights.
 
     Args:
         input_tensor_spec: spec of the input, a vector.
-        output_size: number of outputs; ``None``: as many as inputs.
+        output_size: number of outputs; ``None`` uses the number of inputs.
         hidden_layers: sizes of the hidden layers.
         name: name of the network.
 
     Raises:
-        ValueError: the input is no vector, or there is no hidden layer.
+        ValueError: the input is not a vector, or there is no hidden layer.
     """
 
     def __init__(self, input_tensor_spec: TensorSpec, output_size: int | None = None,
@@ -71,7 +71,7 @@ class ReluMLP(Network):
 
     def forward(self, inputs: Tensor, state: NestedTensor = (), requires_jac: bool = False,
                 requires_jac_diag: bool = False) -> tuple[Any, NestedTensor]:
-        """``[B, I]`` to ``[B, O]``, or to a pair of that and the Jacobian, or its diagonal, if required."""
+        """Map ``[B, I]`` to ``[B, O]``, or to a pair of the output and the Jacobian or its diagonal if required."""
         output, masks = self._run(inputs)
         if requires_jac:
             return (output, self._jacobian(masks)), state
@@ -80,11 +80,11 @@ class ReluMLP(Network):
         return output, state
 
     def compute_jac(self, inputs: Tensor) -> Tensor:
-        """``d output_o / d input_i``: ``[B, O, I]``."""
+        """Jacobian ``d output_o / d input_i``, ``[B, O, I]``."""
         return self._jacobian(self._run(inputs)[1])
 
     def compute_jac_diag(self, inputs: Tensor) -> Tensor:
-        """The diagonal of the Jacobian, ``[B, O]``.
+        """Diagonal of the Jacobian, ``[B, O]``.
 
         Raises:
             ValueError: the numbers of inputs and outputs differ.
@@ -92,7 +92,7 @@ class ReluMLP(Network):
         return self._jacobian_diagonal(self._run(inputs)[1])
 
     def compute_vjp(self, inputs: Tensor, vec: Tensor) -> Tensor:
-        """``vec^T J``: ``[B, I]`` for ``vec [B, O]``."""
+        """Vector-Jacobian product ``vec^T J``, ``[B, I]``, for ``vec [B, O]``."""
         masks = self._run(inputs)[1]
         vec = vec @ self._layers[-1].weight
         for layer, mask in zip(reversed(self._layers[:-1]), reversed(masks)):
@@ -100,13 +100,13 @@ class ReluMLP(Network):
         return vec
 
     def compute_jvp(self, inputs: Tensor, vec: Tensor) -> Tensor:
-        """``J vec``: ``[B, O]`` for ``vec [B, I]``."""
+        """Jacobian-vector product ``J vec``, ``[B, O]``, for ``vec [B, I]``."""
         for layer, mask in zip(self._layers, self._run(inputs)[1]):
             vec = (vec @ layer.weight.t()) * mask
         return vec @ self._layers[-1].weight.t()
 
     def _run(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The output, and for each hidden layer which units are active."""
+        """Return the output, and the mask of active units of each hidden layer."""
         masks = []
         for layer in self._layers[:-1]:
             inputs = layer(inputs)
@@ -114,7 +114,7 @@ class ReluMLP(Network):
         return self._layers[-1](inputs), masks
 
     def _behind_first(self, masks: list[Tensor]) -> Tensor:
-        """``W_L M_{L-1} ... W_2 M_1``: ``[B, O, H]``."""
+        """Product ``W_L M_{L-1} ... W_2 M_1``, ``[B, O, H]``."""
         product = self._layers[-1].weight * masks[-1].unsqueeze(1)
         for layer, mask in zip(reversed(self._layers[1:-1]), reversed(masks[:-1])):
             product = (product @ layer.weight) * mask.unsqueeze(1)

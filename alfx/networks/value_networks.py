@@ -1,4 +1,4 @@
-"""Networks from observations to values: an encoder whose last layer has the values as outputs."""
+"""Value networks: an encoder whose last layer outputs the values of an observation."""
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,13 +20,13 @@ _last_kernel_initializer = small_last_layer_init(0.03)
 
 @configurable
 class ValueNetworkBase(Network):
-    """An encoder of any kind that ends in a layer of values.
+    """Encoder of any kind with a last layer of values.
 
     Args:
         input_tensor_spec: nest of specs of the observation.
-        output_tensor_spec: spec of the values; ``()`` for one number.
-        encoding_network_ctor: called with ``input_tensor_spec``, ``output_tensor_spec``, ``last_layer_size``,
-            ``last_activation``, ``last_kernel_initializer`` and ``encoder_kwargs`` to make the encoder.
+        output_tensor_spec: spec of the values; ``()`` for a scalar.
+        encoding_network_ctor: creates the encoder; called with ``input_tensor_spec``, ``output_tensor_spec``,
+            ``last_layer_size``, ``last_activation``, ``last_kernel_initializer`` and ``encoder_kwargs``.
         name: name of the network.
         encoder_kwargs: arguments of the encoder.
     """
@@ -44,25 +44,25 @@ class ValueNetworkBase(Network):
         return self._encoding_net.state_spec
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
-        """A nest of observations ``[B, ...]`` to values ``[B, *output_tensor_spec.shape]``."""
+        """Map a nest of observations ``[B, ...]`` to values ``[B, *output_tensor_spec.shape]``."""
         return self._encoding_net(inputs, state)
 
     def make_parallel(self, n: int) -> Network:
-        """See the base class."""
+        """Create a stack of ``n`` networks like this one."""
         return ParallelValueNetwork(self, n, 'parallel_' + self._name)
 
 
 @configurable
 class ValueNetwork(ValueNetworkBase):
-    """An :class:`~alfx.networks.encoding_networks.EncodingNetwork` that ends in a layer of values.
+    """Value network with an :class:`~alfx.networks.encoding_networks.EncodingNetwork`.
 
     Args:
-        output_tensor_spec: spec of the values; ``()`` for one number.
-        kwargs: those of :class:`~alfx.networks.encoding_networks.EncodingNetwork`, except those of the last layer and
-            those of ensembles.
+        output_tensor_spec: spec of the values; ``()`` for a scalar.
+        kwargs: arguments of :class:`~alfx.networks.encoding_networks.EncodingNetwork`, except those of the last layer
+            and of ensembles.
 
     Raises:
-        SpecError: an observation that the encoder cannot take.
+        SpecError: the encoder does not support the observation.
     """
 
     @takes_arguments_of(EncodingNetwork, without=(*ENSEMBLE_ARGUMENTS, *LAST_LAYER_ARGUMENTS),
@@ -72,10 +72,10 @@ class ValueNetwork(ValueNetworkBase):
 
 
 class ParallelValueNetwork(Network):
-    """``n`` value networks as one.
+    """Stack of ``n`` value networks.
 
     Args:
-        value_network: the network to stack.
+        value_network: network to stack.
         n: number of networks.
         name: name of the network.
     """
@@ -91,22 +91,23 @@ class ParallelValueNetwork(Network):
         return self._encoding_net.state_spec
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
-        """Nests of ``[B, ...]`` or ``[B, n, ...]`` to values ``[B, n, *output_tensor_spec.shape]``."""
+        """Map nests of ``[B, ...]`` or ``[B, n, ...]`` to values ``[B, n, *output_tensor_spec.shape]``."""
         return self._encoding_net(inputs, state)
 
 
 @configurable
 class ValueRNNNetwork(ValueNetworkBase):
-    """An :class:`~alfx.networks.encoding_networks.LSTMEncodingNetwork` that ends in a layer of values.
+    """Recurrent value network with an :class:`~alfx.networks.encoding_networks.LSTMEncodingNetwork`.
 
     Args:
         fc_layer_params: sizes of the layers before the LSTM layers.
-        lstm_hidden_size: sizes of the LSTM layers, or of the only one.
-        value_fc_layer_params: sizes of the layers behind the LSTM layers.
-        kwargs: those of :class:`ValueNetwork`, except ``input_preprocessors_ctor``, ``use_fc_bn`` and ``use_fc_ln``.
+        lstm_hidden_size: sizes of the LSTM layers, or the size of a single one.
+        value_fc_layer_params: sizes of the layers after the LSTM layers.
+        kwargs: arguments of :class:`ValueNetwork`, except ``input_preprocessors_ctor``, ``use_fc_bn`` and
+            ``use_fc_ln``.
 
     Raises:
-        SpecError: an observation that the encoder cannot take.
+        SpecError: the encoder does not support the observation.
     """
 
     @takes_arguments_of(ValueNetwork, without=('input_preprocessors_ctor', 'use_fc_bn', 'use_fc_ln'),

@@ -1,7 +1,7 @@
-"""What a run writes for TensorBoard: ``from alfx import summary; summary.scalar('loss/actor', loss)``.
+"""Summaries of a run for TensorBoard: ``from alfx import summary; summary.scalar('loss/actor', loss)``.
 
-:mod:`alfx.summary.summary_ops` holds the operations, :mod:`alfx.summary.summary_utils` what is built of them,
-:mod:`alfx.summary.writer` the event files, :mod:`alfx.summary.render` pictures made of tensors.
+:mod:`alfx.summary.summary_ops` holds the operations, :mod:`alfx.summary.summary_utils` functions built on them,
+:mod:`alfx.summary.writer` the writer of event files, :mod:`alfx.summary.render` functions that draw tensors.
 """
 
 from alfx.summary.summary_ops import (EnsureSummary, create_summary_writer, disable_summary, embedding,

@@ -1,7 +1,8 @@
-"""Pictures of tensors, to be looked at while a policy is played.
+"""Pictures of tensors, shown while a policy is played.
 
-An algorithm puts what these functions return into the ``info`` of its ``predict_step``; ``alfx.bin.play`` puts it
-beside the environment in a video. They return None, and cost nothing, unless rendering is enabled, as it is there.
+An algorithm adds the results of these functions to the ``info`` of its ``predict_step``; ``alfx.bin.play`` shows them
+next to the environment in a video. The functions return ``None`` and cost nothing unless rendering is enabled, as in
+``alfx.bin.play``.
 
 ``data`` is a tensor or an array; leading dimensions of size 1 (a batch of one environment) are dropped.
 """
@@ -21,13 +22,13 @@ _Drawing = Callable[[Any, Any], None]
 
 
 def enable_rendering(flag: bool = True) -> None:
-    """Let the functions of this module make pictures, or not."""
+    """Enable or disable the functions of this module."""
     global _enabled
     _enabled = flag
 
 
 def is_rendering_enabled() -> bool:
-    """Whether the functions of this module make pictures."""
+    """Return whether the functions of this module draw pictures."""
     return _enabled
 
 
@@ -38,7 +39,7 @@ class Image:
         img: uint8 ``[H, W, 3]``, ``[H, W, 1]`` or ``[H, W]``.
 
     Raises:
-        ValueError: another shape or type.
+        ValueError: ``img`` has another shape or dtype.
     """
 
     def __init__(self, img: np.ndarray):
@@ -49,16 +50,16 @@ class Image:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """``(H, W, 3)``."""
+        """Shape ``(H, W, 3)``."""
         return self._img.shape
 
     @property
     def data(self) -> np.ndarray:
-        """uint8 ``[H, W, 3]``."""
+        """Pixels, uint8 ``[H, W, 3]``."""
         return self._img
 
     def resize(self, height: int | None = None, width: int | None = None) -> 'Image':
-        """The picture in another size; the ratio of the sides is kept if only one is given."""
+        """Return the picture in another size; with one argument the aspect ratio is kept."""
         if height is None and width is None:
             return self
         from PIL import Image as PilImage
@@ -69,7 +70,7 @@ class Image:
 
     @classmethod
     def from_pyplot_fig(cls, fig: Any, dpi: int = 200) -> 'Image':
-        """The picture of a matplotlib figure."""
+        """Create a picture of a matplotlib figure."""
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         fig.set_dpi(dpi)
         canvas = FigureCanvasAgg(fig)
@@ -78,13 +79,13 @@ class Image:
 
     @classmethod
     def pack_image_nest(cls, imgs: Any) -> 'Image | None':
-        """All pictures of a nest in one, side by side; None if there is none."""
+        """Combine all pictures of a nest side by side; ``None`` if there are no pictures."""
         pictures = [leaf for leaf in nest.flatten(imgs) if isinstance(leaf, Image)]
         return cls.stack_images(pictures) if pictures else None
 
     @classmethod
     def stack_images(cls, imgs: Sequence['Image'], horizontal: bool = True) -> 'Image':
-        """Pictures side by side (or below each other), each at the left (upper) end of its place."""
+        """Combine pictures side by side (or below each other), aligned at the top (or left)."""
         side = 0 if horizontal else 1
         size = max(img.shape[side] for img in imgs)
         padded = [np.pad(img.data, [(0, size - img.shape[d]) if d == side else (0, 0) for d in range(3)])
@@ -93,7 +94,7 @@ class Image:
 
 
 def _renders(function: Callable) -> Callable:
-    """Decorator: return None unless rendering is enabled."""
+    """Decorate a function to return ``None`` unless rendering is enabled."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -108,24 +109,24 @@ def render_heatmap(name: str, data: Any, val_label: str = '', row_ticks: Sequenc
                    col_labels: Sequence[str] | None = None, cbar_kw: dict | None = None, annotate_format: str = '%.2f',
                    font_size: int = 7, img_height: int | None = None, img_width: int | None = None, dpi: int = 300,
                    figsize: tuple[float, float] = (2, 2), **kwargs: Any) -> Image:
-    """A matrix as a field of colours.
+    """Draw a matrix as a heatmap.
 
     Args:
         name: title.
         data: ``[R, C]``.
-        val_label: label of the colour bar.
+        val_label: label of the color bar.
         row_ticks: positions of the ticks of the rows.
         col_ticks: positions of the ticks of the columns.
         row_labels: labels of the rows.
         col_labels: labels of the columns.
         cbar_kw: arguments for ``Figure.colorbar``.
-        annotate_format: for the numbers in the cells; '' for none.
-        font_size: of all texts.
-        img_height: of the picture in pixels.
-        img_width: of the picture in pixels.
-        dpi: pixels an inch.
+        annotate_format: format of the numbers in the cells; '' for none.
+        font_size: size of all texts.
+        img_height: height of the picture in pixels.
+        img_width: width of the picture in pixels.
+        dpi: pixels per inch.
         figsize: width and height in inches.
-        **kwargs: for ``Axes.imshow``.
+        **kwargs: arguments of ``Axes.imshow``.
     """
     array = _array(data, 2)
 
@@ -146,8 +147,10 @@ def render_contour(name: str, data: Any, x_ticks: Any = None, y_ticks: Any = Non
                    y_label: str | None = None, font_size: int = 7, img_height: int | None = None,
                    img_width: int | None = None, dpi: int = 300, figsize: tuple[float, float] = (2, 2),
                    flip_y_axis: bool = True, **kwargs: Any) -> Image:
-    """Level lines of ``data [H, W]``; ``x_ticks [W]`` and ``y_ticks [H]`` are the coordinates. See
-    :func:`render_heatmap` for the other arguments; ``**kwargs`` are for ``Axes.contourf``."""
+    """Draw contours of ``data [H, W]``; ``x_ticks [W]`` and ``y_ticks [H]`` are the coordinates.
+
+    See :func:`render_heatmap` for the other arguments; ``**kwargs`` are arguments of ``Axes.contourf``.
+    """
     array = _array(data, 2)
     x = np.arange(array.shape[1]) if x_ticks is None else _array(x_ticks, 1)
     y = np.arange(array.shape[0]) if y_ticks is None else _array(y_ticks, 1)
@@ -167,8 +170,10 @@ def render_curve(name: str, data: Any, x_range: tuple[float, float] | None = Non
                  legends: Sequence[str] | None = None, legend_kwargs: dict | None = None,
                  img_height: int | None = None, img_width: int | None = None, dpi: int = 300,
                  figsize: tuple[float, float] = (2, 2), **kwargs: Any) -> Image:
-    """One or several curves, ``data [N]`` or ``[K, N]``, over ``x_range`` (0 to N - 1 if None). See
-    :func:`render_heatmap` for the other arguments; ``**kwargs`` are for ``Axes.plot``."""
+    """Draw one or several curves, ``data [N]`` or ``[K, N]``, over ``x_range`` (``None`` is 0 to N - 1).
+
+    See :func:`render_heatmap` for the other arguments; ``**kwargs`` are arguments of ``Axes.plot``.
+    """
     curves = np.atleast_2d(_array(data, 1, 2))
     low, high = (0.0, curves.shape[1] - 1.0) if x_range is None else x_range
     x = np.linspace(low, high, curves.shape[1])
@@ -188,8 +193,10 @@ def render_3d_curve(name: str, data: Any, x_range: tuple[float, float] | None = 
                     legends: Sequence[str] | None = None, legend_kwargs: dict | None = None,
                     img_height: int | None = None, img_width: int | None = None, dpi: int = 300,
                     figsize: tuple[float, float] = (2, 2), **kwargs: Any) -> Image:
-    """One or several curves in space, ``data [N, 3]`` or ``[K, N, 3]``, within the ranges. See :func:`render_heatmap`
-    for the other arguments; ``**kwargs`` are for ``Axes3D.plot``."""
+    """Draw one or several curves in space, ``data [N, 3]`` or ``[K, N, 3]``, within the ranges.
+
+    See :func:`render_heatmap` for the other arguments; ``**kwargs`` are arguments of ``Axes3D.plot``.
+    """
     array = _array(data, 2, 3)
     curves = array[None] if array.ndim == 2 else array
 
@@ -211,8 +218,10 @@ def render_bar(name: str, data: Any, width: float = 0.8, y_range: tuple[float, f
                legends: Sequence[str] | None = None, legend_kwargs: dict | None = None, annotate_format: str = '%.2f',
                img_height: int | None = None, img_width: int | None = None, dpi: int = 300,
                figsize: tuple[float, float] = (2, 2), **kwargs: Any) -> Image:
-    """Bars of ``data [N]``, or K bars of ``data [K, N]`` at each place; ``x_ticks [N]`` are the places. See
-    :func:`render_heatmap` for the other arguments; ``**kwargs`` are for ``Axes.bar``."""
+    """Draw bars of ``data [N]``, or K bars at each position for ``data [K, N]``; ``x_ticks [N]`` are the positions.
+
+    See :func:`render_heatmap` for the other arguments; ``**kwargs`` are arguments of ``Axes.bar``.
+    """
     groups = np.atleast_2d(_array(data, 1, 2))
     x = np.arange(groups.shape[1]) if x_ticks is None else _array(x_ticks, 1)
     one = width / len(groups)
@@ -230,8 +239,10 @@ def render_bar(name: str, data: Any, width: float = 0.8, y_range: tuple[float, f
 @_renders
 def render_text(name: str, data: str, font_size: int = 10, fig_width_per_char: float = 0.1, fig_height: float = 0.4,
                 img_height: int | None = None, img_width: int | None = None, dpi: int = 200, **kwargs: Any) -> Image:
-    """A line of text, ``fig_width_per_char`` inches wide a character and ``fig_height`` inches high; ``**kwargs`` are
-    for ``Axes.text``."""
+    """Draw a line of text, ``fig_width_per_char`` inches per character wide and ``fig_height`` inches high.
+
+    ``**kwargs`` are arguments of ``Axes.text``.
+    """
     text = f'{name}: {data}' if name else str(data)
 
     def draw(figure: Any, axes: Any) -> None:
@@ -244,8 +255,10 @@ def render_text(name: str, data: str, font_size: int = 10, fig_width_per_char: f
 
 @_renders
 def render_action(name: str, action: NestedTensor, action_spec: Any, **kwargs: Any) -> Any:
-    """Each action of a nest ``[B=1, ...]`` as bars within the bounds of its spec; returns a nest of pictures.
-    ``**kwargs`` are for :func:`render_bar`."""
+    """Draw each action of a nest ``[B=1, ...]`` as bars within the bounds of its spec; returns a nest of pictures.
+
+    ``**kwargs`` are arguments of :func:`render_bar`.
+    """
 
     def render(path: str, value: torch.Tensor, spec: BoundedTensorSpec) -> Image:
         low, high = float(np.min(spec.minimum)), float(np.max(spec.maximum))
@@ -258,9 +271,12 @@ def render_action(name: str, action: NestedTensor, action_spec: Any, **kwargs: A
 @_renders
 def render_action_distribution(name: str, act_dist: Any, action_spec: Any, n_samples: int = 500, n_bins: int = 20,
                                **kwargs: Any) -> Any:
-    """Each distribution of a nest ``[B=1, ...]``: the probabilities of a categorical one as bars, otherwise histograms
-    of ``n_samples`` samples in ``n_bins`` bins, a curve for each dimension; returns a nest of pictures. ``**kwargs``
-    are for :func:`render_bar` or :func:`render_curve`."""
+    """Draw each distribution of a nest ``[B=1, ...]``; returns a nest of pictures.
+
+    The probabilities of a categorical distribution are drawn as bars. Other distributions are drawn as histograms of
+    ``n_samples`` samples in ``n_bins`` bins, with a curve for each dimension. ``**kwargs`` are arguments of
+    :func:`render_bar` or :func:`render_curve`.
+    """
 
     def render(path: str, distribution: torch.distributions.Distribution, spec: BoundedTensorSpec) -> Image:
         title = f'{name}/{path}' if path else name
@@ -280,9 +296,11 @@ def render_action_distribution(name: str, act_dist: Any, action_spec: Any, n_sam
 @_renders
 def render_heatmap_fast(imgs: Any, min_value: float, max_value: float, pixel_size: int = 10,
                         bar_size: int = 20) -> Image:
-    """Matrices ``[N, H, W]`` (or one, ``[H, W]``) as gray fields side by side, without matplotlib: a cell is
-    ``pixel_size`` pixels wide, ``min_value`` is black, ``max_value`` white; a bar of ``bar_size`` pixels to the right
-    shows the scale."""
+    """Draw matrices ``[N, H, W]`` (or one, ``[H, W]``) in gray, side by side, without matplotlib.
+
+    A cell is ``pixel_size`` pixels wide, ``min_value`` is black, ``max_value`` white. A bar of ``bar_size`` pixels on
+    the right shows the scale.
+    """
     array = _array(imgs, 2, 3)
     array = array[None] if array.ndim == 2 else array
     gray = ((array - min_value) / max(max_value - min_value, 1e-12)).clip(0, 1) * 255
@@ -293,7 +311,7 @@ def render_heatmap_fast(imgs: Any, min_value: float, max_value: float, pixel_siz
 
 def _draw(title: str, draw: _Drawing, font_size: int, height: int | None, width: int | None, dpi: int,
           figsize: tuple[float, float], **axes_options: Any) -> Image:
-    """Make a figure, let ``draw(figure, axes)`` fill it, and take its picture."""
+    """Create a figure, draw into it with ``draw(figure, axes)``, and return its picture."""
     import matplotlib
     from matplotlib.figure import Figure
     with matplotlib.rc_context({'font.size': font_size}):
@@ -305,13 +323,14 @@ def _draw(title: str, draw: _Drawing, font_size: int, height: int | None, width:
 
 
 def _array(data: Any, *ndims: int) -> np.ndarray:
-    """A float array of one of the given numbers of dimensions; leading dimensions of size 1 are dropped."""
+    """Convert to a float array with one of the given numbers of dimensions; leading dimensions of size 1 are dropped.
+    """
     array = np.asarray(data.detach().cpu() if isinstance(data, torch.Tensor) else data, dtype=np.float64)
     while array.ndim > max(ndims) and array.shape[0] == 1:
         array = array[0]
     if array.ndim not in ndims:
         expected = ' or '.join(map(str, ndims))
-        raise ValueError(f'expected data of {expected} dimensions (and a batch of 1), found shape {list(array.shape)}')
+        raise ValueError(f'expected data with {expected} dimensions (or a batch of 1), found shape {list(array.shape)}')
     return array
 
 

@@ -1,9 +1,9 @@
-"""The summary operations.
+"""Summary operations.
 
-Each of them does nothing, and costs next to nothing, unless summaries are being recorded: a writer is set
-(``create_summary_writer``, ``set_default_writer``), and the code runs inside of ``record_if(True)``. Names are
-prefixed by the enclosing scopes. The step, unless given, is the one that the run counts (environment steps or the
-global counter, see ``TrainerConfig.summary_axis``). The data is copied at the call, so it may change afterwards.
+They do nothing, at almost no cost, unless summaries are being recorded: a writer is set (``create_summary_writer``,
+``set_default_writer``) and the code runs inside ``record_if(True)``. Names are prefixed by the enclosing scopes. The
+default step is the step of the run (environment steps or the global counter, see ``TrainerConfig.summary_axis``). Data
+is copied by the call, so it may be modified afterwards.
 """
 
 import functools
@@ -39,7 +39,7 @@ _warned: set[str] = set()
 
 
 def scalar(name: str, data: Any, step: int | None = None, walltime: float | None = None) -> None:
-    """Write a number (a tensor or array of one element, or a Python number).
+    """Write a scalar (a tensor or array with one element, or a Python number).
 
     Raises:
         ValueError: the data has more than one element.
@@ -56,14 +56,14 @@ def scalar(name: str, data: Any, step: int | None = None, walltime: float | None
 
 def histogram(name: str, data: Any, step: int | None = None, bins: int | Sequence[float] | np.ndarray | None = None,
               walltime: float | None = None, max_bins: int | None = None) -> None:
-    """Write a histogram of all elements; those that are not finite are left out, with a warning.
+    """Write a histogram of all elements; elements that are not finite are skipped with a warning.
 
     Args:
-        name: its name.
+        name: name of the summary.
         data: tensor or array of any shape.
-        step: the step; None is the one that the run counts.
-        bins: number of equal bins (30 if None) or their edges.
-        walltime: seconds since the epoch; None is now.
+        step: step; ``None`` is the step of the run.
+        bins: number of equal bins (``None`` is 30) or their edges.
+        walltime: seconds since the epoch; ``None`` is now.
         max_bins: upper limit of the number of bins.
     """
     if not should_record_summaries():
@@ -84,7 +84,7 @@ def histogram(name: str, data: Any, step: int | None = None, bins: int | Sequenc
 
 
 def text(name: str, data: str, step: int | None = None, walltime: float | None = None) -> None:
-    """Write a text (Markdown)."""
+    """Write text (Markdown)."""
     if should_record_summaries():
         context.get_summary_writer().add_text(scope_name() + name, str(data), _step(step), walltime)
 
@@ -94,14 +94,14 @@ def images(name: str, data: Any, step: int | None = None, dataformat: str = 'NCH
     """Write images; several are tiled into a grid.
 
     Args:
-        name: its name.
-        data: uint8, or floats in ``[0, 1]``; of the dimensions that ``dataformat`` says.
-        step: the step; None is the one that the run counts.
-        dataformat: some order of ``N`` (optional), ``C`` (optional), ``H``, ``W``; 1 or 3 channels.
-        walltime: seconds since the epoch; None is now.
+        name: name of the summary.
+        data: uint8, or floats in ``[0, 1]``, with the dimensions of ``dataformat``.
+        step: step; ``None`` is the step of the run.
+        dataformat: any order of ``N`` (optional), ``C`` (optional), ``H``, ``W``; 1, 3 or 4 channels.
+        walltime: seconds since the epoch; ``None`` is now.
 
     Raises:
-        ValueError: the data does not fit ``dataformat``.
+        ValueError: the data does not match ``dataformat``.
     """
     if not should_record_summaries():
         return
@@ -110,14 +110,14 @@ def images(name: str, data: Any, step: int | None = None, dataformat: str = 'NCH
 
 
 def video(name: str, data: Any, step: int | None = None, fps: float = 4, walltime: float | None = None) -> None:
-    """Write videos (as an animation); several are tiled into a grid.
+    """Write videos as an animation; several are tiled into a grid.
 
     Args:
-        name: its name.
+        name: name of the summary.
         data: ``[N, T, C, H, W]``, uint8 or floats in ``[0, 1]``.
-        step: the step; None is the one that the run counts.
-        fps: frames a second.
-        walltime: seconds since the epoch; None is now.
+        step: step; ``None`` is the step of the run.
+        fps: frames per second.
+        walltime: seconds since the epoch; ``None`` is now.
     """
     if not should_record_summaries():
         return
@@ -133,11 +133,11 @@ def embedding(name: str, data: Any, step: int | None = None, class_labels: Seque
     """Write points for TensorBoard's projector.
 
     Args:
-        name: its name.
+        name: name of the summary.
         data: ``[N, D]``.
-        step: the step; None is the one that the run counts.
+        step: step; ``None`` is the step of the run.
         class_labels: N labels.
-        label_imgs: ``[N, C, H, W]`` images in ``[0, 1]``.
+        label_imgs: images ``[N, C, H, W]`` in ``[0, 1]``.
     """
     if not should_record_summaries():
         return
@@ -151,18 +151,18 @@ def reset_global_counter() -> None:
 
 
 def create_summary_writer(summary_dir: str, flush_secs: float = 10, max_queue: int = 10) -> SummaryWriter:
-    """A writer of event files below ``summary_dir``; the file is created with the first summary.
+    """Create a writer of event files below ``summary_dir``; the file is created with the first summary.
 
     Args:
         summary_dir: folder of the event file.
-        flush_secs: the file is flushed this often, in seconds.
+        flush_secs: interval of flushes in seconds.
         max_queue: number of summaries held before the file is written to.
     """
     return SummaryWriter(summary_dir, flush_secs, max_queue)
 
 
 class push_summary_writer:
-    """Context manager within which summaries go to ``writer``."""
+    """Context manager that temporarily replaces the writer of summaries."""
 
     def __init__(self, writer: SummaryWriter | None):
         self._writer = writer
@@ -177,12 +177,12 @@ class push_summary_writer:
 
 
 def is_summary_enabled() -> bool:
-    """Whether there is a writer that summaries would go to."""
+    """Return whether a writer of summaries is set."""
     return context.get_summary_writer() is not None
 
 
 def enable_summary(flag: bool = True) -> None:
-    """Take the writer out of use (``flag=False``) or put it back."""
+    """Disable the writer (``flag=False``) or enable it again."""
     if not flag:
         disable_summary()
     elif getattr(_disabled_writer, 'writer', None) is not None and not is_summary_enabled():
@@ -191,7 +191,7 @@ def enable_summary(flag: bool = True) -> None:
 
 
 def disable_summary() -> None:
-    """Write nothing until ``enable_summary()``."""
+    """Write no summaries until ``enable_summary()``."""
     if is_summary_enabled():
         _disabled_writer.writer = context.get_summary_writer()
         context.set_summary_writer(None)
@@ -201,9 +201,9 @@ _summarize_output = threading.local()
 
 
 def should_summarize_output(flag: bool | None = None) -> bool:
-    """Whether networks summarize their outputs; sets it if given.
+    """Return whether networks summarize their outputs, after setting it to ``flag`` if that is given.
 
-    ``TrainerConfig.summarize_output`` sets it, too. Without that, the networks of a run do not ask.
+    ``TrainerConfig.summarize_output`` sets it as well; without it the networks of a run do not check it.
     """
     if flag is not None:
         _summarize_output.flag = flag
@@ -211,7 +211,7 @@ def should_summarize_output(flag: bool | None = None) -> bool:
 
 
 def enter_summary_scope(method: Callable) -> Callable:
-    """Decorator of a method: its summaries are written in the scope of ``self.name`` (or ``self._name``)."""
+    """Decorate a method to write its summaries in the scope ``self.name`` (or ``self._name``)."""
 
     @functools.wraps(method)
     def _in_scope(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -223,11 +223,11 @@ def enter_summary_scope(method: Callable) -> Callable:
 
 
 class EnsureSummary:
-    """Context manager for a quantity that is there only now and then.
+    """Context manager for a quantity that is computed only occasionally.
 
-    A quantity computed once in k iterations is missing from most summaries if k and the summary interval do
-    not fit. Inside of this context, summaries are recorded when at least one was due since the last time.
-    ``tick()`` is called once an iteration.
+    A quantity computed once in k iterations is missing from most summaries if k and the summary interval do not match.
+    Inside this context, summaries are recorded if at least one was due since the last time. Call ``tick()`` once per
+    iteration.
     """
 
     def __init__(self) -> None:
@@ -235,7 +235,7 @@ class EnsureSummary:
         self._record: Any = None
 
     def tick(self) -> None:
-        """Take note of whether this iteration records summaries."""
+        """Note whether this iteration records summaries."""
         self._due = self._due or should_record_summaries()
 
     def __enter__(self) -> 'EnsureSummary':
@@ -260,7 +260,7 @@ def _host(data: Any) -> np.ndarray:
 
 
 def _to_frames(name: str, data: np.ndarray, dataformat: str) -> np.ndarray:
-    """uint8 ``[N, H, W, C]`` from an array of the given format."""
+    """Convert an array of the given format to uint8 ``[N, H, W, C]``."""
     if (data.ndim != len(dataformat) or not {'H', 'W'} <= set(dataformat) <= set('NCHW')
             or len(set(dataformat)) != len(dataformat)):
         raise ValueError(f'summary {name!r}: image of shape {data.shape} does not have the format {dataformat!r}')
@@ -278,7 +278,7 @@ def _to_frames(name: str, data: np.ndarray, dataformat: str) -> np.ndarray:
 
 
 def _tile(frames: np.ndarray) -> np.ndarray:
-    """uint8 ``[H', W', C]``: the N frames in a grid that is nearly square."""
+    """Tile N frames into a nearly square grid, uint8 ``[H', W', C]``."""
     num, height, width, channels = frames.shape
     columns = int(np.ceil(np.sqrt(num)))
     rows = -(-num // columns)

@@ -1,6 +1,6 @@
-"""Summaries of what an algorithm has at hand: losses, gradients, actions, distributions, nests.
+"""Summaries of losses, gradients, actions, distributions and nests.
 
-Like the operations that they are made of, all of these do nothing unless summaries are being recorded.
+Like the operations in :mod:`alfx.summary.summary_ops`, these functions do nothing unless summaries are being recorded.
 """
 
 import time
@@ -26,14 +26,14 @@ _DISTRIBUTION_PARAMETERS = ('loc', 'scale', 'probs', 'concentration', 'concentra
 
 def histogram_discrete(name: str, data: torch.Tensor, bucket_min: int, bucket_max: int,
                        step: int | None = None) -> None:
-    """Histogram of integers, a bucket for each.
+    """Write a histogram of integers with a bucket for each value.
 
     Args:
-        name: its name.
-        data: of any shape; values outside of the range are counted in the outermost buckets.
+        name: name of the summary.
+        data: tensor of any shape; values outside the range are counted in the outermost buckets.
         bucket_min: smallest value.
         bucket_max: largest value, inclusive.
-        step: the step; None is the global counter.
+        step: step; ``None`` is the step of the run.
     """
     if should_record_summaries():
         edges = np.arange(bucket_min, bucket_max + 2) - 0.5
@@ -43,15 +43,15 @@ def histogram_discrete(name: str, data: torch.Tensor, bucket_min: int, bucket_ma
 def histogram_continuous(name: str, data: torch.Tensor, bucket_min: float | None = None,
                          bucket_max: float | None = None, bucket_count: int = DEFAULT_BUCKET_COUNT,
                          step: int | None = None) -> None:
-    """Histogram with equal buckets.
+    """Write a histogram with equal buckets.
 
     Args:
-        name: its name.
-        data: of any shape; values outside of the range are counted in the outermost buckets.
-        bucket_min: lower end; None is the minimum of the data.
-        bucket_max: upper end; None is the maximum of the data.
+        name: name of the summary.
+        data: tensor of any shape; values outside the range are counted in the outermost buckets.
+        bucket_min: lower end; ``None`` is the minimum of the data.
+        bucket_max: upper end; ``None`` is the maximum of the data.
         bucket_count: number of buckets.
-        step: the step; None is the global counter.
+        step: step; ``None`` is the step of the run.
     """
     if not should_record_summaries() or data.numel() == 0:
         return
@@ -67,10 +67,10 @@ def histogram_continuous(name: str, data: torch.Tensor, bucket_min: float | None
 
 @configurable
 def summarize_variables(name_and_params: Iterable[tuple[str, nn.Parameter]], with_histogram: bool = True) -> None:
-    """Write the L2 norm of each parameter, and its histogram.
+    """Write the L2 norm and the histogram of each parameter.
 
     Args:
-        name_and_params: ``(name, parameter)``.
+        name_and_params: pairs ``(name, parameter)``.
         with_histogram: write histograms as well.
     """
     if not should_record_summaries():
@@ -81,10 +81,10 @@ def summarize_variables(name_and_params: Iterable[tuple[str, nn.Parameter]], wit
 
 @configurable
 def summarize_gradients(name_and_params: Iterable[tuple[str, nn.Parameter]], with_histogram: bool = True) -> None:
-    """Write the L2 norm of the gradient of each parameter and of all together, and histograms.
+    """Write the L2 norm of the gradient of each parameter and of all parameters together, and histograms.
 
     Args:
-        name_and_params: ``(name, parameter)``; those without a gradient are left out.
+        name_and_params: pairs ``(name, parameter)``; parameters without a gradient are skipped.
         with_histogram: write histograms as well.
     """
     if not should_record_summaries():
@@ -98,7 +98,7 @@ def summarize_gradients(name_and_params: Iterable[tuple[str, nn.Parameter]], wit
 
 
 def summarize_gradient_norm(params: Iterable[nn.Parameter]) -> None:
-    """Write the L2 norm of all gradients together, as ``train/grad_norm``; to be called before they are clipped."""
+    """Write the L2 norm of all gradients together as ``train/grad_norm``; call it before gradients are clipped."""
     norms = [torch.linalg.vector_norm(p.grad.detach().float()) for p in params if p.grad is not None]
     if norms:
         summary_ops.scalar('train/grad_norm', torch.linalg.vector_norm(torch.stack(norms)))
@@ -111,8 +111,7 @@ def _summarize_values(name: str, value: torch.Tensor, with_histogram: bool) -> N
 
 
 def add_nested_summaries(prefix: str, data: Any) -> None:
-    """Write the mean of each leaf of a nest of tensors or numbers as ``<prefix>/<path>``; empty ones are left
-    out."""
+    """Write the mean of each leaf of a nest of tensors or numbers as ``<prefix>/<path>``; empty leaves are skipped."""
     if should_record_summaries():
         for path, leaf in nest.flatten_with_path(data):
             add_mean_summary(f'{prefix}/{path}' if path else prefix, leaf)
@@ -124,13 +123,13 @@ def summarize_per_category_loss(loss_info: LossInfo, summarize_count: bool = Fal
     """Write the mean loss of the samples of each category.
 
     Args:
-        loss_info: ``loss`` and leaves of ``extra`` of ``[T, B]`` (or ``[B]``) are averaged for each value of
-            ``batch_label``, int ``[B]`` or ``[T, B]``; other leaves are left out.
+        loss_info: ``loss`` and the leaves of ``extra`` of shape ``[T, B]`` (or ``[B]``) are averaged for each value of
+            ``batch_label``, int ``[B]`` or ``[T, B]``; other leaves are skipped.
         summarize_count: write the number of samples of each category as well.
-        label_names: name of category i; None for its number.
+        label_names: name of category i; ``None`` uses its number.
 
     Raises:
-        ValueError: ``batch_label`` is not set, or there is a label that ``label_names`` has no name for.
+        ValueError: ``batch_label`` is not set, or ``label_names`` has no name for a label.
     """
     if not should_record_summaries():
         return
@@ -152,8 +151,10 @@ def summarize_per_category_loss(loss_info: LossInfo, summarize_count: bool = Fal
 
 
 def summarize_loss(loss_info: LossInfo) -> None:
-    """Write ``loss``, ``scalar_loss``, the leaves of ``extra`` (as ``loss/<path>``) and the gradient noise
-    scale, each averaged to a number."""
+    """Write the means of ``loss``, ``scalar_loss``, the leaves of ``extra`` and the gradient noise scale.
+
+    The leaves of ``extra`` are written as ``loss/<path>``.
+    """
     if not should_record_summaries():
         return
     for name in ('loss', 'scalar_loss', 'gns'):
@@ -200,11 +201,11 @@ def _bounds(spec: BoundedTensorSpec, index: int) -> tuple[float, float]:
 
 
 def summarize_distribution(name: str, distributions: Any) -> None:
-    """Write mean and histogram of the parameters of each distribution, and its entropy where it has one.
+    """Write mean and histogram of the parameters of each distribution, and its entropy if available.
 
     Args:
         name: prefix.
-        distributions: nest of distributions of ``[...]``; leaves that are none are left out.
+        distributions: nest of distributions of ``[...]``; other leaves are skipped.
     """
     if not should_record_summaries():
         return
@@ -231,7 +232,7 @@ def _innermost(distribution: td.Distribution) -> td.Distribution:
 
 
 def add_mean_hist_summary(name: str, value: torch.Tensor) -> None:
-    """Write the histogram ``<name>/value`` and the mean ``<name>/mean``; nothing if there is no element."""
+    """Write the histogram ``<name>/value`` and the mean ``<name>/mean`` unless the tensor is empty."""
     if should_record_summaries() and value.numel() > 0:
         value = value.detach()
         summary_ops.histogram(f'{name}/value', value)
@@ -239,13 +240,13 @@ def add_mean_hist_summary(name: str, value: torch.Tensor) -> None:
 
 
 def safe_mean_hist_summary(name: str, value: torch.Tensor, mask: torch.Tensor | None = None) -> None:
-    """``add_mean_hist_summary`` of the elements where ``mask`` (of the leading dimensions) is true."""
+    """Call ``add_mean_hist_summary`` for the elements where ``mask`` (of the leading dimensions) is true."""
     if should_record_summaries():
         add_mean_hist_summary(name, value if mask is None else value[mask.bool()])
 
 
 def add_mean_summary(name: str, value: Any) -> None:
-    """Write the mean of a tensor or a number; nothing if there is no element or it is None."""
+    """Write the mean of a tensor or a number unless it is empty or ``None``."""
     if not should_record_summaries() or value is None:
         return
     if not isinstance(value, torch.Tensor):
@@ -255,15 +256,15 @@ def add_mean_summary(name: str, value: Any) -> None:
 
 
 def safe_mean_summary(name: str, value: torch.Tensor, mask: torch.Tensor | None = None) -> None:
-    """``add_mean_summary`` of the elements where ``mask`` (of the leading dimensions) is true."""
+    """Call ``add_mean_summary`` for the elements where ``mask`` (of the leading dimensions) is true."""
     if should_record_summaries():
         add_mean_summary(name, value if mask is None else value[mask.bool()])
 
 
 class record_time:
-    """Context manager that writes how many seconds its body took since the last summary.
+    """Context manager that writes the seconds spent in its body since the last summary.
 
-    The times of all bodies with the same object are added up until an iteration that records.
+    The times of all uses of the same object are added up until an iteration that records summaries.
 
     Args:
         tag: name of the scalar.
@@ -286,16 +287,16 @@ class record_time:
 
 def summarize_tensor_gradients(name: str, tensor: NestedTensor, batch_dims: int = 1,
                                clone: bool = False) -> NestedTensor:
-    """Write the norms of the gradient that reaches each tensor, when it is backpropagated.
+    """Write the norm of the gradient that reaches each tensor in the backward pass.
 
     Args:
         name: prefix.
-        tensor: nest of tensors ``[B, ...]`` that require grad; others are returned as they are.
-        batch_dims: number of leading batch dimensions: the norm is that of one sample, averaged over them.
-        clone: summarize the gradient that flows through what is returned, and not through other uses.
+        tensor: nest of tensors ``[B, ...]`` that require grad; other tensors are returned unchanged.
+        batch_dims: number of leading batch dimensions; norms are computed per sample and averaged over them.
+        clone: summarize only the gradient through the returned tensors, not through other uses of the inputs.
 
     Returns:
-        The tensors to go on with: the same ones, or clones.
+        The tensors to use from now on: the inputs or clones of them.
     """
     if not should_record_summaries():
         return tensor
@@ -318,9 +319,9 @@ def summarize_tensor_gradients(name: str, tensor: NestedTensor, batch_dims: int 
 
 
 def summarize_distribution_gradient(name: str, distribution: Any, batch_dims: int = 1, clone: bool = False) -> Any:
-    """``summarize_tensor_gradients`` of the parameters of distributions.
+    """Call ``summarize_tensor_gradients`` for the parameters of distributions.
 
     Returns:
-        The distributions to go on with: of the same parameters, or of clones of them.
+        The distributions to use from now on, with the same parameters or clones of them.
     """
     return summarize_tensor_gradients(name, distribution, batch_dims, clone)

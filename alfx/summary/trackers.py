@@ -1,8 +1,8 @@
-"""Where the numbers of a run go besides its own tables: Weights & Biases, MLflow.
+"""Experiment trackers: Weights & Biases and MLflow.
 
-A tracker is an optional package, imported when a run that names it in ``TrainerConfig.loggers`` begins; see
-:data:`TRACKERS`. It gets what ``progress.csv`` gets, and all other scalars. By default nothing leaves the run folder:
-the environment variables of the packages (``WANDB_MODE``, ``MLFLOW_TRACKING_URI``) say otherwise.
+A tracker needs an optional package, which is imported when a run that names it in ``TrainerConfig.loggers`` starts; see
+:data:`TRACKERS`. It receives the values of ``progress.csv`` and all other scalars. By default nothing leaves the run
+folder; the environment variables of the packages (``WANDB_MODE``, ``MLFLOW_TRACKING_URI``) change that.
 """
 import importlib.util
 import json
@@ -21,16 +21,16 @@ from alfx.summary.writer import SilentWriter, SummaryWriter
 logger = logging.getLogger(__name__)
 
 _PROJECT = 'alfx'
-_MOST_PARAMS = 100  # that MLflow takes at once
-_LONGEST = 6000  # characters of a parameter that MLflow takes
+_MOST_PARAMS = 100  # limit of MLflow for one call
+_LONGEST = 6000  # limit of MLflow for the characters of a parameter
 
 
 class Tracker:
-    """Takes the numbers of a run.
+    """Receiver of the values of a run.
 
     Args:
-        root_dir: the run folder; what is written by default is below ``train`` in it.
-        known_as: what the tracker called this run when it was started before; None for a new one.
+        root_dir: run folder; by default the files are written below ``train`` in it.
+        known_as: id of this run in the tracker if it was started before; ``None`` for a new run.
     """
 
     def __init__(self, root_dir: str, known_as: str | None):
@@ -38,28 +38,28 @@ class Tracker:
 
     @property
     def run_id(self) -> str:
-        """What the tracker calls this run."""
+        """Id of this run in the tracker."""
         raise NotImplementedError(f'{type(self).__name__}.run_id')
 
     def params(self, values: Mapping[str, str]) -> None:
-        """Take the bindings of the conf."""
+        """Log the bindings of the conf."""
         raise NotImplementedError(f'{type(self).__name__}.params')
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Take numbers.
+        """Log values.
 
         Args:
-            values: by name.
-            step: environment steps; iterations, where there is no environment. It need not grow from call to call.
+            values: values by name.
+            step: environment steps, or iterations if there is no environment. It need not increase between calls.
         """
         raise NotImplementedError(f'{type(self).__name__}.log')
 
     def close(self) -> None:
-        """Write what has not been written yet."""
+        """Write everything that is still buffered."""
 
 
 class WandbTracker(Tracker):
-    """Weights & Biases; offline unless ``WANDB_MODE`` says otherwise."""
+    """Tracker for Weights & Biases; offline unless ``WANDB_MODE`` is set."""
 
     def __init__(self, root_dir: str, known_as: str | None):
         import wandb
@@ -70,7 +70,7 @@ class WandbTracker(Tracker):
             id=known_as or uuid.uuid4().hex[:8], resume='allow', dir=folder,
             mode=os.environ.get('WANDB_MODE', 'offline'), settings=wandb.Settings(console='off', silent=True))
         self._run.define_metric('step')
-        self._run.define_metric('*', step_metric='step')  # evaluations come later than their step
+        self._run.define_metric('*', step_metric='step')  # evaluations are logged after later steps
 
     @property
     def run_id(self) -> str:
@@ -87,7 +87,7 @@ class WandbTracker(Tracker):
 
 
 class MlflowTracker(Tracker):
-    """MLflow; in ``train/mlflow`` of the run folder unless ``MLFLOW_TRACKING_URI`` says otherwise."""
+    """Tracker for MLflow; it writes to ``train/mlflow`` in the run folder unless ``MLFLOW_TRACKING_URI`` is set."""
 
     def __init__(self, root_dir: str, known_as: str | None):
         from mlflow import entities
@@ -96,7 +96,7 @@ class MlflowTracker(Tracker):
         uri = os.environ.get('MLFLOW_TRACKING_URI')
         if uri is None:
             uri = 'file:' + os.path.abspath(os.path.join(root_dir, 'train', 'mlflow'))
-            os.environ.setdefault('MLFLOW_ALLOW_FILE_STORE', 'true')  # newer releases ask before they write to files
+            os.environ.setdefault('MLFLOW_ALLOW_FILE_STORE', 'true')  # newer releases require it for files
         self._client = MlflowClient(tracking_uri=uri)
         name = os.environ.get('MLFLOW_EXPERIMENT_NAME', _PROJECT)
         experiment = self._client.get_experiment_by_name(name)
@@ -111,7 +111,7 @@ class MlflowTracker(Tracker):
         return self._run_id
 
     def params(self, values: Mapping[str, str]) -> None:
-        # they cannot be changed any more; a run that is made longer keeps those it began with
+        # MLflow parameters cannot be changed; a run that is extended keeps the original ones
         new = [self._entities.Param(_allowed(name), value[:_LONGEST]) for name, value in values.items()
                if _allowed(name) not in self._params]
         for first in range(0, len(new), _MOST_PARAMS):
@@ -119,7 +119,7 @@ class MlflowTracker(Tracker):
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         now = int(time.time() * 1000)
-        # in a folder there cannot be both a 'loss' and a 'loss/actor'
+        # the file store cannot hold both a 'loss' and a 'loss/actor'
         self._client.log_batch(self._run_id, metrics=[
             self._entities.Metric(_allowed(name).replace('/', '.'), value, now, step)
             for name, value in values.items()])
@@ -133,29 +133,29 @@ _PACKAGES = {'wandb': 'wandb', 'mlflow': 'mlflow-skinny'}
 
 
 def check_packages(names: Sequence[str]) -> None:
-    """Refuse trackers whose packages are missing.
+    """Raise an error if the package of a tracker is missing.
 
     Args:
         names: ``TrainerConfig.loggers``.
 
     Raises:
-        ConfError: one is; the message says how to install it.
+        ConfError: a package is missing; the message says how to install it.
     """
     for name in names:
         if name in TRACKERS and importlib.util.find_spec(name) is None:
-            raise ConfError(f"TrainerConfig.loggers: '{name}' needs a package that is not installed here",
+            raise ConfError(f"TrainerConfig.loggers: '{name}' needs a package that is not installed",
                             f'pip install {_PACKAGES[name]}')
 
 
 class Trackers:
-    """All trackers of a run. One that fails is told once and gets nothing any more: the run goes on.
+    """All trackers of a run. A tracker that fails is logged once and then disabled; the run continues.
 
     Args:
-        names: ``TrainerConfig.loggers``; 'tensorboard' is none of them.
-        root_dir: the run folder.
+        names: ``TrainerConfig.loggers``; 'tensorboard' is ignored.
+        root_dir: run folder.
 
     Raises:
-        ConfError: a tracker cannot begin.
+        ConfError: a tracker cannot be started.
     """
 
     def __init__(self, names: Sequence[str], root_dir: str):
@@ -166,8 +166,8 @@ class Trackers:
             if name in TRACKERS:
                 try:
                     self._trackers[name] = TRACKERS[name](root_dir, known.get(name))
-                except Exception as error:  # of a package that others wrote, before anything is lost
-                    raise ConfError(f"TrainerConfig.loggers: '{name}' cannot begin: {error}") from error
+                except Exception as error:  # third-party code may raise anything; nothing is lost at the start
+                    raise ConfError(f"TrainerConfig.loggers: '{name}' cannot be started: {error}") from error
         if self._trackers:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(path, 'w', encoding='utf8') as file:
@@ -177,15 +177,15 @@ class Trackers:
         return bool(self._trackers)
 
     def params(self, values: Mapping[str, str]) -> None:
-        """Take the bindings of the conf."""
+        """Log the bindings of the conf."""
         self._each('params', values)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Take numbers; see :meth:`Tracker.log`."""
+        """Log values; see :meth:`Tracker.log`."""
         self._each('log', values, step)
 
     def close(self) -> None:
-        """Write what has not been written yet."""
+        """Write everything that is still buffered."""
         self._each('close')
         self._trackers.clear()
 
@@ -193,17 +193,17 @@ class Trackers:
         for name, tracker in list(self._trackers.items()):
             try:
                 getattr(tracker, method)(*arguments)
-            except Exception as error:  # noqa: BLE001 - of a package that others wrote, or of a network
-                logger.error('%s gets nothing any more: %s: %s', name, type(error).__name__, error)
+            except Exception as error:  # noqa: BLE001 - third-party code or the network may raise anything
+                logger.error('%s is disabled after an error: %s: %s', name, type(error).__name__, error)
                 del self._trackers[name]
 
 
 def event_writer(folder: str, config: Any) -> SummaryWriter:
-    """What takes summaries: a writer of event files, if ``config.loggers`` has 'tensorboard'.
+    """Create the writer of summaries: event files if ``config.loggers`` has 'tensorboard', else a silent writer.
 
     Args:
-        folder: of the event files.
-        config: ``loggers``, ``summaries_flush_secs``, ``summary_max_queue``.
+        folder: folder of the event files.
+        config: object with ``loggers``, ``summaries_flush_secs`` and ``summary_max_queue``.
     """
     if 'tensorboard' not in config.loggers:
         return SilentWriter()
@@ -220,5 +220,5 @@ def _read(path: str) -> dict[str, str]:
 
 
 def _allowed(name: str) -> str:
-    """A name with the characters that MLflow takes."""
+    """Replace the characters that MLflow does not allow in a name."""
     return re.sub(r'[^\w\-. /]', '_', name)

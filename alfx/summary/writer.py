@@ -1,8 +1,8 @@
-"""Event files, written from a thread of their own.
+"""Writer of event files that works in a background thread.
 
-The caller only takes a copy of the numbers and puts it aside. Now and then a thread of its own encodes, compresses and
-writes what has come together; it imports tensorboard as well. So neither ``import alfx`` nor an iteration waits for it.
-The thread is not woken by each summary: for the interpreter to change threads takes longer than all the rest.
+The caller only copies the numbers into a queue. A background thread periodically encodes, compresses and writes the
+queue; it also imports tensorboard, so neither ``import alfx`` nor an iteration waits for it. The thread is not woken by
+each summary, because a thread switch of the interpreter takes longer than everything else.
 """
 
 import collections
@@ -23,18 +23,18 @@ _MAX_VALUES = 500
 
 
 class SummaryWriter:
-    """Writes summaries into one event file of a folder.
+    """Writer of summaries to one event file in a folder.
 
     The event file is created with the first summary. An error of the background thread (a full disk, a
     missing permission) does not stop the run: it is logged once and further summaries are dropped.
 
     Attributes:
-        latest_scalars: the value written last of each scalar; the reader may clear it.
-        walltime: the time that summaries get, in seconds since the epoch; None is the time when they are written.
+        latest_scalars: the last value of each scalar; the reader may clear it.
+        walltime: time stamp of summaries in seconds since the epoch; ``None`` is the time of writing.
 
     Args:
         log_dir: folder of the event file.
-        flush_secs: what has come together is written this often, in seconds (at least 0.1).
+        flush_secs: interval in which the queue is written, in seconds (at least 0.1).
         max_queue: number of events that tensorboard's writer holds before it writes.
     """
 
@@ -51,7 +51,7 @@ class SummaryWriter:
         self._closed = False
 
     def add_scalar(self, tag: str, value: float, step: int, walltime: float | None = None) -> None:
-        """Write a number."""
+        """Write a scalar."""
         self.latest_scalars[tag] = value
         self._put(_encode_scalar, tag, value, step, walltime)
 
@@ -60,17 +60,17 @@ class SummaryWriter:
         """Write a histogram.
 
         Args:
-            tag: its name.
+            tag: name of the summary.
             counts: ``[n]``.
             edges: ``[n + 1]``.
             stats: minimum, maximum, number, sum and sum of squares of the data.
-            step: the step.
-            walltime: seconds since the epoch; None is now.
+            step: step of the summary.
+            walltime: seconds since the epoch; ``None`` is now.
         """
         self._put(_encode_histogram, tag, (counts, edges, stats), step, walltime)
 
     def add_text(self, tag: str, value: str, step: int, walltime: float | None = None) -> None:
-        """Write a text, rendered as Markdown by TensorBoard."""
+        """Write text, rendered as Markdown by TensorBoard."""
         self._put(_encode_text, tag, value, step, walltime)
 
     def add_frames(self, tag: str, frames: np.ndarray, step: int, fps: float | None = None,
@@ -78,32 +78,31 @@ class SummaryWriter:
         """Write an image or an animation.
 
         Args:
-            tag: its name.
+            tag: name of the summary.
             frames: uint8 ``[N, H, W, C]``; one frame, or with ``fps`` an animation.
-            step: the step.
-            fps: frames a second; None for a still image.
-            walltime: seconds since the epoch; None is now.
+            step: step of the summary.
+            fps: frames per second; ``None`` for a still image.
+            walltime: seconds since the epoch; ``None`` is now.
         """
         self._put(_encode_frames, tag, (frames, fps), step, walltime)
 
     def add_hparams(self, values: Mapping[str, bool | float | str]) -> None:
-        """Write what TensorBoard shows under HPARAMS: the settings of the run that this file is of.
+        """Write the settings of the run, which TensorBoard shows under HPARAMS.
 
         Args:
-            values: by name. Runs with equal ones are one group there.
+            values: settings by name. Runs with equal settings form one group there.
         """
         self._put(_encode_hparams, '', dict(values), 0, None)
 
     def add_embedding(self, tag: str, data: np.ndarray, labels: list[str] | None, images: Any, step: int) -> None:
-        """Write points for TensorBoard's projector; this one imports torch's writer and is not in the
-        background."""
+        """Write points for TensorBoard's projector; this imports torch's writer and runs in the calling thread."""
         if self._embedding_writer is None:
             from torch.utils.tensorboard import SummaryWriter as TorchSummaryWriter
             self._embedding_writer = TorchSummaryWriter(self.log_dir)
         self._embedding_writer.add_embedding(data, metadata=labels, label_img=images, global_step=step, tag=tag)
 
     def flush(self, timeout: float = 30.0) -> None:
-        """Wait until what was written so far is on disk, at most ``timeout`` seconds."""
+        """Wait until everything written so far is on disk, at most ``timeout`` seconds."""
         if self._thread is not None and self._thread.is_alive():
             written = threading.Event()
             self._waiting.append(written)
@@ -111,7 +110,7 @@ class SummaryWriter:
             written.wait(timeout)
 
     def close(self) -> None:
-        """Flush and close; what is written later is dropped."""
+        """Flush and close; later summaries are dropped."""
         if self._closed:
             return
         self._closed = True
@@ -141,12 +140,12 @@ class SummaryWriter:
             self._write_waiting(writer)
             writer.close()
         except (OSError, ValueError, ImportError) as error:
-            logger.error('summaries can not be written to %s and are dropped from now on: %s', self.log_dir, error)
+            logger.error('summaries cannot be written to %s and are dropped from now on: %s', self.log_dir, error)
             self._closed = True
             self._release()
 
     def _write_waiting(self, writer: Any) -> None:
-        """Write what has come together; then nobody needs to wait for it any more."""
+        """Write the queue, then release the threads that wait in :meth:`flush`."""
         waited_for: list[threading.Event] = []
         if self._waiting:
             os.makedirs(self.log_dir, exist_ok=True)  # the folder may have been removed
@@ -159,7 +158,7 @@ class SummaryWriter:
                 written.set()
 
     def _take_events(self, waited_for: list[threading.Event]) -> Iterator[Any]:
-        """What has come together, where values that follow each other with the same step are one event."""
+        """Yield the queue as events; consecutive values of the same step share an event."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         event: Any = None
@@ -180,7 +179,7 @@ class SummaryWriter:
             yield event
 
     def _release(self) -> None:
-        """Drop what waits, and let nobody wait for it."""
+        """Drop the queue and release the threads that wait in :meth:`flush`."""
         while self._waiting:
             item = self._waiting.popleft()
             if isinstance(item, threading.Event):
@@ -188,16 +187,16 @@ class SummaryWriter:
 
 
 class SilentWriter(SummaryWriter):
-    """Takes summaries like any other, so that all ranks do the same, and writes nothing."""
+    """Writer that discards all summaries, so that all ranks execute the same code."""
 
     def __init__(self) -> None:
         super().__init__('')
 
     def _put(self, *args: Any) -> None:
-        """Nothing."""
+        """Discard the summary."""
 
     def add_embedding(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing."""
+        """Discard the summary."""
 
 
 def _encode_scalar(tag: str, value: float) -> Any:
@@ -208,7 +207,7 @@ def _encode_scalar(tag: str, value: float) -> Any:
 def _encode_histogram(tag: str, data: tuple) -> Any:
     from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
     counts, edges, (minimum, maximum, num, total, sum_squares) = data
-    # The proto gives the upper limit of each bucket: an empty first bucket tells where the second one begins.
+    # The proto has the upper limit of each bucket; an empty first bucket marks the lower limit of the second.
     proto = HistogramProto(min=minimum, max=maximum, num=num, sum=total, sum_squares=sum_squares,
                            bucket_limit=edges.tolist(), bucket=[0.0, *counts.tolist()])
     return Summary.Value(tag=tag, histo=proto)

@@ -1,12 +1,11 @@
-"""The search: S times select a leaf of every tree, ask the model for what is there, expand and back up.
+"""Batched tree search: S times select a leaf of every tree, evaluate it with the model, expand and back up.
 
-All B trees advance together, so that the model is called once a simulation for all of them, or once for several
-simulations that do not depend on each other. The trees (:mod:`alfx.tree_search.trees`) are in host memory; what the
-model needs to go on, its latent states, lies where the model left it, in one tensor ``[N * B, ...]`` for each leaf of
-the state, written and read by index. Selecting, expanding and backing up are done in C
-(:mod:`alfx.tree_search.native_search`) or, where there is no compiler, with tensors
-(:mod:`alfx.tree_search.tensor_search`), with the same results bit for bit: all random numbers are drawn beforehand from
-torch's generator.
+All B trees advance together, so the model is called once per simulation for all of them, or once for several
+independent simulations. The trees (:mod:`alfx.tree_search.trees`) are in host memory. The latent states of the model
+stay on its device, in one tensor ``[N * B, ...]`` for each leaf of the state, written and read by index. Selection,
+expansion and backup run in C (:mod:`alfx.tree_search.native_search`) or, without a compiler, on tensors
+(:mod:`alfx.tree_search.tensor_search`), with bit-identical results: torch's generator draws all random numbers
+beforehand.
 """
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -24,19 +23,19 @@ from alfx.tree_search.trees import CHILD, PRIOR, VALUE, VISITS, Noise, SearchSet
 
 
 class SearchError(ValueError):
-    """The model returned something that is not finite, or a root has no action."""
+    """The model returned values that are not finite, or a root has no action."""
 
 
 class Prediction(NamedTuple):
-    """What a model says of N nodes; more fields do not matter.
+    """Predictions of a model for N nodes; additional fields are allowed.
 
     Attributes:
-        value: ``[N]``, for the first player.
-        reward: ``[N]``, for arriving there, for the first player; ``()``: 0.
-        game_over: bool ``[N]``, nothing follows; ``()``: never.
-        actions: ``[N, A, ...]``, candidates; ``()``: the integers 0, ..., A - 1.
-        action_probs: ``[N, A]``, their prior probabilities; an action of probability 0 does not exist.
-        state: nest of ``[N, ...]``, what the model needs to go on.
+        value: ``[N]``, value for the first player.
+        reward: ``[N]``, reward for arriving at the node, for the first player; ``()`` means 0.
+        game_over: bool ``[N]``, True at terminal nodes; ``()`` means never.
+        actions: ``[N, A, ...]``, candidate actions; ``()`` means the integers 0, ..., A - 1.
+        action_probs: ``[N, A]``, prior probabilities of the actions; actions with probability 0 do not exist.
+        state: nest of ``[N, ...]``, latent state of the model.
     """
 
     value: Tensor
@@ -48,27 +47,29 @@ class Prediction(NamedTuple):
 
 
 Model = Callable[[NestedTensor, Tensor], Any]
-"""Called with the states of N nodes and an action of each, ``[N, ...]``; returns a :class:`Prediction` of what follows,
-or any other record with such fields."""
+"""Model: called with the states of N nodes and an action of each, ``[N, ...]``; returns a :class:`Prediction` of the
+resulting nodes, or another record with these fields."""
 
 Form = Callable[[Callable[[Any], Any], nn.Module], Callable[[Any], Any]]
-"""From a function of tensors and the module whose buffers it reads and writes to a function that does the same."""
+"""Backend: called with a function of tensors and the module whose buffers it reads and writes; returns an equivalent
+function."""
 
 
 def root_prior(prior: Tensor, mask: Tensor | None, dirichlet_alpha: float, fraction: float) -> Tensor:
-    """The prior of the actions at roots: only valid actions, mixed with noise.
+    """Compute the prior of the actions at roots: only valid actions, mixed with noise.
 
-    ``(1 - fraction) * prior / sum(prior) + fraction * noise``, the sum over valid actions and the noise from a
-    Dirichlet distribution over them. Where the prior of all valid actions is 0, they are equal.
+    The result is ``(1 - fraction) * prior / sum(prior) + fraction * noise``. The sum runs over valid actions, and the
+    noise is a sample of a Dirichlet distribution over them. If the prior of all valid actions is 0, the prior is
+    uniform over them.
 
     Args:
         prior: ``[B, A]``.
-        mask: bool ``[B, A]``, which actions are valid, one at least; ``None``: all.
-        dirichlet_alpha: of the noise.
-        fraction: 0 for no noise; then no random numbers are drawn.
+        mask: bool ``[B, A]``, the valid actions, at least one per row; ``None`` means all.
+        dirichlet_alpha: parameter of the noise.
+        fraction: weight of the noise; with 0 no random numbers are drawn.
 
     Returns:
-        float64 ``[B, A]`` in host memory.
+        Prior, float64 ``[B, A]`` in host memory.
     """
     prior = prior.detach().to('cpu', torch.float64)
     if mask is not None:
@@ -86,17 +87,17 @@ def root_prior(prior: Tensor, mask: Tensor | None, dirichlet_alpha: float, fract
 
 
 class TreeSearch:
-    """Searches with given settings.
+    """Search with fixed settings.
 
-    Trees and latent states of the last four sizes of batches are kept and used again, and what ``form`` has made for
-    them; with more sizes in turn, it is made anew each time.
+    Trees, latent states and the functions created by ``form`` are cached for the last four batch sizes; with more
+    batch sizes in turn they are created again each time.
 
     Args:
-        settings: how to search.
-        native: whether to use the compiled code if there is any.
-        form: makes another form of the same function, a faster one; called as ``form(function, memory)`` with what is
-            done in each call of the model, from int64 ``[3, N]`` to ``()``, and the module whose buffers that reads and
-            writes. All searches are made with one model then. ``None``: the function itself.
+        settings: settings of the search.
+        native: use the compiled code if it is available.
+        form: creates a faster backend of a function; called as ``form(function, memory)``. The function is the work
+            around each call of the model, from int64 ``[3, N]`` to ``()``, and ``memory`` the module whose buffers it
+            reads and writes. All searches must then use the same model. ``None`` runs the function eagerly.
     """
 
     _KEPT = 4
@@ -107,24 +108,24 @@ class TreeSearch:
         self._forests: dict[Any, _Forest] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and what goes to another process start without trees."""
+        """Return the state without trees; copies and pickles start with an empty cache."""
         return {**self.__dict__, '_forests': {}}
 
     @torch.no_grad()
     def run(self, model: Model, root: Any, prior: Tensor, to_play: Tensor) -> Trees:
-        """Search from roots.
+        """Search from the roots.
 
         Args:
             model: the model.
-            root: a :class:`Prediction` of the roots; its reward, game over and priors do not matter.
-            prior: float64 ``[B, A]`` in host memory, of the actions of the roots.
-            to_play: int ``[B]``, 0 or 1: whose turn it is.
+            root: a :class:`Prediction` of the roots; reward, game over and priors are ignored.
+            prior: float64 ``[B, A]`` in host memory, prior of the actions of the roots.
+            to_play: int ``[B]``, 0 or 1, the player to move.
 
         Returns:
-            The trees; the next search of as many roots writes to them.
+            The trees; the next search with the same batch size overwrites them.
 
         Raises:
-            SearchError: the model returned something that is not finite.
+            SearchError: the model returned values that are not finite.
         """
         batch_size, num_actions = prior.shape
         kept = nest.flatten((root.state, root.actions))
@@ -134,23 +135,23 @@ class TreeSearch:
             forest = _Forest(self.settings, batch_size, num_actions, root, self._native, self._form)
             if len(self._forests) >= self._KEPT:
                 self._forests.pop(next(iter(self._forests)))
-        self._forests[key] = forest  # the last one is the latest
+        self._forests[key] = forest  # dicts keep insertion order: the most recently used is last
         noise = Noise.draw(self.settings, batch_size, num_actions)
         forest.run(model, root, prior, to_play.cpu(), noise)
         return forest.trees
 
 
 class _Memory(nn.Module):
-    """What is known of the nodes of all trees that the model needs to go on; row ``n * B + b`` is node n of tree b.
+    """Latent states and candidate actions of the nodes of all trees; row ``n * B + b`` is node n of tree b.
 
     Args:
-        root: a prediction of the roots.
+        root: prediction of the roots.
         num_rows: number of nodes.
-        width: of what is predicted of a node, in numbers.
-        most: nodes that one call of the model is about, at most.
+        width: count of numbers predicted for each node.
+        most: maximum number of nodes in one call of the model.
 
     Attributes:
-        outputs: float64 ``[most, width]``, the predictions of the latest call: see ``TensorSearch.expand_backup``.
+        outputs: float64 ``[most, width]``, predictions of the latest call, see ``TensorSearch.expand_backup``.
     """
 
     outputs: Tensor
@@ -169,12 +170,12 @@ class _Memory(nn.Module):
         self.register_buffer('outputs', torch.zeros(most, width, dtype=torch.float64, device=root.value.device))
 
     def read(self, rows: Tensor, action: Tensor) -> tuple[NestedTensor, Tensor]:
-        """The states of nodes, and which actions those with these indices are."""
+        """Return the states of nodes, and the actions with the given indices."""
         state = [getattr(self, f'state_{i}').index_select(0, rows) for i in range(self._count)]
         return self._structure.unflatten(state), self.actions[rows, action] if self._names_actions else action
 
     def write(self, rows: Tensor, output: Any) -> None:
-        """Keep the states and the candidates of nodes."""
+        """Store the states and the candidate actions of nodes."""
         states: list[Any] = self._structure.flatten_up_to(output.state)
         for i, new in enumerate(states):
             kept = getattr(self, f'state_{i}')
@@ -184,13 +185,13 @@ class _Memory(nn.Module):
 
 
 class _Step:
-    """What is done in each call of the model: everything between selecting and expanding.
+    """Work of each call of the model: everything between selection and expansion.
 
-    Nothing of a forest is known here: one that refers to itself would stay until garbage is collected.
+    It holds no reference to a forest: a reference cycle would keep the forest alive until garbage collection.
 
     Args:
-        memory: is read and written.
-        with_logs: whether the logs of the priors are needed.
+        memory: read and written.
+        with_logs: also return the logs of the priors.
     """
 
     model: Model
@@ -199,7 +200,7 @@ class _Step:
         self._memory, self._with_logs = memory, with_logs
 
     def take(self, places: Tensor) -> tuple[()]:
-        """Ask for what follows ``places``, see :meth:`_Forest._call`, and write it to the memory."""
+        """Predict the nodes that follow ``places``, see :meth:`_Forest._call`, and write them to the memory."""
         rows, action, new = places.unbind(0)
         output = self.model(*self._memory.read(rows, action))
         self._memory.write(new, output)
@@ -212,7 +213,7 @@ class _Step:
 
 
 class _Forest:
-    """The trees and the latent states of one size of batch; all buffers are made once."""
+    """Trees and latent states for one batch size; all buffers are allocated once."""
 
     def __init__(self, settings: SearchSettings, batch_size: int, num_actions: int, root: Any, native: bool,
                  form: Form | None):
@@ -226,18 +227,18 @@ class _Forest:
         self._is_on_host = root.value.device.type == 'cpu'
         self._outputs = self._memory.outputs if self._is_on_host else torch.zeros_like(self._memory.outputs,
                                                                                       device='cpu')
-        self._roots = torch.arange(batch_size, device=root.value.device)  # their rows
+        self._roots = torch.arange(batch_size, device=root.value.device)  # rows of the roots
         self._calls: dict[int, tuple[Tensor, Tensor]] = {}
         self._step = _Step(self._memory, settings.rule == 'gumbel')
         self._take = form(self._step.take, self._memory) if form else self._step.take
 
     def run(self, model: Model, root: Any, prior: Tensor, to_play: Tensor, noise: Noise) -> None:
-        """One search."""
+        """Run one search."""
         value = root.value.detach().to('cpu', torch.float64)
         finite = np.isfinite(prior.numpy()).all(-1) & np.isfinite(value.numpy())
         if not finite.all():
             raise SearchError(f'root {finite.argmin()} of {self._batch_size}: the value or the prior that the '
-                              'model predicts of the root itself is not finite')
+                              'model predicts for the root itself is not finite')
         self._step.model = model
         self.trees.plant(value, prior, to_play, noise)
         self._memory.write(self._roots, root)
@@ -258,11 +259,11 @@ class _Forest:
             first, made = first + count * per_leaf, made + count
 
     def _call(self, size: int) -> tuple[Tensor, Tensor]:
-        """What a call of the model for n nodes of each tree reads and writes, made once.
+        """Return the buffers of a call of the model for n nodes of each tree; they are allocated once.
 
         Returns:
-            int64 ``[3, n * B]``: rows of what is kept of the nodes acted in, the indices of the actions, rows for what
-            follows; and what is predicted, see ``TensorSearch.expand_backup``; both in host memory.
+            Inputs, int64 ``[3, n * B]``: rows of the parent nodes, indices of the actions, rows of the new nodes; and
+            predictions, see ``TensorSearch.expand_backup``; both in host memory.
         """
         if size not in self._calls:
             places = torch.zeros(3, size * self._batch_size, dtype=torch.int64)
@@ -271,7 +272,7 @@ class _Forest:
         return self._calls[size]
 
     def _ask(self, places: Tensor) -> None:
-        """Ask the model what follows after actions, and keep what is needed to go on from there."""
+        """Predict the nodes that follow, and store their states."""
         if self._is_on_host:
             self._take(places)
         else:
@@ -285,16 +286,16 @@ class _Forest:
                               'predicts is not finite')
 
 
-# What was found -------------------------------------------------------------------------------------------------
+# Results of a search ----------------------------------------------------------------------------------------------
 
 
 def exploration_policy(trees: Trees, kind: str, node: int = 0) -> Tensor:
-    """The regularised policy at the roots after the search, float64 ``[B, A]``.
+    """Regularized policy at the roots after the search, float64 ``[B, A]``.
 
     Args:
-        trees: after the search.
+        trees: trees after a search.
         kind: 'rkl' or 'kl'.
-        node: of another node, the same in all trees.
+        node: index of another node, the same in all trees.
     """
     s, A = trees.settings, trees.num_actions
     prior, value, _ = trees.tensor_of(trees.floats, node, PRIOR, 3 * A).split(A, -1)
@@ -312,7 +313,7 @@ def exploration_policy(trees: Trees, kind: str, node: int = 0) -> Tensor:
 
 
 def gumbel_choice(trees: Trees) -> tuple[Tensor, Tensor]:
-    """The best of the most visited actions ``[B]`` and the improved policy ``[B, A]`` of Gumbel MuZero."""
+    """Best action ``[B]`` among the most visited ones, and improved policy ``[B, A]``, of Gumbel MuZero."""
     s, A = trees.settings, trees.num_actions
     prior, value, log_prior = trees.tensor_of(trees.floats, 0, PRIOR, 3 * A).split(A, -1)
     expanded = trees.tensor_of(trees.ints, 0, CHILD, A) > 0

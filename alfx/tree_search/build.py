@@ -1,10 +1,10 @@
 """Compile ``kernel.c`` on first use and load it.
 
-The library is kept in a folder of the user alone (``$XDG_CACHE_HOME/alfx``, else ``~/.cache/alfx``; if that cannot be
-written, a folder that ends with the process), under a name made of the source, the compiler and its flags. Beside it
-stands its checksum, so that a damaged or foreign file is noticed and built again. A library is written under another
-name and renamed, so that processes that build at once do no harm to each other. Without a compiler, or with
-``ALFX_NATIVE=0`` in the environment, there is none; the search then runs on tensors.
+The library is cached in a private folder of the user (``$XDG_CACHE_HOME/alfx``, else ``~/.cache/alfx``; if that is not
+writable, a temporary folder). Its name is a hash of the source, the compiler and the flags. A checksum
+file next to it detects damaged and foreign files, which are built again. A library is written under a temporary name
+and renamed, so processes that build concurrently do not interfere. Without a compiler, or with ``ALFX_NATIVE=0`` in the
+environment, the search runs on tensors instead.
 """
 import atexit
 import ctypes
@@ -26,24 +26,24 @@ _logger = logging.getLogger(__name__)
 
 
 class BuildError(RuntimeError):
-    """The library cannot be built here."""
+    """Building the library failed."""
 
 
 @functools.cache
 def load() -> ctypes.CDLL | None:
-    """The compiled kernel, or ``None`` where there cannot be one; says why once, in the log."""
+    """Return the compiled kernel, or ``None`` if it is unavailable; the reason is logged once."""
     if os.environ.get('ALFX_NATIVE', '1') == '0':
-        _logger.info('tree search: compiled code is switched off by ALFX_NATIVE=0; searching with tensors')
+        _logger.info('tree search: compiled code is disabled by ALFX_NATIVE=0; searching with tensors')
         return None
     try:
         return _load_from(_cache_folder())
     except (BuildError, OSError) as error:
-        _logger.warning('tree search: %s; searching with tensors, which takes many times as long', error)
+        _logger.warning('tree search: %s; searching with tensors, which is many times slower', error)
         return None
 
 
 def _cache_folder() -> Path:
-    """A folder that only this user can write, made if necessary."""
+    """Return a folder that only this user can write; it is created if necessary."""
     base = os.environ.get('XDG_CACHE_HOME') or os.path.join(os.path.expanduser('~'), '.cache')
     folder = Path(base) / 'alfx'
     try:
@@ -59,14 +59,14 @@ def _cache_folder() -> Path:
 
 
 def _load_from(folder: Path) -> ctypes.CDLL:
-    """The library in ``folder``, built if it is missing or not what was built."""
+    """Load the library in ``folder``; it is built if it is missing or fails the checksum."""
     compiler = _compiler()
     path = folder / f'tree_search-{_key(compiler)}.so'
     if not _is_intact(path):
         _build(compiler, path)
     try:
         return ctypes.CDLL(str(path))
-    except OSError:  # intact, but not for this machine: a home folder that several share
+    except OSError:  # intact, but for another machine: home folders may be shared
         _build(compiler, path)
         return ctypes.CDLL(str(path))
 
@@ -76,11 +76,11 @@ def _compiler() -> str:
         found = shutil.which(name) if name else None
         if found:
             return found
-    raise BuildError(f'found no C compiler (looked for {", ".join(_COMPILERS)}; CC names another)')
+    raise BuildError(f'found no C compiler (looked for {", ".join(_COMPILERS)}; set CC to use another)')
 
 
 def _key(compiler: str) -> str:
-    """Names the library by all that it depends on."""
+    """Return the hash of everything that the library depends on."""
     state = os.stat(compiler)
     parts = [_SOURCE.read_bytes(), repr((os.path.realpath(compiler), state.st_size, state.st_mtime_ns, _FLAGS,
                                          platform.machine(), platform.libc_ver())).encode()]
@@ -110,7 +110,7 @@ def _build(compiler: str, path: Path) -> None:
             raise BuildError(f'{compiler} took more than {_SECONDS} seconds') from error
         checksum = made.with_suffix('.sha256')
         checksum.write_text(_checksum(made))
-        # Another process may build at the same time. Compilers make the same file of the same source; if this one
-        # does not, what does not fit is built again by whoever loads next.
+        # Another process may build at the same time. Compilers usually produce identical files; if they differ, the
+        # mismatch of library and checksum makes the next load build again.
         os.replace(made, path)
         os.replace(checksum, path.with_suffix('.sha256'))

@@ -1,4 +1,4 @@
-"""A search tree as text."""
+"""Search trees as text."""
 from collections.abc import Callable, Iterator
 
 from alfx.tree_search.trees import CHILD, OVER, PRIOR, REWARD, TO_PLAY, VALUE, VALUE_SUM, VISITS, Trees
@@ -6,17 +6,17 @@ from alfx.tree_search.trees import CHILD, OVER, PRIOR, REWARD, TO_PLAY, VALUE, V
 
 def tree_as_text(trees: Trees, tree: int = 0, max_depth: int = 3, min_visits: int = 1,
                  name: Callable[[int], str] = str) -> str:
-    """One line for each node, the most visited children first.
+    """Format a tree with one line for each node, the most visited children first.
 
     Args:
-        trees: after a search.
-        tree: which one.
-        max_depth: of the nodes shown; the root has depth 0.
-        min_visits: nodes with fewer visits are left out.
-        name: of an action.
+        trees: trees after a search.
+        tree: index of the tree.
+        max_depth: maximum depth of the nodes shown; the root has depth 0.
+        min_visits: nodes with fewer visits are skipped.
+        name: function that returns the name of an action.
 
     Returns:
-        Lines with the action, its visits, value (reward + discount * mean of what follows), prior, reward, and the
+        Lines with the action, its visits, value (reward + discount * mean value of the child), prior, reward, and the
         model's value of the node.
     """
     ints, floats = trees.ints[tree], trees.floats[tree]

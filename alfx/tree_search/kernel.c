@@ -1,8 +1,8 @@
-/* The two halves of a simulation, tree by tree: as tensor_search.py, bit for bit in double precision.
+/* The two halves of a simulation, tree by tree; bit-identical to tensor_search.py in double precision.
 
-   Every expression is written in the order in which the tensor form evaluates it and sums run from the first action to
-   the last, so this is to be compiled without contraction (-ffp-contract=off) and without -ffast-math. The formulas are
-   explained in rules.py, the columns in trees.py; a row of the tree is a pair of rows of `ints` and `floats`. */
+   Every expression is evaluated in the order of the tensor version, and sums run from the first action to the last.
+   Compile without contraction (-ffp-contract=off) and without -ffast-math. rules.py explains the formulas, trees.py the
+   columns; a row of the tree is a pair of rows of `ints` and `floats`. */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ enum { CONSTANT, MAX, MIN, MEAN, MEAN_WITH_PARENT, NONE };
 #define NEWTON_TOLERANCE 1e-12
 #define TINY 2.2250738585072014e-308
 
-/* All that a search knows; native_search.py has the same fields in the same order. */
+/* Data of a search; native_search.py has the same fields in the same order. */
 typedef struct {
     int64_t num_trees, num_nodes, num_actions, num_paths, num_depths, num_simulations;
     int64_t rule, unexpanded, two_players, depth_limit, fixed_bounds, expand_all;
@@ -25,9 +25,9 @@ typedef struct {
     int32_t *ints;           /* [B, N, CHILD + 2 A] */
     double *floats;          /* [B, N, PRIOR + 3 A] */
     double *bounds;          /* [B, 2] */
-    int64_t *chosen;         /* [3, K, B], K = num_paths, of which a step may have fewer */
-    int64_t *paths;          /* [B, K, depths, 2]: deeper down no two paths of a step meet */
-    const double *factors;   /* by the visits of the parent */
+    int64_t *chosen;         /* [3, K, B], K = num_paths; a step may use fewer paths */
+    int64_t *paths;          /* [B, K, depths, 2]: at greater depth the paths of a step never meet */
+    const double *factors;   /* indexed by the visits of the parent */
     const double *ties;      /* [steps, K, B, A] */
     const int64_t *seeds;    /* [steps, K, B] */
     const double *gumbel;    /* [B, A] */
@@ -36,14 +36,14 @@ typedef struct {
     double *scratch;         /* [3, A] */
 } Search;
 
-/* One node and what a choice there needs. */
+/* A node with the data for choosing one of its actions. */
 typedef struct {
     int64_t A;
     const int32_t *child, *child_visits;
-    const double *prior, *value, *log_prior, *visits; /* visits: with those assumed */
-    int32_t own_visits;                               /* likewise */
+    const double *prior, *value, *log_prior, *visits; /* visits: including assumed visits */
+    int32_t own_visits;                               /* including assumed visits */
     double own_value, low, span;
-    int second;                                       /* whether the second player is to move */
+    int second;                                       /* the second player is to move */
     double *scores, *shares;
 } Node;
 
@@ -59,8 +59,8 @@ static const double EXP_COEFFICIENTS[14] = {
     1.0 / 6227020800.0, 1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0, 1.0 / 40320.0,
     1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 1.0 / 2.0, 1.0, 1.0};
 
-/* exp(x) for x <= 0: exp(k ln 2 + r) = 2^k (1 + r + r^2/2 + ...) with |r| <= ln(2) / 2. Without a branch, and k without
-   a conversion, so that compilers do it for several numbers at once: 1.5 * 2^52 + k has k in its lowest bits. */
+/* exp(x) for x <= 0: exp(k ln 2 + r) = 2^k (1 + r + r^2/2 + ...) with |r| <= ln(2) / 2. It has no branches, and k needs
+   no conversion, so compilers can vectorize it: 1.5 * 2^52 + k has k in its lowest bits. */
 static inline double small_exp(double x) {
     double shifted = x * 1.4426950408889634 + 6755399441055744.0, k = shifted - 6755399441055744.0, scale;
     double r = (x - k * 0.693145751953125) - k * 1.42860682030941723212e-6;
@@ -68,12 +68,12 @@ static inline double small_exp(double x) {
     for (int i = 1; i < 14; i++) p = p * r + EXP_COEFFICIENTS[i];
     uint64_t power;
     memcpy(&power, &shifted, sizeof power);
-    power = (power + 1023) << 52; /* 2^k, which is no denormal number */
+    power = (power + 1023) << 52; /* 2^k, a normal number */
     memcpy(&scale, &power, sizeof scale);
     return x < -700.0 ? 0.0 : p * scale;
 }
 
-/* A number in [0, 1) of a path and a depth: splitmix64. */
+/* Number in [0, 1) for a path and a depth: splitmix64. */
 static double uniform(int64_t seed, int64_t depth) {
     uint64_t z = (uint64_t)seed + (uint64_t)(depth + 1) * 0x9E3779B97F4A7C15u;
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -82,7 +82,7 @@ static double uniform(int64_t seed, int64_t depth) {
     return (double)(z >> 11) * 0x1p-53;
 }
 
-static double larger(double x, double y) { return y > x ? y : x; } /* x if y is not a number */
+static double larger(double x, double y) { return y > x ? y : x; } /* x if y is NaN */
 static double smaller(double x, double y) { return y < x ? y : x; }
 
 static double normalized(const Node *n, double value) {
@@ -131,7 +131,7 @@ static double highest_score(const Node *n, const double *prior) {
     return highest;
 }
 
-/* The scores give way to p[a] = prior[a] / (beta - (score[a] - max) / c), beta by Newton's method; not yet normalised. */
+/* Replace the scores by p[a] = prior[a] / (beta - (score[a] - max) / c), beta by Newton's method; not normalized. */
 static void reverse_kl_policy(const Node *n, const double *prior, double c) {
     double highest = highest_score(n, prior), beta = -INFINITY, *u = n->scores;
     for (int64_t a = 0; a < n->A; a++) {
@@ -155,7 +155,7 @@ static void reverse_kl_policy(const Node *n, const double *prior, double c) {
     for (int64_t a = 0; a < n->A; a++) u[a] = prior[a] > 0 ? prior[a] / (beta - u[a]) : 0.0;
 }
 
-/* The scores give way to p[a] = prior[a] exp((score[a] - max) / c); not yet normalised. */
+/* Replace the scores by p[a] = prior[a] exp((score[a] - max) / c); not normalized. */
 static void kl_policy(const Node *n, const double *prior, double c) {
     double highest = highest_score(n, prior), *p = n->scores;
     for (int64_t a = 0; a < n->A; a++) p[a] = prior[a] > 0 ? prior[a] * small_exp((p[a] - highest) / c) : 0.0;
@@ -192,7 +192,7 @@ static int64_t draw_from_policy(const Search *s, const Node *n, double factor, d
     return draw(n, number);
 }
 
-/* The scores become sigma(q), in which the mixed value stands for actions that are not expanded. */
+/* Replace the scores by sigma(q), with the mixed value for unexpanded actions. */
 static void completed_values(const Search *s, const Node *n) {
     double sign = n->second ? -1.0 : 1.0, mass = 0.0, count = 0.0, most = -INFINITY, mean = 0.0;
     for (int64_t a = 0; a < n->A; a++) {
@@ -246,8 +246,8 @@ static int64_t *path_of(const Search *s, int64_t b, int64_t k, int64_t depth) {
     return s->paths + ((b * s->num_paths + k) * s->num_depths + depth) * 2;
 }
 
-/* Visits of the actions of node `at` into the scratch, with those that earlier paths of this step are assumed to add;
-   returns how many these are. */
+/* Write the visits of the actions of node `at` into the scratch, including visits assumed for earlier paths of this
+   step; return the number of assumed visits. */
 static int64_t count_visits(const Search *s, const int32_t *child_visits, int64_t b, int64_t k, int64_t at,
                             int64_t depth, double *visits) {
     int64_t extra = 0;
@@ -282,8 +282,8 @@ static int64_t choose(const Search *s, int64_t step, int64_t k, int64_t b, int64
     return draw_from_policy(s, &n, factor, uniform(s->seeds[path], ints[DEPTH]));
 }
 
-/* `count`: how many paths this step has; `first`: number of the first node that they add; `places` [3, rows, B]: what
-   the model is asked for, actions of nodes and which nodes they lead to. */
+/* `count`: number of paths in this step; `first`: number of the first new node; `places` [3, rows, B]: inputs of the
+   model (rows of the parent nodes, actions, rows of the new nodes). */
 void alfx_select(const Search *s, int64_t step, int64_t count, int64_t first, int64_t *places) {
     int64_t B = s->num_trees, K = s->num_paths, A = s->num_actions, rows = s->expand_all ? A : count;
     for (int64_t b = 0; b < B; b++)
@@ -323,7 +323,7 @@ static void add_node(Search *s, int64_t b, int64_t parent, int64_t action, const
     ints[ACTION] = (int32_t)action;
     ints[DEPTH] = above[DEPTH] + 1;
     ints[TO_PLAY] = s->two_players ? 1 - above[TO_PLAY] : 0;
-    ints[OVER] = output[2] != 0 || highest <= 0; /* without an action there is no way on */
+    ints[OVER] = output[2] != 0 || highest <= 0; /* a node without actions is terminal */
     floats[VALUE] = output[0];
     floats[REWARD] = output[1];
     memcpy(floats + PRIOR, output + 3, A * sizeof *floats);
@@ -332,7 +332,7 @@ static void add_node(Search *s, int64_t b, int64_t parent, int64_t action, const
     above[CHILDREN]++;
 }
 
-/* Count a visit that brought `value`; returns the value of arriving there. */
+/* Count a visit that returned `value`; return reward + discount * `value` for the parent. */
 static double observe(Search *s, int64_t b, int64_t node, double value) {
     int32_t *ints = ints_of(s, b, node);
     double *floats = floats_of(s, b, node);
@@ -351,7 +351,7 @@ static double observe(Search *s, int64_t b, int64_t node, double value) {
     return floats[REWARD] + s->discount * value;
 }
 
-/* Expand all actions of a leaf; returns its value by theirs. */
+/* Expand all actions of a leaf; return its value, averaged over them. */
 static double expand_leaf(Search *s, int64_t b, int64_t leaf, const double *outputs, int64_t width, int64_t first) {
     int64_t A = s->num_actions;
     double value = 0.0, mass = 0.0, *prior = floats_of(s, b, leaf) + PRIOR;
@@ -361,12 +361,12 @@ static double expand_leaf(Search *s, int64_t b, int64_t leaf, const double *outp
             add_node(s, b, leaf, a, output, first + a);
             observe(s, b, first + a, output[0]);
             mass += prior[a];
-            value += prior[a] * prior[A + a]; /* as observed */
+            value += prior[a] * prior[A + a]; /* prior[A + a] is the value written by observe */
         }
     return value / mass;
 }
 
-/* Whether value, reward and priors are finite; those of a game that is over do not matter. */
+/* Return whether value, reward and priors are finite; the priors of terminal nodes are ignored. */
 static int is_finite(const double *output, int64_t A) {
     int64_t count = output[2] != 0 ? 3 : 3 + A;
     for (int64_t i = 0; i < count; i++)
@@ -374,7 +374,7 @@ static int is_finite(const double *output, int64_t A) {
     return 1;
 }
 
-/* Returns the first tree with something that is not finite, or -1. `rows`: of the outputs [rows, B, 3 + A (+ A)]. */
+/* Return the first tree with values that are not finite, or -1. `rows`: rows of the outputs [rows, B, 3 + A (+ A)]. */
 int64_t alfx_expand_backup(Search *s, const double *outputs, int64_t rows, int64_t first, int64_t expand_all) {
     int64_t A = s->num_actions, B = s->num_trees, K = expand_all ? 1 : rows;
     int64_t width = s->rule == GUMBEL ? 3 + 2 * A : 3 + A, bad = B;
@@ -389,7 +389,7 @@ int64_t alfx_expand_backup(Search *s, const double *outputs, int64_t rows, int64
             if (revisited >= 0) value = floats_of(s, b, revisited)[VALUE];
             else if (expand_all) value = expand_leaf(s, b, node, outputs, width, first);
             else {
-                if (!ints_of(s, b, node)[CHILD + action]) /* else another path of this step has been here */
+                if (!ints_of(s, b, node)[CHILD + action]) /* else an earlier path of this step has added it */
                     add_node(s, b, node, action, outputs + (k * B + b) * width, first + k);
                 node = ints_of(s, b, node)[CHILD + action];
                 value = floats_of(s, b, node)[VALUE];

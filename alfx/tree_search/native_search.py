@@ -1,4 +1,4 @@
-"""The two halves of a simulation in C: as :mod:`alfx.tree_search.tensor_search`, bit for bit, tree by tree."""
+"""The two halves of a simulation in C, tree by tree; bit-identical to :mod:`alfx.tree_search.tensor_search`."""
 import ctypes
 from typing import Any
 
@@ -15,18 +15,18 @@ _ARRAYS = ('ints', 'floats', 'bounds', 'chosen', 'paths', 'factors', 'ties', 'se
 
 
 class _Search(ctypes.Structure):
-    """What ``kernel.c`` calls Search."""
+    """Layout of the struct ``Search`` in ``kernel.c``."""
 
     _fields_ = [*((name, ctypes.c_int64) for name in _INTS), *((name, ctypes.c_double) for name in _NUMBERS),
                 *((name, ctypes.c_void_p) for name in _ARRAYS)]
 
 
 class NativeSearch:
-    """Select, expand and back up in the arrays of ``trees``.
+    """Selection, expansion and backup in the arrays of ``trees``, in compiled code.
 
     Args:
         trees: the trees.
-        library: what :func:`alfx.tree_search.build.load` gave.
+        library: result of :func:`alfx.tree_search.build.load`.
     """
 
     def __init__(self, trees: Trees, library: ctypes.CDLL):
@@ -52,13 +52,13 @@ class NativeSearch:
         self._expand_backup.restype = ctypes.c_int64
 
     def select(self, step: int, count: int, first: int, places: Tensor) -> None:
-        """See :meth:`alfx.tree_search.tensor_search.TensorSearch.select`."""
+        """Select leaves, see :meth:`alfx.tree_search.tensor_search.TensorSearch.select`."""
         self._select(self._address, step, count, first, places.data_ptr())
 
     def expand_backup(self, outputs: Tensor, first: int) -> int:
-        """See :meth:`alfx.tree_search.tensor_search.TensorSearch.expand_backup`."""
+        """Expand and back up, see :meth:`alfx.tree_search.tensor_search.TensorSearch.expand_backup`."""
         return self._expand_backup(self._address, outputs.data_ptr(), outputs.shape[0], first, self._expand_all)
 
     def expand_root(self, outputs: Tensor) -> int:
-        """See :meth:`alfx.tree_search.tensor_search.TensorSearch.expand_root`."""
+        """Expand the roots, see :meth:`alfx.tree_search.tensor_search.TensorSearch.expand_root`."""
         return self._expand_backup(self._address, outputs.data_ptr(), outputs.shape[0], 1, True)

@@ -1,15 +1,15 @@
-"""The formulas of the tree search, each a small function of rows of tensors.
+"""Formulas of the tree search: small functions of rows of tensors.
 
-Rows are nodes, columns are their A actions. Values are as they count for the player to move, prior probabilities of 0
-mark actions that do not exist (a mask, an illegal move): they are never chosen. Papers:
+Rows are nodes, columns are their A actions. Values are from the perspective of the player to move. Actions with prior
+probability 0 do not exist (masked or illegal) and are never chosen. Papers:
 
 - pUCT: Schrittwieser et al. 2020 (arXiv:1911.08265), appendix B, equation 2.
-- Regularised policies: Grill et al. 2020 (arXiv:2007.12509).
+- Regularized policies: Grill et al. 2020 (arXiv:2007.12509).
 - Gumbel: Danihelka et al. 2022 (https://openreview.net/forum?id=bERaNdoegnO), with the value of unvisited actions
   of its appendix D.
 
-Sums are taken from the first action to the last (:func:`running_sum`) and the exponential is our own (:func:`exp`), so
-that the loops of ``kernel.c`` yield the same bits.
+Sums run from the first action to the last (:func:`running_sum`), and the exponential is implemented here (:func:`exp`),
+so that the loops of ``kernel.c`` produce identical bits.
 """
 import functools
 import itertools
@@ -22,22 +22,22 @@ from torch import Tensor
 MAX_NEWTON_STEPS = 64
 NEWTON_TOLERANCE = 1e-12
 UNEXPANDED = ('max', 'min', 'mean', 'mean_with_parent', 'none')
-"""What may stand for the value score of an unexpanded action besides a number."""
+"""Alternatives to a number for the value score of unexpanded actions."""
 
 EXP_LEAST = -700.0
-LN2_HIGH, LN2_LOW = 0.693145751953125, 1.42860682030941723212e-6  # k * LN2_HIGH is exact: it has few digits
+LN2_HIGH, LN2_LOW = 0.693145751953125, 1.42860682030941723212e-6  # k * LN2_HIGH is exact: it has few significant bits
 EXP_COEFFICIENTS = tuple(1 / math.factorial(i) for i in range(13, -1, -1))
 INVERSE_LN2 = 1 / math.log(2)
 TINY = torch.finfo(torch.float64).tiny
 
 
 def running_sum(x: Tensor) -> Tensor:
-    """The sum over the last dimension, from the first element to the last."""
+    """Sum over the last dimension, from the first element to the last."""
     return x.cumsum(-1)[..., -1]
 
 
 def exp(x: Tensor) -> Tensor:
-    """exp(x) for ``x <= 0``, float64; 0 below -700, elsewhere within two units in the last place."""
+    """Compute exp(x) for ``x <= 0``, float64; 0 below -700, elsewhere within two units in the last place."""
     k = (x * INVERSE_LN2).round().clamp_min(-1022.0)
     r = (x - k * LN2_HIGH) - k * LN2_LOW
     p = torch.full_like(r, EXP_COEFFICIENTS[0])
@@ -48,15 +48,15 @@ def exp(x: Tensor) -> Tensor:
 
 
 def exploration_factors(num_visits: int, pb_c_init: float, pb_c_base: float, minus_one: bool) -> Tensor:
-    """What the prior of a child is multiplied with, as a function of the visits N of its parent.
+    """Exploration factor that multiplies the prior of a child, as a function of the visits N of its parent.
 
     ``(log((N + c_base + 1) / c_base) + c_init) * sqrt(N)``
 
     Args:
-        num_visits: the largest N.
+        num_visits: largest N.
         pb_c_init: c_init.
         pb_c_base: c_base.
-        minus_one: take N - 1 for N.
+        minus_one: use N - 1 instead of N.
 
     Returns:
         float64 ``[num_visits + 1]``, for N = 0, 1, ....
@@ -68,32 +68,32 @@ def exploration_factors(num_visits: int, pb_c_init: float, pb_c_base: float, min
 
 
 def normalized(value: Tensor, low: Tensor, span: Tensor, second_player: Tensor) -> Tensor:
-    """``(value - low) / span``, and one minus that where the second player is to move, who wants little.
+    """Normalize values: ``(value - low) / span``, or 1 minus that if the second player, who minimizes, is to move.
 
     Args:
         value: ``[N, ...]``: reward + discount * value, for the first player.
-        low: least such value of the tree.
-        span: difference of the largest and the least, not 0.
-        second_player: bool.
+        low: smallest such value of the tree.
+        span: difference of the largest and the smallest value, not 0.
+        second_player: bool, the second player is to move.
     """
     score = (value - low) / span
     return torch.where(second_player, 1.0 - score, score)
 
 
 def value_scores(scores: Tensor, expanded: Tensor, parent: Tensor, unexpanded: float | str) -> Tensor:
-    """Value scores in which those of unexpanded actions are filled in.
+    """Fill in the value scores of unexpanded actions.
 
     Args:
-        scores: ``[N, A]``, normalised values; those of unexpanded actions do not matter.
+        scores: ``[N, A]``, normalized values; entries of unexpanded actions are ignored.
         expanded: bool ``[N, A]``.
-        parent: ``[N]``, the normalised value of the node itself, brought into [0, 1] since the least and the largest
-            value are those of other nodes.
-        unexpanded: a number, or what to make of the scores of expanded siblings: 'max', 'min', 'mean',
-            'mean_with_parent' (of them and of the node itself) or 'none', which here is 'min'. Without any they are all
-            0.5, but for 'mean_with_parent'.
+        parent: ``[N]``, normalized value of the node itself; it is clamped to [0, 1], because the smallest and the
+            largest value are those of other nodes.
+        unexpanded: a number, or a function of the scores of expanded siblings: 'max', 'min', 'mean',
+            'mean_with_parent' (of the siblings and the node itself) or 'none', which acts as 'min' here. Without
+            expanded siblings all scores are 0.5, except for 'mean_with_parent'.
 
     Returns:
-        ``[N, A]``.
+        Value scores ``[N, A]``.
     """
     count = expanded.sum(-1)
     total = running_sum(torch.where(expanded, scores, 0.0))
@@ -113,14 +113,14 @@ def value_scores(scores: Tensor, expanded: Tensor, parent: Tensor, unexpanded: f
 
 
 def upper_confidence_bounds(scores: Tensor, prior: Tensor, visits: Tensor, factor: Tensor, ties: Tensor) -> Tensor:
-    """``score + prior * factor / (1 + visits) + ties``; minus infinity where the prior is 0.
+    """Compute ``score + prior * factor / (1 + visits) + ties``; minus infinity where the prior is 0.
 
     Args:
         scores: ``[N, A]`` value scores.
         prior: ``[N, A]``.
-        visits: ``[N, A]``, those of the children.
-        factor: ``[N]``, of :func:`exploration_factors`.
-        ties: ``[N, A]``, small random numbers.
+        visits: ``[N, A]``, visits of the children.
+        factor: ``[N]``, from :func:`exploration_factors`.
+        ties: ``[N, A]``, small random numbers to break ties.
     """
     bounds = scores + prior * factor[..., None] / (1.0 + visits) + ties
     return torch.where(prior > 0, bounds, -torch.inf)
@@ -128,26 +128,26 @@ def upper_confidence_bounds(scores: Tensor, prior: Tensor, visits: Tensor, facto
 
 def reverse_kl_policy(value: Tensor, prior: Tensor, c: Tensor,
                       tolerance: float = NEWTON_TOLERANCE) -> tuple[Tensor, int]:
-    """The policy p that maximises ``E_p(v) - c KL(q || p)`` for values v and a prior q.
+    """Policy p that maximizes ``E_p(v) - c KL(q || p)`` for values v and a prior q.
 
-    It is ``p[i] = q[i] / (beta - u[i])`` with ``u[i] = (v[i] - max v) / c`` and the beta in (0, 1] that makes the sum
-    1. The sum is convex and falling in beta, so Newton's method from where it is at least 1, ``beta = max(q + u)``,
-    comes ever nearer from below.
+    It is ``p[i] = q[i] / (beta - u[i])`` with ``u[i] = (v[i] - max v) / c`` and the beta in (0, 1] for which the sum
+    is 1. The sum is convex and decreasing in beta, so Newton's method converges monotonically from below when started
+    at ``beta = max(q + u)``, where the sum is at least 1.
 
     Args:
         value: ``[N, A]``.
         prior: ``[N, A]``, each row sums to 1.
         c: ``[N, 1]``, positive.
-        tolerance: how far the sum may be from 1 before the policy is divided by it; what rounding does not allow is
-            not waited for.
+        tolerance: accepted difference of the sum from 1 before the policy is normalized; the iteration also ends when
+            rounding allows no further progress.
 
     Returns:
-        ``[N, A]``, and how many steps it took.
+        Policy ``[N, A]``, and the number of steps.
     """
     exists = prior > 0
     u = (value - torch.where(exists, value, -torch.inf).amax(-1, keepdim=True)) / c
     beta = torch.where(exists, prior + u, -torch.inf).amax(-1, keepdim=True)
-    for step in range(MAX_NEWTON_STEPS):  # noqa: B007 - how many it took is returned
+    for step in range(MAX_NEWTON_STEPS):  # noqa: B007 - the number of steps is returned
         part = torch.where(exists, prior / (beta - u), 0.0)
         excess = running_sum(part)[..., None] - 1.0
         slope = running_sum(torch.where(exists, part / (beta - u), 0.0))[..., None]
@@ -161,7 +161,7 @@ def reverse_kl_policy(value: Tensor, prior: Tensor, c: Tensor,
 
 
 def kl_policy(value: Tensor, prior: Tensor, c: Tensor) -> Tensor:
-    """The policy that maximises ``E_p(v) - c KL(p || q)``: ``p[i] = q[i] exp(v[i] / c) / Z``.
+    """Policy that maximizes ``E_p(v) - c KL(p || q)``: ``p[i] = q[i] exp(v[i] / c) / Z``.
 
     Args:
         value: ``[N, A]``, float64.
@@ -176,19 +176,19 @@ def kl_policy(value: Tensor, prior: Tensor, c: Tensor) -> Tensor:
 
 def regularized_policy(kind: str, scores: Tensor, prior: Tensor, expanded: Tensor, visits: Tensor, factor: Tensor,
                        keep_unexpanded: bool) -> Tensor:
-    """The policy of Grill et al. at nodes: regularised by ``c = factor / (visits + A)`` towards the prior.
+    """Policy of Grill et al. at nodes, regularized towards the prior by ``c = factor / (visits + A)``.
 
     Args:
         kind: 'rkl' or 'kl'.
         scores: ``[N, A]`` value scores.
-        prior: ``[N, A]``; A above is the number of actions whose prior is not 0.
+        prior: ``[N, A]``; A above is the number of actions with positive prior.
         expanded: bool ``[N, A]``.
-        visits: ``[N]``, of the node.
-        factor: ``[N]``, of :func:`exploration_factors`.
-        keep_unexpanded: unexpanded actions keep their prior probability; the others share what is left.
+        visits: ``[N]``, visits of the node.
+        factor: ``[N]``, from :func:`exploration_factors`.
+        keep_unexpanded: unexpanded actions keep their prior probability; the others share the rest.
 
     Returns:
-        ``[N, A]`` probabilities, that sum to what the prior sums to.
+        Probabilities ``[N, A]`` with the same sum as the prior.
     """
     c = (factor / (visits + (prior > 0).sum(-1))).clamp_min(TINY)[..., None]
     part = torch.where(expanded, prior, 0.0) if keep_unexpanded else prior
@@ -201,7 +201,7 @@ def regularized_policy(kind: str, scores: Tensor, prior: Tensor, expanded: Tenso
 
 def completed_values(value: Tensor, expanded: Tensor, prior: Tensor, visits: Tensor, own_value: Tensor,
                      value_scale: float, maxvisit_init: float) -> Tensor:
-    """``sigma(q)`` of Gumbel MuZero, in which the mixed value stands for actions that are not expanded.
+    """Compute ``sigma(q)`` of Gumbel MuZero, with the mixed value for unexpanded actions.
 
     With the model's value v of the node, the visits n of its actions and ``Q = sum_expanded(prior q) /
     sum_expanded(prior)``, the mixed value is ``(v + sum(n) Q) / (1 + sum(n))``. The values of a node are scaled to
@@ -211,7 +211,7 @@ def completed_values(value: Tensor, expanded: Tensor, prior: Tensor, visits: Ten
         value: ``[N, A]``: reward + discount * value.
         expanded: bool ``[N, A]``.
         prior: ``[N, A]``.
-        visits: ``[N, A]``, of the actions.
+        visits: ``[N, A]``, visits of the actions.
         own_value: ``[N]``, v.
         value_scale: see above.
         maxvisit_init: see above.
@@ -227,13 +227,13 @@ def completed_values(value: Tensor, expanded: Tensor, prior: Tensor, visits: Ten
 
 
 def considered_visits(max_num_actions: int, num_simulations: int) -> Tensor:
-    """Sequential halving: how many visits an action of the root needs to be considered in each simulation.
+    """Sequential halving: number of visits with which an action of the root is considered in each simulation.
 
-    With m actions to consider, each halving of them gets the same share of the simulations: the m best (by the Gumbel
-    scores) are visited in turn, then the better half of these, down to two.
+    With m actions to consider, each phase gets the same share of the simulations: the m best actions (by the Gumbel
+    scores) are visited in turn, then the better half of them, down to two.
 
     Returns:
-        int64 ``[max_num_actions + 1, num_simulations]``: a row for each m; row 0 is that of 1.
+        int64 ``[max_num_actions + 1, num_simulations]``: a row for each m; row 0 equals row 1.
     """
     rows = [[r.visits for r in _rounds(m, num_simulations) for _ in range(r.size)] for m in range(max_num_actions + 1)]
     return torch.tensor(rows, dtype=torch.int64).reshape(max_num_actions + 1, num_simulations)
@@ -241,20 +241,20 @@ def considered_visits(max_num_actions: int, num_simulations: int) -> Tensor:
 
 @functools.lru_cache(256)
 def simulations_together(num_considered: tuple[int, ...], num_simulations: int) -> tuple[int, ...]:
-    """How many simulations of sequential halving can be made at once, one such number after the other.
+    """Numbers of simulations of sequential halving that can run together, in order.
 
-    What is found below an action of the root depends on nothing but how often that action was visited. So all
-    simulations that visit actions which are known beforehand can be made side by side, and find what they would find
-    one after the other: a round in which every action is visited once more that was visited in the round before; and
-    the first one, as nothing but noise and prior tells apart what has not been visited. Which half goes on after a
-    round depends on the values found in between: there is one simulation after the other.
+    The result below an action of the root depends only on the number of its visits. All simulations that visit actions
+    known beforehand can therefore run together with the same results as one after the other. Such simulations are a
+    round that visits every action of the previous round once more, and the first round, because only noise and prior
+    distinguish unvisited actions. The half that continues after a round depends on the values found in between, so
+    these simulations run one after the other.
 
     Args:
-        num_considered: the numbers of actions m that roots of the batch consider.
-        num_simulations: of each root.
+        num_considered: numbers of actions m that the roots of the batch consider.
+        num_simulations: number of simulations of each root.
 
     Returns:
-        Powers of two, so that the model is called with few sizes of batches; they sum to ``num_simulations``.
+        Powers of two, so that the model is called with few batch sizes; they sum to ``num_simulations``.
     """
     ends = {0}
     for m in num_considered:
@@ -272,11 +272,11 @@ def simulations_together(num_considered: tuple[int, ...], num_simulations: int) 
 
 
 class _Round(NamedTuple):
-    """``size`` simulations, each of which visits another action that has had ``visits``."""
+    """Round of ``size`` simulations, each of which visits a different action that has ``visits`` visits."""
 
     visits: int
     size: int
-    is_known: bool  # whether the values found in the round make no difference to which actions these are
+    is_known: bool  # the values found in the round do not affect the choice of its actions
 
 
 def _rounds(m: int, num_simulations: int) -> list[_Round]:
@@ -296,12 +296,12 @@ def _rounds(m: int, num_simulations: int) -> list[_Round]:
 
 def gumbel_root_scores(gumbel: Tensor, log_prior: Tensor, sigma: Tensor, prior: Tensor, visits: Tensor,
                        considered: Tensor) -> Tensor:
-    """``g + log prior + sigma(q)`` of the actions of a root that have as many visits as ``considered`` ``[N, 1]``."""
+    """Compute ``g + log prior + sigma(q)`` of the actions of a root with ``considered`` ``[N, 1]`` visits."""
     return torch.where((prior > 0) & (visits == considered), gumbel + log_prior + sigma, -torch.inf)
 
 
 def gumbel_inner_scores(log_prior: Tensor, sigma: Tensor, prior: Tensor, visits: Tensor) -> Tensor:
-    """``pi[a] - n[a] / (1 + sum(n))`` with the improved policy ``pi = softmax(log prior + sigma(q))``."""
+    """Compute ``pi[a] - n[a] / (1 + sum(n))`` with the improved policy ``pi = softmax(log prior + sigma(q))``."""
     exists = prior > 0
     logits = torch.where(exists, log_prior + sigma, -torch.inf)
     weight = torch.where(exists, exp((logits - logits.amax(-1, keepdim=True)).clamp(-2e3, 0.0)), 0.0)
@@ -310,7 +310,7 @@ def gumbel_inner_scores(log_prior: Tensor, sigma: Tensor, prior: Tensor, visits:
 
 
 def uniform(seeds: Tensor, depth: Tensor) -> Tensor:
-    """Numbers in [0, 1) for seeds and depths, int64 ``[N]`` each: those of the generator splitmix64."""
+    """Numbers in [0, 1) for seeds and depths, int64 ``[N]`` each, from the generator splitmix64."""
     z = seeds + (depth + 1) * _signed(0x9E3779B97F4A7C15)
     z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
     z = (z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB)
@@ -323,12 +323,12 @@ def _signed(x: int) -> int:
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """The logical shift to the right, which torch has only for unsigned numbers."""
+    """Shift right logically, which torch supports only for unsigned numbers."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def sample(policy: Tensor, uniforms: Tensor) -> Tensor:
-    """An index of each row of ``policy`` ``[N, A]`` with its share of the row's sum, by numbers in [0, 1) ``[N]``."""
+    """Sample an index of each row of ``policy`` ``[N, A]``, not necessarily normalized, from ``uniforms`` ``[N]``."""
     reached = policy.cumsum(-1)
     passed = (policy > 0) & (reached > (uniforms * reached[..., -1])[..., None])
     last = policy.shape[-1] - 1 - (policy > 0).flip(-1).to(torch.int8).argmax(-1)
@@ -336,6 +336,6 @@ def sample(policy: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def visit_policy(visits: Tensor, temperature: Tensor) -> Tensor:
-    """``visits^(1 / temperature)``, normalised; ``visits`` ``[N, A]``, ``temperature`` ``[N]``, positive."""
+    """Compute ``visits^(1 / temperature)``, normalized; ``visits`` ``[N, A]``, ``temperature`` ``[N]``, positive."""
     logs = visits.log() / temperature[:, None]
     return (logs - logs.amax(-1, keepdim=True)).softmax(-1)

@@ -1,7 +1,7 @@
-"""The two halves of a simulation as operations on tensors: slow, and what the compiled form has to agree with.
+"""The two halves of a simulation as tensor operations: slow, and the reference for the compiled code.
 
-All trees go down together, one level at a time; those that have arrived wait. Paths of the same tree go one after the
-other, since each one takes into account where those before it went.
+All trees descend together, one level at a time; trees that have arrived wait. Paths of the same tree are selected one
+after the other, because each path takes the earlier ones into account.
 """
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from alfx.tree_search.trees import (ACTION, CHILD, CHILDREN, DEPTH, OVER, PARENT
 
 
 class TensorSearch:
-    """Select, expand and back up in the arrays of ``trees``.
+    """Selection, expansion and backup in the arrays of ``trees``, as tensor operations.
 
     Args:
         trees: the trees.
@@ -23,15 +23,15 @@ class TensorSearch:
         self._growth = _Growth(trees)
 
     def select(self, step: int, count: int, first: int, places: Tensor) -> None:
-        """Go down from the roots to what is to be expanded, and write it to ``trees.chosen`` and ``places``.
+        """Descend from the roots to the leaves to expand, and write them to ``trees.chosen`` and ``places``.
 
-        Each of the paths of a tree assumes one more visit of what those before it chose in this step ('ucb' and
-        'gumbel'); with 'rkl' and 'kl' each draws by itself.
+        With 'ucb' and 'gumbel', each path of a tree assumes one more visit of the actions that the earlier paths of
+        this step chose. With 'rkl' and 'kl' the paths are sampled independently.
 
         Args:
-            step: 0, 1, ....
-            count: how many paths this step has.
-            first: as in :meth:`expand_backup`.
+            step: number of the step, from 0.
+            count: number of paths in this step.
+            first: see :meth:`expand_backup`.
             places: see :meth:`alfx.tree_search.trees.Trees.place`.
         """
         for k in range(count):
@@ -39,16 +39,16 @@ class TensorSearch:
         self._trees.place(places.numpy(), count, first, self._trees.settings.expand_all)
 
     def expand_backup(self, outputs: Tensor, first: int) -> int:
-        """Add what was chosen to the trees, and tell the nodes above of its value.
+        """Add the selected nodes to the trees, and back up their values.
 
         Args:
-            outputs: float64 ``[rows, B, 3 + A]``, of the model: value, reward, game over (0 or 1), priors; with
-                'gumbel' ``[rows, B, 3 + 2 A]``, the logs of the priors come last. A row for each path; with
-                ``expand_all`` one for each action.
-            first: the nodes are given the numbers ``first``, ``first + 1``, ... by row.
+            outputs: float64 ``[rows, B, 3 + A]``, predictions of the model: value, reward, game over (0 or 1), priors.
+                With 'gumbel' ``[rows, B, 3 + 2 A]``, where the logs of the priors come last. There is a row for each
+                path, or with ``expand_all`` for each action.
+            first: number of the first new node; row r becomes node ``first + r``.
 
         Returns:
-            The first tree for which the model returned something that is not finite, or -1.
+            The first tree for which the model returned values that are not finite, or -1.
         """
         bad = self._not_finite(outputs)
         if bad >= 0:
@@ -62,7 +62,7 @@ class TensorSearch:
         return -1
 
     def expand_root(self, outputs: Tensor) -> int:
-        """Expand all actions of the roots as nodes 1, ..., A; else as :meth:`expand_backup` with ``expand_all``."""
+        """Expand all actions of the roots as nodes 1, ..., A; see :meth:`expand_backup` with ``expand_all``."""
         bad = self._not_finite(outputs)
         if bad < 0:
             self._growth.expand_all(torch.from_numpy(self._trees.chosen[:, 0]), outputs, 1)
@@ -70,24 +70,24 @@ class TensorSearch:
 
     def _not_finite(self, outputs: Tensor) -> int:
         known = outputs[..., :3 + self._trees.num_actions].isfinite()
-        known[..., 3:] |= outputs[..., 2:3] != 0  # the priors of a game that is over do not matter
+        known[..., 3:] |= outputs[..., 2:3] != 0  # the priors of terminal nodes are ignored
         bad = ~known.all(2).all(0)
         return int(bad.int().argmax()) if bool(bad.any()) else -1
 
 
 class _Descent:
-    """The way of path k of all trees from the root.
+    """Descent of path k of all trees from the root.
 
     Args:
         trees: the trees.
-        step: of the search.
+        step: step of the search.
         k: number of the path.
-        has_others: whether there are other paths in this step.
+        has_others: this step has several paths.
     """
 
     def __init__(self, trees: Trees, step: int, k: int, has_others: bool):
         self._trees, self._step, self._k = trees, step, k
-        self._num_depths = trees.paths.shape[2] if has_others else 0  # deeper down no two paths of a step meet
+        self._num_depths = trees.paths.shape[2] if has_others else 0  # at greater depth the paths of a step never meet
         self._ints, self._floats = torch.from_numpy(trees.ints), torch.from_numpy(trees.floats)
         self._paths = torch.from_numpy(trees.paths)
         self._low, high = torch.from_numpy(trees.bounds).unbind(-1)
@@ -121,7 +121,7 @@ class _Descent:
             depth += 1
 
     def _choose(self, b: Tensor, at: Tensor, ints: Tensor, depth: int) -> Tensor:
-        """Actions of the nodes ``at`` of the trees ``b``, whose rows are ``ints``."""
+        """Choose actions at the nodes ``at`` of the trees ``b``, whose rows are ``ints``."""
         trees, s, A = self._trees, self._trees.settings, self._trees.num_actions
         floats = self._floats[b, at]
         prior, value, log_prior = floats[:, PRIOR:].split(A, -1)
@@ -151,7 +151,7 @@ class _Descent:
                                                   ints[:, DEPTH].long()))
 
     def _with_earlier_paths(self, b: Tensor, at: Tensor, ints: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-        """Visits of the actions, float64 ``[n, A]``, and of the nodes, int64 ``[n]``, with those assumed."""
+        """Visits of the actions, float64 ``[n, A]``, and of the nodes, int64 ``[n]``, including assumed visits."""
         A = self._trees.num_actions
         visits, own = ints[:, CHILD + A:].double(), ints[:, VISITS].long()
         if self._trees.settings.rule in ('ucb', 'gumbel') and depth < self._num_depths:
@@ -164,7 +164,7 @@ class _Descent:
 
 
 class _Growth:
-    """New nodes, and what they change above."""
+    """Addition of new nodes, and backup of their values."""
 
     def __init__(self, trees: Trees):
         self._trees = trees
@@ -172,10 +172,10 @@ class _Growth:
         self._bounds = torch.from_numpy(trees.bounds)
 
     def expand_one(self, chosen: Tensor, outputs: Tensor, node: int) -> None:
-        """``chosen`` ``[3, B]``, ``outputs`` ``[B, 3 + A]``."""
+        """Expand one action; ``chosen`` ``[3, B]``, ``outputs`` ``[B, 3 + A]``."""
         parent, action, revisited = chosen
         everything = torch.arange(self._trees.batch_size)
-        exists = self._ints[everything, parent, CHILD + action].long()  # another path of this step may have been here
+        exists = self._ints[everything, parent, CHILD + action].long()  # an earlier path of this step may have added it
         new = (revisited < 0) & (exists == 0)
         b = everything[new]
         self._add(b, parent[new], action[new], outputs[new], node)
@@ -183,7 +183,7 @@ class _Growth:
         self._back_up(everything, leaf, self._floats[everything, leaf, VALUE])
 
     def expand_all(self, chosen: Tensor, outputs: Tensor, first: int) -> None:
-        """``chosen`` ``[3, B]``, ``outputs`` ``[A, B, 3 + A]``."""
+        """Expand all actions; ``chosen`` ``[3, B]``, ``outputs`` ``[A, B, 3 + A]``."""
         leaf, _, revisited = chosen
         A = self._trees.num_actions
         everything = torch.arange(self._trees.batch_size)
@@ -202,13 +202,13 @@ class _Growth:
         self._back_up(everything, leaf, value)
 
     def _add(self, b: Tensor, parent: Tensor, action: Tensor, outputs: Tensor, node: int) -> None:
-        """Write the rows of new nodes, without a visit yet."""
+        """Write the rows of new nodes, with no visits."""
         s, A = self._trees.settings, self._trees.num_actions
         ints, floats = self._ints[b, parent], torch.zeros(len(b), self._floats.shape[-1], dtype=torch.float64)
         row = torch.zeros(len(b), ints.shape[1], dtype=torch.int32)
         row[:, PARENT], row[:, ACTION] = parent.int(), action.int()
         row[:, TO_PLAY] = 1 - ints[:, TO_PLAY] if s.two_players else 0
-        has_action = (outputs[:, 3:3 + A] > 0).any(-1)  # without one there is no way on
+        has_action = (outputs[:, 3:3 + A] > 0).any(-1)  # a node without actions is terminal
         row[:, OVER], row[:, DEPTH] = ((outputs[:, 2] != 0) | ~has_action).int(), ints[:, DEPTH] + 1
         floats[:, VALUE], floats[:, REWARD] = outputs[:, 0], outputs[:, 1]
         floats[:, PRIOR:PRIOR + A] = outputs[:, 3:3 + A]
@@ -219,7 +219,7 @@ class _Growth:
         self._ints[b, parent, CHILDREN] += 1
 
     def _observe(self, b: Tensor, node: Tensor, value: Tensor) -> Tensor:
-        """Count a visit of nodes that brought ``value``; returns the value of arriving there."""
+        """Count a visit that returned ``value``; returns reward + discount * ``value`` for the parent."""
         s, A = self._trees.settings, self._trees.num_actions
         self._floats[b, node, VALUE_SUM] += value
         self._ints[b, node, VISITS] += 1

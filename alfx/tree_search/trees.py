@@ -1,9 +1,9 @@
-"""B trees that grow together: what is known of each node, as rows of two arrays.
+"""Batch of B search trees: the data of the nodes, as rows of two arrays.
 
-Row n of tree b is ``ints[b, n]`` and ``floats[b, n]``; row 0 is the root. An action's visits and its value (reward +
-discount * value of the child) are kept in the row of the parent as well, so that choosing an action reads one row. The
-latent states of the model are not here: see :mod:`alfx.tree_search.batched_search`, which drives the search. Both
-its forms, :mod:`alfx.tree_search.tensor_search` and ``kernel.c``, work on these arrays.
+Row n of tree b is ``ints[b, n]`` and ``floats[b, n]``; row 0 is the root. The visits and the value of an action (reward
++ discount * value of the child) are also stored in the row of the parent, so that choosing an action reads one row. The
+latent states of the model are stored in :mod:`alfx.tree_search.batched_search`, which drives the search. Both
+implementations, :mod:`alfx.tree_search.tensor_search` and ``kernel.c``, work on these arrays.
 """
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from alfx.tree_search import rules
 # Columns of ``ints``; from CHILD on the A children (0: none), then the visits of the A actions.
 VISITS, PARENT, ACTION, TO_PLAY, OVER, DEPTH, CHILDREN, CHILD = range(8)
 # Columns of ``floats``; from PRIOR on the priors of the A actions, then their values, then the logs of their priors.
-# VALUE is that of the model.
+# VALUE is the value predicted by the model.
 VALUE_SUM, VALUE, REWARD, PRIOR = range(4)
 
 UCB, RKL, KL, GUMBEL = range(4)
@@ -30,32 +30,32 @@ CONSTANT, MAX, MIN, MEAN, MEAN_WITH_PARENT, NONE = range(6)
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """How to search.
+    """Settings of the search.
 
     Attributes:
-        num_simulations: nodes that are added to each tree, with a call of the model for one or several of them.
-        discount: of rewards.
-        rule: how actions are chosen on the way down: 'ucb', 'rkl' or 'kl' (drawn from a regularised policy), 'gumbel'.
-        two_players: the player to move changes with each action; all values are those of the first one.
+        num_simulations: nodes that are added to each tree; the model is called once for one or several of them.
+        discount: discount of rewards.
+        rule: choice of actions during the descent: 'ucb', 'rkl' or 'kl' (sampled from a regularized policy), 'gumbel'.
+        two_players: the player to move alternates; all values are from the perspective of the first player.
         pb_c_init: c_init of :func:`~alfx.tree_search.rules.exploration_factors`.
-        pb_c_base: c_base.
-        minus_one: its ``minus_one``, for the upper confidence bounds.
+        pb_c_base: c_base of that function.
+        minus_one: ``minus_one`` of that function, for the upper confidence bounds.
         unexpanded_value: see :func:`~alfx.tree_search.rules.value_scores`.
-        known_bounds: least and largest value; ``None``: those seen in each tree.
-        min_max_delta: normalised values are divided by at least this.
-        break_tie_eps: random numbers below this are added to upper confidence bounds.
-        max_depth: nodes at this depth have no children.
-        num_parallel: leaves that are expanded together in each tree. With 1, 'gumbel' still makes those together that
-            do not depend on each other (:func:`~alfx.tree_search.rules.simulations_together`).
-        expand_all: all actions of a leaf are expanded at once.
-        expand_root: all actions of the root are expanded first.
-        max_num_considered: actions of the root among which 'gumbel' chooses.
-        gumbel_scale: factor of its noise.
+        known_bounds: smallest and largest value; ``None`` uses those seen in each tree.
+        min_max_delta: minimum of the divisor in the normalization of values.
+        break_tie_eps: upper limit of the random numbers added to upper confidence bounds.
+        max_depth: depth at which nodes have no children.
+        num_parallel: leaves that are expanded together in each tree. With 1, 'gumbel' still runs independent
+            simulations together (:func:`~alfx.tree_search.rules.simulations_together`).
+        expand_all: expand all actions of a leaf at once.
+        expand_root: expand all actions of the root first.
+        max_num_considered: number of actions of the root among which 'gumbel' chooses.
+        gumbel_scale: scale of the Gumbel noise.
         value_scale: see :func:`~alfx.tree_search.rules.completed_values`.
-        maxvisit_init: likewise.
+        maxvisit_init: see :func:`~alfx.tree_search.rules.completed_values`.
 
     Raises:
-        ValueError: an option is out of range, or does not go with another.
+        ValueError: an option is out of range, or incompatible with another.
     """
 
     num_simulations: int
@@ -102,20 +102,20 @@ class SearchSettings:
             raise ValueError(f'num_simulations: expected a multiple of the {self.num_parallel} parallel simulations, '
                              f'found {self.num_simulations}')
         if self.expand_all and self.num_parallel > 1:
-            raise ValueError('expanding all children of a leaf does not go with parallel simulations, found '
+            raise ValueError('expanding all children of a leaf is incompatible with parallel simulations, found '
                              f'{self.num_parallel} of them')
         if self.rule == 'gumbel' and (self.expand_all or self.expand_root):
-            raise ValueError("rule 'gumbel' decides itself which actions of the root are expanded; it does not go with "
+            raise ValueError("rule 'gumbel' selects the actions of the root to expand; it is incompatible with "
                              'expanding all of them')
 
     @property
     def num_steps(self) -> int:
-        """Calls of the model, but for the root and ``expand_root``; 'gumbel' may need fewer."""
+        """Number of calls of the model without the root and ``expand_root``; 'gumbel' may need fewer."""
         return self.num_simulations // self.num_parallel
 
     @property
     def finds_independent(self) -> bool:
-        """Whether simulations that do not depend on each other are made together."""
+        """Return whether independent simulations run together."""
         return self.rule == 'gumbel' and self.num_parallel == 1
 
     @cached_property
@@ -124,7 +124,7 @@ class SearchSettings:
 
     @cached_property
     def unexpanded_code(self) -> int:
-        """CONSTANT, or which string ``unexpanded_value`` is."""
+        """Code of ``unexpanded_value``: CONSTANT for a number, else the code of the string."""
         return 1 + rules.UNEXPANDED.index(self.unexpanded_value) if isinstance(self.unexpanded_value, str) else CONSTANT
 
     @cached_property
@@ -133,16 +133,16 @@ class SearchSettings:
 
     @cached_property
     def depth_limit(self) -> int:
-        """No node at this depth is expanded."""
+        """Depth at which nodes are not expanded."""
         return min(self.max_depth - self.expand_all, self.num_simulations + 1)
 
     def num_nodes(self, num_actions: int) -> int:
-        """Rows for a tree."""
+        """Number of rows of a tree."""
         return 1 + num_actions * self.expand_root + self.num_simulations * (num_actions if self.expand_all else 1)
 
 
 class Noise(NamedTuple):
-    """All random numbers of one search, drawn beforehand; what a rule does not need has no steps.
+    """All random numbers of one search, drawn beforehand; arrays that the rule does not need are empty.
 
     Attributes:
         ties: float64 ``[num_steps, num_parallel, B, A]``, for 'ucb'.
@@ -156,7 +156,7 @@ class Noise(NamedTuple):
 
     @classmethod
     def none(cls, settings: SearchSettings, batch_size: int, num_actions: int) -> 'Noise':
-        """Zeros."""
+        """Create noise of zeros."""
         outer = settings.num_steps, settings.num_parallel, batch_size
         by_rule = {'ucb': (outer, (0, *outer[1:])), 'gumbel': ((0, *outer[1:]), ) * 2}
         ties, seeds = by_rule.get(settings.rule, ((0, *outer[1:]), outer))
@@ -165,7 +165,7 @@ class Noise(NamedTuple):
 
     @classmethod
     def draw(cls, settings: SearchSettings, batch_size: int, num_actions: int) -> 'Noise':
-        """From torch's generator of the CPU."""
+        """Draw the random numbers from torch's CPU generator."""
         noise = cls.none(settings, batch_size, num_actions)
         if settings.rule == 'ucb' and settings.break_tie_eps:
             noise.ties.uniform_().mul_(settings.break_tie_eps)
@@ -177,38 +177,38 @@ class Noise(NamedTuple):
 
 
 class Trees:
-    """The trees of one batch of searches; they are planted anew for each.
+    """Trees of one batch of searches; the arrays are reused for every search.
 
     Args:
-        settings: how to search.
-        batch_size: B.
-        num_actions: A.
+        settings: settings of the search.
+        batch_size: number of trees B.
+        num_actions: number of actions A.
     """
 
     def __init__(self, settings: SearchSettings, batch_size: int, num_actions: int):
         self.settings = settings
         self.batch_size, self.num_actions = batch_size, num_actions
         nodes, paths, depths = settings.num_nodes(num_actions), settings.num_parallel, 1
-        if settings.finds_independent:  # paths that have nothing but the root in common
+        if settings.finds_independent:  # these paths share only the root
             paths = max(rules.simulations_together((min(settings.max_num_considered, num_actions), ),
                                                    settings.num_simulations))
         elif paths > 1:
             depths = settings.depth_limit + 1
         self.num_paths = paths
-        """How many leaves may be expanded together."""
+        """Maximum number of leaves that are expanded together."""
         self.steps: Sequence[int] = [settings.num_parallel] * settings.num_steps
-        """How many of them are, in each step of this search."""
+        """Number of leaves that are expanded together in each step of this search."""
         self.ints = np.zeros((batch_size, nodes, CHILD + 2 * num_actions), np.int32)
         self.floats = np.zeros((batch_size, nodes, PRIOR + 3 * num_actions))
         self._root = np.zeros(self.ints.shape[2], np.int32)
         self._root[VISITS], self._root[PARENT] = 1, -1
         self.bounds = np.zeros((batch_size, 2))
-        """Least and largest value seen in each tree."""
+        """Smallest and largest value seen in each tree."""
         self.chosen = np.zeros((3, paths, batch_size), np.int64)
-        """What ``select`` found for each path: the node, the action, and the node again if it cannot be expanded, or
+        """Result of ``select`` for each path: the node, the action, and the node again if it cannot be expanded, else
         -1."""
         self.paths = np.zeros((batch_size, paths, depths, 2), np.int64)
-        """Node and action of each path at each depth where others may meet it, in one step; node -1 below its end."""
+        """Node and action of each path of a step, at each depth where paths may meet; node -1 below its end."""
         largest = settings.num_simulations + paths + 2
         self.factors = rules.exploration_factors(largest, settings.pb_c_init, settings.pb_c_base,
                                                  settings.minus_one and settings.rule == 'ucb').numpy()
@@ -218,13 +218,13 @@ class Trees:
         self.ties, self.seeds, self.gumbel = (x.numpy() for x in Noise.none(settings, batch_size, num_actions))
 
     def plant(self, value: Tensor, prior: Tensor, to_play: Tensor, noise: Noise) -> None:
-        """Begin anew with roots alone.
+        """Reset the trees to their roots.
 
         Args:
-            value: float64 ``[B]``, of the model.
+            value: float64 ``[B]``, values predicted by the model.
             prior: float64 ``[B, A]``.
             to_play: int ``[B]``, 0 or 1.
-            noise: the random numbers of this search.
+            noise: random numbers of this search.
         """
         s, A, ints, floats, values = self.settings, self.num_actions, self.ints[:, 0], self.floats[:, 0], value.numpy()
         ints[:] = self._root
@@ -243,29 +243,29 @@ class Trees:
                 own[:] = drawn.numpy()
 
     def choose_roots(self, places: np.ndarray) -> None:
-        """Choose the roots, all of whose actions are to be expanded; ``places``: see :meth:`place`."""
+        """Choose the roots, all of whose actions are to be expanded; ``places`` as in :meth:`place`."""
         self.chosen[0], self.chosen[2] = 0, -1
         self.place(places, 1, 1, True)
 
     def place(self, places: np.ndarray, count: int, first: int, all_actions: bool) -> None:
-        """Write down what the model is asked for after ``chosen``.
+        """Write the inputs of the model for the nodes and actions in ``chosen``.
 
         Args:
-            places: int64 ``[3, n * B]``: the rows ``node * B + b`` of the nodes acted in, the actions, and the rows of
-                what follows, the nodes ``first``, ``first + 1``, ....
-            count: how many paths were chosen.
+            places: int64 ``[3, n * B]``: the rows ``node * B + b`` of the parent nodes, the actions, and the rows of
+                the new nodes ``first``, ``first + 1``, ....
+            count: number of chosen paths.
             first: see above.
-            all_actions: whether all actions of the one node are asked for, in place of the one that was chosen.
+            all_actions: predict all actions of a single node instead of the chosen action.
         """
         tree, rows = np.arange(self.batch_size), places.reshape(3, -1, self.batch_size)
         rows[0] = self.chosen[0, :count] * self.batch_size + tree
         rows[1] = np.arange(self.num_actions)[:, None] if all_actions else self.chosen[1, :count]
         rows[2] = (first + np.arange(rows.shape[1]))[:, None] * self.batch_size + tree
 
-    # What was found --------------------------------------------------------------------------------------------
+    # Results of a search ---------------------------------------------------------------------------------------
 
     def tensor_of(self, array: np.ndarray, row: int | slice, first: int, count: int = 1) -> Tensor:
-        """Columns of rows of ``ints`` or ``floats`` as float64, ``[B, ..., count]``."""
+        """Return columns of rows of ``ints`` or ``floats`` as float64, ``[B, ..., count]``."""
         return torch.from_numpy(array[:, row, first:first + count]).double()
 
     @property
@@ -274,9 +274,9 @@ class Trees:
         return self.tensor_of(self.ints, 0, CHILD + self.num_actions, self.num_actions)
 
     def mean_value(self, node: int = 0) -> Tensor:
-        """The mean of what came back to a node of all trees, float64 ``[B]``."""
+        """Mean of the values backed up to a node of all trees, float64 ``[B]``."""
         return torch.from_numpy(self.floats[:, node, VALUE_SUM] / self.ints[:, node, VISITS])
 
     def players(self, node: int = 0) -> Tensor:
-        """Who is to move there, int32 ``[B]``; always 0 in a game of one player."""
+        """Player to move at a node, int32 ``[B]``; always 0 in a game for one player."""
         return torch.from_numpy(self.ints[:, node, TO_PLAY] * self.settings.two_players)

@@ -1,1 +1,1 @@
-"""Small named modules of maths and bookkeeping; each stands alone, see their first paragraphs."""
+"""Small independent modules of mathematics and bookkeeping; the first paragraph of each describes it."""

@@ -1,7 +1,7 @@
-"""How to choose an action from the probabilities of all actions.
+"""Samplers that choose an action from the probabilities of all actions.
 
-A sampler is called as ``action, state = sampler(probs, state)``. Its state, of ``state_spec``, is kept by the caller
-for each environment and starts from zeros with each episode, as any state of an algorithm.
+A sampler is called as ``action, state = sampler(probs, state)``. The caller keeps its state, described by
+``state_spec``, for each environment; it starts from zeros in each episode, like every state of an algorithm.
 """
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,10 @@ from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 
 
 class ActionSampler(nn.Module):
-    """Base of the samplers.
+    """Base of samplers.
 
     Args:
-        state_spec: nest of specs of the state of one environment; ``()`` without memory.
+        state_spec: nest of specs of the state of one environment; ``()`` without state.
     """
 
     def __init__(self, state_spec: NestedTensorSpec = ()):
@@ -43,22 +43,22 @@ class ActionSampler(nn.Module):
 
 @configurable
 class MultinomialSampler(ActionSampler):
-    """Each action with its probability."""
+    """Sampler that draws each action with its probability."""
 
     def forward(self, probs: Tensor, state: NestedTensor = ()) -> tuple[Tensor, NestedTensor]:
-        """See the base class."""
+        """Choose actions; see the base class."""
         return sample_categories(probs.log()), state
 
 
 @configurable
 class EpsilonGreedySampler(ActionSampler):
-    """The most probable action, or sometimes each with its probability.
+    """Sampler that takes the most probable action, or with probability epsilon samples from the probabilities.
 
     Args:
-        epsilon_greedy: the chance of sampling, for each element of the batch by itself.
+        epsilon_greedy: probability of sampling, independently for each element of the batch.
 
     Raises:
-        ValueError: it is not in [0, 1].
+        ValueError: ``epsilon_greedy`` is not in [0, 1].
     """
 
     def __init__(self, epsilon_greedy: Fraction = 0.1):
@@ -67,7 +67,7 @@ class EpsilonGreedySampler(ActionSampler):
         self._epsilon_greedy = epsilon_greedy
 
     def forward(self, probs: Tensor, state: NestedTensor = ()) -> tuple[Tensor, NestedTensor]:
-        """See the base class."""
+        """Choose actions; see the base class."""
         best = probs.argmax(-1)
         if self._epsilon_greedy == 0.0:
             return best, state
@@ -77,15 +77,15 @@ class EpsilonGreedySampler(ActionSampler):
 
 @configurable
 class CategoricalSeedSampler(ActionSampler):
-    """Each action with its probability, but by noise that an environment keeps for a while.
+    """Sampler that draws each action with its probability from noise that persists for several steps.
 
-    The action is ``argmin_i E[i] / p[i]``, which has the distribution p for exponential noise E. As long as the noise
-    stays, so does the choice where the probabilities are similar: exploration is consistent over time.
+    The action is ``argmin_i E[i] / p[i]``, which has the distribution p for exponential noise E. While the noise is
+    kept, similar probabilities give the same choice, so exploration is consistent over time.
 
     Args:
-        num_classes: N, the number of actions.
-        new_noise_prob: the chance of new noise in each step; the first step of an episode always gets it.
-        concentration: actions are chosen with probabilities proportional to ``p ** concentration``; the larger, the
+        num_classes: number of actions N.
+        new_noise_prob: probability of new noise in each step; the first step of an episode always gets new noise.
+        concentration: actions are chosen with probabilities proportional to ``p ** concentration``; larger values are
             greedier.
 
     Raises:
@@ -102,10 +102,10 @@ class CategoricalSeedSampler(ActionSampler):
         self._concentration = concentration
 
     def forward(self, probs: Tensor, state: NestedTensor = ()) -> tuple[Tensor, NestedTensor]:
-        """See the base class; the state is the noise ``[B, N]``."""
+        """Choose actions; see the base class. The state is the noise ``[B, N]``."""
         tiny = torch.finfo(probs.dtype).tiny
         renew = torch.rand((probs.shape[0], 1), device=probs.device) < self._new_noise_prob
-        renew = renew | (state == 0).all(-1, keepdim=True)  # there is none yet
+        renew = renew | (state == 0).all(-1, keepdim=True)  # no noise yet
         noise = torch.where(renew, torch.empty_like(probs).exponential_().clamp_min(tiny), state)
         log_probs = torch.where(probs > 0, self._concentration * probs.clamp_min(tiny).log(), -torch.inf)
         return (log_probs - noise.log()).argmax(-1), noise

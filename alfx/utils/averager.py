@@ -1,6 +1,6 @@
-"""Running averages of nests of tensors: over a window, exponential, and adaptive.
+"""Running averages of nests of tensors: windowed, exponential and adaptive.
 
-The state is in buffers, hence in a checkpoint. Nothing is updated in evaluation: neither in the run mode 'eval' nor
+The state is in buffers and so in checkpoints. Averages are not updated in evaluation, that is in run mode 'eval' or
 after ``.eval()``. The arithmetic is in :mod:`alfx.utils.running_stats`.
 """
 from collections.abc import Callable
@@ -17,27 +17,27 @@ from alfx.utils.running_stats import AdaptiveStats, EMStats, RunningStats, Windo
 
 
 def average_outer_dims(tensor: Tensor, spec: TensorSpec) -> Tensor:
-    """The mean of ``tensor [..., *spec.shape]`` over its leading dimensions: ``[*spec.shape]``."""
+    """Mean of ``tensor [..., *spec.shape]`` over its leading dimensions, ``[*spec.shape]``."""
     outer = tensor.dim() - spec.ndim
     return tensor.mean(tuple(range(outer))) if outer else tensor
 
 
 def make_stats(tensor_spec: NestedTensorSpec, make: Callable[[TensorSpec], RunningStats]) -> nn.ModuleDict:
-    """A module of statistics for each spec of a nest, named by its path."""
+    """Create a module of statistics for each spec of a nest, named by its path."""
     return nn.ModuleDict({_module_name(path): make(spec) for path, spec in nest.flatten_with_path(tensor_spec)})
 
 
 def _module_name(path: str) -> str:
-    # A module may not have a dot in its name, nor the name of a method of its container.
+    # torch forbids dots in the names of modules, and names of methods of the container.
     return '/' + path.replace('/', '//').replace('.', '/')
 
 
 class _Averager(nn.Module):
-    """Base of the averagers.
+    """Base of averagers.
 
     Args:
-        tensor_spec: nest of specs of what is averaged, without batch dimensions.
-        make: makes the statistics for one spec.
+        tensor_spec: nest of specs of the averaged tensors, without batch dimensions.
+        make: creates the statistics for one spec.
         name: name of this averager.
     """
 
@@ -49,13 +49,13 @@ class _Averager(nn.Module):
         self._stats_list: list[Any] = list(self._stats.values())
 
     def update(self, tensor: NestedTensor) -> None:
-        """Take in one batch, averaged over its leading dimensions; nothing in evaluation and auxiliary phases.
+        """Add one batch, averaged over its leading dimensions; ignored in evaluation and auxiliary phases.
 
         Args:
             tensor: nest of ``[..., *spec.shape]``, with any number of leading dimensions.
 
         Raises:
-            ValueError: the structure is not that of the spec.
+            ValueError: the structure differs from the spec.
         """
         if context.freeze_statistics() or not self.training:
             return
@@ -63,26 +63,26 @@ class _Averager(nn.Module):
             stats.update_mean(leaf)
 
     def get(self) -> NestedTensor:
-        """The average, a nest of ``[*spec.shape]``; 0 before the first update."""
+        """Return the average, a nest of ``[*spec.shape]``; 0 before the first update."""
         return self._structure.unflatten([stats.mean.clone() for stats in self._stats_list])
 
     def average(self, tensor: NestedTensor) -> NestedTensor:
-        """:meth:`update`, then :meth:`get`."""
+        """Call :meth:`update`, then :meth:`get`."""
         self.update(tensor)
         return self.get()
 
     def forward(self, tensor: NestedTensor) -> NestedTensor:
-        """:meth:`average`."""
+        """Call :meth:`average`."""
         return self.average(tensor)
 
 
 @configurable
 class WindowAverager(_Averager):
-    """The average of the last ``window_size`` batches.
+    """Average of the last ``window_size`` batches.
 
     Args:
-        tensor_spec: nest of specs of what is averaged, without batch dimensions.
-        window_size: number of batches, of which each counts the same.
+        tensor_spec: nest of specs of the averaged tensors, without batch dimensions.
+        window_size: number of batches; all have equal weight.
         name: name of this averager.
     """
 
@@ -96,7 +96,7 @@ class ScalarWindowAverager(WindowAverager):
 
     Args:
         window_size: number of batches.
-        dtype: of the scalar, or its name.
+        dtype: dtype of the scalar, or its name.
         name: name of this averager.
     """
 
@@ -107,10 +107,10 @@ class ScalarWindowAverager(WindowAverager):
 
 @configurable
 class EMAverager(_Averager):
-    """Exponential moving average, without the bias towards its initial value.
+    """Exponential moving average without bias towards its initial value.
 
     Args:
-        tensor_spec: nest of specs of what is averaged, without batch dimensions.
+        tensor_spec: nest of specs of the averaged tensors, without batch dimensions.
         update_rate: weight of a new batch in (0, 1], or a scheduler of it.
         name: name of this averager.
     """
@@ -126,7 +126,7 @@ class ScalarEMAverager(EMAverager):
 
     Args:
         update_rate: weight of a new batch in (0, 1], or a scheduler of it.
-        dtype: of the scalar, or its name.
+        dtype: dtype of the scalar, or its name.
         name: name of this averager.
     """
 
@@ -137,11 +137,11 @@ class ScalarEMAverager(EMAverager):
 
 @configurable
 class AdaptiveAverager(_Averager):
-    """An average with the update rate ``speed / (n + speed)`` at batch n: it converges, favouring the recent.
+    """Average with the update rate ``speed / (n + speed)`` at batch n; it converges and favors recent batches.
 
     Args:
-        tensor_spec: nest of specs of what is averaged, without batch dimensions.
-        speed: positive; 1 is the plain average of all batches.
+        tensor_spec: nest of specs of the averaged tensors, without batch dimensions.
+        speed: positive; 1 is the plain average of all batches, larger values favor recent batches.
         name: name of this averager.
     """
 
@@ -154,8 +154,8 @@ class ScalarAdaptiveAverager(AdaptiveAverager):
     """:class:`AdaptiveAverager` of a scalar.
 
     Args:
-        speed: positive; 1 is the plain average of all batches.
-        dtype: of the scalar, or its name.
+        speed: positive; 1 is the plain average of all batches, larger values favor recent batches.
+        dtype: dtype of the scalar, or its name.
         name: name of this averager.
     """
 

@@ -1,17 +1,18 @@
-"""Checkpoints that a run can be killed in the middle of writing, and that are read without executing code.
+"""Checkpoints that survive a kill while they are written, and that are read without executing code.
 
-A checkpoint ``ckpt-N`` is what ``torch.save`` writes for ``{name: state_dict}``, followed by its SHA-256 in a line of
-its own (which ``torch.load`` ignores). It is written under another name, flushed to the disk and renamed, so a file
-named ``ckpt-N`` is complete or damaged by something else; the checksum tells. A damaged one is passed over with a
-warning in favour of the one before it; a file that something else than alfx wrote is refused.
+A checkpoint ``ckpt-N`` is the output of ``torch.save`` for ``{name: state_dict}``, followed by its SHA-256 in a
+separate line (which ``torch.load`` ignores). It is written under a temporary name, flushed to disk and renamed, so a
+file named ``ckpt-N`` is complete unless something else damaged it, which the checksum detects. A damaged checkpoint is
+skipped with a warning and the previous one is loaded. Files that were not written by alfx are rejected.
 
-Replay buffers, which may be larger than all the rest, are in a file of the same kind beside it, ``ckpt-N.replay``. It
-is written before its checkpoint, which holds its checksum; only those of the latest checkpoints are kept.
+Replay buffers, which may be larger than everything else, are stored next to the checkpoint in a file of the same
+format, ``ckpt-N.replay``. It is written before its checkpoint, which holds its checksum. Only the replay buffers of the
+latest checkpoints are kept.
 
-The state of the environments, which has to be pickled, is kept beside it as ``ckpt-N.env``. It carries the checksum of
-its checkpoint and its own, and a code that only the user who wrote it could make (:mod:`alfx.checkpoints.user_key`): to
-unpickle what another one wrote would execute code. It is read by nothing but
-:meth:`Checkpointer.load_environment_state`.
+The state of the environments has to be pickled and is stored next to the checkpoint as ``ckpt-N.env``. The file holds
+the checksums of its checkpoint and of itself, and an authentication code that only the user who wrote it can compute
+(:mod:`alfx.checkpoints.user_key`), because unpickling a file of another user could execute code. Only
+:meth:`Checkpointer.load_environment_state` reads it.
 """
 import contextlib
 import errno
@@ -45,39 +46,39 @@ _TRAILER_SIZE = len(_TRAILER) + 64
 _ENV_MARK = b'alfx-env-2:'
 _NAME = re.compile(r'ckpt-(\d+)')
 _TEMPORARIES = 'temporary.json'
-_EXTRA, _REPLAY = '_extra_state', 'replay_buffer'  # where a state has what goes into the file of replay buffers
-_REPLAYS_KEPT = 2  # one more than needed, should the latest checkpoint be damaged
+_EXTRA, _REPLAY = '_extra_state', 'replay_buffer'  # keys of the part of a state that goes into the replay file
+_REPLAYS_KEPT = 2  # one more than needed, in case the latest checkpoint is damaged
 _UNFINISHED = re.compile(r'(ckpt-\d+(\.env|\.replay)?|temporary\.json)\.tmp\d+')
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint cannot be written, or cannot be used; the message says which, why, and what to do."""
+    """A checkpoint cannot be written or used; the message says which one, why, and what to do."""
 
 
 class _Damaged(Exception):
-    """What makes a file unusable as a checkpoint although its name says that it is one."""
+    """A file is unusable as a checkpoint; the message says why."""
 
 
 def enable_checkpoint(module: nn.Module, flag: bool = True) -> None:
-    """Say whether checkpoints hold the state of ``module``; they do unless told otherwise.
+    """Choose whether checkpoints hold the state of ``module``; by default they do.
 
-    What is left out keeps its value when a checkpoint is loaded.
+    A module that checkpoints do not hold keeps its values when a checkpoint is loaded.
     """
     module._is_checkpoint_enabled = flag  # type: ignore[assignment]
 
 
 def is_checkpoint_enabled(module: nn.Module) -> bool:
-    """Whether checkpoints hold the state of ``module``."""
+    """Return whether checkpoints hold the state of ``module``."""
     return bool(getattr(module, '_is_checkpoint_enabled', True))
 
 
 class Checkpointer:
-    """Saves and loads a set of modules as ``<ckpt_dir>/ckpt-<step>``.
+    """Save and load a set of modules as ``<ckpt_dir>/ckpt-<step>``.
 
     Args:
-        ckpt_dir: the folder, made with the first checkpoint.
-        **modules: what a checkpoint holds: modules, or anything with ``state_dict()`` and ``load_state_dict()``. What
-            ``state_dict`` returns is made of dicts, lists, tuples, tensors, numbers, strings and None only.
+        ckpt_dir: folder of the checkpoints; created with the first checkpoint.
+        **modules: contents of a checkpoint: modules, or objects with ``state_dict()`` and ``load_state_dict()``. The
+            result of ``state_dict`` may only contain dicts, lists, tuples, tensors, numbers, strings and None.
     """
 
     def __init__(self, ckpt_dir: str, **modules: Any):
@@ -86,42 +87,42 @@ class Checkpointer:
 
     @property
     def ckpt_dir(self) -> str:
-        """The folder."""
+        """Folder of the checkpoints."""
         return self._dir
 
     def path(self, global_step: int) -> str:
-        """The path of the checkpoint of ``global_step``, whether it exists or not."""
+        """Return the path of the checkpoint of ``global_step``, whether or not it exists."""
         return os.path.join(self._dir, f'ckpt-{global_step}')
 
     def steps(self) -> list[int]:
-        """The steps that there are checkpoints of, in ascending order."""
+        """Return the steps of all checkpoints, in ascending order."""
         if not os.path.isdir(self._dir):
             return []
         return sorted(int(match[1]) for name in os.listdir(self._dir) if (match := _NAME.fullmatch(name)))
 
     def has_checkpoint(self, global_step: int | str = 'latest') -> bool:
-        """Whether there is a checkpoint of ``global_step``, or any at all for ``'latest'``."""
+        """Return whether there is a checkpoint of ``global_step``, or any checkpoint for ``'latest'``."""
         return bool(self.steps()) if global_step == 'latest' else int(global_step) in self.steps()
 
     def save(self, global_step: int, environment_state: Any = None, temporary: bool = False) -> str:
-        """Write a checkpoint; on failure the ones before it are as they were.
+        """Write a checkpoint; earlier checkpoints are unchanged if it fails.
 
         Args:
-            global_step: its number. A checkpoint of the same number is replaced.
-            environment_state: something picklable that goes into the file beside it; None for no such file.
-            temporary: whether ``remove_temporaries`` may remove it.
+            global_step: number of the checkpoint. A checkpoint with the same number is replaced.
+            environment_state: picklable state for the file next to the checkpoint; ``None`` for no such file.
+            temporary: allow ``remove_temporaries`` to remove the checkpoint.
 
         Returns:
-            Its path.
+            The path of the checkpoint.
 
         Raises:
-            CheckpointError: it cannot be written (disk full, no permission).
+            CheckpointError: the checkpoint cannot be written (disk full, no permission).
         """
         self._write(global_step, self._states(), environment_state, temporary)
         return self.path(global_step)
 
     def _states(self) -> dict[str, dict[str, Any]]:
-        """What a checkpoint written now holds."""
+        """Return the contents of a checkpoint written now."""
         return {name: _state_of(module) for name, module in self._modules.items()}
 
     def _write(self, global_step: int, states: dict[str, dict[str, Any]], environment_state: Any,
@@ -154,10 +155,10 @@ class Checkpointer:
                 _remove(f'{self.path(step)}.replay')
         except OSError as error:
             raise CheckpointError(f'the checkpoint {path} cannot be written: {error.strerror or error}; free some '
-                                  'space or correct the permissions, older checkpoints are untouched') from error
+                                  'space or correct the permissions; older checkpoints are unchanged') from error
 
     def _remove_unfinished(self) -> None:
-        """Remove what processes that were killed were writing."""
+        """Remove the temporary files of processes that were killed."""
         for name in os.listdir(self._dir):
             if _UNFINISHED.fullmatch(name):
                 os.remove(os.path.join(self._dir, name))
@@ -167,19 +168,19 @@ class Checkpointer:
         """Load a checkpoint into the modules.
 
         Args:
-            global_step: which one; ``'latest'`` is the newest that is not damaged.
-            ignored_parameter_prefixes: entries ``<module name>.<key>`` that begin with one of these keep the values
-                that they have.
-            ignore_unexpected: pass over what the checkpoint holds and the modules do not have, as when a policy is
-                played without its critics. What the modules have and the checkpoint does not hold is always an error.
-            load_options: arguments for the ``load_state_dict`` of a module, by its name.
+            global_step: step of the checkpoint; ``'latest'`` is the newest undamaged one.
+            ignored_parameter_prefixes: entries ``<module name>.<key>`` that start with one of these prefixes keep
+                their current values.
+            ignore_unexpected: ignore entries of the checkpoint that the modules do not have, for example to play a
+                policy without its critics. Entries that the modules have and the checkpoint lacks are always an error.
+            load_options: arguments of the ``load_state_dict`` of a module, by its name.
 
         Returns:
             The step of the checkpoint.
 
         Raises:
-            CheckpointError: there is none; it is damaged; it was not written by alfx; or it does not hold what the
-                modules need, which is then named.
+            CheckpointError: there is no checkpoint; it is damaged; it was not written by alfx; or it lacks entries that
+                the modules need, which the message names.
         """
         step, path, states = self._read(global_step)
         missing = [name for name in self._modules if name not in states]
@@ -190,16 +191,18 @@ class Checkpointer:
             _check_keys(path, name, module, state)
             try:
                 module.load_state_dict(state, **(load_options or {}).get(name, {}))
-            except ConfError:  # says itself what to do
+            except ConfError:  # its message already says what to do
                 raise
             except (RuntimeError, ValueError, KeyError) as error:
-                raise CheckpointError(f'{path} does not fit what is to be loaded, part {name!r}: {error}; was it '
-                                      'written by another conf?') from error
+                raise CheckpointError(f'{path} does not match the modules to load, part {name!r}: {error}; was it '
+                                      'written with another conf?') from error
         return step
 
     def load_environment_state(self, global_step: int) -> Any:
-        """The environment state of a checkpoint; None if there is none, or it is not of this very checkpoint, or
-        another user wrote it."""
+        """Return the environment state of a checkpoint.
+
+        ``None`` if there is none, if it belongs to another checkpoint, or if another user wrote it.
+        """
         path = self.path(global_step) + '.env'
         try:
             with _open(self.path(global_step)) as file:
@@ -222,7 +225,7 @@ class Checkpointer:
             return None
         if not is_own:
             logger.warning('the environment state %s is not used: it was not written with the key of this user (%s). '
-                           'If it is of a run of yours on another machine, copy the key from there', path,
+                           'If it belongs to your run on another machine, copy the key from there', path,
                            user_key.path())
             return None
         return pickle.loads(payload)
@@ -238,7 +241,7 @@ class Checkpointer:
             self._write_temporaries(set(temporaries) - set(old))
 
     def _read(self, global_step: int | str) -> tuple[int, str, dict[str, Any]]:
-        """Step, path and states of the checkpoint asked for."""
+        """Return step, path and states of the requested checkpoint."""
         wants_replay = any(_has_replay_buffer(module) for module in self._modules.values())
         if global_step != 'latest':
             path = self.path(int(global_step))
@@ -249,9 +252,9 @@ class Checkpointer:
         for step in reversed(self.steps()):
             try:
                 return step, self.path(step), _read_states(self.path(step), wants_replay)
-            except (_Damaged, FileNotFoundError) as error:  # the latter: a run that goes on has removed it
-                logger.warning('%s is passed over, it is damaged: %s', self.path(step), error)
-        why = '' if self.steps() else ': there is none at all; the first one of a run is written after some minutes'
+            except (_Damaged, FileNotFoundError) as error:  # a run in progress may just have removed the file
+                logger.warning('skipping the damaged checkpoint %s: %s', self.path(step), error)
+        why = '' if self.steps() else ': there are no checkpoints; a run writes its first one after some minutes'
         raise CheckpointError(f'there is no undamaged checkpoint in {self._dir}{why}')
 
     def _save_environment_state(self, path: str, checksum: str, state: Any) -> None:
@@ -263,7 +266,7 @@ class Checkpointer:
         try:
             code = _code(header)
         except NoKeyError as error:
-            logger.warning('the state of the environments is not saved, a run that goes on starts new episodes: %s',
+            logger.warning('the state of the environments is not saved; a resumed run will start new episodes: %s',
                            error)
             return
         with _temporary_file(path + '.env') as (file, commit):
@@ -275,12 +278,12 @@ class Checkpointer:
             with _open(os.path.join(self._dir, _TEMPORARIES)) as file:
                 steps = json.load(file)
             if not (isinstance(steps, list) and all(type(step) is int for step in steps)):
-                raise _Damaged('it is no list of numbers')
+                raise _Damaged('it is not a list of numbers')
             return set(steps)
         except FileNotFoundError:
             return set()
         except (ValueError, _Damaged):
-            logger.warning('%s in %s is damaged: no checkpoint is taken to be temporary', _TEMPORARIES, self._dir)
+            logger.warning('%s in %s is damaged: no checkpoint is treated as temporary', _TEMPORARIES, self._dir)
             return set()
 
     def _write_temporaries(self, steps: set[int]) -> None:
@@ -290,9 +293,9 @@ class Checkpointer:
 
 
 def read_checkpoint(path: str) -> dict[str, Any]:
-    """The states ``{name: state_dict}`` that a checkpoint holds, on the CPU; nothing is executed in reading it.
+    """Return the states ``{name: state_dict}`` of a checkpoint, on the CPU; reading executes no code.
 
-    Replay buffers are among them if it is one of the latest checkpoints.
+    Replay buffers are included if it is one of the latest checkpoints.
 
     Raises:
         CheckpointError: there is no such file, it is damaged, or it was not written by alfx.
@@ -301,9 +304,9 @@ def read_checkpoint(path: str) -> dict[str, Any]:
 
 
 def _read_sound(path: str, with_replay: bool) -> dict[str, Any]:
-    """The states of one checkpoint, none other will do; see :func:`read_checkpoint`."""
+    """Return the states of exactly this checkpoint; see :func:`read_checkpoint`."""
     if os.path.isdir(path):
-        raise CheckpointError(f'{path} is a folder; name the checkpoint in it, such as {path}/ckpt-100')
+        raise CheckpointError(f'{path} is a folder; pass a checkpoint in it, such as {path}/ckpt-100')
     try:
         return _read_states(path, with_replay)
     except FileNotFoundError as error:
@@ -313,17 +316,18 @@ def _read_sound(path: str, with_replay: bool) -> dict[str, Any]:
 
 
 def extract_sub_state_dict_from_checkpoint(checkpoint_prefix: str, checkpoint_path: str) -> dict[str, Any]:
-    """Part of a checkpoint, to be loaded into a part of an algorithm; without replay buffers.
+    """Return part of a checkpoint, to load into a part of an algorithm; without replay buffers.
 
     Args:
         checkpoint_prefix: path from the checkpoint to the part, ``'alg'`` for the whole algorithm,
-            ``'alg._sub.net'`` for a module of it.
-        checkpoint_path: the file, ``'.../train/algorithm/ckpt-100'``.
+            ``'alg._sub.net'`` for one of its modules.
+        checkpoint_path: path of the file, ``'.../train/algorithm/ckpt-100'``.
 
     Returns:
-        The state dict of that part: keys without the prefix.
+        The state dict of that part, with keys without the prefix.
 
     Raises:
+        CheckpointError: the checkpoint cannot be read, or has no such part; the message names existing parts.
         CheckpointError: the checkpoint cannot be read, or has no such part; parts that it has are named.
     """
     states = _read_sound(os.path.expanduser(checkpoint_path), with_replay=False)
@@ -350,14 +354,14 @@ def _read_states(path: str, with_replay: bool) -> dict[str, Any]:
                 raise _Damaged('it belongs to another checkpoint')
         return _put_replay_in(states, _read_content(f'{path}.replay')['modules'])
     except FileNotFoundError:
-        logger.warning('the replay buffer of %s is not there any more: %s.replay', path, path)
+        logger.warning('the replay buffer of %s is missing: %s.replay', path, path)
     except _Damaged as error:
-        logger.warning('the replay buffer in %s.replay is left out, the file is damaged: %s', path, error)
+        logger.warning('the replay buffer in %s.replay is not loaded, the file is damaged: %s', path, error)
     return states
 
 
 def _read_content(path: str) -> dict[str, Any]:
-    """What :func:`_save` was given."""
+    """Return the content passed to :func:`_save`."""
     with _open(path) as file:
         try:
             checksum = _trailer(file)
@@ -369,8 +373,8 @@ def _read_content(path: str) -> dict[str, Any]:
         file.seek(0)
         try:
             content = torch.load(file, map_location='cpu', weights_only=True)
-        except pickle.UnpicklingError as error:  # whose text proposes to execute it
-            raise CheckpointError(f'{path} holds more than weights and numbers, and to read it could execute code: it '
+        except pickle.UnpicklingError as error:  # torch's message suggests to execute it
+            raise CheckpointError(f'{path} holds more than weights and numbers, so reading it could execute code; it '
                                   'is not used') from error
         except (RuntimeError, EOFError) as error:
             raise CheckpointError(f'{path} cannot be read by torch {torch.__version__}: {error}') from error
@@ -380,20 +384,20 @@ def _read_content(path: str) -> dict[str, Any]:
 
 
 def _open(path: str) -> Any:
-    """Open a file for reading, never waiting for it.
+    """Open a file for reading without blocking.
 
     Raises:
-        FileNotFoundError: there is nothing of that name.
-        _Damaged: it is no file, or a link to none; or the disk does not give it.
+        FileNotFoundError: there is no such file.
+        _Damaged: it is not a regular file, is a broken link, or cannot be read from the disk.
     """
     try:
         mode = os.stat(path).st_mode
-        if not stat.S_ISREG(mode):  # to open a pipe could take for ever
-            raise _Damaged('it is a folder' if stat.S_ISDIR(mode) else 'it is no file but a pipe or a device')
+        if not stat.S_ISREG(mode):  # opening a pipe could block forever
+            raise _Damaged('it is a folder' if stat.S_ISDIR(mode) else 'it is not a file but a pipe or a device')
         return open(path, 'rb')
     except FileNotFoundError:
         if os.path.islink(path):
-            raise _Damaged(f'it is a link to {os.readlink(path)}, which is not there') from None
+            raise _Damaged(f'it is a link to {os.readlink(path)}, which does not exist') from None
         raise
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EIO):
@@ -402,7 +406,7 @@ def _open(path: str) -> Any:
 
 
 def _refuse_foreign(path: str, file: Any) -> None:
-    """Raise if a file without our checksum is intact, hence something else's."""
+    """Raise an error if a file without our checksum is intact and therefore written by another program."""
     file.seek(0)
     if not zipfile.is_zipfile(file) and not _is_pickle(file):
         return
@@ -410,18 +414,18 @@ def _refuse_foreign(path: str, file: Any) -> None:
     try:
         content = torch.load(file, map_location='cpu', weights_only=True)
     except pickle.UnpicklingError as error:
-        if 'unsupported' in str(error).lower():  # a sound file of classes that weights_only does not load
-            raise CheckpointError(f'{path} was not written by alfx: it holds more than weights and numbers, and to '
-                                  'read it could execute code') from error
+        if 'unsupported' in str(error).lower():  # an intact file with classes that weights_only does not load
+            raise CheckpointError(f'{path} was not written by alfx: it holds more than weights and numbers, so reading '
+                                  'it could execute code') from error
         return
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError):
         return
     if not (isinstance(content, dict) and _MARK in content):
-        raise CheckpointError(f'{path} was not written by alfx: it lacks the mark and the checksum of its checkpoints')
+        raise CheckpointError(f'{path} was not written by alfx: it lacks the mark and the checksum of checkpoints')
 
 
 def _is_pickle(file: Any) -> bool:
-    """Whether what comes first in the file are the instructions of a pickle, as torch once wrote; none is executed."""
+    """Return whether the file starts with pickle instructions, as old torch files do; none is executed."""
     file.seek(0)
     if file.read(1) != pickle.PROTO:
         return False
@@ -435,7 +439,7 @@ def _is_pickle(file: Any) -> bool:
 
 
 def _save(file: Any, content: dict[str, Any]) -> str:
-    """Write a checkpoint file; returns its checksum."""
+    """Write a checkpoint file and return its checksum."""
     writer = _HashingWriter(file)
     writer.save(content)
     file.write(_TRAILER + writer.hexdigest().encode())
@@ -443,7 +447,7 @@ def _save(file: Any, content: dict[str, Any]) -> str:
 
 
 def _take_replay_out(states: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """``{name: state_dict}`` without replay buffers; and those, in the same order of names and keys."""
+    """Split ``{name: state_dict}`` into the states without replay buffers, and the replay buffers by name and key."""
     rest, replay = {}, {}
     for name, state in states.items():
         found = {key: value[_REPLAY] for key, value in state.items()
@@ -455,7 +459,7 @@ def _take_replay_out(states: dict[str, Any]) -> tuple[dict[str, Any], dict[str, 
 
 
 def _put_replay_in(states: dict[str, Any], replay: dict[str, Any]) -> dict[str, Any]:
-    """The inverse of :func:`_take_replay_out`."""
+    """Undo :func:`_take_replay_out`."""
     return {name: {**state, **{key: {**state[key], _REPLAY: buffer}
                                for key, buffer in replay.get(name, {}).items()}} for name, state in states.items()}
 
@@ -466,27 +470,27 @@ def _has_replay_buffer(module: Any) -> bool:
 
 
 def _remove(path: str) -> None:
-    """Remove a file, if there is one."""
+    """Remove a file if it exists."""
     _put_aside_folder(path)
     with contextlib.suppress(FileNotFoundError):
         os.remove(path)
 
 
 def _put_aside_folder(path: str) -> None:
-    """Rename a folder that has the name of a file which is about to be written; anything else gives way by itself."""
+    """Rename a folder with the name of a file to be written; files are simply overwritten."""
     if os.path.isdir(path) and not os.path.islink(path):
         os.rename(path, f'{path}.{time.time_ns()}')
 
 
 def _trailer(file: Any) -> bytes:
-    """The checksum that a checkpoint ends with."""
+    """Return the checksum at the end of a checkpoint file."""
     size = file.seek(0, os.SEEK_END)
     if size < _TRAILER_SIZE:
-        raise _Damaged('it is empty' if size == 0 else 'it is cut off')
+            raise _Damaged('it is empty' if size == 0 else 'it is truncated')
     file.seek(size - _TRAILER_SIZE)
     trailer = file.read()
     if not trailer.startswith(_TRAILER):
-        raise _Damaged('it is cut off')
+        raise _Damaged('it is truncated')
     return trailer[len(_TRAILER):]
 
 
@@ -504,13 +508,15 @@ def _digest(data: bytes) -> bytes:
 
 
 def _code(header: bytes) -> bytes:
-    """What only this user can make of the header of an environment state, which tells all that is in the file."""
+    """Return the authentication code of the header of an environment state, which only this user can compute."""
     return hmac.new(user_key.user_key(), header, 'sha256').hexdigest().encode()
 
 
 class _HashingWriter:
-    """A file for ``torch.save`` that takes the checksum of what passes, and keeps the error of a failed write, which
-    torch replaces by one that does not tell why."""
+    """File for ``torch.save`` that computes a checksum and records the error of a failed write.
+
+    torch replaces that error by one that does not state the cause.
+    """
 
     def __init__(self, file: Any):
         self._file = file
@@ -549,8 +555,10 @@ class _TemporaryFile(NamedTuple):
 
 @contextlib.contextmanager
 def _temporary_file(path: str) -> Iterator[_TemporaryFile]:
-    """A file under another name that ``commit()`` flushes to the disk and renames to ``path``; without it, or on an
-    error, it is removed."""
+    """Open a temporary file that ``commit()`` flushes to disk and renames to ``path``.
+
+    It is removed without a commit or after an error.
+    """
     temporary = f'{path}.tmp{os.getpid()}'
 
     def commit() -> None:
@@ -585,12 +593,12 @@ def _state_of(module: Any) -> dict[str, Any]:
 
 
 def _left_out(module: nn.Module) -> tuple[str, ...]:
-    """Key prefixes of the parts that checkpoints do not hold."""
+    """Return the key prefixes of the parts that checkpoints do not hold."""
     return tuple(f'{name}.' for name, part in module.named_modules() if name and not is_checkpoint_enabled(part))
 
 
 def _fill_in(module: Any, state: dict[str, Any], name: str, ignored: Sequence[str], ignore_unexpected: bool) -> Any:
-    """``state`` with the module's own values where they are to be kept."""
+    """Return ``state`` with the current values of the module for entries that are kept."""
     if not isinstance(module, nn.Module):
         return state
     own = module.state_dict()
@@ -603,11 +611,11 @@ def _fill_in(module: Any, state: dict[str, Any], name: str, ignored: Sequence[st
 
 
 def _check_keys(path: str, name: str, module: Any, state: dict[str, Any]) -> None:
-    """Raise an error that names what is missing or too much, before anything is loaded."""
+    """Raise an error that names missing and unexpected entries, before anything is loaded."""
     own = module.state_dict()
-    problems = [f'{what} {", ".join(keys)}' for what, keys in (('it lacks', [k for k in own if k not in state]),
-                                                             ('not expected are', [k for k in state if k not in own]))
+    problems = [f'{what} {", ".join(keys)}' for what, keys in (('missing:', [k for k in own if k not in state]),
+                                                             ('unexpected:', [k for k in state if k not in own]))
                 if keys]
     if problems:
-        raise CheckpointError(f'{path} does not fit what is to be loaded, part {name!r}: {"; ".join(problems)}; was it '
-                              'written by another conf?')
+        raise CheckpointError(f'{path} does not match the modules to load, part {name!r}: {"; ".join(problems)}; was '
+                              'it written with another conf?')

@@ -5,17 +5,17 @@ import numpy as np
 
 
 def student_t_quantile(probability: float, degrees_of_freedom: int) -> float:
-    """The quantile of Student's t distribution.
+    """Quantile of Student's t distribution.
 
-    With t = sqrt(n) tan(a) its density is proportional to cos(a)^(n-1), which is integrated numerically; the error is
-    below 1e-4 of the result.
+    With t = sqrt(n) tan(a) its density is proportional to cos(a)^(n-1), which is integrated numerically; the relative
+    error is below 1e-4.
 
     Args:
         probability: in ``(0.5, 1)``.
         degrees_of_freedom: n, at least 1.
 
     Raises:
-        ValueError: an argument is out of its range.
+        ValueError: an argument is out of range.
     """
     if not 0.5 < probability < 1.0 or degrees_of_freedom < 1:
         raise ValueError('expected a probability in (0.5, 1) and at least 1 degree of freedom, found '
@@ -28,14 +28,14 @@ def student_t_quantile(probability: float, degrees_of_freedom: int) -> float:
 
 
 def confidence_interval(values: np.ndarray, level: float = 0.95) -> np.ndarray:
-    """Half the width of the confidence interval of the mean (Student's t).
+    """Half width of the confidence interval of the mean (Student's t).
 
     Args:
         values: ``[N, ...]`` independent samples.
         level: probability that the interval covers the mean.
 
     Returns:
-        ``[...]``; NaN for fewer than two samples.
+        Half widths ``[...]``; NaN for fewer than two samples.
     """
     values = np.asarray(values, dtype=np.float64)
     if len(values) < 2:

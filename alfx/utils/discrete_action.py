@@ -1,4 +1,4 @@
-"""One discrete action, for algorithms that compare the values of all actions, and exploring with it."""
+"""Single discrete actions, for algorithms that compare the values of all actions, and exploration with them."""
 from typing import Any
 
 import torch
@@ -10,76 +10,76 @@ from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec,
 
 
 class DiscreteAction:
-    """Translates between an action of the environment, any ``minimum .. maximum``, and its index ``0 .. n - 1``.
+    """Conversion between an action of the environment, ``minimum .. maximum``, and its index ``0 .. n - 1``.
 
     Args:
-        action_spec: one scalar discrete ``BoundedTensorSpec``, possibly alone in a nest.
-        owner: who needs it, for the message.
+        action_spec: one scalar discrete ``BoundedTensorSpec``, possibly in a nest.
+        owner: name of the user of the action, for error messages.
 
     Raises:
-        ValueError: the action is another one.
+        ValueError: ``action_spec`` is not a single discrete action.
     """
 
     def __init__(self, action_spec: NestedTensorSpec, owner: str):
         specs: list[Any] = nest.flatten(action_spec)
         if len(specs) != 1 or not isinstance(specs[0], BoundedTensorSpec) or not specs[0].is_discrete or specs[0].ndim:
             raise ValueError(f'{owner}: expected one discrete action, a scalar BoundedTensorSpec of integers, found '
-                             f'{action_spec}; SacAlgorithm takes continuous and mixed actions')
+                             f'{action_spec}; SacAlgorithm supports continuous and mixed actions')
         self.spec = specs[0]
         self.num_actions = int(self.spec.maximum) - int(self.spec.minimum) + 1
         self._first = int(self.spec.minimum)
         self._nest = None if isinstance(action_spec, TensorSpec) else action_spec
 
     def index(self, action: NestedTensor) -> Tensor:
-        """int64 ``[...]`` of actions ``[...]``."""
+        """Indices, int64 ``[...]``, of actions ``[...]``."""
         leaf = action if isinstance(action, Tensor) else nest.flatten(action)[0]
         return leaf.long() - self._first if self._first else leaf.long()
 
     def action(self, index: Tensor) -> NestedTensor:
-        """The actions ``[...]``, as the spec has them, of an index ``[...]``."""
+        """Actions ``[...]`` with the structure of the spec, for indices ``[...]``."""
         leaf = (index + self._first if self._first else index).to(self.spec.dtype)
         return leaf if self._nest is None else nest.pack_sequence_as(self._nest, [leaf])
 
     def mask_of(self, inputs: TimeStep) -> NestedTensor:
-        """bool ``[B, n]``: which actions are valid, or ``()``."""
+        """Mask of the valid actions, bool ``[B, n]``, or ``()``."""
         return self.leaf_of_mask(inputs.action_mask)
 
     @staticmethod
     def leaf_of_mask(mask: NestedTensor) -> NestedTensor:
-        """The mask itself, which may be alone in a nest."""
+        """Return the mask itself, which may be in a nest of one leaf."""
         return mask if isinstance(mask, Tensor) else next(iter(nest.flatten(mask)), ())
 
     def explore(self, index: Tensor, epsilon: float, mask: NestedTensor = ()) -> Tensor:
-        """``index`` ``[B]``, each with probability ``epsilon`` replaced by a uniformly random one.
+        """Replace each element of ``index`` ``[B]`` with probability ``epsilon`` by a uniformly random action.
 
         Args:
             index: int64 ``[B]``.
             epsilon: in [0, 1].
-            mask: bool ``[B, n]``: only these actions are drawn; ``()``: all.
+            mask: bool ``[B, n]``, the actions that may be drawn; ``()`` means all.
         """
         if epsilon <= 0.0:
             return index
         return self.random(index, mask) if epsilon >= 1.0 else self.replace_some(index, epsilon, mask)
 
     def random(self, like: Tensor, mask: NestedTensor = ()) -> Tensor:
-        """Uniformly random indices of the shape ``[B]`` of ``like``, of those where ``mask`` ``[B, n]``."""
+        """Uniformly random indices of the shape ``[B]`` of ``like``, among the actions where ``mask`` ``[B, n]``."""
         if not isinstance(mask, Tensor):
             return torch.randint(self.num_actions, like.shape, device=like.device)
         return random_valid(mask)
 
     def replace_some(self, index: Tensor, epsilon: float | Tensor, mask: NestedTensor = ()) -> Tensor:
-        """:meth:`explore` with the same operations whatever ``epsilon`` is, which may be a tensor ``[]``."""
+        """Compute :meth:`explore` with the same operations for every ``epsilon``, which may be a tensor ``[]``."""
         random = self.random(index, mask)
         return torch.where(torch.rand(index.shape, device=index.device) < epsilon, random, index)
 
 
 def random_valid(mask: Tensor) -> Tensor:
-    """int64 ``[...]``: a uniformly random one of the places where ``mask`` ``[..., N]`` is True."""
+    """Uniformly random position where ``mask`` ``[..., N]`` is True, int64 ``[...]``."""
     return torch.where(mask, torch.rand(mask.shape, device=mask.device), -1.0).argmax(-1)
 
 
 def mask_invalid(values: Tensor, mask: NestedTensor) -> Tensor:
-    """``values`` ``[..., N]`` with -inf where ``mask`` ``[..., N]`` is False; ``()``: as they are.
+    """Set ``values`` ``[..., N]`` to -inf where ``mask`` ``[..., N]`` is False; ``()`` leaves them unchanged.
 
     Raises:
         ValueError: the mask has another shape.
@@ -87,27 +87,27 @@ def mask_invalid(values: Tensor, mask: NestedTensor) -> Tensor:
     if not isinstance(mask, Tensor):
         return values
     if mask.shape != values.shape:
-        raise ValueError(f'a mask of actions has the shape {tuple(mask.shape)}; expected one entry for each action, '
+        raise ValueError(f'an action mask has the shape {tuple(mask.shape)}; expected one entry for each action, '
                          f'{tuple(values.shape)}')
     return values.masked_fill(~mask, -torch.inf)
 
 
 LongExplorationState = namedtuple('LongExplorationState', ['steps_left', 'index'], default_value=())
-"""For how many more steps a random action is repeated, and which: int64 ``[B]`` each."""
+"""Remaining steps for which a random action is repeated, and its index: int64 ``[B]`` each."""
 
 _LONGEST = 10000
 
 
 class EpsilonZGreedy:
-    """Random actions that are repeated for a random number of steps: epsilon-z-greedy exploration.
+    """Epsilon-z-greedy exploration: random actions that are repeated for a random number of steps.
 
     Dabney et al. 2021 (arXiv:2006.01782), algorithm 1: with probability epsilon a uniformly random action is chosen and
-    taken n times, ``P(n) ~ n ** -exponent`` for n up to 10,000. Such runs reach what dithering does not.
+    taken n times, ``P(n) ~ n ** -exponent`` for n up to 10,000. Such sequences reach states that dithering does not.
 
     Args:
-        action: translates the action.
-        exponent: greater than 1; 2 in the paper. The larger, the shorter the runs.
-        owner: who needs it, for the message.
+        action: conversion of the action.
+        exponent: greater than 1; 2 in the paper. Larger values give shorter sequences.
+        owner: name of the user of the exploration, for error messages.
 
     Raises:
         ValueError: ``exponent`` is not above 1.
@@ -124,26 +124,26 @@ class EpsilonZGreedy:
         self._cumulative = (weights.cumsum(0) / weights.sum()).float()
 
     def __call__(self, index: Tensor, epsilon: float, state: Any, mask: NestedTensor = ()) -> tuple[Tensor, Any]:
-        """``index`` ``[B]``, or what explores instead of it.
+        """Return ``index`` ``[B]`` or the actions that explore instead.
 
         Args:
-            index: int64 ``[B]``: the greedy actions.
-            epsilon: the chance that a run of random actions begins where there is none.
-            state: ``LongExplorationState`` ``[B]``; zeros at the begin of an episode.
-            mask: bool ``[B, n]``: which actions are valid, ``()`` for all; a run ends where its action is not.
+            index: int64 ``[B]``, greedy actions.
+            epsilon: probability of starting a sequence of random actions where there is none.
+            state: ``LongExplorationState`` ``[B]``; zeros at the start of an episode.
+            mask: bool ``[B, n]``, the valid actions, ``()`` for all; a sequence ends when its action is invalid.
 
         Returns:
-            the index ``[B]`` of the action to take, and the next state
+            The index ``[B]`` of the action to take, and the next state.
         """
         self._cumulative = self._cumulative.to(index.device)
         draws = torch.rand(2, *index.shape, device=index.device)
         lengths = 1 + torch.searchsorted(self._cumulative, draws[0]).clamp_(max=_LONGEST - 1)
         random = self._action.random(index, mask)
-        goes_on = state.steps_left > 0
+        continues = state.steps_left > 0
         if isinstance(mask, Tensor):
-            goes_on = goes_on & mask.gather(-1, state.index.unsqueeze(-1)).squeeze(-1)
-        begins = ~goes_on & (draws[1] < epsilon)
-        steps_left = torch.where(begins, lengths, state.steps_left * goes_on)
-        repeated = torch.where(begins, random, state.index)
-        taken = torch.where(begins | goes_on, repeated, index)
+            continues = continues & mask.gather(-1, state.index.unsqueeze(-1)).squeeze(-1)
+        starts = ~continues & (draws[1] < epsilon)
+        steps_left = torch.where(starts, lengths, state.steps_left * continues)
+        repeated = torch.where(starts, random, state.index)
+        taken = torch.where(starts | continues, repeated, index)
         return taken, LongExplorationState((steps_left - 1).clamp(min=0), repeated)

@@ -1,11 +1,11 @@
-"""What algorithms do with distributions: sample, score, take the mode or entropy, turn into parameters and back.
+"""Operations on nests of distributions: sampling, log-probabilities, modes, entropies, conversion to parameters.
 
-Every function takes a nest of distributions (one distribution is a nest too), and of tensors with the same
-structure. ``B`` stands for the batch dimensions. The distributions and transforms themselves are defined in
-:mod:`alfx.distributions.discrete`, :mod:`alfx.distributions.continuous`,
-:mod:`alfx.distributions.truncated`, :mod:`alfx.distributions.transformed` and :mod:`alfx.distributions.transforms`,
-and can be imported from here. :mod:`alfx.distributions.nests` makes them nodes of a nest;
-:mod:`alfx.utils.entropy_targets` holds target entropies.
+Every function takes a nest of distributions (a single distribution is a nest too), and nests of tensors with the same
+structure. ``B`` stands for the batch dimensions. The distributions and transforms are defined in
+:mod:`alfx.distributions.discrete`, :mod:`alfx.distributions.continuous`, :mod:`alfx.distributions.truncated`,
+:mod:`alfx.distributions.transformed` and :mod:`alfx.distributions.transforms`, and can be imported from here.
+:mod:`alfx.distributions.nests` registers them as nodes of a nest; :mod:`alfx.utils.entropy_targets` holds target
+entropies.
 """
 from collections.abc import Callable
 from typing import Any
@@ -54,9 +54,9 @@ NestedDistribution = Any
 
 
 def extract_distribution_parameters(dist: td.Distribution) -> NestedTensor:
-    """The parameters of ``dist`` as a dict of tensors, e.g. ``{'loc': ..., 'scale': ...}``.
+    """Return the parameters of ``dist`` as a dict of tensors, e.g. ``{'loc': ..., 'scale': ...}``.
 
-    Wrappers (``Independent``, transformed distributions) contribute nothing of their own; a mixture gives
+    Wrappers (``Independent``, transformed distributions) add no parameters; a mixture returns
     ``{'mixture': {...}, 'components': {...}}``.
 
     Raises:
@@ -70,7 +70,7 @@ def extract_distribution_parameters(dist: td.Distribution) -> NestedTensor:
 
 
 def _leaves_in_order(dist: td.Distribution, params: NestedTensor) -> list[Any]:
-    """The leaves of ``params`` in the order in which ``dist`` visits its parameters."""
+    """Return the leaves of ``params`` in the order in which ``dist`` visits its parameters."""
     names, children = named_children(dist)
     if len(children) == 1 and isinstance(children[0], td.Distribution):
         return _leaves_in_order(children[0], params)
@@ -84,11 +84,11 @@ def _leaves_in_order(dist: td.Distribution, params: NestedTensor) -> list[Any]:
 
 
 class DistributionSpec:
-    """How to build a distribution from its parameters.
+    """Specification of a distribution: a builder and the specs of its parameters.
 
     Args:
-        builder: ``builder(params)`` returns the distribution.
-        input_params_spec: nest of specs of ``params``.
+        builder: function that maps parameters to the distribution.
+        input_params_spec: nest of specs of the parameters.
     """
 
     def __init__(self, builder: Callable[[NestedTensor], td.Distribution], input_params_spec: NestedTensorSpec):
@@ -96,7 +96,7 @@ class DistributionSpec:
         self.input_params_spec = input_params_spec
 
     def build_distribution(self, input_params: NestedTensor) -> td.Distribution:
-        """The distribution with the parameters ``input_params``.
+        """Build the distribution with the parameters ``input_params``.
 
         Raises:
             ValueError: ``input_params`` does not have the structure of ``input_params_spec``.
@@ -106,41 +106,42 @@ class DistributionSpec:
 
     @classmethod
     def from_distribution(cls, dist: td.Distribution, from_dim: int = 0) -> 'DistributionSpec':
-        """The spec of ``dist``, whose parameters have ``from_dim`` batch dimensions."""
+        """Create the spec of ``dist``, whose parameters have ``from_dim`` batch dimensions."""
         template = tensor_specs.extract_spec(dist, from_dim)
         return cls(lambda params: params_to_distributions(params, template),
                    extract_distribution_parameters(template))
 
 
 def extract_spec(nests: NestedTensor | NestedDistribution, from_dim: int = 1) -> NestedTensorSpec:
-    """The spec of a nest of tensors and distributions: the same nest with a spec in the place of each tensor.
+    """Return the spec of a nest of tensors and distributions: the same nest with specs instead of tensors.
 
-    A distribution becomes the same distribution holding specs. Such a spec is accepted wherever one is taken.
+    A distribution becomes the same distribution with specs as parameters. Every function that takes a nest of specs
+    accepts such a spec.
     """
     return tensor_specs.extract_spec(nests, from_dim)
 
 
 def distributions_to_params(nests: NestedDistribution) -> NestedTensor:
-    """Replace each distribution by its :func:`extract_distribution_parameters`; tensors stay."""
+    """Replace each distribution by its :func:`extract_distribution_parameters`; tensors are unchanged."""
     return nest.map_structure(
         lambda x: extract_distribution_parameters(x) if isinstance(x, td.Distribution) else x, nests,
         is_leaf=nest.is_distribution)
 
 
 def to_distribution_param_spec(nests: NestedTensorSpec) -> NestedTensorSpec:
-    """The spec of what :func:`distributions_to_params` returns, from a spec with distributions."""
+    """Return the spec of the result of :func:`distributions_to_params`, from a spec with distributions."""
     return distributions_to_params(nests)
 
 
 def params_to_distributions(nests: NestedTensor, nest_spec: NestedTensorSpec) -> NestedDistribution:
-    """The inverse of :func:`distributions_to_params`.
+    """Undo :func:`distributions_to_params`.
 
     Args:
         nests: nest with a dict of parameters at each distribution of ``nest_spec``.
-        nest_spec: what :func:`extract_spec` returned for the distributions.
+        nest_spec: result of :func:`extract_spec` for the distributions.
 
     Raises:
-        ValueError: the structures disagree.
+        ValueError: the structures differ.
     """
     templates = nest.flatten(nest_spec, nest.is_distribution)
     shallow = nest.structure(nest_spec, nest.is_distribution)
@@ -181,8 +182,8 @@ def compute_log_probability(distributions: NestedDistribution, actions: NestedTe
 
     Args:
         distributions: nest of distributions of batch shape ``[B]``.
-        actions: nest of tensors of the same structure, ``[B, *event_shape]``. The very tensor that a squashed
-            distribution returned as its last sample is scored without inverting the squashing.
+        actions: nest of tensors of the same structure, ``[B, *event_shape]``. If a tensor is the last sample that a
+            squashed distribution returned, the squashing is not inverted.
 
     Raises:
         ValueError: the structures differ.
@@ -196,15 +197,15 @@ def compute_log_probability(distributions: NestedDistribution, actions: NestedTe
 
 
 def compute_kl(before: NestedDistribution, after: NestedDistribution) -> Tensor:
-    """``KL(before || after)`` in nats, summed over the nest: ``[B]``.
+    """Kullback-Leibler divergence ``KL(before || after)`` in nats, summed over the nest: ``[B]``.
 
-    Where it is not known (mixtures, truncated Cauchy distributions) it is estimated from one sample of ``before``; the
-    estimate and its gradient with respect to ``after`` are unbiased. A transformation that both have in common, such as
-    squashing, changes nothing.
+    Without a closed form (mixtures, truncated Cauchy distributions) it is estimated from one sample of ``before``; the
+    estimate and its gradient with respect to ``after`` are unbiased. A transformation that both share, such as
+    squashing, does not change it.
 
     Args:
         before: nest of distributions of batch shape ``[B]``.
-        after: the same kinds in the same structure.
+        after: nest of distributions of the same kinds and structure.
     """
     return _total([_kl(a, b) for a, b in zip(_flatten(before), _flatten(after))])
 
@@ -220,22 +221,22 @@ def _kl(before: Any, after: Any) -> Tensor:
 
 
 def mask_actions(distributions: NestedDistribution, mask: NestedTensor) -> NestedDistribution:
-    """Distributions of the same kind without the actions that are not valid.
+    """Exclude invalid actions from distributions, keeping their kinds.
 
     Args:
         distributions: nest of distributions of batch shape ``[B]``.
         mask: ``TimeStep.action_mask``: nest of bool ``[B, ..., N]``, one for each discrete action of the nest, in its
-            order; ``()``: all are valid.
+            order; ``()`` means that all actions are valid.
 
     Raises:
-        ValueError: there are more or fewer masks than discrete actions, or one does not fit its distribution.
+        ValueError: the numbers of masks and discrete actions differ, or a mask does not fit its distribution.
     """
     if isinstance(mask, tuple) and mask == ():
         return distributions
     leaves, masks = _flatten(distributions), nest.flatten(mask)
     discrete = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (Categorical, DiagMultivariateCategorical))]
     if len(discrete) != len(masks):
-        raise ValueError(f'found {len(masks)} masks of actions for {len(discrete)} discrete actions; expected one for '
+        raise ValueError(f'found {len(masks)} action masks for {len(discrete)} discrete actions; expected one for '
                          'each')
     for i, own in zip(discrete, masks):
         leaves[i] = _masked(leaves[i], own)
@@ -245,7 +246,7 @@ def mask_actions(distributions: NestedDistribution, mask: NestedTensor) -> Neste
 def _masked(dist: Any, mask: Tensor) -> Any:
     logits = dist.base_dist._param if isinstance(dist, DiagMultivariateCategorical) else dist._param
     if mask.shape != logits.shape:
-        raise ValueError(f'a mask of actions has the shape {tuple(mask.shape)}; expected that of the logits, '
+        raise ValueError(f'an action mask has the shape {tuple(mask.shape)}; expected the shape of the logits, '
                          f'{tuple(logits.shape)}: batch, components of the action, values of a component')
     return dist._like(logits.masked_fill(~mask, -torch.inf))
 
@@ -260,14 +261,14 @@ def _sample(distributions: NestedDistribution, draw: Callable[[Any], Tensor], re
 
 @register_function
 def rsample_action_distribution(nested_distributions: NestedDistribution, return_log_prob: bool = False) -> Any:
-    """Draw reparameterized samples, through which gradients flow to the parameters.
+    """Draw reparameterized samples, with gradients to the parameters.
 
     Args:
         nested_distributions: nest of distributions of batch shape ``[B]``.
-        return_log_prob: whether to return the log-probability too.
+        return_log_prob: return the log-probability too.
 
     Returns:
-        The samples, ``[B, *event_shape]`` each; with ``return_log_prob`` a tuple of them and their summed
+        The samples, ``[B, *event_shape]`` each; with ``return_log_prob`` a tuple of the samples and their summed
         log-probability ``[B]``, which for a squashed distribution is computed from the unsquashed sample.
 
     Raises:
@@ -302,10 +303,10 @@ def sample_action_distribution(nested_distributions: NestedDistribution, return_
 
     Args:
         nested_distributions: nest of distributions of batch shape ``[B]``.
-        return_log_prob: whether to return the log-probability too.
+        return_log_prob: return the log-probability too.
 
     Returns:
-        The samples, ``[B, *event_shape]`` each; with ``return_log_prob`` a tuple of them and their summed
+        The samples, ``[B, *event_shape]`` each; with ``return_log_prob`` a tuple of the samples and their summed
         log-probability ``[B]`` (with gradient), which for a squashed distribution is computed from the unsquashed
         sample.
     """
@@ -315,16 +316,16 @@ def sample_action_distribution(nested_distributions: NestedDistribution, return_
 @register_function
 def epsilon_greedy_sample(nested_distributions: NestedDistribution,
                           eps: float | Callable[[], float] = 0.1) -> NestedTensor:
-    """The mode, or with probability ``eps`` a sample.
+    """Return the mode, or with probability ``eps`` a sample.
 
-    The choice is made for each element of the batch and each distribution of the nest by itself.
+    The choice is independent for each element of the batch and each distribution of the nest.
 
     Args:
         nested_distributions: nest of distributions of batch shape ``[B]``.
-        eps: probability in [0, 1] of sampling, or a scheduler of it. 0: always the mode, 1: always a sample.
+        eps: probability in [0, 1] of sampling, or a scheduler of it. 0 always takes the mode, 1 always samples.
 
     Returns:
-        nest of ``[B, *event_shape]``.
+        Actions, nest of ``[B, *event_shape]``.
     """
     probability = eps() if callable(eps) else eps
     if probability >= 1.0:
@@ -346,13 +347,13 @@ def epsilon_greedy_sample(nested_distributions: NestedDistribution,
 
 
 def get_mode(dist: td.Distribution) -> Tensor:
-    """The greedy action ``[B, *event_shape]``.
+    """Return the greedy action ``[B, *event_shape]``.
 
-    That is the most probable value, except that a transformed distribution gives the transformed mode of its base
-    (for squashed normals its median) and a mixture the mode of its most probable component.
+    It is the most probable value, with two exceptions: a transformed distribution returns the transformed mode of its
+    base (for squashed normals the median), and a mixture the mode of its most probable component.
 
     Raises:
-        NotImplementedError: a class without a known mode.
+        NotImplementedError: the class has no known mode.
     """
     if isinstance(dist, td.TransformedDistribution):
         mode = get_mode(dist.base_dist)
@@ -374,7 +375,7 @@ def get_mode(dist: td.Distribution) -> Tensor:
 
 
 def _pick_component(dist: td.MixtureSameFamily, values: Tensor) -> Tensor:
-    """``values [B, K, *event_shape]`` at the most probable of the K components."""
+    """Select ``values [B, K, *event_shape]`` at the most probable of the K components."""
     index = get_mode(dist.mixture_distribution)
     event = dist.component_distribution.event_shape
     index = index.view(*index.shape, 1, *[1] * len(event)).expand(*index.shape, 1, *event)
@@ -382,7 +383,7 @@ def _pick_component(dist: td.MixtureSameFamily, values: Tensor) -> Tensor:
 
 
 def get_rmode(dist: td.Distribution) -> Tensor:
-    """The mode ``[B, *event_shape]`` with gradients to the parameters.
+    """Return the mode ``[B, *event_shape]`` with gradients to the parameters.
 
     Raises:
         NotImplementedError: the distribution cannot be reparameterized.
@@ -397,7 +398,7 @@ def get_rmode(dist: td.Distribution) -> Tensor:
 
 
 def get_base_dist(dist: td.Distribution) -> td.Distribution:
-    """What is left when ``Independent`` and transformations are taken off."""
+    """Return the distribution inside ``Independent`` and transformations."""
     while isinstance(dist, (td.Independent, td.TransformedDistribution)):
         dist = dist.base_dist
     return dist
@@ -406,21 +407,21 @@ def get_base_dist(dist: td.Distribution) -> td.Distribution:
 @register_function
 def estimated_entropy(dist: td.Distribution, num_samples: int = 1,
                       check_numerics: bool = False) -> tuple[Tensor, Tensor]:
-    """Entropy estimated from samples.
+    """Estimate the entropy from samples.
 
     Args:
         dist: distribution of batch shape ``[B]``.
         num_samples: number of samples.
-        check_numerics: whether to raise if the estimate is not finite.
+        check_numerics: raise an error if the estimate is not finite.
 
     Returns:
         ``(entropy, entropy_for_gradient)``, ``[B]`` each: an unbiased estimate of the entropy, and a number whose
-        gradient is an unbiased estimate of its gradient. They are the same for a reparameterized distribution.
-        Otherwise the second is ``-log_prob^2 / 2``, as ``E[grad log p] = 0`` makes
+        gradient is an unbiased estimate of the gradient of the entropy. Both are equal for a reparameterized
+        distribution. Otherwise the second is ``-log_prob^2 / 2``, because ``E[grad log p] = 0`` gives
         ``grad H = -E[log p grad log p]``.
 
     Raises:
-        FloatingPointError: ``check_numerics`` and the estimate is not finite.
+        FloatingPointError: the estimate is not finite and ``check_numerics`` is set.
     """
     shape = torch.Size((num_samples, ))
     sample = dist.rsample(shape) if dist.has_rsample else dist.sample(shape)
@@ -433,14 +434,14 @@ def estimated_entropy(dist: td.Distribution, num_samples: int = 1,
 
 
 def entropy_with_fallback(distributions: NestedDistribution, return_sum: bool = True) -> Any:
-    """Entropy in closed form where there is one, else :func:`estimated_entropy`.
+    """Return the entropy in closed form if available, else :func:`estimated_entropy`.
 
     Args:
         distributions: nest of distributions of batch shape ``[B]``.
-        return_sum: whether to sum over the nest.
+        return_sum: sum over the nest.
 
     Returns:
-        ``(entropy, entropy_for_gradient)``, ``[B]`` each (nests of ``[B]`` if not ``return_sum``).
+        ``(entropy, entropy_for_gradient)``, ``[B]`` each (nests of ``[B]`` without ``return_sum``).
     """
 
     def compute(dist: td.Distribution) -> tuple[Tensor, Tensor]:
@@ -459,7 +460,7 @@ def entropy_with_fallback(distributions: NestedDistribution, return_sum: bool = 
 
 
 def has_closed_form_entropy(dist: td.Distribution) -> bool:
-    """Whether ``dist.entropy()`` is implemented."""
+    """Return whether ``dist.entropy()`` is implemented."""
     if isinstance(dist, AffineTransformedDistribution) or type(dist) is td.Independent:
         return has_closed_form_entropy(dist.base_dist)
     return type(dist).entropy not in _NO_ENTROPY

@@ -1,6 +1,6 @@
-"""Target entropies for an action spec; importable from :mod:`alfx.utils.dist_utils`.
+"""Target entropies for an action spec; they can be imported from :mod:`alfx.utils.dist_utils`.
 
-Each is for one spec, and is summed over its components; a nest of actions adds up its specs.
+Each function takes one spec and sums over its components; for a nest of actions, add up its specs.
 """
 import math
 
@@ -15,12 +15,12 @@ _UNBOUNDED = 1e30
 
 
 def _ranges(spec: TensorSpec, purpose: str) -> np.ndarray:
-    """``maximum - minimum`` of each component."""
+    """Return ``maximum - minimum`` of each component."""
     if not isinstance(spec, BoundedTensorSpec):
-        raise SpecError(f'{purpose} needs a bounded action spec, found {spec}; give the value explicitly')
+        raise SpecError(f'{purpose} needs a bounded action spec, found {spec}; set the value explicitly')
     ranges = np.broadcast_to(spec.maximum.astype(np.float64) - spec.minimum.astype(np.float64), tuple(spec.shape))
     if not np.all(ranges < _UNBOUNDED):
-        raise SpecError(f'{purpose} needs finite bounds, found {spec}; rescale the actions or give the value '
+        raise SpecError(f'{purpose} needs finite bounds, found {spec}; rescale the actions or set the value '
                         'explicitly')
     if spec.is_continuous and not np.all(ranges > 0):
         raise SpecError(f'{purpose}: a component of {spec} has an empty range')
@@ -29,19 +29,19 @@ def _ranges(spec: TensorSpec, purpose: str) -> np.ndarray:
 
 @configurable(module=_MODULE)
 def calc_default_target_entropy(spec: TensorSpec, min_prob: Fraction = 0.1) -> float:
-    """The entropy that a policy should keep, in nats, for entropy control by SAC and the like.
+    """Default target entropy of a policy in nats, for entropy control as in SAC.
 
-    A continuous component is taken to be uniform over the fraction ``min_prob`` of its range: ``log(min_prob *
-    (max - min))``, which is negative for a narrow one. A discrete component with n values is taken to spread
-    ``min_prob`` evenly over all but one of them: ``min_prob * log((n - 1) / min_prob)`` (what the remaining one
-    adds is left out); one with a single value adds 0.
+    A continuous component is assumed to be uniform over the fraction ``min_prob`` of its range, with entropy
+    ``log(min_prob * (max - min))``, which is negative for a narrow range. A discrete component with n values is assumed
+    to spread ``min_prob`` evenly over all values except one: ``min_prob * log((n - 1) / min_prob)``; the contribution
+    of the remaining value is neglected. A component with a single value adds 0.
 
     Args:
         spec: bounded action spec.
-        min_prob: in (0, 1].
+        min_prob: in (0, 1]; larger values keep the policy more random.
 
     Returns:
-        The sum over all components.
+        Sum over all components.
 
     Raises:
         SpecError: the spec has no finite bounds.
@@ -59,18 +59,18 @@ def calc_default_target_entropy(spec: TensorSpec, min_prob: Fraction = 0.1) -> f
 @configurable(module=_MODULE)
 def calc_default_target_entropy_quantized(spec: TensorSpec, num_bins: Count,
                                           ent_per_action_dim: float = -1.0) -> float:
-    """The target entropy of continuous actions that are quantized into bins.
+    """Target entropy of continuous actions that are quantized into bins.
 
-    A density of differential entropy h cut into bins of width ``w = (max - min) / num_bins`` has the discrete
+    A density of differential entropy h discretized into bins of width ``w = (max - min) / num_bins`` has the discrete
     entropy ``h - log w`` (Cover and Thomas, Elements of Information Theory, theorem 8.3.1).
 
     Args:
         spec: bounded continuous action spec.
         num_bins: number of bins of each component.
-        ent_per_action_dim: differential entropy h wanted for each component; -1 is the usual choice of SAC.
+        ent_per_action_dim: target differential entropy h of each component; -1 is the usual choice for SAC.
 
     Returns:
-        The sum over all components.
+        Sum over all components.
 
     Raises:
         SpecError: the spec is not continuous, or has no finite bounds.
@@ -82,15 +82,15 @@ def calc_default_target_entropy_quantized(spec: TensorSpec, num_bins: Count,
 
 
 def calc_default_max_entropy(spec: TensorSpec, fraction: float = 0.8) -> float:
-    """An upper limit for the entropy of a policy, in nats.
+    """Upper limit of the entropy of a policy, in nats.
 
     Args:
         spec: bounded action spec.
-        fraction: in (0, 1]; of the range of a continuous component (``log(fraction * (max - min))``), and of the
-            greatest entropy of a discrete one (``fraction * log n``).
+        fraction: in (0, 1]; fraction of the range of a continuous component (``log(fraction * (max - min))``), and of
+            the maximum entropy of a discrete component (``fraction * log n``).
 
     Returns:
-        The sum over all components.
+        Sum over all components.
 
     Raises:
         SpecError: the spec has no finite bounds.
@@ -103,7 +103,7 @@ def calc_default_max_entropy(spec: TensorSpec, fraction: float = 0.8) -> float:
 
 
 def calc_uniform_log_prob(spec: TensorSpec) -> float:
-    """The log-probability (log-density) of any action under the uniform policy.
+    """Log-probability (log-density) of any action under the uniform policy.
 
     Raises:
         SpecError: the spec has no finite bounds.

@@ -1,13 +1,13 @@
-"""What to type for packages that are missing."""
+"""Install commands for missing optional packages."""
 import importlib.metadata
 import re
 import shlex
 
 
 def pip_install(extra: str) -> str:
-    """The command that installs what an extra of alfx names, in the versions that it may have.
+    """Return the command that installs the packages of an extra of alfx, in the supported versions.
 
-    It names the packages, as no package index has alfx itself.
+    It lists the packages, because alfx itself is not on a package index.
     """
     try:
         required = importlib.metadata.requires('alfx') or []

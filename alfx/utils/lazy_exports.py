@@ -1,4 +1,4 @@
-"""Packages that hand on the names of their modules: ``from alfx.networks import EncodingNetwork``."""
+"""Lazy exports: packages that provide the names of their modules, ``from alfx.networks import EncodingNetwork``."""
 import importlib
 import pkgutil
 from collections.abc import Callable, Sequence
@@ -7,12 +7,12 @@ from typing import Any
 
 
 def from_modules(package: ModuleType, modules: Sequence[str] = ()) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a package that looks for names in its modules, which are imported one by one to do so.
+    """Create the ``__getattr__`` of a package that looks up names in its modules and imports them as needed.
 
     Args:
-        package: whose names they become.
-        modules: in which order to look; by default in all, in alphabetical order. What is in one but was defined in
-            another module does not count.
+        package: package that exports the names.
+        modules: modules in search order; by default all modules, in alphabetical order. Names that a module imported
+            from another module are ignored.
     """
     def look_up(name: str) -> Any:
         if not name.startswith('_'):
@@ -22,7 +22,7 @@ def from_modules(package: ModuleType, modules: Sequence[str] = ()) -> Callable[[
                 except ImportError as error:
                     if (error.name or '').split('.')[0] == 'alfx':
                         raise
-                    continue  # it needs something that is not installed
+                    continue  # the module needs a package that is not installed
                 if getattr(defined.get(name), '__module__', None) == f'{package.__name__}.{module}':
                     return defined[name]
         raise AttributeError(f'module {package.__name__!r} has no attribute {name!r}')

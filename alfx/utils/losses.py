@@ -1,6 +1,6 @@
 """Losses on predictions of scalars, elementwise and distributional.
 
-Step functions can be named in conf files (``TDLoss.td_error_loss_fn = @element_wise_huber_loss``, with or without
+The loss functions can be named in conf files (``TDLoss.td_error_loss_fn = @element_wise_huber_loss``, with or without
 ``losses.`` before it) and arrive as plain functions.
 """
 from collections.abc import Callable
@@ -19,35 +19,35 @@ from alfx.utils.math_ops import InvertibleTransform
 
 @register_function
 def element_wise_huber_loss(x: Tensor, y: Tensor) -> Tensor:
-    """``0.5 d^2`` for ``|d| < 1``, else ``|d| - 0.5``, with ``d = x - y``; elementwise."""
+    """Elementwise Huber loss: ``0.5 d^2`` for ``|d| < 1``, else ``|d| - 0.5``, with ``d = x - y``."""
     return F.smooth_l1_loss(y, x, reduction='none')
 
 
 @register_function
 def element_wise_squared_loss(x: Tensor, y: Tensor) -> Tensor:
-    """``(x - y)^2``, elementwise."""
+    """Elementwise squared error ``(x - y)^2``."""
     return F.mse_loss(y, x, reduction='none')
 
 
 @register_function
 def huber_function(x: Tensor, delta: float = 1.0) -> Tensor:
-    """``0.5 x^2`` for ``|x| < delta``, else ``delta (|x| - 0.5 delta)``; elementwise.
+    """Huber function: ``0.5 x^2`` for ``|x| < delta``, else ``delta (|x| - 0.5 delta)``; elementwise.
 
     Args:
-        x: any shape.
+        x: tensor of any shape.
         delta: positive.
     """
     return F.huber_loss(x, x.new_zeros(()).expand_as(x), reduction='none', delta=delta)
 
 
 def _fractions(num_quantiles: int, like: Tensor) -> Tensor:
-    """The middles of ``num_quantiles`` equal parts of [0, 1]."""
+    """Midpoints of ``num_quantiles`` equal parts of [0, 1]."""
     return (torch.arange(num_quantiles, dtype=like.dtype, device=like.device) + 0.5) / num_quantiles
 
 
 @register_function
 def multi_quantile_huber_loss(quantiles: Tensor, target: Tensor, delta: float = 0.1) -> Tensor:
-    """Loss whose minimum puts ``quantiles`` at evenly spaced quantiles of the targets.
+    """Quantile Huber loss; its minimum puts ``quantiles`` at evenly spaced quantiles of the targets.
 
     Dabney et al. 2018 (arXiv:1710.10044), eq. 10, divided by delta so that it tends to the quantile loss as delta
     goes to 0.
@@ -58,7 +58,7 @@ def multi_quantile_huber_loss(quantiles: Tensor, target: Tensor, delta: float = 
         delta: half width of the quadratic part; 0 for the plain quantile loss.
 
     Returns:
-        ``[B]``: mean over N and M.
+        Loss ``[B]``, averaged over N and M.
     """
     target = target.unsqueeze(-1) if target.dim() == 1 else target
     fraction = _fractions(quantiles.shape[-1], quantiles)
@@ -70,16 +70,16 @@ def multi_quantile_huber_loss(quantiles: Tensor, target: Tensor, delta: float = 
 
 def quantile_regression_loss(value: Tensor, target: Tensor, fraction: Tensor,
                              loss_fn: Callable[[Tensor], Tensor]) -> Tensor:
-    """``|fraction[i] - 1{target[j] < value[i]}| loss_fn(value[i] - target[j])`` for every pair.
+    """Quantile loss ``|fraction[i] - 1{target[j] < value[i]}| loss_fn(value[i] - target[j])`` for every pair.
 
     Args:
         value: ``[..., N]`` quantile estimates.
-        target: ``[..., M]`` samples or quantiles of the target; no gradient is taken through it by this function.
-        fraction: ``[N]`` or ``[..., N]`` in [0, 1], which quantile each value estimates.
-        loss_fn: elementwise, even.
+        target: ``[..., M]`` samples or quantiles of the target; detach it to stop its gradient.
+        fraction: ``[N]`` or ``[..., N]`` in [0, 1], the fraction that each value estimates.
+        loss_fn: elementwise, even function.
 
     Returns:
-        ``[..., M, N]``.
+        Losses ``[..., M, N]``.
     """
     difference = value.unsqueeze(-2) - target.unsqueeze(-1)
     fraction = fraction.to(value.dtype).unsqueeze(-2)
@@ -89,7 +89,7 @@ def quantile_regression_loss(value: Tensor, target: Tensor, fraction: Tensor,
 @register_function
 def iqn_huber_loss(value: Tensor, target: Tensor, tau_hat: Any = (), next_delta_tau: Any = (), fixed_tau: Any = (),
                    sum_over_quantiles: bool = True, loss_fn: Callable[[Tensor], Tensor] = huber_function) -> Tensor:
-    """Quantile regression between two sets of quantiles at given fractions (implicit quantile networks).
+    """Quantile regression loss between two sets of quantiles at given fractions (implicit quantile networks).
 
     Dabney et al. 2018 (arXiv:1806.06923), eq. 3; with ``next_delta_tau`` the target quantiles are weighted by the
     width of their fractions (Yang et al. 2019, arXiv:1911.02140, eq. 8).
@@ -98,13 +98,13 @@ def iqn_huber_loss(value: Tensor, target: Tensor, tau_hat: Any = (), next_delta_
         value: ``[..., N]`` estimates.
         target: ``[..., M]`` estimates of the target; treated as constant.
         tau_hat: ``[..., N]`` fraction that each value estimates.
-        next_delta_tau: ``[..., M]`` weights of the targets, summing to 1; ``()``: equal.
-        fixed_tau: ``[N]`` fractions, used if ``tau_hat`` is ``()``. ``()`` too: ``(i + 0.5) / N``.
-        sum_over_quantiles: sum over the N values, or average.
+        next_delta_tau: ``[..., M]`` weights of the targets, with sum 1; ``()`` means equal weights.
+        fixed_tau: ``[N]`` fractions, used if ``tau_hat`` is ``()``. If both are ``()``, they are ``(i + 0.5) / N``.
+        sum_over_quantiles: sum over the N values instead of averaging.
         loss_fn: elementwise function of ``value - target``.
 
     Returns:
-        ``[...]``.
+        Loss ``[...]``.
     """
     if not _given(tau_hat):
         tau_hat = fixed_tau if _given(fixed_tau) else _fractions(value.shape[-1], value)
@@ -121,39 +121,39 @@ def _given(value: Any) -> bool:
 
 
 class ScalarPredictionLoss:
-    """How a scalar is encoded in the outputs of a network: the loss of a prediction, and the scalar it stands for."""
+    """Encoding of a scalar in the outputs of a network: the loss of a prediction, and the decoded scalar."""
 
     def __call__(self, pred: Tensor, target: Tensor) -> Tensor:
-        """Loss of ``pred [B, ...]`` for ``target [B]``: ``[B]``."""
+        """Compute the loss ``[B]`` of ``pred [B, ...]`` for ``target [B]``."""
         raise NotImplementedError
 
     def calc_expectation(self, pred: Tensor) -> Tensor:
-        """The predicted scalar, ``[B]``."""
+        """Decode the predicted scalar, ``[B]``."""
         raise NotImplementedError
 
     def initialize_bias(self, bias: Tensor) -> None:
-        """Set the bias of the layer that makes ``pred`` so that the first prediction is about 0; in place."""
+        """Set the bias of the last layer in place so that the initial prediction is about 0."""
 
 
 @configurable
 class SquareLoss(ScalarPredictionLoss):
-    """``(pred - h(target))^2`` for ``pred [B]``.
+    """Squared error ``(pred - h(target))^2`` for ``pred [B]``.
 
     Args:
-        transform: h; ``None``: the identity.
+        transform: h; ``None`` is the identity.
     """
 
     def __init__(self, transform: InvertibleTransform | None = None):
         self._transform = transform
 
     def __call__(self, pred: Tensor, target: Tensor) -> Tensor:
-        """See the base class."""
+        """Compute the squared error, see the base class."""
         if self._transform is not None:
             target = self._transform.transform(target)
         return element_wise_squared_loss(target, pred)
 
     def calc_expectation(self, pred: Tensor) -> Tensor:
-        """See the base class."""
+        """Return ``h^-1(pred)``, see the base class."""
         return pred if self._transform is None else self._transform.inverse_transform(pred)
 
 
@@ -161,9 +161,9 @@ class _BinnedLoss(ScalarPredictionLoss):
     """Base of losses that predict a distribution over N bins at the integers ``-(N-1)//2 .. N//2`` of h(target).
 
     Args:
-        transform: h; ``None``: the identity.
-        inverse_after_mean: whether the expectation is ``h^-1(E[bin])``, or ``E[h^-1(bin)]``. The target is spread
-            over its two nearest bins so that this expectation is the target.
+        transform: h; ``None`` is the identity.
+        inverse_after_mean: compute the expectation as ``h^-1(E[bin])`` instead of ``E[h^-1(bin)]``. The target is
+            spread over its two nearest bins so that this expectation equals the target.
     """
 
     def __init__(self, transform: InvertibleTransform | None = None, inverse_after_mean: bool = False):
@@ -175,14 +175,14 @@ class _BinnedLoss(ScalarPredictionLoss):
         return torch.arange(n, dtype=like.dtype, device=like.device) - float((n - 1) // 2)
 
     def _points(self, n: int, like: Tensor) -> Tensor:
-        """What each bin stands for in the expectation."""
+        """Values of the bins in the expectation."""
         bins = self._bins(n, like)
         if self._transform is None or self._inverse_after_mean:
             return bins
         return self._transform.inverse_transform(bins)
 
     def _locate(self, n: int, target: Tensor) -> tuple[Tensor, Tensor]:
-        """The bin below the target and the weight of the one above it; what is out of range is clipped."""
+        """Return the bin below the target and the weight of the bin above; targets out of range are clipped."""
         points = self._points(n, target)
         if self._transform is not None and self._inverse_after_mean:
             target = self._transform.transform(target)
@@ -200,38 +200,40 @@ class _BinnedLoss(ScalarPredictionLoss):
 
 @configurable
 class DiscreteRegressionLoss(_BinnedLoss):
-    """Cross entropy of a categorical over bins (as MuZero, Schrittwieser et al. 2020, arXiv:1911.08265, appendix F).
+    """Cross-entropy of a categorical distribution over bins (MuZero, Schrittwieser et al. 2020, arXiv:1911.08265).
+
+    Appendix F of the paper.
 
     ``pred [B, N]`` are logits. See ``_BinnedLoss`` for the bins and the arguments.
     """
 
     def __call__(self, pred: Tensor, target: Tensor) -> Tensor:
-        """See the base class."""
+        """Compute the cross-entropy, see the base class."""
         below, weight = self._locate(pred.shape[-1], target)
         log_probs = torch.log_softmax(pred, -1)
         pair = log_probs.gather(-1, torch.stack((below, below + 1), -1))
         return -torch.lerp(pair[..., 0], pair[..., 1], weight)
 
     def calc_expectation(self, pred: Tensor) -> Tensor:
-        """See the base class."""
+        """Compute the expectation of the distribution, see the base class."""
         return self._expectation(torch.softmax(pred, -1))
 
     def initialize_bias(self, bias: Tensor) -> None:
-        """Make the probability of a bin fall off with its distance from 0 as ``exp(-|bin|)``."""
+        """Make the probability of a bin decrease with its distance from 0 as ``exp(-|bin|)``."""
         with torch.no_grad():
             bias.copy_(-self._bins(bias.shape[0], bias).abs())
 
 
 @configurable
 class OrderedDiscreteRegressionLoss(_BinnedLoss):
-    """Binary cross entropies of "the value is at least bin k" for all bins k but the first.
+    """Binary cross-entropies of the events "the value is at least bin k" for all bins k except the first.
 
-    ``pred [B, N]`` holds logits of those events (that of the first bin, which is certain, is ignored). The events
-    are ordered, so a prediction that is off by one bin costs little. See ``_BinnedLoss`` for the arguments.
+    ``pred [B, N]`` holds logits of these events; the first one is certain and its logit is ignored. The events are
+    ordered, so a prediction that is off by one bin costs little. See ``_BinnedLoss`` for the arguments.
     """
 
     def __call__(self, pred: Tensor, target: Tensor) -> Tensor:
-        """See the base class."""
+        """Compute the sum of the cross-entropies, see the base class."""
         n = pred.shape[-1]
         below, weight = self._locate(n, target)
         index = torch.arange(1, n, device=pred.device)
@@ -240,7 +242,7 @@ class OrderedDiscreteRegressionLoss(_BinnedLoss):
         return F.binary_cross_entropy_with_logits(pred[..., 1:], reached, reduction='none').sum(-1)
 
     def calc_expectation(self, pred: Tensor) -> Tensor:
-        """See the base class; ``E[x] = points[0] + sum_k P(x >= k) (points[k] - points[k-1])``."""
+        """Compute ``E[x] = points[0] + sum_k P(x >= k) (points[k] - points[k-1])``, see the base class."""
         points = self._points(pred.shape[-1], pred)
         mean = points[0] + torch.sigmoid(pred[..., 1:]) @ points.diff()
         if self._transform is not None and self._inverse_after_mean:
@@ -248,18 +250,18 @@ class OrderedDiscreteRegressionLoss(_BinnedLoss):
         return mean
 
     def initialize_bias(self, bias: Tensor) -> None:
-        """Make bins above 0 unlikely to be reached and those up to 0 likely, more so further away."""
+        """Make bins above 0 unlikely and bins up to 0 likely to be reached, increasingly with the distance from 0."""
         with torch.no_grad():
             bias.copy_(0.5 - self._bins(bias.shape[0], bias))
 
 
 @configurable
 class QuantileRegressionLoss(ScalarPredictionLoss):
-    """:func:`multi_quantile_huber_loss` of quantiles ``pred [B, N]`` of h(target).
+    """Quantile loss :func:`multi_quantile_huber_loss` of quantiles ``pred [B, N]`` of h(target).
 
     Args:
-        transform: h; ``None``: the identity.
-        inverse_after_mean: whether the expectation is ``h^-1`` of the mean quantile, or the mean of ``h^-1``.
+        transform: h; ``None`` is the identity.
+        inverse_after_mean: compute the expectation as ``h^-1`` of the mean quantile, not as the mean of ``h^-1``.
         delta: half width of the quadratic part of the loss.
     """
 
@@ -270,13 +272,13 @@ class QuantileRegressionLoss(ScalarPredictionLoss):
         self._delta = delta
 
     def __call__(self, pred: Tensor, target: Tensor) -> Tensor:
-        """See the base class."""
+        """Compute the quantile loss, see the base class."""
         if self._transform is not None:
             target = self._transform.transform(target)
         return multi_quantile_huber_loss(pred, target, self._delta)
 
     def calc_expectation(self, pred: Tensor) -> Tensor:
-        """See the base class."""
+        """Compute the mean of the quantiles, see the base class."""
         if self._transform is None:
             return pred.mean(-1)
         if self._inverse_after_mean:
@@ -286,12 +288,12 @@ class QuantileRegressionLoss(ScalarPredictionLoss):
 
 @configurable
 class MeanSquaredLoss(nn.Module):
-    """``0.5`` times the squared distance, averaged over all but the batch dimensions.
+    """Half the squared distance, averaged over all dimensions except the batch dimensions.
 
     Args:
         batch_dims: number of leading dimensions that the loss keeps.
-        debug_summaries: whether to write summaries.
-        name: name of this loss, put before those of its summaries.
+        debug_summaries: log the loss and the explained variance.
+        name: name of this loss and prefix of its summaries.
     """
 
     def __init__(self, batch_dims: int = 1, debug_summaries: bool = True, name: str = 'MSELoss'):
@@ -301,7 +303,7 @@ class MeanSquaredLoss(nn.Module):
         self._name = name
 
     def forward(self, pred: Tensor, target: Tensor) -> LossInfo:
-        """The loss of ``pred [B, ...]`` for ``target`` of the same shape.
+        """Compute the loss of ``pred [B, ...]`` for ``target`` of the same shape.
 
         Returns:
             ``LossInfo`` with ``loss [B]``.
@@ -327,28 +329,28 @@ def _explained(pred: Tensor, target: Tensor) -> Tensor:
 
 @configurable
 class AsymmetricSimSiamLoss(nn.Module):
-    """``-cosine(pred_net(proj_net(pred)), proj_net(target))``, without a gradient through the target.
+    """Negative cosine similarity ``-cosine(pred_net(proj_net(pred)), proj_net(target))``, constant in the target.
 
-    A representation that predicts another one, without negative examples (Chen and He 2021, arXiv:2011.10566).
+    Loss of a representation that predicts another one, without negative examples (Chen and He 2021, arXiv:2011.10566).
 
     Args:
-        proj_net: projects both, a module or network from ``[B, input_size]`` to ``[B, N]``; ``None``: two layers with
-            batch norm.
-        pred_net: predicts one projection from the other, ``[B, N]`` to ``[B, N]``; ``None``: two layers, the first with
-            batch norm.
-        input_size: numbers in a representation, which is flattened; needed without ``proj_net``.
+        proj_net: projection of both representations, a module or network from ``[B, input_size]`` to ``[B, N]``;
+            ``None`` uses two layers with batch norm.
+        pred_net: prediction of one projection from the other, ``[B, N]`` to ``[B, N]``; ``None`` uses two layers, the
+            first with batch norm.
+        input_size: size of a flattened representation; needed without ``proj_net``.
         proj_hidden_size: size of the first layer of ``proj_net``.
         pred_hidden_size: size of the first layer of ``pred_net``.
         output_size: N.
-        proj_last_use_bn: whether the last layer of ``proj_net`` has batch norm.
-        eps: norms are divided by at least this.
+        proj_last_use_bn: use batch norm after the last layer of ``proj_net``.
+        eps: minimum of the divisor in the normalization.
         fixed_weight_norm: must be False.
-        lr: learning rate of the layers made here; ``None``: that of the optimizer.
-        debug_summaries: whether to write summaries.
-        name: name of this loss, put before those of its summaries.
+        lr: learning rate of the default layers; ``None`` uses the learning rate of the optimizer.
+        debug_summaries: log the loss and the standard deviation of the target projections.
+        name: name of this loss and prefix of its summaries.
 
     Raises:
-        ValueError: neither ``proj_net`` nor ``input_size`` is given, or ``fixed_weight_norm`` is.
+        ValueError: neither ``proj_net`` nor ``input_size`` is given, or ``fixed_weight_norm`` is set.
     """
 
     def __init__(self, proj_net: Any = None, pred_net: Any = None, input_size: Count | None = None,
@@ -357,7 +359,7 @@ class AsymmetricSimSiamLoss(nn.Module):
                  lr: NonNegative | None = None, debug_summaries: bool = True, name: str = 'SimSiamLoss'):
         super().__init__()
         if fixed_weight_norm:
-            raise ValueError(f'{name}.fixed_weight_norm: no optimizer of alfx keeps the norms of weights; leave it out')
+            raise ValueError(f'{name}.fixed_weight_norm: no optimizer of alfx can fix the norms of weights; remove it')
         if proj_net is None:
             if input_size is None:
                 raise ValueError(f'{name}: expected proj_net or input_size, found neither')
@@ -373,7 +375,7 @@ class AsymmetricSimSiamLoss(nn.Module):
         self._debug_summaries, self._name = debug_summaries, name
 
     def forward(self, pred: Tensor, target: Tensor) -> LossInfo:
-        """The loss of ``pred [B, R, ...]`` for ``target`` of the same shape.
+        """Compute the loss of ``pred [B, R, ...]`` for ``target`` of the same shape.
 
         Returns:
             ``LossInfo`` with ``loss [B, R]``.

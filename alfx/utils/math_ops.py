@@ -1,6 +1,6 @@
 """Elementary functions: squashing and clipping, reductions, and invertible transforms of scalars.
 
-Those that run once a step can be named in conf files (``@clipped_exp``) and arrive as plain functions.
+Functions that are called at every step can be named in conf files (``@clipped_exp``) and arrive as plain functions.
 """
 import functools
 import math
@@ -19,19 +19,19 @@ from alfx.tensor_specs import NestedTensor
 
 @register_function
 def identity(x: Any) -> Any:
-    """``x`` itself."""
+    """Return ``x``."""
     return x
 
 
 @register_function
 def clipped_exp(value: Tensor, clip_value_min: float = -20, clip_value_max: float = 2) -> Tensor:
-    """``exp(min(max(value, clip_value_min), clip_value_max))``, elementwise."""
+    """Exponential of clipped values, ``exp(min(max(value, clip_value_min), clip_value_max))``; elementwise."""
     return torch.exp(value.clamp(clip_value_min, clip_value_max))
 
 
 @register_function
 def swish(x: Tensor) -> Tensor:
-    """``x * sigmoid(x)`` (Ramachandran et al. 2017, arXiv:1710.05941), elementwise."""
+    """Swish activation ``x * sigmoid(x)`` (Ramachandran et al. 2017, arXiv:1710.05941), elementwise."""
     return F.silu(x)
 
 
@@ -41,31 +41,31 @@ def _softplus(x: Tensor, hinge_softness: float) -> Tensor:
 
 @register_function
 def softlower(x: Tensor, low: float | Tensor, hinge_softness: float = 1.0) -> Tensor:
-    """A smooth ``max(x, low)``: ``low + h log(1 + exp((x - low) / h))``, elementwise.
+    """Smooth ``max(x, low)``: ``low + h log(1 + exp((x - low) / h))``, elementwise.
 
     Args:
-        x: any shape.
+        x: tensor of any shape.
         low: bound, a number or a tensor that broadcasts with ``x``; approached but not attained.
-        hinge_softness: ``h > 0``; the smaller, the closer to the hard bound.
+        hinge_softness: ``h > 0``; smaller values are closer to the hard bound.
     """
     return low + _softplus(x - low, hinge_softness)
 
 
 @register_function
 def softupper(x: Tensor, high: float | Tensor, hinge_softness: float = 1.0) -> Tensor:
-    """A smooth ``min(x, high)``: ``high - h log(1 + exp((high - x) / h))``; see :func:`softlower`."""
+    """Smooth ``min(x, high)``: ``high - h log(1 + exp((high - x) / h))``; see :func:`softlower`."""
     return high - _softplus(high - x, hinge_softness)
 
 
 @register_function
 def softclip_tf(x: Tensor, low: float, high: float, hinge_softness: float = 1.0) -> Tensor:
-    """The soft clip of TensorFlow Probability: a soft lower bound, then a soft upper one, rescaled to reach ``low``.
+    """Soft clip of TensorFlow Probability: a soft lower bound, then a soft upper bound, rescaled to reach ``low``.
 
     ``high - s softplus(high - low - softplus(x - low))``, ``s = (high - low) / softplus(high - low)``, with
     ``softplus(z) = h log(1 + exp(z / h))``; elementwise.
 
     Args:
-        x: any shape.
+        x: tensor of any shape.
         low: lower limit.
         high: upper limit, above ``low``.
         hinge_softness: ``h > 0``.
@@ -77,10 +77,10 @@ def softclip_tf(x: Tensor, low: float, high: float, hinge_softness: float = 1.0)
 
 @register_function
 def softclip(x: Tensor, low: float, high: float, hinge_softness: float = 1.0) -> Tensor:
-    """A smooth clip, symmetric about the middle: ``low + softplus(x - low) - softplus(x - high)``, elementwise.
+    """Smooth clip, symmetric about the middle: ``low + softplus(x - low) - softplus(x - high)``, elementwise.
 
     Args:
-        x: any shape.
+        x: tensor of any shape.
         low: lower limit.
         high: upper limit, above ``low``.
         hinge_softness: ``h > 0`` in ``softplus(z) = h log(1 + exp(z / h))``.
@@ -89,18 +89,18 @@ def softclip(x: Tensor, low: float, high: float, hinge_softness: float = 1.0) ->
 
 
 class Softsign(torch.autograd.Function):
-    """``x / (1 + |x|)``, keeping its output in place of several intermediate values; use ``Softsign.apply``."""
+    """Softsign ``x / (1 + |x|)`` that stores only its output for the backward pass; use ``Softsign.apply``."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        """``x / (1 + |x|)``, elementwise."""
+        """Compute ``x / (1 + |x|)``, elementwise."""
         y = x / (1.0 + x.abs())
         ctx.save_for_backward(y)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        """``dy/dx = (1 - |y|)^2``."""
+        """Multiply the gradient by ``dy/dx = (1 - |y|)^2``."""
         (y, ) = ctx.saved_tensors
         return grad * (1.0 - y.abs()).square()
 
@@ -110,7 +110,7 @@ class Softsign_(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        """``x / (1 + |x|)``, elementwise, overwriting ``x``."""
+        """Compute ``x / (1 + |x|)``, elementwise, overwriting ``x``."""
         x.div_(1.0 + x.abs())
         ctx.mark_dirty(x)
         ctx.save_for_backward(x)
@@ -118,20 +118,20 @@ class Softsign_(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        """``dy/dx = (1 - |y|)^2``."""
+        """Multiply the gradient by ``dy/dx = (1 - |y|)^2``."""
         (y, ) = ctx.saved_tensors
         return grad * (1.0 - y.abs()).square()
 
 
-@register_function(module='alfx.math')  # without a module the name means that of torch.nn.functional
+@register_function(module='alfx.math')  # without a module the name refers to torch.nn.functional.softsign
 def softsign(x: Tensor) -> Tensor:
-    """:class:`Softsign`."""
+    """Softsign activation, see :class:`Softsign`."""
     return Softsign.apply(x)
 
 
 @register_function(module='alfx.math')
 def softsign_(x: Tensor) -> Tensor:
-    """:class:`Softsign` in place."""
+    """Softsign activation in place, see :class:`Softsign_`."""
     return Softsign_.apply(x)
 
 
@@ -139,7 +139,7 @@ def softsign_(x: Tensor) -> Tensor:
 
 
 def add_ignore_empty(x: Any, y: Any) -> Any:
-    """``x + y``, where ``()`` and ``None`` stand for nothing to add."""
+    """Return ``x + y``, where ``()`` and ``None`` count as nothing."""
     if x is None or (isinstance(x, tuple) and not x):
         return y
     if y is None or (isinstance(y, tuple) and not y):
@@ -168,17 +168,17 @@ def mul_n(inputs: Sequence[Tensor]) -> Tensor:
 
 
 def square(x: Tensor) -> Tensor:
-    """``x * x``, elementwise."""
+    """Elementwise square ``x * x``."""
     return x * x
 
 
 def weighted_reduce_mean(x: Tensor, weight: Tensor, dim: int | Sequence[int] = ()) -> Tensor:
-    """``sum(x * weight) / sum(weight)``; 0 where the weights sum to 0.
+    """Weighted mean ``sum(x * weight) / sum(weight)``; 0 where the weights sum to 0.
 
     Args:
         x: values.
         weight: non-negative, broadcasts with ``x``.
-        dim: dimensions to reduce; ``()``: all.
+        dim: dimensions to reduce; ``()`` means all.
     """
     weight = weight.to(x.dtype).expand_as(x)
     dims = (dim, ) if isinstance(dim, int) else tuple(dim) or tuple(range(x.dim()))
@@ -187,14 +187,14 @@ def weighted_reduce_mean(x: Tensor, weight: Tensor, dim: int | Sequence[int] = (
 
 
 def sum_to_leftmost(value: Tensor, dim: int) -> Tensor:
-    """Sum out all dimensions but the first ``dim``."""
+    """Sum over all dimensions except the first ``dim``."""
     return value if value.dim() <= dim else value.flatten(dim).sum(-1)
 
 
 def argmin(x: Tensor) -> Tensor:
-    """The index of the first smallest element of each row of ``x [B, n]``: int64 ``[B]``.
+    """Index of the first smallest element of each row of ``x [B, n]``, int64 ``[B]``.
 
-    Unlike ``torch.argmin``, which may return any of several equal ones.
+    ``torch.argmin`` may return any of several equal elements.
     """
     columns = torch.arange(x.shape[-1], device=x.device)
     is_smallest = x == x.amin(-1, keepdim=True)
@@ -208,14 +208,14 @@ def shuffle(values: NestedTensor) -> NestedTensor:
 
 
 def normalize_min_max(x: Tensor) -> Tensor:
-    """Shift and scale ``x`` so that its smallest element is 0 and its largest 1; all 0 if they are equal."""
+    """Shift and scale ``x`` so that its smallest element is 0 and its largest is 1; all 0 if they are equal."""
     low, high = torch.aminmax(x)
     width = high - low
     return (x - low) / torch.where(width > 0, width, torch.ones_like(width))
 
 
 def binary_neg_entropy(p: Tensor) -> Tensor:
-    """``p log p + (1 - p) log(1 - p)``, elementwise; 0 at ``p = 0`` and ``p = 1``."""
+    """Negative entropy ``p log p + (1 - p) log(1 - p)``, elementwise; 0 at ``p = 0`` and ``p = 1``."""
     return torch.xlogy(p, p) + torch.special.xlog1py(1.0 - p, -p)
 
 
@@ -223,23 +223,23 @@ def binary_neg_entropy(p: Tensor) -> Tensor:
 
 
 class InvertibleTransform:
-    """An odd increasing function of scalars, for predicting values of very different sizes."""
+    """Odd, increasing function of scalars, for predictions of values with very different magnitudes."""
 
     def transform(self, x: Tensor) -> Tensor:
-        """``h(x)``, elementwise."""
+        """Compute ``h(x)``, elementwise."""
         raise NotImplementedError
 
     def inverse_transform(self, y: Tensor) -> Tensor:
-        """The ``x`` with ``h(x) = y``, elementwise."""
+        """Compute the ``x`` with ``h(x) = y``, elementwise."""
         raise NotImplementedError
 
 
 @configurable
 class SqrtLinearTransform(InvertibleTransform):
-    """``h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x`` (Pohlen et al. 2018, arXiv:1805.11593).
+    """Transform ``h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x`` (Pohlen et al. 2018, arXiv:1805.11593).
 
     Args:
-        eps: positive slope that keeps the inverse Lipschitz.
+        eps: positive slope that makes the inverse Lipschitz continuous.
 
     Raises:
         ValueError: ``eps`` is not positive.
@@ -251,11 +251,11 @@ class SqrtLinearTransform(InvertibleTransform):
         self._eps = eps
 
     def transform(self, x: Tensor) -> Tensor:
-        """See the class."""
+        """Compute ``h(x)``, elementwise."""
         return x / (torch.sqrt(x.abs() + 1.0) + 1.0) + self._eps * x
 
     def inverse_transform(self, y: Tensor) -> Tensor:
-        """See the class; the quadratic formula written without cancellation."""
+        """Compute the inverse by the quadratic formula, written without cancellation."""
         c = y.abs() + (1.0 + self._eps)
         root = 2.0 * c / (torch.sqrt(1.0 + 4.0 * self._eps * c) + 1.0)
         return torch.sign(y) * ((root - 1.0) * (root + 1.0))
@@ -263,20 +263,20 @@ class SqrtLinearTransform(InvertibleTransform):
 
 @configurable
 class Sqrt1pTransform(InvertibleTransform):
-    """``h(x) = sign(x) (sqrt(|x| + 1) - 1)``."""
+    """Transform ``h(x) = sign(x) (sqrt(|x| + 1) - 1)``."""
 
     def transform(self, x: Tensor) -> Tensor:
-        """See the class."""
+        """Compute ``h(x)``, elementwise."""
         return x / (torch.sqrt(x.abs() + 1.0) + 1.0)
 
     def inverse_transform(self, y: Tensor) -> Tensor:
-        """See the class."""
+        """Compute the inverse, elementwise."""
         return y * (y.abs() + 2.0)
 
 
 @configurable
 class Log1pTransform(InvertibleTransform):
-    """``h(x) = alpha sign(x) log(1 + |x|)``.
+    """Transform ``h(x) = alpha sign(x) log(1 + |x|)``.
 
     Args:
         alpha: positive scale of the result.
@@ -291,9 +291,9 @@ class Log1pTransform(InvertibleTransform):
         self._alpha = alpha
 
     def transform(self, x: Tensor) -> Tensor:
-        """See the class."""
+        """Compute ``h(x)``, elementwise."""
         return self._alpha * torch.sign(x) * torch.log1p(x.abs())
 
     def inverse_transform(self, y: Tensor) -> Tensor:
-        """See the class."""
+        """Compute the inverse, elementwise."""
         return torch.sign(y) * torch.expm1(y.abs() / self._alpha)

@@ -1,7 +1,7 @@
-"""Normalizers: shift and scale nests of tensors by running statistics of what was seen.
+"""Normalizers: they shift and scale nests of tensors by running statistics.
 
-The statistics are in buffers, hence in a checkpoint, and are never updated in evaluation: neither in the run mode
-'eval' nor after ``.eval()``. The arithmetic is in :mod:`alfx.utils.running_stats`.
+The statistics are in buffers and so in checkpoints. They are not updated in evaluation, that is in run mode 'eval' or
+after ``.eval()``. The arithmetic is in :mod:`alfx.utils.running_stats`.
 """
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,9 +19,9 @@ from alfx.utils.running_stats import AdaptiveStats, EMStats, RunningStats, Windo
 
 @configurable
 class Normalizer(nn.Module):
-    """Base of the normalizers, which differ in how they weight what was seen.
+    """Base of normalizers, which differ in the weights of past batches.
 
-    With mean m, variance v and second moment ``s = v + m^2`` of a component, x becomes
+    With mean m, variance v and second moment ``s = v + m^2`` of a component, x is mapped to
 
     * ``(x - m) / sqrt(v + eps)`` if ``zero_mean``,
     * ``x / sqrt(v + eps)`` if ``unit_std`` only,
@@ -30,15 +30,15 @@ class Normalizer(nn.Module):
     Before the first update m is 0 and v is 1.
 
     Args:
-        tensor_spec: nest of specs of what is normalized, without batch dimensions; each component has statistics
-            of its own.
-        auto_update: whether calling the normalizer updates it first.
-        zero_mean: whether to subtract the mean.
-        unit_std: whether to divide by the standard deviation where the mean is not subtracted.
+        tensor_spec: nest of specs of the normalized tensors, without batch dimensions; each component has separate
+            statistics.
+        auto_update: update the statistics in every call before normalizing.
+        zero_mean: subtract the mean.
+        unit_std: divide by the standard deviation if the mean is not subtracted.
         variance_epsilon: eps.
-        debug_summaries: whether to write the statistics as summaries.
-        max_dims_to_summarize: the number of components of a spec to write.
-        name: name of this normalizer, put before those of its summaries.
+        debug_summaries: log the statistics.
+        max_dims_to_summarize: number of components of a spec to log.
+        name: name of this normalizer and prefix of its summaries.
     """
 
     def __init__(self, tensor_spec: NestedTensorSpec, auto_update: bool = True, zero_mean: bool = True,
@@ -57,17 +57,17 @@ class Normalizer(nn.Module):
         self._stats_list: list[Any] = list(self._stats.values())
 
     def _make_stats(self, spec: TensorSpec) -> RunningStats:
-        raise NotImplementedError(f'{type(self).__name__} does not say how to average; use WindowNormalizer, '
+        raise NotImplementedError(f'{type(self).__name__} does not define statistics; use WindowNormalizer, '
                                   'EMNormalizer or AdaptiveNormalizer')
 
     def update(self, tensor: NestedTensor) -> None:
-        """Take in one batch; nothing in evaluation and auxiliary phases.
+        """Add one batch; ignored in evaluation and auxiliary phases.
 
         Args:
             tensor: nest of ``[..., *spec.shape]``, with any number of leading dimensions.
 
         Raises:
-            ValueError: the structure is not that of the spec.
+            ValueError: the structure differs from the spec.
         """
         if context.freeze_statistics() or not self.training:
             return
@@ -77,23 +77,23 @@ class Normalizer(nn.Module):
             self._summarize()
 
     def set_moments(self, moments: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Take these for the statistics: mean and variance of each leaf, ``[*spec.shape]``."""
+        """Set the statistics: mean and variance of each leaf, ``[*spec.shape]``."""
         for stats, (mean, variance) in zip(self._stats_list, moments):
             stats.mean.copy_(mean)
             stats.variance.copy_(variance)
 
     def normalize(self, tensor: NestedTensor, clip_value: float = -1.0) -> NestedTensor:
-        """Normalize by the statistics as they are.
+        """Normalize by the current statistics.
 
         Args:
             tensor: nest of ``[..., *spec.shape]``, with any number of leading dimensions.
             clip_value: if positive, clip the result to ``[-clip_value, clip_value]``.
 
         Returns:
-            nest of floating point tensors of the same shapes; gradients flow through, not to the statistics.
+            Nest of floating point tensors of the same shapes, with gradients to the inputs but not to the statistics.
 
         Raises:
-            ValueError: the structure is not that of the spec.
+            ValueError: the structure differs from the spec.
         """
         leaves: list[Any] = self._structure.flatten_up_to(tensor)
         return self._structure.unflatten([self._normalize(stats, leaf, clip_value)
@@ -111,7 +111,7 @@ class Normalizer(nn.Module):
         return tensor.clamp(-clip_value, clip_value) if clip_value > 0 else tensor
 
     def forward(self, tensor: NestedTensor, clip_value: float = -1.0) -> NestedTensor:
-        """:meth:`update` if ``auto_update`` (and not evaluating), then :meth:`normalize`."""
+        """Call :meth:`update` if ``auto_update`` is set (not in evaluation), then :meth:`normalize`."""
         if self._auto_update:
             self.update(tensor)
         return self.normalize(tensor, clip_value)
@@ -129,11 +129,11 @@ class Normalizer(nn.Module):
 
 @configurable
 class WindowNormalizer(Normalizer):
-    """Normalize by the statistics of the last ``window_size`` batches.
+    """Normalizer by the statistics of the last ``window_size`` batches.
 
     Args:
-        window_size: number of batches, of which each counts the same.
-        kwargs: those of :class:`Normalizer`, except ``max_dims_to_summarize``.
+        window_size: number of batches; all have equal weight.
+        kwargs: arguments of :class:`Normalizer`, except ``max_dims_to_summarize``.
     """
 
     @takes_arguments_of(Normalizer, without=('max_dims_to_summarize', ), defaults={'name': 'WindowNormalizer'},
@@ -151,7 +151,7 @@ class ScalarWindowNormalizer(WindowNormalizer):
     """:class:`WindowNormalizer` of a scalar.
 
     Args:
-        kwargs: those of :class:`WindowNormalizer`, except ``tensor_spec``.
+        kwargs: arguments of :class:`WindowNormalizer`, except ``tensor_spec``.
     """
 
     @takes_arguments_of(WindowNormalizer, without=('tensor_spec', ), defaults={'name': 'ScalarWindowNormalizer'})
@@ -161,11 +161,11 @@ class ScalarWindowNormalizer(WindowNormalizer):
 
 @configurable
 class EMNormalizer(Normalizer):
-    """Normalize by exponential moving statistics (without the bias towards their initial values).
+    """Normalizer by exponential moving statistics without bias towards their initial values.
 
     Args:
         update_rate: weight of a new batch in (0, 1], or a scheduler of it.
-        kwargs: those of :class:`Normalizer`, except ``max_dims_to_summarize``.
+        kwargs: arguments of :class:`Normalizer`, except ``max_dims_to_summarize``.
     """
 
     @takes_arguments_of(Normalizer, without=('max_dims_to_summarize', ), defaults={'name': 'EMNormalizer'},
@@ -183,7 +183,7 @@ class ScalarEMNormalizer(EMNormalizer):
     """:class:`EMNormalizer` of a scalar.
 
     Args:
-        kwargs: those of :class:`EMNormalizer`, except ``tensor_spec``.
+        kwargs: arguments of :class:`EMNormalizer`, except ``tensor_spec``.
     """
 
     @takes_arguments_of(EMNormalizer, without=('tensor_spec', ), defaults={'name': 'ScalarEMNormalizer'},
@@ -194,11 +194,11 @@ class ScalarEMNormalizer(EMNormalizer):
 
 @configurable
 class AdaptiveNormalizer(Normalizer):
-    """Normalize by statistics with the update rate ``speed / (n + speed)`` at batch n: they converge.
+    """Normalizer by statistics with the update rate ``speed / (n + speed)`` at batch n, which converge.
 
     Args:
-        speed: positive; 1 weights all batches equally, more favours the recent.
-        kwargs: those of :class:`Normalizer`, except ``max_dims_to_summarize``.
+        speed: positive; 1 weights all batches equally, larger values favor recent batches.
+        kwargs: arguments of :class:`Normalizer`, except ``max_dims_to_summarize``.
     """
 
     @takes_arguments_of(Normalizer, without=('max_dims_to_summarize', ), defaults={'name': 'AdaptiveNormalizer'},
@@ -216,7 +216,7 @@ class ScalarAdaptiveNormalizer(AdaptiveNormalizer):
     """:class:`AdaptiveNormalizer` of a scalar.
 
     Args:
-        kwargs: those of :class:`AdaptiveNormalizer`, except ``tensor_spec``.
+        kwargs: arguments of :class:`AdaptiveNormalizer`, except ``tensor_spec``.
     """
 
     @takes_arguments_of(AdaptiveNormalizer, without=('tensor_spec', ), defaults={'name': 'ScalarAdaptiveNormalizer'})

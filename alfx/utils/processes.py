@@ -1,9 +1,8 @@
-"""Processes that this one starts and answers for: how they begin, what is told of their end, and that none is left.
+"""Child processes: starting them, reporting how they ended, and making sure that none is left behind.
 
-:class:`Child` is one that ``multiprocessing`` starts; :class:`MessagingProcess` tells besides what it has to say.
-Programs
-and actors of Ray are started in other ways; what is the same for them are the functions. How long processes wait for
-each other is here for all of them.
+:class:`Child` is a process started by ``multiprocessing``; :class:`MessagingProcess` also sends messages. Programs and
+Ray actors are started in other ways and share the functions of this module, and so do the timeouts for processes that
+wait for each other.
 """
 import collections
 import contextlib
@@ -25,12 +24,12 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.2  # how often who waits for another process looks around
-LOOK_AROUND_SECONDS = 2.0  # likewise, where looking costs an exchange
-GRACE_SECONDS = 5.0  # who was asked to end and has not is ended by force after this
-ORPHAN_SECONDS = 2.0  # likewise for who has lost the process that started it
-LEAVE_SECONDS = 30.0  # likewise for those that train together, when one of them has ended with an error
-PATIENCE_SECONDS = 60.0  # who waits longer says what for
+POLL_SECONDS = 0.2  # interval of checks while waiting for another process
+LOOK_AROUND_SECONDS = 2.0  # the same, where a check needs communication
+GRACE_SECONDS = 5.0  # time between a request to end and a kill
+ORPHAN_SECONDS = 2.0  # the same, after the parent process has ended
+LEAVE_SECONDS = 30.0  # the same, after another rank has ended with an error
+PATIENCE_SECONDS = 60.0  # after waiting this long, a process logs what it waits for
 _LAST_LINES, _LAST_BYTES = 12, 8192
 
 SPAWN = multiprocessing.get_context('spawn')
@@ -38,16 +37,16 @@ _STARTED_BY = os.getppid()
 
 
 class LostProcessError(RuntimeError):
-    """A process that a run needs is gone; the parameters of this one are sound.
+    """A process that a run needs has ended; the parameters of this process are intact.
 
-    The trainer answers with a regular checkpoint, and the run ends with exit code 1 and this message: the same command
-    goes on from there.
+    The trainer writes a regular checkpoint, and the run ends with exit code 1 and this message. The same command
+    resumes the run.
 
     Args:
-        process: which one: 'the unroll process (pid 12)'.
+        process: name of the process: 'the unroll process (pid 12)'.
         ending: how it ended: 'was killed by SIGKILL'.
-        log_tail: the end of its traceback or of its log; '' if there is none.
-        hint: what to do; '' for nothing in particular.
+        log_tail: end of its traceback or log; '' if there is none.
+        hint: what to do; '' for no hint.
     """
 
     def __init__(self, process: str, ending: str, log_tail: str = '', hint: str = ''):
@@ -60,7 +59,7 @@ class LostProcessError(RuntimeError):
             message += f'\n  {self.hint}'
         if self.log_tail.strip():
             lines = self.log_tail.rstrip().split('\n')
-            message += '\n  its last words:\n' + '\n'.join(f'    {line}' for line in lines)
+            message += '\n  its log ends with:\n' + '\n'.join(f'    {line}' for line in lines)
         return message
 
     def __reduce__(self) -> tuple:
@@ -68,7 +67,7 @@ class LostProcessError(RuntimeError):
 
 
 def signal_name(number: int) -> str:
-    """'SIGKILL', or 'signal 40' for one that has no name."""
+    """Return the name of a signal, 'SIGKILL', or 'signal 40' for a signal without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal
@@ -76,25 +75,25 @@ def signal_name(number: int) -> str:
 
 
 def describe_exit(exitcode: int | None) -> str:
-    """How a process ended, in words.
+    """Describe how a process ended.
 
     Args:
-        exitcode: as of ``multiprocessing.Process.exitcode``: negative for a signal, ``None`` if it is not known.
+        exitcode: ``multiprocessing.Process.exitcode``: negative for a signal, ``None`` if unknown.
     """
     if exitcode is None:
-        return 'does not answer any more'
+        return 'does not respond any more'
     if exitcode >= 0:
         return f'ended with exit code {exitcode}'
-    return f'was killed by {signal_name(-exitcode)}' + (' (often for want of memory)' if exitcode == -signal.SIGKILL
+    return f'was killed by {signal_name(-exitcode)}' + (' (often out of memory)' if exitcode == -signal.SIGKILL
                                                         else '')
 
 
 def tail(path: str, start: int = 0) -> str:
-    """The end of a text file that somebody may be writing to; nothing if there is none.
+    """Return the end of a text file that another process may be writing; '' if it does not exist.
 
     Args:
-        path: of the file.
-        start: what lies before this byte does not count.
+        path: path of the file.
+        start: bytes before this position are ignored.
     """
     try:
         with open(path, 'rb') as file:
@@ -105,7 +104,7 @@ def tail(path: str, start: int = 0) -> str:
 
 
 def read_proc(pid: int, name: str) -> str:
-    """What ``/proc`` tells of a process; '' if it is gone, or the kernel does not tell."""
+    """Read a file of a process in ``/proc``; '' if the process has ended or the file is unavailable."""
     try:
         with open(f'/proc/{pid}/{name}', encoding='latin1') as file:
             return file.read()
@@ -114,7 +113,7 @@ def read_proc(pid: int, name: str) -> str:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process of this machine runs; one that has ended and that nobody has asked about does not."""
+    """Return whether a process of this machine is running; a zombie counts as ended."""
     if os.path.isdir('/proc/self'):
         return read_proc(pid, 'stat').rpartition(')')[2].split()[:1] not in ([], ['Z'], ['X'])
     with contextlib.suppress(PermissionError):
@@ -129,20 +128,20 @@ def is_running(pid: int) -> bool:
 
 
 def is_orphan() -> bool:
-    """Whether the process that started this one is gone."""
+    """Return whether the process that started this one has ended."""
     parent = multiprocessing.parent_process()
     return os.getppid() != (_STARTED_BY if parent is None else parent.pid)
 
 
 def leave_signals_to_parent() -> None:
-    """Ignore what reaches all processes of a terminal or of a job: the one that trains decides what it means."""
+    """Ignore signals sent to all processes of a terminal or job; the training process decides how to react."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
 
 
 def _begin(work: Callable[..., None], pipe: Connection, arguments: tuple) -> None:
-    # schedulers send it to all processes of a run; a function, since programs started here would inherit SIG_IGN
+    # schedulers send SIGTERM to all processes of a run; a function, because child programs would inherit SIG_IGN
     signal.signal(signal.SIGTERM, lambda *_: None)
     leave_signals_to_parent()
     _watch_parent(threading.Event())
@@ -151,7 +150,7 @@ def _begin(work: Callable[..., None], pipe: Connection, arguments: tuple) -> Non
 
 @contextlib.contextmanager
 def ending_with_parent() -> Iterator[None]:
-    """Context manager within which this process is ended by force soon after the one that started it is gone."""
+    """Context manager that kills this process soon after its parent process has ended."""
     is_over = threading.Event()
     _watch_parent(is_over)
     try:
@@ -168,7 +167,7 @@ def _end_with_parent(is_over: threading.Event) -> None:
     while not is_orphan():
         if is_over.wait(POLL_SECONDS):
             return
-    time.sleep(ORPHAN_SECONDS)  # time to notice it by itself and to close what is open
+    time.sleep(ORPHAN_SECONDS)  # time for the process to notice it and to close files
     os._exit(1)
 
 
@@ -176,17 +175,16 @@ def _end_with_parent(is_over: threading.Event) -> None:
 
 
 class Child:
-    """A process that this one starts through ``multiprocessing``, and a pipe to it.
+    """Process started through ``multiprocessing``, with a pipe to it.
 
-    It takes no part in signals to all processes of a terminal or of a job, and ends within seconds when this one is
-    gone.
+    It ignores signals sent to all processes of a terminal or job, and ends within seconds after this process has ended.
 
     Args:
-        context: of ``multiprocessing``.
-        work: called there with its end of the pipe and ``arguments``.
-        arguments: likewise.
-        name: for the operating system and for messages.
-        daemon: whether it ends with this process in any case; then it may start none of its own.
+        context: ``multiprocessing`` context.
+        work: function that runs in the process; called with its end of the pipe and ``arguments``.
+        arguments: further arguments of ``work``.
+        name: name for the operating system and for messages.
+        daemon: end the process together with this one in any case; a daemon cannot start child processes.
 
     Attributes:
         pipe: this end of the pipe.
@@ -198,30 +196,30 @@ class Child:
         self.process = context.Process(target=_begin, args=(work, theirs, arguments), name=name, daemon=daemon)
         self.process.start()
         theirs.close()
-        # multiprocessing itself asks daemons to end by the signal that they ignore, and waits
+        # at exit multiprocessing terminates daemons with a signal that they ignore, and waits
         self._at_exit = Finalize(None, self.process.kill, exitpriority=0) if daemon else None
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Process id."""
         return self.process.pid
 
     @property
     def exitcode(self) -> int | None:
-        """None while it runs."""
+        """Exit code; ``None`` while the process runs."""
         return self.process.exitcode
 
     def ending(self) -> str:
-        """How it ended, in words."""
+        """Describe how the process ended."""
         self.process.join(LOOK_AROUND_SECONDS)
         return describe_exit(self.exitcode)
 
     def end(self, deadline: float, listen: Callable[[], Any] = lambda: None) -> None:
-        """Wait for its end; after ``deadline`` (``time.monotonic``) end it by force.
+        """Wait for the process to end; kill it after ``deadline`` (``time.monotonic``).
 
         Args:
-            deadline: until when.
-            listen: called now and then: the process may wait for somebody to hear what it says.
+            deadline: end of the wait.
+            listen: called regularly, because the process may wait until its messages are read.
         """
         while self.exitcode is None and (left := deadline - time.monotonic()) > 0:
             listen()
@@ -235,14 +233,15 @@ class Child:
 
 
 class MessagingProcess(Child):
-    """A :class:`Child` that has something to say: pairs ``(kind, content)``.
+    """:class:`Child` that sends messages: pairs ``(kind, content)``.
 
-    'log', of ``(level, text)``, is logged here; 'error', of a traceback, ends the process; others are for whoever asks.
+    'log', with ``(level, text)``, is logged here; 'error', with a traceback, ends the process; the caller of
+    :meth:`listen` receives all other kinds.
 
     Args:
-        work: called there with ``tell(kind, content)`` and ``arguments``.
-        arguments: likewise.
-        name: for messages, 'unroll process'.
+        work: function that runs in the process; called with ``tell(kind, content)`` and ``arguments``.
+        arguments: further arguments of ``work``.
+        name: name for messages, 'unroll process'.
         daemon: see :class:`Child`.
     """
 
@@ -255,7 +254,7 @@ class MessagingProcess(Child):
                          f'alfx-{name.replace(" ", "-")}', daemon)
 
     def listen(self) -> list[tuple[str, Any]]:
-        """What it has said since the last call, apart from what is logged."""
+        """Return the messages since the last call; log messages are logged instead."""
         said = []
         with contextlib.suppress(EOFError, OSError):
             while self.pipe.poll():
@@ -270,12 +269,12 @@ class MessagingProcess(Child):
         return said
 
     def lost(self) -> LostProcessError:
-        """What to raise when it is gone: its traceback, what a fault of the interpreter left, or the end of its log."""
+        """Create the error for a process that has ended, with its traceback, its fault dump or the end of its log."""
         return LostProcessError(f'the {self._name} (pid {self.pid})', self.ending(),
                                 self.error or tail(self._fault_file) or '\n'.join(self._said))
 
     def end(self, deadline: float, listen: Callable[[], Any] | None = None) -> None:
-        """See :class:`Child`."""
+        """Wait for the process to end, see :class:`Child`, and remove its files."""
         super().end(deadline, listen or self.listen)
         _unlink(self._fault_file)
 
@@ -290,12 +289,12 @@ def _talk(pipe: Connection, work: Callable[..., None], fault_file: str, argument
             work(tell, *arguments)
         finally:
             faulthandler.disable()
-            if is_orphan():  # nobody else is left to remove it
+            if is_orphan():  # the parent cannot remove the file any more
                 _unlink(fault_file)
             if sys.exception() is not None:
-                with contextlib.suppress(OSError):  # nobody listens any more
+                with contextlib.suppress(OSError):  # the parent does not read the pipe any more
                     tell('error', traceback.format_exc())
-                raise SystemExit(1)  # it is told there; nothing needs to be printed here as well
+                raise SystemExit(1)  # the parent reports the error, so do not print it here
 
 
 def _unlink(path: str) -> None:

@@ -1,4 +1,4 @@
-"""The random number generators of the process: seeded together, saved with a checkpoint, left alone by evaluation."""
+"""Random number generators of the process: seed them together, save and restore their states."""
 import contextlib
 import random
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ def set_random_seed(seed: int | None) -> int:
     """Seed the generators of Python, numpy and torch.
 
     Args:
-        seed: in ``[0, 2**32)``; None draws one.
+        seed: in ``[0, 2**32)``; ``None`` draws a random seed.
 
     Returns:
         The seed.
@@ -20,13 +20,13 @@ def set_random_seed(seed: int | None) -> int:
     if seed is None:
         seed = random.SystemRandom().randrange(2**31)
     random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 (what libraries draw from)
+    np.random.seed(seed)  # noqa: NPY002 (libraries use the global generator)
     torch.manual_seed(seed)
     return seed
 
 
 def capture() -> dict[str, Any]:
-    """The states of the generators of Python, numpy, torch and, where one is in use, the current GPU."""
+    """Return the states of the generators of Python, numpy, torch and the current GPU, if one is in use."""
     version, numbers, gauss = random.getstate()
     numpy_state: Any = np.random.get_state()  # noqa: NPY002
     name, keys, *position = numpy_state
@@ -41,19 +41,19 @@ def capture() -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any]) -> None:
-    """The inverse of :func:`capture`."""
+    """Restore the states returned by :func:`capture`."""
     version, numbers, gauss = state['python']
     random.setstate((version, tuple(numbers), gauss))
     name, keys, *position = state['numpy']
     np.random.set_state((name, keys.numpy().astype(np.uint32), *position))  # noqa: NPY002
     torch.set_rng_state(state['torch'])
     if 'cuda' in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state['cuda'])  # whichever GPU it was of
+        torch.cuda.set_rng_state(state['cuda'])  # may have been captured on another GPU
 
 
 @contextlib.contextmanager
 def preserved() -> Iterator[None]:
-    """Context manager that leaves all generators as it found them."""
+    """Context manager that restores the states of all generators on exit."""
     state = capture()
     try:
         yield

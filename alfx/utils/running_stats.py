@@ -1,8 +1,7 @@
-"""Running mean and variance of batches, the state behind averagers and normalizers.
+"""Running mean and variance of batches, the state of averagers and normalizers.
 
-Each class decides the weight that a new batch gets. The mean and the variance about it are updated directly (Chan
-et al. 1979, the pairwise formula with weights in the place of counts): forming ``E[x^2] - E[x]^2`` loses all digits
-when the mean is large.
+Each class defines the weight of a new batch. The mean and the variance are updated directly (Chan et al. 1979, the
+pairwise formula with weights instead of counts), because ``E[x^2] - E[x]^2`` loses all digits if the mean is large.
 """
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from alfx.utils.schedulers import as_scheduler
 
 
 _LARGE = 512
-_MOST_KEPT = 2**22  # numbers of batches that wait to be taken in, before their moments are kept in their place
+_MOST_KEPT = 2**22  # maximum size of deferred batches, in numbers; beyond it only their moments are kept
 
 
 def _as_float(tensor: Tensor) -> Tensor:
@@ -26,7 +25,7 @@ def _as_float(tensor: Tensor) -> Tensor:
 
 
 def batch_mean(tensor: Tensor, spec: TensorSpec) -> Tensor:
-    """Mean of ``tensor [..., *spec.shape]`` over its leading dimensions: ``[*spec.shape]``, without gradient."""
+    """Mean of ``tensor [..., *spec.shape]`` over its leading dimensions, ``[*spec.shape]``, without gradient."""
     tensor = _as_float(tensor)
     outer = tensor.dim() - spec.ndim
     return tensor.mean(tuple(range(outer))) if outer else tensor
@@ -36,7 +35,7 @@ def batch_moments(tensor: Tensor, spec: TensorSpec) -> tuple[Tensor, Tensor]:
     """Mean and variance of ``tensor [..., *spec.shape]`` over its leading dimensions.
 
     Returns:
-        ``[*spec.shape]`` each, without gradient.
+        Mean and variance ``[*spec.shape]``, without gradient.
     """
     tensor = _as_float(tensor)
     outer = tensor.dim() - spec.ndim
@@ -51,7 +50,7 @@ def batch_moments(tensor: Tensor, spec: TensorSpec) -> tuple[Tensor, Tensor]:
 
 
 def _count_and_moments(tensor: Tensor, spec: TensorSpec) -> Tensor:
-    """float64 ``[1 + 2 * spec.numel]``: the number of elements, their means and their variances."""
+    """Number of elements, means and variances, float64 ``[1 + 2 * spec.numel]``."""
     size = spec.numel
     row = torch.zeros(1 + 2 * size, dtype=torch.float64, device=tensor.device)
     if tensor.numel():
@@ -62,7 +61,7 @@ def _count_and_moments(tensor: Tensor, spec: TensorSpec) -> Tensor:
 
 
 def _joined(rows: Tensor) -> Tensor:
-    """Of ``rows [K, 1 + 2 * size]``, the row of all their elements as one batch (Chan et al. 1979)."""
+    """Combine ``rows [K, 1 + 2 * size]`` to the row of all their elements as one batch (Chan et al. 1979)."""
     size = (rows.shape[1] - 1) // 2
     count, means, variances = rows[:, :1], rows[:, 1:1 + size], rows[:, 1 + size:]
     total = count.sum(0)
@@ -81,15 +80,15 @@ def _moments_of_row(row: Tensor, spec: TensorSpec, ranks: Any) -> tuple[Tensor, 
 
 
 def _pooled_moments(tensor: Tensor, spec: TensorSpec, ranks: Any) -> tuple[Tensor, Tensor] | None:
-    """:func:`batch_moments` of what all processes that train together have, as one batch; None if that is nothing.
+    """Compute :func:`batch_moments` over all ranks as one batch; ``None`` if it is empty.
 
-    They need not have the same number of elements.
+    The ranks may have different numbers of elements.
     """
     return _moments_of_row(_count_and_moments(tensor, spec), spec, ranks)
 
 
 class _Waiting:
-    """Batches that will be taken in as one."""
+    """Deferred batches, which are added as one batch."""
 
     def __init__(self, spec: TensorSpec) -> None:
         self._spec, self._batches, self._rows, self._size = spec, list[Tensor](), list[Tensor](), 0
@@ -101,7 +100,7 @@ class _Waiting:
             self._reduce()
 
     def row(self) -> Tensor:
-        """As :func:`_count_and_moments` of all of them."""
+        """Row of all deferred batches, see :func:`_count_and_moments`."""
         self._reduce()
         return _joined(torch.stack(self._rows)) if len(self._rows) > 1 else self._rows[0]
 
@@ -114,9 +113,9 @@ class _Waiting:
 
 @contextmanager
 def updated_at_the_end() -> Iterator[None]:
-    """Within it no :class:`RunningStats` moves; at its end each takes in all that it was given as one batch.
+    """Context manager that defers updates of all :class:`RunningStats`, and adds the batches of each as one on exit.
 
-    Several processes that train together may have given them different numbers of batches, but at least one each.
+    The ranks may have added different numbers of batches, but at least one each.
     """
     waiting: dict[RunningStats, _Waiting] = {}
     with context.defer_statistics(waiting):
@@ -128,10 +127,10 @@ def updated_at_the_end() -> Iterator[None]:
 class RunningStats(nn.Module):
     """Weighted running mean and variance for one spec.
 
-    Before the first update the mean is 0 and the variance 1, so that normalizing by them changes nothing.
+    Before the first update the mean is 0 and the variance is 1, so normalizing has no effect.
 
     Args:
-        spec: of the elements that are averaged.
+        spec: spec of the elements.
     """
 
     mean: Tensor
@@ -144,8 +143,8 @@ class RunningStats(nn.Module):
         dtype = spec.dtype if spec.dtype in (torch.float32, torch.float64) else torch.float32
         self.register_buffer('mean', torch.zeros(spec.shape, dtype=dtype))
         self.register_buffer('variance', torch.ones(spec.shape, dtype=dtype))
-        # What the weight of the next batch depends on. The number is what is computed with, so that an update
-        # waits for no device; the buffer is what a checkpoint holds, and is read when somebody else has written to it.
+        # The weight of the next batch depends on this count. The Python number is used in updates, so that they do not
+        # wait for a device. The buffer is for checkpoints; it is read again after it has been written from outside.
         self.register_buffer('_count', torch.zeros((), dtype=torch.float64))
         self._number, self._version = 0.0, self._count._version
 
@@ -159,16 +158,16 @@ class RunningStats(nn.Module):
         self._number, self._version = count, self._count._version
 
     def _next_weight(self) -> float:
-        """The weight of the next batch relative to everything, in (0, 1]; 1 for the first."""
+        """Weight of the next batch relative to the total, in (0, 1]; 1 for the first batch."""
         raise NotImplementedError
 
     @property
     def spec(self) -> TensorSpec:
-        """Of the elements that are averaged."""
+        """Spec of the elements."""
         return self._spec
 
     def update(self, tensor: Tensor) -> None:
-        """Take in ``tensor [..., *spec.shape]``, with any number of leading dimensions (empty ones are ignored)."""
+        """Add the batch ``tensor [..., *spec.shape]``, with any number of leading dimensions; ignore an empty one."""
         waiting = context.waiting_statistics()
         if waiting is not None:
             waiting.setdefault(self, _Waiting(self._spec)).add(tensor)
@@ -176,7 +175,7 @@ class RunningStats(nn.Module):
             self.take(self._moments_of(tensor))
 
     def take(self, moments: tuple[Tensor, Tensor] | None) -> None:
-        """Take in a batch of which these are the mean and the variance ``[*spec.shape]``; ``None``: an empty one."""
+        """Add a batch with the given mean and variance ``[*spec.shape]``; ``None`` stands for an empty batch."""
         if moments is None:
             return
         new_mean, new_variance = moments
@@ -189,20 +188,20 @@ class RunningStats(nn.Module):
         mean.add_(delta, alpha=weight)
 
     def update_mean(self, tensor: Tensor) -> None:
-        """:meth:`update` of the mean only, for those who do not read the variance."""
+        """Update only the mean, for users that do not read the variance; see :meth:`update`."""
         mean = self._mean_of(tensor)
         if mean is not None:
             self.mean.lerp_(mean.to(self.mean.dtype), self._next_weight())
 
     def _moments_of(self, tensor: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Mean and variance of a batch, of all processes that train together; None of an empty one."""
+        """Mean and variance of a batch over all ranks; ``None`` for an empty batch."""
         ranks = context.get_ranks()
         if ranks is not None:
             return _pooled_moments(tensor, self._spec, ranks)
         return batch_moments(tensor, self._spec) if tensor.numel() else None
 
     def _mean_of(self, tensor: Tensor) -> Tensor | None:
-        """The mean of a batch, likewise."""
+        """Mean of a batch over all ranks; ``None`` for an empty batch."""
         if context.get_ranks() is None:
             return batch_mean(tensor, self._spec) if tensor.numel() else None
         moments = self._moments_of(tensor)
@@ -214,12 +213,12 @@ class RunningStats(nn.Module):
 
 
 class EMStats(RunningStats):
-    """Exponential moving statistics without the bias towards the initial values.
+    """Exponential moving statistics without bias towards the initial values.
 
-    The weights of batches fall off geometrically and are divided by their sum, as in Adam.
+    The weights of batches decrease geometrically and are divided by their sum, as in Adam.
 
     Args:
-        spec: of the elements that are averaged.
+        spec: spec of the elements.
         update_rate: weight of a new batch in (0, 1], or a scheduler of it.
     """
 
@@ -235,13 +234,13 @@ class EMStats(RunningStats):
 
 
 class AdaptiveStats(RunningStats):
-    """Statistics whose window grows with time: batch t of n has a weight that grows about as ``t ** (speed - 1)``.
+    """Statistics whose window grows with time: the weight of batch t grows about as ``t ** (speed - 1)``.
 
-    The update rate is ``speed / (n + speed)`` for batch n = 0, 1, ...: quick at first, and converging.
+    The update rate is ``speed / (n + speed)`` for batch n = 0, 1, ...: fast at first, and converging.
 
     Args:
-        spec: of the elements that are averaged.
-        speed: positive; 1 weights all batches equally, more favours the recent.
+        spec: spec of the elements.
+        speed: positive; 1 weights all batches equally, larger values favor recent batches.
     """
 
     def __init__(self, spec: TensorSpec, speed: float):
@@ -257,10 +256,10 @@ class AdaptiveStats(RunningStats):
 
 
 class WindowStats(RunningStats):
-    """Statistics of the last ``window_size`` batches, each with the same weight.
+    """Statistics of the last ``window_size`` batches with equal weights.
 
     Args:
-        spec: of the elements that are averaged.
+        spec: spec of the elements.
         window_size: number of batches.
     """
 
@@ -276,7 +275,7 @@ class WindowStats(RunningStats):
         self.register_buffer('variances', torch.zeros((window_size, *spec.shape), dtype=self.mean.dtype))
 
     def _push(self, mean: Tensor, variance: Tensor | None) -> int:
-        """Put one batch into the ring; return the number of batches in it."""
+        """Store a batch in the ring buffer and return the number of stored batches."""
         steps = int(self._get_count())
         self.means[steps % self._window_size] = mean
         if variance is not None:
@@ -285,7 +284,7 @@ class WindowStats(RunningStats):
         return min(steps + 1, self._window_size)
 
     def take(self, moments: tuple[Tensor, Tensor] | None) -> None:
-        """Put a batch into the window; see the base class."""
+        """Add a batch to the window; see the base class."""
         if moments is None:
             return
         used = self._push(*moments)
@@ -294,7 +293,7 @@ class WindowStats(RunningStats):
         self.variance.copy_(between.add_(self.variances[:used].mean(0)))
 
     def update_mean(self, tensor: Tensor) -> None:
-        """:meth:`update` of the mean only, for those who do not read the variance."""
+        """Update only the mean, for users that do not read the variance; see :meth:`update`."""
         mean = self._mean_of(tensor)
         if mean is None:
             return

@@ -1,8 +1,7 @@
-"""Numbers that change with the progress of a run: learning rates, exploration, coefficients.
+"""Schedulers: numbers that change with the progress of a run, such as learning rates and coefficients.
 
-A scheduler is called without arguments and returns a float computed from :mod:`alfx.context`'s progress, so it has
-no state of its own: a resumed run goes on where it was. Wherever a number may be a schedule, pass what the user
-gave through :func:`as_scheduler`.
+A scheduler is called without arguments and returns a float computed from the progress in :mod:`alfx.context`. It has no
+state, so a resumed run continues its schedule. Pass arguments that may be schedules through :func:`as_scheduler`.
 """
 import bisect
 import math
@@ -25,9 +24,9 @@ _allowed: ContextVar[bool] = ContextVar('schedulers_allowed', default=True)
 
 @contextmanager
 def disallow_scheduler() -> Iterator[None]:
-    """Context manager within which making or calling a scheduler raises ``RuntimeError``.
+    """Context manager within which creating or calling a scheduler raises ``RuntimeError``.
 
-    For code that runs where the progress of the run is not known, in a worker process for example.
+    For code that runs where the progress of the run is unknown, for example in a worker process.
     """
     token = _allowed.set(False)
     try:
@@ -38,18 +37,18 @@ def disallow_scheduler() -> Iterator[None]:
 
 def _check_allowed() -> None:
     if not _allowed.get():
-        raise RuntimeError('schedulers cannot be used here: the progress of the run is not known in this place; '
-                           'give a number instead')
+        raise RuntimeError('schedulers cannot be used here, where the progress of the run is unknown; '
+                           'use a number instead')
 
 
 class Scheduler:
-    """A number as a function of the progress.
+    """Number as a function of the progress.
 
     Args:
         progress_type: 'percent' (0 to 1), 'iterations', 'env_steps' or 'global_counter'.
 
     Raises:
-        ValueError: an unknown progress type.
+        ValueError: the progress type is unknown.
     """
 
     def __init__(self, progress_type: str):
@@ -58,21 +57,21 @@ class Scheduler:
         self._progress_type = progress_type
 
     def progress(self) -> float:
-        """The progress that the number depends on."""
+        """Progress that the number depends on."""
         _check_allowed()
         return context.get_progress(self._progress_type)
 
     def __call__(self) -> float:
-        """The number now."""
+        """Return the current number."""
         raise NotImplementedError
 
     def final_value(self) -> float:
-        """The number at the end of the run."""
+        """Return the number at the end of the run."""
         raise NotImplementedError
 
 
 class ConstantScheduler:
-    """Always the same number.
+    """Constant number.
 
     Args:
         value: the number.
@@ -82,11 +81,11 @@ class ConstantScheduler:
         self._value = value
 
     def __call__(self) -> float:
-        """The number."""
+        """Return the number."""
         return self._value
 
     def final_value(self) -> float:
-        """The number."""
+        """Return the number."""
         return self._value
 
     def __repr__(self) -> str:
@@ -94,7 +93,7 @@ class ConstantScheduler:
 
 
 def _breakpoints(owner: str, schedule: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """The progresses and values of a schedule, checked."""
+    """Check a schedule and return its progresses and values."""
     pairs = [tuple(pair) for pair in schedule]
     if not pairs or any(len(pair) != 2 for pair in pairs):
         raise ValueError(f'{owner}: schedule must be a list of (progress, value) pairs, found {schedule}')
@@ -106,14 +105,14 @@ def _breakpoints(owner: str, schedule: Sequence[tuple[float, float]]) -> tuple[l
 
 @configurable
 class StepScheduler(Scheduler):
-    """A constant number in each of several stretches of the run, optionally rising linearly from 0 at first.
+    """Piecewise constant number, with an optional linear warm-up from 0.
 
     Args:
         progress_type: see :class:`Scheduler`.
-        schedule: ``[(p1, v1), (p2, v2), ...]``: the number is v1 below progress p1, v2 from there to p2, and so on;
-            the last one holds for ever.
-        warm_up_period: length of the rise from 0 to the scheduled number.
-        start: progress at which the warm-up begins; until then the number is 0. It shifts nothing else.
+        schedule: ``[(p1, v1), (p2, v2), ...]``: the number is v1 below progress p1, v2 from p1 to p2, and so on; the
+            last value also holds after the last progress.
+        warm_up_period: length of the warm-up from 0 to the scheduled number.
+        start: progress at which the warm-up starts; before it the number is 0. It does not shift the schedule.
 
     Raises:
         ValueError: the schedule is empty or does not increase, or ``warm_up_period`` is negative.
@@ -129,7 +128,7 @@ class StepScheduler(Scheduler):
         self._start = start
 
     def __call__(self) -> float:
-        """The number now."""
+        """Return the current number."""
         progress = self.progress()
         value = self._values[min(bisect.bisect_right(self._progresses, progress), len(self._values) - 1)]
         elapsed = progress - self._start
@@ -140,7 +139,7 @@ class StepScheduler(Scheduler):
         return value
 
     def final_value(self) -> float:
-        """The last number of the schedule."""
+        """Return the last number of the schedule."""
         return self._values[-1]
 
     def __repr__(self) -> str:
@@ -164,7 +163,7 @@ class LinearScheduler(Scheduler):
         self._progresses, self._values = _breakpoints('LinearScheduler', schedule)
 
     def __call__(self) -> float:
-        """The number now."""
+        """Return the current number."""
         progress, points, values = self.progress(), self._progresses, self._values
         after = bisect.bisect_right(points, progress)
         if after == 0:
@@ -176,7 +175,7 @@ class LinearScheduler(Scheduler):
         return values[before] + weight * (values[after] - values[before])
 
     def final_value(self) -> float:
-        """The last number of the schedule."""
+        """Return the last number of the schedule."""
         return self._values[-1]
 
     def __repr__(self) -> str:
@@ -185,7 +184,7 @@ class LinearScheduler(Scheduler):
 
 @configurable
 class ExponentialScheduler(Scheduler):
-    """``initial_value * decay_rate ** (progress / decay_time)``.
+    """Exponential decay, ``initial_value * decay_rate ** (progress / decay_time)``.
 
     Args:
         progress_type: see :class:`Scheduler`.
@@ -208,11 +207,11 @@ class ExponentialScheduler(Scheduler):
         return self._initial_value * self._decay_rate**(progress / self._decay_time)
 
     def __call__(self) -> float:
-        """The number now."""
+        """Return the current number."""
         return self._value_at(self.progress())
 
     def final_value(self) -> float:
-        """The number at the end of the run, for 'percent'; else its limit, as the length is not known."""
+        """Return the number at the end of the run for 'percent', else the limit, as the length is unknown."""
         if self._progress_type == 'percent' or self._decay_rate == 1.0:
             return self._value_at(1.0)
         return 0.0 if self._decay_rate < 1.0 else math.copysign(math.inf, self._initial_value)
@@ -220,15 +219,15 @@ class ExponentialScheduler(Scheduler):
 
 @configurable
 class CyclicalScheduler(Scheduler):
-    """Back and forth between two numbers.
+    """Alternation between two numbers.
 
     Args:
         progress_type: see :class:`Scheduler`.
-        base_lr: the number at progress 0.
-        bound_lr: the other number.
+        base_lr: number at progress 0.
+        bound_lr: other number.
         half_cycle_size: positive progress of half a cycle.
-        switch_mode: 'step': each number holds for half a cycle; 'linear': from ``base_lr`` to ``bound_lr`` in the
-            first half cycle and back in the second.
+        switch_mode: 'step': each number holds for half a cycle; 'linear': interpolate from ``base_lr`` to ``bound_lr``
+            in the first half cycle and back in the second.
 
     Raises:
         ValueError: ``half_cycle_size`` is not positive, or ``switch_mode`` is unknown.
@@ -246,7 +245,7 @@ class CyclicalScheduler(Scheduler):
         self._switch_mode = switch_mode
 
     def __call__(self) -> float:
-        """The number now."""
+        """Return the current number."""
         halves, within = divmod(self.progress(), self._half_cycle_size)
         at_base = int(halves) % 2 == 0
         start, end = (self._base, self._bound) if at_base else (self._bound, self._base)
@@ -255,10 +254,10 @@ class CyclicalScheduler(Scheduler):
         return start + (end - start) * within / self._half_cycle_size
 
     def final_value(self) -> float:
-        """``bound_lr``: which of the two the run ends at depends on its length."""
+        """Return ``bound_lr``, because the final number depends on the length of the run."""
         return self._bound
 
 
 def as_scheduler(value_or_scheduler: float | Callable[[], float]) -> Any:
-    """``value_or_scheduler`` itself if it can be called, else a :class:`ConstantScheduler` of it."""
+    """Return ``value_or_scheduler`` if it is callable, else a :class:`ConstantScheduler`."""
     return value_or_scheduler if callable(value_or_scheduler) else ConstantScheduler(value_or_scheduler)

@@ -1,6 +1,6 @@
-"""Memory that several processes of this machine share, in blocks of which each is refused if there is no room for it.
+"""Memory shared between processes of this machine; each block is checked against the available space.
 
-A process that is given one of these objects sees the same memory.
+A process that receives one of these objects sees the same memory.
 """
 import math
 import os
@@ -20,17 +20,17 @@ _SHARED_FOLDER = '/dev/shm'
 
 
 class SharedTensors:
-    """Tensors of given specs, zeros at first, all in one block of shared memory.
+    """Tensors of given specs, initially zeros, in one block of shared memory.
 
     Args:
-        specs: of the tensors.
-        purpose: what they are for and what would make them smaller, for the error.
+        specs: specs of the tensors.
+        purpose: use of the tensors and the setting that makes them smaller, for the error message.
 
     Attributes:
         tensors: the tensors.
 
     Raises:
-        ConfError: there is not so much shared memory.
+        ConfError: there is not enough shared memory.
     """
 
     def __init__(self, specs: Sequence[TensorSpec], purpose: str):
@@ -38,14 +38,14 @@ class SharedTensors:
         size = self._offsets()[-1]
         if os.path.isdir(_SHARED_FOLDER):
             free = shutil.disk_usage(_SHARED_FOLDER).free
-            if size > free:  # to write to it would end the process without a word
+            if size > free:  # writing to it would kill the process without a message
                 raise ConfError(f'{purpose} needs {size / 2**20:.0f} MiB of shared memory, {_SHARED_FOLDER} has '
-                                f'{free / 2**20:.0f} MiB left', 'make it smaller, or give the machine more of it')
+                                f'{free / 2**20:.0f} MiB left', 'make it smaller, or increase the shared memory')
         self._block = torch.empty(max(size, 1), dtype=torch.uint8).share_memory_().zero_()
         self.tensors = self._views()
 
     def _offsets(self) -> list[int]:
-        """Where each tensor begins, and where the last one ends, in bytes."""
+        """Return the start of each tensor and the end of the last one, in bytes."""
         offsets = [0]
         for shape, dtype in self._specs:
             size = math.prod(shape) * dtype.itemsize
@@ -58,7 +58,7 @@ class SharedTensors:
 
     @property
     def nbytes(self) -> int:
-        """The size of the block."""
+        """Size of the block in bytes."""
         return self._block.numel()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -70,13 +70,13 @@ class SharedTensors:
 
 
 class SharedArrays:
-    """Base of classes whose state is numpy arrays, as attributes, which other processes may share.
+    """Base of classes whose state is numpy arrays in attributes, which may be shared with other processes.
 
-    Index work on a few hundred numbers at a time costs numpy a fraction of what it costs torch. The arrays are views of
-    torch tensors, because those know how to be handed to another process without a copy.
+    Indexing a few hundred numbers at a time is much cheaper in numpy than in torch. The arrays are views of torch
+    tensors, which can be passed to another process without a copy.
 
     Args:
-        shared: whether the arrays lie in shared memory, so that a process that gets the object works on the same ones.
+        shared: put the arrays into shared memory, so that a process that receives the object works on the same arrays.
     """
 
     def __init__(self, shared: bool = False) -> None:
@@ -84,10 +84,10 @@ class SharedArrays:
         self._tensors: dict[str, Tensor] = {}
 
     def _allocate(self, name: str, shape: int | tuple[int, ...], dtype: Any, fill: float = 0) -> Any:
-        """Make the array ``[*shape]`` that is the attribute ``name``; memory of zeros is not touched before use.
+        """Create the array ``[*shape]`` as attribute ``name``; memory of zeros is not touched before use.
 
         Raises:
-            ConfError: there is not so much shared memory.
+            ConfError: there is not enough shared memory.
         """
         tensor = torch.from_numpy(np.full(shape, fill, dtype) if fill else np.zeros(shape, dtype))
         if self._shared:

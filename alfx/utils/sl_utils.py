@@ -1,6 +1,6 @@
-"""What supervised runs measure: losses of ensembles, and how well they know what they do not know.
+"""Losses and metrics of supervised runs with ensembles, including their uncertainty.
 
-An ensemble of N networks answers ``[B, N, C]``: logits of C classes, or C numbers. Losses are per network, ``[N]``, and
+An ensemble of N networks outputs ``[B, N, C]``: logits of C classes, or C numbers. Losses are per network, ``[N]``, and
 *sums* over the batch: negative log likelihoods of the batch, to which a prior and an entropy can be added.
 """
 import math
@@ -16,10 +16,10 @@ def classification_loss(outputs: Tensor, targets: Tensor, mask: Tensor | None = 
     Args:
         outputs: logits ``[B, N, C]``.
         targets: int64 ``[B]``.
-        mask: ``[B]``: 0 for samples that do not count.
+        mask: ``[B]``: 0 for samples to ignore.
 
     Returns:
-        ``[N]``, sums over the batch.
+        Losses ``[N]``, summed over the batch.
     """
     num = outputs.shape[1]
     losses = F.cross_entropy(outputs.flatten(0, 1), targets.repeat_interleave(num), reduction='none').view(-1, num)
@@ -32,31 +32,31 @@ def regression_loss(outputs: Tensor, targets: Tensor, mask: Tensor | None = None
     Args:
         outputs: ``[B, N, C]``.
         targets: ``[B, C]``.
-        mask: ``[B]``: 0 for samples that do not count.
+        mask: ``[B]``: 0 for samples to ignore.
         noise_stddev: standard deviation of the noise.
 
     Returns:
-        ``[N]``, sums over the batch.
+        Losses ``[N]``, summed over the batch.
     """
     return _summed((outputs - targets.unsqueeze(1)).square().sum(-1) * (0.5 / noise_stddev**2), mask)
 
 
 def _summed(losses: Tensor, mask: Tensor | None) -> Tensor:
-    """``[B, N]`` to ``[N]``."""
+    """Sum ``[B, N]`` over the batch to ``[N]``."""
     return (losses if mask is None else losses * mask.to(losses.dtype).unsqueeze(1)).sum(0)
 
 
 def auc_score(inliers: Tensor, outliers: Tensor) -> float:
-    """Area under the curve of hits against false alarms: the chance that an outlier has the larger score.
+    """Area under the ROC curve: the probability that an outlier has a larger score than an inlier.
 
-    A tie counts as half. By ranks, in O(n log n).
+    Ties count as half. Computed from ranks, in O(n log n).
 
     Args:
         inliers: scores ``[n]``.
         outliers: scores ``[m]``.
 
     Raises:
-        ValueError: one of them is empty.
+        ValueError: an argument is empty.
     """
     if not inliers.numel() or not outliers.numel():
         raise ValueError(f'auc_score: expected scores of both, found {inliers.numel()} inliers and '
@@ -68,14 +68,14 @@ def auc_score(inliers: Tensor, outliers: Tensor) -> float:
 
 
 def class_probabilities(outputs: Tensor, voting: str) -> Tensor:
-    """What an ensemble says of the classes.
+    """Class probabilities predicted by an ensemble.
 
     Args:
         outputs: logits ``[B, N, C]``.
-        voting: 'soft': the mean of the probabilities; 'hard': the share of the networks that choose a class.
+        voting: 'soft' for the mean of the probabilities, 'hard' for the share of the networks that choose a class.
 
     Returns:
-        ``[B, C]``.
+        Probabilities ``[B, C]``.
     """
     if voting == 'soft':
         return outputs.softmax(-1).mean(1)
@@ -83,19 +83,19 @@ def class_probabilities(outputs: Tensor, voting: str) -> Tensor:
 
 
 def entropy(probabilities: Tensor) -> Tensor:
-    """Entropy in nats of ``[..., C]``, ``[...]``."""
+    """Entropy in nats, ``[...]``, of probabilities ``[..., C]``."""
     return -torch.xlogy(probabilities, probabilities).sum(-1)
 
 
 def uncertainty_scores(outputs: Tensor) -> dict[str, Tensor]:
-    """How uncertain an ensemble is of each sample.
+    """Uncertainty of an ensemble for each sample.
 
     Args:
         outputs: logits ``[B, N, C]``.
 
     Returns:
-        ``[B]`` each: 'entropy' of the mean probabilities, 'variance' of the probabilities over the networks summed over
-        classes, and 'mutual_information' of the class and the network.
+        Scores ``[B]`` each: 'entropy' of the mean probabilities, 'variance' of the probabilities over the networks,
+        summed over classes, and 'mutual_information' of the class and the network.
     """
     probabilities = outputs.softmax(-1)
     total = entropy(probabilities.mean(1))
@@ -119,15 +119,15 @@ def calibration_error(probabilities: Tensor, targets: Tensor, num_bins: int = 15
 
 
 def classification_metrics(outputs: Tensor, targets: Tensor, voting: str = 'soft') -> dict[str, float]:
-    """How good the answers of an ensemble are.
+    """Metrics of an ensemble of classifiers.
 
     Args:
         outputs: logits ``[B, N, C]``.
         targets: int64 ``[B]``.
-        voting: see :func:`class_probabilities`; for the accuracy.
+        voting: voting for the accuracy, see :func:`class_probabilities`.
 
     Returns:
-        'accuracy', and of the mean probabilities 'nll' (mean, nats), 'brier' (sum over classes), 'ece'.
+        'accuracy', and for the mean probabilities 'nll' (mean, nats), 'brier' (sum over classes) and 'ece'.
     """
     probabilities = class_probabilities(outputs, 'soft')
     votes = probabilities if voting == 'soft' else class_probabilities(outputs, voting)
@@ -142,7 +142,7 @@ def classification_metrics(outputs: Tensor, targets: Tensor, voting: str = 'soft
 
 
 def regression_metrics(outputs: Tensor, targets: Tensor, noise_stddev: float = 1.0) -> dict[str, float]:
-    """How good the answers of an ensemble are.
+    """Metrics of an ensemble for regression.
 
     Args:
         outputs: ``[B, N, C]``.
@@ -150,8 +150,8 @@ def regression_metrics(outputs: Tensor, targets: Tensor, noise_stddev: float = 1
         noise_stddev: standard deviation of the noise.
 
     Returns:
-        'rmse' of the mean, 'nll': of the mixture of the N normal distributions (mean over samples, nats), and 'stddev'
-        of the answers over the networks.
+        'rmse' of the mean, 'nll' of the mixture of the N normal distributions (mean over samples, nats), and 'stddev'
+        of the outputs over the networks.
     """
     mean = outputs.mean(1)
     exponent = -0.5 * (outputs - targets.unsqueeze(1)).square().sum(-1) / noise_stddev**2

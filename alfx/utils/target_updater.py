@@ -1,4 +1,4 @@
-"""Target networks: slowly moving copies that bootstrapped targets are computed with."""
+"""Target networks: slowly updated copies of networks for bootstrapped targets."""
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
@@ -16,23 +16,22 @@ Models = nn.Module | Tensor | Sequence[nn.Module | Tensor]
 
 @configurable
 class TargetUpdater(nn.Module):
-    """Moves target models towards models, each time it is called ``period`` times.
+    """Update target models towards models in every ``period``-th call.
 
     An update is, for every parameter (Lillicrap et al. 2015, arXiv:1509.02971, algorithm 1):
 
         target = target + tau * (model - target)
 
-    ``tau = 1`` with a large ``period`` is the copied target network of DQN (Mnih et al. 2015). Floating point buffers
-    (such as the statistics of a normaliser) and any other buffer are copied. Target parameters are not trained: they
-    are set not to require gradients.
+    ``tau = 1`` with a large ``period`` is the copied target network of DQN (Mnih et al. 2015). Buffers (such as the
+    statistics of a normalizer) are copied. Target parameters are not trained: they are set not to require gradients.
 
     Args:
         models: a module, a parameter, or a sequence of them.
-        target_models: the same, of the same shapes.
-        tau: how far an update moves, in (0, 1].
-        period: an update is made by every ``period``-th call.
-        init_copy: begin with target models equal to the models.
-        delayed_update: move towards the models as they were at the previous update instead of as they are now.
+        target_models: targets with the same shapes.
+        tau: step size of an update, in (0, 1]; smaller values make targets more stable but slower.
+        period: number of calls between updates.
+        init_copy: copy the models to the target models at first.
+        delayed_update: update towards the models as of the previous update instead of the current ones.
 
     Raises:
         ValueError: ``tau`` or ``period`` is out of range, or the models do not correspond to each other.
@@ -47,14 +46,14 @@ class TargetUpdater(nn.Module):
             raise ValueError(f'TargetUpdater.period: expected at least 1, found {period}')
         self._tau = tau
         self._period = period
-        # in tuples, so that the models are not registered as parts of this module as well
+        # in tuples, so that the models are not registered as children of this module
         self._models = tuple(_as_list(models))
         self._target_models = tuple(_as_list(target_models))
         self._check_correspondence()
         for target in self._target_models:
             target.requires_grad_(False)
         self._pairs: tuple[list[Tensor], ...] | None = None
-        self._elsewhere: list[Tensor] = []  # those not on the CPU
+        self._elsewhere: list[Tensor] = []  # tensors that are not on the CPU
         self._calls = SavedCount(self, '_num_calls')
         if init_copy:
             with torch.no_grad():
@@ -70,14 +69,14 @@ class TargetUpdater(nn.Module):
             raise ValueError('TargetUpdater: expected target_models with the same parameters and buffers as models, '
                              f'found {[tuple(s) for s, _ in target_shapes]} for {[tuple(s) for s, _ in shapes]}')
 
-    def __call__(self) -> None:  # in place of forward(): no module calls this one, and most calls only count
-        """Count one call; every ``period``-th one updates the target models."""
+    def __call__(self) -> None:  # instead of forward(): most calls only count, and hooks would cost more
+        """Count a call; every ``period``-th call updates the target models."""
         if self._calls.add() % self._period == 0:
             if self._pairs is None:
                 self._pairs = (_parameters(self._models), _parameters(self._target_models), _buffers(self._models),
                                _buffers(self._target_models))
                 self._elsewhere = [x for x in chain(*self._pairs) if not x.is_cpu]
-            with without_autograd(self._elsewhere):  # to look at all of them takes a tenth of the time of what follows
+            with without_autograd(self._elsewhere):  # checking all tensors would take a tenth of the update's time
                 self._update(*self._pairs)
 
     def _update(self, models: list[Tensor], targets: list[Tensor], buffers: list[Tensor],
@@ -97,7 +96,7 @@ class TargetUpdater(nn.Module):
             torch._foreach_lerp_(targets, sources, self._tau)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Moving to another device, among others: the parameters may be other tensors afterwards."""
+        """Apply ``fn``, for example to move to another device; this may replace the parameters, so drop the cache."""
         self._pairs = None
         return super()._apply(fn, recurse)
 
@@ -116,7 +115,7 @@ def _as_list(models: Models) -> list[Any]:
 
 
 def _parameters(models: Iterable[Any]) -> list[Tensor]:
-    """The parameters of all models, in order."""
+    """Return the parameters of all models, in order."""
     return [p for model in models for p in ([model] if isinstance(model, Tensor) else model.parameters())]
 
 

@@ -1,4 +1,4 @@
-"""Batches of data that are tensors already."""
+"""Batches of data that are already tensors."""
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class TensorData(NamedTuple):
-    """Samples and what belongs to them.
+    """Samples with their targets.
 
     Attributes:
         inputs: ``[n, ...]``.
@@ -19,16 +19,16 @@ class TensorData(NamedTuple):
 
 
 class TensorLoader:
-    """Iterates over batches ``(inputs [B, ...], targets [B, ...])``, each made by one ``index_select``.
+    """Iterable of batches ``(inputs [B, ...], targets [B, ...])``, each created by one ``index_select``.
 
-    The order of an epoch comes from torch's generator, which a checkpoint holds: a run that goes on sees the same
+    The order of an epoch comes from torch's generator, which is part of checkpoints, so a resumed run sees the same
     batches.
 
     Args:
         inputs: ``[n, ...]``.
         targets: ``[n]`` or ``[n, C]``.
         batch_size: B; the last batch of an epoch may be smaller.
-        shuffle: whether each epoch has an order of its own.
+        shuffle: use a new random order in each epoch.
 
     Raises:
         ValueError: the numbers of inputs and targets differ, or are 0, or ``batch_size`` is less than 1.
@@ -46,7 +46,7 @@ class TensorLoader:
 
     @property
     def dataset(self) -> Tensor:
-        """The inputs; ``len`` of it is the number of samples."""
+        """Inputs; their ``len`` is the number of samples."""
         return self._data.inputs
 
     @property
@@ -56,7 +56,7 @@ class TensorLoader:
 
     @property
     def batch_size(self) -> int:
-        """Number of samples of a batch, but for the last one."""
+        """Number of samples of every batch except the last one."""
         return self._batch_size
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Small operations on tensors: extending, reverse cumulation, norms, gradient scaling, batch squashing."""
+"""Small tensor operations: extension, reverse cumulation, norms, gradient scaling, folding of batch dimensions."""
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -18,17 +18,17 @@ def tensor_extend_new_dim(x: Tensor, dim: int, n: int) -> Tensor:
 
 
 def reverse_cumsum(x: Tensor, dim: int) -> Tensor:
-    """``y[i] = x[i] + x[i+1] + ... + x[n-1]`` along ``dim``."""
+    """Cumulative sum from the end, ``y[i] = x[i] + x[i+1] + ... + x[n-1]`` along ``dim``."""
     return x.flip(dim).cumsum(dim).flip(dim)
 
 
 def reverse_cumprod(x: Tensor, dim: int) -> Tensor:
-    """``y[i] = x[i] * x[i+1] * ... * x[n-1]`` along ``dim``."""
+    """Cumulative product from the end, ``y[i] = x[i] * x[i+1] * ... * x[n-1]`` along ``dim``."""
     return x.flip(dim).cumprod(dim).flip(dim)
 
 
 def tensor_extend(x: Tensor, y: Tensor) -> Tensor:
-    """Append ``y [...]`` to ``x [n, ...]``: ``[n+1, ...]``."""
+    """Append ``y [...]`` to ``x [n, ...]``, giving ``[n+1, ...]``."""
     return torch.cat((x, y.unsqueeze(0)))
 
 
@@ -38,26 +38,26 @@ def tensor_extend_zero(x: Tensor, dim: int = 0) -> Tensor:
 
 
 def tensor_prepend(x: Tensor, y: Tensor) -> Tensor:
-    """Put ``y [...]`` before ``x [n, ...]``: ``[n+1, ...]``."""
+    """Prepend ``y [...]`` to ``x [n, ...]``, giving ``[n+1, ...]``."""
     return torch.cat((y.unsqueeze(0), x))
 
 
 def tensor_prepend_zero(x: Tensor) -> Tensor:
-    """Put a zero slice before ``x [n, ...]``: ``[n+1, ...]``."""
+    """Prepend a zero slice to ``x [n, ...]``, giving ``[n+1, ...]``."""
     return torch.cat((x.new_zeros((1, *x.shape[1:])), x))
 
 
 def explained_variance(ypred: Tensor, y: Tensor, valid_mask: Tensor | None = None, dim: int | None = None) -> Tensor:
-    """``1 - Var[y - ypred] / Var[y]``: 1 is a perfect prediction, 0 no better than a constant.
+    """Explained variance ``1 - Var[y - ypred] / Var[y]``: 1 is a perfect prediction, 0 no better than a constant.
 
     Args:
         ypred: prediction of ``y``, same shape.
-        y: what is predicted.
-        valid_mask: bool, same shape; elements to count. ``None``: all.
-        dim: dimension to reduce; ``None``: all.
+        y: predicted quantity.
+        valid_mask: bool, same shape; elements to count. ``None`` means all.
+        dim: dimension to reduce; ``None`` means all.
 
     Returns:
-        0-d, or the shape without ``dim``; nan where ``y`` does not vary.
+        A scalar, or the shape without ``dim``; nan where ``y`` does not vary.
     """
     weight = torch.ones_like(y) if valid_mask is None else valid_mask.to(y.dtype)
 
@@ -72,12 +72,12 @@ def explained_variance(ypred: Tensor, y: Tensor, valid_mask: Tensor | None = Non
 
 
 def to_tensor(data: Any, dtype: torch.dtype | None = None) -> Tensor:
-    """``data`` (number, list, array, tensor) as a tensor on the default device; Python floats become float32."""
+    """Convert a number, list, array or tensor to a tensor on the default device; Python floats become float32."""
     return torch.as_tensor(data, dtype=dtype, device=context.get_default_device())
 
 
 def global_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """The Euclidean norm of all elements of all tensors together: 0-d.
+    """Euclidean norm of all elements of all tensors together, a scalar.
 
     Raises:
         ValueError: there are no tensors.
@@ -95,8 +95,8 @@ def clip_by_global_norm(tensors: Sequence[Tensor], clip_norm: float, use_norm: T
     Args:
         tensors: tensors of any shapes.
         clip_norm: positive bound.
-        use_norm: the global norm, if it is known.
-        in_place: whether to overwrite ``tensors``.
+        use_norm: the global norm, if already computed.
+        in_place: overwrite ``tensors``.
 
     Returns:
         ``(clipped tensors, global norm before clipping)``. A norm that is not finite makes every element nan.
@@ -111,19 +111,19 @@ def clip_by_global_norm(tensors: Sequence[Tensor], clip_norm: float, use_norm: T
 
 
 def clip_by_norms(tensors: Sequence[Tensor], clip_norm: float, in_place: bool = False) -> list[Tensor]:
-    """Scale each tensor by itself so that its norm is at most ``clip_norm``.
+    """Scale each tensor separately so that its norm is at most ``clip_norm``.
 
     Args:
         tensors: tensors of any shapes.
         clip_norm: positive bound.
-        in_place: whether to overwrite ``tensors``.
+        in_place: overwrite ``tensors``.
 
     Raises:
         TypeError: ``tensors`` is a single tensor.
     """
     if isinstance(tensors, Tensor):
-        raise TypeError(f'clip_by_norms: expected a list of tensors, found one of shape {tuple(tensors.shape)}: write '
-                        '[tensor]')
+        raise TypeError(f'clip_by_norms: expected a list of tensors, found a tensor of shape {tuple(tensors.shape)}: '
+                        'write [tensor]')
     scales = [clip_norm / norm.clamp_min(clip_norm) for norm in torch._foreach_norm(list(tensors))]
     if in_place:
         torch._foreach_mul_(list(tensors), scales)
@@ -139,7 +139,7 @@ def cov(data: Tensor, rowvar: bool = False) -> Tensor:
         rowvar: True if variables are rows: ``[d, n]`` or ``[B, d, n]``.
 
     Returns:
-        ``[d, d]`` or ``[B, d, d]``.
+        Covariances ``[d, d]`` or ``[B, d, d]``.
     """
     rows = data if rowvar else data.transpose(-1, -2)
     centred = rows - rows.mean(-1, keepdim=True)
@@ -147,13 +147,13 @@ def cov(data: Tensor, rowvar: bool = False) -> Tensor:
 
 
 def scale_gradient(tensor: Tensor, scale: float, clone_input: bool = True) -> Tensor:
-    """``tensor``, whose gradient is multiplied by ``scale`` on the way back.
+    """Return ``tensor`` with its gradient multiplied by ``scale``.
 
     Args:
         tensor: a tensor.
         scale: factor.
-        clone_input: whether to return a copy, which leaves other uses of ``tensor`` alone. If False the gradient
-            of ``tensor`` is scaled for every use of it.
+        clone_input: return a copy, so that other uses of ``tensor`` are not affected. Otherwise the gradient of
+            ``tensor`` is scaled for every use of it.
     """
     if not tensor.requires_grad:
         return tensor
@@ -164,7 +164,7 @@ def scale_gradient(tensor: Tensor, scale: float, clone_input: bool = True) -> Te
 
 
 class BatchSquash:
-    """Fold the first ``batch_dims`` dimensions into one, and unfold them again.
+    """Fold the first ``batch_dims`` dimensions into one, and unfold them.
 
     Args:
         batch_dims: number of dimensions to fold.
@@ -175,14 +175,14 @@ class BatchSquash:
         self._shape: torch.Size | None = None
 
     def flatten(self, tensor: Tensor) -> Tensor:
-        """``[B1, ..., Bn, ...]`` -> ``[B1 * ... * Bn, ...]``; remembers the sizes."""
+        """Fold ``[B1, ..., Bn, ...]`` to ``[B1 * ... * Bn, ...]`` and store the sizes."""
         if self._batch_dims == 1:
             return tensor
         self._shape = tensor.shape[:self._batch_dims]
         return tensor.reshape(-1, *tensor.shape[self._batch_dims:])
 
     def unflatten(self, tensor: Tensor) -> Tensor:
-        """The inverse, for a tensor whose first dimension is that of the last :meth:`flatten`."""
+        """Unfold a tensor whose first dimension has the size after the last :meth:`flatten`."""
         if self._batch_dims == 1:
             return tensor
         if self._shape is None:

@@ -1,8 +1,8 @@
-"""Bringing tensors from the host to a GPU without waiting for it.
+"""Transfers of tensors from the host to a GPU that do not block the host.
 
-A copy from ordinary memory makes the host wait until it is done; one from pinned memory does not, and goes on beside
-what the GPU computes if it is queued apart from that. Small tensors travel together, since a copy costs some
-microseconds however small it is.
+A copy from ordinary memory blocks the host until it is done. A copy from pinned memory does not, and it overlaps with
+computations on the GPU if it is in another stream. Small tensors are transferred together, since every copy costs some
+microseconds.
 """
 import math
 from collections.abc import Sequence
@@ -13,20 +13,20 @@ from torch import Tensor
 
 from alfx import nest
 
-_LARGEST_PACKED = 2**16  # bytes of a tensor that travels with others
+_LARGEST_PACKED = 2**16  # maximum size in bytes of a tensor that is transferred together with others
 _ALIGNMENT = 16  # bytes
 _copy_streams: dict[torch.device, Any] = {}
 
 
 def to_device(nested: Any, device: torch.device) -> Any:
-    """A nest of tensors on ``device``.
+    """Return a nest of tensors on ``device``.
 
     Args:
-        nested: nest of tensors on any devices. Those of the host may be written to again at once.
-        device: where to. On a GPU, whatever is queued there from now on sees the copies.
+        nested: nest of tensors on any devices. Host tensors may be overwritten as soon as the function returns.
+        device: target device. Work queued on a GPU after the call sees the copies.
 
     Returns:
-        The same nest; tensors that are there already are not copied.
+        The same nest; tensors that are already on the device are not copied.
     """
     leaves, tree = nest.flatten_with_structure(nested)
     if all(x.device == device for x in leaves):
@@ -35,7 +35,7 @@ def to_device(nested: Any, device: torch.device) -> Any:
 
 
 def copied_to(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """``tensors`` on ``device``, see :func:`to_device`."""
+    """Return ``tensors`` on ``device``, see :func:`to_device`."""
     if device.type != 'cuda':
         return [x.to(device) for x in tensors]
     here = [i for i, x in enumerate(tensors) if x.device.type == 'cpu']
@@ -53,12 +53,12 @@ def copied_to(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 
 
 def pinned_like(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
-    """Pinned memory of the type, and the shape unless given, of ``tensor``; later ones use it again."""
+    """Allocate pinned memory with the dtype and, by default, the shape of ``tensor``; torch caches such memory."""
     return torch.empty(tensor.shape if shape is None else tuple(shape), dtype=tensor.dtype, pin_memory=True)
 
 
 def send(pinned: Tensor, device: torch.device) -> Tensor:
-    """Copy pinned memory to a GPU beside what it computes; what is queued there later waits for the copy alone."""
+    """Copy pinned memory to a GPU in a separate stream; work queued there afterwards waits only for this copy."""
     computing = torch.cuda.current_stream(device)
     if device not in _copy_streams:
         _copy_streams[device] = torch.cuda.Stream(device)
@@ -66,7 +66,7 @@ def send(pinned: Tensor, device: torch.device) -> Tensor:
     with torch.cuda.stream(copying):
         there = pinned.to(device, non_blocking=True)
     computing.wait_stream(copying)
-    there.record_stream(computing)  # its memory is not used for a later copy before what reads it is done
+    there.record_stream(computing)  # the memory is not reused for a later copy while queued work still reads it
     return there
 
 
@@ -74,16 +74,16 @@ _Place = tuple[int, torch.Size, torch.dtype]
 
 
 def packed(tensors: Sequence[Tensor], pinned: bool) -> tuple[Tensor, list[_Place]]:
-    """Copies of ``tensors`` one after the other.
+    """Copy ``tensors`` into one block of memory.
 
     Args:
-        tensors: on the host.
-        pinned: whether in pinned memory.
+        tensors: tensors on the host.
+        pinned: use pinned memory.
 
     Returns:
         tuple:
         - uint8 ``[n]``
-        - what :func:`unpacked` needs: the first byte, shape and type of each
+        - layout for :func:`unpacked`: first byte, shape and dtype of each tensor
     """
     layout, end = [], 0
     for x in tensors:
@@ -96,6 +96,6 @@ def packed(tensors: Sequence[Tensor], pinned: bool) -> tuple[Tensor, list[_Place
 
 
 def unpacked(block: Tensor, layout: Sequence[_Place]) -> list[Tensor]:
-    """Views of what :func:`packed` has put into ``block`` (uint8 ``[n]``, on any device)."""
+    """Return views of the tensors that :func:`packed` put into ``block`` (uint8 ``[n]``, on any device)."""
     return [block[first:first + shape.numel() * dtype.itemsize].view(dtype).view(shape)
             for first, shape, dtype in layout]

@@ -1,8 +1,8 @@
 """Returns and advantages over sequences of time steps, and importance ratios.
 
-Time runs along the first dimension. ``reward[t]`` and ``discount[t]`` belong to *arriving* at step t; ``discount`` is
-the environment's (0 at a termination, 1 at a truncation) times gamma. A LAST step has no successor: whatever stands
-after it belongs to another episode and never flows into it; its own value may still bootstrap the step before.
+Time is the first dimension. ``reward[t]`` and ``discount[t]`` belong to *arriving* at step t; ``discount`` is the
+discount of the environment (0 at a termination, 1 at a truncation) times gamma. A LAST step has no successor: the steps
+after it belong to another episode and never affect it. Its own value may still bootstrap the step before.
 """
 import functools
 from typing import Any, NamedTuple
@@ -19,15 +19,15 @@ from alfx.utils import dist_utils
 def _reverse_scan(coefficient: Tensor, offset: Tensor) -> Tensor:
     """Solve ``x[t] = offset[t] + coefficient[t] * x[t+1]`` with ``x[n-1] = offset[n-1]``.
 
-    Recursive doubling: after a round of stride s, x[t] holds the terms of 2s steps. That takes log2(n) rounds of
-    three operations where the plain loop takes n of two, and is differentiable.
+    Recursive doubling: after a round of stride s, x[t] holds the terms of 2s steps. This takes log2(n) rounds of three
+    operations, while the plain loop takes n rounds of two, and is differentiable.
 
     Args:
         coefficient: ``[n-1, ...]``, broadcasts with ``offset``.
-        offset: ``[n, ...]``; overwritten unless a gradient is recorded.
+        offset: ``[n, ...]``; overwritten unless autograd records.
 
     Returns:
-        ``[n, ...]``.
+        Solution x, ``[n, ...]``.
     """
     in_place = not (torch.is_grad_enabled() and (offset.requires_grad or coefficient.requires_grad))
     n = offset.shape[0]
@@ -47,7 +47,7 @@ def _reverse_scan(coefficient: Tensor, offset: Tensor) -> Tensor:
 
 
 def _check(rewards: Tensor, values: Tensor, step_types: Tensor, discounts: Tensor) -> Tensor:
-    """Check the shapes; return ``discounts`` with a trailing dimension if ``rewards`` has one that it lacks."""
+    """Check the shapes; return ``discounts``, with trailing dimensions added to match ``rewards``."""
     if rewards.shape[0] < 2:
         raise ValueError(f'expected at least 2 time steps, found rewards of shape {tuple(rewards.shape)}')
     if values.shape != rewards.shape:
@@ -63,7 +63,7 @@ def _check(rewards: Tensor, values: Tensor, step_types: Tensor, discounts: Tenso
 
 
 def _has_successor(step_types: Tensor, like: Tensor) -> Tensor:
-    """1 for each step but the final one that is not LAST, else 0: ``[T-1, B]`` or ``[T-1, B, 1]``."""
+    """Mask of the steps with a successor: 1 except at LAST, without the final step, ``[T-1, B]`` or ``[T-1, B, 1]``."""
     mask = (step_types[:-1] != StepType.LAST).to(like.dtype)
     return mask if like.dim() == 2 else mask.reshape(*mask.shape, *[1] * (like.dim() - 2))
 
@@ -73,7 +73,7 @@ def _batch_major(function: Any, *tensors: Tensor) -> Tensor:
 
 
 def one_step_discounted_return(rewards: Tensor, values: Tensor, step_types: Tensor, discounts: Tensor) -> Tensor:
-    """``R[t] = r[t+1] + d[t+1] V[t+1]``; for a LAST step ``R[t] = V[t]``.
+    """One-step returns ``R[t] = r[t+1] + d[t+1] V[t+1]``; for a LAST step ``R[t] = V[t]``.
 
     Args:
         rewards: ``[T, B]`` or ``[T, B, K]``.
@@ -82,7 +82,7 @@ def one_step_discounted_return(rewards: Tensor, values: Tensor, step_types: Tens
         discounts: d, ``[T, B]`` or the shape of ``rewards``.
 
     Returns:
-        ``[T-1, B]`` (``[T-1, B, K]``).
+        Returns of every step except the final one, ``[T-1, B]`` (``[T-1, B, K]``).
 
     Raises:
         ValueError: the shapes disagree, or T < 2.
@@ -95,7 +95,7 @@ def one_step_discounted_return(rewards: Tensor, values: Tensor, step_types: Tens
 
 def discounted_return(rewards: Tensor, values: Tensor, step_types: Tensor, discounts: Tensor,
                       time_major: bool = True) -> Tensor:
-    """The return up to the end of the episode or the sequence, where V bootstraps it.
+    """Discounted returns up to the end of the episode or of the sequence, where V bootstraps them.
 
     ``R[t] = r[t+1] + d[t+1] R[t+1]`` with ``R[T-1] = V[T-1]``; for a LAST step ``R[t] = V[t]``, so that a truncated
     episode is bootstrapped from its true final observation (and a terminated one not, as its d is 0).
@@ -105,10 +105,10 @@ def discounted_return(rewards: Tensor, values: Tensor, step_types: Tensor, disco
         values: V, same shape as ``rewards``.
         step_types: ``[T, B]``.
         discounts: d, ``[T, B]`` or the shape of ``rewards``.
-        time_major: False if all have their first two dimensions, and get them back, as ``[B, T]``.
+        time_major: pass False if the first two dimensions of all arguments and of the result are ``[B, T]``.
 
     Returns:
-        ``[T-1, B]`` (``[T-1, B, K]``): the returns of every step but the final one.
+        Returns of every step except the final one, ``[T-1, B]`` (``[T-1, B, K]``).
 
     Raises:
         ValueError: the shapes disagree, or T < 2.
@@ -130,18 +130,18 @@ def generalized_advantage_estimation(rewards: Tensor, values: Tensor, step_types
         delta[t] = r[t+1] + d[t+1] V[t+1] - V[t]
         A[t]     = delta[t] + td_lambda d[t+1] A[t+1]
 
-    A LAST step has advantage 0 and nothing flows back through it.
+    A LAST step has advantage 0, and nothing flows back through it.
 
     Args:
         rewards: ``[T, B]`` or ``[T, B, K]``.
         values: V, same shape as ``rewards``.
         step_types: ``[T, B]``.
         discounts: d, ``[T, B]`` or the shape of ``rewards``.
-        td_lambda: in [0, 1]; 0 is the one-step error, 1 the :func:`discounted_return` minus V.
-        time_major: False if all have their first two dimensions, and get them back, as ``[B, T]``.
+        td_lambda: in [0, 1]; 0 gives the one-step error, 1 the :func:`discounted_return` minus V.
+        time_major: pass False if the first two dimensions of all arguments and of the result are ``[B, T]``.
 
     Returns:
-        ``[T-1, B]`` (``[T-1, B, K]``): the advantages of every step but the final one.
+        Advantages of every step except the final one, ``[T-1, B]`` (``[T-1, B, K]``).
 
     Raises:
         ValueError: the shapes disagree, or T < 2.
@@ -159,11 +159,11 @@ def generalized_advantage_estimation(rewards: Tensor, values: Tensor, step_types
 
 
 class VTrace(NamedTuple):
-    """What :func:`vtrace` returns, ``[T-1, B]`` (``[T-1, B, K]``) each.
+    """Result of :func:`vtrace`, ``[T-1, B]`` (``[T-1, B, K]``) each.
 
     Attributes:
-        targets: what the values of every step but the final one are trained towards.
-        advantages: of the actions, weighted by their clipped ratios.
+        targets: regression targets of the values of every step except the final one.
+        advantages: advantages of the actions, weighted by their clipped ratios.
     """
 
     targets: Tensor
@@ -175,28 +175,29 @@ def vtrace(rewards: Tensor, values: Tensor, step_types: Tensor, discounts: Tenso
            clip_pg_rho_thres: float | None = 1.0) -> VTrace:
     """V-trace targets and advantages of one policy from the steps of another (Espeholt et al. 2018, arXiv:1802.01561).
 
-    With w the ratio of the probabilities of an action now and when it was taken (section 4.1, eq. 1, remarks 1 and 2,
-    and section 4.2)::
+    With w the ratio of the current probability of an action to its probability when it was taken (section 4.1, eq. 1,
+    remarks 1 and 2, and section 4.2)::
 
         delta[t] = r[t+1] + d[t+1] V[t+1] - V[t]
         v[t]     = V[t] + min(rho, w[t]) delta[t] + td_lambda min(c, w[t]) d[t+1] (v[t+1] - V[t+1])
         A[t]     = min(pg_rho, w[t]) (delta[t] + td_lambda d[t+1] (v[t+1] - V[t+1]))
 
-    rho decides whose values are learned: unbounded, those of the policy of now, less the more it is clipped; c and
-    td_lambda only how fast. The paper gives A for ``td_lambda = 1``; below that, the trace is shortened in A as well,
-    so that A on-policy is the :func:`generalized_advantage_estimation` and v is A + V. A LAST step has advantage 0 and
-    nothing flows back through it; its own value is what the step before bootstraps from.
+    rho determines the policy whose values are learned: the current policy without clipping, and a policy closer to the
+    one that acted with more clipping. c and td_lambda only affect the speed of learning. The paper gives A for
+    ``td_lambda = 1``; smaller values shorten the trace in A as well, so that on-policy A equals
+    :func:`generalized_advantage_estimation` and v equals A + V. A LAST step has advantage 0, and nothing flows back
+    through it; the step before bootstraps from its value.
 
     Args:
         rewards: ``[T, B]`` or ``[T, B, K]``.
-        values: V as it is now, same shape as ``rewards``.
+        values: current V, same shape as ``rewards``.
         step_types: ``[T, B]``.
         discounts: d, ``[T, B]`` or the shape of ``rewards``.
-        ratios: w, ``[T, B]``; those of the final step and of LAST steps do not matter.
+        ratios: w, ``[T, B]``; entries of the final step and of LAST steps are ignored.
         td_lambda: in [0, 1].
-        clip_rho_thres: rho; ``None``: not clipped.
-        clip_c_thres: c, at most rho for the paper's proof of convergence; ``None``: not clipped.
-        clip_pg_rho_thres: pg_rho; ``None``: not clipped.
+        clip_rho_thres: rho; ``None`` for no clipping.
+        clip_c_thres: c, at most rho for the convergence proof of the paper; ``None`` for no clipping.
+        clip_pg_rho_thres: pg_rho; ``None`` for no clipping.
 
     Raises:
         ValueError: the shapes disagree, or T < 2.
@@ -220,26 +221,26 @@ def action_importance_ratio(action_distribution: Any, rollout_action_distributio
                             clipping_mode: str, scope: str, importance_ratio_clipping: float,
                             log_prob_clipping: float, check_numerics: bool, debug_summaries: bool,
                             rollout_log_prob: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The ratio of the probabilities of ``action`` now and when it was taken.
+    """Ratio of the current probability of ``action`` to its probability when it was taken.
 
     Args:
         action_distribution: nest of distributions of the current policy, batch shape ``[T, B]`` or ``[B]``.
-        rollout_action_distribution: those of the policy that acted; not used if ``rollout_log_prob`` is given.
+        rollout_action_distribution: distributions of the policy that acted; ignored if ``rollout_log_prob`` is given.
         action: nest of actions.
         clipping_mode: 'double_sided' for ``[1 - eps, 1 + eps]``, 'capping' for the upper bound only.
-        scope: name put before the names of the summaries.
-        importance_ratio_clipping: eps; not positive: no clipping.
-        log_prob_clipping: if positive, both log-probabilities are clipped to within this distance of 0.
-        check_numerics: whether to raise if the ratio is not finite.
-        debug_summaries: whether to write summaries.
+        scope: prefix of the names of summaries.
+        importance_ratio_clipping: eps; no clipping unless it is positive.
+        log_prob_clipping: if positive, limit of the absolute values of both log-probabilities.
+        check_numerics: raise an error if the ratio is not finite.
+        debug_summaries: log the ratios.
         rollout_log_prob: log-probability of ``action`` when it was taken, ``[T, B]`` or ``[B]``.
 
     Returns:
         ``(ratio, clipped ratio)``, of the batch shape; gradients flow to the current policy only.
 
     Raises:
-        ValueError: an unknown ``clipping_mode``.
-        FloatingPointError: ``check_numerics`` and a ratio is not finite.
+        ValueError: ``clipping_mode`` is unknown.
+        FloatingPointError: a ratio is not finite and ``check_numerics`` is set.
     """
     if clipping_mode not in ('double_sided', 'capping'):
         raise ValueError(f"clipping_mode: expected 'double_sided' or 'capping', found {clipping_mode!r}")

@@ -329,9 +329,9 @@ def test_a_field_that_there_is_not_is_named_with_those_there_are(field, message)
 
 def test_a_mask_of_another_size_is_refused():
     dist = dist_utils.Categorical(logits=torch.zeros(2, 3))
-    with pytest.raises(ValueError, match=r'shape \(2, 5\); expected that of the logits, \(2, 3\)'):
+    with pytest.raises(ValueError, match=r'shape \(2, 5\); expected the shape of the logits, \(2, 3\)'):
         dist_utils.mask_actions(dist, torch.ones(2, 5, dtype=torch.bool))
-    with pytest.raises(ValueError, match='found 1 masks of actions for 2 discrete actions'):
+    with pytest.raises(ValueError, match='found 1 action masks for 2 discrete actions'):
         dist_utils.mask_actions({'a': dist, 'b': dist}, torch.ones(2, 3, dtype=torch.bool))
 
 

@@ -112,19 +112,20 @@ LATE_MISTAKES = {
     'sequences of one step for SARSA': ('sarsa_pendulum', 'TrainerConfig.mini_batch_length = 1', 'set it to 2'),
     'no priorities': ('sac_pendulum', 'TrainerConfig.priority_replay = True', 'set SacAlgorithm.calculate_priority = '),
     'actions in place of distributions': ('sac_pendulum', 'SacAlgorithm.actor_network_cls = @ActorNetwork',
-                                          'SacAlgorithm.actor_network_cls makes ActorNetwork, which gives actions; the '
-                                          'algorithm needs distributions'),
+                                          'SacAlgorithm.actor_network_cls creates ActorNetwork, which returns actions; '
+                                          'the algorithm needs distributions'),
     'distributions in place of actions': ('ddpg_pendulum', 'DdpgAlgorithm.actor_network_ctor = '
-                                          '@ActorDistributionNetwork', 'as @ActorNetwork does'),
+                                          '@ActorDistributionNetwork', 'for example @ActorNetwork'),
     'actions in place of distributions for PPO': ('ppo_pendulum', 'PPOAlgorithm.actor_network_ctor = @ActorNetwork',
-                                                  'as @ActorDistributionNetwork does'),
+                                                  'for example @ActorDistributionNetwork'),
     'a buffer larger than the memory': ('sac_pendulum', 'TrainerConfig.replay_buffer_length = 1e11',
                                         'TrainerConfig.replay_buffer_length asks for a buffer of 100,000,000,000 steps '
                                         'of 1 environment(s) of 48 bytes each, 4,800,000,000,000 bytes; there are'),
     'an unroll larger than the memory': ('ppo_cart_pole', 'TrainerConfig.unroll_length = 1e9',
                                          'TrainerConfig.unroll_length asks for a buffer of 1,000,000,001 steps'),
     'an unroll on-policy': ('ac_cart_pole', 'TrainerConfig.unroll_length = 1e10', 'the observations of an unroll take'),
-    'a loss for another algorithm': ('ppo_cart_pole', 'PPOAlgorithm.loss_class = @TDLoss', '@TDLoss makes TDLoss'),
+    'a loss for another algorithm': ('ppo_cart_pole', 'PPOAlgorithm.loss_class = @TDLoss',
+                                     '@TDLoss creates an instance of TDLoss'),
     'a scheduler for an optimizer': ('ppo_cart_pole', 'Agent.optimizer = @LinearScheduler()\n'
                                      'LinearScheduler.schedule = [(0, 1.0), (1, 2.0)]\n'
                                      "LinearScheduler.progress_type = 'percent'", 'expects an optimizer'),

@@ -124,12 +124,12 @@ FAULTS = {
 def test_a_binding_that_nothing_uses_ends_the_run_at_its_first_iteration(run_train):
     code, err = run_train('actr/Adam.lr = 1e-3\n')
     assert code == 2
-    assert ('ConfError: mine.gin:10: nothing uses this binding: actr/Adam.lr = 0.001\n'
-            "  Adam is not made in the scope 'actr': did you mean 'ppo/Adam'?") in err
+    assert ('ConfError: mine.gin:10: this binding is never used: actr/Adam.lr = 0.001\n'
+            "  Adam is not constructed in the scope 'actr': did you mean 'ppo/Adam'?") in err
     assert not list(Path('run', 'train', 'algorithm').glob('ckpt-*'))
     assert run_train('actr/Adam.lr = 1e-3\n', allow_unused=True)[0] == 0
     log = Path('run', 'train.log').read_text()
-    assert 'nothing has used this binding so far: actr/Adam.lr' in log and ' INFO done: ' in log
+    assert 'this binding has not been used so far: actr/Adam.lr' in log and ' INFO done: ' in log
 
 
 @pytest.mark.parametrize('fault', FAULTS)
@@ -347,7 +347,7 @@ def test_a_conf_with_the_mark_of_windows_editors_is_read_and_a_folder_is_no_conf
     assert run_train(conf='marked.gin')[0] == 0
     (tmp_path / 'wide.gin').write_text(CONF, encoding='utf-16')
     code, err = run_train(conf='wide.gin')
-    assert code == 2 and 'wide.gin: is not text in UTF-8' in err and 'save it as UTF-8' in err
+    assert code == 2 and 'wide.gin: is not valid UTF-8' in err and 'save it as UTF-8' in err
     (tmp_path / 'confs').mkdir()
     (tmp_path / 'confs' / 'c.gin').write_text(CONF)
     code, err = run_train(conf='confs')

@@ -121,7 +121,7 @@ class TestParallelEncodingNetworkIsANetwork(NetworkContract):
     test_a_stack_can_be_copied_and_knows_its_output = None
 
     def test_a_stack_is_not_stacked_again(self):
-        with pytest.raises(ValueError, match='is a stack of networks already'):
+        with pytest.raises(ValueError, match='is already a stack of networks'):
             self.network().make_parallel(2)
 
 

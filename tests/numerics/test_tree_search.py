@@ -203,7 +203,7 @@ def test_a_model_that_yields_nan_is_an_error_that_names_root_and_simulation(what
 
 @pytest.mark.parametrize('options, message', [
     (dict(num_simulations=10, num_parallel=4), 'multiple of the 4'),
-    (dict(num_parallel=2, expand_all=True), 'does not go with parallel'),
+    (dict(num_parallel=2, expand_all=True), 'incompatible with parallel'),
     (dict(known_bounds=(1, -1)), r'known_bounds: expected \(least, largest\)'),
     (dict(unexpanded_value='maximum'), 'unexpanded_value: expected a number or one of'),
     (dict(rule='puct'), 'rule: expected one of'),

@@ -335,13 +335,13 @@ def test_each_kind_of_step_calls_that_of_the_algorithms():
 
 @pytest.mark.parametrize('elements,message', [
     (dict(a=('inputt', FC(1, 1))), "there is no earlier result 'inputt'.*did you mean 'input'"),
-    (dict(a=FC(1, 1), b=('info.c', FC(1, 1))), "there is no earlier result 'c'; there are .*'a'"),
+    (dict(a=FC(1, 1), b=('info.c', FC(1, 1))), "there is no earlier result 'c'; known results are .*'a'"),
     (dict(a=FC(1, 1), b=('info.a', FC(1, 1))), "'info.a' does not exist, because 'a' is a FC"),
     (dict(a=torch.tanh, b=('state.a', FC(1, 1))), "'state.a' does not exist, because 'a' is a builtin"),
     (dict(a=('state.b', torch.tanh), b=Delay(SCALAR)), "there is no earlier result 'b'"),
     (dict(info=FC(1, 1)), "an element cannot be named 'info'"),
-    (dict(input=FC(1, 1)), "may be called 'input'"),
-    (dict(a=3), "element 'a' is no module, function"),
+    (dict(input=FC(1, 1)), "cannot be named 'input'"),
+    (dict(a=3), "element 'a' is not a module, function"),
     (dict(rollout_step=FC(1, 1)), 'an attribute has this name'),
     ({}, 'expected at least one module'),
 ])

@@ -280,7 +280,7 @@ def test_the_searches_of_the_papers_can_be_made(create):
 
 @pytest.mark.parametrize('options, message', [
     (dict(num_simulations=10, num_parallel_sims=4), 'multiple of the 4 parallel'),
-    (dict(expand_all_children=True, num_parallel_sims=2), 'does not go with parallel simulations'),
+    (dict(expand_all_children=True, num_parallel_sims=2), 'incompatible with parallel simulations'),
     (dict(unexpanded_value_score='men'), "found 'men'; did you mean 'mean'"),
     (dict(exploration_policy_type='rk'), "found 'rk'; did you mean 'rkl'"),
     (dict(root_search='gumble'), "found 'gumble'; did you mean 'gumbel'"),

@@ -308,7 +308,7 @@ def test_similarity_makes_its_networks_by_size():
     assert all(p.opt_args == {'lr': 1e-3} for p in loss.parameters())
     with pytest.raises(ValueError, match='proj_net or input_size'):
         AsymmetricSimSiamLoss()
-    with pytest.raises(ValueError, match='keeps the norms'):
+    with pytest.raises(ValueError, match='fix the norms'):
         AsymmetricSimSiamLoss(input_size=6, fixed_weight_norm=True)
 
 

@@ -128,7 +128,7 @@ def test_programs_are_run_with_their_own_arguments_and_help_is_no_error():
     assert run('help', 'plot').stdout.startswith('Draw the learning curves')
     shown = run('show', 'ppo_cart_pole', '--conf_param', 'PPOLoss.gamma=0.5').stdout
     assert 'PPOLoss.gamma = 0.5' in shown
-    assert '# --conf_param, in place of ppo.gin:' in shown and ', ppo_cart_pole.gin:' in shown
+    assert '# --conf_param, overrides ppo.gin:' in shown and ', ppo_cart_pole.gin:' in shown
 
 
 def test_what_show_prints_is_a_conf_with_the_same_bindings(tmp_path):

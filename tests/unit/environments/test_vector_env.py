@@ -176,7 +176,7 @@ class TestErrors:
     def test_a_process_that_is_killed_is_reported_with_how_it_ended(self):
         env = ProcessVectorEnv(raising('kill'))
         env.reset(seed=0)
-        with pytest.raises(EnvironmentStepError, match=r'killed by SIGKILL \(often for want of memory\)') as caught:
+        with pytest.raises(EnvironmentStepError, match=r'killed by SIGKILL \(often out of memory\)') as caught:
             steps(env, 5)
         assert caught.value.index == 1
         with pytest.raises(UnsupportedOperationError, match='have been closed'):

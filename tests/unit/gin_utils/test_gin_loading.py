@@ -228,7 +228,7 @@ def test_a_misspelled_parameter_is_reported_with_line_and_nearest_name(conf):
 
 
 def test_a_parameter_like_no_other_is_reported_with_all_that_there_are(conf):
-    assert 'it has: power, cylinders, fuel' in message_of(conf('Engine.zzz = 3'))
+    assert 'its parameters: power, cylinders, fuel' in message_of(conf('Engine.zzz = 3'))
 
 
 def test_a_misspelled_scope_is_reported(conf):
@@ -249,7 +249,7 @@ def test_an_undefined_macro_is_reported(conf):
 
 
 def test_a_macro_defined_by_itself_is_reported(conf):
-    assert 'car.gin:1: macro %a is defined by itself' in message_of(conf('a = %b\nb = [%a]\nEngine.power = %a'))
+    assert 'car.gin:1: macro %a refers to itself' in message_of(conf('a = %b\nb = [%a]\nEngine.power = %a'))
 
 
 def test_only_the_macros_that_a_value_needs_are_looked_at():
@@ -382,7 +382,7 @@ def test_an_object_of_the_right_kind_fits(conf):
 ])
 def test_what_is_made_of_itself_is_reported(conf, text, line, circle):
     message = message_of(conf(text))
-    assert f'car.gin:{line}: ' in message and f'goes in circles: {circle}\n' in message
+    assert f'car.gin:{line}: ' in message and f'is circular: {circle}\n' in message
 
 
 def test_one_class_in_two_scopes_is_no_circle(conf):
@@ -407,7 +407,7 @@ def test_a_missing_include_is_reported_where_it_is_included(conf):
 
 def test_an_include_that_goes_in_circles_is_reported(conf):
     conf("include 'car.gin'", 'other.gin')
-    assert 'other.gin:1: include goes in circles: car.gin -> other.gin -> car.gin' in message_of(
+    assert 'other.gin:1: circular include: car.gin -> other.gin -> car.gin' in message_of(
         conf("include 'other.gin'"))
 
 
@@ -573,21 +573,21 @@ def refused(conf_file, params=(), **kwargs):
 
 
 @pytest.mark.parametrize('line, hint', [
-    ('frt/Engine.power = 3', "Engine is not made in the scope 'frt': did you mean 'front/Engine'?"),
+    ('frt/Engine.power = 3', "Engine is not constructed in the scope 'frt': did you mean 'front/Engine'?"),
     ('rear/front/Engine.power = 3', "did you mean 'front/Engine'?"),
-    ('Engine.power = 3', 'whatever makes Engine sets power itself, or an inner scope does'),
-    ('drive.optimizer = 3', 'nothing makes drive'),
-    ('Engines.depth = 3', "nothing makes Engines: did you mean 'Engine'?"),
-    ('unmentioned = 3', 'no statement mentions this macro'),
+    ('Engine.power = 3', 'the code that constructs Engine sets power itself, or an inner scope overrides it'),
+    ('drive.optimizer = 3', 'drive is never constructed'),
+    ('Engines.depth = 3', "Engines is never constructed: did you mean 'Engine'?"),
+    ('unmentioned = 3', 'no statement uses this macro'),
 ])
 def test_what_the_user_binds_and_nothing_uses_ends_a_run_with_the_nearest_that_is_used(conf, line, hint):
     configurable('Engines', module='toys')(lambda depth=1: depth)
     gin_utils.declare_scope('frt')  # otherwise its name alone is refused
     conf('garage.cars = [@Car()]\nCar.engine = @front/Engine()\nfront/Engine.power = 1.0', 'base.gin')
     message = refused(conf(f"include 'base.gin'\n\n{line}"))
-    assert message.startswith(f'car.gin:3: nothing uses this binding: {line}\n') and hint in message
+    assert message.startswith(f'car.gin:3: this binding is never used: {line}\n') and hint in message
     assert 'correct or remove it, or train with --allow_unused' in message
-    assert refused('base', [line]).startswith(f"--conf_param '{line}': nothing uses this binding")
+    assert refused('base', [line]).startswith(f"--conf_param '{line}': this binding is never used")
     gin_utils.load('base', [line], allow_unused=True)
     garage()
     gin_utils.refuse_unused(gin_utils.unused_bindings())
@@ -656,8 +656,8 @@ def test_a_constructor_that_does_not_take_what_it_is_called_with_is_found_where_
     gin_utils.load(conf("include 'base.gin'\ntuned.engine_ctor = @Brake\n"))
     with pytest.raises(ConfError) as caught:
         tuned()
-    assert str(caught.value) == ('car.gin:2: tuned.engine_ctor = @Brake: what is put there is called with fuel, which '
-                                 'Brake does not take\n  put something there that takes fuel')
+    assert str(caught.value) == ('car.gin:2: tuned.engine_ctor = @Brake: it is called with the argument fuel, '
+                                 'which Brake does not accept\n  use a class or function that accepts fuel')
 
 
 def test_the_beginning_of_names_finds_algorithms_first():
@@ -687,7 +687,7 @@ def test_looking_for_bindings_that_nothing_uses_takes_time_in_proportion_to_the_
 @pytest.mark.parametrize('module, hint', [
     ('alf', "this package is called alfx: did you mean 'alfx'?"),
     ('alf.utils.schedulers', "this package is called alfx: did you mean 'alfx.utils.schedulers'?"),
-    ('alf.utils.common', 'leave the line out'), ('alfx.math', 'leave the line out'),
+    ('alf.utils.common', 'remove the line'), ('alfx.math', 'remove the line'),
     ('alfx.utils.schedulrs', "did you mean 'alfx.utils.schedulers'?")])
 def test_a_module_that_there_is_not_is_told_what_to_write_instead(conf, module, hint):
     assert hint in message_of(conf(f'import {module}'))

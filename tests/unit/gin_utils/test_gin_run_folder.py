@@ -153,7 +153,7 @@ def test_each_start_of_the_run_adds_its_command_line(conf):
 
 
 def test_a_folder_without_a_run_says_so(conf, tmp_path):
-    with pytest.raises(ConfError, match='holds no conf'):
+    with pytest.raises(ConfError, match='is not a run folder'):
         gin_utils.load(None, root_dir=str(tmp_path))
 
 

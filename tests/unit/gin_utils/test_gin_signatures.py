@@ -260,11 +260,11 @@ def test_a_network_that_forwards_its_arguments_can_be_copied():
 
 
 @pytest.mark.parametrize('options, message', [
-    (dict(without=('teth', )), "'teth' is no argument of Saw"),
-    (dict(defaults={'lenth': 1}), "'lenth' is no argument of Saw"),
-    (dict(defaults={'material': 'x'}, without=('material', )), "'material' is no argument of Saw"),
-    (dict(after={'watts': 'teth'}), "'teth' is no argument of Saw"),
-    (dict(after={'wats': 'teeth'}), "'wats' is no argument of Saw"),
+    (dict(without=('teth', )), "'teth' is not an argument of Saw"),
+    (dict(defaults={'lenth': 1}), "'lenth' is not an argument of Saw"),
+    (dict(defaults={'material': 'x'}, without=('material', )), "'material' is not an argument of Saw"),
+    (dict(after={'watts': 'teth'}), "'teth' is not an argument of Saw"),
+    (dict(after={'wats': 'teeth'}), "'wats' is not an argument of Saw"),
 ])
 def test_a_name_that_the_parent_has_not_is_refused_when_the_child_is_defined(options, message):
     with pytest.raises(TypeError, match=message):

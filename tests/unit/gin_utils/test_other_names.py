@@ -52,10 +52,10 @@ def test_a_module_of_tasks_that_there_is_not_is_told_with_how_to_load_them(messa
 
 
 @pytest.mark.parametrize('line, hint', [
-    ('import alf', r'of_alf_0.py:2: this package is called alfx: write it in place of alf'),
+    ('import alf', r'of_alf_0.py:2: this package is called alfx: import alfx instead of alf'),
     ('from alf.networks import EncodingNetwork', r'of_alf_1.py:2: this package is called alfx'),
     ('from alfx.networks import RealNVPNetwork', '  write @ActorDistributionNetwork and'),
-    ('from alfx.networks import NoSuchNetwork', 'a module of your own is looked for')])
+    ('from alfx.networks import NoSuchNetwork', 'your own modules are searched for')])
 def test_modules_of_the_user_are_told_what_to_import(line, hint, message_of, tmp_path, request):
     module = f'of_alf_{request.node.callspec.indices["line"]}'
     (tmp_path / f'{module}.py').write_text(f'import math\n{line}\n')
@@ -66,5 +66,5 @@ def test_every_line_of_a_conf_is_told(message_of):
     message = message_of("import alf", "Agent.observation_transformer = @image_scale_transformer",
                          'TransformerNetwork.core_size = 2', 'PPOLoss.gama = 0.9')
     assert [line.split(':')[-2].strip() for line in re.findall(r'\S*c\.gin:\d: ', message)] == ['1', '2', '2', '3', '4']
-    assert message.count('ImageScaleTransformer') >= 2 and 'attention is not offered' in message
+    assert message.count('ImageScaleTransformer') >= 2 and 'attention is not available' in message
     assert "did you mean 'gamma'?" in message

@@ -87,7 +87,7 @@ def test_classes_that_nobody_registered_are_named_by_their_path(tmp_path, forget
 def test_two_modules_of_one_name_in_a_process_are_refused(tmp_path, forget):
     gin_utils.load(write(tmp_path / 'a', 'own_three'))
     conf_file = write(tmp_path / 'b', 'own_three', helper='import os')
-    with pytest.raises(gin_utils.ConfError, match=r"mine.gin:2: 'own_three' means .*b/own_three.py here"):
+    with pytest.raises(gin_utils.ConfError, match=r"mine.gin:2: 'own_three' refers to .*b/own_three.py here"):
         gin_utils.load(conf_file)
     gin_utils.load(write(tmp_path / 'c', 'own_three'))  # the same text
 
@@ -101,7 +101,7 @@ def test_a_run_that_goes_on_uses_its_own_copy_and_says_when_the_other_has_change
     (tmp_path / 'a' / 'own_four.py').write_text('raise RuntimeError\n')
     with caplog.at_level(logging.WARNING):
         gin_utils.load(conf_file, root_dir=root_dir)
-    assert 'own_four.py has changed since the run began' in caplog.text
+    assert 'own_four.py has changed since the run was started' in caplog.text
     assert sys.modules['own_four'].__file__ == os.path.join(root_dir, 'conf', 'own_four.py')
 
 
@@ -110,10 +110,10 @@ def test_a_module_that_is_gone_is_explained(tmp_path, forget):
     conf.mkdir(parents=True)
     (conf / 'operative.gin').write_text('import own_gone\n')
     (conf / 'config.gin').write_text('# From some/where.gin\n')
-    with pytest.raises(gin_utils.ConfError, match='the run began with some/where.gin; copy the module into'):
+    with pytest.raises(gin_utils.ConfError, match='the run was started with some/where.gin; copy the module into'):
         gin_utils.load(None, root_dir=str(tmp_path / 'run'))
     (tmp_path / 'x.gin').write_text('import own_gone\n')
-    with pytest.raises(gin_utils.ConfError, match='looked for beside the conf file'):
+    with pytest.raises(gin_utils.ConfError, match='searched for next to the conf file'):
         gin_utils.load(str(tmp_path / 'x.gin'))
 
 

@@ -49,7 +49,7 @@ def test_what_the_simple_layers_compute():
         layers.GetFields('aa')(nested)
     with pytest.raises(ValueError, match='either field_nest or named fields'):
         layers.GetFields('a', b='c')
-    with pytest.raises(ValueError, match='no permutation'):
+    with pytest.raises(ValueError, match='not a permutation'):
         layers.Permute(0, 0)
 
 
@@ -103,11 +103,11 @@ def test_wrong_chains_are_refused_by_name():
         layers.Sequential(a=layers.Identity(), b=('aa', layers.Identity()))
     with pytest.raises(ValueError, match="output: there is no earlier result 'c'"):
         layers.Sequential(layers.Identity(), output='c')
-    with pytest.raises(ValueError, match="element '0' is no module"):
+    with pytest.raises(ValueError, match="element '0' is not a module"):
         layers.Sequential(3)
-    with pytest.raises(ValueError, match="may be called 'input'"):
+    with pytest.raises(ValueError, match="cannot be named 'input'"):
         layers.Sequential(input=layers.Identity())
-    with pytest.raises(ValueError, match="cannot be called 'forward'"):
+    with pytest.raises(ValueError, match="cannot be named 'forward'"):
         layers.Sequential(forward=layers.Identity())
     with pytest.raises(ValueError, match='at least one module'):
         layers.Sequential()
@@ -214,7 +214,7 @@ def test_random_crop_pads_with_zeros():
     crops = layers.RandomCrop(4, padding=1)(torch.ones(3, 2, 1, 4, 4))
     assert crops.shape == (3, 2, 1, 4, 4)
     assert set(crops.unique().tolist()) == {0.0, 1.0}
-    with pytest.raises(ValueError, match='cannot cut'):
+    with pytest.raises(ValueError, match='cannot crop'):
         layers.RandomCrop(5)(torch.ones(1, 1, 4, 4))
 
 

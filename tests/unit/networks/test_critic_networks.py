@@ -261,7 +261,7 @@ class TestCriticQuantileNetwork:
             self.network(tau_fc_layer_params=(4, ))
         with pytest.raises(SpecError, match='tau_spec of shape'):
             CriticQuantileNetwork(PAIR, TensorSpec(()))
-        with pytest.raises(SpecError, match=r'must make \(6, 4\).*found \(6, 3\)'):
+        with pytest.raises(SpecError, match=r'must map the fractions to \(6, 4\).*found \(6, 3\)'):
             self.network(tau_input_processors=CosineEmbeddingPreprocessor(TensorSpec((6, )), 3))
 
     def test_own_initializers_and_embeddings_are_used(self):

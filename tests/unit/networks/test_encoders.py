@@ -85,7 +85,7 @@ def test_what_cannot_be_combined_is_named():
 
 
 def test_contradicting_arguments_are_refused():
-    with pytest.raises(SpecError, match='conv_layer_params are for images'):
+    with pytest.raises(SpecError, match='conv_layer_params need images'):
         EncodingNetwork(VECTOR, conv_layer_params=((4, 3, 2), ))
     with pytest.raises(ValueError, match='must be given together'):
         EncodingNetwork(VECTOR, last_layer_size=4)
@@ -97,7 +97,7 @@ def test_contradicting_arguments_are_refused():
         EncodingNetwork(VECTOR, input_preprocessors=torch.tanh, input_preprocessors_ctor=lambda spec: torch.tanh)
     with pytest.raises(ValueError, match='4 outputs cannot be reshaped .*should be 6'):
         EncodingNetwork(VECTOR, TensorSpec((2, 3)), fc_layer_params=(4, ))
-    with pytest.raises(ValueError, match=r'nothing is left of an image \(3, 12, 10\) behind conv_layer_params\[1\]'):
+    with pytest.raises(ValueError, match=r'an image \(3, 12, 10\) becomes empty after conv_layer_params\[1\]'):
         EncodingNetwork(IMAGE, conv_layer_params=((4, 3, 2), (4, 8, 1)))
     with pytest.raises(ValueError, match=r'conv_layer_params\[0\]: expected \(filters'):
         EncodingNetwork(IMAGE, conv_layer_params=((4, 3), ))
@@ -110,7 +110,7 @@ def test_preprocessors_follow_a_prefix_of_the_observation():
     assert net(x)[0][0].tolist() == [-1] * 3 + [0] * 3 + [1] * 3
     with pytest.raises(SpecError, match='input_preprocessors do not match'):
         PreprocessorNetwork(spec, {'a': None}, NestConcat())
-    with pytest.raises(ValueError, match='cannot have memory'):
+    with pytest.raises(ValueError, match='cannot be recurrent'):
         PreprocessorNetwork(VECTOR, GRUCell(3, 4))
     with pytest.raises(ValueError, match='found 3'):
         PreprocessorNetwork(VECTOR, 3)
@@ -225,7 +225,7 @@ def test_integers_get_a_vector_for_each_value_of_each_component():
         EmbeddingPreprocessor(TensorSpec((), torch.int64), 4)
     with pytest.raises(SpecError, match='too many values'):
         EmbeddingPreprocessor(BoundedTensorSpec((), torch.int64, 0, 1 << 40), 4)
-    with pytest.raises(ValueError, match='conv_layer_params are for images'):
+    with pytest.raises(ValueError, match='conv_layer_params need images'):
         EmbeddingPreprocessor(DISCRETE, 4, conv_layer_params=((3, 3, 1), ))
     with pytest.raises(SpecError, match='one tensor'):
         EmbeddingPreprocessor((DISCRETE, DISCRETE), 4)

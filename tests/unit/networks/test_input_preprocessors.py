@@ -73,12 +73,12 @@ def test_a_preprocessor_that_was_made_without_a_spec_is_made_again_for_each_part
 
 
 def test_a_preprocessor_that_does_not_know_its_input_says_so_when_it_is_called():
-    with pytest.raises(SpecError, match='EmbeddingPreproc: made without an input_tensor_spec'):
+    with pytest.raises(SpecError, match='EmbeddingPreproc: it was constructed without input_tensor_spec'):
         EmbeddingPreprocessor()(torch.tensor([1]))
 
 
 def test_elsewhere_a_length_has_to_be_given():
-    with pytest.raises(ValueError, match='num_classes is not known'):
+    with pytest.raises(ValueError, match='num_classes is unknown'):
         OneHot()(torch.tensor([1]))
 
 

@@ -157,7 +157,7 @@ def test_probing_leaves_batch_norm_statistics_alone():
 
 
 def test_an_output_that_is_no_tensor_is_told():
-    with pytest.raises(RuntimeError, match='finding the spec of its output failed'):
+    with pytest.raises(RuntimeError, match='computing the spec of its output failed'):
         containers.Sequential(layers.FC(3, 4), lambda x: 'text').output_spec
 
 
@@ -173,7 +173,7 @@ def test_layers_know_their_input_spec_and_can_be_wrapped():
     assert get_input_tensor_spec(torch.tanh) is None
     network = wrap_as_network(layers.FC(3, 4), None)
     assert isinstance(network, NetworkWrapper) and wrap_as_network(network, None) is network
-    with pytest.raises(ValueError, match='input_tensor_spec is needed'):
+    with pytest.raises(ValueError, match='input_tensor_spec is required'):
         wrap_as_network(torch.tanh, None)
 
 
@@ -185,7 +185,7 @@ def test_a_squashed_network_sees_one_batch_dimension():
     assert normal.batch_shape == categorical.batch_shape == (5, 6)
     torch.testing.assert_close(normal.mean, network(x.flatten(0, 1))[0][0].mean.view(5, 6, 2))
     assert squashed.output_spec[0].loc.shape == (2, )
-    with pytest.raises(ValueError, match='has memory'):
+    with pytest.raises(ValueError, match='is recurrent'):
         BatchSquashNetwork(LSTMCell(3, 4))
 
 
@@ -211,7 +211,7 @@ def test_sequential_carries_the_states_of_its_parts():
 
 
 def test_sequential_needs_to_know_its_input():
-    with pytest.raises(ValueError, match='input_tensor_spec is needed, as .*tanh'):
+    with pytest.raises(ValueError, match='input_tensor_spec is required, because .*tanh'):
         containers.Sequential(torch.tanh)
     with pytest.raises(ValueError, match='first element selects'):
         containers.Sequential(('input.a', layers.FC(3, 4)))
@@ -225,7 +225,7 @@ def test_parallel_gives_each_part_of_the_input_to_its_own_network():
     out, other = network((x, {'x': y}))[0]
     torch.testing.assert_close(out, network.networks[0](x)[0])
     torch.testing.assert_close(other['x'], -y)
-    with pytest.raises(ValueError, match='input_tensor_spec is needed'):
+    with pytest.raises(ValueError, match='input_tensor_spec is required'):
         containers.Parallel((torch.neg, ))
 
 
@@ -234,7 +234,7 @@ def test_branch_gives_all_networks_the_same_input():
     assert set(network.networks) == {'a', 'b'} and network.state_spec['a'] == ()
     out, state = network(torch.randn(2, 3), nest.map_structure(lambda s: s.zeros((2, )), network.state_spec))
     assert {k: v.shape for k, v in out.items()} == {'a': (2, 4), 'b': (2, 5)}
-    with pytest.raises(ValueError, match='no module knows'):
+    with pytest.raises(ValueError, match='no module defines'):
         containers.Branch(torch.neg, torch.tanh)
 
 

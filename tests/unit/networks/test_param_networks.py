@@ -86,9 +86,9 @@ def test_parameters_of_another_length_are_refused(theta):
 
 def test_parameters_that_networks_share_are_refused():
     shared = FC(3, 3)
-    with pytest.raises(ValueError, match='shared between networks'):
+    with pytest.raises(ValueError, match='shares parameters between networks'):
         StackedParameters(Sequential(shared, shared))
-    with pytest.raises(ValueError, match='give it parameters'):
+    with pytest.raises(ValueError, match='set parameters'):
         StackedParameters(network()).make_parallel(2)
 
 
@@ -138,7 +138,7 @@ def test_a_convolutional_network_has_the_layers_it_is_told():
 
 @pytest.mark.parametrize('arguments, message', [
     (dict(last_layer_size=2), 'must be given together'), (dict(fc_layer_params=('a', )), 'True or False|pairs'),
-    (dict(conv_layer_params=((3, 3, 1), )), 'are for images')])
+    (dict(conv_layer_params=((3, 3, 1), )), 'need images')])
 def test_arguments_that_contradict_each_other_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         ParamNetwork(VECTOR, **arguments)

@@ -106,7 +106,7 @@ def test_the_wrong_kind_of_action_is_refused_with_the_right_head():
         CategoricalProjectionNetwork(4, BoundedTensorSpec((2, ), torch.float32, -0.5, 1.0))
     with pytest.raises(SpecError, match='needs bounds'):
         CategoricalProjectionNetwork(4, TensorSpec((), torch.int64))
-    with pytest.raises(SpecError, match='too many for one logit each'):
+    with pytest.raises(SpecError, match='has too many for one logit each'):
         CategoricalProjectionNetwork(4, BoundedTensorSpec((), torch.int64, 0, 2**40))
     with pytest.raises(SpecError, match='NestedProjectionNetwork'):
         NormalProjectionNetwork(4, (BOX, BOX))
@@ -308,7 +308,7 @@ def test_nested_actions_give_a_nest_of_distributions():
                      'b': dist_utils.AffineTransformedDistribution}
     action = dist_utils.sample_action_distribution(output)
     nest.assert_same_structure(action, spec)
-    with pytest.raises(SpecError, match='is discrete, and discrete_projection_net_ctor is None'):
+    with pytest.raises(SpecError, match='is discrete, but discrete_projection_net_ctor is None'):
         NestedProjectionNetwork(4, spec, discrete_projection_net_ctor=None)
 
 
@@ -317,7 +317,7 @@ def test_a_head_with_parallelism_is_a_stack(head):
     stack = head(4, BOX, parallelism=3)
     assert stack(X)[0].batch_shape == (5, 3)
     assert stack(torch.randn(5, 3, 4))[0].batch_shape == (5, 3)
-    with pytest.raises(ValueError, match='is a stack of networks already'):
+    with pytest.raises(ValueError, match='is already a stack of networks'):
         stack.make_parallel(2)
     before = stack._projection_layer.weight.clone()
     stack.reset_parameters()

@@ -38,7 +38,7 @@ def test_a_residue_adds_its_input():
     before = x.clone()
     torch.testing.assert_close(Residue(block)(x)[0], torch.relu(x + block(x)))
     assert torch.equal(x, before)
-    with pytest.raises(ValueError, match='input_tensor_spec is needed'):
+    with pytest.raises(ValueError, match='input_tensor_spec is required'):
         Residue(torch.tanh)
 
 

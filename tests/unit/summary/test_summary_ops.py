@@ -138,7 +138,7 @@ def test_a_folder_that_can_not_be_written_is_logged_and_the_run_goes_on(tmp_path
             summary.scalar('a', 1)
         writer.flush()
     writer.close()
-    assert 'can not be written' in caplog.text
+    assert 'cannot be written' in caplog.text
 
 
 def test_enable_and_disable_take_the_writer_out_and_put_it_back(events):

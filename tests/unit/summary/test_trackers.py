@@ -91,7 +91,7 @@ def test_a_tracker_that_fails_is_told_once_and_left_out(recorders, tmp_path, cap
         both.log({'loss': 1.0}, 1)
         both.log({'loss': 2.0}, 2)
     assert [record.getMessage() for record in caplog.records if 'mlflow' in record.getMessage()] == [
-        'mlflow gets nothing any more: ZeroDivisionError: division by zero']
+        'mlflow is disabled after an error: ZeroDivisionError: division by zero']
     assert recorders[0].rows == [(1, {'loss': 1.0}), (2, {'loss': 2.0})]
     with open(tmp_path / 'train' / 'trackers.json') as file:
         assert json.load(file) == {'wandb': 'first', 'mlflow': 'first'}
@@ -110,7 +110,7 @@ def test_a_tracker_that_cannot_begin_ends_the_run_before_it_begins(recorders, tm
         raise OSError('no server')
 
     monkeypatch.setitem(trackers.TRACKERS, 'wandb', fail)
-    with pytest.raises(ConfError, match="'wandb' cannot begin: no server"):
+    with pytest.raises(ConfError, match="'wandb' cannot be started: no server"):
         trackers.Trackers(['wandb'], str(tmp_path))
 
 

@@ -245,7 +245,7 @@ def test_a_run_replaces_a_killed_worker_ends_with_its_learner_goes_on_evaluates_
         assert process.returncode == 0, output
         assert f'done: {saved + 20:,} iterations, evaluation return' in output
         wait_for(lambda: not any(map(is_running, below)), 20)
-        assert 'nothing has used' not in said()
+        assert 'has not been used' not in said()
     finally:
         if process is not None and process.poll() is None:
             process.kill()

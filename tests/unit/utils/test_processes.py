@@ -56,15 +56,15 @@ def test_a_process_that_does_not_notice_ends_by_force_when_its_parent_is_gone(tm
 
 
 @pytest.mark.parametrize('code, words', [
-    (-9, 'was killed by SIGKILL (often for want of memory)'), (-11, 'was killed by SIGSEGV'),
-    (3, 'ended with exit code 3'), (None, 'does not answer any more'), (-40, 'was killed by signal 40')])
+    (-9, 'was killed by SIGKILL (often out of memory)'), (-11, 'was killed by SIGSEGV'),
+    (3, 'ended with exit code 3'), (None, 'does not respond any more'), (-40, 'was killed by signal 40')])
 def test_how_a_process_ended_in_words(code, words):
     assert describe_exit(code) == words
 
 
 def test_a_lost_process_is_told_with_its_last_words():
     error = LostProcessError('rank 2', 'was killed by SIGKILL', 'one\ntwo\n', 'start it again')
-    assert str(error) == ('rank 2 was killed by SIGKILL\n  start it again\n  its last words:\n    one\n    two')
+    assert str(error) == ('rank 2 was killed by SIGKILL\n  start it again\n  its log ends with:\n    one\n    two')
     assert str(LostProcessError('rank 2', 'is gone', ' \n')) == 'rank 2 is gone'
     kind, arguments = error.__reduce__()
     assert str(kind(*arguments)) == str(error)
@@ -140,7 +140,7 @@ def talk(tell, how):
 @pytest.mark.parametrize('how, ending, words', [
     ('returns', 'ended with exit code 0', 'about to end'), ('raises', 'ended with exit code 1', 'ValueError: no way'),
     ('exits', 'ended with exit code 1', 'SystemExit: 0'), ('faults', 'was killed by SIGSEGV', 'Segmentation fault'),
-    ('is killed', 'was killed by SIGKILL (often for want of memory)', 'about to end')])
+    ('is killed', 'was killed by SIGKILL (often out of memory)', 'about to end')])
 def test_the_last_words_are_an_error_a_fault_or_the_end_of_the_log(how, ending, words, caplog):
     child = MessagingProcess(talk, (how, ), 'test process')
     heard = []
@@ -149,7 +149,7 @@ def test_the_last_words_are_an_error_a_fault_or_the_end_of_the_log(how, ending, 
     lost = child.lost()
     child.end(0.0)
     assert heard == [('number', 3)] and caplog.messages == ['test process: about to end']
-    assert str(lost).startswith(f'the test process (pid {child.pid}) {ending}\n  its last words:\n')
+    assert str(lost).startswith(f'the test process (pid {child.pid}) {ending}\n  its log ends with:\n')
     assert words in lost.log_tail
     assert not os.path.exists(child._fault_file)
 

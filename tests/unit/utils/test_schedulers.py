@@ -79,9 +79,9 @@ def test_what_is_wrong_is_refused(make, message):
 def test_schedulers_can_be_disallowed_for_a_while():
     scheduler = LinearScheduler('percent', [(0, 1)])
     with schedulers.disallow_scheduler():
-        with pytest.raises(RuntimeError, match='give a number'):
+        with pytest.raises(RuntimeError, match='use a number'):
             scheduler()
-        with pytest.raises(RuntimeError, match='give a number'):
+        with pytest.raises(RuntimeError, match='use a number'):
             LinearScheduler('percent', [(0, 1)])
     assert scheduler() == 1
 

@@ -51,7 +51,7 @@ def test_global_norm_and_clipping():
     assert half[0].item() == 1.5
     each = tensor_utils.clip_by_norms([torch.tensor([3.0, 4.0]), torch.tensor([0.5])], 1.0)
     torch.testing.assert_close(each, [torch.tensor([0.6, 0.8]), torch.tensor([0.5])])
-    with pytest.raises(TypeError, match=r'expected a list of tensors, found one of shape \(2,\): write \[tensor\]'):
+    with pytest.raises(TypeError, match=r'a list of tensors, found a tensor of shape \(2,\): write \[tensor\]'):
         tensor_utils.clip_by_norms(torch.tensor([3.0, 4.0]), 1.0)
     bad, _ = tensor_utils.clip_by_global_norm([torch.tensor([torch.inf]), torch.ones(1)], 1.0)
     assert torch.isnan(bad[1])
