@@ -288,7 +288,7 @@ class TrainerConfig:
         return () if found is None else (found, ) if isinstance(found, str) else tuple(found)
 
     @property
-    def who_acts(self) -> str:
+    def async_actor_field(self) -> str:
         """The field that lets other processes act: 'async_unroll' or 'num_ray_workers'; '' if this one does."""
         return 'async_unroll' if self.async_unroll else 'num_ray_workers' if self.num_ray_workers else ''
 
@@ -346,8 +346,8 @@ class TrainerConfig:
             if self.eval_uncertainty:
                 conflict('eval_uncertainty', "= True has a meaning only with TrainerConfig.ml_type = 'sl'",
                          'leave it out')
-        elif self.who_acts:
-            conflict(self.who_acts, f"= {getattr(self, self.who_acts)!r}, but TrainerConfig.ml_type is 'sl': there is "
+        elif self.async_actor_field:
+            conflict(self.async_actor_field, f"= {getattr(self, self.async_actor_field)!r}, but TrainerConfig.ml_type is 'sl': there is "
                      'nothing to act in', 'leave it out')
         self._add_acting_conflicts(conflict)
         self._add_axis_conflicts(conflict)
@@ -368,7 +368,7 @@ class TrainerConfig:
                              'set that, or leave this out')
 
         needs(self.async_unroll, 'TrainerConfig.async_unroll = True', 'max_unroll_length', 'unroll_step_interval')
-        needs(bool(self.who_acts), 'TrainerConfig.async_unroll = True or TrainerConfig.num_ray_workers',
+        needs(bool(self.async_actor_field), 'TrainerConfig.async_unroll = True or TrainerConfig.num_ray_workers',
               'unroll_queue_size', 'unroll_parameter_update_period')
         needs(bool(self.num_ray_workers), 'TrainerConfig.num_ray_workers', 'ray_address')
         if self.async_unroll and self.num_ray_workers:
@@ -380,8 +380,8 @@ class TrainerConfig:
         elif self.async_unroll and self.unroll_length and self.max_unroll_length:
             conflict('max_unroll_length', f'= {self.max_unroll_length} has a meaning only with '
                      f'TrainerConfig.unroll_length = 0; it is {self.unroll_length}', 'leave out one of the two')
-        if self.who_acts and self.unroll_with_grad:
-            conflict(self.who_acts, f'= {getattr(self, self.who_acts)!r} and TrainerConfig.unroll_with_grad = True: '
+        if self.async_actor_field and self.unroll_with_grad:
+            conflict(self.async_actor_field, f'= {getattr(self, self.async_actor_field)!r} and TrainerConfig.unroll_with_grad = True: '
                      'gradients of the unroll do not reach the process that trains', 'leave out one of the two')
 
     def _add_rl_conflicts(self, conflict: Callable[[str, str, str], None]) -> None:

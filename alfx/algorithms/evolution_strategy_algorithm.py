@@ -149,8 +149,8 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
                 rewards are transformed.
         """
         super().check_config(config)
-        if config.who_acts:
-            raise ConfError([problem_at('TrainerConfig', config.who_acts, f'= {getattr(config, config.who_acts)!r} '
+        if config.async_actor_field:
+            raise ConfError([problem_at('TrainerConfig', config.async_actor_field, f'= {getattr(config, config.async_actor_field)!r} '
                                         f'is not supported by {self._name}, whose members act', 'remove it, and train '
                                         'in several processes: --num_processes 2')])
         changes_rewards = [type(t).__name__ for t in getattr(config.data_transformer, 'modules', tuple)()

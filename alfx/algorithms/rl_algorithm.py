@@ -16,7 +16,7 @@ from alfx.engine.stored_unrolls import StoredUnrolls
 from alfx.engine.updater import check_compilable
 from alfx.engine.batches import all_stored_experience
 from alfx.engine.minibatches import check_sequences
-from alfx.engine.plan import Recorded
+from alfx.engine.plan import TracedFunction
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils import ConfError, check_value, configurable
 from alfx.gin_utils.value_checks import problem_at
@@ -101,7 +101,7 @@ class RLAlgorithm(Algorithm):
         self._stored_unrolls: StoredUnrolls | None = None
         self._metrics = MetricSet(self._make_metrics() if env is not None else [])
         self.set_epsilon_greedy(None)
-        self._played: tuple[Hashable, Recorded] | None = None  # what fast_predict_step does, of a prediction_graph_key
+        self._replayed: tuple[Hashable, TracedFunction] | None = None  # what fast_predict_step does, of a prediction_graph_key
 
     def set_epsilon_greedy(self, epsilon_greedy: float | None) -> None:
         """From now on let ``predict_step`` explore with this probability, where it can.
@@ -205,9 +205,9 @@ class RLAlgorithm(Algorithm):
         if not self.capabilities.traceable_prediction:
             return self.predict_step(inputs, state)
         variant = self.prediction_graph_key
-        if self._played is None or self._played[0] != variant:
-            self._played = variant, Recorded(self._predicted, self)
-        return AlgStep(self._played[1]((inputs.observation, inputs.action_mask)), state, ())
+        if self._replayed is None or self._replayed[0] != variant:
+            self._replayed = variant, TracedFunction(self._predicted, self)
+        return AlgStep(self._replayed[1]((inputs.observation, inputs.action_mask)), state, ())
 
     def _predicted(self, seen: tuple[NestedTensor, NestedTensor]) -> NestedTensor:
         inputs = TimeStep(observation=seen[0], action_mask=seen[1])
@@ -379,7 +379,7 @@ class RLAlgorithm(Algorithm):
             function: a method from a nest of tensors to a nest of tensors; it may draw random numbers.
             modules: hold the parameters and buffers that it reads.
         """
-        return Recorded(function, *modules, compiles=self._config is not None and self._config.compile)
+        return TracedFunction(function, *modules, compiles=self._config is not None and self._config.compile)
 
     # Metrics and summaries -------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, gin_utils
-from alfx.engine.errors import NonFiniteLossError
+from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.gin_utils.value_checks import problem_at
 from alfx.utils.processes import GRACE_SECONDS, LOOK_AROUND_SECONDS, LostProcessError, ending_with_parent, is_running
 
