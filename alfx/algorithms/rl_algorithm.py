@@ -101,7 +101,7 @@ class RLAlgorithm(Algorithm):
         self._stored_unrolls: StoredUnrolls | None = None
         self._metrics = MetricSet(self._make_metrics() if env is not None else [])
         self.set_epsilon_greedy(None)
-        self._replayed: tuple[Hashable, TracedFunction] | None = None  # what fast_predict_step does, of a prediction_graph_key
+        self._replayed: tuple[Hashable, TracedFunction] | None = None  # key and graph of predict_step
 
     def set_epsilon_greedy(self, epsilon_greedy: float | None) -> None:
         """From now on let ``predict_step`` explore with this probability, where it can.

@@ -37,7 +37,7 @@ class Source(Protocol):
     def get_batch(self, batch_size: int, batch_length: int) -> tuple[Experience, BatchInfo]:
         """Return experience ``[batch_size, batch_length, ...]``, not transformed, and its origin.
 
-        Its structure is that of the replay buffer, with ``()`` for missing fields. Fields that one source does not have
+        It has the structure of the replay buffer, with ``()`` for missing fields. Fields that one source does not have
         are not trained on from any other source either.
         """
 

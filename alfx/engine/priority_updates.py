@@ -20,7 +20,7 @@ def importance_weights(config: TrainerConfig, batch_info: BatchInfo) -> BatchInf
 
     With ``normalize_importance_weights_by_max`` this is divided by the largest weight of the batch. If several
     processes train together, each samples from its own buffer: N and P belong to that buffer, and the largest weight is
-    that of the whole batch.
+    taken over all ranks.
 
     Args:
         config: ``priority_replay_beta`` is a number or a schedule.

@@ -69,7 +69,7 @@ class GraphRequest(NamedTuple):
 
 
 class GraphTask:
-    """Computation that backends execute: an update, or a policy. This is all that backends know of it.
+    """Computation that backends execute: an update, or a policy. Backends know nothing else of it.
 
     Attributes:
         tracer: traces the functions that it calls.

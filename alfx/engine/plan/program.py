@@ -4,7 +4,7 @@ Half of the operations of an update only create views, and most others are so sm
 for the result takes longer than the computation. All of this is the same at every update, so a program does it once:
 views and constants are created when the program is, and results whose lifetimes do not overlap share memory. One call
 per remaining operation is left. Operations that torch cannot let write into given memory (convolutions) return new
-tensors; calls that depend on these look up their arguments when they are made. The kernels and the layouts are those of
+tensors; calls that depend on these look up their arguments each time. The kernels and the layouts are those of
 the traced graph, so results are bit-identical.
 
 Read first :mod:`alfx.engine.plan.traced_graph`, which creates the graphs.
@@ -189,7 +189,7 @@ class _Layout:
         return out
 
     def _add(self, function: Callable[..., Any], args: Any, kwargs: Any, is_dynamic: bool = False) -> None:
-        """Add a call; with ``is_dynamic`` some arguments are only known when it is made."""
+        """Add a call; with ``is_dynamic`` some arguments are only known at the call."""
         if is_dynamic:
             self._add_dynamic(function, args, kwargs)
         else:

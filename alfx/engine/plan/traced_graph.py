@@ -73,7 +73,7 @@ class TracedGraph:
 
     @property
     def is_current(self) -> bool:
-        """Whether all tensors that the graph works on are still in place and have not been replaced."""
+        """Return whether all tensors that the graph works on are still in place and have not been replaced."""
         return [tensors[key].data_ptr() for tensors, key in self._places] == self._addresses
 
     def versions(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class Tracer:
         self._root, self.name = _Root(function, modules), name
 
     def call(self, named: dict[str, Tensor], *inputs: Any) -> Any:
-        """Call the function with the given tensors instead of its own, by name."""
+        """Call the function with the given tensors, by name, instead of those of the modules."""
         return torch.func.functional_call(self._root, named, inputs)
 
     def tensors(self) -> list[tuple[str, Any, Tensor]]:
