@@ -142,7 +142,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
     @property
     def processed_experience_spec(self) -> NestedTensorSpec:
         """Spec of what ``preprocess_experience`` returned; known from the first training step on."""
-        return self.learner.batches.processed_experience_spec
+        return None if self._config is None else self.learner.batches.processed_experience_spec
 
     def need_full_rollout_state(self) -> bool:
         """Whether ``rollout_step`` has to return all of the state that ``train_step`` needs."""
@@ -600,14 +600,8 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
 
     @property
     def learner(self) -> Learner:
-        """Runs training iterations of this algorithm; created at the first use.
-
-        Raises:
-            ValueError: this algorithm has no ``config``.
-        """
+        """Runs training iterations of this algorithm; created at the first use."""
         if self._learner is None:
-            if self._config is None:
-                raise ValueError(f'{self._name}: a training iteration needs a TrainerConfig; pass config=')
             self._learner = make_learner(self, self.updater, self._config)
         return self._learner
 

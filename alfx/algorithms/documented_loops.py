@@ -142,7 +142,7 @@ def overridden_loops(algorithm: DocumentedLoops) -> dict[str, Callable[..., Any]
             if getattr(type(algorithm), name) is not getattr(DocumentedLoops, name)}
 
 
-def make_learner(algorithm: Any, updater: Updater, config: TrainerConfig) -> Learner:
+def make_learner(algorithm: Any, updater: Updater, config: TrainerConfig | None) -> Learner:
     """Return the learner of ``algorithm``, which calls the training methods that its class overrides."""
     if overridden_loops(algorithm):
         return CustomLearner(algorithm, updater, config)
@@ -158,7 +158,7 @@ class CustomLearner(Learner):
         settings: configuration of the run.
     """
 
-    def __init__(self, algorithm: Any, updater: Updater, settings: TrainerConfig):
+    def __init__(self, algorithm: Any, updater: Updater, settings: TrainerConfig | None):
         super().__init__(algorithm, updater, settings)
         self._overridden = overridden_loops(algorithm)
 

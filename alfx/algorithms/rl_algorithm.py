@@ -204,9 +204,9 @@ class RLAlgorithm(Algorithm):
         no info."""
         if not self.capabilities.traceable_prediction:
             return self.predict_step(inputs, state)
-        variant = self.prediction_graph_key
-        if self._replayed is None or self._replayed[0] != variant:
-            self._replayed = variant, TracedFunction(self._predicted, self)
+        graph_key = self.prediction_graph_key
+        if self._replayed is None or self._replayed[0] != graph_key:
+            self._replayed = graph_key, TracedFunction(self._predicted, self)
         return AlgStep(self._replayed[1]((inputs.observation, inputs.action_mask)), state, ())
 
     def _predicted(self, seen: tuple[NestedTensor, NestedTensor]) -> NestedTensor:
@@ -373,7 +373,7 @@ class RLAlgorithm(Algorithm):
 
     def recorded(self, function: Callable[[NestedTensor], NestedTensor], *modules: nn.Module
                  ) -> Callable[[NestedTensor], NestedTensor]:
-        """The same function, computed faster after some calls: played from a record, or compiled.
+        """Return the function on the fastest available backend: after some calls it is replayed or compiled.
 
         Args:
             function: a method from a nest of tensors to a nest of tensors; it may draw random numbers.

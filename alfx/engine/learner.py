@@ -5,6 +5,7 @@ Calls go in one direction: :class:`Learner` calls :class:`~alfx.engine.collector
 the algorithm that :mod:`alfx.engine.contract` lists.
 """
 import time
+from functools import cached_property
 from typing import Any
 
 from alfx import context, summary
@@ -28,23 +29,36 @@ class Learner:
     Args:
         algorithm: algorithm to train.
         updater: makes its gradient steps.
-        settings: configuration of the run.
+        settings: configuration of the run; ``None`` for a part of an algorithm that only calls
+            :meth:`train_from_unroll`.
 
     Attributes:
         updater: see above.
-        collector: collects experience.
-        batches: produces minibatches.
         losses: computes the losses of a minibatch.
         num_trained: samples that the latest iteration trained on.
     """
 
-    def __init__(self, algorithm: Acts, updater: Updater, settings: TrainerConfig):
-        self._algorithm, self.updater, self._settings = algorithm, updater, settings
-        self.collector = Collector(algorithm, settings)
-        self.batches = Batches(algorithm, settings)
+    def __init__(self, algorithm: Acts, updater: Updater, settings: TrainerConfig | None):
+        self._algorithm, self.updater, self._given_settings = algorithm, updater, settings
         self.losses = SequenceLosses(algorithm, settings)
         self.num_trained = 0
         self._phase: AuxiliaryPhase | None = None
+
+    @property
+    def _settings(self) -> TrainerConfig:
+        if self._given_settings is None:
+            raise ValueError(f'{self._algorithm.name}: a training iteration needs a TrainerConfig; pass config=')
+        return self._given_settings
+
+    @cached_property
+    def collector(self) -> Collector:
+        """Collects experience."""
+        return Collector(self._algorithm, self._settings)
+
+    @cached_property
+    def batches(self) -> Batches:
+        """Produces minibatches."""
+        return Batches(self._algorithm, self._settings)
 
     # An iteration ----------------------------------------------------------------------------------------------
 
@@ -221,7 +235,8 @@ class Learner:
 
     def invalidate_caches(self) -> None:
         """Drop everything that holds on to tensors of the algorithm, because these have been moved."""
-        self.batches.invalidate_caches()
+        if self._given_settings is not None:
+            self.batches.invalidate_caches()
         if self._phase is not None:
             self._phase.invalidate_caches()
 

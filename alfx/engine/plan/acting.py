@@ -14,7 +14,7 @@ from alfx import nest
 from alfx.engine.plan import backends
 from alfx.engine.plan.backends import GraphRequest, GraphTask, Replayed
 from alfx.engine.plan.compile import Compiled
-from alfx.engine.plan.traced_graph import NotTraceableError, TracedGraph, Tracer
+from alfx.engine.plan.traced_graph import TracedGraph, Tracer
 from alfx.engine.plan.verification import Parts
 from alfx.tensor_specs import NestedTensor
 
@@ -23,10 +23,9 @@ class TracedFunction(GraphTask):
     """Function that runs from traced graphs, one for each structure and layout of its input.
 
     The function may contain any code: the function itself is called where a graph cannot be traced or would give
-    another result. Tensors that it reads may change between calls. A change that no tensor shows, such as of a number
-    kept in Python, should happen at every call or never, because results are verified at every call only at first (see
-    :mod:`alfx.engine.plan.backends`). A function that sets such a number itself, for example to count its calls, is
-    never traced.
+    another result. Tensors that it reads may change between calls. A graph is traced again when a number changes that
+    an object from outside alfx keeps in Python. A function that changes such a number itself is never traced; see
+    :mod:`alfx.engine.plan.python_state`.
 
     Args:
         function: from a nest of tensors to a nest of tensors; may draw random numbers. A function that belongs to an
@@ -79,21 +78,8 @@ class TracedFunction(GraphTask):
             results, self._result_trees[request.key] = nest.flatten_with_structure(result)
             return results
 
-        before = self._numbers()
         with torch.no_grad():
-            graph = self.tracer.trace(call, request.leaves)
-        for name, number in self._numbers().items():
-            if before.get(name, number) != number:
-                raise NotTraceableError(f'it sets {name[1]}, which a graph cannot do')
-        return graph
-
-    def _numbers(self) -> dict[tuple[int, str], Any]:
-        """Return the numbers kept in Python by the object, by the modules and by their classes, by owner and name."""
-        bound = getattr(self._function, 'func', self._function)  # of a functools.partial
-        owners = [getattr(bound, '__self__', None), *(x for module in self._modules for x in module.modules())]
-        return {(id(owner), f'{type(owner).__name__}.{name}'): value for owner in owners
-                for space in (*map(vars, type(owner).__mro__), getattr(owner, '__dict__', {}))
-                for name, value in space.items() if type(value) in (bool, int, float)}
+            return self.tracer.trace(call, request.leaves)
 
     def parts(self, output: NestedTensor) -> Parts:
         """Return the tensors of a result with their paths."""

@@ -7,8 +7,8 @@ to their fallback. They have this in common:
 - A graph is created for each graph key and each layout of the inputs, after the warm-up calls.
 - The fallback computes as well at calls 1, 2, 4, 8, ..., at every 1024th call, and at every update that runs eagerly
   anyway because it writes summaries. Both start from the same random numbers and buffers, and the results are
-  compared. This detects values that change without the graph seeing them, such as a number kept in Python. A value
-  that changes at every call is detected at once.
+  compared. This detects values that change without the graph seeing them; a value that changes at every call is
+  detected at once.
 - A graph that gives other results, or that cannot be created, is not used any more. The log contains the reason.
 """
 import logging

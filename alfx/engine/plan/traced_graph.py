@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 
 from alfx import context
 from alfx.engine.plan.program import copied
+from alfx.engine.plan.python_state import Guard, PythonState
 from alfx.engine.plan.torch_internals import (remove_dead_code, shares_memory, storage_key, tensors_of, version_of,
                                               written_by)
 from alfx.engine.plan.trace import make_graph
@@ -45,6 +46,7 @@ class TracedGraph:
         graph: graph from ``fixed``, then the leaves that change between calls, to the results of the function.
         fixed: tensors that are read, and may be written to, in place, as ``(name, place, tensor)``. A place is
             ``(dictionary, key)`` of a module; ``None`` for a tensor that belongs to no module.
+        guard: Python numbers that the graph depends on.
 
     Attributes:
         fixed: tensors of the argument ``fixed`` that the graph uses.
@@ -53,7 +55,8 @@ class TracedGraph:
         is_half: whether some of it is computed in 16 bits.
     """
 
-    def __init__(self, graph: fx.GraphModule, fixed: Sequence[tuple[str, Any, Tensor]]) -> None:
+    def __init__(self, graph: fx.GraphModule, fixed: Sequence[tuple[str, Any, Tensor]], guard: Guard) -> None:
+        self._guard = guard
         inputs = [node for node in graph.graph.nodes if node.op == 'placeholder'][:len(fixed)]
         written = _written_inputs(graph)
         self.written = [(name, x) for node, (name, _, x) in zip(inputs, fixed) if node in written and node.users]
@@ -73,8 +76,9 @@ class TracedGraph:
 
     @property
     def is_current(self) -> bool:
-        """Return whether all tensors that the graph works on are still in place and have not been replaced."""
-        return [tensors[key].data_ptr() for tensors, key in self._places] == self._addresses
+        """Return whether all tensors that the graph works on are in place and not replaced, and the guard holds."""
+        return ([tensors[key].data_ptr() for tensors, key in self._places] == self._addresses
+                and self._guard.changed() is None)
 
     def versions(self) -> dict[str, Any]:
         """Return, for each parameter and buffer, used or not, its identity and the number of writes to it."""
@@ -93,6 +97,8 @@ class Tracer:
 
     def __init__(self, function: Callable[..., Any], modules: Sequence[nn.Module], name: str) -> None:
         self._root, self.name = _Root(function, modules), name
+        bound = getattr(function, 'func', function)  # of a functools.partial
+        self._python_state = PythonState(getattr(bound, '__self__', None), *modules)
 
     def call(self, named: dict[str, Tensor], *inputs: Any) -> Any:
         """Call the function with the given tensors, by name, instead of those of the modules."""
@@ -120,13 +126,18 @@ class Tracer:
             return function(dict(zip(names, flat_inputs)), flat_inputs[len(names):])
 
         with disallow_scheduler(), context.record_if(False), _restored_attributes(self._root):
+            before = self._python_state.all_attributes()
             try:
-                graph = make_graph(flat, [copied(x.detach()) for x in inputs])
+                with self._python_state.noted() as read:
+                    graph = make_graph(flat, [copied(x.detach()) for x in inputs])
                 remove_dead_code(graph)
             except Exception as error:  # of any kind: the same call succeeds in eager mode
                 raise NotTraceableError(f'{type(error).__name__}: {first_line(error)}') from error
+            changed = before.changed(read)
+            if changed is not None:
+                raise NotTraceableError(f'it sets {changed}, which a graph cannot do')
         return TracedGraph(graph, [*tensors, *((f'a tensor of shape {tuple(x.shape)} outside of all modules', None, x)
-                                          for x in _as_inputs(graph, inputs, len(names)))])
+                                               for x in _as_inputs(graph, inputs, len(names)))], Guard(read))
 
 
 def first_line(error: Exception) -> str:

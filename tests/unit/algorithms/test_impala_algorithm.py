@@ -55,8 +55,8 @@ def test_every_transition_of_an_unroll_is_trained_on_once_with_the_step_to_boots
     agent, _ = make_agent('impala', 'discrete', mini_batch_length=length, mini_batch_size=batch_size)
     seen = losses_seen(one_update(agent), monkeypatch)
     collected = []
-    unroll = agent.unroll
-    monkeypatch.setattr(agent, 'unroll', lambda n: collected.append(unroll(n)) or collected[-1])
+    collect = agent.learner.collect
+    monkeypatch.setattr(agent.learner, 'collect', lambda due: collected.append(collect(due)) or collected[-1])
     counted = [agent.train_iter() for _ in range(2)]
     assert counted == [24, 24]
     sequences = 4 * 6 // (length or 6)
@@ -79,7 +79,7 @@ def test_the_step_after_a_sequence_is_bootstrapped_from_and_has_no_loss_of_its_o
         reduced.append((loss_info.loss, masks))
         return loss_info, masks, train_info
 
-    monkeypatch.setattr(agent.learner, 'losses', record)
+    monkeypatch.setattr(agent.learner.losses, 'collected', record)
     agent.train_from_replay_buffer()
     for (info, loss_info), (loss, masks) in zip(seen, reduced):
         assert torch.equal(loss, loss_info.loss[:2]) and loss.shape == (2, 4)

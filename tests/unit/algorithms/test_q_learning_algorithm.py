@@ -110,8 +110,8 @@ def test_the_table_is_that_of_the_slow_loop(unroll_length, under_agent, monkeypa
     agent, rl = make_agent(make_env(1, limit=7), unroll_length=unroll_length, under_agent=under_agent, lr=0.3,
                            discount=0.9, epsilon_greedy=1.0, epsilon_min=1.0)
     table = np.zeros((5, 2))
-    seen, unroll = [], agent.unroll
-    monkeypatch.setattr(agent, 'unroll', lambda length: seen.append(unroll(length)) or seen[-1])
+    seen, collect = [], agent.learner.collect
+    monkeypatch.setattr(agent.learner, 'collect', lambda due: seen.append(collect(due)) or seen[-1])
     for _ in range(200 // unroll_length):
         agent.train_iter()
         experience = nest.map_structure(lambda x: x[:, 0], seen[-1]._replace(rollout_info=(), state=()))

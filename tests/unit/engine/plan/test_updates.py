@@ -293,14 +293,16 @@ def test_what_an_algorithm_reads_besides_its_modules_is_never_frozen(name, read,
     monkeypatch.setattr(Reading, 'read', staticmethod(read))
     made = both(warm_up, READING[name])
     assert_same_parameters(made, **EXACT)
-    if read is tensor_in_place:  # which a graph reads in place
+    if read is tensor_in_place:  # a graph reads it in place
         assert num_graphs(made[0]) and not warnings_in(caplog)
+    elif read is not schedule:  # a graph depends on the value
+        assert not warnings_in(caplog)
     else:
         told = [x for x in warnings_in(caplog) if x.startswith('the update of ')]
         assert not num_graphs(made[0]) and len(told) == 1 and 'to eager mode, which is slower' in told[0]
 
 
-def test_a_number_that_changes_once_in_a_while_is_noticed_where_summaries_are_written(warm_up, caplog):
+def test_a_number_that_changes_once_in_a_while_is_noticed_at_once(warm_up, caplog):
     def between(agent):
         if len(agent._rl_algorithm.others) > 20:
             agent._rl_algorithm.number = 3.0
@@ -316,11 +318,11 @@ def test_a_number_that_changes_once_in_a_while_is_noticed_where_summaries_are_wr
     warm_up(1)
     agent = make_agent(algorithm_cls=Constant)
     train([agent], 7, between)
-    assert num_graphs(agent)
-    with summary.push_summary_writer(Silent()), context.record_if(True):
-        agent.train_iter()
-    assert not num_graphs(agent)
-    assert any('the loss differs' in x for x in warnings_in(caplog))
+    warm_up(10**9)
+    eager = make_agent(algorithm_cls=Constant)
+    train([eager], 7, between)
+    assert num_graphs(agent) and not num_graphs(eager) and not warnings_in(caplog)
+    assert_same_parameters([agent, eager], **EXACT)
 
 
 class Silent:
@@ -331,7 +333,7 @@ class Silent:
 
 
 class Counting(Fixed):
-    """Counts in Python how often its loss is calculated, draws numbers, and writes a buffer."""
+    """Sets a number in Python whenever its loss is calculated, draws numbers, and writes a buffer."""
 
     own_capabilities = Fixed.own_capabilities
     draws = True
@@ -342,7 +344,7 @@ class Counting(Fixed):
         self.seen = []
 
     def calc_loss(self, info):
-        self.count = getattr(self, 'count', 0) + 1
+        self.count = 1
         loss_info = super().calc_loss(info)
         loss_info = loss_info._replace(loss=loss_info.loss * (1 + 0.1 * torch.rand_like(loss_info.loss)))
         self.latest.add_(loss_info.loss.detach().mean())
@@ -358,8 +360,7 @@ def test_tracing_and_comparing_leave_no_trace(warm_up, caplog):
     assert num_graphs(made[0]) and not warnings_in(caplog)
     assert_same_parameters(made, **EXACT)
     seen, expected = ([x for x in agent._rl_algorithm.seen] for agent in made)
-    assert [(latest, drawn) for latest, _, drawn in seen] == [(latest, drawn) for latest, _, drawn in expected]
-    assert seen[1][1] == expected[1][1] == 2  # an attribute that recording has set is put back
+    assert seen == expected
 
 
 @pytest.mark.compiles
