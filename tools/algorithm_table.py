@@ -1,12 +1,12 @@
-"""Writes docs/algorithms.md, which algorithm takes which actions, and a page for each in docs/algorithms.
+"""Write docs/algorithms.md, the table of algorithms and their supported actions, and the pages in docs/algorithms.
 
     python tools/algorithm_table.py
 
-What the table says is tried, not declared: each policy algorithm is made from a shipped conf for a discrete, a
-continuous and a mixed action, without and with recurrent networks. It can do what can be made; what cannot has to be
-refused with a message about actions or memory. Everything else is read: papers, arguments and what an algorithm does
-from signatures and docstrings, tasks from the heads of the confs, results from docs/results.json and docs/curves.json,
-tags from the sources and from docs/what_tags_mean.md. What of alfx.algorithms has no page of its own comes to
+The table is tested, not declared: each policy algorithm of a shipped conf is created for a discrete, a continuous and
+a mixed action, with feed-forward and with recurrent networks. Unsupported combinations must raise an error about
+actions or recurrent networks. Everything else is read: papers, arguments and descriptions from signatures and
+docstrings, tasks from the header comments of the confs, results from docs/results.json and docs/curves.json, and tags
+from the sources and docs/what_tags_mean.md. All other parts of alfx.algorithms are listed in
 docs/reference/algorithms.md.
 """
 import argparse
@@ -54,22 +54,22 @@ _RECURRENT = {'ActorDistributionNetwork': 'ActorDistributionRNNNetwork', 'ActorN
               'CriticNetwork': 'CriticRNNNetwork', 'EncodingNetwork': 'LSTMEncodingNetwork',
               'QNetwork': 'QRNNNetwork', 'ValueNetwork': 'ValueRNNNetwork'}
 _NETWORK = re.compile(r'^((?:\S*_)?network_(?:ctor|cls)) = (@(?:\w+/)?)(\w+)$')
-_REFUSED = re.compile(r'discrete action|continuous|one action|nested action|memory|without it')
+_REFUSED = re.compile(r'discrete action|continuous|one action|nested action|memory|recurrent|feed-forward|without it')
 _DATA = "TrainerConfig.offline_buffer_dir = 'data'"
 _STATE = 'TrainerConfig.use_rollout_state = True'
 
 
 class Probe(NamedTuple):
-    """How a policy algorithm is tried.
+    """Test settings of a policy algorithm.
 
     Attributes:
-        conf: a shipped conf with it; the first line of it names the algorithm and its paper.
-        bindings: further ones that it needs.
-        memory: those that it needs with recurrent networks.
-        by_kind: those that it needs for a kind of action.
+        conf: shipped conf; its first line names the algorithm and its paper.
+        bindings: additional bindings.
+        memory: additional bindings with recurrent networks.
+        by_kind: additional bindings for a kind of action.
         confs: other confs for a kind of action.
-        trains: whether it is made to train; False for one that is refused without a dataset.
-        remembers: whether it has a memory without recurrent networks.
+        trains: create the algorithm for training; False if it needs a dataset to train.
+        remembers: the algorithm has a memory without recurrent networks.
     """
 
     conf: str
@@ -122,16 +122,17 @@ PROBES = {
     'Td3BcAlgorithm': Probe('td3_bc'),
     'TracAlgorithm': Probe('trac_cart_pole'),
 }
-# what acts in some confs without learning
+# policies of some confs that do not learn
 NOT_LEARNING = {'RandomAlgorithm', 'LinearFeedbackAlgorithm', 'WaypointAlgorithm'}
 
 
 class Made(NamedTuple):
-    """An algorithm that could be made.
+    """Properties of an algorithm that was created.
 
     Attributes:
-        compiles: whether its update is recorded and compiled, with ``TrainerConfig.compile``.
-        data: what it learns from: 'unrolls', each once or for some epochs; 'replay', samples of all that is stored.
+        compiles: ``TrainerConfig.compile`` supports its update.
+        data: 'unrolls' if it trains on each unroll, once or for several epochs; 'replay' if it trains on samples of
+            a replay buffer.
     """
 
     compiles: bool
@@ -139,12 +140,12 @@ class Made(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What an algorithm can do; the columns of the table.
+    """Row of the table of algorithms.
 
     Attributes:
-        kinds: of actions, a subset of :data:`TASKS`.
+        kinds: supported kinds of actions, a subset of :data:`TASKS`.
         memory: 'yes' with recurrent networks, 'built in' if it has a memory without them, or ''.
-        data: see :class:`Made`; 'dataset' is added where a shipped conf trains it on one.
+        data: see :class:`Made`; 'dataset' is added if a shipped conf trains it on a dataset.
         compiles: see :class:`Made`.
     """
 
@@ -155,22 +156,22 @@ class Row(NamedTuple):
 
 
 class Unexpected(RuntimeError):
-    """An algorithm was refused for another reason than its actions or memory."""
+    """Rejection of an algorithm for a reason other than its actions or recurrent networks."""
 
 
 def try_to_make(name: str, kind: str, recurrent: bool) -> Made | None:
-    """Make an algorithm for a kind of action.
+    """Create an algorithm for a kind of action.
 
     Args:
-        name: of its class.
-        kind: of action.
-        recurrent: with recurrent networks in place of all others.
+        name: name of the class.
+        kind: kind of action.
+        recurrent: replace all networks by recurrent ones.
 
     Returns:
-        what it is; None if it is refused, or takes no networks that could be recurrent.
+        Properties of the algorithm; None if the combination is rejected, or if no network can be recurrent.
 
     Raises:
-        Unexpected: it is refused for another reason.
+        Unexpected: the combination is rejected for another reason.
     """
     probe = PROBES[name]
     conf = probe.confs.get(kind, probe.conf)
@@ -193,7 +194,7 @@ def try_to_make(name: str, kind: str, recurrent: bool) -> Made | None:
         if _REFUSED.search(message):
             return None
         raise Unexpected(f'{name} of {conf}.gin for a {kind} action{", recurrent" if recurrent else ""}: {message}; '
-                         f'correct PROBES[{name!r}], or let the refusal speak of actions or memory') from error
+                         f'correct PROBES[{name!r}], or mention actions or memory in the error message') from error
     finally:
         gin_utils.clear()
 
@@ -206,12 +207,12 @@ def _recurrent_networks(loaded: Any) -> Iterator[str]:
 
 
 def row_of(name: str, trains_on_dataset: bool) -> Row:
-    """Try an algorithm with all kinds of actions, without and with recurrent networks."""
+    """Test an algorithm with all kinds of actions, with feed-forward and recurrent networks."""
     made = {(kind, recurrent): try_to_make(name, kind, recurrent)
             for kind, recurrent in itertools.product(TASKS, (False, True))}
     plain = {kind: made[kind, False] for kind in TASKS if made[kind, False] is not None}
     if not plain:
-        raise Unexpected(f'{name} could be made for no kind of action')
+        raise Unexpected(f'{name} supports no kind of action')
     first = next(found for found in plain.values() if found is not None)
     recurrent = any(made[kind, True] is not None for kind in TASKS)
     data = ', '.join([first.data] * (_DATA not in PROBES[name].bindings) + ['dataset'] * trains_on_dataset)
@@ -220,12 +221,12 @@ def row_of(name: str, trains_on_dataset: bool) -> Row:
 
 
 class Use(NamedTuple):
-    """A shipped conf for a task, and what it binds.
+    """Shipped conf for a task, with its bindings.
 
     Attributes:
-        head: what its first lines say.
-        classes: names after an ``@`` in what it binds.
-        has_dataset: whether it trains on stored data.
+        head: parsed header comment.
+        classes: names after an ``@`` in its bindings.
+        has_dataset: the conf trains on a dataset.
     """
 
     head: Head
@@ -235,7 +236,7 @@ class Use(NamedTuple):
 
 @functools.cache
 def read_uses() -> tuple[Use, ...]:
-    """All shipped confs that name a task."""
+    """Return all shipped confs that name a task."""
     uses = []
     for head in read_heads():
         if head.task:
@@ -248,7 +249,7 @@ def read_uses() -> tuple[Use, ...]:
 
 
 def algorithms_of(uses: Sequence[Use]) -> dict[str, type]:
-    """The classes of algorithms that confs use, by name, but for what only acts or holds others together."""
+    """Return the algorithm classes that confs use by name, except for ``Agent`` and policies that do not learn."""
     named = {name for use in uses for name in use.classes} - NOT_LEARNING - {'Agent'} | set(PROBES)
     found = {target.__name__: target for target in _subclasses(Algorithm)
              if target.__module__.startswith('alfx.') and not issubclass(target, Loss)}
@@ -261,7 +262,7 @@ def _subclasses(target: type) -> Iterator[type]:
 
 
 def papers(*texts: str) -> str:
-    """The publications that the first of these texts with any cites, as links; '' if none does."""
+    """Return links to the publications cited by the first text that cites any; '' if none does."""
     for text in texts:
         joined = ' '.join(text.split())
         cited = [*re.findall(r'\(([A-Z][^()]*\b(?:19|20)\d\d\b[^()]*)\)', joined),
@@ -291,7 +292,7 @@ def _conf_rows(uses: Sequence[Use], stored: dict[str, Any]) -> Iterator[str]:
 
 
 def losses_of(target: type, named: Set[str]) -> list[type]:
-    """The losses that the modules of an algorithm and of its bases name, and those with one of these names."""
+    """Return the losses used in the modules of an algorithm and its bases, and those with one of the given names."""
     known = [value for module in _modules(target) for value in vars(module).values()]
     known += [loss for base in (Loss, TDLoss) for loss in (base, *_subclasses(base)) if loss.__name__ in named]
     return sorted({x for x in filter(inspect.isclass, known) if issubclass(x, (Loss, TDLoss)) and x is not Loss},
@@ -299,17 +300,17 @@ def losses_of(target: type, named: Set[str]) -> list[type]:
 
 
 def _modules(target: type) -> list[Any]:
-    """The modules of a class and of its bases, but for those of all algorithms."""
+    """Return the modules of a class and its bases, except for the bases of all algorithms."""
     bases = [base for base in inspect.getmro(target) if base.__module__.startswith('alfx.algorithms')
              and base not in (Algorithm, Loss, RLAlgorithm, OnPolicyAlgorithm, OffPolicyAlgorithm)]
     return [sys.modules[name] for name in dict.fromkeys(base.__module__ for base in bases)]
 
 
 def tags_of(*targets: type) -> tuple[list[str], list[str]]:
-    """What classes write to TensorBoard at summaries, by their sources and those of their bases.
+    """Return the tags that classes log at summaries, from the sources of the classes and their bases.
 
     Returns:
-        rows of the tables of docs/what_tags_mean.md; names of further tags, without what comes before them.
+        Rows of the tables of docs/what_tags_mean.md, and the names of other tags without their prefix.
     """
     sources = [inspect.getsource(module) for target in targets for module in _modules(target)]
     named = re.findall(r"summary(?:_utils)?\.(?!scope)\w+\(\s*f?'([^']+)'", '\n'.join(sources))
@@ -325,21 +326,21 @@ def tags_of(*targets: type) -> tuple[list[str], list[str]]:
 
 
 def _any_part(name: str) -> str:
-    """An expression for what an f-string may give."""
+    """Return a regular expression for the values of an f-string."""
     return '[^/]+'.join(re.escape(part) for part in re.split(r'\{[^}]*\}', name))
 
 
 def page_of(name: str, target: type, head: Sequence[str], uses: Sequence[Use], stored: dict[str, Any],
             entries: dict[str, described.Entry]) -> str:
-    """The page of an algorithm.
+    """Return the page of an algorithm.
 
     Args:
-        name: of its class.
-        target: its class.
-        head: the first line of the conf that it is tried with, and its row of the table; empty for a part.
-        uses: the confs with it.
-        stored: what docs/results.json holds.
-        entries: what of alfx.algorithms confs can name, by name.
+        name: name of the class.
+        target: class.
+        head: first line of the conf that it is tested with, and its row of the table; empty for a part.
+        uses: confs that use it.
+        stored: content of docs/results.json.
+        entries: objects of alfx.algorithms that confs can bind, by name.
     """
     module = inspect.getdoc(inspect.getmodule(target)) or ''
     cited = papers(*head[:1], inspect.getdoc(target) or '', module)
@@ -406,7 +407,7 @@ rewards) and algorithms for supervised learning.
 
 
 def pages() -> dict[str, str]:
-    """The text of docs/algorithms.md, docs/reference/algorithms.md and the page of each algorithm, by path in docs."""
+    """Return the text of docs/algorithms.md, docs/reference/algorithms.md and each algorithm page, by path in docs."""
     uses = read_uses()
     stored = json.loads((ROOT / 'docs' / 'results.json').read_text())
     titles = {head.name: (Path(gin_utils.load(head.name).conf_file).read_text().splitlines()[0], head.algorithm)
@@ -446,8 +447,8 @@ def _introduction(entry: described.Entry) -> Iterator[str]:
 
 
 def main() -> int:
-    """Write the pages; returns the exit code."""
-    argparse.ArgumentParser(description='Writes docs/algorithms.md and the pages of algorithms.').parse_args()
+    """Write the pages; return the exit code."""
+    argparse.ArgumentParser(description='Write docs/algorithms.md and the pages of the algorithms.').parse_args()
     for name, text in pages().items():
         path = ROOT / 'docs' / name
         path.parent.mkdir(exist_ok=True)

@@ -1,13 +1,13 @@
-"""How well a trained agent plays a board game: all lines of play, or games against an opponent.
+"""Evaluate a trained agent in a board game: against all lines of play, or against an opponent.
 
     python tools/board_games.py --root_dir R --exhaustive
     python tools/board_games.py --root_dir R --opponent random --games 500
 
-An agent that always does the same in the same position can be judged exactly: with ``--exhaustive`` the opponent tries
-every sequence of moves, with the agent as first and as second player, and the lines that the agent wins, draws and
-loses are counted. It needs a game that is small enough, such as TicTacToe. The agent acts greedily.
+A deterministic agent can be evaluated exactly. With ``--exhaustive`` the opponent tries every sequence of moves, with
+the agent as first and as second player, and the won, drawn and lost lines of play are counted. This is feasible for
+small games such as TicTacToe. The agent acts greedily.
 
-The exit code is 1 if it lost.
+The exit code is 1 if the agent lost.
 """
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -24,12 +24,12 @@ from alfx.environments.board_games import BoardGame, MinimaxOpponent, Rules, Sea
 
 FLAGS = absl_flags.FLAGS
 Choose = Callable[[np.ndarray, Any], tuple[np.ndarray, Any]]
-"""Called with boards ``[N, rows, columns]`` and a nest of states ``[N, ...]``; returns actions ``[N]`` and the next
+"""Function of boards ``[N, rows, columns]`` and a nest of states ``[N, ...]`` that returns actions ``[N]`` and the next
 states."""
 
 
 class Lines(NamedTuple):
-    """How many lines of play were won, drawn and lost, and a position after a lost one."""
+    """Number of won, drawn and lost lines of play, and the final position of a lost one."""
 
     won: int
     drawn: int
@@ -38,12 +38,12 @@ class Lines(NamedTuple):
 
 
 def all_lines(rules: Rules, choose: Choose, initial_state: Any, player: int) -> Lines:
-    """Play all lines with the agent as ``player``; positions that are reached in several ways are looked at once.
+    """Play all lines with the agent as ``player``; positions reached in several ways are evaluated once.
 
     Args:
-        rules: of the game.
-        choose: the agent.
-        initial_state: nest ``[1, ...]``, its state at the beginning.
+        rules: rules of the game.
+        choose: function that chooses the actions of the agent.
+        initial_state: nest ``[1, ...]``, initial state of the agent.
         player: 0 or 1.
     """
     boards, counts = np.zeros((1, rules.rows, rules.columns), np.int8), np.ones(1, np.int64)
@@ -81,7 +81,7 @@ def _after(rules: Rules, boards: np.ndarray, actions: np.ndarray, stones: np.nda
 
 
 def chooser(algorithm: Any, game: BoardGame) -> Choose:
-    """How ``algorithm`` chooses with ``predict_step``, shown positions as the environment shows them."""
+    """Return a function that chooses actions with ``predict_step`` for positions observed as in the environment."""
 
     def choose(boards: np.ndarray, state: Any) -> tuple[np.ndarray, Any]:
         observation = game.observe(boards)
@@ -101,7 +101,7 @@ def _game_of(env: Any) -> BoardGame:
     while not isinstance(env, BoardGame):
         env = getattr(env, 'wrapped_env', None)
         if not isinstance(env, AlfEnvironment):
-            raise SystemExit('the environment of this run is no board game')
+            raise SystemExit('the environment of this run is not a board game')
     return env
 
 
@@ -129,7 +129,7 @@ def _play_games(algorithm: Any, rules: Rules, opponent: Any, games: int) -> int:
 
 
 def main(argv: list[str]) -> int:
-    """Judge the agent in ``--root_dir``; returns 1 if it lost."""
+    """Evaluate the agent in ``--root_dir``; return 1 if it lost."""
     del argv
     from alfx.runs import building
     from alfx.runs.playing import load_for_play
@@ -152,7 +152,7 @@ if __name__ == '__main__':
     policy_flags.define_policy_flags()
     absl_flags.DEFINE_boolean('exhaustive', False, 'play all lines')
     absl_flags.DEFINE_enum('opponent', 'random', ['random', 'minimax', 'search'],
-                           'without --exhaustive: who else plays')
-    absl_flags.DEFINE_integer('games', 500, 'without --exhaustive: how many games on each side', lower_bound=1)
-    absl_flags.DEFINE_integer('simulations', 200, "of the opponent 'search', for each move", lower_bound=1)
+                           'without --exhaustive: the opponent')
+    absl_flags.DEFINE_integer('games', 500, 'without --exhaustive: number of games on each side', lower_bound=1)
+    absl_flags.DEFINE_integer('simulations', 200, "simulations per move of the opponent 'search'", lower_bound=1)
     flags.run(main)

@@ -1,12 +1,13 @@
-"""Composes policy algorithms, intrinsic rewards and representations by conf alone, and tries every combination.
+"""Test all combinations of policy algorithms, intrinsic rewards and representations, composed by confs.
 
-    python tools/compose.py                          # all of them; prints the table
-    python tools/compose.py --policy ppo --intrinsic rnd icm --markdown docs/composition.md
+    python tools/compose.py                                     # test all combinations and print the table
+    python tools/compose.py --markdown docs/composition.md      # also write the page
+    python tools/compose.py --policy ppo --intrinsic rnd icm    # test some combinations
 
-A cell of the table is a conf of includes and bindings. It is trained for a few iterations in a tiny task, and has to do
-all of this: train with finite losses, use every binding, have one owner for each trained parameter, end with the same
-parameters when it is done again with the same seed, load its checkpoint into a new algorithm, and play an episode. What
-cannot be combined has to be refused before the first environment step, with a message that says why.
+Each cell of the table is a conf of includes and bindings, which is trained for a few iterations on a small task. It
+must train with finite losses, use every binding, train each parameter with exactly one optimizer, end with the same
+parameters when it is repeated with the same seed, load its checkpoint into a new algorithm, and play an episode.
+Unsupported combinations must be rejected before the first environment step, with a message that gives the reason.
 """
 import argparse
 import itertools
@@ -64,15 +65,15 @@ _OBSERVATION_SIZE = {_CART_POLE: 4, _PENDULUM: 3, _GEARS: 1}
 
 
 class Policy(NamedTuple):
-    """A policy algorithm, and how its networks are bound.
+    """Policy algorithm with the bindings of its networks.
 
     Attributes:
-        include: its base conf.
-        task: bindings of the environment and further ones.
+        include: base conf.
+        task: bindings of the environment and others.
         networks: class of each network with its size argument.
-        recurrent: bindings that make its networks recurrent; ``None`` where there is no such thing.
-        recurrent_networks: classes of the recurrent networks.
-        replay: whether it samples from a replay buffer (otherwise it trains on each unroll).
+        recurrent: bindings that make the networks recurrent; ``None`` if that is not supported.
+        recurrent_networks: class of each recurrent network with its size argument.
+        replay: train on samples of a replay buffer; otherwise on each unroll.
     """
 
     include: str
@@ -123,7 +124,7 @@ POLICIES = {
                   'ppg/LSTMEncodingNetwork.hidden_size = (8, )\n' + _STATE,
                   ('ppg/LSTMEncodingNetwork.pre_fc_layer_params', ), False),
 }
-_OPTIMIZER = 'Agent.optimizer = @parts/Adam()\nparts/Adam.lr = 1e-3\n'  # where the policy has its own for its networks
+_OPTIMIZER = 'Agent.optimizer = @parts/Adam()\nparts/Adam.lr = 1e-3\n'  # if the policy has its own
 INTRINSIC = {'none': '', 'icm': "include 'icm.gin'\n", 'rnd': "include 'rnd.gin'\n", 'diayn': "include 'diayn.gin'\n"}
 _ENCODING = """
 Agent.representation_learner_cls = @EncodingAlgorithm
@@ -152,13 +153,13 @@ FORMS = ('feed-forward', 'recurrent')
 
 
 _ONE_HOT = 'OneHot.num_classes = 2\ndynamics/LSTMEncodingNetwork.input_preprocessors = '
-_ACTION_INPUTS = {  # how the dynamics of the predictive representation take the actions of a task
+_ACTION_INPUTS = {  # encoding of the actions in the dynamics of the predictive representation
     _CART_POLE: _ONE_HOT + '@OneHot()\n', _PENDULUM: '',
     _GEARS: _ONE_HOT + '(@OneHot(), None)\ndynamics/LSTMEncodingNetwork.preprocessing_combiner = @NestConcat()\n'}
 
 
 class Cell(NamedTuple):
-    """A combination: keys of the tables above."""
+    """Combination, given by keys of the tables above."""
 
     policy: str
     intrinsic: str
@@ -167,14 +168,14 @@ class Cell(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a cell: ``'ok'``, ``'refused'`` with the message, ``'failed'`` with what went wrong."""
+    """Result of a cell: ``'ok'``, ``'refused'`` with the error message, or ``'failed'`` with the problems."""
 
     verdict: str
     message: str = ''
 
 
 def conf_of(cell: Cell) -> str:
-    """The conf of a cell: includes and bindings alone."""
+    """Return the conf of a cell, which consists of includes and bindings."""
     policy = POLICIES[cell.policy]
     recurrent = cell.form == 'recurrent'
     task = next(task for task in _OBSERVATION_SIZE if task in policy.task)
@@ -200,38 +201,38 @@ def conf_of(cell: Cell) -> str:
 
 
 def _combiner(network: str) -> str:
-    """The binding that lets a network take ``[observation, goal]``."""
+    """Return the binding that makes a network accept ``[observation, goal]``."""
     argument = 'observation_preprocessing_combiner' if network.startswith('Critic') else 'preprocessing_combiner'
     return f'{network}.{argument} = @NestConcat()\n'
 
 
 def cells(policies: Iterable[str] = tuple(POLICIES), intrinsic: Iterable[str] = tuple(INTRINSIC),
           representation: Iterable[str] = tuple(REPRESENTATION), forms: Iterable[str] = FORMS) -> list[Cell]:
-    """All combinations of these; a recurrent form only where the policy has one."""
+    """Return all combinations of the arguments; recurrent ones only for policies that support them."""
     return [cell for cell in itertools.starmap(Cell, itertools.product(policies, intrinsic, representation, forms))
             if cell.form != 'recurrent' or POLICIES[cell.policy].recurrent is not None]
 
 
 def expected_refusal(cell: Cell) -> str | None:
-    """What the message of a combination that has to be refused contains; ``None`` for one that has to work."""
+    """Return text that the error message of an unsupported combination must contain; ``None`` if it must work."""
     if cell.representation == 'predictive' and cell.policy == 'actor-critic':
-        return 'on-policy'  # its targets are the future, which an unroll that is trained on at once does not have
+        return 'on-policy'  # its targets are future steps, which an on-policy unroll does not contain
     return None
 
 
 def covering_sample() -> list[Cell]:
-    """Four cells a policy, with every pair of policy, intrinsic reward and representation, and both forms of each."""
+    """Return four cells per policy that cover all pairs of policy, intrinsic reward, representation and form."""
     intrinsic, representation = list(INTRINSIC), list(REPRESENTATION)
     return [Cell(policy, reward, representation[(p + i) % 4], FORMS[(p // 4 + i + (p + i) % 4 // 2) % 2])
             for p, policy in enumerate(POLICIES) for i, reward in enumerate(intrinsic)]
 
 
 def try_cell(cell: Cell, folder: Path) -> Outcome:
-    """Do with a cell what the head of this file says.
+    """Train and check a cell as the module docstring describes.
 
     Args:
-        cell: the combination.
-        folder: an empty folder.
+        cell: combination to test.
+        folder: empty folder.
     """
     conf = folder / 'composed.gin'
     conf.write_text(conf_of(cell))
@@ -242,10 +243,10 @@ def try_cell(cell: Cell, folder: Path) -> Outcome:
         expected, message = expected_refusal(cell), ' '.join(str(error).split())
         return Outcome('refused' if expected is not None and expected in message else 'failed', message)
     if expected_refusal(cell) is not None:
-        return Outcome('failed', 'it should have been refused')
+        return Outcome('failed', 'the combination should have been rejected')
     problems = _owner_problems(trainer.algorithm)
     trainer.train()
-    problems += [f'nothing uses {binding}' for binding in gin_utils.unused_bindings()]
+    problems += [f'unused binding {binding}' for binding in gin_utils.unused_bindings()]
     gin_utils.clear()
     again = _trainer(conf, folder / 'second')
     again.train()
@@ -253,25 +254,25 @@ def try_cell(cell: Cell, folder: Path) -> Outcome:
     first, second = (_contents(folder / name) for name in ('first', 'second'))
     different = [name for name in first if not _equal(first[name], second[name])]
     if first.keys() != second.keys() or different:
-        problems.append(f'the same seed gives other parameters: {different[:3]}')
+        problems.append(f'the same seed gives different parameters: {different[:3]}')
     problems += _play_problems(folder / 'first', first)
     return Outcome('failed', '; '.join(problems)) if problems else Outcome('ok')
 
 
 def _trainer(conf: Path, root_dir: Path) -> RLTrainer:
-    """A trainer for a new run folder; the conf stays loaded."""
+    """Return a trainer for a new run folder; the conf stays loaded."""
     loaded = gin_utils.load(str(conf))
     gin_utils.write_conf(str(root_dir), loaded)
     return RLTrainer(TrainerConfig(root_dir=str(root_dir), conf_file=str(conf)))
 
 
 def _owner_problems(algorithm: torch.nn.Module) -> list[str]:
-    """Trained parameters that have more than one owner."""
+    """Return the trained parameters with more than one optimizer."""
     owned = Counter(id(p) for optimizer in algorithm.optimizers() for group in optimizer.param_groups
                     for p in group['params'])
     names = {id(p): name for name, p in algorithm.named_parameters()}
-    problems = [f'{names.get(key, "?")} is owned {count} times' for key, count in owned.items() if count > 1]
-    return problems if owned else ['nothing is trained']
+    problems = [f'{names.get(key, "?")} is trained by {count} optimizers' for key, count in owned.items() if count > 1]
+    return problems if owned else ['no parameter is trained']
 
 
 def _play_problems(root_dir: Path, saved: dict[str, object]) -> list[str]:
@@ -289,14 +290,14 @@ def _play_problems(root_dir: Path, saved: dict[str, object]) -> list[str]:
     lost = [name for name, value in state.items() if isinstance(value, torch.Tensor)
             and isinstance(saved.get(name), torch.Tensor) and not _equal(value, saved[name])]
     if lost:
-        problems.append(f'a loaded checkpoint differs: {lost[:3]}')
+        problems.append(f'the loaded checkpoint differs: {lost[:3]}')
     if len(result.returns) != 1 or not torch.isfinite(torch.as_tensor(result.returns)).all():
         problems.append(f'play gives returns {result.returns}')
     return problems
 
 
 def _contents(root_dir: Path) -> dict[str, object]:
-    """The algorithm's part of the last checkpoint, flat."""
+    """Return the algorithm state of the last checkpoint as a flat dict."""
     folder = Path(run_files.checkpoint_dir(str(root_dir)))
     newest = max((path for path in folder.glob('ckpt-*') if path.name[5:].isdigit()), key=lambda p: int(p.name[5:]))
     flat: dict[str, object] = {}
@@ -316,8 +317,23 @@ def _equal(a: object, b: object) -> bool:
     return torch.equal(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a == b
 
 
+_HEAD = """# Tested combinations of agent parts
+
+`tools/compose.py` composes every combination of policy algorithm, networks, intrinsic reward and representation with
+includes and bindings only, and tests it. The columns are *intrinsic reward + representation*.
+
+- *ok*: the combination trains with finite losses, uses every binding, trains each parameter with exactly one optimizer,
+  ends with the same parameters for the same seed, loads its checkpoint into a new algorithm without loss, and plays an
+  episode.
+- *refused*: the combination is rejected before the first environment step, with the message below the table.
+
+`python tools/compose.py --markdown FILE` writes this page. See also [Compose an agent](compose_an_agent.md).
+
+"""
+
+
 def table(outcomes: dict[Cell, Outcome]) -> str:
-    """Markdown: a row a policy and form, a column an intrinsic reward and representation."""
+    """Return a Markdown table with a row per policy and form, and a column per intrinsic reward and representation."""
     columns = sorted({(cell.intrinsic, cell.representation) for cell in outcomes},
                      key=lambda c: (list(INTRINSIC).index(c[0]), list(REPRESENTATION).index(c[1])))
     lines = ['| policy | form | ' + ' | '.join(f'{i} + {r}' for i, r in columns) + ' |',
@@ -329,20 +345,20 @@ def table(outcomes: dict[Cell, Outcome]) -> str:
 
 
 def reasons(outcomes: dict[Cell, Outcome]) -> list[str]:
-    """Each message of what was refused or failed, with how often it came."""
+    """Return each message of refused or failed cells with its count."""
     counts = Counter((outcome.verdict, outcome.message) for outcome in outcomes.values() if outcome.message)
     return [f'{verdict}, {count} times: {message}' for (verdict, message), count in counts.most_common()]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Try the combinations that the arguments choose; the exit code is 1 if one fails."""
+    """Test the selected combinations; return 1 if one fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--policy', nargs='+', choices=POLICIES, default=list(POLICIES))
     parser.add_argument('--intrinsic', nargs='+', choices=INTRINSIC, default=list(INTRINSIC))
     parser.add_argument('--representation', nargs='+', choices=REPRESENTATION, default=list(REPRESENTATION))
     parser.add_argument('--form', nargs='+', choices=FORMS, default=list(FORMS))
-    parser.add_argument('--markdown', help='write the table to this file')
-    parser.add_argument('--show', action='store_true', help='print the confs and try nothing')
+    parser.add_argument('--markdown', help='write the page to this file')
+    parser.add_argument('--show', action='store_true', help='only print the confs')
     arguments = parser.parse_args(argv)
     chosen = cells(arguments.policy, arguments.intrinsic, arguments.representation, arguments.form)
     if arguments.show:
@@ -358,7 +374,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = '\n'.join([table(outcomes), *reasons(outcomes)])
     print(text)
     if arguments.markdown:
-        Path(arguments.markdown).write_text(text + '\n')
+        Path(arguments.markdown).write_text(_HEAD + text + '\n')
     return int(any(outcome.verdict == 'failed' for outcome in outcomes.values()))
 
 

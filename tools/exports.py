@@ -1,13 +1,13 @@
-"""Exports the policy of every shipped conf after a tiny run, and writes how far the files are from it.
+"""Export the policy of every shipped conf after a short run, and compare the files with the policy.
 
-    python tools/exports.py                          # all that are not stored yet
-    python tools/exports.py --conf ppo_cart_pole     # these, again
-    python tools/exports.py --table                  # only write the table again
+    python tools/exports.py                          # all confs without a stored result
+    python tools/exports.py --conf ppo_cart_pole     # repeat these confs
+    python tools/exports.py --table                  # only rewrite the table
 
-The table is in docs/export_a_policy.md, the numbers behind it are in docs/exports.json. ONNX needs
-`pip install onnxscript onnxruntime`. The models are those of the confs; the runs are those of tests/confs: a few steps,
-two updates. The policy and its files then act side by side in whole episodes of the task; a conf takes half a minute,
-one of images some minutes.
+The table is in docs/export_a_policy.md, its numbers in docs/exports.json. ONNX needs `pip install onnxscript
+onnxruntime`. The runs are those of tests/confs: a few steps and two updates with the networks of the conf. The policy
+and its files then act on the same observations of whole episodes. A conf takes half a minute, or some minutes with
+images.
 """
 import argparse
 import contextlib
@@ -35,11 +35,11 @@ from alfx.runs.policy import Policy
 ROOT = Path(__file__).resolve().parent.parent
 FORMATS = {'torch.export': '.pt2', 'ONNX': '.onnx'}
 _BEGIN, _END = '<!-- table: tools/exports.py -->', '<!-- end of the table -->'
-_TOO_FAR = 1e-5  # beyond this `alfx export` refuses
+_TOO_FAR = 1e-5  # tolerance of `alfx export`
 
 
 def short_runs() -> Any:
-    """The module of the tests of all confs, which knows how to make each of them short."""
+    """Import the test module of all confs, which contains the settings of short runs."""
     path = ROOT / 'tests' / 'confs' / 'test_shipped_confs.py'
     spec = importlib.util.spec_from_file_location('test_shipped_confs', path)
     assert spec is not None and spec.loader is not None, path
@@ -49,22 +49,23 @@ def short_runs() -> Any:
 
 
 def export_conf(conf: str, num_steps: int, runs: Any) -> dict[str, Any]:
-    """Train a conf a little, export its policy in each format, and compare.
+    """Train a conf for a few steps, export its policy in each format, and compare.
 
     Args:
         conf: name of a shipped conf, with `.gin`.
-        num_steps: how many observed steps to compare.
-        runs: :func:`short_runs`.
+        num_steps: number of observed steps to compare.
+        runs: module returned by :func:`short_runs`.
 
     Returns:
-        ``algorithm``, and by format the greatest difference over ``num_steps``; or ``reason``, why there is none.
+        ``algorithm`` and, for each format, the largest difference over ``num_steps``; or ``reason`` if the policy
+        cannot be exported.
     """
     with tempfile.TemporaryDirectory() as folder, _working_in(folder):
         root_dir = os.path.join(folder, 'run')
         short = runs.shortened(conf)
         runs.train(conf, short, root_dir)
         if 'create_environment' not in gin_utils.stored_info(root_dir)['operative']:
-            return {'reason': 'supervised learning: there is no policy'}
+            return {'reason': 'supervised learning has no policy'}
         with gin_utils.loaded(None, [], root_dir, same_run=False):
             config = TrainerConfig(root_dir=root_dir)
             config.random_seed = 0
@@ -108,13 +109,13 @@ def _working_in(folder: str) -> Iterator[None]:
 
 
 class TookTooLongError(Exception):
-    """A conf took longer than it may."""
+    """Time limit of a conf exceeded."""
 
 
 @contextlib.contextmanager
 def _at_most(seconds: int) -> Iterator[None]:
     def give_up(*_: Any) -> None:
-        raise TookTooLongError(f'not done after {seconds} s')
+        raise TookTooLongError(f'not finished after {seconds} s')
 
     signal.signal(signal.SIGALRM, give_up)
     signal.alarm(seconds)
@@ -125,7 +126,7 @@ def _at_most(seconds: int) -> Iterator[None]:
 
 
 def table(stored: dict[str, dict[str, Any]]) -> str:
-    """The table of what is stored, as Markdown."""
+    """Return the stored results as a Markdown table."""
     lines = [f"| conf | algorithm | {' | '.join(FORMATS)} | steps |", f"| --- | --- |{' ---: |' * (len(FORMATS) + 1)}"]
     for conf, entry in sorted(stored.items()):
         cells = [_cell(entry, label) for label in FORMATS]
@@ -144,7 +145,7 @@ def _cell(entry: dict[str, Any], label: str) -> str:
 
 
 def write(stored: dict[str, dict[str, Any]], numbers: Path, page: Path) -> None:
-    """Write the numbers, and the table into its place on the page."""
+    """Write the JSON file, and replace the table on the page."""
     numbers.write_text(json.dumps(dict(sorted(stored.items())), indent=1) + '\n')
     text = page.read_text()
     head, rest = text.split(_BEGIN)
@@ -152,14 +153,14 @@ def write(stored: dict[str, dict[str, Any]], numbers: Path, page: Path) -> None:
 
 
 def main() -> int:
-    """Do what the command line asks for; returns the exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--conf', nargs='+', default=[], help='names of shipped confs; none: all not stored yet')
-    parser.add_argument('--num_steps', type=int, default=10_000, help='how many observed steps to compare')
-    parser.add_argument('--seconds', type=int, default=900, help='that a conf may take at most')
-    parser.add_argument('--json', type=Path, default=ROOT / 'docs' / 'exports.json', help='the stored numbers')
-    parser.add_argument('--page', type=Path, default=ROOT / 'docs' / 'export_a_policy.md', help='where the table is')
-    parser.add_argument('--table', action='store_true', help='only write the table again')
+    parser.add_argument('--conf', nargs='+', default=[], help='names of shipped confs; default: all without a result')
+    parser.add_argument('--num_steps', type=int, default=10_000, help='number of observed steps to compare')
+    parser.add_argument('--seconds', type=int, default=900, help='time limit per conf')
+    parser.add_argument('--json', type=Path, default=ROOT / 'docs' / 'exports.json', help='file with the results')
+    parser.add_argument('--page', type=Path, default=ROOT / 'docs' / 'export_a_policy.md', help='page with the table')
+    parser.add_argument('--table', action='store_true', help='only rewrite the table')
     args = parser.parse_args()
     stored = json.loads(args.json.read_text()) if args.json.exists() else {}
     runs = short_runs()
@@ -170,7 +171,7 @@ def main() -> int:
         try:
             with _at_most(args.seconds):
                 stored[conf] = export_conf(f'{conf}.gin', args.num_steps, runs)
-        except Exception:  # noqa: BLE001 - of one conf: the others are done all the same
+        except Exception:  # noqa: BLE001 - continue with the other confs
             failed += 1
             print(f'{conf} failed:\n{traceback.format_exc()}', flush=True)
             continue

@@ -1,17 +1,16 @@
-"""Kills runs at random moments, and tells whether they end as a run does that nobody killed.
+"""Kill runs at random moments, and verify that the resumed runs end like an uninterrupted one.
 
     python tools/kill_runs.py sac_pendulum ppo_cart_pole --kills 3
     python tools/kill_runs.py ppo_cart_pole --num_processes 2 --repeat 5 --conf_param TrainerConfig.num_env_steps=20000
-    python tools/kill_runs.py my.gin --folder /tmp/kills           # keeps the run folders; not inside of another run
+    python tools/kill_runs.py my.gin --folder /tmp/kills           # keep the run folders; not inside of a run folder
 
-For each conf the run is trained once as a whole, and meanwhile `--repeat` times with `--kills` kills (SIGKILL to all of
-its processes). A kill comes after a checkpoint that the start before did not have, with `--spread` after at most so
-many, at a random moment of the time that the run takes from one checkpoint to the next. Then the checkpoints that both
-runs have are compared, all of what is in them but for the times of day: the first checkpoint that differs is named with
-the tensors in which it does, how far the last ones are apart, and what the log of the killed run says of it. (The
-replay buffer is part of the last one only.) The exit code is 1 if any differs.
+Each conf is trained once without interruption, and `--repeat` times with `--kills` kills (SIGKILL to all processes of
+the run). A kill follows up to `--spread` new checkpoints since the last start, after a random part of the time between
+two checkpoints. Afterwards all common checkpoints are compared, except for times of day. The report names the first
+checkpoint that differs and its tensors, the number of differences in the last checkpoint, and the related log lines of
+the killed run. (Only the last checkpoint contains the replay buffer.) The exit code is 1 if any checkpoint differs.
 
-Both runs have the same seed, threads and precision, since a run decides these for itself.
+Seed, threads and precision are fixed, since each run would otherwise choose them itself.
 """
 import argparse
 import contextlib
@@ -35,22 +34,22 @@ import torch
 from alfx.utils.checkpoint_utils import read_checkpoint
 
 _NUM_CHECKPOINTS = 40
-_TIMES = ('seconds', 'saved_at')  # of the run's state
+_TIMES = ('seconds', 'saved_at')  # fields of the run state that are not compared
 _POLL_SECONDS = 0.005
 _FIRST_WAIT_SECONDS = 0.1
-_SAYS_SO = ('not exactly', 'does not go on exactly', 'rounds differently', 'new episodes')  # in the log of a run
+_SAYS_SO = ('not exactly', 'does not go on exactly', 'rounds differently', 'new episodes')  # in the log
 
 
 class Outcome(NamedTuple):
-    """How a killed run compares with the whole one.
+    """Comparison of a killed run with the uninterrupted one.
 
     Attributes:
-        kills: the latest checkpoint at each kill; 0 for none.
-        compared: the number of checkpoints that both have.
-        first: the first checkpoint that differs; None if none does.
-        differences: of that one.
-        in_the_end: how many differences the last checkpoint has.
-        said: the lines of the killed run's log that say that it does not go on exactly.
+        kills: latest checkpoint at each kill; 0 for none.
+        compared: number of common checkpoints.
+        first: first checkpoint that differs; None if none does.
+        differences: differences of that checkpoint.
+        in_the_end: number of differences of the last checkpoint.
+        said: log lines of the killed run about inexact resuming.
     """
     kills: list[int]
     compared: int
@@ -64,10 +63,10 @@ class Difference(NamedTuple):
     """One difference between two nests.
 
     Attributes:
-        name: of the leaf, or of what only one of them has.
-        text: what differs.
-        size: the largest difference between two numbers of it, as a part of the largest number in it if that exceeds
-            1; infinite where they cannot be compared.
+        name: path of the leaf, or of the part that only one nest has.
+        text: description of the difference.
+        size: largest difference of two numbers, relative to the largest number if that exceeds 1; infinite if the
+            leaves cannot be compared.
     """
     name: str
     text: str
@@ -78,7 +77,7 @@ class Difference(NamedTuple):
 
 
 def command(conf: str, root_dir: Path, params: Sequence[str] = (), num_processes: int = 1) -> list[str]:
-    """The command that trains, and goes on."""
+    """Return the command that trains or resumes a run."""
     params = (f'TrainerConfig.num_checkpoints={_NUM_CHECKPOINTS}', 'TrainerConfig.random_seed=7',
               'TrainerConfig.num_threads=1', "TrainerConfig.float32_matmul_precision='highest'", *params)
     return [sys.executable, '-m', 'alfx.bin.train', '--conf', conf, '--root_dir', str(root_dir),
@@ -87,20 +86,20 @@ def command(conf: str, root_dir: Path, params: Sequence[str] = (), num_processes
 
 
 def checkpoints(root_dir: Path) -> dict[int, Path]:
-    """The checkpoints of a run by number, the oldest first."""
+    """Return the checkpoints of a run by step, oldest first."""
     paths = [p for p in (root_dir / 'train' / 'algorithm').glob('ckpt-*') if p.name.split('-')[1].isdecimal()]
     return dict(sorted((int(path.name.split('-')[1]), path) for path in paths))
 
 
 def differences(expected: Any, found: Any, name: str = '') -> Iterator[Difference]:
-    """What differs between two nests of dicts, sequences, tensors and plain values, bit for bit."""
+    """Yield all bitwise differences between two nests of dicts, sequences, tensors and plain values."""
     if isinstance(expected, dict) and isinstance(found, dict):
         for key in dict.fromkeys((*expected, *found)):
             inner = f'{name}.{key}' if name else str(key)
             if key in expected and key in found:
                 yield from differences(expected[key], found[key], inner)
             else:
-                yield Difference(inner, f'only in the {"whole" if key in expected else "killed"} run')
+                yield Difference(inner, f'only in the {"uninterrupted" if key in expected else "killed"} run')
     elif isinstance(expected, torch.Tensor) and isinstance(found, torch.Tensor):
         if expected.shape != found.shape or expected.dtype != found.dtype:
             yield Difference(name, f'{expected.dtype} {tuple(expected.shape)}, {found.dtype} {tuple(found.shape)}')
@@ -115,12 +114,12 @@ def differences(expected: Any, found: Any, name: str = '') -> Iterator[Differenc
     elif isinstance(expected, float) and isinstance(found, float) and expected == expected and found == found:
         if expected != found:
             yield Difference(name, f'{expected!r}, {found!r}', abs(expected - found) / max(1.0, abs(expected)))
-    elif type(expected) is not type(found) or repr(expected) != repr(found):  # NaN is like NaN
+    elif type(expected) is not type(found) or repr(expected) != repr(found):  # NaN equals NaN
         yield Difference(name, f'{_short(expected)}, {_short(found)}')
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
-    return x.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)  # also a view of one element
+    return x.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)  # works for single elements too
 
 
 def _short(value: Any) -> str:
@@ -129,7 +128,7 @@ def _short(value: Any) -> str:
 
 
 def contents(path: Path) -> dict[str, Any]:
-    """What is in a checkpoint, but for the times of day."""
+    """Read a checkpoint without its times of day."""
     state = read_checkpoint(str(path))
     state['trainer'] = {key: value for key, value in state['trainer'].items() if key.split('.')[-1] not in _TIMES}
     return state
@@ -157,7 +156,7 @@ def _seconds_between_checkpoints(root_dir: Path) -> float:
 
 @contextlib.contextmanager
 def started(arguments: list[str], log: Path, popen: Callable[..., Any]) -> Iterator[subprocess.Popen]:
-    """A process in a group of its own; the group is killed in the end."""
+    """Start a process in a new process group, which is killed on exit."""
     with open(log, 'ab') as file:
         process = popen(arguments, stdout=file, stderr=file, start_new_session=True)
         try:
@@ -169,17 +168,17 @@ def started(arguments: list[str], log: Path, popen: Callable[..., Any]) -> Itera
 
 
 def wait_for(process: subprocess.Popen, log: Path) -> None:
-    """Wait until a run has come to its end.
+    """Wait for the end of a run.
 
     Raises:
-        RuntimeError: it fails; the message ends with its last words.
+        RuntimeError: the run failed; the message contains the end of its log.
     """
     if process.wait():
         raise RuntimeError(f'{process.args}: exit code {process.returncode}\n{log.read_text()[-2000:]}')
 
 
 def said_in(log: Path) -> tuple[str, ...]:
-    """The lines of a log that say that the run does not go on exactly, each once."""
+    """Return the log lines about inexact resuming, without duplicates."""
     lines = log.read_text(errors='replace').splitlines()
     return tuple(dict.fromkeys(line for line in lines if any(words in line for words in _SAYS_SO)))
 
@@ -188,20 +187,20 @@ def train_with_kills(arguments: list[str], root_dir: Path, log: Path, num_kills:
                      longest_wait: Callable[[], float], generator: random.Random,
                      spread: int = 1,
                      popen: Callable[..., Any] = subprocess.Popen) -> list[int]:
-    """Train, killed on the way.
+    """Train a run, kill it several times, and let it finish.
 
     Args:
-        arguments: the command.
-        root_dir: its run folder.
-        log: what it says goes there.
-        num_kills: how often.
-        longest_wait: says how many seconds after a new checkpoint a kill may come.
-        generator: of the moments.
-        spread: a kill comes after at most so many new checkpoints.
-        popen: starts a process, like ``subprocess.Popen``.
+        arguments: training command.
+        root_dir: run folder.
+        log: file for the output.
+        num_kills: number of kills.
+        longest_wait: function that returns the maximum seconds between a new checkpoint and a kill.
+        generator: random generator of the moments.
+        spread: maximum number of new checkpoints before a kill.
+        popen: function that starts a process, like ``subprocess.Popen``.
 
     Returns:
-        The latest checkpoint at each kill; fewer than ``num_kills`` if the run came to its end before.
+        The latest checkpoint at each kill; fewer than ``num_kills`` if the run ended earlier.
 
     Raises:
         RuntimeError: training fails.
@@ -226,21 +225,21 @@ def train_with_kills(arguments: list[str], root_dir: Path, log: Path, num_kills:
 def kill_runs(conf: str, folder: Path, num_kills: int, params: Sequence[str] = (), num_processes: int = 1,
               repeat: int = 1, seed: int = 0, spread: int = 1,
               popen: Callable[..., Any] = subprocess.Popen) -> Iterator[Outcome]:
-    """Train a conf as a whole, and ``repeat`` times with kills.
+    """Train a conf without interruption, and ``repeat`` times with kills.
 
     Args:
-        conf: a conf's path, or its name if it comes with alfx.
-        folder: for the run folders and what the runs say.
-        num_kills: of each killed run.
+        conf: path of a conf, or name of a shipped conf.
+        folder: folder for run folders and logs.
+        num_kills: number of kills per run.
         params: bindings that override the conf.
-        num_processes: that train together.
-        repeat: how many killed runs.
-        seed: of the moments.
-        spread: a kill comes after at most so many new checkpoints.
-        popen: starts a process, like ``subprocess.Popen``.
+        num_processes: number of training processes.
+        repeat: number of killed runs.
+        seed: random seed of the moments.
+        spread: maximum number of new checkpoints before a kill.
+        popen: function that starts a process, like ``subprocess.Popen``.
 
     Raises:
-        RuntimeError: training fails, or the run is so short that it ends before the last kill.
+        RuntimeError: training fails, or the run ends before the last kill.
     """
     folder.mkdir(parents=True, exist_ok=True)
     whole, log = folder / 'whole', folder / 'whole.log'
@@ -255,39 +254,39 @@ def kill_runs(conf: str, folder: Path, num_kills: int, params: Sequence[str] = (
                                      lambda: _seconds_between_checkpoints(whole), random.Random(f'{seed} {i}'), spread,
                                      popen)
             if len(kills) < num_kills:
-                raise RuntimeError(f'{conf}: the run came to its end after {len(kills)} of {num_kills} kills; make it '
-                                   'longer, or kill it less often')
+                raise RuntimeError(f'{conf}: the run ended after {len(kills)} of {num_kills} kills; make it '
+                                   'longer, or use fewer kills')
             wait_for(whole_run, log)
             yield compare(whole, killed, kills)._replace(said=said_in(killed_log))
 
 
 def report(conf: str, outcome: Outcome, most: int = 20) -> str:
-    """An outcome in words."""
+    """Format an outcome as text."""
     text = f'{conf}: killed at {", ".join(map(str, outcome.kills))}; '
     if outcome.first is None:
-        return f'{text}{outcome.compared} checkpoints are the same'
+        return f'{text}{outcome.compared} checkpoints are identical'
     lines = [*map(str, outcome.differences[:most])]
     if len(outcome.differences) > most:
         lines.append(f'... and {len(outcome.differences) - most} more')
-    text += (f'ckpt-{outcome.first} is the first of {outcome.compared} that differs; the last one does in '
-             f'{outcome.in_the_end} places')
-    lines += [f'the log says: {line}' for line in outcome.said] or ['the log says nothing of it']
+    text += (f'ckpt-{outcome.first} is the first of {outcome.compared} that differs; the last one has '
+             f'{outcome.in_the_end} differences')
+    lines += [f'log: {line}' for line in outcome.said] or ['the log does not mention it']
     return '\n  '.join([text, *lines])
 
 
 def main() -> int:
-    """Kill, and print what came of it; returns the exit code."""
+    """Kill the runs, and print the reports; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('confs', nargs='+')
-    parser.add_argument('--kills', type=int, default=3, help='of each killed run')
-    parser.add_argument('--repeat', type=int, default=1, help='killed runs of each conf')
-    parser.add_argument('--spread', type=int, default=1, help='a kill comes after at most so many new checkpoints')
-    parser.add_argument('--seed', type=int, default=0, help='of the moments')
+    parser.add_argument('--kills', type=int, default=3, help='kills per run')
+    parser.add_argument('--repeat', type=int, default=1, help='killed runs per conf')
+    parser.add_argument('--spread', type=int, default=1, help='maximum number of new checkpoints before a kill')
+    parser.add_argument('--seed', type=int, default=0, help='random seed of the moments')
     parser.add_argument('--num_processes', type=int, default=1)
-    parser.add_argument('--conf_param', action='append', default=[], help='overrides the conf; may be repeated')
-    parser.add_argument('--folder', type=Path, help='for the run folders, which are kept; by default a temporary one')
+    parser.add_argument('--conf_param', action='append', default=[], help='overrides a binding; may be repeated')
+    parser.add_argument('--folder', type=Path, help='keep the run folders here; default: a temporary folder')
     args = parser.parse_args()
-    logging.getLogger('alfx').setLevel(logging.ERROR)  # older checkpoints have no replay buffer any more
+    logging.getLogger('alfx').setLevel(logging.ERROR)  # hide warnings about older checkpoints without a replay buffer
     differs = False
     with contextlib.ExitStack() as stack:
         folder = args.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix='alfx_kills_')))

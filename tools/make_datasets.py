@@ -1,23 +1,23 @@
-"""Makes datasets of our own from shipped confs: trains what acts in them, and records it.
+"""Make the datasets of the shipped confs: train their policies, and record them.
 
-    python tools/make_datasets.py pendulum                          # every level of a task
-    python tools/make_datasets.py pendulum/replay cart_pole/expert  # or some of them
+    python tools/make_datasets.py pendulum                          # all levels of a task
+    python tools/make_datasets.py pendulum/replay cart_pole/expert  # some levels
     python tools/make_datasets.py --list
 
-A dataset is made by the same commands that a person would give, `alfx.bin.train`, `record` and `dataset`, and lies in
-FOLDER/TASK/LEVEL, by default in `data` below the folder of the project, from where the shipped confs name it. What is
-there is not made again, and training that was interrupted goes on. The levels (Fu et al. 2020, arXiv:2004.07219):
+Datasets are made with the commands `alfx.bin.train`, `record` and `dataset`. They are written to FOLDER/TASK/LEVEL; the
+default folder is `data` in the project folder, where the shipped confs expect them. Existing datasets are reused, and
+interrupted training is resumed. The levels (Fu et al. 2020, arXiv:2004.07219):
 
     random         uniformly random actions
-    medium         a learner half way: a checkpoint with a score of 40 or more, while the one before has less
-    replay         all that this learner had seen until then
-    expert         a trained policy, with the noise of its own exploration
-    medium-expert  half of each
+    medium         episodes of the first checkpoint with a score of at least 40
+    replay         everything that the learner collected before this checkpoint
+    expert         a trained policy, with its exploration noise
+    medium-expert  half medium, half expert
     demos          about ten episodes of the expert without noise
-    tcn            the expert with noise that goes on for two steps, for causal imitation
+    tcn            the expert with noise that lasts for two steps, for causal imitation
 
-A score is 0 for the return of the random policy and 100 for that of the expert without noise. The two returns are kept
-in FOLDER/TASK/references.json and in each dataset.
+The score is 0 for the return of the random policy and 100 for the return of the expert without noise. Both returns are
+stored in FOLDER/TASK/references.json and in each dataset.
 """
 import argparse
 import csv
@@ -36,30 +36,29 @@ from alfx.utils.checkpoint_utils import Checkpointer
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / 'data'
-MEDIUM = 40.0  # the score that a learner half way has just reached
-EPISODES = 20  # of an evaluation
+MEDIUM = 40.0  # score of the medium checkpoint
+EPISODES = 20  # per evaluation
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How the datasets of a task are made.
+    """Recipe of the datasets of a task.
 
     Attributes:
-        expert: the conf of the policy whose return is 100.
-        num_steps: how long random, medium, expert and their like are.
-        demo_steps: how long the demonstrations are.
-        learner: the conf of the policy whose replay buffer is kept: it acts in one environment, and trains from samples
-            of all that it has seen. None if there is no such conf: there are fewer levels then.
-        learner_params: what the learner overrides in its conf.
-        learner_epsilon: the chance with which the recorded learner samples its action in place of taking the most
-            likely one; 1 is always.
-        expert_params: what the expert overrides in its conf.
-        noise: standard deviation of the noise on the actions of `expert`, in units of half the range of an action,
-            for a policy that does not explore.
-        expert_candidates: how many of its last checkpoints are evaluated to find the expert among them; some policies
-            fall now and then, and the last one may be just such a moment.
-        correlated_noise: standard deviation of the noise of `tcn`, in units of half the range of an action; 0: there is
-            no such level.
+        expert: conf of the policy whose score is 100.
+        num_steps: number of steps of all levels but replay and demos.
+        demo_steps: number of steps of the demonstrations.
+        learner: conf of the policy whose replay buffer is recorded. It acts in one environment and keeps all collected
+            steps. None if there is no such conf; there are fewer levels then.
+        learner_params: bindings that override the conf of the learner.
+        learner_epsilon: probability that the recorded learner samples its action instead of taking the most likely one.
+        expert_params: bindings that override the conf of the expert.
+        noise: standard deviation of the action noise of `expert`, in units of half the action range, for a policy that
+            does not explore.
+        expert_candidates: number of last checkpoints among which the expert is selected by evaluation, since the last
+            one may be worse.
+        correlated_noise: standard deviation of the noise of `tcn`, in units of half the action range; 0 for no such
+            level.
     """
 
     expert: str
@@ -74,11 +73,11 @@ class Recipe:
     correlated_noise: float = 0.0
 
     def is_one_run(self) -> bool:
-        """Whether the learner becomes the expert."""
+        """Return whether one run provides both the learner and the expert."""
         return (self.expert, self.expert_params) == (self.learner, self.learner_params)
 
     def levels(self) -> tuple[str, ...]:
-        """The levels that there are."""
+        """Return the levels of the task."""
         learned = ('medium', 'replay', 'medium-expert') if self.learner else ()
         return ('random', *learned, 'expert', 'demos', *(('tcn', ) if self.correlated_noise else ()))
 
@@ -88,7 +87,7 @@ _LONG = (_ONE_ENVIRONMENT, 'TrainerConfig.num_checkpoints = 50', 'TrainerConfig.
 _LANDING = (_ONE_ENVIRONMENT, 'TrainerConfig.unroll_length = 4', 'TrainerConfig.replay_buffer_length = 300000',
             'TrainerConfig.num_checkpoints = 50')
 RECIPES = {
-    # a learner that trains less often than its conf says sees more on its way
+    # fewer updates than in the conf, so that the learner collects more steps on its way
     'pendulum': Recipe('sac_pendulum', 40000, 2000, 'sac_pendulum',
                        ('TrainerConfig.unroll_length = 4', 'TrainerConfig.num_env_steps = 40000',
                         'TrainerConfig.replay_buffer_length = 40000', 'TrainerConfig.num_checkpoints = 80'),
@@ -101,7 +100,7 @@ RECIPES = {
                         learner_epsilon=0.1),
     'corridor': Recipe('ppo_count_corridor', 10000, 24),
     'point_maze': Recipe('waypoints_point_maze', 200000, 6000, noise=0.5),  # needs the extra robotics
-    # the learner becomes the expert: one long run in place of two
+    # one long run provides both the learner and the expert
     'lunar_lander_continuous': Recipe('sac_lunar_lander_continuous', 200000, 3000, 'sac_lunar_lander_continuous',
                                       _LANDING, expert_params=_LANDING, expert_candidates=5),
     'half_cheetah': Recipe('sac_half_cheetah', 300000, 10000, 'sac_half_cheetah', _LONG, expert_params=_LONG,
@@ -111,10 +110,10 @@ RECIPES = {
 
 
 def run_program(arguments: Sequence[str], log: Path, threads: int = 1) -> str:
-    """Runs a program of alfx in the folder of the project; returns its standard output, and adds all to a file.
+    """Run a Python module in the project folder; return its standard output, and append all output to ``log``.
 
     Raises:
-        RuntimeError: it failed; its last lines are quoted.
+        RuntimeError: the program failed; the message contains the end of the log.
     """
     environment = {**os.environ, 'OMP_NUM_THREADS': str(threads),
                    'PYTHONPATH': os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))}
@@ -129,12 +128,12 @@ def run_program(arguments: Sequence[str], log: Path, threads: int = 1) -> str:
 
 
 class Maker:
-    """Makes the datasets of one task.
+    """Maker of the datasets of one task.
 
     Args:
-        task: its name in RECIPES.
-        folder: where FOLDER/TASK/LEVEL go.
-        seed: of training and recording.
+        task: name of the task in RECIPES.
+        folder: root of FOLDER/TASK/LEVEL.
+        seed: random seed of training and recording.
     """
 
     def __init__(self, task: str, folder: Path, seed: int = 0):
@@ -145,7 +144,7 @@ class Maker:
         self._runs.mkdir(parents=True, exist_ok=True)
 
     def make(self, level: str) -> None:
-        """Makes a dataset, and what it takes, unless it is there."""
+        """Make a dataset, with the runs and datasets that it needs, unless it exists."""
         if dataset_folder.is_dataset(str(self._folder / level)):
             return
         print(f'{self._task}/{level}', flush=True)
@@ -191,7 +190,7 @@ class Maker:
             '--mode', mode, *further, *reference], num_environments)
 
     def _random(self) -> Path:
-        """Random actions, before it is known what they are worth."""
+        """Return the recording of random actions, made before the reference returns are known."""
         path = self._runs / 'random'
         if not dataset_folder.is_dataset(str(path)):
             self._record(path, self._recipe.num_steps, ['--conf', self._recipe.expert, '--mode', 'random'])
@@ -203,11 +202,11 @@ class Maker:
         return self._trained('expert', self._recipe.expert, self._recipe.expert_params)
 
     def _learner(self) -> Path:
-        assert self._recipe.learner is not None, 'levels() has no level that asks for one'
+        assert self._recipe.learner is not None, 'levels() has no level that needs a learner'
         return self._trained('learner', self._recipe.learner, self._recipe.learner_params)
 
     def _trained(self, name: str, conf: str, params: Sequence[str]) -> Path:
-        """The folder of a run that has been trained to its end."""
+        """Train a run to its end, and return its folder."""
         run = self._runs / name
         if run in self._done:
             return run
@@ -229,7 +228,7 @@ class Maker:
         return run_program([f'alfx.bin.{program}', *arguments], self._folder / 'log.txt')
 
     def _reference_flag(self) -> list[str]:
-        """The returns of the random policy and of the expert, as the programs take them."""
+        """Return the flag with the returns of the random policy and of the expert."""
         known = self._known()
         if 'random' not in known:
             random = str(self._random())
@@ -242,10 +241,10 @@ class Maker:
         return [f'--reference_returns={known["random"]},{known["expert"]}']
 
     def _medium_step(self) -> int:
-        """The number of a checkpoint of the learner at which it passes the score MEDIUM; found by halving.
+        """Return the step of the first checkpoint of the learner with a score of MEDIUM, found by bisection.
 
         Raises:
-            RuntimeError: it ends below.
+            RuntimeError: the final score is lower.
         """
         known, run = self._known(), self._learner()
         if 'medium_step' in known:
@@ -256,12 +255,12 @@ class Maker:
             return self._evaluation(run, str(step), flag)['normalized_score']
 
         steps = self._steps(run)
-        if self._recipe.is_one_run():  # it may have fallen since it was the expert
+        if self._recipe.is_one_run():  # later checkpoints may be worse than the expert
             steps = [x for x in steps if x <= self._known().get('expert_step', x)]
         low, high, reached = 0, len(steps) - 1, score(steps[-1])
         if reached < MEDIUM:
-            raise RuntimeError(f'{run}: expected a score of {MEDIUM:g} or more in the end, found {reached:.1f}: train '
-                               'it for longer')
+            raise RuntimeError(f'{run}: expected a final score of at least {MEDIUM:g}, found {reached:.1f}; train '
+                               'for longer')
         while low < high:
             middle = (low + high) // 2
             found = score(steps[middle])
@@ -274,7 +273,7 @@ class Maker:
 
     @staticmethod
     def _steps(run: Path) -> list[int]:
-        """The numbers of the checkpoints of a run."""
+        """Return the steps of the checkpoints of a run."""
         return sorted(Checkpointer(str(run / 'train' / 'algorithm')).steps())
 
     def _evaluation(self, run: Path, step: str, further: Sequence[str] = ()) -> dict[str, Any]:
@@ -294,22 +293,22 @@ class Maker:
 
 
 def names_of(name: str) -> list[tuple[str, str]]:
-    """Task and level of each dataset that a name asks for: `TASK` for all of its levels, or `TASK/LEVEL`.
+    """Return task and level of each dataset of a name: `TASK` for all levels, or `TASK/LEVEL`.
 
     Raises:
-        ConfError: there is no such task or level.
+        ConfError: unknown task or level.
     """
     task, _, level = name.partition('/')
     if task not in RECIPES:
-        raise gin_utils.ConfError(f'{name}: there is no recipe for {task}', f'choose from {", ".join(RECIPES)}')
+        raise gin_utils.ConfError(f'{name}: no recipe for {task}', f'choose from {", ".join(RECIPES)}')
     levels = RECIPES[task].levels()
     if level and level not in levels:
-        raise gin_utils.ConfError(f'{name}: there is no level {level} of {task}', f'choose from {", ".join(levels)}')
+        raise gin_utils.ConfError(f'{name}: no level {level} of {task}', f'choose from {", ".join(levels)}')
     return [(task, x) for x in ([level] if level else levels)]
 
 
 def make(names: Sequence[str], folder: Path, seed: int = 0) -> None:
-    """Makes the datasets that several names ask for, as :func:`names_of` takes them."""
+    """Make the datasets of several names; see :func:`names_of`."""
     asked = [x for name in names for x in names_of(name)]
     makers = {task: Maker(task, folder.resolve(), seed) for task, _ in asked}
     for task, level in asked:
@@ -317,12 +316,12 @@ def make(names: Sequence[str], folder: Path, seed: int = 0) -> None:
 
 
 def main() -> int:
-    """Does what the command line asks for; returns the exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('names', nargs='*', metavar='NAME', help='TASK or TASK/LEVEL')
-    parser.add_argument('--folder', type=Path, default=FOLDER, help='where the datasets go')
-    parser.add_argument('--seed', type=int, default=0, help='of training and recording')
-    parser.add_argument('--list', action='store_true', help='show what there is')
+    parser.add_argument('--folder', type=Path, default=FOLDER, help='root folder of the datasets')
+    parser.add_argument('--seed', type=int, default=0, help='random seed of training and recording')
+    parser.add_argument('--list', action='store_true', help='list tasks and levels')
     args = parser.parse_args()
     if args.list or not args.names:
         for task, recipe in RECIPES.items():

@@ -1,9 +1,9 @@
-"""Draws the pictures of the documentation: learning curves, and trained agents at work.
+"""Draw the figures of the documentation: learning curves, and an animation of trained agents.
 
     python tools/pictures.py curves ppo_cart_pole dqn_acrobot ...     # docs/images/learning_curves.svg
     python tools/pictures.py agents runs/cart_pole runs/pendulum ...  # docs/images/agents.gif
 
-Curves are those that tools/results.py keeps in docs/curves.json; agents are played from their run folders.
+The curves come from docs/curves.json, which tools/results.py writes. The agents are loaded from their run folders.
 """
 import argparse
 import json
@@ -26,23 +26,23 @@ _TILE, _FPS, _SECONDS, _COLORS = (200, 150), 12, 8, 64
 
 
 def read_curves(path: Path) -> dict[str, dict[str, Any]]:
-    """What docs/curves.json holds: by conf ``fingerprint``, ``env_name`` and ``runs``, a list of ``[x, y]`` by seed."""
+    """Read docs/curves.json: ``fingerprint``, ``env_name`` and ``runs`` (a list of ``[x, y]`` per seed) by conf."""
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 def as_curves(entry: dict[str, Any]) -> list[Curve]:
-    """The curves of the runs of one conf."""
+    """Return the curves of the runs of one conf."""
     points = [np.asarray(run, dtype=np.float64) for run in entry['runs'].values() if len(run) > 1]
     return [Curve(run[:, 0], run[:, 1]) for run in points]
 
 
 def draw_curves(path: Path, panels: Sequence[tuple[str, Sequence[tuple[str, list[Curve]]]]], columns: int = 3) -> None:
-    """Draw returns over environment steps, a panel each: the mean over seeds, and each of them as a thin line.
+    """Draw panels of returns over environment steps: the mean over seeds, and each seed as a thin line.
 
     Args:
-        path: `.svg` or `.png`.
-        panels: title, and in it lines: name, and its runs. A single line is not named.
-        columns: how many panels stand side by side at most.
+        path: `.svg` or `.png` file.
+        panels: title and lines of each panel; a line has a name and runs. There is no legend for a single line.
+        columns: maximum number of panels in a row.
     """
     import matplotlib
     matplotlib.use('Agg')
@@ -81,10 +81,10 @@ def draw_curves(path: Path, panels: Sequence[tuple[str, Sequence[tuple[str, list
 
 
 def film_of(root_dir: str, episodes: int) -> list[np.ndarray]:
-    """The pictures, uint8 ``[H, W, 3]``, of episodes that the agent of a run plays, and how many there are a second.
+    """Return the frames, uint8 ``[H, W, 3]``, of a video of the agent of a run, at :data:`_FPS` frames per second.
 
     Raises:
-        RuntimeError: it cannot be played.
+        RuntimeError: the run cannot be played.
     """
     import imageio
     with tempfile.TemporaryDirectory() as folder:
@@ -102,7 +102,7 @@ def film_of(root_dir: str, episodes: int) -> list[np.ndarray]:
 
 
 def fitted(frame: np.ndarray) -> np.ndarray:
-    """A picture in the middle of a white tile of the size that all have."""
+    """Return the frame centered in a white tile of fixed size."""
     from PIL import Image
     picture = Image.fromarray(frame)
     picture.thumbnail(_TILE, Image.Resampling.LANCZOS)
@@ -112,7 +112,7 @@ def fitted(frame: np.ndarray) -> np.ndarray:
 
 
 def write_agents(path: Path, films: Sequence[list[np.ndarray]]) -> None:
-    """Write films side by side as one `.gif`; a shorter one is shown again."""
+    """Write videos next to each other as one `.gif`; shorter ones are repeated."""
     from PIL import Image
     length = max(len(film) for film in films)
     tiled = [[fitted(frame) for frame in film] for film in films]
@@ -123,12 +123,12 @@ def write_agents(path: Path, films: Sequence[list[np.ndarray]]) -> None:
 
 
 def main() -> int:
-    """Do what the command line asks for; returns the exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('what', choices=['curves', 'agents'])
-    parser.add_argument('names', nargs='+', help='confs with stored curves; or run folders')
-    parser.add_argument('--output', type=Path, help='the file to write')
-    parser.add_argument('--episodes', type=int, default=3, help='of each agent')
+    parser.add_argument('names', nargs='+', help='confs with stored curves, or run folders')
+    parser.add_argument('--output', type=Path, help='output file')
+    parser.add_argument('--episodes', type=int, default=3, help='episodes per agent')
     args = parser.parse_args()
     if args.what == 'agents':
         path = args.output or IMAGES / 'agents.gif'
@@ -138,7 +138,7 @@ def main() -> int:
         stored = read_curves(ROOT / 'docs' / 'curves.json')
         missing = [name for name in args.names if name not in stored]
         if missing:
-            parser.error(f'no curves are stored of {", ".join(missing)}; tools/results.py makes them')
+            parser.error(f'no curves stored for {", ".join(missing)}; create them with tools/results.py')
         draw_curves(path, [(f"{name} ({stored[name]['env_name']})", [('', as_curves(stored[name]))])
                            for name in args.names])
     print(f'{path} ({path.stat().st_size:,} bytes)')

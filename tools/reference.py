@@ -1,8 +1,8 @@
-"""Writes docs/reference: what confs can name, with every argument, its default and what it means.
+"""Write docs/reference: everything that confs can bind, with all arguments, defaults and meanings.
 
     python tools/reference.py
 
-A page for each kind of thing; everything on it is read from signatures and docstrings, as by `alfx help`.
+Each page covers one kind of object. The content comes from signatures and docstrings, as in `alfx help`.
 """
 import argparse
 import importlib
@@ -22,8 +22,8 @@ _GIVEN = {'observation_spec', 'action_spec', 'reward_spec', 'env', 'config', 'de
 _SECTION = re.compile(r'^(Args|Arguments|Attributes|Returns|Raises|Yields|Example|Examples):$', re.MULTILINE)
 _ARGUMENT = re.compile(r'^    (\*{0,2}\w+(?:, \*{0,2}\w+)*): ', re.MULTILINE)
 _ROLE = re.compile(r':\w+:`~?(?:[\w.]*\.)?(\w+)`')
-_REMARK = ('Made by `python tools/reference.py`; `alfx help NAME` prints the same, and which confs bind it. Arguments '
-           'that', 'alfx itself gives, such as `observation_spec`, `env` and `name`, are left out.')
+_REMARK = ('Written by `python tools/reference.py`. `alfx help NAME` prints the same, and the confs that bind it.',
+           'Arguments that alfx passes itself, such as `observation_spec`, `env` and `name`, are omitted.')
 _TRANSFORMERS = 'alfx.algorithms.data_transformer'
 
 
@@ -31,9 +31,9 @@ class Page(NamedTuple):
     """One page.
 
     Attributes:
-        title: its heading.
-        text: what it begins with.
-        folders: of alfx, or modules, of which it has everything that no page before it has.
+        title: heading.
+        text: introduction.
+        folders: packages or modules whose content the page lists, except for the content of earlier pages.
     """
 
     title: str
@@ -43,25 +43,25 @@ class Page(NamedTuple):
 
 ALGORITHMS = 'algorithms'
 PAGES = {
-    'transformers': Page('Data transformers', 'What `TrainerConfig.data_transformer_ctor` takes, one or a list: they '
-                         'change observations and rewards on their way to the algorithm.', (_TRANSFORMERS, )),
-    'environments': Page('Environments and wrappers', 'What makes environments (`create_environment.env_load_fn`), and '
-                         'what can be put around them: wrappers of a single gymnasium environment '
+    'transformers': Page('Data transformers', 'Values of `TrainerConfig.data_transformer_ctor`, one or a list. They '
+                         'transform observations and rewards before the algorithm receives them.', (_TRANSFORMERS, )),
+    'environments': Page('Environments and wrappers', 'Functions that load environments '
+                         '(`create_environment.env_load_fn`), and wrappers: of a single gymnasium environment '
                          '(`suite_gym.load.gym_env_wrappers`) and of a whole batch '
-                         '(`create_environment.batched_wrappers`). Wrappers of other packages are named by dotted '
-                         'names. How to make one of your own is in [Write a conf file]'
+                         '(`create_environment.batched_wrappers`). Wrappers of other packages are bound by '
+                         'their import path. To write your own environment, see [Write a conf file]'
                          '(../write_a_conf.md#custom-environments).', ('alfx.environments', )),
-    'networks': Page('Networks', 'Networks, their layers, and what they prepare inputs with.',
+    'networks': Page('Networks', 'Networks, layers, and preprocessors of their inputs.',
                      ('alfx.networks', 'alfx.layers', 'alfx.nest', 'alfx.norm_layers', 'alfx.initializers',
                       'alfx.distributions')),
-    ALGORITHMS: Page('Losses and parts of algorithms', 'What is in `alfx.algorithms` and has no page of its own, as '
-                     '[algorithms](../algorithms.md) with confs do: losses, parts, bases.', ('alfx.algorithms', )),
-    'parts': Page('Optimizers, schedules and the rest', 'What is named in confs and is none of the above.', ('alfx', )),
+    ALGORITHMS: Page('Losses and algorithm parts', 'Losses, parts and base classes of `alfx.algorithms`. The '
+                     '[algorithms](../algorithms.md) that confs use have their own pages.', ('alfx.algorithms', )),
+    'parts': Page('Optimizers, schedules and others', 'Everything else that confs can bind.', ('alfx', )),
 }
 
 
 def entries() -> dict[str, list[described.Entry]]:
-    """What is on each page, by its name."""
+    """Return the entries of each page by the name of the page."""
     gin_utils.import_configurables()
     left, found = described.entries(), {}
     for name, page in PAGES.items():
@@ -71,12 +71,12 @@ def entries() -> dict[str, list[described.Entry]]:
 
 
 def pages() -> dict[str, str]:
-    """The text of each page, by its name; that of algorithms is made by tools/algorithm_table.py."""
+    """Return the text of each page by name, except for the algorithms, which tools/algorithm_table.py writes."""
     return {name: page_of(name, inside) for name, inside in entries().items() if name != ALGORITHMS}
 
 
 def page_of(name: str, inside: Sequence[described.Entry]) -> str:
-    """The text of a page with these on it."""
+    """Return the text of a page with the given entries."""
     sections = sorted((_heading(entry), entry) for entry in inside)
     return '\n'.join([f'# {PAGES[name].title}', '', *textwrap.wrap(PAGES[name].text, 120), '', *_REMARK, '', *(
         line for heading, entry in sections
@@ -84,19 +84,19 @@ def page_of(name: str, inside: Sequence[described.Entry]) -> str:
 
 
 def _heading(entry: described.Entry) -> str:
-    """The shortest name that says what it is: `suite_gym.load`, but `Adam`."""
+    """Return the shortest descriptive name: `Adam`, but `suite_gym.load`."""
     parts = entry.selector.split('.')
     return parts[-1] if parts[-1] != 'load' else '.'.join(parts[-2:])
 
 
 def introduction(entry: described.Entry) -> Iterator[str]:
-    """What its docstring says before arguments."""
+    """Return the lines of the docstring before the arguments."""
     importlib.import_module(entry.module)
     return as_markdown(_SECTION.split(gin_utils.describe(entry.selector).docstring)[0])
 
 
 def arguments(entry: described.Entry) -> Iterator[str]:
-    """The table of its arguments; nothing where it takes none."""
+    """Return the table of arguments; nothing if there are none."""
     said = meanings(entry)
     found = gin_utils.describe(entry.selector).parameters
     shown = {key: p for key, p in found.items() if key not in _GIVEN}
@@ -111,7 +111,7 @@ def arguments(entry: described.Entry) -> Iterator[str]:
 
 
 def meanings(entry: described.Entry) -> dict[str, str]:
-    """What docstrings say of arguments, by name; of those that a class hands on, its bases do."""
+    """Return the meaning of each argument by name, from the docstrings of the class and its bases."""
     importlib.import_module(entry.module)
     return _meanings(getattr(sys.modules[entry.module], entry.defined_as),
                      gin_utils.describe(entry.selector).docstring)
@@ -132,7 +132,7 @@ def _meanings(target: Any, docstring: str) -> dict[str, str]:
 
 
 def as_markdown(docstring: str) -> Iterator[str]:
-    """The text of a docstring, line by line."""
+    """Convert a docstring to lines of Markdown."""
     before = ''
     for line in _ROLE.sub(r'`\1`', docstring.strip()).replace('``', '`').replace('::\n', ':\n').splitlines():
         if before and (line.startswith(('- ', '* ')) and not before.startswith(('- ', '* ', '  '))):
@@ -142,7 +142,7 @@ def as_markdown(docstring: str) -> Iterator[str]:
 
 
 def cell(text: str) -> str:
-    """A text as it stands in a table."""
+    """Escape a text for a table cell."""
     return _ROLE.sub(r'`\1`', text).replace('``', '`').replace('|', '\\|').replace('<', '&lt;')
 
 
@@ -151,8 +151,8 @@ def _code(text: str) -> str:
 
 
 def main() -> int:
-    """Write the pages; returns the exit code."""
-    argparse.ArgumentParser(description='Writes docs/reference.').parse_args()
+    """Write the pages; return the exit code."""
+    argparse.ArgumentParser(description='Write docs/reference.').parse_args()
     folder = ROOT / 'docs' / 'reference'
     folder.mkdir(exist_ok=True)
     for name, text in pages().items():

@@ -1,21 +1,20 @@
-"""Trains shipped confs for several seeds, evaluates each, and writes docs/results.md.
+"""Train shipped confs with several seeds, evaluate each run, and write docs/results.md.
 
     python tools/results.py --conf ppo_cart_pole --seeds 5 --jobs 2
     python tools/results.py --conf ppo_cart_pole ppo_pendulum --seeds 3
-    python tools/results.py --table          # only write the table again from docs/results.json
+    python tools/results.py --table          # only rewrite the page from docs/results.json
 
-A run that was interrupted goes on when the same command is given again, and one whose result is stored is not
-repeated, unless its conf has changed since. What is required is what the head of a conf states, in one line or several:
+The same command resumes interrupted runs. Runs with a stored result are skipped unless their conf has changed. The
+header comment of a conf states the required results:
 
     #   expected  evaluation return -170 +- 30
     #   expected  success 0.97 +- 0.02
     #   expected  repr/reconstruction at most 0.012
 
-Datasets that a conf names, `data/TASK/LEVEL`, are made if they are missing: see tools/make_datasets.py. What was
-learned from one may be stated as a normalized_score, 0 for a random policy and 100 for an expert.
+Missing datasets that a conf uses, `data/TASK/LEVEL`, are created by tools/make_datasets.py. For these confs the result
+may be a normalized_score, which is 0 for a random policy and 100 for an expert.
 
-Raw numbers are kept in docs/results.json; run folders and logs are in
-runs/results.
+The numbers are stored in docs/results.json, run folders and logs in runs/results.
 """
 import argparse
 import concurrent.futures
@@ -52,39 +51,42 @@ _CURVE_POINTS = 25
 _SHOWN_VERSIONS = ('alfx', 'torch', 'gymnasium')
 _HEAD = """# Results
 
-What the shipped confs reach. Each row is the greedy policy at the end of training, evaluated over 20 episodes or more
-for each seed; with *epsilon 0.1*, one that samples its action with this probability in place of taking the most likely
-one, as the conf says (`TrainerConfig.epsilon_greedy`). The *measure* is the return of an episode, or a number that the
-environment or the algorithm gives for it, such as whether it succeeded. The mean is over seeds, and so is its 95%
-interval (Student's t); *worst* is the worst seed. *Required* is the lower end of what the head of the conf states, or
-the upper end where less is better; a conf that states several results has several rows. *Steps* are those in the
-environment, or, of a run that learns from a dataset alone, updates. A *normalized_score* is 0 for a random policy and
-100 for an expert. *Wall time* is the median training time of a run, and how many runs shared the cores of the machine
-meanwhile; *compiled* where updates were (`TrainerConfig.compile`), which learns the same in less time.
+Results of the shipped confs. Each row evaluates the greedy policy at the end of training, with at least 20 episodes
+per seed. With *epsilon 0.1*, the policy samples its action with this probability instead of taking the most likely
+action, as its conf sets it (`TrainerConfig.epsilon_greedy`).
 
-Pictures show how the return of the latest episodes of training grows with environment steps, where curves are stored:
-the mean over seeds, and each of them as a thin line.
+- *measure*: the return of an episode, or a metric of the environment or the algorithm, such as success. A
+  *normalized_score* is 0 for a random policy and 100 for an expert.
+- *mean*, *95% interval*: mean over seeds and its interval (Student's t). *worst* is the worst seed.
+- *required*: the lower end of the result stated in the header comment of the conf, or the upper end if less is better.
+  A conf that states several results has several rows.
+- *steps*: environment steps, or updates for offline runs.
+- *wall time*: median training time of a run, and the number of runs that shared the cores of the machine. *compiled*
+  marks runs with `TrainerConfig.compile`, which learn the same in less time.
 
-A row is made, or made again, by `python tools/results.py --conf NAME --seeds N`; the numbers behind it are in
-[results.json](results.json), those of the curves in [curves.json](curves.json).
+The learning curves show the return of the latest training episodes over environment steps: the mean over seeds, and
+each seed as a thin line.
+
+`python tools/results.py --conf NAME --seeds N` writes a row. The numbers are in [results.json](results.json), and the
+curves in [curves.json](curves.json).
 
 """
 _COLUMNS = ('conf', 'environment', 'steps', 'seeds', 'wall time', 'measure', 'mean', '95% interval', 'worst',
             'required', 'verdict', 'date', 'versions')
 _SHOWN = ('conf', 'measure', 'mean', '95% interval', 'worst', 'required', 'verdict', 'steps', 'seeds', 'wall time',
-          'date', 'versions')  # of them in the table of a task, in this order
+          'date', 'versions')  # columns of the table of a task, in this order
 _NUMBERS = ('steps', 'seeds', 'wall time', 'mean', '95% interval', 'worst', 'required')
 
 
 @dataclasses.dataclass(frozen=True)
 class Bar:
-    """A result that the head of a conf states.
+    """Result stated in the header comment of a conf.
 
     Attributes:
-        measure: what the mean is of: 'return', the path of a number in the env_info, such as 'success', or the name of
-            one that the algorithm measures, such as 'irm/accuracy'.
-        required: the mean that just counts as reached; None if the head states none.
-        at_most: whether less is better.
+        measure: 'return', the path of a number in the env_info, such as 'success', or the name of a metric of the
+            algorithm, such as 'irm/accuracy'.
+        required: lowest (with ``at_most`` highest) mean that counts as reached; None if no result is stated.
+        at_most: less is better.
     """
 
     measure: str = _RETURN
@@ -92,7 +94,7 @@ class Bar:
     at_most: bool = False
 
     def verdict(self, mean: float) -> str:
-        """'reached' or 'missed', or '' if nothing is required."""
+        """Return 'reached' or 'missed', or '' if nothing is required."""
         if self.required is None:
             return ''
         return 'reached' if (mean <= self.required if self.at_most else mean >= self.required) else 'missed'
@@ -105,17 +107,17 @@ class Bar:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A conf to be run.
+    """Conf to run.
 
     Attributes:
-        name: of the conf, without folder and `.gin`.
-        conf: as the command line gives it.
-        env_name: its environment.
-        bars: what its head states, one or more.
-        fingerprint: changes with the bindings of the conf.
-        epsilon_greedy: what the conf evaluates with; 0 is greedy.
-        datasets: what it names of those that tools/make_datasets.py makes, each as TASK/LEVEL.
-        updates_per_iteration: how often it updates parameters in one.
+        name: name of the conf, without folder and `.gin`.
+        conf: conf as given on the command line.
+        env_name: environment of the conf.
+        bars: results stated in its header comment, one or more.
+        fingerprint: hash of the bindings of the conf.
+        epsilon_greedy: epsilon of the evaluation; 0 is greedy.
+        datasets: datasets of tools/make_datasets.py that the conf uses, each as TASK/LEVEL.
+        updates_per_iteration: parameter updates per iteration.
     """
 
     name: str
@@ -129,12 +131,12 @@ class Task:
 
 
 def stated_results(conf_text: str) -> tuple[Bar, ...]:
-    """What the head of a conf states that an evaluation gives, one bar for each line.
+    """Parse the results stated in the header comment of a conf, one bar for each line.
 
     ``#   expected  evaluation return -170 +- 30`` is ``Bar('return', -200.0)``,
     ``#   expected  success 0.97 +- 0.02`` is ``Bar('success', 0.95)``,
     ``#   expected  repr/reconstruction at most 0.012`` is
-    ``Bar('repr/reconstruction', 0.012, at_most=True)``, and a head that states nothing is ``Bar('return', None)``.
+    ``Bar('repr/reconstruction', 0.012, at_most=True)``. A header without a result is ``Bar('return', None)``.
     """
     bars = []
     for measure, at_most, expected, margin in _EXPECTED.findall(conf_text):
@@ -144,10 +146,10 @@ def stated_results(conf_text: str) -> tuple[Bar, ...]:
 
 
 def read_task(conf: str) -> Task:
-    """Loads and checks a conf.
+    """Load and check a conf.
 
     Raises:
-        ConfError: it is wrong, or there is none of this name.
+        ConfError: the conf is invalid or does not exist.
     """
     loaded = gin_utils.load(conf)
     bindings = {str(binding).split(' = ', 1)[0]: str(binding) for binding in loaded.bindings}
@@ -165,18 +167,18 @@ def read_task(conf: str) -> Task:
 
 def train_and_evaluate(task: Task, seed: int, folder: Path, episodes: int, jobs: int,
                        compile: bool = False) -> dict[str, Any]:
-    """One run from its start, or from where it was interrupted, to its evaluation.
+    """Train one run, resuming it if it was interrupted, and evaluate it.
 
     Args:
-        task: what to run.
-        seed: of the run.
-        folder: its run folder is made in here.
-        episodes: of the evaluation.
-        jobs: how many such runs share the cores; the threads of torch are divided accordingly.
+        task: conf to run.
+        seed: random seed of the run.
+        folder: parent of the run folder.
+        episodes: number of evaluation episodes.
+        jobs: number of runs that share the cores; the torch threads are divided among them.
         compile: compile the updates, which learns the same in less time.
 
     Returns:
-        what is stored of it.
+        The entry of the run in docs/results.json.
 
     Raises:
         RuntimeError: training or evaluation failed.
@@ -193,7 +195,7 @@ def train_and_evaluate(task: Task, seed: int, folder: Path, episodes: int, jobs:
     last = read_table(str(root_dir / 'progress.csv'))[-1]
     versions = json.loads((root_dir / 'conf' / 'versions.json').read_text())
     said = json.loads(text)
-    measures = {name: [value] for name, value in said.get('measures', {}).items()}  # of supervised learning
+    measures = {name: [value] for name, value in said.get('measures', {}).items()}  # supervised learning
     supervised = {'returns': [], 'env_info': {}, 'measures': measures}
     evaluation = said.get(f'epsilon_greedy={task.epsilon_greedy:g}', supervised)
     further = {**evaluation['env_info'], **evaluation['measures']}
@@ -201,8 +203,8 @@ def train_and_evaluate(task: Task, seed: int, folder: Path, episodes: int, jobs:
         further['normalized_score'] = [evaluation['normalized_score']]
     for bar in task.bars:
         if bar.measure != _RETURN and bar.measure not in further:
-            raise RuntimeError(f"the head of {task.name} states '{bar.measure}', but evaluation gives "
-                               f"{sorted(further) or 'no further numbers'}")
+            raise RuntimeError(f"the header comment of {task.name} states '{bar.measure}', but evaluation gives "
+                               f"{sorted(further) or 'no other numbers'}")
     return {'returns': evaluation['returns'], 'env_info': further, 'epsilon_greedy': task.epsilon_greedy,
             'env_steps': int(float(last['env_steps'])) or _updates(task, last) or _epochs(root_dir),
             'seconds': float(last['seconds']), 'jobs': jobs, 'cores': os.cpu_count(),
@@ -211,8 +213,10 @@ def train_and_evaluate(task: Task, seed: int, folder: Path, episodes: int, jobs:
 
 
 def learning_curve(root_dir: Path) -> list[list[float]]:
-    """The mean return of the latest episodes in the course of a run: ``[environment steps, return]`` at no more than
-    :data:`_CURVE_POINTS` points; empty where there are no returns."""
+    """Return the training curve of a run as ``[environment steps, return]`` at up to :data:`_CURVE_POINTS` points.
+
+    The return is the mean of the latest episodes. The list is empty if no returns were logged.
+    """
     if not curves.has_column(str(root_dir), 'average_return', evaluation=False):
         return []
     curve = curves.read_curve(str(root_dir), 'env_steps', 'average_return', evaluation=False)
@@ -223,35 +227,35 @@ def learning_curve(root_dir: Path) -> list[list[float]]:
 
 
 def _updates(task: Task, last: dict[str, Any]) -> int:
-    """How long a run from datasets alone was; 0 for one without."""
+    """Return the number of updates of an offline run; 0 for other runs."""
     return int(float(last['iteration'])) * task.updates_per_iteration if task.datasets else 0
 
 
 def _epochs(root_dir: Path) -> int:
-    """How long a run of supervised learning was."""
+    """Return the number of epochs of a supervised run."""
     return int(float(read_table(str(root_dir / 'eval' / 'progress.csv'))[-1]['iteration']))
 
 
 def has_measure(run: dict[str, Any], measure: str) -> bool:
-    """Whether a stored run has the measure of each episode."""
+    """Return whether a stored run contains the measure."""
     return measure == _RETURN or measure in run.get('env_info', {})
 
 
 def mean_over_episodes(run: dict[str, Any], measure: str) -> float:
-    """The mean of the measure over the episodes of a run; a return of several rewards is their sum."""
+    """Return the mean of the measure over the episodes of a run; multi-dimensional returns are summed."""
     values = np.asarray(run['returns'] if measure == _RETURN else run['env_info'][measure])
     return float(values.reshape(len(values), -1).sum(1).mean())
 
 
 def bars_of(entry: dict[str, Any]) -> list[Bar]:
-    """The bars of a stored conf."""
+    """Return the bars of a stored conf."""
     if 'bars' in entry:
         return [Bar(**bar) for bar in entry['bars']]
-    return [Bar(entry.get('measure', _RETURN), entry['required'])]  # written when a head stated one result
+    return [Bar(entry.get('measure', _RETURN), entry['required'])]  # old format with a single result
 
 
 def rows_of(name: str, entry: dict[str, Any]) -> list[list[str]]:
-    """The rows of one conf in the table: one for each bar that a run has the measure of."""
+    """Return the table rows of a conf: one for each bar whose measure is stored."""
     rows = []
     for bar in bars_of(entry):
         runs = [run for run in entry['runs'].values() if has_measure(run, bar.measure)]
@@ -276,20 +280,20 @@ def _row(name: str, env_name: str, runs: list[dict[str, Any]], bar: Bar) -> list
 
 
 def format_minutes(seconds: float) -> str:
-    """`45 s`, `12 min` or `3.5 h`."""
+    """Format a duration as `45 s`, `12 min` or `3.5 h`."""
     if seconds < 100:
         return f'{seconds:.0f} s'
     return f'{seconds / 60:.0f} min' if seconds < 100 * 60 else f'{seconds / 3600:.1f} h'
 
 
 def write_table(stored: dict[str, Any], path: Path, learning_curves: dict[str, Any] | None = None) -> None:
-    """Writes docs/results.md from what is stored, and the pictures that belong to it.
+    """Write docs/results.md and its figures.
 
     Args:
-        stored: what docs/results.json holds.
-        path: of the page; pictures of tasks are put into ``images/results`` beside it, those of confs into
-            ``images/curves``.
-        learning_curves: what docs/curves.json holds.
+        stored: content of docs/results.json.
+        path: path of the page. Figures of tasks are written to ``images/results`` in the same folder, figures of confs
+            to ``images/curves``.
+        learning_curves: content of docs/curves.json.
     """
     tasks: dict[str, list[str]] = {}
     for name, entry in sorted(stored.items()):
@@ -310,12 +314,12 @@ def write_table(stored: dict[str, Any], path: Path, learning_curves: dict[str, A
 
 
 def picture_of(conf: str, docs: Path = ROOT / 'docs') -> Path:
-    """Where the picture of the learning curves of a conf is, if they are stored."""
+    """Return the path of the figure with the learning curves of a conf; the file may not exist."""
     return docs / 'images' / 'curves' / f'{conf}.svg'
 
 
 def _draw_task(task: str, names: Sequence[str], learning_curves: dict[str, Any], folder: Path) -> str:
-    """The line that shows the picture of a task; '' if there are no curves of it."""
+    """Draw the figure of a task and return its Markdown line; '' if there are no curves."""
     lines = [(name, as_curves(learning_curves[name])) for name in names if name in learning_curves]
     lines = [(name, runs) for name, runs in lines if runs]
     if not lines:
@@ -326,14 +330,15 @@ def _draw_task(task: str, names: Sequence[str], learning_curves: dict[str, Any],
 
 
 class Store:
-    """docs/results.json, docs/curves.json, and the page made of them; may be used by several threads.
+    """Store for docs/results.json, docs/curves.json and the page generated from them; safe with several threads.
 
     Attributes:
-        confs: what the first one holds.
-        curves: what the second one holds: by conf ``fingerprint``, ``env_name``, and ``runs``, the points of each seed.
+        confs: content of docs/results.json.
+        curves: content of docs/curves.json: ``fingerprint``, ``env_name`` and ``runs`` (the points of each seed) by
+            conf.
 
     Args:
-        path: of the first one; the others are beside it.
+        path: path of results.json; the other files are in the same folder.
     """
 
     def __init__(self, path: Path):
@@ -348,7 +353,7 @@ class Store:
 
     @contextlib.contextmanager
     def _latest(self) -> Iterator[None]:
-        """What is stored by now, which no other thread and no other process changes meanwhile."""
+        """Reload the files and lock them against other threads and processes."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._lock:
             folder = os.open(self._path.parent, os.O_RDONLY)
@@ -360,21 +365,21 @@ class Store:
                 os.close(folder)
 
     def is_done(self, task: Task, seed: int) -> bool:
-        """Whether the result of this seed, under the conf as it is now, is stored."""
+        """Return whether the result of this seed is stored for the current conf."""
         entry = self.confs.get(task.name, {})
         if entry.get('fingerprint') != task.fingerprint or str(seed) not in entry['runs']:
             return False
         return all(has_measure(entry['runs'][str(seed)], bar.measure) for bar in task.bars)
 
     def restate(self, task: Task) -> None:
-        """Takes over what the head of a conf states now, for runs that are stored already."""
+        """Update the bars of stored runs from the current header comment of their conf."""
         with self._latest():
             entry = self.confs.get(task.name, {})
             if entry.get('fingerprint') == task.fingerprint and bars_of(entry) != list(task.bars):
                 self._put(task, entry['runs'])
 
     def add(self, task: Task, seed: int, result: dict[str, Any]) -> None:
-        """Stores a result; those of an earlier version of the conf are dropped."""
+        """Store a result and drop the results of older versions of the conf."""
         with self._latest():
             entry = self.confs.get(task.name, {})
             if entry.get('fingerprint') != task.fingerprint:
@@ -398,7 +403,7 @@ class Store:
         self.write()
 
     def write(self) -> None:
-        """Writes all of them."""
+        """Write the JSON files and the page."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_text(json.dumps(dict(sorted(self.confs.items())), indent=1) + '\n')
         if self.curves:
@@ -409,9 +414,9 @@ class Store:
 
 def run_all(tasks: list[Task], seeds: int, store: Store, folder: Path, episodes: int, jobs: int,
             compile: bool = False) -> int:
-    """Runs what is not stored yet; returns how many runs failed."""
+    """Run all tasks and seeds without a stored result; return the number of failed runs."""
     todo = [(task, seed) for task in tasks for seed in range(seeds) if not store.is_done(task, seed)]
-    print(f'{len(todo)} runs to do, {len(tasks) * seeds - len(todo)} stored already; logs are in {folder}', flush=True)
+    print(f'{len(todo)} runs to do, {len(tasks) * seeds - len(todo)} already stored; logs in {folder}', flush=True)
     failed = 0
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         futures = {pool.submit(train_and_evaluate, task, seed, folder, episodes, jobs, compile): (task, seed)
@@ -431,23 +436,23 @@ def run_all(tasks: list[Task], seeds: int, store: Store, folder: Path, episodes:
 
 
 def main() -> int:
-    """Does what the command line asks for; returns the exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--conf', nargs='+', default=[], help='names of shipped confs, or paths')
+    parser.add_argument('--conf', nargs='+', default=[], help='names or paths of confs')
     parser.add_argument('--seeds', type=int, default=5, help='run seeds 0 to N - 1')
-    parser.add_argument('--jobs', type=int, default=1, help='runs at a time')
-    parser.add_argument('--episodes', type=int, default=20, help='episodes of each evaluation')
-    parser.add_argument('--folder', type=Path, default=ROOT / 'runs' / 'results', help='where run folders go')
-    parser.add_argument('--json', type=Path, default=ROOT / 'docs' / 'results.json', help='the stored numbers')
+    parser.add_argument('--jobs', type=int, default=1, help='number of parallel runs')
+    parser.add_argument('--episodes', type=int, default=20, help='episodes per evaluation')
+    parser.add_argument('--folder', type=Path, default=ROOT / 'runs' / 'results', help='parent of the run folders')
+    parser.add_argument('--json', type=Path, default=ROOT / 'docs' / 'results.json', help='file with the results')
     parser.add_argument('--compile', action='store_true', help='compile the updates')
-    parser.add_argument('--table', action='store_true', help='only write the table again')
+    parser.add_argument('--table', action='store_true', help='only rewrite the page')
     args = parser.parse_args()
     store = Store(args.json)
     if args.table:
         store.write()
         return 0
     if not args.conf:
-        parser.error('no conf is given; name one or several: --conf ppo_cart_pole')
+        parser.error('no conf given; name one or more: --conf ppo_cart_pole')
     try:
         tasks = [read_task(conf) for conf in args.conf]
     except gin_utils.ConfError as error:

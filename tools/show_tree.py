@@ -1,11 +1,11 @@
-"""The tree of one search as text.
+"""Print a search tree as text.
 
     python tools/show_tree.py --root_dir R --steps 4 --depth 2
     python tools/show_tree.py --position 'X.. .O. ...' --simulations 200
 
-The first acts ``--steps`` times with the trained agent of a run, then shows the search of the next action; for each
-node there are the visits, the value (reward + discount * mean of what follows, of player 0), the prior, the reward, and
-what the model said its value is. The second searches a position of TicTacToe with the rules alone.
+The first command takes ``--steps`` actions with the trained agent of a run, then prints the search for the next action.
+Each node shows its visits, its value (reward + discount * mean value of its children, for player 0), its prior, its
+reward, and the value predicted by the model. The second command searches a TicTacToe position with the rules only.
 """
 from typing import Any
 
@@ -24,7 +24,7 @@ FLAGS = absl_flags.FLAGS
 
 
 def search_position(text: str, num_simulations: int) -> Trees:
-    """Search a position of TicTacToe, three lines of X, O and dots, with the rules alone."""
+    """Search a position of TicTacToe, three lines of X, O and dots, with the rules only."""
     numbers = {'.': 0, 'X': 1, 'O': -1}
     lines = text.split()
     if [len(line) for line in lines] != [3, 3, 3] or not set(''.join(lines)) <= set(numbers):
@@ -40,14 +40,14 @@ def search_position(text: str, num_simulations: int) -> Trees:
 
 
 def search_of_run(root_dir: str, steps: int) -> Trees:
-    """The latest search of a trained agent after ``steps`` actions."""
+    """Return the search of a trained agent after ``steps`` actions."""
     from alfx.runs.playing import load_for_play
     env, algorithm = policy_flags.policy_from_flags(root_dir, 1)
     load_for_play(root_dir, algorithm, policy_flags.checkpoint_step_from_flags())
     algorithm.eval()
     searches: list[Any] = [x for x in algorithm.modules() if isinstance(x, MCTSAlgorithm)]
     if not searches:
-        raise SystemExit(f'{root_dir} holds no agent that searches')
+        raise SystemExit(f'the agent of {root_dir} does not use tree search')
     time_step, state = env.current_time_step(), algorithm.get_initial_predict_state(1)
     transform_state = algorithm.get_initial_transform_state(1)
     for i in range(steps + 1):
@@ -60,7 +60,7 @@ def search_of_run(root_dir: str, steps: int) -> Trees:
                 raise SystemExit(f'the episode was over after {i + 1} steps; choose fewer --steps')
     env.close()
     trees = searches[0].latest_trees
-    assert trees is not None, 'it has just searched'
+    assert trees is not None, 'predict_step has just searched'
     return trees
 
 
@@ -80,8 +80,8 @@ if __name__ == '__main__':
     flags.define_conf_flags()
     policy_flags.define_policy_flags()
     absl_flags.DEFINE_integer('steps', 0, 'actions before the search', lower_bound=0)
-    absl_flags.DEFINE_integer('depth', 2, 'of the nodes shown', lower_bound=1)
-    absl_flags.DEFINE_integer('min_visits', 1, 'nodes with fewer are left out', lower_bound=0)
-    absl_flags.DEFINE_string('position', None, 'of TicTacToe, searched with the rules')
-    absl_flags.DEFINE_integer('simulations', 200, 'with --position', lower_bound=1)
+    absl_flags.DEFINE_integer('depth', 2, 'depth of the printed nodes', lower_bound=1)
+    absl_flags.DEFINE_integer('min_visits', 1, 'skip nodes with fewer visits', lower_bound=0)
+    absl_flags.DEFINE_string('position', None, 'TicTacToe position to search with the rules')
+    absl_flags.DEFINE_integer('simulations', 200, 'simulations with --position', lower_bound=1)
     flags.run(main)

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# The quick tests with what setup.cfg allows, without the extras: the oldest of everything, a torch between, with the
-# oldest gymnasium, and the newest of everything. What passes is written down in docs/faq.md.
+# Run the quick tests, without the extras, with three sets of package versions that setup.cfg allows: the oldest versions,
+# a middle version of torch with the oldest gymnasium, and the newest versions. docs/faq.md lists the tested versions.
 #
-#     tools/test_versions.sh FOLDER                       # environments and logs go into FOLDER, outside of the repository
-#     tools/test_versions.sh FOLDER tests/numerics -x     # only these tests; further arguments are pytest's
+#     tools/test_versions.sh FOLDER                       # environments and logs go to FOLDER, outside of the repository
+#     tools/test_versions.sh FOLDER tests/numerics -x     # further arguments are passed to pytest
 #     PYTHON=python3.12 tools/test_versions.sh FOLDER
 #
-# An environment that is in FOLDER already (oldest, middle, newest) is used as it is. torch comes from TORCH_INDEX, by
-# default the builds without CUDA, which are a tenth of the size; where these cannot be reached,
-# TORCH_INDEX=https://pypi.org/simple. Prints a table; fails if a test fails in any of the environments.
+# Existing environments in FOLDER (oldest, middle, newest) are reused. torch is installed from TORCH_INDEX; the default
+# are the builds without CUDA, which are a tenth of the size. If that index cannot be reached, set
+# TORCH_INDEX=https://pypi.org/simple. The script prints a table, and fails if a test fails in any environment.
 set -euo pipefail
 if [[ $# -lt 1 || $1 == -* ]]; then
     sed -n '2,/^set/{/^#/s/^# \?//p}' "$0" >&2
@@ -18,21 +18,21 @@ repository=$(cd "$(dirname "$0")/.." && pwd)
 folder=$(realpath -m "$1")
 shift
 if [[ $folder/ == "$repository"/* ]]; then
-    echo "$folder is inside the repository, where tests would find the packages in it: name a folder outside" >&2
+    echo "$folder is inside the repository, where the tests would import its packages; choose a folder outside" >&2
     exit 2
 fi
 mkdir -p "$folder"
 
-required() { # what setup.cfg asks for, one a line
+required() { # requirements of setup.cfg, one per line
     "${PYTHON:-python3}" -c "import configparser, sys; c = configparser.ConfigParser(); c.read(sys.argv[1])
 print(c['options']['install_requires'].strip())" "$repository/setup.cfg"
 }
 
-oldest() { # the same, with the lowest of these versions
+oldest() { # the requirements with their lowest versions
     required | sed 's/>=\([0-9.]*\).*/==\1/'
 }
 
-make_environment() { # name, versions: of torch first
+make_environment() { # name, requirements; torch comes first
     local pip=("$folder/$1/bin/python" -m pip install -q --disable-pip-version-check)
     echo "installing ${*:2} into $folder/$1" >&2
     "${PYTHON:-python3}" -m venv "$folder/$1" &&

@@ -59,6 +59,16 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
 
     predicts_from_observation = True
 
+    @property
+    def actor(self) -> Any:
+        """Policy network."""
+        return self._actor_network
+
+    @property
+    def critic(self) -> Any:
+        """Value network; ``None`` in an algorithm that is only played."""
+        return self._value_network
+
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  reward_spec: TensorSpec = TensorSpec(()), reward_weights: list[float] | None = None,
                  actor_network_ctor: Callable[..., Any] = ActorDistributionNetwork,

@@ -1,8 +1,8 @@
-"""The root algorithm of most runs: a policy algorithm and the parts around it, chosen in a conf file.
+"""Root algorithm of most runs: a policy algorithm and the parts around it, chosen in a conf file.
 
-A step goes through the parts in this order: representation learner (observation -> representation), goal
-generator (-> representation and goal), intrinsic reward module, policy algorithm, entropy target, reward weights.
-Each part has a field of its own in ``AgentState`` and ``AgentInfo``.
+A step runs the parts in this order: representation learner (observation to representation), goal generator (adds a
+goal), intrinsic reward module, policy algorithm, entropy target, reward weights. Each part has its own field in
+``AgentState`` and ``AgentInfo``.
 """
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ AgentInfo = namedtuple('AgentInfo', ['rl', 'irm', 'goal_generator', 'entropy_tar
 
 
 class Connection(NamedTuple):
-    """What a part of an agent sees and gives: nests of specs, or words where it is no observation or action."""
+    """Input and output of a part of an agent: nests of specs, or a description if it is no observation or action."""
 
     field: str
     part: Algorithm
@@ -43,7 +43,7 @@ class Connection(NamedTuple):
 
 
 class _Parts:
-    """The parts that there are, in the order of a step."""
+    """Parts of an agent in the order of a step."""
 
     def __init__(self) -> None:
         self.connections: list[Connection] = []
@@ -56,7 +56,7 @@ class _Parts:
         return part
 
     def helper(self, not_stepped: Algorithm | None) -> AgentHelper:
-        """A helper that knows them all."""
+        """Return a helper for all parts."""
         helper = AgentHelper(AgentState)
         for connection in self.connections:
             helper.register_algorithm(connection.part, connection.field, connection.part is not not_stepped)
@@ -77,31 +77,32 @@ class Agent(RLAlgorithm):
             debug_summaries=)``.
         reward_weight_algorithm_cls: adjusts the weights of a multi-dimensional reward; called as
             ``(reward_spec=, debug_summaries=)``.
-        representation_learner_cls: turns the observation into what the parts after it see; called like
+        representation_learner_cls: turns the observation into the input of the parts after it; called like
             ``rl_algorithm_cls``; has ``output_spec``.
-        representation_use_rl_state: give the representation learner the state of the policy algorithm in place of
+        representation_use_rl_state: give the representation learner the state of the policy algorithm instead of
             its own in ``rollout_step`` and ``predict_step``.
         goal_generator: outputs a goal and a reward (or ``()``); has ``action_spec``. An algorithm, or a constructor,
             called as ``(observation_spec=, action_spec=)`` with the spec of the representation. It does not
             train the representation.
         intrinsic_reward_module: outputs a reward ``[B]``. An algorithm, or a constructor, called as
-            ``(observation_spec=, action_spec=)`` with the spec of what it sees: the representation, or
+            ``(observation_spec=, action_spec=)`` with the spec of its input: the representation, or
             ``[representation, goal]``. It trains neither.
         intrinsic_reward_coef: factor of that reward.
         extrinsic_reward_coef: factor of the environment's reward.
         enforce_entropy_target: keep the entropy of the policy above a target; do not use
             ``entropy_regularization`` of the loss at the same time.
-        entropy_target_cls: does that; ``None``: ``EntropyTargetAlgorithm``, nested for nested actions. Called as
+        entropy_target_cls: the algorithm for it; ``None`` for ``EntropyTargetAlgorithm``, nested for nested actions.
+        Called as
             ``(action_spec, debug_summaries=)``.
-        optimizer: owns what no part's own optimizer does.
+        optimizer: owns the parameters that no part's own optimizer owns.
         debug_summaries: write more summaries.
         name: name of this algorithm.
-        policy_loss_addons: make terms that are added to the loss of the policy, see
+        policy_loss_addons: constructors of terms that are added to the loss of the policy, see
             :mod:`alfx.algorithms.composition.policy_loss_addons`; called as ``(observation_spec=, action_spec=,
             debug_summaries=)``.
-        intrinsic_reward_as_dimension: the intrinsic reward is not added to that of the environment but is one reward
-            more of the policy algorithm, the last one: it has a value of its own, and a discount of its own if
-            ``gamma`` of the loss is a list. The coefficients are the reward weights then.
+        intrinsic_reward_as_dimension: pass the intrinsic reward to the policy algorithm as an additional, last
+            dimension of the reward instead of adding it to the extrinsic reward. It has a separate value, and a
+            separate discount if ``gamma`` of the loss is a list. The coefficients become the reward weights.
 
     Raises:
         ConfError: ``intrinsic_reward_as_dimension`` without an ``intrinsic_reward_module``, or with a
@@ -186,23 +187,23 @@ class Agent(RLAlgorithm):
     # Parts -----------------------------------------------------------------------------------------------------
 
     def _parts(self) -> list[Algorithm]:
-        """All parts there are, in the order of a step."""
+        """Return all parts in the order of a step."""
         return self._parts_in_order
 
     def _parts_with_loss(self) -> list[Algorithm]:
-        """The parts whose loss is added up; reward weights are trained in ``after_train_iter``."""
+        """Return the parts whose losses are summed; reward weights are trained in ``after_train_iter``."""
         return self._in_the_loss
 
     def connections(self) -> list[Connection]:
-        """What each part sees and gives, in the order of a step."""
+        """Return the input and output of each part, in the order of a step."""
         return list(self._connections)
 
     def fields_with_loss(self) -> list[str]:
-        """The fields of the parts whose losses are added up."""
+        """Return the fields of the parts whose losses are summed."""
         return [self._helper.field(part) for part in self._parts_with_loss()]
 
     def reward_coefficients(self) -> dict[str, float]:
-        """The factors of the rewards that the policy is trained on, by the name of who gives them."""
+        """Return the coefficients of the rewards that the policy is trained on, by the name of their source."""
         coefficients = {'extrinsic': self._extrinsic_reward_coef}
         if self._goal_generator is not None:
             coefficients['goal_generator'] = 1.0
@@ -218,7 +219,7 @@ class Agent(RLAlgorithm):
             part.set_path(prefix + self._helper.field(part))
 
     def set_on_policy(self, is_on_policy: bool) -> None:
-        """Set it for all parts."""
+        """Set :attr:`on_policy` of all parts."""
         super().set_on_policy(is_on_policy)
         if hasattr(self, '_helper'):
             self._set_parts_on_policy(is_on_policy)
@@ -232,7 +233,7 @@ class Agent(RLAlgorithm):
                 raise ValueError(f'{error} (rl_algorithm_cls is {type(self._rl_algorithm).__name__})') from error
 
     def finalize(self) -> None:
-        """Tell the parts where they are and how they are trained, then as in ``RLAlgorithm``."""
+        """Set the paths of the parts and whether they train on-policy, then finalize as ``RLAlgorithm`` does."""
         self._set_parts_on_policy(bool(self.on_policy))
         self.set_path(self.path)
         super().finalize()
@@ -243,14 +244,14 @@ class Agent(RLAlgorithm):
     _delegates_offline = True
 
     def own_capabilities(self) -> Capabilities:
-        """That of its parts; it recomputes where all that a step does is the policy's own step."""
+        """Joined capabilities of all parts; infos can be recomputed if the policy is the only part that acts."""
         is_plain = self._steps_alone(self._rewards_unrolls) and (self._rewards_unrolls or not self._changes_reward)
         trains_after = (self._reward_weight_algorithm is not None
                         or type(self).after_train_iter is not Agent.after_train_iter)
         return Capabilities(traceable_update=True, trains_sequences_at_once=True, recomputes_rollout_info=is_plain,
-                      traceable_prediction=self._is_policy_all_of_prediction,
-                      trains_after_iteration=trains_after, postprocesses_unrolls=self._rewards_unrolls,
-                      has_offline_hooks=self._has_offline_hooks())
+                            traceable_prediction=self._is_policy_all_of_prediction,
+                            trains_after_iteration=trains_after, postprocesses_unrolls=self._rewards_unrolls,
+                            has_offline_hooks=self._has_offline_hooks())
 
     def _capabilities_of_parts(self) -> dict[Algorithm, Capabilities]:
         capabilities = super()._capabilities_of_parts()
@@ -260,40 +261,56 @@ class Agent(RLAlgorithm):
 
     @property
     def policy_algorithm(self) -> Algorithm:
+        """The policy algorithm, see :attr:`policy`."""
+        return self._rl_algorithm
+
+    @property
+    def policy(self) -> RLAlgorithm:
         """The policy algorithm."""
         return self._rl_algorithm
 
+    @property
+    def intrinsic_reward(self) -> Algorithm | None:
+        """The intrinsic reward module, if there is one."""
+        return self._irm
+
+    @property
+    def representation(self) -> Algorithm | None:
+        """The representation learner, if there is one."""
+        return self._representation_learner
+
     def _is_policy_all_of_rollout(self, is_on_policy: bool) -> bool:
-        """Whether a step of collecting experience is that of the policy algorithm and nothing else."""
+        """Return whether collecting experience runs the policy algorithm only."""
         if is_on_policy:
             return self._parts() == [self._rl_algorithm] and not self._changes_reward
         return self._steps_alone(self._rewards_unrolls)
 
     @property
     def _is_policy_all_of_prediction(self) -> bool:
-        """Whether a step of evaluation is that of the policy algorithm and nothing else."""
+        """Return whether evaluation runs the policy algorithm only."""
         is_silent = self._irm is not None and type(self._irm).predict_step is Algorithm.predict_step
         return type(self).predict_step is Agent.predict_step and self._steps_alone(is_silent)
 
     def _steps_alone(self, irm_is_silent: bool) -> bool:
-        """Whether no part but the policy algorithm does anything in a step; ``irm_is_silent``: the reward module."""
+        """Return whether only the policy algorithm does anything in a step; ``irm_is_silent``: the reward module
+        does not."""
         silent = [self._rl_algorithm, self._entropy_target_algorithm, self._policy_loss_addons]
         if irm_is_silent:
             silent.append(self._irm)
         return all(part in silent for part in self._parts())
 
-    def batch_sources(self, share: Any) -> Sequence[Any]:
-        """What the policy algorithm mixes into minibatches."""
-        return self._rl_algorithm.batch_sources(share)
+    def batch_sources(self, source: Any) -> Sequence[Any]:
+        """Return the batch sources of the policy algorithm."""
+        return self._rl_algorithm.batch_sources(source)
 
     def demonstration_batch(self, root: Any, collected: Experience, transformed: Experience) -> Experience | None:
-        """Those of the policy algorithm."""
+        """Return the demonstrations of the policy algorithm."""
         return self._rl_algorithm.demonstration_batch(root, collected, transformed)
 
     # Steps -----------------------------------------------------------------------------------------------------
 
     def predict_step(self, time_step: TimeStep, state: Any) -> AlgStep:
-        """One step of evaluation; intrinsic rewards are there to be looked at, entropy targets have no part in it."""
+        """One step of evaluation. Intrinsic rewards are computed for inspection only, entropy targets are not."""
         new_state, info = {}, {}
         environment_step = time_step
         if self._representation_learner is not None:
@@ -401,7 +418,7 @@ class Agent(RLAlgorithm):
         return AlgStep(rl_step.output, AgentState(**new_state), AgentInfo(rewards=rewards or (), **info))
 
     def _kept_repr_state(self, step: AlgStep, state: Any) -> NestedTensor:
-        """A representation learner that is given another's state has none of its own to keep."""
+        """Return the next state of the representation learner, which has none if it uses that of the policy."""
         return state.repr if self._representation_use_rl_state else step.state
 
     def _entropy_target_step(self, method: str, rl_step: AlgStep, time_step: TimeStep, info: dict[str, Any]) -> None:
@@ -483,11 +500,11 @@ class Agent(RLAlgorithm):
         return self._helper.accumulate_loss_info(self._parts_with_loss(), info)
 
     def auxiliary_reference(self, info: Any) -> Any:
-        """That of the policy algorithm."""
+        """Reference of the policy algorithm."""
         return self._rl_algorithm.auxiliary_reference(info.rl)
 
     def calc_auxiliary_loss(self, info: Any, reference: Any) -> LossInfo:
-        """That of the policy algorithm; the other parts have none."""
+        """Auxiliary loss ``[T, B]`` of the policy algorithm; the other parts have none."""
         return self._rl_algorithm.calc_auxiliary_loss(info.rl, reference)
 
     def calc_loss_offline(self, info: Any, pre_train: bool = False) -> LossInfo:
@@ -519,29 +536,29 @@ class Agent(RLAlgorithm):
 
 
 def _detached(time_step: TimeStep) -> TimeStep:
-    """The same for a part that does not train those which the observation comes from."""
+    """Return ``time_step`` with a detached observation, for a part that does not train what computed it."""
     return time_step._replace(observation=nest.map_structure(torch.Tensor.detach, time_step.observation))
 
 
 def _made(part: Any, **arguments: Any) -> Any:
-    """``part`` itself if it is None or an algorithm, otherwise what it constructs."""
+    """Return ``part`` if it is ``None`` or an algorithm, otherwise call it to construct one."""
     return part if part is None or isinstance(part, Algorithm) else part(**arguments)
 
 
 def _rewards_unrolls_at_once(module: Any, rl_algorithm: RLAlgorithm, config: TrainerConfig | None) -> bool:
-    """Whether the policy needs the rewards of an unroll only when it is complete, and the module can wait for that."""
+    """Return whether the rewards of an unroll can be computed when it is complete."""
     if not isinstance(module, IntrinsicRewardAlgorithm) or not module.rewards_unrolls_at_once or config is None:
         return False
     return rl_algorithm.on_policy is False and config.trains_on_whole_unrolls
 
 
 def _make_addons(addons: Sequence[Callable[..., Any]], **arguments: Any) -> Algorithm | None:
-    """The terms that are added to the loss of the policy, if there are any."""
+    """Return the terms that are added to the loss of the policy, if there are any."""
     return PolicyLossAddOns([addon(**arguments) for addon in addons]) if addons else None
 
 
 def _check_dimension(is_asked_for: bool, module: Any, **without: Any) -> None:
-    """Refuse an intrinsic reward as a dimension where there is none, or where others know of the dimensions."""
+    """Reject an intrinsic reward as a dimension if there is none, or if another part depends on the dimensions."""
     if not is_asked_for:
         return
     reasons = [] if module is not None else ['there is no intrinsic_reward_module']
@@ -553,7 +570,7 @@ def _check_dimension(is_asked_for: bool, module: Any, **without: Any) -> None:
 
 def _make_entropy_target(enforce: bool, cls: Callable[..., Any] | None, action_spec: NestedTensorSpec,
                          debug_summaries: bool) -> Algorithm | None:
-    """The entropy target algorithm, if one is asked for."""
+    """Return the entropy target algorithm, if the conf asks for one."""
     if not enforce and cls is None:
         return None
     if cls is None:

@@ -38,19 +38,20 @@ from alfx.utils.checkpoint_utils import CheckpointError, extract_sub_state_dict_
 
 @configurable
 class Algorithm(DocumentedLoops, AlgorithmInterface):
-    """Base of all algorithms.
+    """Base class of all algorithms.
 
     Args:
         train_state_spec: nest of specs: the state of ``train_step``.
         rollout_state_spec: the state of ``rollout_step``; ``None``: that of ``train_step``.
         predict_state_spec: the state of ``predict_step``; ``None``: that of ``rollout_step``.
         is_on_policy: see :attr:`on_policy`.
-        optimizer: default optimizer: owns what no other one does, see :mod:`alfx.algorithms.base.ownership`.
+        optimizer: default optimizer; it owns the parameters that no other optimizer owns, see
+            :mod:`alfx.algorithms.base.ownership`.
         checkpoint: ``'prefix@path'``: load the part ``prefix`` (``'alg._sub_algorithm'``; ``'alg'`` if left out)
             of the checkpoint file ``path`` into this algorithm before training.
-        config: the ``TrainerConfig``; needed by an algorithm that performs a training iteration.
+        config: configuration of the run; needed by an algorithm that runs training iterations.
         debug_summaries: write more summaries.
-        name: name of this algorithm in summaries.
+        name: name in summaries and messages.
     """
 
     def __init__(self, train_state_spec: NestedTensorSpec = (), rollout_state_spec: NestedTensorSpec | None = None,
@@ -83,11 +84,11 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         self._force_params_visible_to_parent = False
         self._updated: tuple[list[Any], list[tuple[str, nn.Parameter]]] | None = None
 
-    # What it is ------------------------------------------------------------------------------------------------
+    # Properties ------------------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
-        """The name of this algorithm."""
+        """Name in summaries and messages."""
         return self._name
 
     @property
@@ -105,7 +106,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         """Set :attr:`on_policy`.
 
         Raises:
-            ValueError: this algorithm supports only the other way.
+            ValueError: this algorithm supports only the other value.
         """
         if self.on_policy is not None and self.on_policy != is_on_policy:
             kind = {True: 'on-policy', False: 'off-policy'}
@@ -116,7 +117,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
 
     @property
     def has_offline(self) -> bool:
-        """Whether there is offline data to train on."""
+        """Return whether there are stored datasets to train on."""
         return False
 
     @property
@@ -141,16 +142,16 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
 
     @property
     def processed_experience_spec(self) -> NestedTensorSpec:
-        """Spec of what ``preprocess_experience`` returned; known from the first training step on."""
+        """Spec of the output of ``preprocess_experience``; known from the first training step on."""
         return None if self._config is None else self.learner.batches.processed_experience_spec
 
     def need_full_rollout_state(self) -> bool:
-        """Whether ``rollout_step`` has to return all of the state that ``train_step`` needs."""
+        """Return whether ``rollout_step`` has to return the complete state that ``train_step`` needs."""
         return bool(nest.flatten(self._rollout_state_spec)) and (self.use_rollout_state or bool(self.on_policy))
 
     @property
     def updates_are_traceable(self) -> bool:
-        """Whether the code of an update is the same tensor operations every time; layers are checked separately."""
+        """Return whether the code of an update is the same tensor operations every time; layers are checked apart."""
         return True
 
     def own_capabilities(self) -> Capabilities:
@@ -167,17 +168,17 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
             traceable_prediction=has_traceable_prediction(self),
             has_offline_hooks=self._has_offline_hooks())
 
-    _delegates_offline = True  # in a class itself: its offline hooks do nothing but call others
+    _delegates_offline = True  # set in a class whose offline hooks only call those of others
 
     def _has_offline_hooks(self) -> bool:
-        """Whether offline hooks of its own class do something of their own."""
+        """Return whether an offline hook of this class does more than to call those of others."""
         defined = (next(cls for cls in type(self).__mro__ if name in vars(cls)) for name in (
             'train_step_offline', 'train_sequence_offline', 'calc_loss_offline'))
         return not all('_delegates_offline' in vars(cls) for cls in defined)
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the loops have to know of it and of all its parts; decided once, by :meth:`finalize`."""
+        """Capabilities of this algorithm and all its parts; decided once, by :meth:`finalize`."""
         return self._joined_capabilities() if self._capabilities is None else self._capabilities
 
     def _joined_capabilities(self) -> Capabilities:
@@ -189,12 +190,12 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         return own.joined(list(self._capabilities_of_parts().values()), None if acting is None else acting.capabilities)
 
     def _capabilities_of_parts(self) -> dict['Algorithm', Capabilities]:
-        """The capabilities of the algorithms that this one consists of."""
+        """Return the capabilities of the parts of this algorithm."""
         return {part: part.capabilities for child in self.children() for part in algorithms_in(child)}
 
     @property
     def policy_algorithm(self) -> 'Algorithm | None':
-        """The part that chooses the actions, if one of its parts does."""
+        """The part that chooses the actions, if there is one."""
         return None
 
     @property
@@ -204,11 +205,11 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         return None
 
     def collect_step(self, inputs: NestedTensor, state: NestedTensor) -> AlgStep:
-        """``rollout_step`` that may leave out of its info what is recomputed for many steps at once later."""
+        """Run ``rollout_step``, possibly without the infos that are recomputed for many steps at once later."""
         return self.rollout_step(inputs, state)
 
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
-        """The state for ``predict_step`` that corresponds to a state of ``train_step``."""
+        """Return the state for ``predict_step`` that corresponds to a state of ``train_step``."""
         nest.assert_same_structure(self._train_state_spec, self._predict_state_spec)
         return state
 
@@ -229,16 +230,16 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         return () if self.data_transformer is None else _zeros(self.data_transformer.state_spec, batch_size)
 
     def forward(self, *input: Any) -> AlgStep:
-        """Same as ``rollout_step`` while collecting, ``predict_step`` in evaluation, ``train_step`` otherwise."""
+        """Call ``rollout_step`` while collecting, ``predict_step`` in evaluation, and ``train_step`` otherwise."""
         if context.is_rollout():
             return self.rollout_step(*input)
         return self.predict_step(*input) if context.is_eval() else self.train_step(*input)
 
-    # What it stores ------------------------------------------------------------------------------------------------
+    # Replay ----------------------------------------------------------------------------------------------------
 
     @property
     def use_rollout_state(self) -> bool:
-        """Whether training starts from the states of the rollout (True) or from zeros (False)."""
+        """Return whether training starts from the states of the rollout instead of zeros."""
         return self._config is not None and self._config.use_rollout_state
 
     @property
@@ -273,7 +274,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
 
     @property
     def unrolls_end_with_bootstrap(self) -> bool:
-        """Whether an unroll ends with a step to bootstrap from, which is also the first step of the next unroll."""
+        """Return whether an unroll ends with a step to bootstrap from, the first step of the next unroll."""
         config = self._config
         return bool(self.on_policy) or (config is not None and (config.unroll_with_grad
                                                                 or config.trains_on_whole_unrolls))
@@ -284,7 +285,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         return None
 
     def set_replay_buffer(self, num_envs: int, max_length: int, prioritized_sampling: bool = False) -> None:
-        """Set the size of the replay buffer, which is built when the first experience is observed.
+        """Set the size of the replay buffer, which is created when the first experience is observed.
 
         Args:
             num_envs: number of environments.
@@ -334,7 +335,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         self._replay_buffer.add_sequence(exp)  # type: ignore[union-attr]
 
     def _prepare_for_replay(self, exp: Experience) -> Experience:
-        """Drop what training does not read, cut gradients."""
+        """Drop the state if training does not read it, and detach."""
         has_state = not isinstance(exp.state, tuple) or exp.state
         if has_state and not self.use_rollout_state:
             exp = exp._replace(state=())
@@ -356,7 +357,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
 
     @property
     def force_params_visible_to_parent(self) -> bool:
-        """Whether the parent's optimizer takes this algorithm's parameters even if it has optimizers of its own."""
+        """Return whether the parent's optimizer owns the parameters even if this algorithm has optimizers."""
         return self._force_params_visible_to_parent
 
     @force_params_visible_to_parent.setter
@@ -364,7 +365,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         self._force_params_visible_to_parent = flag
 
     def add_optimizer(self, optimizer: Any, modules_and_params: list[Any]) -> None:
-        """Have ``optimizer`` own these modules and parameters, which are attributes of this algorithm."""
+        """Let ``optimizer`` own these modules and parameters, which are attributes of this algorithm."""
         self._explicit_optimizers.append((optimizer, list(modules_and_params)))
 
     def _add_given_optimizers(self, *owners: tuple[Any, Any]) -> None:
@@ -374,32 +375,32 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
                 self.add_optimizer(optimizer, [owned])
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
-        """Names of attributes whose parameters are not trained here, such as target networks."""
+        """Return the names of attributes whose parameters are not trained here, such as target networks."""
         return []
 
     def optimizers(self, recurse: bool = True, include_ignored_attributes: bool = False) -> list[Any]:
-        """The optimizers of this algorithm.
+        """Return the optimizers of this algorithm.
 
         Args:
-            recurse: those of its parts as well.
-            include_ignored_attributes: look into attributes that are ignored for training as well.
+            recurse: include those of the parts.
+            include_ignored_attributes: include those of attributes that are ignored for training.
         """
         return optimizers_of(self, recurse, include_ignored_attributes)
 
     def get_param_name(self, param: nn.Parameter) -> str | None:
-        """The name of a parameter of this algorithm, ``None`` for any other."""
+        """Return the name of a parameter of this algorithm, ``None`` for any other parameter."""
         return next((name for name, p in self.named_parameters() if p is param), None)
 
     def get_optimizer_info(self) -> str:
-        """JSON: which optimizer owns which parameters; ``"None"`` stands for those without one."""
+        """Return which optimizer owns which parameters as JSON; ``"None"`` stands for parameters without optimizer."""
         return json.dumps(describe_owners(self), indent=2)
 
     def get_unoptimized_parameter_info(self) -> str:
-        """The names of all parameters that no optimizer owns, one a line."""
+        """Return the names of all parameters that no optimizer owns, one per line."""
         return '\n'.join(describe_owners(self)[-1]['parameters'])
 
     def optimized_parameters(self) -> tuple[list[Any], list[tuple[str, nn.Parameter]]]:
-        """All optimizers of this algorithm, and ``(name, parameter)`` of all that they own; found once."""
+        """Return all optimizers, and ``(name, parameter)`` of every parameter that they own; computed once."""
         if self._updated is None:
             names = {id(p): name for name, p in self.named_parameters()}
             optimizers = self.optimizers()
@@ -413,10 +414,10 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
     # Training --------------------------------------------------------------------------------------------------
 
     def train_sequence(self, inputs: NestedTensor, state: NestedTensor, rollout_info: NestedTensor) -> AlgStep:
-        """``train_step`` for all steps of sequences at once; called where the steps do not depend on each other.
+        """Run ``train_step`` for all steps of sequences at once; called if the steps do not depend on each other.
 
-        An algorithm overrides this to leave out what no loss reads, such as the value at the last step of a
-        sequence, which nothing can be bootstrapped for. What is left out is zero; the loss is the same.
+        An algorithm overrides this to skip computations that no loss reads, such as the value at the last step of a
+        sequence. The skipped results are zero; the loss is the same.
 
         Args:
             inputs: nest ``[T, B, ...]``.
@@ -429,10 +430,10 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         return _at_once(self.train_step, inputs, state, rollout_info)
 
     def calc_loss(self, info: NestedTensor) -> LossInfo:
-        """By default ``info`` is the ``LossInfo`` itself.
+        """Return the losses; by default ``info`` is the ``LossInfo`` itself.
 
         Raises:
-            NotImplementedError: it is something else, and the class does not override this.
+            NotImplementedError: ``info`` is something else, and the class does not override this method.
         """
         if not isinstance(info, LossInfo):
             raise NotImplementedError(f'{type(self).__name__} has to override calc_loss, or its steps have to return '
@@ -443,78 +444,80 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
 
     @property
     def auxiliary_phase(self) -> PhaseSettings | None:
-        """How it is trained once more every so many iterations; ``None``: not at all.
+        """Settings of an additional training phase every few iterations, or ``None``.
 
-        See :mod:`alfx.engine.auxiliary_phase`. By default that of the part that acts.
+        See :mod:`alfx.engine.auxiliary_phase`. By default the phase of the part that acts.
         """
         part = self.policy_algorithm
         return None if part is None else part.auxiliary_phase
 
     @property
     def auxiliary_optimizer(self) -> Any:
-        """Makes the steps of the auxiliary phase; ``None``: the optimizers of all other updates."""
+        """Optimizer of the auxiliary phase; ``None`` for the optimizers of all other updates."""
         part = self.policy_algorithm
         return None if part is None else part.auxiliary_optimizer
 
     def auxiliary_reference(self, info: NestedTensor) -> NestedTensor:
-        """What :meth:`calc_auxiliary_loss` compares with, of infos ``[T, B, ...]`` when the phase begins."""
+        """Select from infos ``[T, B, ...]`` at the start of the phase what :meth:`calc_auxiliary_loss` needs."""
         raise NotImplementedError(f'{type(self).__name__}.auxiliary_reference')
 
     def calc_auxiliary_loss(self, info: NestedTensor, reference: NestedTensor) -> LossInfo:
-        """The loss ``[T, B]`` of the auxiliary phase.
+        """Loss ``[T, B]`` of the auxiliary phase.
 
         Args:
-            info: of ``train_step``, ``[T, B, ...]``.
-            reference: what :meth:`auxiliary_reference` kept for the same steps, ``[T, B, ...]``.
+            info: infos of ``train_step``, ``[T, B, ...]``.
+            reference: result of :meth:`auxiliary_reference` for the same steps, ``[T, B, ...]``.
         """
         raise NotImplementedError(f'{type(self).__name__}.calc_auxiliary_loss')
 
     def train_step_offline(self, inputs: NestedTensor, state: NestedTensor, rollout_info: NestedTensor,
                            pre_train: bool = False) -> AlgStep:
-        """``train_step`` for experience from an offline buffer; the same unless overridden."""
+        """Run ``train_step`` for experience of an offline buffer; the same unless overridden."""
         return self.train_step(inputs, state, rollout_info)
 
     def train_sequence_offline(self, inputs: NestedTensor, state: NestedTensor, rollout_info: NestedTensor,
                                pre_train: bool = False) -> AlgStep:
-        """:meth:`train_sequence` for experience from an offline buffer; the same, unless ``train_step_offline`` is
-        overridden: then that for all steps of the sequences at once."""
+        """Run :meth:`train_sequence` for experience of an offline buffer.
+
+        If ``train_step_offline`` is overridden, it is called for all steps of the sequences at once.
+        """
         if type(self).train_step_offline is Algorithm.train_step_offline:
             return self.train_sequence(inputs, state, rollout_info)
         return _at_once(partial(self.train_step_offline, pre_train=pre_train), inputs, state, rollout_info)
 
     def calc_loss_offline(self, info_offline: NestedTensor, pre_train: bool = False) -> LossInfo:
-        """``calc_loss`` for experience from an offline buffer; the same unless overridden."""
+        """Compute the losses of experience of an offline buffer; the same as ``calc_loss`` unless overridden."""
         return self.calc_loss(info_offline)
 
-    def batch_sources(self, share: BatchSource) -> Sequence[BatchSource]:
-        """What minibatches are drawn from, besides offline data; see :mod:`alfx.engine.batch_sources`.
+    def batch_sources(self, source: BatchSource) -> Sequence[BatchSource]:
+        """Return the sources of minibatches, besides offline data; see :mod:`alfx.engine.batch_sources`.
 
         Args:
-            share: ``mini_batch_size`` samples of the replay buffer.
+            source: ``mini_batch_size`` samples of the replay buffer.
 
         Returns:
-            Shares in place of that one. A replay buffer that holds too little yet keeps all of them from being drawn.
+            Sources to use instead. Training waits until all replay buffers among them hold enough experience.
         """
-        return [share]
+        return [source]
 
     def prepare(self, root: 'Algorithm') -> None:
-        """Read what training needs besides experience; called once, before anything is collected.
+        """Read what training needs besides experience; called once, before the first rollout.
 
         Args:
-            root: the algorithm that is trained, of which this is a part; it has an environment.
+            root: the root algorithm, which has an environment.
         """
 
     def demonstration_batch(self, root: 'Algorithm', collected: Experience,
                             transformed: Experience) -> Experience | None:
-        """What whole unrolls are trained on together with.
+        """Return demonstrations that whole unrolls are trained on together with.
 
         Args:
-            root: the algorithm that is trained, of which this is a part.
-            collected: the unroll ``[B, T, ...]``, whose last step is the first one of the next.
-            transformed: the same, as the data transformer makes it.
+            root: the root algorithm.
+            collected: the unroll ``[B, T, ...]``; its last step is the first step of the next unroll.
+            transformed: the same after the data transformer.
 
         Returns:
-            Further columns ``[S, T, ...]`` in the nest of ``transformed``, or ``None``.
+            Demonstrations ``[S, T, ...]`` with the structure of ``transformed``, or ``None``.
         """
         return None
 
@@ -523,10 +526,10 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         """Write summaries after an update; called only in iterations that write them.
 
         Args:
-            experience: ``[T, B, ...]``: what was trained on.
-            train_info: ``[T, B, ...]``: what ``calc_loss`` got.
+            experience: the minibatch ``[T, B, ...]``.
+            train_info: the input of ``calc_loss``, ``[T, B, ...]``.
             loss_info: the losses.
-            params: the parameters updated, with gradients.
+            params: the updated parameters, with gradients.
         """
         config = self._config
         if config is not None and config.summarize_grads_and_vars:
@@ -543,32 +546,32 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
     # Set-up ----------------------------------------------------------------------------------------------------
 
     def on_parts_built(self, parts: 'Mapping[str, Algorithm]') -> None:
-        """Get to know the other parts of an agent; called once, when all of them have been made.
+        """Receive the other parts of an agent; called once, after all of them have been created.
 
-        What is kept of them is not to be an attribute that is a module: it would be trained and saved twice.
+        Do not keep a part as an attribute that is a module: it would be trained and saved twice.
 
         Args:
             parts: all parts, by their fields in the state and the info of the agent.
 
         Raises:
-            ConfError: one that is needed is missing or does not fit.
+            ConfError: a required part is missing or does not fit.
         """
 
     def check_config(self, config: TrainerConfig) -> None:
-        """Refuse a configuration that this algorithm cannot work with; called for each part of the root, once.
+        """Reject a configuration that this algorithm does not support; called once for each part of the root.
 
         Args:
-            config: of the run; its ``data_transformer`` has been made.
+            config: configuration of the run; its ``data_transformer`` has been created.
 
         Raises:
-            ConfError: says what to change.
+            ConfError: the message says what to change.
         """
 
     def finalize(self) -> None:
-        """Decide, once, who owns each parameter; load ``checkpoint`` arguments. Called on the root algorithm.
+        """Assign each parameter to an optimizer and load ``checkpoint`` arguments. Called once, on the root algorithm.
 
         Raises:
-            ConfError: a part cannot work with the configuration.
+            ConfError: a part does not support the configuration.
             OwnershipError: a trainable parameter has no optimizer.
         """
         if self._config is not None:
@@ -588,7 +591,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
 
     @property
     def environment(self) -> Any:
-        """The environments that it trains in, if any."""
+        """Environments to train in, if there are any."""
         return None
 
     @property
@@ -614,7 +617,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         return self._device
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Moving the module to another device, among others: forget which one it was."""
+        """Move the module, for instance to another device, and drop everything cached for the old one."""
         self._device = None
         for cached in (self._updater, self._learner):
             if cached is not None:
@@ -625,14 +628,14 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
 
     @property
     def pre_loaded(self) -> bool:
-        """Whether the ``checkpoint`` argument has been loaded into this algorithm."""
+        """Return whether the ``checkpoint`` argument has been loaded into this algorithm."""
         return self._pre_loaded
 
     def preload_checkpoints(self) -> None:
-        """Load what the ``checkpoint`` arguments of this algorithm and its parts name, once.
+        """Load the checkpoints that the ``checkpoint`` arguments of this algorithm and its parts name, once.
 
         Raises:
-            ConfError: there is no such checkpoint, or it cannot be used.
+            ConfError: a checkpoint does not exist or cannot be used.
         """
         for part in self.modules():
             if isinstance(part, Algorithm):
@@ -652,7 +655,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         self._pre_loaded = True
 
     def get_extra_state(self) -> dict[str, Any]:
-        """What a checkpoint keeps besides parameters and buffers: the states of this algorithm's own optimizers."""
+        """Return the state besides parameters and buffers: the states of the optimizers of this algorithm."""
         extra: dict[str, Any] = {'optimizers': [o.state_dict() for o in self.optimizers(recurse=False)]}
         replay = {} if self._replay_buffer is None else self._replay_buffer.state_dict()
         if replay:
@@ -660,7 +663,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         return extra
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """The inverse of :meth:`get_extra_state`.
+        """Load the result of :meth:`get_extra_state`.
 
         Raises:
             ValueError: the number of optimizers differs.
@@ -680,9 +683,9 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
 
         Args:
             destination: dict to add to.
-            prefix: put before the keys.
-            visited: ids of modules to leave out, as they are stored elsewhere.
-            keep_vars: keep the gradient history of parameters.
+            prefix: prefix of the keys.
+            visited: ids of modules to skip because they are stored elsewhere.
+            keep_vars: do not detach the parameters.
         """
         if visited and id(self) in visited:
             return {} if destination is None else destination
@@ -690,13 +693,13 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True,  # type: ignore[override]
                         skip_preloded: bool = True, assign: bool = False) -> Any:
-        """Load what :meth:`state_dict` returned.
+        """Load the result of :meth:`state_dict`.
 
         Args:
             state_dict: parameters, buffers and optimizer states.
-            strict: keys that are missing or too many are an error that names them.
-            skip_preloded: leave alone the parts whose ``checkpoint`` argument has been loaded.
-            assign: put the tensors themselves in place of copying their values.
+            strict: raise an error that names missing and unexpected keys.
+            skip_preloded: skip the parts whose ``checkpoint`` argument has been loaded.
+            assign: use the tensors themselves instead of copying their values.
 
         Returns:
             ``missing_keys`` and ``unexpected_keys``.
@@ -711,13 +714,13 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
 
 
 def _prefix_and_path(checkpoint: str) -> tuple[str, str]:
-    """``'prefix@path'`` in two; a path may itself contain ``@``, a prefix cannot."""
+    """Split ``'prefix@path'``; a path may contain ``@``, a prefix cannot."""
     prefix, at, path = checkpoint.partition('@')
     return (prefix, path) if at and not os.path.exists(checkpoint) else ('', checkpoint)
 
 
 def _at_once(train_step: Callable[..., AlgStep], *sequences: NestedTensor) -> AlgStep:
-    """``train_step`` for all steps of sequences ``[T, B, ...]`` as one batch; there is no state afterwards."""
+    """Run ``train_step`` for all steps of sequences ``[T, B, ...]`` as one batch; the result has no state."""
     time, batch = nest.get_nest_shape(sequences[0])[:2]
     if time == 1:
         flat = nest.map_structure(lambda x: x[0], sequences)
@@ -737,7 +740,7 @@ def _zeros(spec: NestedTensorSpec, batch_size: int) -> NestedTensor:
 
 @configurable
 class Loss(Algorithm):
-    """An algorithm whose input is its loss; subclasses customise ``calc_loss``.
+    """Algorithm whose input is its loss; subclasses customize ``calc_loss``.
 
     Args:
         loss_weight: factor of the loss.
@@ -752,16 +755,16 @@ class Loss(Algorithm):
         return AlgStep(output=(), state=(), info=inputs)
 
     def predict_step(self, inputs: NestedTensor, state: NestedTensor = None) -> AlgStep:
-        """Passes ``inputs`` on as ``info``."""
+        """Return ``inputs`` as ``info``."""
         return self._step(inputs)
 
     def rollout_step(self, inputs: NestedTensor, state: NestedTensor = None) -> AlgStep:
-        """Passes ``inputs`` on as ``info``."""
+        """Return ``inputs`` as ``info``."""
         return self._step(inputs)
 
     def train_step(self, inputs: NestedTensor, state: NestedTensor = None,
                    rollout_info: NestedTensor = None) -> AlgStep:
-        """Passes ``inputs`` on as ``info``."""
+        """Return ``inputs`` as ``info``."""
         return self._step(inputs)
 
     def calc_loss(self, info: NestedTensor) -> LossInfo:

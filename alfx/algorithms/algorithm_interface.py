@@ -1,8 +1,8 @@
-"""What every algorithm can be asked to do.
+"""Interface of every algorithm.
 
-An iteration of the root algorithm collects experience with ``rollout_step``, then trains on it: on-policy
-directly through ``calc_loss``, off-policy by ``train_step`` on what the replay buffer hands out. A class says
-*what* to compute; :mod:`alfx.engine` says when. Read next: :mod:`alfx.algorithms.algorithm`.
+An iteration collects experience with ``rollout_step`` and trains on it: on-policy directly through ``calc_loss``,
+off-policy by ``train_step`` on samples of the replay buffer. An algorithm defines *what* is computed;
+:mod:`alfx.engine` decides when. Read next: :mod:`alfx.algorithms.algorithm`.
 """
 
 from torch import nn
@@ -14,22 +14,22 @@ from alfx.tensor_specs import NestedTensor
 class AlgorithmInterface(nn.Module):
     """The methods of an algorithm; :class:`alfx.algorithms.algorithm.Algorithm` implements most of them.
 
-    An algorithm that outputs actions is an ``RLAlgorithm``; any other is part of one and trains when that
-    one does, or, with logic of its own, in ``after_train_iter``.
+    An algorithm that outputs actions is an ``RLAlgorithm``. Any other algorithm is a part of one. It is trained
+    together with it, or trains itself in ``after_train_iter``.
     """
 
     @property
     def on_policy(self) -> bool | None:
-        """Whether it trains on the infos of ``rollout_step`` (True) or of ``train_step`` (False); None: not set."""
+        """Return whether training uses the infos of ``rollout_step`` or those of ``train_step``; ``None``: not set."""
         raise NotImplementedError(f'{type(self).__name__}.on_policy')
 
     def set_on_policy(self, is_on_policy: bool) -> None:
-        """Set :attr:`on_policy`; refused by an algorithm that supports only the other way."""
+        """Set :attr:`on_policy`; an algorithm that supports only the other value raises ``ValueError``."""
         raise NotImplementedError(f'{type(self).__name__}.set_on_policy')
 
     @property
     def path(self) -> str:
-        """Where this algorithm's part is found in ``Experience.rollout_info`` and ``Experience.state``: 'a.b'."""
+        """Path of this algorithm's fields in ``Experience.rollout_info`` and ``Experience.state``, such as 'a.b'."""
         raise NotImplementedError(f'{type(self).__name__}.path')
 
     def set_path(self, path: str) -> None:
@@ -106,12 +106,12 @@ class AlgorithmInterface(nn.Module):
 
         Args:
             root_inputs: nest ``[T, B, ...]``: inputs of the root algorithm.
-            info: nest ``[T, B, ...]``: what ``calc_loss`` got; ``()`` where an update was played or compiled, as only
-                those of an algorithm with ``Capabilities.traceable_update`` are.
+            info: nest ``[T, B, ...]``: the input of ``calc_loss``; ``()`` if the update ran from a traced graph, which
+                needs ``Capabilities.traceable_update``.
         """
 
     def after_train_iter(self, root_inputs: NestedTensor | None, rollout_info: NestedTensor | None) -> None:
-        """Called once an iteration, after its updates; the place for parts with training logic of their own.
+        """Called once an iteration, after its updates; for parts that train themselves.
 
         Args:
             root_inputs: nest ``[T, B, ...]``: inputs of the root algorithm during the unroll; ``None`` without one.

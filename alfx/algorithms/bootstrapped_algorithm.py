@@ -89,6 +89,21 @@ class BootstrappedAlgorithm(Algorithm):
     _bootstraps_from_first_step = False  # compute bootstrap_values at the first step
 
     @property
+    def actor(self) -> Any:
+        """Policy network, or ``None``."""
+        return getattr(self, '_actor_network', None)
+
+    @property
+    def critics(self) -> Any:
+        """Critic networks, or ``None``."""
+        return getattr(self, '_critic_networks', None)
+
+    @property
+    def target_critics(self) -> Any:
+        """Target critic networks, or ``None``."""
+        return getattr(self, '_target_critic_networks', None)
+
+    @property
     def updates_are_traceable(self) -> bool:
         """Whether no state connects the steps of a sequence."""
         return not nest.flatten(self.train_state_spec)

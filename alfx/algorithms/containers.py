@@ -480,9 +480,9 @@ class RLAlgWrapper(_Wrapper, RLAlgorithm):
         """Call ``train_sequence`` of the wrapped algorithm; nests ``[T, B, ...]``."""
         return self._alg.train_sequence(inputs, state, rollout_info)
 
-    def batch_sources(self, share: Any) -> Sequence[Any]:
+    def batch_sources(self, source: Any) -> Sequence[Any]:
         """Return the sources that the wrapped algorithm mixes into minibatches."""
-        return self._alg.batch_sources(share)
+        return self._alg.batch_sources(source)
 
     def auxiliary_reference(self, info: NestedTensor) -> NestedTensor:
         """Call ``auxiliary_reference`` of the wrapped algorithm."""

@@ -162,17 +162,16 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
 
     # Imagination -----------------------------------------------------------------------------------------------
 
-    def batch_sources(self, share: Any) -> Sequence[Any]:
+    def batch_sources(self, source: Any) -> Sequence[Any]:
         """Return the sources of real and imagined transitions; only real ones before the first imagination."""
-        if self._real is not share.source:
-            self._use(share.source)
+        if self._real is not source.source:
+            self._use(source.source)
         if not self._imagined:
-            return [share]
-        size = share.batch_size
+            return [source]
+        size = source.batch_size
         real = round(self._real_share * size)
-        sources = (share.source, real), (self._imagined, size - real)
-        return [share._replace(source=source, batch_size=count, weight=count / size)
-                for source, count in sources if count]
+        parts = (source.source, real), (self._imagined, size - real)
+        return [source._replace(source=part, batch_size=count, weight=count / size) for part, count in parts if count]
 
     def _use(self, buffer: Any) -> None:
         """Set the replay buffer from which imagined rollouts start."""

@@ -31,7 +31,7 @@ from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec, zeros_
 
 
 def adjust_replay_buffer_length(config: TrainerConfig, num_earliest_frames_ignored: int = 0) -> int:
-    """The number of steps that the replay buffer has to keep of each environment.
+    """Return the number of steps that the replay buffer has to hold for each environment.
 
     Training that uses up the whole buffer each iteration needs room for exactly one unroll, plus one step to
     bootstrap from, plus the frames that precede it.
@@ -48,24 +48,24 @@ def adjust_replay_buffer_length(config: TrainerConfig, num_earliest_frames_ignor
 
 @configurable
 class RLAlgorithm(Algorithm):
-    """Base of algorithms that output actions.
+    """Base class of algorithms that output actions.
 
     Args:
         observation_spec: nest of specs of the (transformed) observation.
         action_spec: nest of ``BoundedTensorSpec``.
         train_state_spec: nest of specs of the state of ``train_step``.
-        reward_spec: spec of rank 0, or of rank 1 for K rewards.
+        reward_spec: spec of rank 0, or of rank 1 for a reward of K dimensions.
         predict_state_spec: as in ``Algorithm``.
         rollout_state_spec: as in ``Algorithm``.
         is_on_policy: as in ``Algorithm``.
-        reward_weights: K weights of a multi-dimensional reward; ``None``: all are 1.
+        reward_weights: K weights of a multi-dimensional reward; ``None`` for ones.
         env: batched environment; only the root algorithm has it.
         config: configuration; only the root algorithm needs it.
         optimizer: default optimizer.
         checkpoint: as in ``Algorithm``.
-        is_eval: the algorithm is only played or evaluated, so that critics need not be built.
-        overwrite_policy_output: record ``prev_action`` of the next time step as the action, for an environment
-            which does not do what it is told (someone else acts).
+        is_eval: the algorithm is only played or evaluated, so critics are not needed.
+        overwrite_policy_output: store ``prev_action`` of the next time step as the action, for an environment that
+            does not execute the given action, such as one that a person controls.
         debug_summaries: write more summaries.
         name: name of this algorithm.
 
@@ -104,13 +104,13 @@ class RLAlgorithm(Algorithm):
         self._replayed: tuple[Hashable, TracedFunction] | None = None  # key and graph of predict_step
 
     def set_epsilon_greedy(self, epsilon_greedy: float | None) -> None:
-        """From now on let ``predict_step`` explore with this probability, where it can.
+        """Set the probability of a random action in ``predict_step``, for algorithms that support it.
 
         Args:
             epsilon_greedy: in [0, 1]; ``None``: ``config.epsilon_greedy``, or 0 without a config.
 
         Raises:
-            ConfError: it is no probability.
+            ConfError: the value is not a probability.
         """
         if epsilon_greedy is None:
             epsilon_greedy = getattr(self._config, 'epsilon_greedy', 0.0)
@@ -118,7 +118,7 @@ class RLAlgorithm(Algorithm):
                                            maximum=1)
 
     def _make_metrics(self) -> list[Any]:
-        """What is measured of every episode; the first two are the step metrics."""
+        """Create the metrics; the first two are the step metrics."""
         env, config = self._env, self._config
         size = max(env.batch_size * context.num_ranks(), config.metric_min_buffer_size if config is not None else 10)
         example = zeros_from_spec(env.time_step_spec(), env.batch_size)
@@ -130,7 +130,7 @@ class RLAlgorithm(Algorithm):
             metrics.append(AverageEnvInfoMetric(example_time_step=example, buffer_size=size))
         return metrics
 
-    # What it is ------------------------------------------------------------------------------------------------
+    # Properties ------------------------------------------------------------------------------------------------
 
     @property
     def observation_spec(self) -> NestedTensorSpec:
@@ -144,7 +144,7 @@ class RLAlgorithm(Algorithm):
 
     @property
     def environment(self) -> Any:
-        """The environments that it trains in; only the root algorithm has them."""
+        """Environments to train in; only the root algorithm has them."""
         return self._env
 
     @property
@@ -154,23 +154,23 @@ class RLAlgorithm(Algorithm):
 
     @property
     def overwrite_policy_output(self) -> bool:
-        """Whether the action recorded is the one that the environment reports."""
+        """Return whether the action that the environment reports is stored instead of the output of the policy."""
         return self._overwrite_policy_output
 
     def postprocess_unroll(self, inputs: TimeStep, rollout_info: NestedTensor) -> NestedTensor:
-        """Add to the infos of an unroll what is made of all of its steps at once, before they are stored for replay.
+        """Add infos that are computed from a whole unroll, before it is stored for replay.
 
         Args:
             inputs: transformed time steps ``[T + 1, B, ...]``.
             rollout_info: infos of ``rollout_step`` ``[T + 1, B, ...]``.
 
         Returns:
-            The infos to be stored.
+            The infos to store.
         """
         return rollout_info
 
     def has_multidim_reward(self) -> bool:
-        """Whether the reward has more than one dimension."""
+        """Return whether the reward has more than one dimension."""
         return self._reward_spec.numel > 1
 
     @property
@@ -179,7 +179,7 @@ class RLAlgorithm(Algorithm):
         return self._reward_weights
 
     def set_reward_weights(self, reward_weights: torch.Tensor) -> None:
-        """Use these weights ``[K]`` from the next step on.
+        """Set the reward weights ``[K]``.
 
         Raises:
             ValueError: the reward is a scalar or of another size.
@@ -195,13 +195,12 @@ class RLAlgorithm(Algorithm):
 
     @property
     def prediction_graph_key(self) -> Hashable:
-        """What decides besides tensors what ``predict_step`` computes, see ``Capabilities.traceable_prediction``."""
+        """Key of the traced graph of ``predict_step``; see ``Capabilities.traceable_prediction``."""
         acting: Any = self.policy_algorithm
         return self._epsilon_greedy if acting is None else acting.prediction_graph_key
 
     def fast_predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
-        """:meth:`predict_step` in the fastest form, to the bit; with ``Capabilities.traceable_prediction`` there is
-        no info."""
+        """Run :meth:`predict_step` from a traced graph if possible, with identical output but without info."""
         if not self.capabilities.traceable_prediction:
             return self.predict_step(inputs, state)
         graph_key = self.prediction_graph_key
@@ -214,20 +213,20 @@ class RLAlgorithm(Algorithm):
         return self.predict_step(inputs, self.get_initial_predict_state(1)).output  # without tensors
 
     def measures(self, info: NestedTensor) -> dict[str, torch.Tensor]:
-        """What evaluation measures besides the return.
+        """Return quantities that evaluation reports besides the return.
 
         Args:
-            info: of ``predict_step``.
+            info: info of ``predict_step``.
 
         Returns:
-            Numbers ``[B]`` by name, averaged over the steps of each episode; NaN where there is nothing to measure.
+            Values ``[B]`` by name, averaged over the steps of each episode; NaN is ignored.
         """
         return {}
 
     # Set-up ----------------------------------------------------------------------------------------------------
 
     def finalize(self) -> None:
-        """Assign optimizers, probe the specs, build the replay buffer. Called once, on the root algorithm.
+        """Assign optimizers, probe the specs and create the replay buffer. Called once, on the root algorithm.
 
         Raises:
             ConfError: an unroll cannot be cut into sequences of ``mini_batch_length``, such sequences are too short for
@@ -260,7 +259,7 @@ class RLAlgorithm(Algorithm):
 
     @property
     def has_offline(self) -> bool:
-        """Whether the configuration names stored datasets to train on."""
+        """Return whether the configuration names stored datasets to train on."""
         return self._config is not None and bool(self._config.offline_datasets())
 
     def _check_statistics(self) -> None:
@@ -272,11 +271,11 @@ class RLAlgorithm(Algorithm):
 
     @property
     def offline_replay_buffer(self) -> ReplayBuffer | None:
-        """The replay buffer that holds them; ``None`` where nothing is trained."""
+        """Replay buffer of the stored datasets; ``None`` without training."""
         return self._offline_replay_buffer
 
     supports_action_mask = False
-    """Whether it takes only actions that ``TimeStep.action_mask`` allows."""
+    """Whether the policy only takes actions that ``TimeStep.action_mask`` allows."""
 
     def _check_action_mask(self) -> None:
         acting: Any = self
@@ -309,13 +308,13 @@ class RLAlgorithm(Algorithm):
         self._stored_unrolls = StoredUnrolls(settings.interval * length, context_steps, limit)
 
     def load_offline_replay_buffer(self, untransformed_observation_spec: NestedTensorSpec) -> None:
-        """Load the datasets of ``TrainerConfig.offline_buffer_dir``, each as a ring of a replay buffer.
+        """Load the datasets of ``TrainerConfig.offline_buffer_dir`` into a replay buffer, one ring each.
 
         Args:
             untransformed_observation_spec: spec of the observation before any data transformer.
 
         Raises:
-            ConfError: the algorithm cannot be trained on recorded actions, or a dataset is missing, is damaged, or does
+            ConfError: the algorithm cannot be trained on recorded actions, or a dataset is missing, damaged, or does
                 not fit.
         """
         config = self._config
@@ -335,7 +334,7 @@ class RLAlgorithm(Algorithm):
             transformer.fit(partial(all_stored_experience, self._offline_replay_buffer))
 
     def get_extra_state(self) -> dict[str, Any]:
-        """As of ``Algorithm``, and which datasets it is trained on, with their priorities; not what they hold."""
+        """Return the state of ``Algorithm``, and the names and priorities of the datasets without their contents."""
         extra = super().get_extra_state()
         if self._offline_replay_buffer is None:
             return extra
@@ -343,10 +342,10 @@ class RLAlgorithm(Algorithm):
                 'offline_priorities': self._offline_replay_buffer.priorities_state()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """The inverse of :meth:`get_extra_state`.
+        """Load the result of :meth:`get_extra_state`.
 
         Raises:
-            ConfError: it has been trained on other datasets than those that are loaded.
+            ConfError: the algorithm has been trained on other datasets than the loaded ones.
         """
         super().set_extra_state(state)
         before = state.get('offline_data')
@@ -373,41 +372,41 @@ class RLAlgorithm(Algorithm):
 
     def recorded(self, function: Callable[[NestedTensor], NestedTensor], *modules: nn.Module
                  ) -> Callable[[NestedTensor], NestedTensor]:
-        """Return the function on the fastest available backend: after some calls it is replayed or compiled.
+        """Return the same function, which runs from a traced or compiled graph after some calls.
 
         Args:
             function: a method from a nest of tensors to a nest of tensors; it may draw random numbers.
-            modules: hold the parameters and buffers that it reads.
+            modules: owners of the parameters and buffers that it reads.
         """
         return TracedFunction(function, *modules, compiles=self._config is not None and self._config.compile)
 
     # Metrics and summaries -------------------------------------------------------------------------------------
 
     def get_step_metrics(self) -> list[Any]:
-        """The metrics that summaries may be plotted against: environment steps, number of episodes."""
+        """Return the metrics that summaries can be plotted against: environment steps and number of episodes."""
         return self._metrics.counters
 
     def get_metrics(self) -> list[Any]:
-        """All metrics; the step metrics come first."""
+        """Return all metrics; the step metrics come first."""
         return self._metrics.catch_up()
 
     def observe_for_metrics(self, time_step: TimeStep) -> None:
-        """Show one time step ``[B, ...]`` to all metrics."""
+        """Update all metrics with one time step ``[B, ...]``."""
         self._metrics.observe_step(time_step)
 
     def observe_unroll(self, env_steps: TimeStep) -> None:
-        """Show the environment's own step types, rewards, discounts and infos ``[T, B, ...]`` to all metrics."""
+        """Update all metrics with step types, rewards, discounts and infos ``[T, B, ...]`` of the environment."""
         self._metrics.observe(env_steps)
 
     def summarize_metrics(self) -> None:
-        """Write the averages of the latest episodes."""
+        """Log the averages of the latest episodes."""
         over_env_steps = self._config is not None and self._config.summarizes_over_env_steps
         for metric in self.get_metrics():
             metric.gen_summaries(step_metrics=() if over_env_steps else self._metrics.counters)
 
     def summarize_rollout(self, experience: Experience,
                           custom_summary: Callable[[Experience], None] | None = None) -> None:
-        """Write summaries of an unroll; called only in iterations that write them.
+        """Log summaries of an unroll; called only in iterations that write summaries.
 
         Args:
             experience: ``[T, B, ...]``.
@@ -425,7 +424,7 @@ class RLAlgorithm(Algorithm):
 
     def summarize_train(self, experience: Experience, train_info: NestedTensor, loss_info: LossInfo,
                         params: list[tuple[str, nn.Parameter]]) -> None:
-        """Write losses, gradients and, if asked, actions and action distributions of what was trained on."""
+        """Log losses, gradients and, if the conf asks for them, actions and action distributions of the minibatch."""
         super().summarize_train(experience, train_info, loss_info, params)
         if self._debug_summaries and nest.flatten(experience.action):
             summary_utils.summarize_action(experience.action, self._action_spec, 'training_action')

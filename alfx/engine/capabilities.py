@@ -1,40 +1,37 @@
-"""What the loops have to know of an algorithm besides its methods.
+"""Properties of an algorithm that the engine has to know besides its methods.
 
-Declared by each class (``Algorithm.own_capabilities``) and joined by a rule, so that what is around an algorithm
-need not hand it on.
+Each class declares its own (``Algorithm.own_capabilities``). Those of the parts are joined by rule, so that a wrapper
+does not have to forward them.
 """
 from collections.abc import Sequence
 from typing import NamedTuple
 
 
 class Capabilities(NamedTuple):
-    """What the loops have to know of an algorithm: declared by its class, joined with the capabilities of its parts.
+    """Properties of an algorithm, declared by its class and joined with those of its parts.
 
     Attributes:
-        traceable_update: (all) an update is the same tensor operations every time, so that it can be recorded and
-        compiled:
-            no number, schedule or counter kept in Python decides what ``train_step`` and ``calc_loss`` compute, but for
-            what ``graph_key`` tells, and ``after_update`` does not look at the infos.
-        trains_sequences_at_once: (all) ``train_sequence`` does for a sequence what ``train_step`` does step by step.
-            That is so without a state. An algorithm whose state is nothing but the step before may say so as well, if
-            its own ``train_sequence`` looks at the step before in the sequence.
-        recomputes_rollout_info: (all that act) ``train_step`` on stored steps yields the infos that ``rollout_step``
-            would have yielded. Then on-policy training collects with ``collect_step`` and without gradients, and
-            computes the infos of all ``[T * B]`` steps at once: the same numbers from one large graph.
-        needs_previous_step: (any) the loss of a step needs the step before it, so that a sequence of one step from
-            zeros has none.
-        bootstraps_sequences: (any) the last step of a training sequence is there only to bootstrap from: its loss does
-            not count. Whole unrolls are then cut into sequences of ``mini_batch_length`` steps and one more, the first
-            one of the next sequence; of a sampled sequence of ``mini_batch_length`` steps all but the last are trained
-            on.
-        trains_after_iteration: (any) ``after_train_iter`` does something: only then are its arguments made.
-        traceable_prediction: (all that act) ``predict_step`` has no state and reads of its inputs the observation
-        and the
-            action mask. It is the same tensor operations every time, but for what ``prediction_graph_key`` tells, so
-            that it can be recorded, and evaluation measures nothing in its info.
-        postprocesses_unrolls: (any) ``postprocess_unroll`` has something to add.
-        has_offline_hooks: (any) ``train_step_offline`` or ``calc_loss_offline`` does something else than ``train_step``
-            and ``calc_loss``, so that stored datasets cannot be trained on in one batch with own experience.
+        traceable_update: (all) an update is the same tensor operations every time, so that it can be traced and
+            compiled. No number, schedule or counter kept in Python decides what ``train_step`` and ``calc_loss``
+            compute, except through ``graph_key``, and ``after_update`` does not read the infos.
+        trains_sequences_at_once: (all) ``train_sequence`` computes for a sequence what ``train_step`` computes for its
+            steps one after the other. That holds for stateless algorithms. An algorithm whose state is only the
+            previous step may declare it if its ``train_sequence`` reads that step from the sequence.
+        recomputes_rollout_info: (all that act) ``train_step`` on stored steps returns the infos that ``rollout_step``
+            would have returned. On-policy training then collects with ``collect_step`` and without gradients, and
+            computes the infos of all ``[T * B]`` steps at once.
+        needs_previous_step: (any) the loss of a step needs the previous step, so a sequence of one step that starts
+            from a zero state has no loss.
+        bootstraps_sequences: (any) the last step of a training sequence is there only to bootstrap from and has no
+            loss. Whole unrolls are cut into sequences of ``mini_batch_length + 1`` steps that overlap by one; of a
+            sampled sequence of ``mini_batch_length`` steps, all but the last are trained on.
+        trains_after_iteration: (any) ``after_train_iter`` does something; only then are its arguments computed.
+        traceable_prediction: (all that act) ``predict_step`` is stateless and reads only the observation and the action
+            mask. It is the same tensor operations every time, except through ``prediction_graph_key``, so that it can
+            be traced. Evaluation then reads nothing from its info.
+        postprocesses_unrolls: (any) ``postprocess_unroll`` adds something.
+        has_offline_hooks: (any) ``train_step_offline`` or ``calc_loss_offline`` differs from ``train_step`` or
+            ``calc_loss``, so stored datasets cannot be trained on in one batch with collected experience.
     """
 
     traceable_update: bool = False
@@ -49,15 +46,15 @@ class Capabilities(NamedTuple):
 
     @property
     def needs_unroll_inputs(self) -> bool:
-        """Whether the transformed time steps of an unroll are needed besides its experience."""
+        """Return whether the transformed time steps of an unroll are needed besides its experience."""
         return self.trains_after_iteration or self.postprocesses_unrolls
 
     def joined(self, parts: 'Sequence[Capabilities]', acting: 'Capabilities | None') -> 'Capabilities':
-        """The capabilities of an algorithm that has parts.
+        """Return the capabilities of an algorithm that has parts.
 
         Args:
-            parts: those of all its parts.
-            acting: those of the part that chooses the actions, if one does.
+            parts: capabilities of all parts.
+            acting: capabilities of the part that chooses the actions, if there is one.
         """
         everything = self, *parts
         return Capabilities(**{name: all(getattr(x, name) for x in everything) for name in _ALL},

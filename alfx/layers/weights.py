@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from alfx.initializers import variance_scaling_init
+from alfx.initializers import default_init, initial_weights
 from alfx.norm_layers import ParallelLayerNorm
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -43,8 +43,8 @@ def init_kernel(weight: torch.Tensor, initializer: Initializer | None, gain: flo
 
     Args:
         weight: what to fill.
-        initializer: called with the weights; ``None`` for variance scaling with ``gain``.
-        gain: see :func:`alfx.initializers.variance_scaling_init`.
+        initializer: called with the weights; ``None`` for the scheme of :func:`~alfx.initializers.initial_weights`.
+        gain: factor of the weights in that scheme.
         activation: the activation behind the layer.
         use_torch_init: as ``torch.nn.Linear`` and ``torch.nn.Conv2d`` do, instead.
         transposed: whether the layer is a transposed convolution.
@@ -55,14 +55,14 @@ def init_kernel(weight: torch.Tensor, initializer: Initializer | None, gain: flo
         with torch.no_grad():
             initializer(weight)
     else:
-        variance_scaling_init(weight, gain=gain, nonlinearity=activation, transposed=transposed)
+        default_init(weight, gain, activation, transposed)
 
 
 def init_bias(bias: torch.Tensor, weight: torch.Tensor, initializer: Initializer | None, value: float,
               use_torch_init: bool = False) -> None:
     """Fill the biases ``[out]`` of one layer in place, whose weights are ``[out, in, ...]``."""
     with torch.no_grad():
-        if use_torch_init:
+        if use_torch_init or (initializer is None and not value and initial_weights().biases == 'torch'):
             bound = 1 / math.sqrt(max(1, math.prod(weight.shape[1:])))
             bias.uniform_(-bound, bound)
         elif initializer is not None:

@@ -1,14 +1,13 @@
 """Networks from observations to distributions of actions: an encoder and a head."""
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from alfx import nest
 from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.gin_utils.value_checks import Count
+from alfx.initializers import small_last_layer_init
 from alfx.layers import FC
 from alfx.networks.action_specs import require_continuous
 from alfx.networks.encoding_networks import (ENSEMBLE_ARGUMENTS, LAST_LAYER_ARGUMENTS, EncodingNetwork,
@@ -136,7 +135,7 @@ class AuxiliaryValueActorNetwork(ActorDistributionNetworkBase):
                          continuous_projection_net_ctor, name)
         self._value_shape = tuple(value_spec.shape)
         self._value_head = FC(self._encoding_net.output_spec.numel, value_spec.numel,
-                              kernel_initializer=partial(nn.init.uniform_, a=-0.03, b=0.03))
+                              kernel_initializer=small_last_layer_init(0.03))
 
     def with_value(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
         """As a call, and values ``[B, *value_spec.shape]``: ``(distributions, values), state``."""

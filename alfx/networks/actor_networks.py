@@ -1,6 +1,5 @@
 """Networks from observations to continuous actions: an encoder and one layer for each action."""
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -9,6 +8,7 @@ from torch import nn
 from alfx import nest
 from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.gin_utils.value_checks import Count
+from alfx.initializers import small_last_layer_init
 from alfx.layers import FC, Reshape, make_parallel_net
 from alfx.layers.activations import out_of_place
 from alfx.layers.weights import Activation
@@ -20,7 +20,7 @@ from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, SpecError,
 
 # Initial actions near the middle of their bounds, where the squashing does not saturate (Lillicrap et al. 2016,
 # arXiv:1509.02971, section 7).
-_last_kernel_initializer = partial(nn.init.uniform_, a=-0.003, b=0.003)
+_last_kernel_initializer = small_last_layer_init(0.003)
 
 
 class _ActionLayer(nn.Module):

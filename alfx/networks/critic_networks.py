@@ -5,15 +5,14 @@ observation and an action which all share once, not once for each. Read next: :m
 has the values of all actions as outputs.
 """
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from alfx import nest
 from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.gin_utils.value_checks import Count
+from alfx.initializers import small_last_layer_init
 from alfx.layers import make_parallel_input
 from alfx.layers.weights import Activation, Initializer
 from alfx.nest.utils import NestConcat
@@ -26,7 +25,7 @@ from alfx.utils.math_ops import identity
 
 _SCALAR = TensorSpec(())
 # Initial values near zero (Lillicrap et al. 2016, arXiv:1509.02971, section 7).
-_last_kernel_initializer = partial(nn.init.uniform_, a=-0.003, b=0.003)
+_last_kernel_initializer = small_last_layer_init(0.003)
 
 
 class _SharedEncoder(Network):

@@ -16,7 +16,6 @@ Drawing an action costs one small network a component instead of a sum over M^D 
 """
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from torch.nn import functional as F
 from alfx import summary
 from alfx.gin_utils import configurable
 from alfx.gin_utils.value_checks import Count
+from alfx.initializers import small_last_layer_init
 from alfx.layers import ParallelFC
 from alfx.layers.activations import out_of_place
 from alfx.layers.weights import Activation, Initializer
@@ -36,7 +36,7 @@ from alfx.networks.network import Network
 from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 
-_last_kernel_initializer = partial(nn.init.uniform_, a=-0.003, b=0.003)
+_last_kernel_initializer = small_last_layer_init(0.003)
 
 
 class _LayersOfComponents(nn.Module):

@@ -6,7 +6,6 @@ actions gets ``(observation, continuous action)`` as its input, by ``input_prepr
 ``preprocessing_combiner``.
 """
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import nn
 
 from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.gin_utils.value_checks import Count
+from alfx.initializers import small_last_layer_init
 from alfx.layers import FC, make_parallel_net
 from alfx.layers.weights import Activation, Initializer
 from alfx.networks.action_specs import require_discrete
@@ -24,7 +24,7 @@ from alfx.networks.networks import NoisyFC
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.utils.math_ops import identity
 
-_last_kernel_initializer = partial(nn.init.uniform_, a=-0.03, b=0.03)
+_last_kernel_initializer = small_last_layer_init(0.03)
 
 
 def _number_of_actions(spec: TensorSpec, name: str) -> int:

@@ -1,13 +1,12 @@
 """Networks from observations to values: an encoder whose last layer has the values as outputs."""
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.gin_utils.value_checks import Count
+from alfx.initializers import small_last_layer_init
 from alfx.networks.encoding_networks import (ENSEMBLE_ARGUMENTS, LAST_LAYER_ARGUMENTS, EncodingNetwork,
                                              LSTMEncodingNetwork)
 from alfx.networks.network import Network
@@ -16,7 +15,7 @@ from alfx.utils.math_ops import identity
 
 _SCALAR = TensorSpec(())
 # Small initial values, as the error of the first targets would otherwise be dominated by them.
-_last_kernel_initializer = partial(nn.init.uniform_, a=-0.03, b=0.03)
+_last_kernel_initializer = small_last_layer_init(0.03)
 
 
 @configurable

@@ -189,7 +189,7 @@ def test_in_ten_thousand_states_no_invalid_action_is_taken(name):
         agent.train_iter()
     inputs = random_step(agent)
     count = len(inputs.step_type)
-    agent._rl_algorithm.set_epsilon_greedy(0.3)
+    agent.policy.set_epsilon_greedy(0.3)
     with torch.no_grad():
         with context.rollout_context():
             step = agent.rollout_step(inputs, agent.get_initial_rollout_state(count))
@@ -221,7 +221,7 @@ def test_random_actions_that_are_recorded_are_all_valid_and_all_of_these(cls):
 def test_the_best_action_is_the_best_of_the_valid_ones():
     agent, _ = make('dqn')
     inputs = random_step(agent, 500)
-    values = agent._rl_algorithm._q_values(inputs.observation, ())[0].tolist()
+    values = agent.policy._q_values(inputs.observation, ())[0].tolist()
     best = [max((v, -i) for i, v in enumerate(row) if m[i])[1] for row, m in zip(values, inputs.action_mask)]
     found = agent.predict_step(inputs, agent.get_initial_predict_state(500)).output
     assert (found - LOWEST).tolist() == [-i for i in best]
@@ -230,7 +230,7 @@ def test_the_best_action_is_the_best_of_the_valid_ones():
 @pytest.mark.parametrize('name', ['dqn', 'dqn, of one network', 'sac', 'mpo'])
 def test_a_target_does_not_depend_on_the_values_of_invalid_actions(name):
     agent, _ = make(name)
-    algorithm, row = agent._rl_algorithm, random_step(agent, 50)
+    algorithm, row = agent.policy, random_step(agent, 50)
     target_networks = algorithm._target_critic_networks
     values = torch.rand(50, COUNT)
     results = []

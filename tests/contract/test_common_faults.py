@@ -21,7 +21,7 @@ def test_the_action_ignored_at_the_end_of_an_episode_is_not_trained_on(algorithm
     results = []
     for other_action in (False, True):
         agent, env = make_agent(algorithm, 'continuous')
-        agent._rl_algorithm._loss._normalize_advantages = True
+        agent.policy._loss._normalize_advantages = True
         own_step = agent.collect_step
 
         def collect(inputs, state, own_step=own_step, other_action=other_action):

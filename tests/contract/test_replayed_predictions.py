@@ -126,8 +126,8 @@ class Silent(SacAlgorithm):
 def test_a_subclass_with_a_step_of_its_own_or_that_says_nothing_is_not_played(cls):
     algorithm, env = make('sac_pendulum')
     assert algorithm.capabilities.traceable_prediction
-    algorithm._rl_algorithm.__class__, algorithm._capabilities = cls, None
-    algorithm._rl_algorithm._capabilities = None
+    algorithm.policy.__class__, algorithm._capabilities = cls, None
+    algorithm.policy._capabilities = None
     assert not algorithm.capabilities.traceable_prediction
 
 

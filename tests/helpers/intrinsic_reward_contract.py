@@ -159,7 +159,7 @@ class IntrinsicRewardContract:
         module = self.make(observation_spec=env.observation_spec(), action_spec=env.action_spec())
         agent, _ = agents.make_agent('actor-critic', 'discrete', intrinsic_reward_module=module)
         agent.train_iter()
-        assert agent._irm is module
+        assert agent.intrinsic_reward is module
 
     @pytest.mark.parametrize('environment', ['discrete', 'continuous', 'mixed', 'nested observation'])
     @pytest.mark.parametrize('algorithm', ['actor-critic', 'ppo'])
@@ -172,8 +172,8 @@ class IntrinsicRewardContract:
             for _ in range(3):
                 agent.train_iter()
             results.append(parameters(agent))
-            fixed = {id(p) for name in agent._irm._trainable_attributes_to_ignore()
-                     for p in (getattr(agent._irm, name) or torch.nn.Module()).parameters()}
+            fixed = {id(p) for name in agent.intrinsic_reward._trainable_attributes_to_ignore()
+                     for p in (getattr(agent.intrinsic_reward, name) or torch.nn.Module()).parameters()}
             for (name, p), old, new in zip(agent.named_parameters(), before, parameters(agent)):
                 assert torch.equal(old, new) == (id(p) in fixed), name
                 assert torch.isfinite(new).all()

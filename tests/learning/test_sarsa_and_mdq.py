@@ -48,7 +48,7 @@ def test_sarsa_takes_the_best_action_and_knows_its_value(kind, on_policy):
         agent.train_iter()
     actions = greedy_actions(agent, env)
     torch.testing.assert_close(actions, SIGNALS / 2, rtol=0, atol=0.2)
-    values = agent._rl_algorithm._critic_networks((SIGNALS, SIGNALS / 2))[0]
+    values = agent.policy._critic_networks((SIGNALS, SIGNALS / 2))[0]
     torch.testing.assert_close(values, torch.ones(2, 2), rtol=0, atol=0.2)
 
 
@@ -71,7 +71,7 @@ def test_mdq_takes_the_best_action_and_both_forms_know_its_value():
     for _ in range(60):
         agent.train_iter()
     torch.testing.assert_close(greedy_actions(agent, env), SIGNALS / 2)  # these are among the bins
-    rl = agent._rl_algorithm
+    rl = agent.policy
     free_form = rl._critic_network((SIGNALS, SIGNALS / 2))[0]
     torch.testing.assert_close(free_form, torch.ones(2, 2), rtol=0, atol=0.15)
     advantage_form = rl._critic_network.advantage_form(SIGNALS, SIGNALS / 2, rl._log_alpha.exp())

@@ -48,5 +48,5 @@ def test_the_value_of_certain_rewards_is_learned(algorithm, monkeypatch):
     agent, env = make_agent(algorithm, 'value', batch_size=16, unroll_length=10, learning_rate=1e-2, mini_batch_size=80)
     for _ in range(150):
         agent.train_iter()
-    value, _ = agent._rl_algorithm._value_network(env.current_time_step().observation)
+    value, _ = agent.policy._value_network(env.current_time_step().observation)
     assert value.mean().item() == pytest.approx(2.4751, abs=0.35)

@@ -107,7 +107,7 @@ FORMS = {'positive': lambda f: -torch.log(1 - f.sigmoid()), 'negative': lambda f
 @pytest.mark.parametrize('form', FORMS)
 def test_the_reward_of_arriving_is_that_of_the_transition_and_none_crosses_an_episode(random_actions, form):
     agent = sac_agent(gail(random_actions, reward_form=form))
-    module = agent._irm
+    module = agent.intrinsic_reward
     inputs, info, batch_info = sample(agent)
     processed, info = agent.preprocess_experience(inputs, info, batch_info)
     assert (inputs.step_type[:, :-1] == L).any(), 'some sequences cross the end of an episode'
@@ -128,14 +128,14 @@ def test_the_coefficients_of_the_rewards_count(random_actions):
             intrinsic_reward_coef=intrinsic))
         inputs, info, batch_info = sample(agent)
         found = agent.preprocess_experience(inputs, info, batch_info)[0].reward
-        own = agent._irm.reward_batch(agent, inputs).output
+        own = agent.intrinsic_reward.reward_batch(agent, inputs).output
         torch.testing.assert_close(found, extrinsic * inputs.reward + intrinsic * own)
 
 
 @pytest.mark.parametrize('penalty', [0.0, 3.0])
 def test_the_loss_of_the_discriminator_is_the_cross_entropy_of_both_kinds(random_actions, penalty, monkeypatch):
     agent = sac_agent(gail(random_actions, gradient_penalty=penalty))
-    module = agent._irm
+    module = agent.intrinsic_reward
     inputs, info, batch_info = sample(agent)
     info = agent.preprocess_experience(inputs, info, batch_info)[1].irm
     info = nest.map_structure(lambda x: x[:, 1], info)
@@ -162,7 +162,7 @@ def test_the_loss_of_the_discriminator_is_the_cross_entropy_of_both_kinds(random
 def test_of_each_kind_as_many_transitions_count_in_sequences_of_any_length(length, random_actions):
     """A discriminator that sees no difference has f = 0, not the logarithm of how many there are of each kind."""
     agent = sac_agent(gail(random_actions))
-    module = agent._irm
+    module = agent.intrinsic_reward
     module._logit = lambda steps: offset.expand(steps.is_valid.shape)
     offset = torch.zeros((), requires_grad=True)
     inputs, info, batch_info = sample(agent, 40, length)
@@ -188,7 +188,7 @@ def test_demonstrated_transitions_are_those_of_the_dataset(expert):
 
 def test_the_logit_of_airl_is_its_shaped_reward_minus_the_log_probability_of_the_action(random_actions):
     agent = sac_agent(airl(random_actions, gamma=0.8))
-    module, policy = agent._irm, agent._rl_algorithm
+    module, policy = agent.intrinsic_reward, agent.policy
     inputs, info, batch_info = sample(agent)
     rewards = agent.preprocess_experience(inputs, info, batch_info)[0].reward
     seen = 0
@@ -226,7 +226,7 @@ def success(agent):
     observation = torch.tensor([[-1.0], [1.0]])
     step = TimeStep(step_type=torch.ones(2, dtype=torch.int32), observation=observation, reward=torch.zeros(2),
                     discount=torch.ones(2))
-    distribution = agent._rl_algorithm.predict_step(step, ()).info.action_distribution
+    distribution = agent.policy.predict_step(step, ()).info.action_distribution
     return (distribution.probs[0, 0] + distribution.probs[1, 1]).item() / 2
 
 
@@ -288,5 +288,6 @@ def test_what_it_cannot_do_is_refused(expert, random_actions):
 def test_a_learned_reward_can_be_computed_of_any_step(expert):
     for module in (gail(expert), airl(expert, depends_on_action=False, reward_network_cls=VALUE)):
         agent = ppo_agent(module)
-        reward, state = agent._irm.compute_reward(torch.ones(3, 1), torch.ones(3, dtype=torch.int64), -torch.ones(3, 1))
+        reward, state = agent.intrinsic_reward.compute_reward(torch.ones(3, 1), torch.ones(3, dtype=torch.int64),
+                                                              -torch.ones(3, 1))
         assert reward.shape == (3, ) and torch.equal(state, torch.ones(3, 1))

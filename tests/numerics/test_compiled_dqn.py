@@ -55,7 +55,7 @@ def test_compiled_updates_are_those_of_the_formulas(monkeypatch):
     errors, counts = [], []
 
     def compared(plan, batch):
-        dqn, (optimizer, ) = agent._rl_algorithm, agent.optimizers()
+        dqn, (optimizer, ) = agent.policy, agent.optimizers()
         params = list(dqn._critic_networks.parameters())
         before = [p.detach().double().requires_grad_() for p in params]
         targets = [p.double() for p in dqn._target_critic_networks.parameters()]

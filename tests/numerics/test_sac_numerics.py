@@ -32,7 +32,7 @@ def algorithm_of(environment, **args):
     """An algorithm whose target critics differ from its critics."""
     args.setdefault('critic_loss_ctor', partial(OneStepTDLoss, gamma=GAMMA))
     agent, _ = make_agent(environment, **args)
-    algorithm = agent._rl_algorithm
+    algorithm = agent.policy
     for p in [*algorithm._target_critic_networks.parameters(), *algorithm._critic_networks.parameters()]:
         p.data.add_(0.3 * torch.randn_like(p))
     return algorithm

@@ -1,12 +1,16 @@
 import math
 from functools import partial
 
+import gin
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from alfx.initializers import activation_gain, variance_scaling_init
+from alfx.layers import FC
+from alfx.networks.critic_networks import CriticNetwork
+from alfx.tensor_specs import TensorSpec
 from alfx.utils.math_ops import identity
 
 
@@ -83,3 +87,58 @@ def test_wrong_arguments_are_named():
         variance_scaling_init(torch.empty(2, 2), distribution='cauchy')
     with pytest.raises(ValueError, match='at least 2 dimensions'):
         variance_scaling_init(torch.empty(2))
+
+
+@pytest.fixture
+def bindings():
+    """A function that binds parameters for the duration of a test."""
+    yield lambda *lines: gin.parse_config('\n'.join(lines))
+    gin.clear_config()
+
+
+class TestInitialWeights:
+    """Schemes for layers without an initializer of their own."""
+
+    def test_torch_is_the_default_of_a_linear_layer(self, bindings):
+        bindings("initial_weights.weights = 'torch'", "initial_weights.biases = 'torch'")
+        torch.manual_seed(0)
+        layer = FC(50, 400, activation=torch.relu_)
+        bound = 50**-0.5
+        for values in (layer.weight, layer.bias):
+            assert 0.98 * bound < float(values.abs().max()) <= bound
+            assert float(values.std()) == pytest.approx(bound / 3**0.5, rel=0.05)
+
+    def test_a_gain_multiplies_the_weights_alone(self, bindings):
+        bindings("initial_weights.weights = 'torch'", "initial_weights.biases = 'torch'")
+        layer = FC(100, 300, kernel_init_gain=0.01)
+        assert float(layer.weight.abs().max()) <= 0.001 < float(layer.bias.abs().max()) <= 0.1
+
+    def test_orthogonal_rows_have_the_gain_of_the_activation(self, bindings):
+        bindings("initial_weights.weights = 'orthogonal'")
+        layer = FC(64, 32, activation=torch.relu_)
+        torch.testing.assert_close(layer.weight @ layer.weight.T, 2 * torch.eye(32), rtol=1e-3, atol=1e-3)
+        assert not layer.bias.any()
+
+    def test_each_stacked_layer_is_drawn_separately(self, bindings):
+        bindings("initial_weights.weights = 'orthogonal'")
+        layer = FC(8, 8).make_parallel(2)
+        for weight in layer.weight:
+            torch.testing.assert_close(weight @ weight.T, torch.eye(8), rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize('scheme, largest', [('small', 0.003), ('same', 0.25)])
+    def test_the_last_layer_of_a_critic(self, bindings, scheme, largest):
+        bindings("initial_weights.weights = 'torch'", f"initial_weights.last_layers = '{scheme}'")
+        critic = CriticNetwork((TensorSpec((3, )), TensorSpec((2, ))), joint_fc_layer_params=(16, ))
+        last = [module for module in critic.modules() if isinstance(module, FC)][-1]
+        assert 0.5 * largest < float(last.weight.abs().max()) <= largest
+
+    def test_given_initializers_are_kept(self, bindings):
+        bindings("initial_weights.weights = 'torch'", "initial_weights.biases = 'torch'")
+        layer = FC(4, 4, kernel_initializer=torch.nn.init.ones_, bias_init_value=2.0)
+        assert (layer.weight == 1).all() and (layer.bias == 2).all()
+
+    @pytest.mark.parametrize('name', ['weights', 'biases', 'last_layers'])
+    def test_an_unknown_scheme_is_rejected_by_name(self, bindings, name):
+        bindings(f"initial_weights.{name} = 'glorot'")
+        with pytest.raises(ValueError, match=rf"initial_weights\.{name}: expected one of .*found 'glorot'"):
+            FC(4, 4)

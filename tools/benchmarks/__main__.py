@@ -1,7 +1,7 @@
-"""Runs one of the benchmarks of this folder.
+"""Run one of the benchmarks in this folder.
 
     python tools/benchmarks                              # list them
-    python tools/benchmarks benchmark --rounds 5         # alfx beside other libraries
+    python tools/benchmarks benchmark --rounds 5         # alfx and other libraries
     python tools/benchmarks startup                      # the time until the first iteration
 """
 import ast
@@ -10,17 +10,17 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-_PARTS = ('__main__', 'benchmark_peers', 'benchmark_off_policy', 'benchmark_offline')  # run by other files
+_PARTS = ('__main__', 'benchmark_peers', 'benchmark_off_policy', 'benchmark_offline')  # imported by other files
 
 
 def benchmarks() -> dict[str, str]:
-    """Return the first line of the docstring of each benchmark, by its name."""
+    """Return the first docstring line of each benchmark by name."""
     return {path.stem: (ast.get_docstring(ast.parse(path.read_text())) or '').partition('\n')[0]
             for path in sorted(HERE.glob('*.py')) if path.stem not in _PARTS and not path.stem.startswith('bare_')}
 
 
 def main() -> None:
-    """List the benchmarks, or run the one that the command line names with the arguments that follow."""
+    """Run the benchmark that the command line names with its arguments, or list all benchmarks."""
     found = benchmarks()
     if len(sys.argv) < 2 or sys.argv[1] not in found:
         wrong = len(sys.argv) > 1 and sys.argv[1] not in ('-h', '--help')

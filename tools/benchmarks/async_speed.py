@@ -1,13 +1,13 @@
-"""How much faster a run is in which another process acts, where a step of the environment takes its time.
+"""Measure the speedup of an asynchronous actor with slow environment steps.
 
     python tools/benchmarks/async_speed.py [--env_ms 5] [--updates 1] [--rounds 7] [--seconds 6] [--json FILE]
 
-Soft actor-critic of the usual size (two layers of 256, minibatches of 256) on Pendulum with a step that sleeps: once
-with the environment stepped between the updates, once with it stepped in another process
-(``TrainerConfig.async_unroll``); as many updates for each step in both. Both runs are made in this process and take
-turns, ``--rounds`` times for ``--seconds`` each, after the queue of the second has been emptied; the figures are the
-medians, the ratio is that of the two turns of a round. 'At best' is what there would be to gain if all of the shorter
-of acting and training happened during the longer. Prints a row in Markdown.
+Soft actor-critic (two layers of 256, minibatches of 256) on Pendulum with a step that sleeps. The synchronous run steps
+the environment between the updates; the asynchronous run steps it in another process (``TrainerConfig.async_unroll``).
+Both do the same number of updates per step. They run alternately in this process, ``--rounds`` times for ``--seconds``
+each; the queue of the asynchronous run is emptied first. The rates are medians over the rounds, the ratio is the median
+of the ratios within a round. 'at best' is the speedup if acting and training overlapped completely. Prints a Markdown
+table.
 """
 import argparse
 import json
@@ -50,11 +50,11 @@ ASYNC = ('TrainerConfig.async_unroll=True', f'TrainerConfig.unroll_queue_size={Q
 
 @configurable
 class SleepingStep(gymnasium.Wrapper):
-    """Takes its time, without using the processor.
+    """Wrapper that sleeps in each step.
 
     Args:
-        env: the environment.
-        milliseconds: how long a step sleeps.
+        env: environment to wrap.
+        milliseconds: duration of the sleep.
     """
 
     def __init__(self, env: gymnasium.Env, milliseconds: float = 5.0):
@@ -68,12 +68,12 @@ class SleepingStep(gymnasium.Wrapper):
 
 
 class Run:
-    """A run whose iterations are made one by one.
+    """Run whose iterations are called one by one.
 
     Args:
-        folder: the run folder.
+        folder: run folder.
         conf: text of the conf.
-        params: further bindings.
+        params: additional bindings.
     """
 
     def __init__(self, folder: Path, conf: str, params: tuple[str, ...]):
@@ -87,14 +87,14 @@ class Run:
         self.algorithm = self._trainer.algorithm
 
     def steps_per_second(self, seconds: float) -> float:
-        """Of all environments together, while it trains."""
+        """Train for ``seconds``; return the steps per second of all environments together."""
         before, started = self._steps(), time.perf_counter()
         while time.perf_counter() - started < seconds:
             self.algorithm.train_iter()
         return (self._steps() - before) / (time.perf_counter() - started)
 
     def iterate(self, count: int) -> None:
-        """Make so many iterations."""
+        """Run ``count`` iterations."""
         for _ in range(count):
             self.algorithm.train_iter()
 
@@ -102,26 +102,29 @@ class Run:
         return int(self.algorithm.replay_buffer.current_pos.sum())
 
     def close(self) -> None:
-        """End what it has started."""
+        """Close the trainer and its processes."""
         self._trainer._unroll_source = self._source
         self._trainer._close(wait=False)
 
 
 def parts(run: Run) -> tuple[float, float]:
-    """Milliseconds of one iteration of a run that acts itself: acting and stepping, and training."""
-    spent = [0.0, 0.0]
+    """Return the milliseconds per iteration of a synchronous run: for acting and stepping, and for training."""
+    learner, spent = run.algorithm.learner, [0.0, 0.0]
     for _ in range(100):
         times = [time.perf_counter()]
-        run.algorithm._unroll_if_due()
+        due = learner.collector.due(trained_before=True)
+        if due is not None:
+            learner.collect(due)
+            learner.collector.settle(due)
         times.append(time.perf_counter())
-        run.algorithm.train_from_replay_buffer()
+        learner.train_from_replay(counts_updates=True)
         times.append(time.perf_counter())
         spent = [total + b - a for total, a, b in zip(spent, times, times[1:])]
     return spent[0] * 10, spent[1] * 10
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """The figures."""
+    """Measure both runs; return the numbers."""
     settings = {name: getattr(options, name) for name in ('env_ms', 'envs', 'hidden', 'batch', 'updates')}
     conf = CONF.format(**settings)
     os.environ['PYTHONPATH'] = os.pathsep.join([HERE, str(Path(HERE).parents[1]), os.environ.get('PYTHONPATH', '')])
@@ -131,11 +134,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         try:
             for name, params in (('synchronous', ()), ('asynchronous', ASYNC)):
                 runs[name] = Run(Path(folder) / name, conf, params)
-                runs[name].iterate(1200)  # the first steps, then until updates and acting are recorded
+                runs[name].iterate(1200)  # initial steps, and until updates and policy are traced
             acting, training = parts(runs['synchronous'])
             for _ in range(options.rounds):
                 rates['synchronous'].append(runs['synchronous'].steps_per_second(options.seconds))
-                runs['asynchronous'].iterate(4 * QUEUE)  # the steps that have waited meanwhile do not count
+                runs['asynchronous'].iterate(4 * QUEUE)  # discard the steps that waited in the queue
                 rates['asynchronous'].append(runs['asynchronous'].steps_per_second(options.seconds))
         finally:
             for run in runs.values():
@@ -148,20 +151,20 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure as the flags say."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--env_ms', type=float, default=5.0, help='how long a step of an environment sleeps')
+    parser.add_argument('--env_ms', type=float, default=5.0, help='duration of the sleep in a step')
     parser.add_argument('--envs', type=int, default=1, help='number of environments, stepped one after the other')
-    parser.add_argument('--updates', type=int, default=1, help='updates for each step')
+    parser.add_argument('--updates', type=int, default=1, help='updates per step')
     parser.add_argument('--hidden', type=int, default=256, help='size of the layers')
     parser.add_argument('--batch', type=int, default=256, help='size of the minibatches')
     parser.add_argument('--rounds', type=int, default=7)
-    parser.add_argument('--seconds', type=float, default=6.0, help='length of a turn')
-    parser.add_argument('--json', type=Path, help='keeps the numbers here')
+    parser.add_argument('--seconds', type=float, default=6.0, help='duration of each measurement')
+    parser.add_argument('--json', type=Path, help='file for the numbers')
     options = parser.parse_args()
     logging.getLogger('alfx').setLevel(logging.ERROR)
     found = measure(options)
-    print('| step sleeps | updates a step | acting + stepping | training | synchronous | asynchronous | ratio | '
+    print('| sleep per step | updates per step | acting + stepping | training | synchronous | asynchronous | ratio | '
           'at best |\n|---:|---:|---:|---:|---:|---:|---:|---:|')
     print('| {env_ms:g} ms | {updates} | {acting_ms:.1f} ms | {training_ms:.1f} ms | {synchronous:.0f} steps/s | '
           '{asynchronous:.0f} steps/s | **{ratio:.2f}** | {at_best:.2f} |'.format(**found))

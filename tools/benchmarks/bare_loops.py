@@ -1,8 +1,8 @@
-"""Hand-written PPO and A2C for CartPole: the peer that has no framework around it.
+"""Hand-written PPO and A2C for CartPole, as a baseline without a framework.
 
-Each function is the loop that a careful person would write for this one task: a gymnasium vector environment,
-preallocated storage, one forward pass for each environment step, one crossing between numpy and torch each way,
-fused or foreach optimizers, no logging. ``tools/benchmarks/benchmark.py`` times them; nothing imports them otherwise.
+Each function is a carefully written loop for one task: a gymnasium vector environment, preallocated storage, one
+forward pass per environment step, one conversion between numpy and torch in each direction, fused or foreach
+optimizers, no logging. Only ``tools/benchmarks/benchmark.py`` uses them.
 """
 import time
 from typing import Callable, NamedTuple
@@ -15,7 +15,7 @@ from torch import nn
 
 
 class Rollout(NamedTuple):
-    """One unroll: time-major storage, ``[T, B, ...]``, and the value of the observation after it, ``[B]``."""
+    """Rollout: time-major storage, ``[T, B, ...]``, and the value of the observation after it, ``[B]``."""
 
     observation: torch.Tensor
     action: torch.Tensor
@@ -27,7 +27,7 @@ class Rollout(NamedTuple):
 
 
 def _mlp(inputs: int, outputs: int, gain: float) -> nn.Sequential:
-    """Two hidden layers of 64 tanh units, orthogonal initial weights."""
+    """Return a network with two hidden layers of 64 tanh units and orthogonal initial weights."""
     layers = [nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs)]
     for layer, scale in zip(layers[::2], (2 ** 0.5, 2 ** 0.5, gain)):
         nn.init.orthogonal_(layer.weight, scale)
@@ -36,14 +36,14 @@ def _mlp(inputs: int, outputs: int, gain: float) -> nn.Sequential:
 
 
 class Collector:
-    """Steps the environments with the current policy and stores what happened.
+    """Collector of rollouts with the current policy.
 
     Args:
         env_name: gymnasium id of a task with a flat observation and discrete actions.
-        num_envs: B, environments stepped together.
-        length: T, steps of one rollout.
+        num_envs: B, number of parallel environments.
+        length: T, steps per rollout.
         gamma: discount.
-        seed: seeds the environments.
+        seed: random seed of the environments.
     """
 
     def __init__(self, env_name: str, num_envs: int, length: int, gamma: float, seed: int):
@@ -61,12 +61,12 @@ class Collector:
         self.latest = torch.from_numpy(self.envs.reset(seed=seed)[0])
 
     def parameters(self) -> list[nn.Parameter]:
-        """All parameters of the policy and of the value network."""
+        """Return all parameters of the policy and the value network."""
         return [*self.actor.parameters(), *self.critic.parameters()]
 
     @torch.no_grad()
     def collect(self) -> Rollout:
-        """Fills the storage with the next T steps of every environment."""
+        """Collect the next T steps of every environment."""
         for t in range(len(self.observation)):
             self.observation[t] = self.latest
             log_probs = torch.log_softmax(self.actor(self.latest), -1)
@@ -77,7 +77,7 @@ class Collector:
             observation, reward, terminated, truncated, info = self.envs.step(self.action[t].numpy())
             self.reward_array[t] = reward
             self.discount_array[t] = np.where(terminated | truncated, 0.0, self.gamma)
-            if truncated.any():  # the episode goes on beyond its time limit: its value belongs to the return
+            if truncated.any():  # bootstrap from the value at a time limit
                 for i in np.flatnonzero(truncated & ~terminated):
                     final = torch.from_numpy(info['final_obs'][i])
                     self.reward[t, i] += self.gamma * self.critic(final)[0]
@@ -87,7 +87,7 @@ class Collector:
 
 
 def advantages(rollout: Rollout, td_lambda: float) -> torch.Tensor:
-    """Generalized advantage estimates of every step of the rollout, ``[T, B]``."""
+    """Return the generalized advantage estimates of the rollout, ``[T, B]``."""
     next_value = torch.cat([rollout.value[1:], rollout.next_value[None]])
     delta = (rollout.reward + rollout.discount * next_value - rollout.value).numpy()
     decay = (td_lambda * rollout.discount).numpy()

@@ -1,8 +1,7 @@
-"""Hand-written SAC, TD3 and DQN: the peers that have no framework around them.
+"""Hand-written SAC, TD3 and DQN, as baselines without a framework.
 
-Each function is the loop that a careful person would write for this one task: one environment, preallocated numpy
-storage, one update from a (s, a, r, s') minibatch, fused optimizers, foreach target updates, no logging.
-``tools/benchmarks/benchmark.py`` times them; nothing imports them otherwise.
+Each function is a carefully written loop for one task: one environment, preallocated numpy storage, updates from
+(s, a, r, s') minibatches, fused optimizers, foreach target updates, no logging. Only the benchmarks use them.
 """
 import copy
 import time
@@ -18,13 +17,13 @@ _TAU = 0.005
 
 
 class Replay:
-    """The last transitions of one environment.
+    """Replay buffer of the latest transitions of one environment.
 
     Args:
-        capacity: how many.
-        observation_size: numbers in an observation.
-        action_size: numbers in an action; 0 for one discrete action.
-        seed: of the sampling.
+        capacity: maximum number of transitions.
+        observation_size: size of the observation vector.
+        action_size: size of the action vector; 0 for one discrete action.
+        seed: random seed of the sampling.
     """
 
     def __init__(self, capacity: int, observation_size: int, action_size: int, seed: int):
@@ -43,7 +42,7 @@ class Replay:
         self.size += 1
 
     def sample(self, batch_size: int) -> list[Tensor]:
-        """A uniform minibatch of the five, ``[B, ...]``."""
+        """Sample a uniform minibatch of the five arrays, ``[B, ...]``."""
         index = self.random.integers(min(self.size, self.capacity), size=batch_size)
         storage = (self.observation, self.action, self.reward, self.discount, self.next_observation)
         return [torch.from_numpy(array[index]) for array in storage]
@@ -65,7 +64,7 @@ def _follow(targets: list[Tensor], sources: list[Tensor]) -> None:
 def _loop(env_name: str, replay_of: Callable[[gymnasium.Env], Replay], act: Callable[[np.ndarray], np.ndarray],
           update: Callable[[Replay], None], warm_up: int, steps: int, every: int, count: int,
           seed: int) -> tuple[int, float]:
-    """Step the environment; after ``warm_up`` steps time ``steps`` more, with ``count`` updates after every few."""
+    """Train for ``warm_up`` and then ``steps`` timed steps, with ``count`` updates after ``every`` steps."""
     env = gymnasium.make(env_name)
     env.action_space.seed(seed)
     observation, _ = env.reset(seed=seed)
@@ -95,14 +94,14 @@ class _Critics(nn.Module):
 
 
 def _spaces(env_name: str) -> tuple[int, int, float]:
-    """Sizes of observation and action, and the largest action."""
+    """Return the sizes of observation and action, and the largest action."""
     env = gymnasium.make(env_name)
     return env.observation_space.shape[0], env.action_space.shape[0], float(env.action_space.high[0])
 
 
 def sac(env_name: str, warm_up: int, steps: int, seed: int, batch_size: int, layers: tuple[int, ...]
         ) -> tuple[int, float]:
-    """Soft actor-critic with one update a step; returns the updates after ``warm_up`` steps and their seconds."""
+    """Run SAC with one update per step; return the updates after ``warm_up`` steps and their seconds."""
     torch.manual_seed(seed)
     size, action_size, scale = _spaces(env_name)
     actor, critics = _mlp(size, layers, 2 * action_size), _Critics(size + action_size, layers)
@@ -160,7 +159,7 @@ def sac(env_name: str, warm_up: int, steps: int, seed: int, batch_size: int, lay
 
 def td3_learner(size: int, action_size: int, scale: float, batch_size: int, layers: tuple[int, ...], lr: float,
                 actor_loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> tuple[nn.Module, Callable[[Replay], None]]:
-    """The actor, whose actions are in [-1, 1], and an update of TD3, which trains it at every second call.
+    """Return the actor, with actions in [-1, 1], and the update of TD3, which trains the actor at every second call.
 
     ``actor_loss`` is of its values and actions and the stored actions in units of ``scale``.
     """
@@ -205,7 +204,7 @@ def td3_learner(size: int, action_size: int, scale: float, batch_size: int, laye
 
 def td3(env_name: str, warm_up: int, steps: int, seed: int, batch_size: int, layers: tuple[int, ...]
         ) -> tuple[int, float]:
-    """TD3 with one update a step; returns the updates after ``warm_up`` steps and their seconds."""
+    """Run TD3 with one update per step; return the updates after ``warm_up`` steps and their seconds."""
     torch.manual_seed(seed)
     size, action_size, scale = _spaces(env_name)
     actor, update = td3_learner(size, action_size, scale, batch_size, layers, 1e-3, lambda value, *_: -value.mean())
@@ -221,7 +220,7 @@ def td3(env_name: str, warm_up: int, steps: int, seed: int, batch_size: int, lay
 
 def dqn(env_name: str, warm_up: int, steps: int, seed: int, batch_size: int, layers: tuple[int, ...]
         ) -> tuple[int, float]:
-    """DQN with 128 updates after every 256 steps; returns the updates after ``warm_up`` steps and their seconds."""
+    """Run DQN with 128 updates every 256 steps; return the updates after ``warm_up`` steps and their seconds."""
     torch.manual_seed(seed)
     env = gymnasium.make(env_name)
     size, num_actions = env.observation_space.shape[0], int(env.action_space.n)

@@ -1,7 +1,7 @@
-"""Hand-written IQL and TD3+BC on an array of transitions: the peers that have no framework around them.
+"""Hand-written IQL and TD3+BC on an array of transitions, as baselines without a framework.
 
-Each function is the loop that a careful person would write: numpy storage, fused optimizers, foreach target updates, no
-logging. ``tools/benchmarks/benchmark.py`` times them; nothing imports them otherwise.
+Each function is a carefully written loop: numpy storage, fused optimizers, foreach target updates, no logging. Only
+``tools/benchmarks/benchmark.py`` uses them.
 """
 import copy
 import time
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 def _timed(update: Callable[[Replay], None], replay: Replay, warm_up: int, updates: int) -> tuple[int, float]:
-    """Make ``warm_up`` updates, and time so many after them."""
+    """Run ``warm_up`` updates, then time ``updates`` further ones."""
     start = 0.0
     for i in range(warm_up + updates):
         if i == warm_up:
@@ -24,8 +24,7 @@ def _timed(update: Callable[[Replay], None], replay: Replay, warm_up: int, updat
 
 def iql_learner(size: int, action_size: int, batch_size: int, layers: tuple[int, ...], lr: float
                 ) -> tuple[nn.Module, Callable[[Replay], None]]:
-    """The mean of the policy, in [-1, 1], and an update of implicit Q-learning with expectile 0.7 and inverse
-    temperature 3."""
+    """Return the policy mean, in [-1, 1], and the update of IQL with expectile 0.7 and inverse temperature 3."""
     actor, log_std = nn.Sequential(_mlp(size, layers, action_size), nn.Tanh()), nn.Parameter(torch.zeros(action_size))
     values, critics = _mlp(size, layers, 1), _Critics(size + action_size, layers)
     targets = copy.deepcopy(critics)
@@ -59,7 +58,7 @@ def iql_learner(size: int, action_size: int, batch_size: int, layers: tuple[int,
 
 def iql(replay: Replay, warm_up: int, updates: int, seed: int, batch_size: int, layers: tuple[int, ...]
         ) -> tuple[int, float]:
-    """Implicit Q-learning; returns the updates and their seconds."""
+    """Run implicit Q-learning; return the timed updates and their seconds."""
     torch.manual_seed(seed)
     _, update = iql_learner(replay.observation.shape[1], replay.action.shape[1], batch_size, layers, 3e-4)
     return _timed(update, replay, warm_up, updates)
@@ -67,7 +66,7 @@ def iql(replay: Replay, warm_up: int, updates: int, seed: int, batch_size: int, 
 
 def td3_bc_learner(size: int, action_size: int, batch_size: int, layers: tuple[int, ...], lr: float,
                    alpha: float = 2.5) -> tuple[nn.Module, Callable[[Replay], None]]:
-    """The actor, and an update of TD3+BC, which trains it at every second call."""
+    """Return the actor and the update of TD3+BC, which trains the actor at every second call."""
     def actor_loss(value: Tensor, own_action: Tensor, action: Tensor) -> Tensor:
         return ((own_action - action)**2).mean() - alpha * value.mean() / value.abs().mean().detach()
 
@@ -76,7 +75,7 @@ def td3_bc_learner(size: int, action_size: int, batch_size: int, layers: tuple[i
 
 def td3_bc(replay: Replay, warm_up: int, updates: int, seed: int, batch_size: int, layers: tuple[int, ...]
            ) -> tuple[int, float]:
-    """TD3+BC with alpha 2.5; returns the updates and their seconds."""
+    """Run TD3+BC with alpha 2.5; return the timed updates and their seconds."""
     torch.manual_seed(seed)
     _, update = td3_bc_learner(replay.observation.shape[1], replay.action.shape[1], batch_size, layers, 3e-4)
     return _timed(update, replay, warm_up, updates)

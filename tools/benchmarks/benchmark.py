@@ -1,21 +1,21 @@
-"""Environment steps or updates per second and peak memory of alfx and its peers on identical work.
+"""Measure environment steps or updates per second and peak memory of alfx and other libraries (peers).
 
-    python tools/benchmarks/benchmark.py                                   # every workload, three rounds
+    python tools/benchmarks/benchmark.py                                   # all workloads, three rounds
     python tools/benchmarks/benchmark.py ppo_cart_pole --rounds 5 --json docs/benchmark.json
     python tools/benchmarks/benchmark.py a2c_cart_pole --peers alfx bare --steps 40000
-    # what RND and ICM add to the time of an iteration
+    # time that RND and ICM add to an iteration
     python tools/benchmarks/benchmark.py ppo_cart_pole_bonus --rounds 5
-    # where libraries that have more threads may use them
+    # for libraries with more threads
     python tools/benchmarks/benchmark.py sac_pendulum --cores 2
-    # other sources
+    # compare two source trees
     python tools/benchmarks/benchmark.py td3_pendulum --peers alfx eager compiled --rounds 6 --against ../before
 
-'eager' is alfx without the records that it plays. With --against, each peer that is alfx is also measured with the alfx
-of another source tree, in the same rounds, by these tools and with the packages installed here: 'alfx before'.
+'eager' is alfx without traced graphs. With --against, each alfx peer is also measured with the alfx of another source
+tree, in the same rounds, with the same scripts and installed packages: 'alfx before'.
 
-Each measurement is a process of its own, so that memory is counted for each peer alone, and held to one core, since XLA
-computes in threads of its own whatever its flags say; a round runs every peer once and the next round begins with the
-next peer, so that a machine that grows slower or faster meanwhile favours none. Ratios are taken within a round, then
+Each measurement runs in a separate process, so that its peak memory can be measured, and is pinned to one core, since
+XLA starts threads whatever its flags are. A round runs every peer once, and each round starts with another peer, so
+that changes in the speed of the machine affect all peers equally. Ratios are computed within a round; the result is
 their median.
 """
 import argparse
@@ -38,13 +38,13 @@ BEFORE = ' before'
 
 
 def hold_to_cores(number: int) -> None:
-    """Keep this process, with all threads that it will start, on its last so many cores.
+    """Pin this process, with all threads that it starts, to its last ``number`` cores.
 
     Raises:
-        SystemExit: the system cannot do that, or there are fewer.
+        SystemExit: the system does not support pinning, or there are fewer cores.
     """
     if not hasattr(os, 'sched_setaffinity'):
-        raise SystemExit('this system cannot hold a process to some cores; measure on Linux, or with --cores 0')
+        raise SystemExit('this system cannot pin a process to cores; use Linux, or --cores 0')
     cores = sorted(os.sched_getaffinity(0))
     if not 0 < number <= len(cores):
         raise SystemExit(f'--cores {number}: expected a number from 1 to {len(cores)}, the cores that this process may '
@@ -53,7 +53,7 @@ def hold_to_cores(number: int) -> None:
 
 
 def _measure_here(peer: str, workload_name: str, steps: int, seed: int, cores: int) -> None:
-    """Runs in the subprocess: prints one JSON line with what was measured."""
+    """Measure in the subprocess, and print one JSON line with the result."""
     if cores:
         hold_to_cores(cores)
     from benchmark_peers import PEERS, WORKLOADS
@@ -62,7 +62,7 @@ def _measure_here(peer: str, workload_name: str, steps: int, seed: int, cores: i
     torch.set_num_threads(1)
     started, processor_seconds = time.perf_counter(), time.process_time()
     taken, seconds = PEERS[peer](WORKLOADS[workload_name], steps, seed)
-    busy = (time.process_time() - processor_seconds) / (time.perf_counter() - started)  # cores, building included
+    busy = (time.process_time() - processor_seconds) / (time.perf_counter() - started)  # cores, including construction
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps({'steps': taken, 'seconds': seconds, 'rate': taken / seconds, 'peak_mib': peak,
                       'cores_busy': round(busy, 2)}))
@@ -70,12 +70,13 @@ def _measure_here(peer: str, workload_name: str, steps: int, seed: int, cores: i
 
 def measure(peer: str, workload_name: str, steps: int, seed: int, cores: int = 1,
             against: Path | None = None) -> dict[str, float]:
-    """One measurement in a process of its own, which may use so many cores; 0: all.
+    """Measure once in a separate process with ``cores`` cores; 0 for all cores.
 
-    alfx is that of the source tree ``against`` if the name of the peer says so, else of the one that this file is in.
+    alfx is imported from the source tree ``against`` if the peer name ends with ' before', otherwise from the tree of
+    this file.
 
     Raises:
-        SystemExit: the process failed; its own output is shown.
+        SystemExit: the process failed; its output is shown.
     """
     command = [sys.executable, str(Path(__file__).resolve()), workload_name, '--measure', peer.removesuffix(BEFORE),
                '--steps', str(steps), '--seed', str(seed), '--cores', str(cores)]
@@ -88,9 +89,9 @@ def measure(peer: str, workload_name: str, steps: int, seed: int, cores: int = 1
 
 
 def summarise(rounds: list[dict[str, dict[str, float]]], reference: str) -> dict[str, dict[str, float]]:
-    """Median rate, its range, median peak memory and the median ratio reference / peer of each peer.
+    """Return for each peer the median rate, its range, the median peak memory and the median ratio reference / peer.
 
-    Before a change, the reference is the same peer after it.
+    The reference of 'PEER before' is PEER.
     """
     rows = {}
     for peer in rounds[0]:
@@ -104,8 +105,8 @@ def summarise(rounds: list[dict[str, dict[str, float]]], reference: str) -> dict
 
 
 def format_table(rows: dict[str, dict[str, float]], reference: str, unit: str = 'steps') -> str:
-    """The rows as a Markdown table."""
-    lines = [f'| peer | {unit}/s (median) | range | {reference} is faster by | peak memory |',
+    """Format the rows as a Markdown table."""
+    lines = [f'| peer | {unit}/s (median) | range | speedup of {reference} | peak memory |',
              '| --- | ---: | ---: | ---: | ---: |']
     for peer, row in rows.items():
         ratio = f"{row['ratio']:.2f}" if 'ratio' in row and peer != reference else ''
@@ -135,7 +136,7 @@ def _processor() -> str:
 
 def run_workload(name: str, peers: list[str], rounds: int, steps: int | None, seed: int, cores: int = 1,
                  against: Path | None = None) -> dict:
-    """Every round of one workload; prints as it goes and returns what the JSON file keeps."""
+    """Run all rounds of one workload, print the results, and return the entry of the JSON file."""
     from benchmark_peers import OF_ALFX, WORKLOADS, unavailable
 
     workload = WORKLOADS[name]
@@ -143,10 +144,10 @@ def run_workload(name: str, peers: list[str], rounds: int, steps: int | None, se
     here = []
     for peer in peers:
         reason = unavailable(peer, workload)
-        print(f'  {peer} is left out: {reason}' if reason else f'  {peer}', flush=True)
+        print(f'  {peer} is skipped: {reason}' if reason else f'  {peer}', flush=True)
         here += [] if reason else [peer, peer + BEFORE] if against and peer in OF_ALFX else [peer]
     if not here:
-        raise SystemExit(f'no peer can run {name}')
+        raise SystemExit(f'no peer supports {name}')
     unit = workload.unit
     results = []
     for i in range(rounds):
@@ -163,29 +164,29 @@ def run_workload(name: str, peers: list[str], rounds: int, steps: int | None, se
 
 
 def main() -> None:
-    """Parses the command line and runs what it asks for."""
+    """Run the command line."""
     from benchmark_peers import PEERS, WORKLOADS
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('workloads', nargs='*', metavar='workload',
                         help=f'{", ".join(WORKLOADS)}; default: all of them')
     parser.add_argument('--peers', nargs='+', choices=list(PEERS), default=list(PEERS),
-                        help='the first is the one that the others are compared with')
+                        help='the first one is the reference')
     parser.add_argument('--rounds', type=int, default=3)
-    parser.add_argument('--steps', type=int, help='environment steps of one measurement')
+    parser.add_argument('--steps', type=int, help='environment steps per measurement')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--cores', type=int, default=int(hasattr(os, 'sched_setaffinity')),
-                        help='how many each measurement may use; 0: all')
-    parser.add_argument('--against', type=Path, metavar='FOLDER', help='another source tree of alfx to compare with')
-    parser.add_argument('--json', type=Path, help='keeps the numbers here; other workloads in the file stay')
+                        help='cores per measurement; 0 for all')
+    parser.add_argument('--against', type=Path, metavar='FOLDER', help='another source tree of alfx, to compare with')
+    parser.add_argument('--json', type=Path, help='store the numbers here; other workloads in the file are kept')
     parser.add_argument('--measure', choices=list(PEERS), help=argparse.SUPPRESS)
     args = parser.parse_args()
     names = args.workloads or list(WORKLOADS)
     for name in names:
         if name not in WORKLOADS:
-            parser.error(f'there is no workload {name!r}; there are {", ".join(WORKLOADS)}')
+            parser.error(f'unknown workload {name!r}; choose from {", ".join(WORKLOADS)}')
     if args.against and not (args.against / 'alfx' / '__init__.py').is_file():
-        parser.error(f'--against {args.against}: expected the folder of a source tree, but there is no alfx in it')
+        parser.error(f'--against {args.against}: expected a source tree, but the folder contains no alfx')
     if args.measure:
         _measure_here(args.measure, names[0], args.steps, args.seed, args.cores)
         return

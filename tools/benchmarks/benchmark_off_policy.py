@@ -1,8 +1,7 @@
-"""The off-policy workloads of `tools/benchmarks/benchmark.py` and how each peer does them.
+"""Off-policy workloads of `tools/benchmarks/benchmark.py` for each peer.
 
-What is counted are updates. Every peer first takes ``warm_up`` environment steps, which are not timed: the first random
-ones, the first updates, compilation where there is any. Environment steps and the peer's default logging are inside the
-time.
+The unit is updates. Every peer first takes ``warm_up`` environment steps that are not timed: random steps, the first
+updates, and compilation. The time includes environment steps and the default logging of the peer.
 """
 import dataclasses
 import tempfile
@@ -13,19 +12,19 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class OffPolicyWorkload:
-    """One task with everything that decides the amount of work.
+    """Task with all settings that determine the amount of work.
 
     Attributes:
         algorithm: 'sac', 'td3' or 'dqn'.
         env_name: gymnasium id; one environment.
         batch_size: transitions in a minibatch.
         layers: hidden layers of every network.
-        every: environment steps from one training to the next.
-        updates: updates of a training.
-        warm_up: environment steps that are not timed.
-        steps: environment steps of one measurement unless the command says otherwise.
+        every: environment steps between two trainings.
+        updates: updates per training.
+        warm_up: environment steps before the timed ones.
+        steps: default number of environment steps per measurement.
         description: one line for the table.
-        unit: what is counted.
+        unit: unit of the rate.
     """
 
     algorithm: str
@@ -93,7 +92,7 @@ TrainerConfig.replay_buffer_length = 100000
 
 
 def run_bare(workload: OffPolicyWorkload, steps: int, seed: int) -> tuple[int, float]:
-    """The hand-written loop of `tools/benchmarks/bare_off_policy_loops.py`; it logs nothing."""
+    """Run the hand-written loop of `tools/benchmarks/bare_off_policy_loops.py`, which does not log."""
     import bare_off_policy_loops
 
     loop = getattr(bare_off_policy_loops, workload.algorithm)
@@ -101,7 +100,7 @@ def run_bare(workload: OffPolicyWorkload, steps: int, seed: int) -> tuple[int, f
 
 
 def run_stable_baselines(package: Any, workload: OffPolicyWorkload, steps: int, seed: int) -> tuple[int, float]:
-    """stable-baselines3 or sbx with its csv and TensorBoard logger."""
+    """Run stable-baselines3 or sbx with its csv and TensorBoard logger."""
     from stable_baselines3.common.logger import configure
 
     settings: dict[str, Any] = {'batch_size': workload.batch_size, 'learning_starts': 100, 'seed': seed,
@@ -129,7 +128,7 @@ def run_stable_baselines(package: Any, workload: OffPolicyWorkload, steps: int, 
 
 def run_alfx(workload: OffPolicyWorkload, steps: int, seed: int, compile: bool = False,
              precision: str | None = None) -> tuple[int, float]:
-    """alfx as `python -m alfx.bin.train` runs it: summaries, progress.csv and checkpoints included."""
+    """Run alfx as `python -m alfx.bin.train` does, with summaries, progress.csv and checkpoints."""
     from alfx import gin_utils
     from alfx.config import TrainerConfig
     from alfx.trainers.policy_trainer import RLTrainer
@@ -141,8 +140,8 @@ def run_alfx(workload: OffPolicyWorkload, steps: int, seed: int, compile: bool =
         conf.write_text((_CONFS[workload.algorithm] + _COMMON).format(**fields))
         gin_utils.write_conf(f'{folder}/run', gin_utils.load(str(conf)))
         trainer = RLTrainer(TrainerConfig(root_dir=f'{folder}/run'))
-        algorithm = trainer.algorithm
-        train, clock = algorithm.train_from_replay_buffer, {'updates': 0, 'start': 0.0}
+        learner = trainer.algorithm.learner
+        train, clock = learner.train_from_replay, {'updates': 0, 'start': 0.0}
 
         def counted(*args: Any, **kwargs: Any) -> int:
             if not clock['start'] and trainer.current_env_steps() >= workload.warm_up:
@@ -152,6 +151,6 @@ def run_alfx(workload: OffPolicyWorkload, steps: int, seed: int, compile: bool =
                 clock['updates'] += steps_trained // (2 * workload.batch_size)
             return steps_trained
 
-        algorithm.train_from_replay_buffer = counted
+        learner.train_from_replay = counted
         trainer.train()
         return int(clock['updates']), time.perf_counter() - clock['start']

@@ -1,8 +1,9 @@
-"""The workloads of `tools/benchmarks/benchmark.py` that learn from a dataset, and how each peer does them.
+"""Offline workloads of `tools/benchmarks/benchmark.py` for each peer.
 
-What is counted are updates. Every peer gets the same transitions, normal observations and uniform actions: the work
-does not depend on what is learned; loading them, ``warm_up`` updates and compilation are not timed. d3rlpy asks for
-another gymnasium than alfx: the environment variable ``D3RLPY_PYTHON`` names the Python that has it.
+The unit is updates. Every peer gets the same transitions with normal observations and uniform actions, since the work
+does not depend on the data. Loading the data, ``warm_up`` updates and compilation are not timed. d3rlpy needs another
+gymnasium version than alfx; the environment variable ``D3RLPY_PYTHON`` names the Python interpreter where it is
+installed.
 """
 import dataclasses
 import json
@@ -21,16 +22,16 @@ _EPISODES, _LENGTH, _OBSERVATION, _ACTION = 20, 1000, 17, 6
 
 @dataclasses.dataclass(frozen=True)
 class OfflineWorkload:
-    """One algorithm with everything that decides the amount of work.
+    """Algorithm with all settings that determine the amount of work.
 
     Attributes:
         algorithm: 'iql' or 'td3_bc'.
         batch_size: transitions in a minibatch.
         layers: hidden layers of every network.
-        warm_up: updates that are not timed.
-        steps: updates of one measurement unless the command says otherwise.
+        warm_up: updates before the timed ones.
+        steps: default number of updates per measurement.
         description: one line for the table.
-        unit: what is counted.
+        unit: unit of the rate.
     """
 
     algorithm: str
@@ -64,7 +65,7 @@ TrainerConfig.compile = {compile}
 
 
 def transitions(seed: int) -> dict[str, np.ndarray]:
-    """float32 ``observation`` [E, T + 1, 17], ``action`` [E, T, 6], ``reward`` [E, T]; episodes are cut off."""
+    """Return float32 ``observation`` [E, T + 1, 17], ``action`` [E, T, 6], ``reward`` [E, T] of truncated episodes."""
     random = np.random.default_rng(seed)
     observation = random.standard_normal((_EPISODES, _LENGTH + 1, _OBSERVATION), np.float32)
     action = random.uniform(-1, 1, (_EPISODES, _LENGTH, _ACTION)).astype(np.float32)
@@ -73,7 +74,7 @@ def transitions(seed: int) -> dict[str, np.ndarray]:
 
 
 def run_bare(workload: OfflineWorkload, steps: int, seed: int) -> tuple[int, float]:
-    """The hand-written loop of `tools/benchmarks/bare_offline_loops.py`; it logs nothing."""
+    """Run the hand-written loop of `tools/benchmarks/bare_offline_loops.py`, which does not log."""
     import bare_offline_loops
     from bare_off_policy_loops import Replay
 
@@ -87,7 +88,7 @@ def run_bare(workload: OfflineWorkload, steps: int, seed: int) -> tuple[int, flo
 
 
 def run_alfx(workload: OfflineWorkload, steps: int, seed: int, compile: bool = False) -> tuple[int, float]:
-    """alfx as `python -m alfx.bin.train` runs it: summaries, progress.csv and checkpoints included."""
+    """Run alfx as `python -m alfx.bin.train` does, with summaries, progress.csv and checkpoints."""
     from alfx import gin_utils
     from alfx.config import TrainerConfig
     from alfx.offline import dataset_folder
@@ -106,21 +107,22 @@ def run_alfx(workload: OfflineWorkload, steps: int, seed: int, compile: bool = F
                                      compile=compile, iterations=untimed + steps // 100))
         gin_utils.write_conf(f'{root}/run', gin_utils.load(str(conf)))
         trainer = RLTrainer(TrainerConfig(root_dir=f'{root}/run'))
-        train_iter, start = trainer.algorithm.train_iter, 0.0
+        learner, start = trainer.algorithm.learner, 0.0
+        run_iteration = learner.run_iteration
 
         def timed() -> int:
             nonlocal start
             if trainer.current_iterations() == untimed:
                 start = time.perf_counter()
-            return train_iter()
+            return run_iteration()
 
-        trainer.algorithm.train_iter = timed
+        learner.run_iteration = timed
         trainer.train()
         return steps // 100 * 100, time.perf_counter() - start
 
 
 def run_d3rlpy(workload: OfflineWorkload, steps: int, seed: int) -> tuple[int, float]:
-    """d3rlpy's own update and sampling without its logger, in the Python that ``D3RLPY_PYTHON`` names."""
+    """Run the update and sampling of d3rlpy without its logger, with the interpreter ``D3RLPY_PYTHON``."""
     asked = {**dataclasses.asdict(workload), 'steps': steps, 'seed': seed}
     environment = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
     done = subprocess.run([os.environ['D3RLPY_PYTHON'], __file__, json.dumps(asked)], env=environment,

@@ -1,10 +1,10 @@
-"""What `tools/benchmarks/benchmark.py` runs in each of its processes: one peer doing one workload, timed.
+"""Peers and workloads that `tools/benchmarks/benchmark.py` times in its subprocesses.
 
-A workload fixes everything that decides how much work there is: task, number of environments, network, rollout
-length, minibatches, epochs, optimizer. A peer is a function (workload, steps, seed) -> (environment steps taken,
-seconds), or (updates, seconds) for the workloads of `benchmark_off_policy.py` and `benchmark_offline.py`, or
-(iterations, seconds) where what is compared is what an exploration bonus costs; building the environments and the
-networks is outside the seconds, training and the peer's own default logging are inside.
+A workload fixes all settings that determine the amount of work: task, number of environments, network, rollout length,
+minibatches, epochs, optimizer. A peer is a function (workload, steps, seed) -> (environment steps taken, seconds). It
+returns (updates, seconds) for the workloads of `benchmark_off_policy.py` and `benchmark_offline.py`, and
+(iterations, seconds) for the cost of an exploration bonus. The time includes training and the default logging of the
+peer, but not the construction of environments and networks.
 """
 import dataclasses
 import importlib
@@ -26,18 +26,18 @@ from benchmark_offline import OfflineWorkload
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """One task with everything that decides the amount of work.
+    """Task with all settings that determine the amount of work.
 
     Attributes:
         algorithm: 'ppo' or 'a2c'.
         env_name: gymnasium id.
-        num_envs: environments stepped together.
-        unroll_length: steps of each environment in an iteration.
-        epochs: updates on the whole rollout, as one minibatch, in an iteration.
-        steps: environment steps of one measurement unless the command says otherwise.
+        num_envs: number of parallel environments.
+        unroll_length: steps of each environment per iteration.
+        epochs: updates on the whole rollout, as one minibatch, per iteration.
+        steps: default number of environment steps per measurement.
         description: one line for the table.
-        unit: what is counted: 'steps' of the environment; 'iterations' where alfx with and without exploration bonuses
-            is compared, and with nothing else: episodes of different lengths shall not count.
+        unit: unit of the rate: environment 'steps', or 'iterations' to compare alfx with and without exploration
+            bonuses, which is independent of the length of episodes.
     """
 
     algorithm: str
@@ -56,13 +56,13 @@ WORKLOADS: dict[str, Any] = {
     'a2c_cart_pole': Workload('a2c', 'CartPole-v1', 8, 5, 1, 100_000,
                               'A2C, 8 x 5 steps, one update each, 2 x 64 tanh, RMSprop 7e-4'),
     'ppo_cart_pole_bonus': Workload('ppo', 'CartPole-v1', 8, 32, 20, 60_000,
-                                    'PPO as in ppo_cart_pole, alone and with a bonus whose networks are as large; '
-                                    'that alfx is faster by 1.3 means that the bonus adds 30%', 'iterations'),
+                                    'PPO as in ppo_cart_pole, without and with a bonus with networks of equal size; '
+                                    'a speedup of 1.3 means that the bonus adds 30%', 'iterations'),
     **benchmark_off_policy.WORKLOADS,
     **benchmark_offline.WORKLOADS,
 }
 
-# Networks and environments as in the other peers; summaries and progress.csv as TrainerConfig has them by default.
+# Networks and environments as in the other peers; summaries and progress.csv with the defaults of TrainerConfig.
 _ALFX_COMMON = """
 create_environment.env_name = '{env_name}'
 create_environment.num_parallel_environments = {num_envs}
@@ -95,7 +95,7 @@ ac/RMSprop.clip_by_global_norm = True
 ActorCriticLoss.td_lambda = 1.0
 """,
 }
-# Two networks of two layers of 64 each, as policy and value: target and predictor, or forward and inverse model.
+# Two networks with two layers of 64 each, like policy and value: target and predictor, or forward and inverse model.
 _BONUSES = {
     '': '',
     'rnd': """include 'rnd.gin'
@@ -113,7 +113,7 @@ icm/Adam.lr = 1e-3
 
 
 def run_bare(workload: Any, steps: int, seed: int) -> tuple[int, float]:
-    """The hand-written loop of `tools/benchmarks/bare_loops.py` and its neighbours; it logs nothing."""
+    """Run the hand-written loop of the workload, which does not log."""
     if isinstance(workload, OfflineWorkload):
         return benchmark_offline.run_bare(workload, steps, seed)
     if isinstance(workload, OffPolicyWorkload):
@@ -147,27 +147,27 @@ def _stable_baselines(package: Any, workload: Any, steps: int, seed: int, warm_u
 
 
 def run_sb3(workload: Any, steps: int, seed: int) -> tuple[int, float]:
-    """stable-baselines3 with its own vector environment and its csv and TensorBoard logger."""
+    """Run stable-baselines3 with its vector environment and its csv and TensorBoard logger."""
     import stable_baselines3
 
     return _stable_baselines(stable_baselines3, workload, steps, seed, warm_up=0)
 
 
 def run_sbx(workload: Any, steps: int, seed: int) -> tuple[int, float]:
-    """sbx (stable-baselines on jax); two iterations beforehand let it compile outside the timing."""
+    """Run sbx (Stable-Baselines on JAX) after two iterations that are not timed, in which it compiles."""
     import sbx
 
     warm_up = 0 if isinstance(workload, OffPolicyWorkload) else 2 * workload.num_envs * workload.unroll_length
     return _stable_baselines(sbx, workload, steps, seed, warm_up)
 
 
-_COMPILED_AFTER = 60  # iterations: by then acting and the update are compiled
+_COMPILED_AFTER = 60  # iterations, after which policy and update are compiled
 
 
 def run_alfx(workload: Any, steps: int, seed: int, bonus: str = '', compile: bool = False) -> tuple[int, float]:
-    """alfx as `python -m alfx.bin.train` runs it: summaries, progress.csv and checkpoints included.
+    """Run alfx as `python -m alfx.bin.train` does, with summaries, progress.csv and checkpoints.
 
-    The clock starts when compilation is over, as that of sbx does.
+    The time starts after compilation, as for sbx.
     """
     if isinstance(workload, OfflineWorkload):
         return benchmark_offline.run_alfx(workload, steps, seed, compile=compile)
@@ -187,33 +187,34 @@ def run_alfx(workload: Any, steps: int, seed: int, bonus: str = '', compile: boo
         gin_utils.write_conf(f'{folder}/run', gin_utils.load(str(conf)))
         trainer = RLTrainer(TrainerConfig(root_dir=f'{folder}/run'))
         counter = trainer.current_iterations if workload.unit == 'iterations' else trainer.current_env_steps
-        train_iter, before, start = trainer.algorithm.train_iter, 0, time.perf_counter()
+        learner, before, start = trainer.algorithm.learner, 0, time.perf_counter()
+        run_iteration = learner.run_iteration
 
         def timed() -> int:
             nonlocal before, start
             if trainer.current_iterations() == untimed:
                 before, start = counter(), time.perf_counter()
-            return train_iter()
+            return run_iteration()
 
         if untimed:
-            trainer.algorithm.train_iter = timed
+            learner.run_iteration = timed
         trainer.train()
         return counter() - before, time.perf_counter() - start
 
 
 def run_alfx_bfloat16(workload: Any, steps: int, seed: int) -> tuple[int, float]:
-    """The same, and matrix products of numbers that are rounded to bfloat16, which is not what the others compute."""
+    """Run compiled alfx with bfloat16 matrix products, which are less precise than those of the other peers."""
     return benchmark_off_policy.run_alfx(workload, steps, seed, compile=True, precision='medium')
 
 
 def play_nothing() -> None:
-    """From now on alfx computes every update and every action in this process step by step, also the thousandth."""
+    """Disable traced and compiled graphs in this process."""
     from alfx.engine.plan import backends
     backends.WARM_UP = backends.WarmUp(*[sys.maxsize] * len(backends.WarmUp._fields))
 
 
 def run_alfx_eager(workload: Any, steps: int, seed: int) -> tuple[int, float]:
-    """As ``run_alfx`` without records: what playing them saves is the difference."""
+    """Run alfx in eager mode; the difference to ``run_alfx`` is the gain of traced graphs."""
     play_nothing()
     return run_alfx(workload, steps, seed)
 
@@ -224,24 +225,24 @@ PEERS: dict[str, Callable[[Any, int, int], tuple[int, float]]] = {
     'd3rlpy': benchmark_offline.run_d3rlpy,
     'rnd': partial(run_alfx, bonus='rnd'), 'icm': partial(run_alfx, bonus='icm')}
 
-OF_ALFX = ('alfx', 'eager', 'compiled', 'bfloat16', 'rnd', 'icm')  # what an older source tree can be compared in
+OF_ALFX = ('alfx', 'eager', 'compiled', 'bfloat16', 'rnd', 'icm')  # peers that can be compared with another source tree
 
 
 def unavailable(peer: str, workload: Any) -> str:
-    """Why the peer cannot do the workload, or ''."""
+    """Return the reason why the peer does not support the workload, or ''."""
     compares_bonuses = workload.unit == 'iterations'
     if peer in _BONUSES:
-        return '' if compares_bonuses else 'it is measured by ppo_cart_pole_bonus'
+        return '' if compares_bonuses else 'only for ppo_cart_pole_bonus'
     if compares_bonuses and peer != 'alfx':
-        return 'alfx is compared with alfx'
+        return 'this workload compares alfx with itself'
     is_offline = isinstance(workload, OfflineWorkload)
     if peer == 'd3rlpy':
-        return ('it learns from datasets alone' if not is_offline else '' if 'D3RLPY_PYTHON' in os.environ else
-                'the environment variable D3RLPY_PYTHON names no Python')
+        return ('offline workloads only' if not is_offline else '' if 'D3RLPY_PYTHON' in os.environ else
+                'the environment variable D3RLPY_PYTHON is not set')
     if is_offline and peer not in ('alfx', 'eager', 'compiled', 'bare'):
-        return 'it does not learn from datasets'
+        return 'no offline workloads'
     if peer in ('compiled', 'bfloat16'):
-        return '' if peer == 'compiled' or isinstance(workload, OffPolicyWorkload) else 'its products are small'
+        return '' if peer == 'compiled' or isinstance(workload, OffPolicyWorkload) else 'its products are too small'
     if peer == 'eager':
         return ''
     module = {'alfx': 'alfx', 'sb3': 'stable_baselines3', 'sbx': 'sbx', 'bare': 'torch'}[peer]

@@ -1,12 +1,12 @@
-"""How fast datasets are recorded, sampled and loaded, each beside what it is to be compared with.
+"""Measure the speed of recording, sampling and loading datasets.
 
     python tools/benchmarks/dataset_speed.py                    # all three, three rounds
     python tools/benchmarks/dataset_speed.py record --rounds 5
 
-record: Pendulum in 8 environments with a policy of two layers of 256, recorded by alfx and by the loop that a careful
-person would write, in turns; both end with a file on the disk. sample: what part of the time of training takes what
-draws the minibatches from a dataset, of IQL with two layers of 256 on 20,000 steps of 17 numbers. load: seconds and
-memory from a dataset of a million such steps to the buffer that is trained from. One thread.
+record: Pendulum in 8 environments with a policy of two layers of 256, recorded alternately by alfx and by a
+hand-written loop; both write a file. sample: fraction of the training time spent on sampling minibatches, for IQL with
+two layers of 256 on 20,000 steps with 17-dimensional observations. load: seconds and memory to load a dataset of a
+million such steps into the replay buffer. All use one thread.
 """
 import argparse
 import logging
@@ -53,7 +53,7 @@ TrainerConfig.random_seed = 0
 
 
 def record_by_alfx(steps: int, path: Path) -> float:
-    """Seconds of recording so many actions; environments and policy are there already, and have been used."""
+    """Return the seconds for recording ``steps`` actions with alfx, after a warm-up."""
     with gin_utils.loaded('sac_pendulum', list(_SMALL)):
         config = TrainerConfig(root_dir='')
         env = building.create_eval_environment(config, _ENVIRONMENTS)
@@ -73,7 +73,7 @@ def record_by_alfx(steps: int, path: Path) -> float:
 
 
 def record_by_hand(steps: int, path: Path) -> float:
-    """The same with a list of environments, a network and numpy."""
+    """Return the seconds for recording ``steps`` actions with a list of environments, a network and numpy."""
     envs = [gymnasium.make('Pendulum-v1') for _ in range(_ENVIRONMENTS)]
     network = _mlp(3, (256, 256), 2)
 
@@ -105,7 +105,7 @@ def record_by_hand(steps: int, path: Path) -> float:
 
 
 def record(steps: int, rounds: int) -> str:
-    """Actions a second of both, and the median ratio."""
+    """Compare the actions per second of both recorders."""
     found = []
     with tempfile.TemporaryDirectory() as root:
         for i in range(rounds):
@@ -114,11 +114,11 @@ def record(steps: int, rounds: int) -> str:
             found.append((steps / seconds['record_by_alfx'], steps / seconds['record_by_hand']))
     ratio = statistics.median(mine / other for mine, other in found)
     mine, other = (statistics.median(x) for x in zip(*found))
-    return f'record: {mine:,.0f} actions/s, by hand {other:,.0f}: {ratio:.2f} times as many'
+    return f'record: {mine:,.0f} actions/s, hand-written loop {other:,.0f}: ratio {ratio:.2f}'
 
 
 def sample(updates: int, rounds: int) -> str:
-    """The share of the time of training that goes into drawing, the median over the rounds."""
+    """Measure the fraction of the training time spent on sampling, as the median over the rounds."""
     shares, rates = [], []
     data = transitions(0)
     episodes = Episodes({'': data['observation'].reshape(-1, _OBSERVATION)}, {'': data['action'].reshape(-1, _ACTION)},
@@ -132,7 +132,7 @@ def sample(updates: int, rounds: int) -> str:
             with gin_utils.loaded(str(conf)):
                 trainer = RLTrainer(TrainerConfig(root_dir=f'{root}/run'))
             algorithm = trainer.algorithm
-            for _ in range(6):  # updates are recorded meanwhile
+            for _ in range(6):  # until updates are traced
                 algorithm.train_iter()
             with _Drawing() as drawing:
                 start = time.perf_counter()
@@ -145,7 +145,7 @@ def sample(updates: int, rounds: int) -> str:
 
 
 class _Drawing:
-    """Adds up the seconds that go into minibatches while it is entered."""
+    """Context manager that measures the seconds spent on sampling minibatches."""
 
     def __enter__(self) -> '_Drawing':
         self.seconds = 0.0
@@ -173,7 +173,7 @@ class _Drawing:
 
 
 def load(steps: int, rounds: int) -> str:
-    """The least seconds, and the memory at the most, of what the buffer takes in the end."""
+    """Measure the minimum seconds, and the peak memory relative to the size of the buffer."""
     random, count = np.random.default_rng(0), max(steps // 1000, 1)
     episodes = Episodes({'': random.standard_normal((steps + count, _OBSERVATION), np.float32)},
                         {'': random.uniform(-1, 1, (steps, _ACTION)).astype(np.float32)},
@@ -195,12 +195,12 @@ def load(steps: int, rounds: int) -> str:
             size = buffer.bytes_per_step * buffer.total_size
             ratios.append(memory.most / size)
             del buffer
-    return (f'load: {steps:,} steps in {min(seconds):.2f} s with {statistics.median(ratios):.2f} times the '
+    return (f'load: {steps:,} steps in {min(seconds):.2f} s, peak memory {statistics.median(ratios):.2f} times the '
             f'{size / 2**20:.0f} MiB of the buffer')
 
 
 class _Memory:
-    """``most``: bytes of memory of its own that the process has taken since it was entered, at the most."""
+    """Context manager that measures the peak of private memory since entry, in bytes, as ``most``."""
 
     def __enter__(self) -> '_Memory':
         self._before, self.most, self._ended = self._now(), 0, threading.Event()
@@ -227,7 +227,7 @@ PARTS = {'record': (record, 40_000), 'sample': (sample, 2000), 'load': (load, 1_
 
 
 def main() -> None:
-    """Prints a line for each part."""
+    """Run the selected parts, and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('parts', nargs='*', metavar='PART', help=f'{", ".join(PARTS)}; default: all')
     parser.add_argument('--rounds', type=int, default=3)
@@ -235,7 +235,7 @@ def main() -> None:
     args = parser.parse_args()
     for name in args.parts:
         if name not in PARTS:
-            parser.error(f'there is no part {name!r}; there are {", ".join(PARTS)}')
+            parser.error(f'unknown part {name!r}; choose from {", ".join(PARTS)}')
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     for name in args.parts or PARTS:

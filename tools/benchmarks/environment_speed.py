@@ -1,10 +1,10 @@
-"""Environment steps per second of the ways to step the same environments: one after the other, in processes, in C++.
+"""Compare environment steps per second: one after the other, in processes, and in C++.
 
     python tools/benchmarks/environment_speed.py                          # CartPole and Pong, 8 environments
     python tools/benchmarks/environment_speed.py cart_pole --environments 64 --rounds 5 --seconds 2
 
-All are made in one process and take turns, so that a machine that grows slower or faster meanwhile favours none; the
-ratios are medians over the rounds. CPU time is that of this process with its threads: not of others that it waits for.
+All variants run alternately in one process, so that changes in the speed of the machine affect them equally. The ratios
+are medians over the rounds. CPU time is measured for this process and its threads only, not for worker processes.
 """
 import argparse
 import resource
@@ -37,11 +37,11 @@ WAYS: dict[str, dict[str, Callable[[int], AlfEnvironment]]] = {
 
 
 class Measurement(NamedTuple):
-    """Of one way to step, in one round.
+    """Measurement of one variant in one round.
 
     Attributes:
         rate: environment steps per second.
-        microseconds: CPU time of an environment step in this process and its threads.
+        microseconds: CPU time per environment step in this process and its threads.
     """
 
     rate: float
@@ -49,7 +49,7 @@ class Measurement(NamedTuple):
 
 
 def measure(env: AlfEnvironment, actions: torch.Tensor, seconds: float) -> Measurement:
-    """Step ``env`` for so long."""
+    """Step ``env`` for ``seconds``."""
     steps, started, cpu = 0, time.perf_counter(), _cpu_seconds()
     while time.perf_counter() - started < seconds:
         for action in actions:
@@ -64,7 +64,7 @@ def _cpu_seconds() -> float:
 
 
 def compare(workload: str, count: int, rounds: int, seconds: float) -> dict[str, list[Measurement]]:
-    """Every way in turn, so many times."""
+    """Measure all variants alternately for ``rounds`` rounds."""
     envs = {name: make(count) for name, make in WAYS[workload].items()}
     found: dict[str, list[Measurement]] = {name: [] for name in envs}
     try:
@@ -84,8 +84,8 @@ def compare(workload: str, count: int, rounds: int, seconds: float) -> dict[str,
 
 
 def format_table(found: dict[str, list[Measurement]]) -> str:
-    """The medians as a Markdown table."""
-    lines = [f'| way | env steps/s | faster than {REFERENCE} by | CPU of this process a step |',
+    """Format the medians as a Markdown table."""
+    lines = [f'| variant | env steps/s | speedup over {REFERENCE} | CPU time of this process per step |',
              '| --- | ---: | ---: | ---: |']
     for name, rounds in found.items():
         ratio = statistics.median(a.rate / b.rate for a, b in zip(rounds, found[REFERENCE]))
@@ -99,12 +99,12 @@ def _median(values: Iterable[float]) -> float:
 
 
 def main() -> None:
-    """Parse the arguments, measure, print the tables."""
+    """Run the command line and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('workloads', nargs='*', metavar='workload', help=f'of {list(WAYS)}; default: all')
+    parser.add_argument('workloads', nargs='*', metavar='workload', help=f'some of {list(WAYS)}; default: all')
     parser.add_argument('--environments', type=int, default=8)
     parser.add_argument('--rounds', type=int, default=3)
-    parser.add_argument('--seconds', type=float, default=1.0, help='of each measurement')
+    parser.add_argument('--seconds', type=float, default=1.0, help='duration of each measurement')
     arguments = parser.parse_args()
     unknown = set(arguments.workloads) - set(WAYS)
     if unknown:

@@ -1,15 +1,14 @@
-"""How long a plan by the cross-entropy method takes beside the matrix products that it consists of.
+"""Compare the time of a cross-entropy plan with the time of its matrix products, and with other libraries.
 
     python tools/benchmarks/planning_speed.py [--population 400] [--horizon 25] [--iterations 5] \\
         [--hidden 200 200] [--rounds 5]
                                    [--compile] [--peers mbrl torchrl]
 
-The plan is that of the shipped conf mbrl_pendulum with other sizes, by ``predict_step`` of its agent: one environment,
-one thread; ``--compile`` is that of runs with ``TrainerConfig.compile``. The bare loop makes the layers of the same
-network as often, and nothing else. Peers run where they are installed (``CEMOptimizer`` and ``ModelEnv`` of mbrl,
-``CEMPlanner`` of torchrl), with a network of the same size, the same reward and as many samples. Rounds take turns; a
-figure is the median of the rounds, a ratio, of the time to that of the products, the median of the ratios within a
-round. Prints Markdown.
+The plan is computed by ``predict_step`` of the agent of mbrl_pendulum with the given sizes, for one environment in one
+thread. ``--compile`` sets ``TrainerConfig.compile``. 'products' computes only the layers of the same network, equally
+often. Peers must be installed (``CEMOptimizer`` and ``ModelEnv`` of mbrl, ``CEMPlanner`` of torchrl); they use a
+network of the same size, the same reward and the same number of samples. All variants run alternately. Times are
+medians over the rounds; ratios are medians of the ratios to 'products' within a round. Prints a Markdown table.
 """
 import argparse
 import importlib.util
@@ -29,7 +28,7 @@ from alfx.trainers.policy_trainer import RLTrainer
 
 
 def planner(root_dir: str, args: argparse.Namespace) -> Callable[[], object]:
-    """A function that makes a plan, by an agent that has not been trained."""
+    """Return a function that computes a plan with an untrained agent."""
     gin_utils.write_conf(root_dir, gin_utils.load('mbrl_pendulum', [
         f'CEMPlanAlgorithm.population_size = {args.population}', f'CEMPlanAlgorithm.planning_horizon = {args.horizon}',
         f'CEMPlanAlgorithm.max_iter_num = {args.iterations}',
@@ -49,14 +48,14 @@ def planner(root_dir: str, args: argparse.Namespace) -> Callable[[], object]:
 
 
 def network(args: argparse.Namespace) -> nn.Sequential:
-    """The layers of the model: 3 numbers and 1 action to 3 numbers."""
+    """Return the network of the model, from 3 observations and 1 action to 3 observations."""
     sizes = [4, *args.hidden, 3]
     layers = [layer for shape in zip(sizes, sizes[1:]) for layer in (nn.Linear(*shape), nn.SiLU())]
     return nn.Sequential(*layers[:-1])
 
 
 def products(args: argparse.Namespace) -> Callable[[], object]:
-    """A function that makes the layers of the model alone."""
+    """Return a function that computes only the layers of the model."""
     layers, rows = network(args), torch.randn(args.population, 4)
 
     def multiply() -> None:
@@ -71,19 +70,19 @@ def products(args: argparse.Namespace) -> Callable[[], object]:
 
 
 def reward_of(action: Tensor, observation: Tensor) -> Tensor:
-    """``[..., 1]``, that of the conf."""
+    """Return the reward of the conf, ``[..., 1]``."""
     return pendulum_reward(observation, action)[..., None]
 
 
 def mbrl_planner(args: argparse.Namespace) -> Callable[[], object]:
-    """The cross-entropy method of mbrl-lib, with normalised inputs and one network that is not random."""
+    """Return a planner with the cross-entropy method of mbrl-lib, normalized inputs and one deterministic network."""
     from types import SimpleNamespace
 
     from mbrl.models import GaussianMLP, ModelEnv, OneDTransitionRewardModel
     from mbrl.planning.trajectory_opt import CEMOptimizer
 
     if len(set(args.hidden)) > 1:
-        raise SystemExit('the layers of a model of mbrl are of one size: see --hidden')
+        raise SystemExit('mbrl needs layers of equal size: see --hidden')
     layers = GaussianMLP(4, 3, 'cpu', num_layers=len(args.hidden), hid_size=args.hidden[0], deterministic=True,
                          activation_fn_cfg={'_target_': 'torch.nn.SiLU'})
     model = OneDTransitionRewardModel(layers, normalize=True, learned_rewards=False)
@@ -97,7 +96,7 @@ def mbrl_planner(args: argparse.Namespace) -> Callable[[], object]:
 
 
 def torchrl_planner(args: argparse.Namespace) -> Callable[[], object]:
-    """The cross-entropy method of TorchRL."""
+    """Return a planner with the cross-entropy method of TorchRL."""
     from tensordict import TensorDict
     from tensordict.nn import TensorDictModule
     from torchrl.data import Bounded, Composite, Unbounded
@@ -105,7 +104,7 @@ def torchrl_planner(args: argparse.Namespace) -> Callable[[], object]:
     from torchrl.modules import CEMPlanner, WorldModelWrapper
 
     class World(ModelBasedEnvBase):
-        """The model as an environment of theirs."""
+        """Model as a TorchRL environment."""
 
         def __init__(self, model: nn.Module) -> None:
             super().__init__(model)
@@ -140,7 +139,7 @@ PEERS = {'mbrl': mbrl_planner, 'torchrl': torchrl_planner}
 
 
 def seconds(run: Callable[[], object], repetitions: int) -> float:
-    """Of one run, the mean of so many."""
+    """Return the mean seconds of ``repetitions`` calls."""
     start = time.perf_counter()
     for _ in range(repetitions):
         run()
@@ -148,7 +147,7 @@ def seconds(run: Callable[[], object], repetitions: int) -> float:
 
 
 def main() -> None:
-    """Parses the command line and measures."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (('population', 400), ('horizon', 25), ('iterations', 5), ('rounds', 5), ('repetitions', 20)):
         parser.add_argument(f'--{name}', type=int, default=default)
@@ -163,10 +162,10 @@ def main() -> None:
         runs = {'alfx': planner(root_dir, args), 'products': products(args),
                 **{name: PEERS[name](args) for name in args.peers}}
         for run in runs.values():
-            seconds(run, 5)  # the model is recorded, or compiled, meanwhile
+            seconds(run, 5)  # until the model is traced or compiled
         rounds = [{name: seconds(run, args.repetitions) for name, run in runs.items()} for _ in range(args.rounds)]
-    print(f'A population of {args.population}, {args.horizon} steps, {args.iterations} iterations, layers of '
-          f'{" and ".join(map(str, args.hidden))}:\n\n| a plan by | time | times its products |\n| --- | ---: | ---: |')
+    print(f'Population {args.population}, {args.horizon} steps, {args.iterations} iterations, layers '
+          f'{" x ".join(map(str, args.hidden))}:\n\n| planner | time | relative to products |\n| --- | ---: | ---: |')
     for name in runs:
         time_, ratio = (statistics.median(x) for x in zip(*((x[name], x[name] / x['products']) for x in rounds)))
         print(f'| {name} | {1e3 * time_:.1f} ms | {ratio:.2f} |')

@@ -1,18 +1,18 @@
-"""How fast particles and populations are beside the libraries that people use for them.
+"""Compare the speed of particles and populations with other libraries.
 
     python tools/benchmarks/population_speed.py [svgd] [es_cart_pole] [es_half_cheetah] \\
         [es_half_cheetah_envpool] [two_processes]
         [--rounds 7] [--seconds 2]
 
-svgd: updates of 20 networks of one hidden layer of 50 by Stein variational gradient descent, batches of 100 of 1,000
-samples of 10 numbers; the peer is Pyro, with one kernel of all parameters as well. es_*: environment steps of augmented
-random search with linear policies, 16 members that play one episode each a generation; the peer is ARS of sb3-contrib.
-two_processes: environment steps of whole runs of ars_half_cheetah by gymnasium, 64 members in as many environments, by
-two processes that share them and by one. A peer that is not installed is left out with a message; one in another folder
-is found by PYTHONPATH.
+svgd: updates of 20 networks with one hidden layer of 50 by Stein variational gradient descent, with batches of 100 from
+1,000 samples of size 10; the peer is Pyro, also with one kernel over all parameters. es_*: environment steps of
+augmented random search with linear policies and 16 members, one episode per member and generation; the peer is ARS of
+sb3-contrib. two_processes: environment steps of whole runs of ars_half_cheetah with gymnasium, 64 members in 64
+environments, in two processes and in one. Peers that are not installed are skipped with a message; PYTHONPATH may point
+to them.
 
-One process and one thread, but for two_processes. Rounds take turns; a figure is the median of the rounds, the ratio
-the median of the ratios within a round. Prints Markdown.
+Everything but two_processes uses one process and one thread. Variants run alternately. Rates are medians over the
+rounds, ratios are medians of the ratios within a round. Prints a Markdown table.
 """
 import argparse
 import statistics
@@ -41,14 +41,14 @@ _GYMNASIUM = ('create_environment.env_load_fn = @suite_gym.load', 'create_enviro
 
 
 def samples() -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs ``[N, 10]`` and noisy targets ``[N, 1]``."""
+    """Return inputs ``[N, 10]`` and noisy targets ``[N, 1]``."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(_SAMPLES, _INPUTS, generator=generator)
     return x, x.sum(1, keepdim=True).sin() + 0.1 * torch.randn(_SAMPLES, 1, generator=generator)
 
 
 def svgd_alfx() -> Work:
-    """An epoch of updates of networks as particles."""
+    """Return a function that trains the particles of alfx for an epoch."""
     x, y = samples()
     algorithm = FuncParVIAlgorithm(
         data_creator=lambda: (TensorLoader(x, y, _BATCH), TensorLoader(x, y, _BATCH)), loss_type='regression',
@@ -60,7 +60,7 @@ def svgd_alfx() -> Work:
 
 
 def svgd_pyro() -> Work:
-    """The same by Pyro; with as many batches in an epoch."""
+    """Return a function that trains the particles of Pyro for an epoch, with the same number of batches."""
     import pyro
     from pyro.distributions import Normal
     from pyro.infer import SVGD, RBFSteinKernel
@@ -88,7 +88,7 @@ def svgd_pyro() -> Work:
 
 
 def es_alfx(environment: str, num_environments: int = _MEMBERS, *params: str) -> Work:
-    """A generation."""
+    """Return a function that runs a generation of alfx."""
     root_dir = tempfile.mkdtemp()
     gin_utils.write_conf(root_dir, gin_utils.load('ars_half_cheetah', [
         f"create_environment.env_name = '{environment}'", *_GYMNASIUM,
@@ -106,7 +106,7 @@ def es_alfx(environment: str, num_environments: int = _MEMBERS, *params: str) ->
 
 
 def es_peer(environment: str) -> Work:
-    """The same by sb3-contrib: an environment for each member in turn, as it plays them."""
+    """Return a function that runs a generation of sb3-contrib, which plays its members one after the other."""
     from sb3_contrib import ARS
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import VecNormalize
@@ -137,7 +137,7 @@ PEERS = {'svgd': 'Pyro'}
 
 
 def rate(work: Work, seconds: float) -> float:
-    """How much of it is done in a second, of at least so many seconds."""
+    """Return the units of work per second, measured for at least ``seconds``."""
     done, start = 0, time.perf_counter()
     while time.perf_counter() - start < seconds:
         done += work()
@@ -145,7 +145,7 @@ def rate(work: Work, seconds: float) -> float:
 
 
 def steps_per_second(num_processes: int, num_steps: int) -> float:
-    """Of a run of its own, between its second generation and its last one."""
+    """Train a separate run; return its steps per second between the second and the last generation."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, '-m', 'alfx.bin.train', '--conf', 'ars_half_cheetah', '--root_dir', folder + '/run']
         for param in (f'TrainerConfig.num_env_steps = {num_steps}', 'TrainerConfig.num_threads = 1', *_GYMNASIUM):
@@ -159,7 +159,7 @@ def steps_per_second(num_processes: int, num_steps: int) -> float:
 
 
 def compare(name: str, rounds: int, seconds: float) -> str:
-    """A row of the table."""
+    """Measure a workload; return its row of the table."""
     if name == 'two_processes':
         found = [(steps_per_second(2, 384_000), steps_per_second(1, 384_000)) for _ in range(rounds)]
         unit, peer = 'environment steps', 'one process'
@@ -168,7 +168,7 @@ def compare(name: str, rounds: int, seconds: float) -> str:
         peer = PEERS.get(name, 'sb3-contrib')
         work = ours(), theirs()
         for one in work:
-            rate(one, min(1.0, seconds))  # what is compiled, recorded or allocated at first
+            rate(one, min(1.0, seconds))  # compilation, tracing and allocation
         found = [(rate(work[0], seconds), rate(work[1], seconds)) for _ in range(rounds)]
     own, other = (statistics.median(column) for column in zip(*found))
     ratio = statistics.median(a / b for a, b in found)
@@ -176,23 +176,23 @@ def compare(name: str, rounds: int, seconds: float) -> str:
 
 
 def main() -> None:
-    """Parses the command line and measures."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [*WORKLOADS, 'two_processes']
-    parser.add_argument('workloads', nargs='*', metavar='workload', help=f"of {', '.join(names)}; all of them if none")
+    parser.add_argument('workloads', nargs='*', metavar='workload', help=f"some of {', '.join(names)}; default: all")
     parser.add_argument('--rounds', type=int, default=7)
-    parser.add_argument('--seconds', type=float, default=2.0, help='of each measurement, at least')
+    parser.add_argument('--seconds', type=float, default=2.0, help='minimum duration of each measurement')
     args = parser.parse_args()
     unknown = set(args.workloads) - set(names)
     if unknown:
         parser.error(f"unknown workload {sorted(unknown)[0]!r}, expected some of {', '.join(names)}")
     torch.set_num_threads(1)
-    print('| workload | of a second | alfx | peer | of the peer | ratio |\n| --- | --- | ---: | --- | ---: | ---: |')
+    print('| workload | unit per second | alfx | peer | peer rate | ratio |\n| --- | --- | ---: | --- | ---: | ---: |')
     for name in args.workloads or names:
         try:
             print(compare(name, args.rounds, args.seconds), flush=True)
         except ModuleNotFoundError as error:
-            print(f'{name}: left out, {error.name} is not installed', file=sys.stderr)
+            print(f'{name}: skipped, {error.name} is not installed', file=sys.stderr)
 
 
 if __name__ == '__main__':

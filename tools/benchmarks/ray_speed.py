@@ -1,12 +1,12 @@
-"""How much faster a run is with two rollout workers on Ray than with one, where steps of environments take their time.
+"""Measure the speedup of two Ray rollout workers over one, with slow environment steps.
 
     python tools/benchmarks/ray_speed.py [--env_ms 5] [--envs 1] [--unroll_length 32] [--rounds 5] \\
         [--seconds 6] [--json FILE]
 
-IMPALA on CartPole with a step that sleeps; each worker has ``--envs`` environments, which it steps one after the other.
-Both runs are made in this process, with workers in one cluster that is started here, and take turns, ``--rounds`` times
-for ``--seconds`` each, after the steps that have waited meanwhile have been taken. The figures are the medians, the
-ratio is that of the two turns of a round. Prints a row in Markdown.
+IMPALA on CartPole with a step that sleeps. Each worker steps ``--envs`` environments one after the other. Both runs are
+in this process, with workers in one local cluster, and run alternately, ``--rounds`` times for ``--seconds`` each,
+after their queues are emptied. Rates are medians over the rounds, the ratio is the median of the ratios within a round.
+Prints a Markdown table.
 """
 import argparse
 import json
@@ -36,14 +36,14 @@ TrainerConfig.random_seed = 0
 
 
 class Run(async_speed.Run):
-    """A run that drops its steps after training on them."""
+    """Run that discards its steps after training on them."""
 
     def _steps(self) -> int:
         return int(self.algorithm.get_step_metrics()[0].result())
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """The figures."""
+    """Measure both runs; return the numbers."""
     settings = {name: getattr(options, name) for name in ('env_ms', 'envs', 'unroll_length')}
     queue = max(QUEUE, options.unroll_length)
     conf = CONF.format(**settings, queue=queue)
@@ -70,18 +70,19 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, and write what was found."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--env_ms', type=float, default=5.0, help='how long a step of one environment sleeps')
-    parser.add_argument('--envs', type=int, default=1, help='environments of each worker')
-    parser.add_argument('--unroll_length', type=int, default=32, help='steps of each environment in an iteration')
+    parser.add_argument('--env_ms', type=float, default=5.0, help='duration of the sleep in a step')
+    parser.add_argument('--envs', type=int, default=1, help='environments per worker')
+    parser.add_argument('--unroll_length', type=int, default=32, help='steps of each environment per iteration')
     parser.add_argument('--rounds', type=int, default=5)
-    parser.add_argument('--seconds', type=float, default=6.0, help='of one turn')
-    parser.add_argument('--json', help='file for the figures')
+    parser.add_argument('--seconds', type=float, default=6.0, help='duration of each measurement')
+    parser.add_argument('--json', help='file for the numbers')
     options = parser.parse_args()
     logging.getLogger('alfx').setLevel(logging.ERROR)
     result = measure(options)
-    print('| ms a step | environments each | unroll | one worker, steps/s | two workers, steps/s | ratio |')
+    print('| ms per step | environments per worker | unroll length | one worker, steps/s | two workers, steps/s | '
+          'ratio |')
     print('| --- | --- | --- | --- | --- | --- |')
     print(f'| {result["env_ms"]:g} | {result["envs"]} | {result["unroll_length"]} | {result["one_worker"]:.0f} | '
           f'{result["two_workers"]:.0f} | {result["ratio"]:.2f} |')

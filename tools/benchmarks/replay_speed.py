@@ -1,9 +1,9 @@
-"""How long the replay buffer takes to sample and to store, for flat observations.
+"""Measure the time to sample from the replay buffer and to store in it, for flat observations.
 
     python tools/benchmarks/replay_speed.py [--steps 1000000] [--repeats 30]
 
-One thread. The experience is that of HalfCheetah: 17 numbers observed, 6 of action. Each figure is the least of several
-repeats, as anything else that the machine does only adds to it.
+One thread. Observations have size 17 and actions size 6, as in HalfCheetah. Each number is the minimum of several
+repeats, since other load on the machine can only increase the time.
 """
 import argparse
 import time
@@ -20,14 +20,14 @@ BATCH_SIZE, BATCH_LENGTH, NUM_ENVS, UNROLL_LENGTH = 256, 2, 8, 32
 
 
 def experience_spec() -> Experience:
-    """What an off-policy algorithm stores of a step."""
+    """Return the spec of the experience that an off-policy algorithm stores."""
     observation, action = TensorSpec((17, )), BoundedTensorSpec((6, ), torch.float32, -1.0, 1.0)
     return Experience(time_step=time_step_spec(observation, action), action=action,
                       rollout_info=BasicRolloutInfo(rl=BasicRLInfo(action=action)))
 
 
 def random_steps(num_steps: int, num_envs: int) -> NestedTensor:
-    """``[T, B, ...]``: episodes of 1000 steps, all of them truncated."""
+    """Return experience ``[T, B, ...]`` of truncated episodes of 1000 steps."""
     steps = nest.map_structure(lambda spec: torch.rand(num_steps, num_envs, *spec.shape).to(spec.dtype),
                                experience_spec())
     time = (torch.arange(num_steps) % 1000).unsqueeze(-1).expand(num_steps, num_envs)
@@ -38,7 +38,7 @@ def random_steps(num_steps: int, num_envs: int) -> NestedTensor:
 
 
 def microseconds(function: Callable[[], object], repeats: int, calls: int = 200) -> float:
-    """Time of a call: the least mean over ``calls`` calls of any repeat."""
+    """Return the microseconds per call: the minimum over repeats of the mean over ``calls`` calls."""
     best = float('inf')
     for _ in range(repeats):
         start = time.perf_counter()
@@ -49,7 +49,7 @@ def microseconds(function: Callable[[], object], repeats: int, calls: int = 200)
 
 
 def measure(max_steps: int, repeats: int, **kwargs: object) -> dict[str, float]:
-    """Microseconds of each operation on a full buffer."""
+    """Return the microseconds of each operation on a full buffer."""
     rows = max_steps // NUM_ENVS
     buffer = ReplayBuffer(experience_spec(), NUM_ENVS, rows, **kwargs)
     piece = random_steps(min(rows, 10_000), NUM_ENVS)
@@ -60,7 +60,7 @@ def measure(max_steps: int, repeats: int, **kwargs: object) -> dict[str, float]:
     env_ids = one.time_step.env_id
     figures = {}
     if buffer.prioritized_sampling:
-        for _ in range(200):  # priorities as they are in the middle of a run: all sorts of them
+        for _ in range(200):  # varied priorities, as in the middle of a run
             _, info = buffer.get_batch(4096, BATCH_LENGTH)
             buffer.update_priority(info.env_ids, info.positions, torch.rand(4096)**2 + 1e-6)
     _, info = buffer.get_batch(BATCH_SIZE, BATCH_LENGTH)
@@ -83,9 +83,9 @@ def measure(max_steps: int, repeats: int, **kwargs: object) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the table."""
+    """Run the command line and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--steps', type=int, default=1_000_000, help='capacity, of all environments together')
+    parser.add_argument('--steps', type=int, default=1_000_000, help='total capacity of all environments')
     parser.add_argument('--repeats', type=int, default=30)
     args = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,19 +1,18 @@
-"""How long a simulation of the tree search takes: the tree alone, and with a small network.
+"""Measure the time of a tree search simulation, without a model and with a small network.
 
     python tools/benchmarks/search_speed.py [--grid 1,4,25 8,4,25 64,18,50] [--rounds 5] [--tensors] \\
         [--peers mctx lightzero]
 
-For each B (trees), A (actions) and S (simulations) of the grid one network predicts: 64 + A numbers to 128 to 64 for
-the next latent state, 64 to 128 to A + 2 for policy, value and reward, without training. Microseconds a simulation
-step, that is of all B trees together, on one thread; the rounds of all systems take turns, a figure is the median of
-the rounds and a ratio the median of the ratios within a round. 'tree' is the search where the model is not asked and
-the same random numbers are taken each time; 'net' are the calls of the network alone. 'alfx' is the search as MuZero
-makes it, where all that is done with the network is played from a record; 'eager' does it step by step, 'compiled' is
-that of runs with ``TrainerConfig.compile``.
+The grid lists B (trees), A (actions) and S (simulations). The untrained network has layers 64 + A -> 128 -> 64 for the
+next latent state, and 64 -> 128 -> A + 2 for policy, value and reward. Times are microseconds per simulation step of
+all B trees together, in one thread. All systems run alternately; times are medians over the rounds, ratios are medians
+of the ratios within a round. 'tree' is the search without model calls, with the same random outputs each time; 'net' is
+the network calls only. 'alfx' is the search of MuZero, with the model replayed from a traced graph; 'eager' runs the
+model eagerly; 'compiled' is the search with ``TrainerConfig.compile``.
 
-Peers run where they are installed (mctx with jax; the compiled trees of LightZero, ``lzero.mcts.ctree``), with a
-network of the same size and without noise: mctx.muzero_policy, mctx.gumbel_muzero_policy, and LightZero's trees with
-the network in torch. What is not installed is said and left out. Compiling is not counted. Prints Markdown.
+Peers must be installed (mctx with jax; the compiled trees of LightZero, ``lzero.mcts.ctree``); they use a network of
+the same size, without noise: mctx.muzero_policy, mctx.gumbel_muzero_policy, and LightZero's trees with the network in
+torch. Missing peers are skipped with a message. Compilation is not timed. Prints a Markdown table.
 """
 import argparse
 import importlib.machinery
@@ -35,16 +34,16 @@ from alfx.tree_search.batched_search import Form, Prediction, TreeSearch
 from alfx.tree_search.trees import SearchSettings
 
 LATENT, HIDDEN = 64, 128
-WARM_UP = 20  # searches before the model is recorded, in place of hundreds
+WARM_UP = 20  # searches before the model is traced, instead of hundreds
 GRID = ('1,4,25', '8,4,25', '64,4,25', '8,18,50', '64,18,50')
 Run = Callable[[], object]
 
 
 class Network(nn.Module):
-    """A model of fully connected layers.
+    """Model with fully connected layers.
 
     Args:
-        num_actions: A.
+        num_actions: number of actions, A.
     """
 
     def __init__(self, num_actions: int):
@@ -55,17 +54,17 @@ class Network(nn.Module):
         self.register_buffer('eye', torch.eye(num_actions))
 
     def predict(self, latent: torch.Tensor) -> Prediction:
-        """What is predicted of latent states ``[B, 64]``."""
+        """Predict policy, value and reward of latent states ``[B, 64]``."""
         output = self.prediction(latent)
         return Prediction(output[:, 0], output[:, 1], action_probs=output[:, 2:].softmax(-1), state=latent)
 
     def forward(self, latent: torch.Tensor, action: torch.Tensor) -> Prediction:
-        """What follows actions ``[B]``."""
+        """Predict the result of actions ``[B]``."""
         return self.predict(self.dynamics(torch.cat((latent, self.eye[action]), -1)))
 
 
 def alfx_runs(B: int, A: int, S: int, network: Network, tensors: bool) -> dict[str, Run]:
-    """What is measured of alfx, by name: functions that do S steps."""
+    """Return the variants of alfx by name, as functions that run S simulations."""
     latent, zeros = torch.randn(B, LATENT), torch.zeros(B, dtype=torch.int64)
     with torch.no_grad():
         root = network.predict(latent)
@@ -99,12 +98,12 @@ def alfx_runs(B: int, A: int, S: int, network: Network, tensors: bool) -> dict[s
 
 
 def recorded(network: Network, compiles: bool) -> Form:
-    """What is done with the model as :class:`~alfx.algorithms.mcts_algorithm.MCTSAlgorithm` does it."""
+    """Return the function that traces the model as in :class:`~alfx.algorithms.mcts_algorithm.MCTSAlgorithm`."""
     return lambda function, memory: TracedFunction(function, network, memory, compiles=compiles, name='the model')
 
 
 def mctx_runs(B: int, A: int, S: int, network: Network) -> dict[str, Run]:
-    """mctx with the same weights."""
+    """Return the variants of mctx, with the same weights."""
     import jax
     import jax.numpy as jnp
     import mctx
@@ -136,9 +135,9 @@ def mctx_runs(B: int, A: int, S: int, network: Network) -> dict[str, Run]:
 
 
 def _lightzero_tree() -> Any:
-    """The compiled module alone: the package around it needs an older numpy and gymnasium."""
+    """Load only the compiled module, since the rest of the package needs older numpy and gymnasium versions."""
     spec = importlib.util.find_spec('lzero')
-    assert spec is not None and spec.submodule_search_locations, 'it is installed'
+    assert spec is not None and spec.submodule_search_locations, 'main() checks that LightZero is installed'
     found = sorted(Path(spec.submodule_search_locations[0]).glob('mcts/ctree/ctree_muzero/mz_tree*.so'))
     if not found:
         raise SystemExit('LightZero is installed without its compiled trees')
@@ -149,7 +148,7 @@ def _lightzero_tree() -> Any:
 
 
 def lightzero_runs(B: int, A: int, S: int, network: Network) -> dict[str, Run]:
-    """LightZero's compiled trees with the network in torch."""
+    """Return the variant of LightZero: its compiled trees with the network in torch."""
     mz_tree = _lightzero_tree()
     latent = torch.randn(B, LATENT)
     legal, noise = [list(range(A))] * B, [[0.0] * A] * B
@@ -178,9 +177,9 @@ PEERS = {'mctx': ('mctx', mctx_runs), 'lightzero': ('lzero', lightzero_runs)}
 
 
 def measure(runs: dict[str, Run], num_steps: int, rounds: int) -> dict[str, list[float]]:
-    """Microseconds a step of each run in each round."""
+    """Return the microseconds per simulation step of each variant in each round."""
     for run in runs.values():
-        run()  # compiles, allocates
+        run()  # compilation and allocation
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
@@ -196,13 +195,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--grid', nargs='+', default=GRID, help='B,A,S')
     parser.add_argument('--rounds', type=int, default=5)
-    parser.add_argument('--tensors', action='store_true', help='measure the search with tensors as well')
+    parser.add_argument('--tensors', action='store_true', help='also measure the search with tensors')
     parser.add_argument('--peers', nargs='*', default=(), choices=list(PEERS))
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     backends.WARM_UP = backends.WarmUp(calls=WARM_UP, compiled_calls=WARM_UP)
-    print('| B, A, S | ' + 'microseconds a step (times that of alfx)' + ' |\n| --- | --- |')
+    print('| B, A, S | ' + 'microseconds per step (relative to alfx)' + ' |\n| --- | --- |')
     missing = [name for name in options.peers if importlib.util.find_spec(PEERS[name][0]) is None]
     for cell in options.grid:
         B, A, S = map(int, cell.split(','))
@@ -218,7 +217,7 @@ def main() -> None:
             entries.append(f'{name} {statistics.median(found):.0f} ({ratio:.2f})')
         print(f'| {B}, {A}, {S} | ' + ', '.join(entries) + ' |', flush=True)
     for name in missing:
-        print(f'{name} is not installed here')
+        print(f'{name} is not installed')
 
 
 if __name__ == '__main__':

@@ -1,10 +1,10 @@
-"""How long alfx keeps a person waiting before it trains.
+"""Measure the time from the command to the first training iteration.
 
-    python tools/benchmarks/startup.py                # the import, and the time to the first training iteration
-    python tools/benchmarks/startup.py --max 0.5      # exit 1 if `import alfx` costs more than half a second of its own
+    python tools/benchmarks/startup.py                # the import time, and the time to the first training iteration
+    python tools/benchmarks/startup.py --max 0.5      # exit with 1 if `import alfx` takes more than half a second
 
-The import is counted less that of torch and gymnasium, which any reinforcement-learning program pays for. Every
-figure is the least of several processes, files being in the page cache.
+The import time excludes torch and gymnasium, which every reinforcement learning program imports. Each number is the
+minimum of several processes, with files in the page cache.
 """
 import argparse
 import subprocess
@@ -18,7 +18,7 @@ FIRST_ITERATION = ('create_environment.num_parallel_environments=8', 'TrainerCon
 
 
 def import_seconds(statements: str, repeats: int) -> float:
-    """Least wall time in seconds of a Python process that runs only the statements."""
+    """Return the minimum wall time in seconds of a Python process that runs the statements."""
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -28,7 +28,7 @@ def import_seconds(statements: str, repeats: int) -> float:
 
 
 def first_iteration_seconds(conf: str) -> tuple[float, float]:
-    """Seconds from the command to the end of the first training iteration, and to the end of the command."""
+    """Return the seconds from the command to the end of the first iteration, and to the end of the command."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, '-m', 'alfx.bin.train', '--conf', conf, '--root_dir', f'{folder}/run']
         for parameter in FIRST_ITERATION:
@@ -49,12 +49,12 @@ def first_iteration_seconds(conf: str) -> tuple[float, float]:
 
 
 def main() -> int:
-    """Prints the figures; returns the exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--conf', default='ppo_cart_pole', help='conf of the first iteration')
-    parser.add_argument('--repeats', type=int, default=5, help='processes for each import')
-    parser.add_argument('--import-only', action='store_true', help='do not train')
-    parser.add_argument('--max', type=float, help='exit 1 if the import of alfx alone takes longer (seconds)')
+    parser.add_argument('--repeats', type=int, default=5, help='processes per import')
+    parser.add_argument('--import-only', action='store_true', help='skip the training')
+    parser.add_argument('--max', type=float, help='exit with 1 if the import of alfx takes longer (seconds)')
     args = parser.parse_args()
     libraries = import_seconds(LIBRARIES, args.repeats)
     own = import_seconds(f'{LIBRARIES}\nimport alfx', args.repeats) - libraries

@@ -88,7 +88,7 @@ class Counter(Algorithm):
 def test_a_representation_learner_is_trained_by_its_own_optimizer_and_seen_by_the_policy(algorithm):
     agent, env = make_agent(algorithm, 'discrete', representation_learner_cls=Doubler)
     learner = agent._representation_learner
-    assert agent._rl_algorithm.observation_spec == TensorSpec((2, ))
+    assert agent.policy.observation_spec == TensorSpec((2, ))
     assert not agent.capabilities.recomputes_rollout_info
     for _ in range(3):
         agent.train_iter()
@@ -128,7 +128,7 @@ def test_a_goal_generator_extends_the_observation_and_keeps_its_state(algorithm)
                     value_network_ctor=partial(ValueNetwork, preprocessing_combiner=NestConcat()))
     agent, env = make_agent(algorithm, 'discrete', goal_generator=Counter(),
                             rl_algorithm_cls=partial(agents.ALGORITHMS[algorithm], **networks))
-    assert agent._rl_algorithm.observation_spec == [env.observation_spec(), agent._goal_generator.action_spec]
+    assert agent.policy.observation_spec == [env.observation_spec(), agent._goal_generator.action_spec]
     for _ in range(2):
         agent.train_iter()
     # an episode lasts 5 steps: the state starts anew at its FIRST
@@ -154,9 +154,9 @@ class Watcher(Bonus):
 def test_an_intrinsic_module_is_built_for_the_representation_and_does_not_train_it():
     agent, env = make_agent('actor-critic', 'discrete', representation_learner_cls=Doubler,
                             intrinsic_reward_module=Watcher)
-    assert agent._irm.specs == (TensorSpec((2, )), env.action_spec())
+    assert agent.intrinsic_reward.specs == (TensorSpec((2, )), env.action_spec())
     agent.train_iter()
-    assert agent._irm.seen and not any(seen.requires_grad for seen in agent._irm.seen)
+    assert agent.intrinsic_reward.seen and not any(seen.requires_grad for seen in agent.intrinsic_reward.seen)
     step = agent.predict_step(env.current_time_step(), agent.get_initial_predict_state(4))
     measures = agent.measures(step.info)
     assert sorted(measures) == ['irm/total', 'repr/loss'] and measures['irm/total'].shape == (4, )
@@ -186,7 +186,7 @@ def test_a_part_that_only_looks_one_step_back_is_trained_on_whole_sequences():
     agent, _ = make_agent('ppo', 'discrete', intrinsic_reward_module=Differences, mini_batch_length=3)
     assert agent.capabilities.trains_sequences_at_once
     agent.train_iter()
-    assert agent._irm.sequences == agent._config.num_updates_per_train_iter * 6 * 4 // (3 * 8)
+    assert agent.intrinsic_reward.sequences == agent._config.num_updates_per_train_iter * 6 * 4 // (3 * 8)
 
 
 def test_a_policy_that_waits_for_the_unroll_gets_the_intrinsic_rewards_of_all_steps_at_once():
@@ -246,9 +246,9 @@ def test_a_step_of_the_policy_alone_is_what_going_through_all_parts_gives(algori
 
 def test_paths_lead_to_the_infos_of_the_parts():
     agent, _ = make_agent('ppo', 'discrete', intrinsic_reward_module=Bonus())
-    assert agent._rl_algorithm.path == 'rl' and agent._irm.path == 'irm'
+    assert agent.policy.path == 'rl' and agent.intrinsic_reward.path == 'irm'
     agent.set_path('outer')
-    assert agent._rl_algorithm.path == 'outer.rl'
+    assert agent.policy.path == 'outer.rl'
 
 
 def test_the_losses_of_the_parts_are_added_up():

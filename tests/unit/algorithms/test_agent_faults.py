@@ -127,7 +127,7 @@ class Leaking(Teacher):
 def test_an_intrinsic_module_does_not_train_the_goal_generator():
     agent, _ = with_goals('actor-critic', goal_generator=Leaking, intrinsic_reward_module=Follower)
     agent.train_iter()
-    assert agent._irm.seen and not any(agent._irm.seen)
+    assert agent.intrinsic_reward.seen and not any(agent.intrinsic_reward.seen)
 
 
 def test_one_algorithm_in_two_places_is_refused():
@@ -143,7 +143,7 @@ def test_a_copy_of_an_agent_acts_and_learns_by_itself():
     for part in twin._parts():
         assert twin._helper.field(part) in ('rl', 'irm', 'repr')
     twin.train_iter()
-    assert not torch.equal(next(twin._rl_algorithm.parameters()), next(agent._rl_algorithm.parameters()))
+    assert not torch.equal(next(twin._rl_algorithm.parameters()), next(agent.policy.parameters()))
 
 
 class Weights(Algorithm):
@@ -221,13 +221,13 @@ def test_two_parts_that_share_a_network_train_it_with_the_optimizer_that_owns_it
     agent, _ = make_agent('actor-critic', 'discrete', representation_learner_cls=Shares, intrinsic_reward_module=Irm)
     owners = [optimizer for optimizer in agent.optimizers() for group in optimizer.param_groups
               for p in group['params'] if p is shared.weight]
-    assert owners == [agent._irm.default_optimizer]
+    assert owners == [agent.intrinsic_reward.default_optimizer]
     agent.train_iter()
     names = [name for name in agent.state_dict() if name.endswith('layer._linear.weight') or 'layer' in name]
     assert any(name.startswith('_irm') for name in names) and any(name.startswith('_repr') for name in names)
     state = agent.state_dict()
     agent.load_state_dict(state)
-    assert agent._irm.layer is shared and agent._representation_learner.layer is shared
+    assert agent.intrinsic_reward.layer is shared and agent._representation_learner.layer is shared
 
 
 def test_what_refuses_on_policy_training_is_told_who_asks_for_it():

@@ -61,7 +61,7 @@ def test_it_learns_what_the_expert_does_and_the_expert_stays_as_it_is(environmen
     for _ in range(10):
         agent.train_iter()
     step = TimeStep(step_type=torch.ones(2, dtype=torch.int32), observation=torch.tensor([[-1.0], [1.0]]))
-    action = agent._rl_algorithm.predict_step(step, agent._rl_algorithm.get_initial_predict_state(2)).output
+    action = agent.policy.predict_step(step, agent.policy.get_initial_predict_state(2)).output
     expected = torch.tensor([[-0.5], [0.5]]) if environment == 'continuous' else torch.tensor([0, 1])
     torch.testing.assert_close(action, expected, atol=0.15, rtol=0)
 

@@ -160,7 +160,7 @@ def test_train_sequence_trains_as_train_step(algorithm, environment, length, tra
     extra = dict(target_noise=0.0) if algorithm == 'td3' else {}
     agent, _ = agent_of(algorithm, environment, num_critic_replicas=2, action_l2=0.1, critic_loss_ctor=TDLoss,
                         train_actor_on_last_step=train_actor_on_last_step, **extra)
-    rl = agent._rl_algorithm
+    rl = agent.policy
     time_step, action = random_steps(rl, length, 5)
     info = rl.rollout_step(nest.map_structure(lambda x: x[0], time_step), rl.get_initial_rollout_state(5)).info
     info = info._replace(action=action)
@@ -183,7 +183,7 @@ def test_the_loss_is_that_of_a_slow_loop(environment):
     weights = [1.0, -0.5, 2.0] if environment == 'several rewards' else None
     agent, _ = agent_of('ddpg', environment, num_critic_replicas=2, reward_weights=weights, action_l2=0.3,
                         critic_loss_ctor=partial(OneStepTDLoss, gamma=0.9))
-    rl = agent._rl_algorithm
+    rl = agent.policy
     for p in [*rl._target_critic_networks.parameters(), *rl._critic_networks.parameters()]:
         p.data.add_(0.3 * torch.randn_like(p))
     length, batch = 4, 6
@@ -226,7 +226,7 @@ def test_the_loss_is_that_of_a_slow_loop(environment):
 @every_algorithm
 def test_the_policy_follows_the_gradient_of_the_value_and_leaves_the_critics_alone(algorithm):
     agent, _ = agent_of(algorithm, num_critic_replicas=2)
-    rl = agent._rl_algorithm
+    rl = agent.policy
     observation = torch.randn(7, 1)
     _, loss, _ = rl._actor_step(rows_of(observation), rl.train_state_spec.actor)
     loss.mean().backward()
@@ -270,7 +270,7 @@ def test_the_norm_of_the_action_is_penalised():
 
 def test_a_terminated_episode_is_not_bootstrapped_and_a_truncated_one_is():
     agent, _ = agent_of('ddpg')
-    rl = agent._rl_algorithm
+    rl = agent.policy
     for p in rl._target_critic_networks.parameters():
         p.data.zero_()
     last_bias = [p for n, p in rl._target_critic_networks.named_parameters() if n.endswith('bias')][-1]
@@ -296,7 +296,7 @@ def test_the_noise_of_each_environment_begins_anew_in_every_episode(monkeypatch)
     agent, _ = agent_of('ddpg', ou_stddev=0.01, ou_damping=0.5, unroll_length=12)
     monkeypatch.setattr(torch, 'randn_like', torch.ones_like)
     experience = agent.unroll(12)
-    action = agent._rl_algorithm._actor_network(experience.time_step.observation.reshape(48, 1))[0].reshape(12, 4, 1)
+    action = agent.policy._actor_network(experience.time_step.observation.reshape(48, 1))[0].reshape(12, 4, 1)
     # x' = x / 2 + 0.01, from 0 in each episode of 5 steps
     noise = torch.tensor([0.01, 0.015, 0.0175, 0.01875, 0.019375] * 3)[:12]
     torch.testing.assert_close(experience.action - action, noise.reshape(12, 1, 1).expand(12, 4, 1))
@@ -345,7 +345,7 @@ def test_evaluation_is_greedy_unless_epsilon_asks_for_noise(algorithm):
         with context.eval_context():
             step = agent.predict_step(time_step, agent.get_initial_predict_state(2000))
         outputs[epsilon] = step.output
-        assert torch.equal(step.info.rl.action_distribution, agent._rl_algorithm._actor_network(
+        assert torch.equal(step.info.rl.action_distribution, agent.policy._actor_network(
             time_step.observation)[0])
     changed = (outputs[0.0] != outputs[0.25]).float().mean().item()
     assert changed == pytest.approx(0.25, abs=0.04)
@@ -362,7 +362,7 @@ def test_a_record_of_acting_adds_the_noise_of_each_step_with_the_same_random_num
     warm_up(2)
     level = [0.0]
     agent, env = agent_of('ddpg', exploration_noise_ctor=partial(GaussianNoise, stddev=lambda: level[0]))
-    rl, time_step, state = agent._rl_algorithm, env.current_time_step(), agent.get_initial_rollout_state(env.batch_size)
+    rl, time_step, state = agent.policy, env.current_time_step(), agent.get_initial_rollout_state(env.batch_size)
     for level[0] in (0.0, 0.1, 0.3, 0.3, 0.0):
         with torch.no_grad():
             torch.manual_seed(3)
@@ -380,7 +380,7 @@ def test_a_record_of_acting_adds_the_noise_of_each_step_with_the_same_random_num
 
 def test_target_networks_begin_as_copies_and_move_by_tau():
     agent, _ = agent_of('ddpg', target_update_tau=0.1, target_update_period=3, updates=1)
-    rl = agent._rl_algorithm
+    rl = agent.policy
     pairs = [*zip(rl._actor_network.parameters(), rl._target_actor_network.parameters()),
              *zip(rl._critic_networks.parameters(), rl._target_critic_networks.parameters())]
     assert all(torch.equal(p, target) for p, target in pairs)
@@ -397,7 +397,7 @@ def test_target_networks_begin_as_copies_and_move_by_tau():
 @every_algorithm
 def test_priorities_are_the_root_mean_squared_td_errors(algorithm):
     agent, _ = agent_of(algorithm, calculate_priority=True, num_critic_replicas=2)
-    rl = agent._rl_algorithm
+    rl = agent.policy
     time_step, action = random_steps(rl, 3, 6, seed=4)
     info = rl.rollout_step(nest.map_structure(lambda x: x[0], time_step), rl.get_initial_rollout_state(6)).info
     loss_info = rl.calc_loss(rl.train_sequence(time_step, zeros_of(rl.train_state_spec), info._replace(
@@ -420,11 +420,11 @@ def test_prioritised_replay_gets_its_priorities(algorithm):
 def test_each_network_has_its_own_optimizer():
     from alfx.optimizers import SGD
     agent, _ = agent_of('ddpg', actor_optimizer=SGD(lr=0.0), critic_optimizer=SGD(lr=0.1))
-    before = parameters(agent._rl_algorithm._actor_network)
-    critics = parameters(agent._rl_algorithm._critic_networks)
+    before = parameters(agent.policy._actor_network)
+    critics = parameters(agent.policy._critic_networks)
     agent.train_iter()
-    assert all(torch.equal(a, b) for a, b in zip(before, agent._rl_algorithm._actor_network.parameters()))
-    assert not any(torch.equal(a, b) for a, b in zip(critics, agent._rl_algorithm._critic_networks.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(before, agent.policy._actor_network.parameters()))
+    assert not any(torch.equal(a, b) for a, b in zip(critics, agent.policy._critic_networks.parameters()))
 
 
 @every_algorithm

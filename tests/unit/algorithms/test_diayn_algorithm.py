@@ -191,7 +191,7 @@ def test_the_discriminator_learns_from_the_end_of_an_episode_too():
     experience, _ = agent.replay_buffer.get_batch(64, 2)
     experience = nest.map_structure(lambda x: x.transpose(0, 1), experience)
     is_end = experience.step_type[1] == StepType.LAST
-    loss = agent._irm.calc_loss(agent.learner.losses.train_info(experience).irm).loss
+    loss = agent.intrinsic_reward.calc_loss(agent.learner.losses.train_info(experience).irm).loss
     assert is_end.any() and (loss[0][is_end] > 0).all()
     assert (experience.step_type[0][loss[0] > 0] != StepType.LAST).all() and (loss[1] == 0).all()
 
@@ -215,7 +215,7 @@ def test_its_own_optimizer_owns_its_networks():
     optimizer = Adam(lr=1e-3)
     agent, _ = make('ppo', intrinsic_reward_module=partial(DIAYNAlgorithm, 3, encoder, optimizer=optimizer))
     owned = {id(p) for group in optimizer.param_groups for p in group['params']}
-    assert owned == {id(p) for p in agent._irm.parameters()} and len(owned) == 4
+    assert owned == {id(p) for p in agent.intrinsic_reward.parameters()} and len(owned) == 4
 
 
 def test_what_training_got_right_is_summarized(monkeypatch):

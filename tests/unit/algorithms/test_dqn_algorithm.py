@@ -450,12 +450,12 @@ def parameters(agent):
 def test_training_changes_the_critics_and_moves_the_targets(kind):
     agent, _ = make_agent(kind)
     before, targets = (nest.map_structure(torch.clone, list(p.detach() for p in net.parameters()))
-                       for net in (agent._rl_algorithm._critic_networks,
-                                   agent._rl_algorithm._target_critic_networks))
+                       for net in (agent.policy._critic_networks,
+                                   agent.policy._target_critic_networks))
     for _ in range(8):
         agent.train_iter()
-    for net, old in ((agent._rl_algorithm._critic_networks, before),
-                     (agent._rl_algorithm._target_critic_networks, targets)):
+    for net, old in ((agent.policy._critic_networks, before),
+                     (agent.policy._target_critic_networks, targets)):
         assert all(not torch.equal(a, b) for a, b in zip(old, net.parameters()))
         assert all(torch.isfinite(p).all() for p in net.parameters())
 
@@ -485,7 +485,7 @@ def test_steps_do_not_change_their_inputs(kind):
             assert torch.equal(old, new)
     experience = agent.unroll(5)
     copies = nest.map_structure(torch.clone, experience)
-    agent._rl_algorithm.calc_loss(agent.learner.losses.train_info(experience).rl)
+    agent.policy.calc_loss(agent.learner.losses.train_info(experience).rl)
     for old, new in zip(nest.flatten(copies), nest.flatten(experience)):
         assert torch.equal(old, new)
 
@@ -520,7 +520,7 @@ def test_one_environment_is_enough(kind):
 
 def test_the_targets_follow_by_tau_every_period():
     agent, _ = make_agent('classic', dqn=dict(target_update_tau=1.0, target_update_period=6))
-    rl = agent._rl_algorithm
+    rl = agent.policy
 
     def equal():
         return all(torch.equal(a, b) for a, b in zip(rl._critic_networks.parameters(),
@@ -537,8 +537,8 @@ def test_a_q_optimizer_owns_the_critics_and_nothing_trains_the_targets():
     optimizer = Adam(lr=1e-3)
     agent, _ = make_agent('default', dqn=dict(q_optimizer=optimizer))
     owned = {id(p) for group in optimizer.param_groups for p in group['params']}
-    assert owned == {id(p) for p in agent._rl_algorithm._critic_networks.parameters()}
-    assert not any(p.requires_grad for p in agent._rl_algorithm._target_critic_networks.parameters())
+    assert owned == {id(p) for p in agent.policy._critic_networks.parameters()}
+    assert not any(p.requires_grad for p in agent.policy._target_critic_networks.parameters())
 
 
 def test_rollouts_keep_the_states_of_both_networks_where_training_begins_with_them():

@@ -97,8 +97,8 @@ def test_a_number_of_goals_below_one_is_refused_by_name(cls, argument):
 def test_the_policy_of_an_agent_is_trained_with_the_goals_that_it_acted_with(algorithm, cls, monkeypatch):
     agent, _ = make_agent(algorithm, 'discrete', goal_generator=cls, rl_algorithm_cls=combined_networks(algorithm))
     seen = []
-    train_step = agent._rl_algorithm.train_step
-    monkeypatch.setattr(agent._rl_algorithm, 'train_step',
+    train_step = agent.policy.train_step
+    monkeypatch.setattr(agent.policy, 'train_step',
                         lambda inputs, *args: seen.append(inputs.observation[1]) or train_step(inputs, *args))
     drawn = []
     rollout_step = agent._goal_generator.rollout_step

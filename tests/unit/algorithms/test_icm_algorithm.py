@@ -54,8 +54,8 @@ def test_sequences_of_one_step_are_refused_where_nothing_tells_the_step_before()
 def test_its_own_optimizer_owns_all_three_networks():
     agent, _ = agents.make_agent('actor-critic', 'discrete', intrinsic_reward_module=partial(
         TestICMWithAnEncoder.make, optimizer=Adam(lr=1e-2)))
-    owned = {id(p) for group in agent._irm.default_optimizer.param_groups for p in group['params']}
-    assert owned == {id(p) for p in agent._irm.parameters()}
+    owned = {id(p) for group in agent.intrinsic_reward.default_optimizer.param_groups for p in group['params']}
+    assert owned == {id(p) for p in agent.intrinsic_reward.parameters()}
 
 
 def test_given_models_are_used_as_networks_or_as_what_constructs_them():

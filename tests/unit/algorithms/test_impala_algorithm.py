@@ -30,7 +30,7 @@ def parameters(agent):
 def losses_seen(agent, monkeypatch):
     """The infos that the loss gets and the losses it gives, as they come."""
     seen = []
-    loss = agent._rl_algorithm._loss
+    loss = agent.policy._loss
     original = type(loss).forward
 
     def forward(self, info):
@@ -197,7 +197,7 @@ def test_a_recurrent_policy_is_recomputed_from_the_state_it_acted_from(length, m
     agent.train_from_replay_buffer()
     (info, _), = seen
     torch.testing.assert_close(info.action_distribution.log_prob(info.action)[:-1], info.rollout_log_prob[:-1])
-    rl, state, initial = agent._rl_algorithm, start.rl, agent.get_initial_train_state(4).rl
+    rl, state, initial = agent.policy, start.rl, agent.get_initial_train_state(4).rl
     values = []
     with torch.no_grad():
         for t in range(7):
@@ -267,7 +267,7 @@ def test_settings_that_nothing_could_be_learned_with_are_refused_by_name(setting
     agent, _ = make_agent('impala', 'discrete')
     config = TrainerConfig(root_dir='', algorithm_ctor=ImpalaAlgorithm, **settings)
     with pytest.raises(ConfError, match=message):
-        agent._rl_algorithm.check_config(config)
+        agent.policy.check_config(config)
 
 
 @pytest.mark.parametrize('environment', ['discrete', 'recurrent', 'several rewards'])

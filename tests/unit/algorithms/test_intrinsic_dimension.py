@@ -29,21 +29,21 @@ def make(environment='discrete', rl=None, **arguments):
 
 def test_it_has_a_value_and_a_discount_of_its_own():
     agent, seen = make(), []
-    plain = agent._rl_algorithm.preprocess_experience
+    plain = agent.policy.preprocess_experience
 
     def preprocess(inputs, info, batch_info):
         inputs, info = plain(inputs, info, batch_info)
         seen.append((inputs, info))
         return inputs, info
 
-    agent._rl_algorithm.preprocess_experience = preprocess
+    agent.policy.preprocess_experience = preprocess
     agent.train_iter()
     inputs, info = seen[0]
     assert inputs.reward.shape[-1] == 2 and info.returns.shape[-1] == 2
     assert (inputs.reward[..., 1] != inputs.reward[..., 0]).any()
-    loss = agent._rl_algorithm._loss
+    loss = agent.policy._loss
     assert loss.gamma.tolist() == pytest.approx([0.99, 0.5])
-    assert agent._rl_algorithm.reward_weights.tolist() == pytest.approx([2.0, 0.3])
+    assert agent.policy.reward_weights.tolist() == pytest.approx([2.0, 0.3])
 
 
 @pytest.mark.parametrize('environment', ['discrete', 'several rewards'])
@@ -54,7 +54,7 @@ def test_it_trains_whatever_the_rewards(environment, on_policy):
     agent = make(environment, rl)
     for _ in range(3):
         agent.train_iter()
-    assert agent._rl_algorithm.reward_weights.shape == ((4, ) if environment == 'several rewards' else (2, ))
+    assert agent.policy.reward_weights.shape == ((4, ) if environment == 'several rewards' else (2, ))
     assert all(torch.isfinite(p).all() for p in agent.parameters())
 
 

@@ -186,7 +186,7 @@ def state_of(agent):
 @pytest.mark.parametrize('algorithm', ['ppo', 'actor-critic'])
 def test_the_policy_gets_the_weights_after_each_iteration(algorithm):
     agent, _ = weighted_agent(algorithm)
-    part, policy = agent._reward_weight_algorithm, agent._rl_algorithm
+    part, policy = agent._reward_weight_algorithm, agent.policy
     torch.testing.assert_close(policy.reward_weights, torch.full((3, ), 1 / 3))
     for _ in range(3):
         before = policy.reward_weights.clone()

@@ -356,7 +356,7 @@ def test_an_agent_learns_its_model_and_its_reward(model):
         assert not torch.equal(before[name], x), name
     assert agent.capabilities.traceable_update and agent.capabilities.bootstraps_sequences
     if model == 'stochastic ensemble':
-        assert (agent._rl_algorithm._dynamics_module.holdout_error != 0).all()
+        assert (agent.policy._dynamics_module.holdout_error != 0).all()
 
 
 def test_a_model_is_learned_from_a_dataset_alone(tmp_path):
@@ -368,7 +368,7 @@ def test_a_model_is_learned_from_a_dataset_alone(tmp_path):
     for _ in range(6):
         agent.train_iter()
     assert all(not torch.equal(before[name], x) for name, x in agent.named_parameters())
-    assert (agent._rl_algorithm._dynamics_module.holdout_error != 0).all()
+    assert (agent.policy._dynamics_module.holdout_error != 0).all()
 
 
 def test_sequences_of_one_step_are_refused():
@@ -405,7 +405,7 @@ def latent_agent(**learner_args):
 
 def test_a_latent_planner_is_connected_with_the_representation_and_minimises_its_rewards():
     agent, _ = latent_agent()
-    learner, algorithm = agent._representation_learner, agent._rl_algorithm
+    learner, algorithm = agent._representation_learner, agent.policy
     for _ in range(3):
         agent.train_iter()
     latent, actions = torch.randn(2, 6), torch.randn(2, 5, 3, 1)

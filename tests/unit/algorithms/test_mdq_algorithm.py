@@ -171,7 +171,7 @@ def disturb(algorithm):
 @pytest.mark.parametrize('length', [2, 4])
 def test_train_sequence_trains_as_train_step(monkeypatch, environment, length):
     agent, _ = agent_of(environment, distill_noise=0.0, critic_loss_ctor=TDLoss)
-    rl = agent._rl_algorithm
+    rl = agent.policy
     disturb(rl)
     be_greedy(rl, monkeypatch)
     time_step, info = random_steps(rl, length, 5)
@@ -194,7 +194,7 @@ def test_the_loss_is_that_of_a_slow_loop(monkeypatch, environment):
     gamma, alpha = 0.9, 0.3
     agent, _ = agent_of(environment, distill_noise=0.0, critic_loss_ctor=partial(OneStepTDLoss, gamma=gamma),
                         initial_log_alpha=math.log(alpha), target_entropy=1.2)
-    rl = agent._rl_algorithm
+    rl = agent.policy
     disturb(rl)
     be_greedy(rl, monkeypatch)
     if environment == 'several rewards':
@@ -317,7 +317,7 @@ def test_evaluation_takes_the_most_likely_action_unless_epsilon_asks_for_a_sampl
 
 def test_only_the_free_form_has_targets_and_they_move_by_tau():
     agent, _ = agent_of(target_update_tau=0.1, target_update_period=4)
-    rl = agent._rl_algorithm
+    rl = agent.policy
     pairs = [*zip(rl._critic_network.free_form.parameters(), rl._target_free_form.parameters(), strict=True)]
     before = [target.clone() for _, target in pairs]
     agent.train_iter()
@@ -329,7 +329,7 @@ def test_only_the_free_form_has_targets_and_they_move_by_tau():
 
 def test_each_part_has_its_own_optimizer():
     agent, _ = agent_of(critic_optimizer=SGD(lr=0.1), alpha_optimizer=SGD(lr=0.0))
-    rl = agent._rl_algorithm
+    rl = agent.policy
     alpha, critic = rl._log_alpha.detach().clone(), parameters(rl._critic_network)
     agent.train_iter()
     assert torch.equal(alpha, rl._log_alpha)

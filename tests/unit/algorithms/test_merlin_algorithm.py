@@ -130,12 +130,12 @@ def test_an_episode_begins_with_an_empty_memory_and_the_state_holds_what_was_see
     assert ((usage[1:] > 0).sum(-1) == torch.arange(1, 5).clamp(max=3)[:, None]).all()
     latents = experience.state.rl.mbp_state
     assert (latents.memory.memory[1][:, 0] == latents.latent_vector[1]).all()
-    assert agent._rl_algorithm._mbp.memory._states is None, 'no step leaves its graph behind'
+    assert agent.policy._mbp.memory._states is None, 'no step leaves its graph behind'
 
 
 def test_what_the_actor_reads_counts_as_usage():
     agent, env = make_agent(batch_size=2)
-    merlin = agent._rl_algorithm
+    merlin = agent.policy
     state = merlin.get_initial_rollout_state(2)
     step = env.current_time_step()
     alone = merlin._mbp.train_step((step.observation, step.prev_action), state.mbp_state).state.memory.usage
@@ -145,7 +145,7 @@ def test_what_the_actor_reads_counts_as_usage():
 
 def test_the_policy_does_not_train_the_predictor_and_the_value_trains_the_latent():
     agent, env = make_agent(batch_size=2)
-    merlin = agent._rl_algorithm
+    merlin = agent.policy
     step = env.current_time_step()
     state = random_state(merlin.train_state_spec, 2)
     reached = {}
@@ -164,7 +164,7 @@ def test_gradients_flow_through_time_within_an_unroll_but_not_into_the_next():
     agent, _ = make_agent(batch_size=2, unroll_length=3)
     experience = agent.unroll(3)
     loss = experience.rollout_info.rl.mbp_info.extra.vae.kld
-    merlin = agent._rl_algorithm
+    merlin = agent.policy
 
     def reaches(t):
         grads = torch.autograd.grad(loss[t].sum(), list(merlin._mbp._key_net.parameters()), retain_graph=True,
@@ -178,7 +178,7 @@ def test_gradients_flow_through_time_within_an_unroll_but_not_into_the_next():
 
 def test_the_loss_is_the_sum_of_the_parts_with_their_weights():
     agent, env = make_agent('several rewards', batch_size=2)
-    merlin = agent._rl_algorithm
+    merlin = agent.policy
     info = agent.unroll(4).rollout_info.rl
     assert nest.get_nest_shape(info.mbp_info.loss)[:2] == (5, 2)
     whole = merlin.calc_loss(info)
@@ -193,7 +193,7 @@ def test_the_loss_is_the_sum_of_the_parts_with_their_weights():
 
 def test_reward_weights_reach_the_actor():
     agent, _ = make_agent('several rewards', batch_size=2)
-    agent._rl_algorithm.set_reward_weights(torch.tensor([1.0, 2.0, 3.0]))
+    agent.policy.set_reward_weights(torch.tensor([1.0, 2.0, 3.0]))
     info = agent.unroll(2).rollout_info.rl.mba_info
     assert info.reward_weights[0, 0].tolist() == [1, 2, 3] and info.value.shape == (3, 2, 3)
 
@@ -209,7 +209,7 @@ def test_a_loss_of_the_actor_may_be_given_and_may_have_a_scalar_part():
     info = agent.unroll(2).rollout_info.rl
     whole = agent.calc_loss(agent.unroll(2).rollout_info)
     assert whole.scalar_loss.item() == 2.0
-    torch.testing.assert_close(agent._rl_algorithm.calc_loss(info).loss, info.mbp_info.loss + 1)
+    torch.testing.assert_close(agent.policy.calc_loss(info).loss, info.mbp_info.loss + 1)
 
 
 def nested_predictor(**args):

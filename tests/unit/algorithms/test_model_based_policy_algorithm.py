@@ -189,7 +189,7 @@ def make_agent(environment='continuous', transformer=None, config_args=None, age
 @pytest.mark.parametrize('environment', ['continuous', 'discrete'])
 def test_an_agent_trains_on_real_and_imagined_transitions_in_the_stated_shares(environment, monkeypatch):
     agent, _ = make_agent(environment)
-    algorithm = agent._rl_algorithm
+    algorithm = agent.policy
     drawn = []
     monkeypatch.setattr(TransitionStore, 'get_batch', lambda self, size, length, own=TransitionStore.get_batch: (
         drawn.append(size), own(self, size, length))[1])
@@ -204,8 +204,8 @@ def test_an_agent_trains_on_real_and_imagined_transitions_in_the_stated_shares(e
 
 def test_the_model_is_trained_apart_from_the_policy_and_every_period():
     agent, _ = make_agent()
-    model, calls = agent._rl_algorithm.world_model, []
-    agent._rl_algorithm.train_model = lambda buffer, own=agent._rl_algorithm.train_model: (
+    model, calls = agent.policy.world_model, []
+    agent.policy.train_model = lambda buffer, own=agent.policy.train_model: (
         calls.append(context.get_global_counter()), own(buffer))[1]
     before = [p.clone() for p in model.parameters()]
     owned = {id(p) for _, p in agent.optimized_parameters()[1]}
@@ -238,13 +238,13 @@ def test_a_resumed_agent_goes_on_with_what_it_had_imagined():
         agent.train_iter()
     other, _ = make_agent()
     other.load_state_dict(agent.state_dict())
-    algorithm = other._rl_algorithm
-    assert algorithm._imagined is None and int(algorithm._wait) == int(agent._rl_algorithm._wait)
+    algorithm = other.policy
+    assert algorithm._imagined is None and int(algorithm._wait) == int(agent.policy._wait)
     for _ in range(6):
         other.train_iter()
         if algorithm._imagined is not None:
             break
-    wanted = agent._rl_algorithm._imagined._buffer.gather_all()[0]
+    wanted = agent.policy._imagined._buffer.gather_all()[0]
     found = algorithm._imagined._buffer.gather_all()[0]
     for a, b in zip(nest.flatten(wanted), nest.flatten(found)):
         assert torch.equal(a, b)
@@ -255,7 +255,7 @@ def test_training_of_the_model_ends_when_what_is_held_out_gets_no_better(monkeyp
     agent, _ = make_agent(max_model_updates=5000)
     for _ in range(3):
         agent.train_iter()
-    algorithm = agent._rl_algorithm
+    algorithm = agent.policy
     errors = iter([5.0, 4.0, 4.0, 3.99, 3.98, 3.97, 3.965, 1.0])
     algorithm.world_model.dynamics.measure_holdout = lambda time_step, batch_info: next(errors)
     assert algorithm.train_model(agent.replay_buffer) == 35, '5 a look; after 4.0 there are 5 looks without 1% less'
@@ -280,7 +280,7 @@ def test_transformers_of_observations_are_refused_and_those_of_rewards_are_not()
                                       whole_replay_buffer_training=False)
     agent, env = make_agent()
     config.data_transformer = RewardScaling(0.1, env.observation_spec())
-    agent._rl_algorithm.check_config(config)
+    agent.policy.check_config(config)
     config.data_transformer = ObservationNormalizer(env.observation_spec())
     with pytest.raises(ConfError, match='creates ObservationNormalizer'):
-        agent._rl_algorithm.check_config(config)
+        agent.policy.check_config(config)

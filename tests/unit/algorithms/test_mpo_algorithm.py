@@ -422,7 +422,7 @@ def test_several_iterations_of_the_m_step_move_the_policy_alone_and_further():
     for iterations in (1, 4):
         agent, _ = make_agent('continuous', updates=1, actor_optimizer=Adam(lr=1e-3), mstep_iterations=iterations,
                               target_update_period=1000, alpha_mean_scale=1e-6, alpha_var_scale=1e-6)
-        rl = agent._rl_algorithm
+        rl = agent.policy
         before = [p.detach().clone() for p in rl._actor_network.parameters()]
         agent.train_iter()
         after = [p.detach() for p in rl._actor_network.parameters()]
@@ -437,7 +437,7 @@ def test_the_m_step_comes_to_the_weighted_policy():
     agent, _ = make_agent('discrete', updates=1, actor_optimizer=Adam(lr=3e-2), mstep_iterations=300, unroll_length=12,
                           mini_batch_size=32, target_update_period=1000, alpha_scale=1e-9, dual_constraint=0.3,
                           train_actor_on_first_step=False)
-    rl = agent._rl_algorithm
+    rl = agent.policy
     seen = []
     with torch.no_grad():  # values that tell the actions apart
         for network in (rl._critic_networks, rl._target_critic_networks):
@@ -464,12 +464,12 @@ def test_the_multipliers_follow_the_change_of_the_policy():
                           target_update_period=1000)
     for _ in range(5):
         agent.train_iter()
-    of_mean, of_scale = (m.value for m in agent._rl_algorithm._policy.multipliers)
+    of_mean, of_scale = (m.value for m in agent.policy._policy.multipliers)
     assert 0 < float(of_mean) <= 0.1001 and 0 < float(of_scale) <= 10.001
     agent, _ = make_agent('continuous', kl_mean_constraint=1e3, kl_var_constraint=1e3)
     for _ in range(5):
         agent.train_iter()
-    assert all(float(m.value) == 0 for m in agent._rl_algorithm._policy.multipliers)
+    assert all(float(m.value) == 0 for m in agent.policy._policy.multipliers)
 
 
 def test_a_tight_constraint_keeps_the_policy_near_the_target_policy():
@@ -481,7 +481,7 @@ def test_a_tight_constraint_keeps_the_policy_near_the_target_policy():
         for _ in range(5):
             agent.train_iter()
         experience, _ = agent.replay_buffer.get_batch(64, 1)
-        rl = agent._rl_algorithm
+        rl = agent.policy
         observation = experience.time_step.observation[:, 0]
         with torch.no_grad():
             policy, target = rl._actor_network(observation)[0], rl._target_actor_network(observation)[0]
@@ -492,7 +492,7 @@ def test_a_tight_constraint_keeps_the_policy_near_the_target_policy():
 def test_target_networks_follow_at_their_own_pace():
     agent, _ = make_agent('discrete', updates=1, target_update_tau=1.0, target_update_period=1,
                           actor_target_update_period=2)
-    rl = agent._rl_algorithm
+    rl = agent.policy
 
     def is_copied(network, target):
         return all(torch.equal(a, b) for a, b in zip(network.parameters(), target.parameters()))
@@ -507,7 +507,7 @@ def test_target_networks_follow_at_their_own_pace():
 def test_a_temperature_with_an_optimizer_is_trained_and_saved():
     agent, _ = make_agent('discrete', eta_optimizer=Adam(lr=0.1), initial_eta=2.0)
     agent.train_iter()
-    eta = agent._rl_algorithm._temperatures[0]._log_eta
+    eta = agent.policy._temperatures[0]._log_eta
     assert float(eta.exp()) != pytest.approx(2.0, abs=0.05)
     assert any('_log_eta' in name for name in agent.state_dict())
 
@@ -518,7 +518,7 @@ def test_a_temperature_with_an_optimizer_is_trained_and_saved():
 @pytest.mark.parametrize('environment', ['recurrent', 'recurrent continuous'])
 def test_the_memory_of_the_rollout_is_that_of_training_on_it(environment):
     agent, env = make_agent(environment)
-    rl = agent._rl_algorithm
+    rl = agent.policy
     time_step = env.current_time_step()
     state = train_state = rl.get_initial_rollout_state(4)
     for _ in range(3):
@@ -534,7 +534,7 @@ def test_the_memory_of_the_rollout_is_that_of_training_on_it(environment):
 
 def test_only_the_memory_of_the_policy_is_kept_where_training_begins_from_zeros():
     agent, env = make_agent('recurrent', use_rollout_state=False)
-    rl = agent._rl_algorithm
+    rl = agent.policy
     with torch.no_grad():
         state = rl.rollout_step(env.current_time_step(), rl.get_initial_rollout_state(4)).state
     assert any(leaf.ne(0).any() for leaf in nest.flatten(state.actor))

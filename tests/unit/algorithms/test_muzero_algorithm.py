@@ -69,7 +69,7 @@ def make_agent_of(rl, env, config):
 
 
 def learner_of(agent):
-    return agent._rl_algorithm._representation_learner
+    return agent.policy._representation_learner
 
 
 def processed(agent, count=12, length=1):

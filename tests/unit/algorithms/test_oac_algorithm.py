@@ -95,7 +95,7 @@ class LinearCritics(nn.Module):
 
 def test_the_rollout_moves_the_mean_before_squashing_and_keeps_the_scale():
     agent, env = make_oac(batch_size=3, explore_delta=0.5, beta_ub=3.0)
-    algorithm = agent._rl_algorithm
+    algorithm = agent.policy
     algorithm._critic_networks = LinearCritics()
     observation = env.current_time_step().observation
     policy = algorithm._actor_network(observation)[0]
@@ -126,7 +126,7 @@ def test_without_exploration_it_is_soft_actor_critic():
 
 def test_evaluation_and_training_use_the_policy_itself():
     agent, env = make_oac()
-    algorithm = agent._rl_algorithm
+    algorithm = agent.policy
     policy = algorithm._actor_network(env.current_time_step().observation)[0]
     assert torch.equal(agent.predict_step(env.current_time_step(), agent.get_initial_predict_state(4)).output,
                        dist_utils.get_mode(policy))

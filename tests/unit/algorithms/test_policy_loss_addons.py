@@ -155,7 +155,7 @@ def distance(agent, addon):
     time_step = TimeStep(step_type=torch.ones(2, dtype=torch.int32), observation=observation,
                          reward=torch.zeros(2), prev_action=torch.zeros(2, 1))
     with torch.no_grad(), context.eval_context():
-        info = agent._rl_algorithm.predict_step(time_step, agent._rl_algorithm.get_initial_predict_state(2)).info
+        info = agent.policy.predict_step(time_step, agent.policy.get_initial_predict_state(2)).info
         return addon.divergence(observation, info.action_distribution).mean().item()
 
 
@@ -211,7 +211,7 @@ def test_the_losses_of_several_terms_are_added_to_that_of_the_policy():
     addons = [addon_for('ddpg', AttractionToPolicy, weight=2.0), addon_for('ddpg', RepulsionFromPolicy, weight=0.5)]
     agent = off_policy_agent('ddpg', addons)
     plain = off_policy_agent('ddpg', [])
-    plain._rl_algorithm.load_state_dict(agent._rl_algorithm.state_dict())
+    plain.policy.load_state_dict(agent.policy.state_dict())
     agent.unroll(8)
     experience = nest.map_structure(lambda x: x.transpose(0, 1), agent.replay_buffer.get_batch(6, 2)[0])
     state = agent.train_state_spec

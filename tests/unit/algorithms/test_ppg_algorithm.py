@@ -106,7 +106,7 @@ def test_a_phase_brings_values_nearer_to_their_targets_and_its_weight_holds_the_
 
 def test_iterations_leave_the_auxiliary_value_alone_and_phases_train_all_networks():
     agent = make(interval=2)
-    networks = agent._rl_algorithm
+    networks = agent.policy
     head = networks._actor_network._value_head
     before = parameters(head)
     agent.train_iter()
@@ -122,7 +122,7 @@ def test_iterations_leave_the_auxiliary_value_alone_and_phases_train_all_network
 def test_each_optimizer_makes_the_steps_of_its_own_updates_only(is_phase):
     agent = make(interval=2, aux_learning_rate=0.01)
     steps = {'policy': 0, 'auxiliary': 0}
-    optimizers = {'policy': agent.default_optimizer, 'auxiliary': agent._rl_algorithm.auxiliary_optimizer}
+    optimizers = {'policy': agent.default_optimizer, 'auxiliary': agent.policy.auxiliary_optimizer}
     for name, optimizer in optimizers.items():
         def step(*args, name=name, plain=optimizer.step, **kwargs):
             steps[name] += 1
@@ -139,7 +139,7 @@ def test_the_optimizer_of_the_phase_is_part_of_checkpoints():
     agent, copy = make(interval=1, aux_learning_rate=Adam().defaults['lr']), make(interval=1, aux_learning_rate=0.5)
     agent.train_iter()
     copy.load_state_dict(agent.state_dict())
-    assert copy._rl_algorithm.auxiliary_optimizer.param_groups[0]['lr'] == Adam().defaults['lr']
+    assert copy.policy.auxiliary_optimizer.param_groups[0]['lr'] == Adam().defaults['lr']
 
 
 def test_statistics_of_observations_stand_still_in_a_phase():
@@ -195,11 +195,11 @@ def test_without_its_phase_it_is_ppo():
         ppg, partial(ActorDistributionNetwork, fc_layer_params=(16, )), partial(ValueNetwork, fc_layer_params=(16, )),
         loss_class=PPOLoss, aux_options=PPGAuxOptions(enabled=False)))
     plain, _ = make_agent('ppo', 'discrete')
-    policy, value = plain._rl_algorithm._actor_network, plain._rl_algorithm._value_network
-    own = agent._rl_algorithm
+    policy, value = plain.policy._actor_network, plain.policy._value_network
+    own = agent.policy
     policy.load_state_dict({k: v for k, v in own._actor_network.state_dict().items() if '_value_head' not in k})
     value.load_state_dict(own._value_network.state_dict())
-    plain._rl_algorithm._loss = own._loss
+    plain.policy._loss = own._loss
     for one in (agent, plain):
         torch.manual_seed(5)
         context.reset()
@@ -229,7 +229,7 @@ def test_an_algorithm_around_it_that_knows_no_phases_is_refused():
     class Around(RLAlgorithm):
         @property
         def policy_algorithm(self):
-            return agent._rl_algorithm
+            return agent.policy
 
     with pytest.raises(ConfError, match='PPGAlgorithm would have no auxiliary phase'):
         around = Around(agent.observation_spec, agent.action_spec, (), is_on_policy=False, config=agent._config)

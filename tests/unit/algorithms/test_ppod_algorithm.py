@@ -179,13 +179,13 @@ def make_agent(demonstrations, unroll_length=32, count=8, cls=PpodAlgorithm, age
 def test_replayed_columns_stand_beside_the_own_ones_with_probability_one(demonstration):
     agent = make_agent(demonstration, rho=0.1, phi=0.3)
     seen = []
-    original = agent._rl_algorithm.preprocess_experience
+    original = agent.policy.preprocess_experience
 
     def preprocess(inputs, info, batch_info):
         seen.append((inputs, original(inputs, info, batch_info)[1]))
         return original(inputs, info, batch_info)
 
-    agent._rl_algorithm.preprocess_experience = preprocess
+    agent.policy.preprocess_experience = preprocess
     agent.train_iter()
     inputs, info = seen[0]
     assert inputs.step_type.shape == (8 + 5, 33), '8 * 0.4 / 0.6 is about 5'
@@ -201,7 +201,7 @@ def success(agent):
     """The probability of going straight to the end."""
     actions = torch.tensor(suite_exploration.CorridorEnv().actions_on)
     step = TimeStep(step_type=torch.ones(24, dtype=torch.int32), observation=torch.eye(25)[:24])
-    distribution = agent._rl_algorithm.predict_step(step, ()).info.action_distribution
+    distribution = agent.policy.predict_step(step, ()).info.action_distribution
     return distribution.log_prob(actions).exp().min().item()
 
 
@@ -209,7 +209,7 @@ def test_one_demonstration_teaches_what_exploration_does_not_find(demonstration)
     agent = make_agent(demonstration)
     for _ in range(60):
         agent.train_iter()
-    pools = agent._rl_algorithm._pools
+    pools = agent.policy._pools
     assert success(agent) > 0.6
     assert len(pools.with_reward) > 1 and pools.phi < 0.3, 'it has got there itself'
 
@@ -218,10 +218,10 @@ def test_what_it_has_found_is_there_after_a_checkpoint(demonstration):
     agent = make_agent(demonstration)
     for _ in range(8):
         agent.train_iter()
-    pools = agent._rl_algorithm._pools
+    pools = agent.policy._pools
     assert pools.with_value
     again = make_agent(demonstration)
-    before = agent._rl_algorithm._slots.state()['position']
+    before = agent.policy._slots.state()['position']
     again.load_state_dict(agent.state_dict())
     again._rl_algorithm.prepare(again)
     assert again._rl_algorithm._slots.state()['position'] == before

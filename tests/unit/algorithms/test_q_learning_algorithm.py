@@ -69,7 +69,7 @@ def make_agent(env, seed=0, unroll_length=5, under_agent=True, **arguments):
              ctor(*specs, env=env, config=config))
     agent.set_path('')
     agent.finalize()
-    return agent, agent._rl_algorithm if under_agent else agent
+    return agent, agent.policy if under_agent else agent
 
 
 # What is learned -----------------------------------------------------------------------------------------------

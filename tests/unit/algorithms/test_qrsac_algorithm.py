@@ -57,7 +57,7 @@ def test_train_sequence_trains_as_train_step(environment, by_mean, monkeypatch):
     weights = [1.0, -0.5, 2.0] if environment == 'several rewards' else None
     agent, _ = make_agent(environment, critic_loss_ctor=loss_ctor, min_critic_by_critic_mean=by_mean,
                           reward_weights=weights)
-    algorithm = agent._rl_algorithm
+    algorithm = agent.policy
     steps, action = random_steps(algorithm, 2, 5)
     monkeypatch.setattr(torch, 'randn', lambda shape, **kwargs: torch.full(shape, 0.3))
     losses = [algorithm.calc_loss(train(steps, algorithm.get_initial_train_state(10), SacInfo(action=action)).info).loss
@@ -67,7 +67,7 @@ def test_train_sequence_trains_as_train_step(environment, by_mean, monkeypatch):
 
 def test_the_loss_is_the_quantile_regression_of_a_slow_loop(monkeypatch):
     agent, _ = make_agent('continuous', critic_loss_ctor=loss_ctor, use_entropy_reward=False)
-    algorithm = agent._rl_algorithm
+    algorithm = agent.policy
     for p in [*algorithm._target_critic_networks.parameters(), *algorithm._critic_networks.parameters()]:
         p.data.add_(0.3 * torch.randn_like(p))
     steps, action = random_steps(algorithm, 2, 6)
@@ -99,11 +99,11 @@ def test_the_quantiles_to_bootstrap_from_are_those_of_one_critic_or_the_lowest_o
     found = quantiles_of_lowest_mean(several, torch.tensor([1.0, -1.0]))
     assert found.tolist() == [[[4.0, 5.0], [0.0, 10.0]], [[0.0, 1.0], [3.0, 3.0]]]
     agent, _ = make_agent('continuous', critic_loss_ctor=partial(OneStepTDQRLoss, num_quantiles=2))
-    assert agent._rl_algorithm._pessimistic_value(critics).tolist() == [[0.0, 5.0], [0.0, 1.0]]
-    assert agent._rl_algorithm._actor_value(critics).tolist() == [4.5, 0.5]
+    assert agent.policy._pessimistic_value(critics).tolist() == [[0.0, 5.0], [0.0, 1.0]]
+    assert agent.policy._actor_value(critics).tolist() == [4.5, 0.5]
     agent, _ = make_agent('several rewards', critic_loss_ctor=partial(OneStepTDQRLoss, num_quantiles=2),
                           reward_weights=[1.0, -1.0, 1.0])
-    found = agent._rl_algorithm._pessimistic_value(torch.stack((critics, critics, critics), 2))
+    found = agent.policy._pessimistic_value(torch.stack((critics, critics, critics), 2))
     assert found[0].tolist() == [[0.0, 5.0], [4.0, 10.0], [0.0, 5.0]]
 
 

@@ -45,7 +45,7 @@ class OnPolicyPart(Listener):
 
 def test_epsilon_greedy_is_that_of_the_conf_until_it_is_set():
     agent, _ = make_agent('actor-critic', 'discrete', config_args=dict(epsilon_greedy=0.25))
-    part = agent._rl_algorithm
+    part = agent.policy
     assert part._epsilon_greedy == 0.25
     part.set_epsilon_greedy(0.5)
     assert part._epsilon_greedy == 0.5
@@ -86,7 +86,7 @@ def test_an_on_policy_part_of_an_off_policy_agent_is_trained_on_every_step(unrol
     agent, _ = make_agent('ppo', 'discrete', unroll_length=unroll_length, intrinsic_reward_module=part)
     config = agent._config
     config.unroll_with_grad, config.whole_replay_buffer_training, config.mini_batch_length = True, False, 1
-    agent._rl_algorithm.preprocess_experience = lambda inputs, info, batch_info: (inputs, info)
+    agent.policy.preprocess_experience = lambda inputs, info, batch_info: (inputs, info)
     config.initial_collect_steps = 10**9  # nothing but the part is trained
     agent.train_iter()
     # d/dw (w - 3)^2 = -4 at w = 1; the mask of no step is 0 in the first 4 steps of an episode of 5.
@@ -168,15 +168,15 @@ def test_a_checkpoint_argument_loads_a_part_and_a_later_load_leaves_it_alone(tmp
     trained = agent_with(Listener(), 0)
     trained.train_iter()
     path = Checkpointer(str(tmp_path), alg=trained).save(1)
-    weight = trained._irm.weight.item()
-    agent = agent_with(Listener(checkpoint=f'alg._irm@{path}'), 1)
-    assert agent._irm.pre_loaded and agent._irm.weight.item() == weight != 1.0
+    weight = trained.intrinsic_reward.weight.item()
+    agent = agent_with(Listener(checkpoint=f'alg.intrinsic_reward@{path}'), 1)
+    assert agent.intrinsic_reward.pre_loaded and agent.intrinsic_reward.weight.item() == weight != 1.0
     other = agent_with(Listener(), 2).state_dict()
     agent.load_state_dict(other)
-    assert agent._irm.weight.item() == weight
+    assert agent.intrinsic_reward.weight.item() == weight
     agent.load_state_dict({k: v for k, v in other.items() if not k.startswith('_irm.')})  # it may lack the part
     agent.load_state_dict(other, skip_preloded=False)
-    assert agent._irm.weight.item() == 1.0
+    assert agent.intrinsic_reward.weight.item() == 1.0
 
 
 def test_a_checkpoint_argument_that_names_no_part_is_refused(tmp_path):
@@ -230,7 +230,8 @@ def test_the_action_recorded_may_be_that_of_whoever_acted(algorithm):
 
 def test_a_checkpoint_path_may_contain_an_at_sign(tmp_path):
     from alfx.algorithms.algorithm import _prefix_and_path
-    assert _prefix_and_path('alg._irm@/runs/me@home/ckpt-1') == ('alg._irm', '/runs/me@home/ckpt-1')
+    assert _prefix_and_path('alg.intrinsic_reward@/runs/me@home/ckpt-1') == ('alg.intrinsic_reward',
+                                                                             '/runs/me@home/ckpt-1')
     file = tmp_path / 'me@home'
     file.write_text('')
     assert _prefix_and_path(str(file)) == ('', str(file))

@@ -37,7 +37,7 @@ class TestRND(IntrinsicRewardContract):
 def test_target_and_encoder_are_not_trained_and_the_optimizer_owns_the_predictor():
     agent, _ = agents.make_agent('ppo', 'discrete', intrinsic_reward_module=partial(
         make_rnd, encoder_net=network, optimizer=Adam(lr=1e-2, name='own')))
-    module = agent._irm
+    module = agent.intrinsic_reward
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
     agent.train_iter()
     changed = {name.split('.')[0] for name, p in module.named_parameters() if not torch.equal(p, before[name])}

@@ -70,7 +70,7 @@ class TestContract:
             copies = copied((time_step, state))
             method(time_step, state)
             assert all(torch.equal(a, b) for a, b in zip(nest.flatten(copies), nest.flatten((time_step, state))))
-        algorithm = agent._rl_algorithm
+        algorithm = agent.policy
         steps, action = random_steps(algorithm, 2, 3)
         rollout_info = SacInfo(action=action)
         copies = copied((steps, rollout_info))
@@ -153,7 +153,7 @@ def without_last_policy_step(info):
 def test_train_sequence_trains_as_train_step(environment, length, train_actor_on_last_step, monkeypatch):
     agent, _ = make_agent(environment, train_actor_on_last_step=train_actor_on_last_step, critic_loss_ctor=TDLoss,
                           initial_log_alpha=-1.0)
-    algorithm = agent._rl_algorithm
+    algorithm = agent.policy
     steps, action = random_steps(algorithm, length, 5)
     monkeypatch.setattr(torch, 'randn', lambda shape, **kwargs: torch.full(shape, 0.3))  # same noise in all rows
     results = []
@@ -180,7 +180,7 @@ def test_train_sequence_trains_as_train_step(environment, length, train_actor_on
 
 def test_the_critics_are_not_called_for_what_no_loss_reads():
     agent, _ = make_agent(train_actor_on_last_step=False)
-    algorithm = agent._rl_algorithm
+    algorithm = agent.policy
     rows = {'_actor_network': [], '_critic_networks': [], '_target_critic_networks': []}
     for name, seen in rows.items():
         getattr(algorithm, name).register_forward_hook(
@@ -195,7 +195,7 @@ def test_with_memory_the_actor_is_trained_on_the_last_step_only_if_asked(environ
     for train_actor_on_last_step in (True, False):
         agent, _ = make_agent(environment, train_actor_on_last_step=train_actor_on_last_step,
                               initial_log_alpha=-1.0)
-        algorithm = agent._rl_algorithm
+        algorithm = agent.policy
         steps, action = random_steps(algorithm, 3, 5)
         infos, state = [], zeros_of(algorithm.train_state_spec, 5)
         for t in range(3):
@@ -239,7 +239,7 @@ def test_without_critics_it_can_be_played_and_not_trained():
 def test_each_part_may_have_its_own_optimizer():
     optimizers = {name: Adam(lr=lr) for name, lr in (('actor', 1e-3), ('critic', 2e-3), ('alpha', 3e-3))}
     agent, _ = make_agent(**{f'{name}_optimizer': optimizer for name, optimizer in optimizers.items()})
-    algorithm = agent._rl_algorithm
+    algorithm = agent.policy
     for name, owned in (('actor', algorithm._actor_network.parameters()),
                         ('critic', algorithm._critic_networks.parameters()), ('alpha', [algorithm._log_alpha])):
         assert {id(p) for p in owned} == {id(p) for g in optimizers[name].param_groups for p in g['params']}
@@ -250,18 +250,18 @@ def test_each_part_may_have_its_own_optimizer():
 
 def test_log_alpha_is_capped():
     agent, _ = make_agent(max_log_alpha=-0.5, initial_log_alpha=0.0, target_entropy=100.0)  # alpha wants to grow
-    algorithm = agent._rl_algorithm
+    algorithm = agent.policy
     assert algorithm._log_alpha.item() == -0.5
     agent.train_iter()
     assert algorithm._log_alpha.item() == -0.5
     agent, _ = make_agent(initial_log_alpha=0.0, target_entropy=100.0)
     agent.train_iter()
-    assert agent._rl_algorithm._log_alpha.item() > 0.0
+    assert agent.policy._log_alpha.item() > 0.0
 
 
 def test_target_critics_move_by_tau_every_period():
     agent, _ = make_agent(target_update_tau=0.25, target_update_period=2, updates=1)
-    algorithm = agent._rl_algorithm
+    algorithm = agent.policy
     critic, target = (next(n.parameters()) for n in (algorithm._critic_networks, algorithm._target_critic_networks))
     assert torch.equal(critic, target)
     before = target.clone()
@@ -275,7 +275,7 @@ def test_epsilon_greedy_samples_in_evaluation():
     for epsilon, config_args in ((0.25, {}), (None, {'epsilon_greedy': 0.25})):
         agent, env = make_agent(batch_size=2000, epsilon_greedy=epsilon, config_args=config_args)
         time_step, state = env.current_time_step(), agent.get_initial_predict_state(2000)
-        greedy = dist_utils.get_mode(agent._rl_algorithm._actor_network(time_step.observation)[0])
+        greedy = dist_utils.get_mode(agent.policy._actor_network(time_step.observation)[0])
         sampled = (agent.predict_step(time_step, state).output != greedy).float().mean()
         assert sampled.item() == pytest.approx(0.25, abs=0.04)
 
@@ -291,13 +291,13 @@ def test_locomotion_begins_with_uniform_actions():
     torch.manual_seed(0)
     action = agent.rollout_step(time_step, state).output
     torch.manual_seed(0)
-    expected = dist_utils.sample_action_distribution(agent._rl_algorithm._actor_network(time_step.observation)[0])
+    expected = dist_utils.sample_action_distribution(agent.policy._actor_network(time_step.observation)[0])
     assert torch.equal(action['first'], expected['first'])
 
 
 def test_locomotion_trains_the_actor_on_all_steps_but_the_first_and_critics_on_all_but_the_last():
     agent, _ = make_agent(reproduce_locomotion=True)
-    algorithm = agent._rl_algorithm
+    algorithm = agent.policy
     steps, action = random_steps(algorithm, 3, 5)
     steps = steps._replace(step_type=torch.full((3, 5), StepType.MID, dtype=torch.int32))
     info = algorithm.train_sequence(steps, algorithm.get_initial_train_state(15), SacInfo(action=action)).info
@@ -322,7 +322,7 @@ def test_correlated_actions_are_distributed_as_the_policy_says():
     time_step, state = env.current_time_step(), agent.get_initial_rollout_state(4000)
     first = agent.rollout_step(time_step, state)
     second = agent.rollout_step(time_step._replace(step_type=torch.ones_like(time_step.step_type)), first.state)
-    distribution = agent._rl_algorithm._actor_network(time_step.observation)[0]
+    distribution = agent.policy._actor_network(time_step.observation)[0]
     expected = dist_utils.sample_action_distribution(distribution)
     for key in ('first', 'second'):
         a, b = first.output[key], second.output[key]

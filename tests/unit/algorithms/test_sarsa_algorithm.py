@@ -154,7 +154,7 @@ def test_train_sequence_trains_as_train_step(monkeypatch, kind, environment, len
     entropy = dict(use_entropy_reward=True) if kind == 'stochastic' else {}
     agent, _ = agent_of(kind, environment, critic_loss_cls=TDLoss, train_actor_on_last_step=train_actor_on_last_step,
                         **entropy)
-    rl = agent._rl_algorithm
+    rl = agent.policy
     monkeypatch.setattr(rl, '_action_of', partial(mean_action, rl))
     time_step, info = random_steps(rl, length, 5)
     results = []
@@ -185,7 +185,7 @@ def test_the_loss_is_that_of_a_slow_loop(monkeypatch, kind, environment):
     entropy = dict(use_entropy_reward=True, initial_alpha=alpha, target_entropy=-0.7) if kind == 'stochastic' else {}
     agent, _ = agent_of(kind, environment, critic_loss_cls=partial(OneStepTDLoss, gamma=gamma), dqda_clipping=0.02,
                         **entropy)
-    rl = agent._rl_algorithm
+    rl = agent.policy
     for p in [*rl._target_critic_networks.parameters(), *rl._critic_networks.parameters()]:
         p.data.add_(0.3 * torch.randn_like(p))
     monkeypatch.setattr(rl, '_action_of', partial(mean_action, rl))
@@ -228,7 +228,7 @@ def test_the_loss_is_that_of_a_slow_loop(monkeypatch, kind, environment):
 
 def test_on_policy_the_value_of_the_next_action_taken_is_bootstrapped_from():
     agent, _ = agent_of('deterministic', on_policy=True, ou_stddev=0.5)
-    rl = agent._rl_algorithm
+    rl = agent.policy
     for p in rl._target_critic_networks.parameters():
         p.data.add_(0.3 * torch.randn_like(p))
     experience = agent.unroll(4)
@@ -300,7 +300,7 @@ def test_the_noise_of_each_environment_begins_anew_in_every_episode(monkeypatch)
     agent, _ = agent_of('deterministic', ou_stddev=0.01, ou_damping=0.5, unroll_length=12)
     monkeypatch.setattr(torch, 'randn_like', torch.ones_like)
     experience = agent.unroll(12)
-    action = agent._rl_algorithm._actor_network(experience.time_step.observation.reshape(48, 1))[0].reshape(12, 4, 1)
+    action = agent.policy._actor_network(experience.time_step.observation.reshape(48, 1))[0].reshape(12, 4, 1)
     # x' = x / 2 + 0.01, from 0 in each episode of 5 steps
     noise = torch.tensor([0.01, 0.015, 0.0175, 0.01875, 0.019375] * 3)[:12]
     torch.testing.assert_close(experience.action - action, noise.reshape(12, 1, 1).expand(12, 4, 1))
@@ -321,7 +321,7 @@ def test_evaluation_is_greedy_unless_epsilon_asks_for_something_else(kind):
 @every_kind
 def test_a_smoothed_actor_acts_and_moves_with_the_target_critics(kind):
     agent, env = agent_of(kind, use_smoothed_actor=True, target_update_tau=0.1, target_update_period=3, updates=1)
-    rl = agent._rl_algorithm
+    rl = agent.policy
     pairs = [*zip(rl._actor_network.parameters(), rl._smoothed_actor_network.parameters()),
              *zip(rl._critic_networks.parameters(), rl._target_critic_networks.parameters())]
     before = [smoothed.clone() for _, smoothed in pairs]
@@ -361,7 +361,7 @@ def test_prioritised_replay_gets_its_priorities():
 def test_each_part_has_its_own_optimizer():
     agent, _ = agent_of('stochastic', actor_optimizer=SGD(lr=0.0), critic_optimizer=SGD(lr=0.1),
                         alpha_optimizer=SGD(lr=0.0))
-    rl = agent._rl_algorithm
+    rl = agent.policy
     kept, critics = [*parameters(rl._actor_network), rl._log_alpha.detach().clone()], parameters(rl._critic_networks)
     agent.train_iter()
     assert all(torch.equal(a, b) for a, b in zip(kept, [*rl._actor_network.parameters(), rl._log_alpha]))

@@ -29,7 +29,7 @@ def equal(a, b):
 
 def test_policy_and_targets_are_updated_at_every_second_update_only():
     agent, _ = make_agent(Td3Algorithm, updates=1)
-    rl = agent._rl_algorithm
+    rl = agent.policy
     modules = {'actor': rl._actor_network, 'critics': rl._critic_networks, 'target actor': rl._target_actor_network,
                'target critics': rl._target_critic_networks}
     for update in range(1, 7):
@@ -41,7 +41,7 @@ def test_policy_and_targets_are_updated_at_every_second_update_only():
 
 def test_the_periods_can_be_chosen():
     agent, _ = make_agent(Td3Algorithm, updates=1, policy_update_period=3, target_update_period=1)
-    rl = agent._rl_algorithm
+    rl = agent.policy
     updates = []
     for update in range(1, 7):
         actor, target = copied(rl._actor_network), copied(rl._target_critic_networks)
@@ -54,7 +54,7 @@ def test_the_periods_can_be_chosen():
 
 def test_updates_between_do_not_run_the_policy_and_do_not_count_for_its_optimizer():
     agent, _ = make_agent(Td3Algorithm, updates=1, actor_optimizer=Adam(lr=1e-3), critic_optimizer=Adam(lr=1e-3))
-    rl = agent._rl_algorithm
+    rl = agent.policy
     calls = []
     rl._actor_network.register_forward_hook(lambda *_: calls.append(1))
     agent.unroll(8)
@@ -74,7 +74,7 @@ def test_updates_between_do_not_run_the_policy_and_do_not_count_for_its_optimize
 @pytest.mark.parametrize('optimizer', [Adam, AdamW, SGD])
 def test_one_optimizer_of_all_parameters_leaves_alone_what_has_no_gradient(optimizer):
     agent, _ = make_agent(Td3Algorithm, updates=1, optimizer=optimizer(lr=0.01))
-    rl = agent._rl_algorithm
+    rl = agent.policy
     for update in range(1, 5):
         actor, critics = copied(rl._actor_network), copied(rl._critic_networks)
         agent.train_iter()
@@ -86,24 +86,24 @@ def test_the_counts_are_in_the_checkpoint():
     agent, _ = make_agent(Td3Algorithm, updates=1, initial_collect_steps=20)  # 16 steps an iteration
     for _ in range(3):
         agent.train_iter()  # the first one does not train yet
-    rl = agent._rl_algorithm
+    rl = agent.policy
     assert rl.state_dict()['_num_updates'] == 2 and not rl._is_actor_trained()
     agent.train_iter()
     assert rl._is_actor_trained()
     saved = {key: value.clone() if isinstance(value, torch.Tensor) else value
              for key, value in agent.state_dict().items()}
     other, _ = make_agent(Td3Algorithm, updates=1, initial_collect_steps=20, seed=7)
-    assert not other._rl_algorithm._is_actor_trained()
-    assert other._rl_algorithm._random_action_probability() == 1.0
+    assert not other.policy._is_actor_trained()
+    assert other.policy._random_action_probability() == 1.0
     other.load_state_dict(saved)
-    assert other._rl_algorithm._is_actor_trained()
-    assert other._rl_algorithm._random_action_probability() == 0.0
+    assert other.policy._is_actor_trained()
+    assert other.policy._random_action_probability() == 0.0
 
 
 def test_the_first_actions_are_uniformly_random():
     agent, _ = make_agent(Td3Algorithm, batch_size=4, initial_collect_steps=800, unroll_length=100,
                           exploration_noise=0.0)
-    actor = agent._rl_algorithm._actor_network
+    actor = agent.policy._actor_network
 
     def is_random(experience):
         greedy = actor(experience.time_step.observation.reshape(-1, 1))[0].reshape(experience.action.shape)
@@ -118,7 +118,7 @@ def test_the_first_actions_are_uniformly_random():
 
 def test_several_ray_workers_share_the_random_steps():
     agent, _ = make_agent(Td3Algorithm, batch_size=4, initial_collect_steps=80, num_ray_workers=2)  # 8 steps at a time
-    rl = agent._rl_algorithm
+    rl = agent.policy
     agent.unroll(9)
     assert rl._random_action_probability() == 1.0
     agent.unroll(1)
@@ -127,7 +127,7 @@ def test_several_ray_workers_share_the_random_steps():
 
 def test_targets_are_smoothed_by_clipped_noise_within_the_bounds():
     agent, _ = make_agent(Td3Algorithm, 'nested action', target_noise=0.2, noise_clip=0.3)
-    rl = agent._rl_algorithm
+    rl = agent.policy
     action = {'first': torch.ones(20000, 2), 'second': torch.full((20000, 1), 0.95)}
     smoothed = rl._target_action(action)
     noise = (smoothed['first'] - 1) / 2  # half of the range [-1, 3]
@@ -140,7 +140,7 @@ def test_targets_are_smoothed_by_clipped_noise_within_the_bounds():
 
 def test_targets_take_the_smaller_value_and_the_policy_the_first_critic():
     agent, _ = make_agent(Td3Algorithm)
-    rl = agent._rl_algorithm
+    rl = agent.policy
     q_values = torch.tensor([[1.0, 2.0], [4.0, 3.0]])
     rl._target_critic_networks.forward = lambda inputs, state: (q_values, state)
     assert rl._target_values(rows_of(torch.zeros(2, 1)), rl.train_state_spec.critics)[0].tolist() == [1.0, 3.0]
@@ -150,7 +150,7 @@ def test_targets_take_the_smaller_value_and_the_policy_the_first_critic():
 
 def test_the_loss_of_the_policy_does_not_compute_the_second_critic():
     agent, _ = make_agent(Td3Algorithm)
-    rl = agent._rl_algorithm
+    rl = agent.policy
     observation = torch.randn(3, 1)
     expected = rl._actor_step(rows_of(observation), rl.train_state_spec.actor)[1]
     for p in rl._critic_networks.parameters():
@@ -161,7 +161,7 @@ def test_the_loss_of_the_policy_does_not_compute_the_second_critic():
 
 def test_the_target_is_that_of_a_slow_loop(monkeypatch):
     agent, _ = make_agent(Td3Algorithm, target_noise=0.2, noise_clip=0.1)
-    rl = agent._rl_algorithm
+    rl = agent.policy
     for p in rl._target_critic_networks.parameters():
         p.data.add_(torch.randn_like(p))
     noise = torch.randn(5, 1)
@@ -178,7 +178,7 @@ def test_the_target_is_that_of_a_slow_loop(monkeypatch):
 
 def test_the_loss_of_the_policy_is_in_the_summaries_of_updates_that_have_none():
     agent, _ = make_agent(Td3Algorithm, updates=1)
-    rl = agent._rl_algorithm
+    rl = agent.policy
     time_step = TimeStep(step_type=torch.tensor([[StepType.MID, StepType.LAST], [StepType.MID, StepType.MID]],
                                                 dtype=torch.int32),
                          reward=torch.zeros(2, 2), discount=torch.ones(2, 2), observation=torch.randn(2, 2, 1))

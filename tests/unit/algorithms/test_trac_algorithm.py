@@ -110,7 +110,7 @@ def test_a_policy_has_no_distance_from_itself(dist):
 
 def observed_changes(agent, monkeypatch):
     """A list that gets the distance after each update, when it has been shrunk."""
-    trac, changes = agent._rl_algorithm, []
+    trac, changes = agent.policy, []
     original = trac._ac_algorithm.after_update
 
     def after_update(root_inputs, info):
@@ -139,7 +139,7 @@ def test_no_update_changes_the_policy_more_than_the_bound(inner, environment, mo
     changes = observed_changes(agent, monkeypatch)
     for _ in range(3):
         agent.train_iter()
-    bounds = nest.flatten(agent._rl_algorithm._action_dist_clips)
+    bounds = nest.flatten(agent.policy._action_dist_clips)
     assert changes and all(c <= b for change in changes for c, b in zip(change, bounds))
     assert all(c > 0 for change in changes for c in change)
 
@@ -165,10 +165,10 @@ def test_with_a_wide_bound_it_trains_as_the_algorithm_inside(inner, monkeypatch)
 def test_a_shrunk_update_has_the_direction_of_the_whole_one(monkeypatch):
     def one_update(clip):
         agent, _ = make(monkeypatch, 'actor-critic', 'discrete', clip=clip, learning_rate=0.05)
-        before = torch.cat([p.detach().flatten() for p in agent._rl_algorithm._policy_module.parameters()])
+        before = torch.cat([p.detach().flatten() for p in agent.policy._policy_module.parameters()])
         agent.train_iter()
-        after = torch.cat([p.detach().flatten() for p in agent._rl_algorithm._policy_module.parameters()])
-        value = [p.detach().clone() for p in agent._rl_algorithm._ac_algorithm._value_network.parameters()]
+        after = torch.cat([p.detach().flatten() for p in agent.policy._policy_module.parameters()])
+        value = [p.detach().clone() for p in agent.policy._ac_algorithm._value_network.parameters()]
         return after - before, value
 
     whole, value = one_update(1e9)
@@ -181,7 +181,7 @@ def test_a_shrunk_update_has_the_direction_of_the_whole_one(monkeypatch):
 def test_steps_at_which_an_episode_ended_do_not_count(monkeypatch):
     agent, _ = make(monkeypatch, 'actor-critic', 'discrete')
     experience = agent.unroll(6)  # episodes of 5 steps
-    trac = agent._rl_algorithm
+    trac = agent.policy
     info = agent.learner.losses.train_info(experience).rl
     assert experience.time_step.is_last().any()
     seen = []
@@ -255,7 +255,7 @@ def test_each_parameter_has_one_owner_and_one_name(inner, monkeypatch):
     names = [name for name, _ in agent.named_parameters(remove_duplicate=False)]
     owned = [p for optimizer in agent.optimizers() for group in optimizer.param_groups for p in group['params']]
     assert len(names) == len({id(p) for p in agent.parameters()}) == len(owned) == len({id(p) for p in owned})
-    assert agent._rl_algorithm._ac_algorithm.path == 'rl.ac'
+    assert agent.policy._ac_algorithm.path == 'rl.ac'
 
 
 def test_the_memory_that_training_recomputes_the_policy_with_is_that_of_the_rollout(monkeypatch):
@@ -263,7 +263,7 @@ def test_the_memory_that_training_recomputes_the_policy_with_is_that_of_the_roll
     agent.train_iter()  # so that the next unroll begins in the middle of an episode
     experience = agent.unroll(6)
     info = experience.rollout_info.rl
-    trac = agent._rl_algorithm
+    trac = agent.policy
     trac.calc_loss(info)
     changes = []
     monkeypatch.setattr(trac._trusted_updater, 'adjust_step', lambda f, bound: changes.append(f()) or (0, 0))
@@ -273,8 +273,8 @@ def test_the_memory_that_training_recomputes_the_policy_with_is_that_of_the_roll
 
 def test_reward_weights_reach_the_algorithm_inside(monkeypatch):
     agent, _ = make(monkeypatch, 'actor-critic', 'several rewards')
-    agent._rl_algorithm.set_reward_weights(torch.tensor([1.0, 2.0, 3.0]))
-    assert agent._rl_algorithm._ac_algorithm.reward_weights.tolist() == [1.0, 2.0, 3.0]
+    agent.policy.set_reward_weights(torch.tensor([1.0, 2.0, 3.0]))
+    assert agent.policy._ac_algorithm.reward_weights.tolist() == [1.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize('clip', [0.0, -1.0, 'x'])

@@ -235,7 +235,7 @@ class TestLossScaling:
                 agent.train_iter()
         assert not isinstance(agent.updater.plan(agent.learner.losses.collected),
                               TracedPlan) and 'run in eager mode' in caplog.text
-        assert agent.updater.scaler is agent._rl_algorithm.updater.scaler is not None
+        assert agent.updater.scaler is agent.policy.updater.scaler is not None
 
 
 def _with_gradient(weight, value):

@@ -170,7 +170,7 @@ class Hooked(SacAlgorithm):
 def test_offline_hooks_are_called_with_the_phase(dataset):
     agent = make_agent(Hooked, dataset, unroll_length=4, updates=1, config_args=dict(rl_train_after_update_steps=1,
                                                                                     rl_train_every_update_steps=2))
-    rl = agent._rl_algorithm
+    rl = agent.policy
     seen = []
     for _ in range(3):
         agent.train_iter()

@@ -60,7 +60,7 @@ def observed_through(transformer, **args):
     agent, env = make_agent('ppo', 'discrete', **args)
     config = agent._config
     config.data_transformer = transformer(env)
-    rl = partial(type(agent._rl_algorithm), loss_class=type(agent._rl_algorithm._loss))
+    rl = partial(type(agent.policy), loss_class=type(agent.policy._loss))
     agent = Agent(config.data_transformer.transformed_observation_spec, env.action_spec(), env.reward_spec(), env=env,
                   config=config, rl_algorithm_cls=rl, optimizer=SGD(lr=0.01))
     agent.set_path('')
@@ -77,7 +77,7 @@ def test_sampling_waits_for_a_step_whose_stack_is_complete():
     agent = observed_through(stacking, unroll_length=1)
     config = agent._config
     config.whole_replay_buffer_training, config.mini_batch_length, config.mini_batch_size = False, 2, 4
-    agent._rl_algorithm._loss._compute_advantages_internally = True
+    agent.policy._loss._compute_advantages_internally = True
     assert [bool(agent.train_iter()) for _ in range(5)] == [False, False, False, True, True]
 
 
@@ -135,7 +135,7 @@ def test_importance_weights_are_divided_by_the_largest_if_asked(monkeypatch):
     agent, _ = make_agent('ppo', 'discrete')
     agent._config.whole_replay_buffer_training, agent._config.normalize_importance_weights_by_max = False, True
     agent._config.mini_batch_length, agent._config.priority_replay_beta = 2, 1.0
-    agent._rl_algorithm._loss._compute_advantages_internally = True
+    agent.policy._loss._compute_advantages_internally = True
     buffer, weights = agent.replay_buffer, []
     get_batch, gradients = buffer.get_batch, agent.updater.plan(agent.learner.losses.collected).gradients
 

@@ -81,9 +81,9 @@ def test_what_the_log_says_of_a_difference_is_told_with_it(tmp_path):
     said = kill_runs.said_in(tmp_path / 'log')
     assert said == ('INFO new episodes begin', )
     differs = kill_runs.Outcome([2], 3, 2, (kill_runs.Difference('w', '1, 2'), ), 1)
-    assert 'the log says nothing of it' in kill_runs.report('c', differs)
+    assert 'the log does not mention it' in kill_runs.report('c', differs)
     told = kill_runs.report('c', differs._replace(said=said))
-    assert 'the log says: INFO new episodes begin' in told and 'nothing of it' not in told
+    assert 'log: INFO new episodes begin' in told and 'does not mention' not in told
 
 
 WRITER = """

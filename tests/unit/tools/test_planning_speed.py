@@ -6,7 +6,7 @@ import pytest
 TOOLS = pathlib.Path(__file__).parents[3] / 'tools'
 
 
-def test_a_plan_is_held_against_the_layers_that_it_consists_of(monkeypatch, capsys):
+def test_a_plan_is_compared_with_its_matrix_products(monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(TOOLS / 'benchmarks'))
     import planning_speed
 
@@ -17,7 +17,7 @@ def test_a_plan_is_held_against_the_layers_that_it_consists_of(monkeypatch, caps
     monkeypatch.setattr(planning_speed.nn.functional, 'silu', lambda *x, **k: calls.append(len(x[0])) or silu(*x, **k))
     planning_speed.main()
     head, *_, plan, products = capsys.readouterr().out.splitlines()
-    assert head == 'A population of 8, 2 steps, 2 iterations, layers of 4:'
+    assert head == 'Population 8, 2 steps, 2 iterations, layers 4:'
     assert plan.startswith('| alfx |') and products.startswith('| products |') and products.endswith('| 1.00 |')
     assert calls.count(8) >= 2 * 2 * (3 + 1)  # a layer for each step of each iteration, alone
 

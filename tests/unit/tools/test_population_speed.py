@@ -43,7 +43,7 @@ def test_a_peer_that_is_not_installed_is_named_and_an_unknown_workload_refused(p
     def missing():
         raise ModuleNotFoundError(name='pyro')
     monkeypatch.setitem(population_speed.WORKLOADS, 'svgd', ('updates', lambda: None, missing))
-    assert 'left out, pyro is not installed' in run(population_speed, monkeypatch, capsys, 'svgd').err
+    assert 'skipped, pyro is not installed' in run(population_speed, monkeypatch, capsys, 'svgd').err
     with pytest.raises(SystemExit):
         run(population_speed, monkeypatch, capsys, 'sgvd')
     assert "unknown workload 'sgvd'" in capsys.readouterr().err

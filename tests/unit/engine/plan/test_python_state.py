@@ -110,7 +110,7 @@ class CountingNetwork(QNetwork):
 
 def test_a_subclass_of_an_algorithm_is_called_at_every_step():
     agent = make_agent(algorithm_cls=SwitchingDqn)
-    algorithm = agent._rl_algorithm
+    algorithm = agent.policy
     algorithm.calls = 0
     for _ in range(20):
         agent.unroll(4)

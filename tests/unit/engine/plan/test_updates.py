@@ -121,7 +121,7 @@ def test_tensors_that_have_moved_or_are_others_are_noticed(how, when, warm_up, c
 
     def between(agent):
         if when == 'between iterations':
-            agent._rl_algorithm.exchange()
+            agent.policy.exchange()
 
     made = both(warm_up, lambda: make_agent(algorithm_cls=Exchanging, priority_replay=False), between=between)
     assert num_graphs(made[0]) and not warnings_in(caplog)
@@ -140,7 +140,7 @@ def test_updates_that_take_turns_only_later_have_a_graph_each(replayed_at_once):
     agent = make_agent(algorithm_cls=Turning, priority_replay=False)
     train([agent], 3)
     assert num_graphs(agent) == 1
-    agent._rl_algorithm.turn = 'other'
+    agent.policy.turn = 'other'
     train([agent], 3)
     assert num_graphs(agent) == 2
 
@@ -187,11 +187,11 @@ def test_a_copied_agent_acts_by_its_own_networks(replayed_at_once):
     copied = copy.deepcopy(agent)
     observation = torch.ones(4, 1)
     with torch.no_grad():
-        for p in copied._rl_algorithm._actor_network.parameters():
+        for p in copied.policy._actor_network.parameters():
             p.fill_(float('nan'))
         for _ in range(4):
-            assert torch.isfinite(agent._rl_algorithm._sampled_action(observation)).all()
-            assert torch.isnan(copied._rl_algorithm._sampled_action(observation)).all()
+            assert torch.isfinite(agent.policy._sampled_action(observation)).all()
+            assert torch.isnan(copied.policy._sampled_action(observation)).all()
 
 
 def test_few_updates_are_not_worth_a_graph():
@@ -205,7 +205,7 @@ def test_few_updates_are_not_worth_a_graph():
 
 def test_a_subclass_has_to_say_again_that_its_update_is_fixed(replayed_at_once):
     agent = make_agent(algorithm_cls=Changing)
-    assert not agent._rl_algorithm.capabilities.traceable_update
+    assert not agent.policy.capabilities.traceable_update
     train([agent], 3)
     assert not isinstance(agent.updater.plan(agent.learner.losses.collected), TracedPlan)
     with pytest.raises(ConfError, match='not the same operations'):
@@ -304,8 +304,8 @@ def test_what_an_algorithm_reads_besides_its_modules_is_never_frozen(name, read,
 
 def test_a_number_that_changes_once_in_a_while_is_noticed_at_once(warm_up, caplog):
     def between(agent):
-        if len(agent._rl_algorithm.others) > 20:
-            agent._rl_algorithm.number = 3.0
+        if len(agent.policy.others) > 20:
+            agent.policy.number = 3.0
 
     class Constant(ReadingDqn):
         own_capabilities = ReadingDqn.own_capabilities
@@ -359,7 +359,7 @@ def test_tracing_and_comparing_leave_no_trace(warm_up, caplog):
     made = both(warm_up, lambda: make_agent(algorithm_cls=Counting))
     assert num_graphs(made[0]) and not warnings_in(caplog)
     assert_same_parameters(made, **EXACT)
-    seen, expected = ([x for x in agent._rl_algorithm.seen] for agent in made)
+    seen, expected = ([x for x in agent.policy.seen] for agent in made)
     assert seen == expected
 
 
@@ -470,7 +470,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_its_name_and_changes_no_pa
     train([agent], 2)
     assert num_graphs(agent)
     before = [p.detach().clone() for p in agent.parameters()]
-    agent._rl_algorithm.factor.fill_(float('nan'))
+    agent.policy.factor.fill_(float('nan'))
     with pytest.raises(NonFiniteLossError, match='critic'):
         agent.train_iter()
     assert all(torch.equal(a, b) for a, b in zip(before, agent.parameters()))
@@ -532,7 +532,7 @@ def test_every_update_asks_the_other_ranks_equally_often_also_when_it_is_traced_
     assert asked == [3 * of_an_update] * 5 and len(of_an_update) == 2
     assert bool(num_graphs(agent)) == (algorithm_cls is Asking)
     ranks.sizes.clear()
-    agent._rl_algorithm.factor.fill_(float('nan'))
+    agent.policy.factor.fill_(float('nan'))
     with pytest.raises(NonFiniteLossError, match='critic'):
         agent.train_iter()
     assert ranks.sizes == of_an_update and context.get_ranks() is ranks
@@ -554,7 +554,7 @@ class Keeping(Fixed):
 
 def test_a_batch_that_an_algorithm_keeps_is_not_overwritten(never_replayed):
     agent = make_agent(algorithm_cls=Keeping, priority_replay=False)
-    kept = agent._rl_algorithm.kept = []
+    kept = agent.policy.kept = []
     train([agent], 4)
     assert agent.learner.batches.reader is not None and len(kept) == 12
     assert all(torch.equal(reward, at_that_time) for reward, at_that_time in kept)
