@@ -143,7 +143,7 @@ def test_a_conf_to_be_included_has_no_mistakes(name):
 
 
 @pytest.mark.parametrize('name', TASKS)
-def test_a_task_conf_begins_with_paper_task_and_expected_return_and_is_short(name):
+def test_task_confs_are_short_and_state_paper_task_and_expected_return(name):
     head = text_of(name).split('\n\n')[0].splitlines()
     assert re.match(r'# .*\(.* (19|20)\d\d, (arXiv:\d{4}\.\d{4,5}|\S+).*\)', head[0]), 'algorithm, task and paper'
     assert re.search(r'#   task .*[\d,]+ (steps|epochs).*about .* on 2 cores', '\n'.join(head))

@@ -287,7 +287,8 @@ def test_it_goes_with_a_stack_of_frames():
     assert agent.observation_spec.shape == (6, )
 
 
-def test_a_state_without_valid_actions_is_an_error_that_names_environment_and_step():
+def test_a_state_without_valid_actions_raises():
+    """Raise an error that names the environment and the step if a state has no valid action."""
     env = make_env(Allowed)
     transformer = ActionMask(env.observation_spec())
     time_step = env.current_time_step()

@@ -86,7 +86,8 @@ def command(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_unroll_process_ends_the_run_with_a_checkpoint_from_which_it_goes_on(command):
+def test_a_run_whose_unroll_process_is_killed_can_be_resumed(command):
+    """Write a checkpoint and end the run if the unroll process is killed; the run can be resumed from it."""
     run = command(*ENDLESS)
     run.start()
     child = run.wait_for_steps()

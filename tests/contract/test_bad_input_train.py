@@ -231,7 +231,7 @@ def test_a_start_that_fails_leaves_nothing_and_the_corrected_conf_runs(run_train
     assert run_train()[0] == 0
 
 
-def test_a_run_that_ended_before_its_first_checkpoint_binds_nobody_to_its_conf(run_train):
+def test_a_run_that_ends_before_its_first_checkpoint_accepts_another_conf(run_train):
     code, _ = run_train(FAULTS['raises in step'][0])
     assert code == 1 and Path('run', 'conf', 'config.gin').exists() and not checkpoints()
     Path('run', 'conf', 'operative.gin').write_text('of the conf that failed')
@@ -290,7 +290,7 @@ def remove_at_work(folder):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_a_folder_that_is_removed_during_the_run_is_said_once_and_gets_its_conf_again(run_train, monkeypatch):
+def test_a_folder_removed_during_the_run_is_logged_once_and_gets_its_conf(run_train, monkeypatch):
     train_iter, iterations = RLTrainer._train_iter, []
 
     def removing(self):
@@ -309,8 +309,9 @@ def test_a_folder_that_is_removed_during_the_run_is_said_once_and_gets_its_conf_
     assert run_train('TrainerConfig.num_checkpoints = 4\nValueNetwork.fc_layer_params = (32, )\n')[0] == 2
 
 
-def test_a_run_whose_folder_was_removed_ends_where_another_one_has_begun_and_leaves_its_records_alone(
+def test_a_run_ends_if_another_run_took_over_its_removed_folder(
         run_train, monkeypatch):
+    """End a run whose folder was removed and taken over by another run, and leave the files of that run unchanged."""
     train_iter, others = RLTrainer._train_iter, []
 
     def removing(self):
@@ -342,7 +343,8 @@ def test_without_the_record_of_its_conf_a_run_takes_no_other_one(run_train):
     assert code == 2 and 'conf/config.gin' in err and 'use another root_dir' in err
 
 
-def test_a_conf_with_the_mark_of_windows_editors_is_read_and_a_folder_is_no_conf(run_train, tmp_path):
+def test_a_conf_with_a_byte_order_mark_is_read_and_a_folder_is_refused(run_train, tmp_path):
+    """Read a conf that starts with the byte order mark of Windows editors; refuse a folder as a conf."""
     (tmp_path / 'marked.gin').write_text(CONF, encoding='utf-8-sig')
     assert run_train(conf='marked.gin')[0] == 0
     (tmp_path / 'wide.gin').write_text(CONF, encoding='utf-16')
@@ -356,7 +358,7 @@ def test_a_conf_with_the_mark_of_windows_editors_is_read_and_a_folder_is_no_conf
     assert code == 2 and '--root_dir' in err
 
 
-def test_a_checkpoint_argument_that_does_not_exist_is_told_with_the_line_of_the_conf(run_train):
+def test_a_missing_checkpoint_argument_is_reported_with_its_conf_line(run_train):
     code, err = run_train("ActorCriticAlgorithm.checkpoint = 'nowhere/ckpt-1'\n")
     line = CONF.count('\n') + 1
     assert code == 2 and f'mine.gin:{line}' in err and 'nowhere/ckpt-1' in err, err

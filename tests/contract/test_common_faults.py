@@ -39,7 +39,7 @@ def test_the_action_ignored_at_the_end_of_an_episode_is_not_trained_on(algorithm
 
 
 @pytest.mark.parametrize('environment', ['discrete', 'recurrent'])
-def test_training_sees_the_recurrent_states_of_the_rollout_through_ends_of_episodes(environment):
+def test_training_uses_the_rollout_states_across_episode_ends(environment):
     agent, _ = make_agent('ppo', environment, unroll_length=8)  # episodes of 5 steps
     for _ in range(2):  # the second unroll begins within an episode
         agent.replay_buffer.clear()
@@ -102,7 +102,7 @@ def test_what_is_stored_for_replay_is_not_changed_by_training():
 
 @every_algorithm
 @pytest.mark.parametrize('update_mode', ['rollout', 'replay'])
-def test_statistics_are_in_the_checkpoint_and_evaluation_leaves_everything_alone(algorithm, update_mode):
+def test_statistics_are_checkpointed_and_unchanged_by_evaluation(algorithm, update_mode):
     agent, _ = make_agent(algorithm, 'discrete', data_transformer=lambda env: ObservationNormalizer(
         env.observation_spec(), update_mode=update_mode))
     start = tensors(agent)
@@ -118,7 +118,7 @@ def test_statistics_are_in_the_checkpoint_and_evaluation_leaves_everything_alone
 
 
 @every_algorithm
-def test_a_longer_episode_elsewhere_does_not_change_the_return_that_is_reported(algorithm):
+def test_a_longer_episode_elsewhere_leaves_the_reported_return_unchanged(algorithm):
     # Each episode of 5 steps has at most 4 rewards of 1: an average over environments, not a sum.
     agent, _ = make_agent(algorithm, 'discrete', batch_size=8)
     for _ in range(4):

@@ -24,7 +24,8 @@ def empty_gin():
 
 
 @pytest.mark.parametrize('cell', compose.covering_sample(), ids=' + '.join)
-def test_a_combination_trains_repeats_is_saved_and_plays_or_is_refused_by_name(cell, tmp_path):
+def test_each_combination_works_or_is_refused_by_name(cell, tmp_path):
+    """Train, repeat, save and evaluate every combination, unless it is refused by name."""
     outcome = compose.try_cell(cell, tmp_path)
     assert outcome.verdict == ('ok' if compose.expected_refusal(cell) is None else 'refused'), outcome.message
 

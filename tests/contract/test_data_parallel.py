@@ -81,7 +81,7 @@ def train_parts(folder, conf, num_ranks):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('conf', NUMBERS)
-def test_two_ranks_with_half_the_batch_each_give_the_parameters_of_one_process(tmp_path, conf):
+def test_two_ranks_with_half_batches_match_one_process(tmp_path, conf):
     """PPO clips by the global norm and normalises advantages, over the whole batch; see
     tests/helpers/rank_program.py for how the random numbers are kept the same."""
     whole, = train_parts(tmp_path, conf, 1)
@@ -186,7 +186,7 @@ def newest_checkpoint(root_dir):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('how, victim', [('two', 1), ('two', 0), ('torchrun', 1), ('torchrun', 0)])
-def test_after_a_rank_is_killed_the_other_one_writes_a_checkpoint_and_stops(tmp_path, how, victim):
+def test_a_rank_checkpoints_and_stops_after_another_rank_is_killed(tmp_path, how, victim):
     process, pids = start_endless_run(how, tmp_path)
     os.kill(pids[victim], signal.SIGKILL)
     killed = time.monotonic()
@@ -223,7 +223,8 @@ def test_a_run_goes_on_in_another_number_of_processes_and_counts_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_ranks_stop_with_a_checkpoint_when_they_are_asked_to_and_when_their_program_is_killed(tmp_path):
+def test_ranks_checkpoint_and_stop_on_request_and_when_their_parent_dies(tmp_path):
+    """Write a checkpoint and stop all ranks on request and when the program that started them is killed."""
     process, pids = start_endless_run('two', tmp_path / 'asked')
     for how in ('one', 'two'):
         code, words = finish(how, tmp_path / 'asked', 2)
@@ -240,7 +241,8 @@ def test_ranks_stop_with_a_checkpoint_when_they_are_asked_to_and_when_their_prog
 
 
 @pytest.mark.slow
-def test_a_supervised_run_in_two_processes_is_that_of_one_and_goes_on_to_the_bit(tmp_path):
+def test_supervised_runs_with_two_ranks_match_one_process_and_resume(tmp_path):
+    """Results of a supervised run in two processes equal those of one process; the run resumes bit for bit."""
     def trained(folder, epochs, *flags):
         params = [f'TrainerConfig.{x}' for x in (f'num_iterations={epochs}', 'eval_interval=4', 'random_seed=3',
                                                  'num_threads=1', 'float32_matmul_precision="highest"')]

@@ -76,7 +76,7 @@ CASES = {
 
 
 @pytest.mark.parametrize('case', CASES)
-def test_a_conf_with_every_documented_binding_passes_the_check_and_leaves_none_idle(case, tmp_path):
+def test_every_documented_binding_passes_the_check_and_is_used(case, tmp_path):
     module, name, par_vi, more = CASES[case]
     text = COMMON + more + f"{name}.par_vi = '{par_vi}'\n"
     conf = tmp_path / 'documented.gin'

@@ -113,7 +113,7 @@ def test_mixed_precision_trains_and_goes_on(name, tmp_path, monkeypatch, gpu):
     assert is_finite(again.algorithm)
 
 
-def test_a_compiled_update_is_a_cuda_graph_and_computes_what_the_plain_one_does(tmp_path, monkeypatch, gpu, caplog):
+def test_a_compiled_update_is_a_cuda_graph_and_matches_eager_mode(tmp_path, monkeypatch, gpu, caplog):
     found = []
     for compiled in (False, True):
         with caplog.at_level(logging.INFO, 'alfx'):

@@ -9,7 +9,8 @@ SMALL = ['create_environment.num_parallel_environments = 2', 'TrainerConfig.unro
 
 
 @pytest.mark.parametrize('conf', ['ppo_cart_pole', 'sac_pendulum', 'dqn_cart_pole'])
-def test_predictive_representation_goals_and_an_intrinsic_reward_take_a_line_each(conf, tmp_path):
+def test_auxiliary_modules_take_one_include_each(conf, tmp_path):
+    """Including predictive representations, goals or an intrinsic reward takes one line each."""
     file = tmp_path / 'mine.gin'
     file.write_text(f"include '{conf}.gin'\ninclude 'predictive.gin'\ninclude 'goals.gin'\ninclude 'rnd.gin'\n")
     with gin_utils.loaded(str(file), SMALL):

@@ -138,7 +138,7 @@ def test_same_seed_same_parameters_also_when_replayed_and_when_resumed(conf, tmp
     ('ReplayBuffer.enable_checkpoint = True', ''),
     ('ReplayBuffer.enable_checkpoint = None', ''),
 ])
-def test_what_will_not_go_on_exactly_is_said_at_the_start_and_when_it_goes_on(tmp_path, caplog, setting, at_start):
+def test_inexact_resumption_is_logged_at_the_start_and_on_resume(tmp_path, caplog, setting, at_start):
     params = [*conf_params('sac_pendulum'), setting]
     for iterations in (8, 16):
         caplog.clear()

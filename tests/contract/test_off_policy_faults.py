@@ -152,7 +152,8 @@ def same(first, second):
 
 
 @every_algorithm
-def test_the_ignored_action_at_the_end_of_an_episode_and_what_comes_with_its_first_step_are_not_trained_on(name):
+def test_ignored_actions_and_first_step_rewards_are_not_trained_on(name):
+    """Training ignores the action at the last step of an episode and the values that come with its first step."""
     agent, _ = make_agent(name)
     experience = collected(agent)
     is_first, is_last = (experience.step_type == kind for kind in (StepType.FIRST, StepType.LAST))
@@ -179,7 +180,7 @@ def test_nothing_of_a_later_episode_reaches_an_earlier_one(name):
 
 @every_algorithm
 @pytest.mark.parametrize('terminated', [True, False])
-def test_the_final_observation_is_bootstrapped_from_unless_the_episode_terminated(name, terminated):
+def test_the_final_observation_is_bootstrapped_from_unless_terminated(name, terminated):
     agent, _ = make_agent(name)
     experience = collected(agent)
     is_last = experience.step_type == StepType.LAST
@@ -209,7 +210,7 @@ def test_memory_is_emptied_at_the_first_step_in_training_as_in_the_rollout(name)
 
 
 @pytest.mark.parametrize('name, length', [(name, 3 if 'several' in name else 2) for name in STATELESS])
-def test_sequences_are_of_steps_that_followed_each_other_also_after_the_ring_is_full(name, length):
+def test_sequences_are_contiguous_even_after_the_ring_is_full(name, length):
     agent, _ = make_agent(name, config_args=dict(replay_buffer_length=9, mini_batch_length=length))
     seen = []
     step = agent.train_sequence
@@ -302,7 +303,8 @@ def test_statistics_are_updated_in_their_mode_and_are_in_the_checkpoint(name, up
 
 
 @every_algorithm
-def test_exploration_differs_between_environments_and_not_between_runs_of_the_same_seed(name):
+def test_exploration_differs_between_environments_but_not_between_runs(name):
+    """Exploration differs between environments and is the same in runs with the same seed."""
     rollouts = []
     for seed in (3, 3, 4):
         agent, _ = make_agent(name, env=make_env(STATELESS[name][1], batch_size=16), seed=seed)
@@ -313,7 +315,7 @@ def test_exploration_differs_between_environments_and_not_between_runs_of_the_sa
 
 
 @every_algorithm
-def test_a_run_goes_on_alike_from_a_checkpoint_between_two_updates_of_the_targets(name):
+def test_resuming_between_two_target_updates_is_exact(name):
     # 2 updates an iteration, targets every 3: after two iterations the next one is due after two further updates
     agent, env = make_agent(name)
     for _ in range(2):

@@ -200,7 +200,7 @@ def test_the_replay_buffer_of_a_run_is_a_dataset():
     torch.testing.assert_close(angles, torch.ones_like(angles))
 
 
-def test_a_dataset_fits_what_the_environment_gives_and_every_pair_obeys_its_dynamics():
+def test_a_dataset_matches_the_specs_and_dynamics_of_its_environment():
     """Pendulum's reward for an action is a function of the observation before it and of the torque."""
     record('data/pendulum/replay')
     train('iql_pendulum', 'run', 'TrainerConfig.num_iterations = 1')

@@ -60,7 +60,8 @@ def num_graphs(algorithm):
 
 
 @pytest.mark.parametrize('conf', FIXED)
-def test_what_is_played_is_what_is_predicted_also_after_training_and_with_another_epsilon(conf, caplog):
+def test_replayed_predictions_match_eager_ones(conf, caplog):
+    """Replayed predictions equal eager ones, also after training and with another epsilon."""
     algorithm, env = make(conf)
     for epsilon in (0.0, 0.4, 1.0, 0.0):
         building.set_epsilon_greedy(algorithm, epsilon)
@@ -123,7 +124,8 @@ class Silent(SacAlgorithm):
 
 
 @pytest.mark.parametrize('cls', [Looking, Silent])
-def test_a_subclass_with_a_step_of_its_own_or_that_says_nothing_is_not_played(cls):
+def test_a_subclass_with_an_undeclared_step_is_not_replayed(cls):
+    """Predictions of a subclass run eagerly if it overrides the step or does not declare a traceable prediction."""
     algorithm, env = make('sac_pendulum')
     assert algorithm.capabilities.traceable_prediction
     algorithm.policy.__class__, algorithm._capabilities = cls, None
@@ -176,7 +178,7 @@ def assert_same(found, expected):
     assert all((a == b).all() and a.shape == b.shape for a, b in zip(found, expected, strict=True))
 
 
-def test_a_dataset_is_the_same_whether_its_policy_is_played_and_however_long_the_blocks_are(monkeypatch, with_traits):
+def test_a_dataset_does_not_depend_on_replay_or_block_length(monkeypatch, with_traits):
     found = recorded()
     for block in (7, 10_000):
         monkeypatch.setattr(recorder, '_BLOCK', block)
@@ -186,7 +188,7 @@ def test_a_dataset_is_the_same_whether_its_policy_is_played_and_however_long_the
 
 
 @pytest.mark.parametrize('calls', [0, 150, 201, 210, 230])
-def test_an_interrupted_recording_keeps_the_episodes_that_have_ended_whatever_the_blocks(calls, monkeypatch):
+def test_an_interrupted_recording_keeps_all_finished_episodes(calls, monkeypatch):
     monkeypatch.setattr(recorder, '_BLOCK', 10)
     found = recorded(partial(Interrupting, calls=calls), 10_000)
     if calls < 201:  # an episode is 200 actions, and one at its end that nobody sees

@@ -87,7 +87,8 @@ def wait_until(condition, seconds=120.0):
 
 
 @pytest.mark.slow
-def test_stopped_and_killed_searches_leave_no_process_behind_and_go_on_with_the_same_trials(tmp_path):
+def test_stopped_searches_leave_no_process_and_resume_the_same_trials(tmp_path):
+    """Stopping or killing a search leaves no process behind; resuming it runs the same trials."""
     conf, root = tmp_path / 'waiting.gin', str(tmp_path / 'search')
     conf.write_text(WAITING.format(folder=tmp_path))
     pids = []
@@ -120,7 +121,8 @@ def test_stopped_and_killed_searches_leave_no_process_behind_and_go_on_with_the_
 
 
 @pytest.mark.slow
-def test_a_search_over_training_runs_values_them_survives_failures_and_its_best_conf_trains(tmp_path):
+def test_a_search_survives_failed_trials_and_its_best_conf_trains(tmp_path):
+    """Searching over training runs scores them, survives failures and yields a best conf that trains."""
     conf, root = tmp_path / 'training.gin', tmp_path / 'search'
     conf.write_text(TRAINING.replace('[64, -1]', '[64, 128]'))
     done = run('--conf', str(conf), '--root_dir', str(root), '--conf_param', 'Search.num_trials=2',

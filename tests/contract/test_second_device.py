@@ -74,7 +74,7 @@ SLOW = ('PPO, recurrent', 'PPO, RND', 'actor-critic', 'SAC, mixed actions', 'MPO
 
 @pytest.mark.parametrize('name', [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
                                   for name in CONFS])
-def test_everything_is_where_the_networks_are_and_a_run_goes_on_from_its_checkpoint(name, tmp_path, monkeypatch):
+def test_all_tensors_are_on_the_device_of_the_networks_and_runs_resume(name, tmp_path, monkeypatch):
     with second_device() as device:
         trainer = trainer_of(name, str(tmp_path), device, monkeypatch)
         trainer.train()

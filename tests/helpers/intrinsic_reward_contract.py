@@ -116,7 +116,8 @@ class IntrinsicRewardContract:
         module.train_sequence(sequence, nest.map_structure(lambda x: x.expand(3, *x.shape), zero_state(module, 4)), ())
         assert all(torch.equal(x, before[name]) for name, x in module.named_buffers())
 
-    def test_the_measures_of_evaluation_are_one_number_an_environment_and_none_at_first_steps(self):
+    def test_evaluation_metrics_have_one_number_per_environment(self):
+        """Evaluation metrics have one number per environment, and none at first steps."""
         module = self.module()
         state = module.get_initial_predict_state(4)
         state = module.predict_step(random_steps(4, step_type=[1] * 4), state).state
@@ -137,7 +138,8 @@ class IntrinsicRewardContract:
         for old, new in zip(nest.flatten(copies), nest.flatten((step, sequence, state))):
             assert torch.equal(old, new)
 
-    def test_an_unroll_is_rewarded_but_for_its_first_step_and_the_first_steps_of_episodes(self):
+    def test_an_unroll_is_rewarded_except_at_first_steps(self):
+        """Intrinsic rewards exist for all steps of an unroll except its first step and the first steps of episodes."""
         module = self.module()
         sequence = random_steps(6, 4, seed=3)
         reward = module.reward_unroll(sequence).output
@@ -184,7 +186,7 @@ class IntrinsicRewardContract:
         return self.make
 
     @pytest.mark.parametrize('environment', ['continuous', 'discrete', 'mixed'])
-    def test_it_trains_with_soft_actor_critic_and_rewards_enter_the_replay_buffer(self, environment):
+    def test_it_trains_with_sac_and_its_rewards_enter_the_replay_buffer(self, environment):
         agent, _ = sac_agents.make_agent(environment, agent_args=dict(intrinsic_reward_module=self.make))
         for _ in range(3):
             agent.train_iter()
@@ -213,7 +215,7 @@ class IntrinsicRewardContract:
             results.append(parameters(agent))
         assert all(torch.equal(a, b) for a, b in zip(*results))
 
-    def test_what_an_agent_trains_on_in_sequences_is_what_it_would_train_on_step_by_step(self):
+    def test_an_agent_trains_on_sequences_as_it_would_step_by_step(self):
         agent, _ = sac_agents.make_agent('continuous', mini_batch_length=3, use_rollout_state=True,
                                          agent_args=dict(intrinsic_reward_module=self.make))
         agent.train_iter()

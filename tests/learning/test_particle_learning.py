@@ -51,7 +51,7 @@ def test_the_posterior_of_linear_regression_has_its_mean_and_covariance(par_vi):
     assert float((torch.cov(particles.T) - covariance).norm() / covariance.norm()) < 0.15
 
 
-def test_a_generator_with_a_critic_learns_the_posterior_of_linear_regression():
+def test_a_generator_with_a_critic_learns_a_linear_regression_posterior():
     """As above. The posterior is seven times narrower than the noise of the generator, and correlated."""
     torch.manual_seed(0)
     x = torch.randn(50, 3)

@@ -89,7 +89,8 @@ def test_without_epsilon_adam_tf_is_adam():
     torch.testing.assert_close(first, second)
 
 
-def test_adam_tf_corrects_by_the_steps_of_the_optimizer_and_adam_by_those_of_the_parameter():
+def test_adam_tf_corrects_bias_by_optimizer_steps_and_adam_by_parameter():
+    """Bias correction counts the steps of the optimizer in AdamTF and those of each parameter in Adam."""
     # Two steps without gradient, then g = 1 with eps = 0: Adam moves by lr. AdamTF has t = 3:
     # 0.1 * sqrt(1 - 0.99^3) / (1 - 0.9^3) * 0.1 / sqrt(0.01) = 0.1 * 0.172340 / 0.271 = 0.063594.
     for cls, expected in ((Adam, 0.9), (AdamTF, 1 - 0.063594)):

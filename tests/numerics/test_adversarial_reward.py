@@ -105,7 +105,8 @@ FORMS = {'positive': lambda f: -torch.log(1 - f.sigmoid()), 'negative': lambda f
 
 
 @pytest.mark.parametrize('form', FORMS)
-def test_the_reward_of_arriving_is_that_of_the_transition_and_none_crosses_an_episode(random_actions, form):
+def test_arriving_is_rewarded_and_no_reward_crosses_an_episode(random_actions, form):
+    """Rewards for arriving at a step are those of the transition; none crosses an episode boundary."""
     agent = sac_agent(gail(random_actions, reward_form=form))
     module = agent.intrinsic_reward
     inputs, info, batch_info = sample(agent)
@@ -186,7 +187,7 @@ def test_demonstrated_transitions_are_those_of_the_dataset(expert):
     torch.testing.assert_close(action, F.one_hot((signal > 0).long(), 2).float())
 
 
-def test_the_logit_of_airl_is_its_shaped_reward_minus_the_log_probability_of_the_action(random_actions):
+def test_the_airl_logit_is_shaped_reward_minus_action_log_probability(random_actions):
     agent = sac_agent(airl(random_actions, gamma=0.8))
     module, policy = agent.intrinsic_reward, agent.policy
     inputs, info, batch_info = sample(agent)
@@ -231,7 +232,7 @@ def success(agent):
 
 
 @pytest.mark.parametrize('module', [gail, airl])
-def test_a_policy_learns_what_is_demonstrated_and_nothing_from_shuffled_demonstrations(module, expert, tmp_path):
+def test_a_policy_learns_from_demonstrations_but_not_from_shuffled_ones(module, expert, tmp_path):
     """With shuffled ones a single game wanders: of one seed the score is 0.57 with a standard deviation of 0.1."""
     def score(path, seed):
         agent, found = ppo_agent(module(path), lr=2e-2, epochs=3, seed=seed), []

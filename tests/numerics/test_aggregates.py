@@ -40,7 +40,8 @@ def test_the_probability_of_improvement_counts_pairs_and_half_of_ties():
     assert probability_of_improvement([(np.array([1.0, 3]), np.array([2.0, 1]))]) == 0.625
 
 
-def test_the_probability_of_improvement_is_the_mean_over_tasks_whatever_their_numbers_of_runs():
+def test_the_probability_of_improvement_is_the_mean_over_tasks():
+    """Probability of improvement: the mean over tasks, whatever the number of runs per task."""
     first = (np.array([1.0, 3]), np.array([2.0, 1]))  # 0.625
     second = (np.array([0.0]), np.array([1.0, 2, 3]))  # 0
     assert probability_of_improvement([first, second]) == 0.3125

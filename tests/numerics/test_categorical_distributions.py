@@ -126,7 +126,8 @@ def test_a_start_other_than_zero_shifts_everything():
     assert shifted.enumerate_support(expand=False).flatten().tolist() == [-2, -1, 0]
 
 
-def test_multidiscrete_with_unequal_counts_and_starts_is_a_product_of_categoricals():
+def test_unequal_multidiscrete_actions_are_products_of_categoricals():
+    """Distributions of multi-discrete actions with unequal counts and starts are products of categoricals."""
     spec = BoundedTensorSpec((3, ), torch.int64, minimum=[0, 5, -1], maximum=[1, 8, 0])
     logits = torch.randn(4, 3, 4)
     dist = du.categorical_from_spec(logits, spec)
@@ -194,7 +195,7 @@ def test_one_hot_agrees_with_torch():
     assert (ours.batch_shape, ours.event_shape) == (theirs.batch_shape, theirs.event_shape)
 
 
-def test_straight_through_samples_are_one_hot_with_the_gradient_of_the_probabilities():
+def test_straight_through_samples_are_one_hot_with_probability_gradients():
     logits = torch.randn(5, 4, requires_grad=True)
     weight = torch.randn(5, 4)
     dist = du.OneHotCategoricalStraightThrough(logits=logits)
@@ -222,7 +223,7 @@ def test_gumbel_softmax_is_one_hot_if_hard_and_has_the_right_frequencies():
     lambda x: du.Categorical(logits=x), lambda x: du.OneHotCategoricalStraightThrough(logits=x),
     lambda x: du.DiagMultivariateCategorical(x.unflatten(0, (2, 2)), num_categories=[3, 3])],
     ids=['one', 'one-hot', 'several'])
-def test_divergences_and_their_gradients_are_those_of_the_categories_that_there_are(make):
+def test_divergences_and_gradients_use_only_existing_categories(make):
     torch.manual_seed(0)
     first, second = torch.randn(4, 3, requires_grad=True), torch.randn(4, 3)
     plain = td.kl_divergence(td.Categorical(logits=first), td.Categorical(logits=second))

@@ -89,7 +89,7 @@ def test_the_projection_keeps_the_mean_of_what_stays_within_the_range():
     torch.testing.assert_close(found @ atoms, reward + 0.8 * (probs @ atoms))
 
 
-def test_returns_are_bootstrapped_at_the_end_of_the_episode_or_of_the_sequence():
+def test_returns_are_bootstrapped_at_the_end_of_episode_or_sequence():
     step_type = torch.tensor([[MID, LAST], [MID, FIRST], [LAST, MID], [FIRST, MID]], dtype=torch.int32)
     assert bootstrap_steps(step_type)[:, 0].tolist() == [2, 2, 3]
     assert bootstrap_steps(step_type)[1:, 1].tolist() == [3, 3]
@@ -149,7 +149,7 @@ def test_one_step_targets_of_a_sequence_are_those_of_its_pairs():
         assert torch.equal(target[t], n_step.compute_td_target(pair, probs[t:t + 2])[0])
 
 
-def test_the_loss_is_the_divergence_and_its_gradient_that_of_the_cross_entropy():
+def test_the_loss_is_a_divergence_with_the_gradient_of_cross_entropy():
     info, probs = random_info(), random_probs(7, 40, 5)
     loss = CategoricalTDLoss(gamma=0.9, v_min=-3.0, v_max=3.0)
     logits = torch.randn(7, 40, 5, dtype=torch.float64, requires_grad=True)

@@ -81,7 +81,7 @@ def test_a_truncation_bootstraps_and_a_termination_does_not():
         assert TAACTDLoss(gamma=0.5).compute_td_target(info, value)[0].item() == pytest.approx(expected)
 
 
-def test_switching_at_every_step_gives_one_step_targets_and_never_switching_monte_carlo_ones():
+def test_switching_gives_one_step_targets_and_repeating_monte_carlo_ones():
     info, value = random_sequences(3, 6, 50)
     info.b[:] = 1
     one_step = OneStepTDLoss(gamma=0.9).compute_td_target(info, value)
@@ -91,7 +91,7 @@ def test_switching_at_every_step_gives_one_step_targets_and_never_switching_mont
     torch.testing.assert_close(TAACTDLoss(gamma=0.9).compute_td_target(info, value), monte_carlo)
 
 
-def test_rewards_of_several_dimensions_are_those_of_each_with_its_own_discount():
+def test_each_reward_dimension_has_its_own_discount():
     info, value = random_sequences(4, 6, 20, rewards=(2, ))
     target = TAACTDLoss(gamma=[0.9, 0.5]).compute_td_target(info, value)
     for k, gamma in enumerate((0.9, 0.5)):
@@ -99,7 +99,7 @@ def test_rewards_of_several_dimensions_are_those_of_each_with_its_own_discount()
         torch.testing.assert_close(target[..., k], TAACTDLoss(gamma=gamma).compute_td_target(single, value[..., k]))
 
 
-def test_the_loss_has_the_shape_of_the_sequence_and_is_zero_where_there_is_no_target():
+def test_the_loss_has_the_sequence_shape_and_is_zero_without_a_target():
     info, value = random_sequences(5, 6, 20)
     result = TAACTDLoss()(info, value, value + 1.0)
     assert result.loss.shape == (6, 20) and result.extra is result.loss

@@ -53,7 +53,7 @@ def rollout(algorithm, steps, state):
     return torch.stack(rewards), infos
 
 
-def test_the_reward_of_discrete_skills_equals_a_loop_over_the_paper_s_formula():
+def test_the_discrete_skill_reward_matches_a_loop_over_the_paper_formula():
     algorithm = make(4, reward_adapt_speed=3.0)
     steps, skills = sequence(one_hot_skills()), one_hot_skills()
     state = DIAYNState(skill=torch.eye(4)[[3, 3, 3]], has_previous=torch.tensor([0.0, 1.0, 0.0]))
@@ -98,7 +98,7 @@ def test_a_discriminator_of_known_odds_by_hand():
     assert step.info.loss.tolist() == pytest.approx([0.287682, 1.386294], abs=1e-6)
 
 
-def test_the_reward_of_continuous_skills_is_a_log_ratio_of_normal_densities():
+def test_the_continuous_skill_reward_is_a_log_ratio_of_normal_densities():
     spec = BoundedTensorSpec((2, ), torch.float32, [0.0, -1.0], [2.0, 1.0])
     algorithm = make(spec)
     skill, observation = torch.tensor([[0.3, -0.7], [1.8, 0.4]]), torch.randn(2, 2)
@@ -113,7 +113,8 @@ def test_the_reward_of_continuous_skills_is_a_log_ratio_of_normal_densities():
         assert step.info.squared_error[b].item() == pytest.approx(((skill[b] - prediction)**2).mean().item(), abs=1e-5)
 
 
-def test_a_discriminator_that_knows_nothing_gives_no_reward_and_one_that_knows_all_gives_the_entropy_of_skills():
+def test_the_reward_is_0_for_no_knowledge_and_the_entropy_for_certainty():
+    """Rewards are 0 for a discriminator without knowledge and the entropy of the skills for a perfect one."""
     algorithm = make(5)
     weight, bias = algorithm.parameters()
     skill = torch.eye(5)

@@ -44,7 +44,7 @@ def test_the_density_of_a_standard_normal_at_zero_is_known():
     assert dist.entropy().item() == pytest.approx(2.837877, abs=1e-5)
 
 
-def test_normal_samples_have_the_mean_and_deviation_and_are_reparameterized():
+def test_normal_samples_have_the_right_moments_and_are_reparameterized():
     loc, scale = torch.tensor([1.0, -2.0], requires_grad=True), torch.tensor([0.5, 3.0], requires_grad=True)
     dist = du.DiagMultivariateNormal(loc, scale)
     for sample in (dist.sample((20_000, )), dist.rsample((20_000, ))):
@@ -148,7 +148,7 @@ def test_squashed_log_probability_is_exact_where_tanh_saturates():
 
 
 @pytest.mark.parametrize('draw', [du.sample_action_distribution, du.rsample_action_distribution])
-def test_squashed_log_probability_agrees_with_torch_where_it_is_well_conditioned(draw):
+def test_squashed_log_probability_matches_torch_where_well_conditioned(draw):
     loc, scale = torch.randn(64, 3, dtype=torch.float64), torch.rand(64, 3, dtype=torch.float64) * 0.5 + 0.1
     ours = du.TransformedDistribution(du.DiagMultivariateNormal(loc, scale),
                                       [du.StableTanh(), du.AffineTransform(0.5, 2.0)])
@@ -194,7 +194,7 @@ def test_squashed_gradients_are_those_of_the_formula():
         torch.testing.assert_close(torch.autograd.grad(log_prob.sum(), (loc, log_scale)), expected)
 
 
-def test_a_sample_and_its_log_probability_may_be_drawn_together_from_a_nest():
+def test_a_nest_is_sampled_together_with_its_log_probability():
     dists = {'plain': du.DiagMultivariateNormal(torch.randn(4, 3), torch.rand(4, 3) + 0.1),
              'squashed': squashed(torch.randn(4, 2), torch.rand(4, 2) + 0.1, -2.0, 4.0),
              'beta': du.DiagMultivariateBeta(torch.rand(4, 2) + 1, torch.rand(4, 2) + 1)}
@@ -202,7 +202,7 @@ def test_a_sample_and_its_log_probability_may_be_drawn_together_from_a_nest():
     torch.testing.assert_close(log_prob, du.compute_log_probability(dists, actions))
 
 
-def test_an_action_at_the_limits_from_elsewhere_has_a_finite_log_probability():
+def test_foreign_actions_at_the_limits_have_finite_log_probability():
     dist = squashed(torch.zeros(2, 1), torch.ones(2, 1))
     assert torch.isfinite(dist.log_prob(torch.tensor([[-1.0], [1.0]]))).all()
 
@@ -212,7 +212,8 @@ def test_a_transform_that_is_not_elementwise_is_refused():
         du.TransformedDistribution(du.DiagMultivariateNormal(torch.zeros(2), torch.ones(2)), du.SoftmaxTransform())
 
 
-def test_an_affine_distribution_has_the_moments_and_entropy_of_the_scaled_normal():
+def test_an_affine_distribution_matches_the_scaled_normal():
+    """Moments and entropy of an affine distribution are those of the scaled normal distribution."""
     loc, scale = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 0.5])
     base = du.DiagMultivariateNormal(torch.randn(4, 2), torch.rand(4, 2) + 0.1)
     dist = du.AffineTransformedDistribution(base, loc, scale)
@@ -314,7 +315,7 @@ def test_the_gradient_estimate_of_the_entropy_of_a_categorical_is_unbiased():
     torch.testing.assert_close(estimate, truth, atol=0.01, rtol=0)
 
 
-def test_entropies_fall_back_to_estimates_only_where_there_is_no_closed_form():
+def test_entropies_are_estimated_only_without_a_closed_form():
     normal = du.DiagMultivariateNormal(torch.zeros(3, 2), torch.ones(3, 2))
     entropy, for_gradient = du.entropy_with_fallback(normal)
     torch.testing.assert_close(entropy, normal.entropy())
@@ -343,7 +344,7 @@ def test_squashed_entropy_is_that_found_by_integration():
 
 @pytest.mark.parametrize('name', ['sample_action_distribution', 'rsample_action_distribution',
                                   'epsilon_greedy_sample', 'estimated_entropy'])
-def test_conf_files_know_what_draws_samples_without_the_containers_of_algorithms(name):
+def test_conf_files_can_bind_samplers_without_importing_containers(name):
     code = ('import sys; import alfx.utils.dist_utils; from alfx.gin_utils.registry import registered_selectors; '
             'assert "alfx.algorithms.containers" not in sys.modules; '
             f'assert "alfx.utils.dist_utils.{name}" in registered_selectors()')

@@ -81,7 +81,7 @@ def test_the_ensemble_loss_is_that_of_the_formulas_in_float64(kind, num_replicas
 
 
 @pytest.mark.parametrize('kind', list(MAKE))
-def test_a_loss_stands_at_the_step_before_and_none_at_the_border_of_episodes(kind):
+def test_a_loss_belongs_to_the_step_before_and_is_zero_between_episodes(kind):
     model = make(kind)
     steps = sequences(first=[(2, 1)])
     observed(model, steps)
@@ -115,7 +115,7 @@ def test_an_ensemble_of_n_is_n_single_models(kind, action_spec):
                 steps.observation[0])).output)
 
 
-def test_what_a_stochastic_model_draws_has_the_mean_and_deviation_that_it_tells():
+def test_stochastic_model_samples_have_the_reported_mean_and_deviation():
     model = make('stochastic')
     steps = sequences()
     observed(model, steps)
@@ -163,7 +163,7 @@ def test_a_model_learns_a_linear_system_whose_features_differ_in_scale(kind):
 # Log-variances ------------------------------------------------------------------------------------------------
 
 
-def test_log_variances_stay_between_their_bounds_and_are_untouched_well_inside():
+def test_log_variances_are_soft_bounded_and_unchanged_well_inside():
     x = torch.linspace(-100, 100, 401, dtype=torch.float64)
     y = softly_bounded(x, -10.0, 0.5)
     slack = np.log1p(np.exp(-10.5))  # softplus(low - high): what the lower bound adds at the upper one
@@ -189,7 +189,7 @@ def test_bounds_of_log_variances_are_learned_and_pulled_together():
         BoundedVarianceProjectionNetwork(4, TensorSpec((3, )), min_log_variance=1.0, max_log_variance=1.0)
 
 
-def test_the_penalty_of_the_bounds_is_part_of_the_loss_of_a_stochastic_model_alone():
+def test_only_stochastic_models_have_the_bound_penalty_in_their_loss():
     infos = DynamicsInfo(loss=sequences_loss())
     assert make('deterministic').calc_loss(infos).scalar_loss == ()
     # bounds -10 and 0.5 of 3 components, times 0.01
@@ -237,7 +237,7 @@ def test_what_is_held_out_is_a_share_that_nobody_trains_on():
     assert (weight[is_held_out] == 0).all() and (weight[~is_held_out] == 1).all()
 
 
-def test_held_out_transitions_have_no_gradient_and_their_error_chooses_the_elites():
+def test_held_out_errors_choose_the_elites_and_have_no_gradient():
     model = make('deterministic', num_replicas=3, holdout=0.5, num_elites=2, bootstrap=False)
     steps = sequences(batch=40)
     info = observed(model, steps)
@@ -274,7 +274,7 @@ def test_arguments_out_of_range_are_refused(arguments, message):
         make('stochastic', **arguments)
 
 
-def test_a_network_of_the_wrong_kind_and_a_feature_that_is_no_vector_are_refused():
+def test_wrong_networks_and_non_vector_features_are_refused():
     network = partial(DynamicsNetwork, joint_fc_layer_params=(8, ))
     with pytest.raises(ConfError, match='predicts a tensor; the algorithm needs a distribution(.|\n)*prob = True'):
         make('stochastic', dynamics_network_ctor=network)

@@ -7,7 +7,7 @@ import torch
 from alfx.algorithms.evolution import evolution
 
 
-def test_ranks_go_from_minus_one_half_to_one_half_and_equal_returns_share_theirs():
+def test_ranks_span_minus_half_to_half_and_ties_share_theirs():
     assert evolution.centered_ranks(torch.tensor([3.0, -1.0, 10.0])).tolist() == [0.0, -0.5, 0.5]
     assert evolution.centered_ranks(torch.tensor([2.0, 1.0, 2.0])).tolist() == [0.25, -0.5, 0.25]
     assert evolution.centered_ranks(torch.full((4, ), 7.0)).tolist() == [0.0] * 4

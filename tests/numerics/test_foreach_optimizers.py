@@ -51,7 +51,8 @@ def test_two_steps_of_momentum_by_hand():
     assert p.item() == pytest.approx(0.5)
 
 
-def test_rmsprop_keeps_one_state_for_parameters_that_have_a_gradient_only_now_and_then():
+def test_rmsprop_keeps_one_state_for_occasional_gradients():
+    """Optimizer state is kept for parameters that have a gradient only in some steps."""
     torch.manual_seed(0)
     mine = [torch.nn.Parameter(torch.randn(3)), torch.nn.Parameter(torch.randn(2, 2))]
     theirs = [torch.nn.Parameter(p.detach().clone()) for p in mine]

@@ -84,7 +84,7 @@ histories = st.lists(st.lists(st.booleans(), min_size=30, max_size=30), min_size
 @settings(max_examples=300, deadline=None)
 @given(ends=histories, sizes=st.lists(st.integers(6, 30), min_size=3, max_size=3), max_length=st.integers(6, 40),
        length=st.integers(1, 5), proportion=st.sampled_from([0.0, 0.5, 1.0]), seed=st.integers(0, 10**6))
-def test_goals_come_from_the_future_of_the_same_episode_and_all_else_is_untouched(ends, sizes, max_length, length,
+def test_goals_are_from_the_same_episodes_future_and_the_rest_is_unchanged(ends, sizes, max_length, length,
                                                                                   proportion, seed):
     torch.manual_seed(seed)
     runs = [episodes(e, n) for e, n in zip(ends, sizes)]
@@ -123,8 +123,9 @@ def test_goals_come_from_the_future_of_the_same_episode_and_all_else_is_untouche
 
 @settings(max_examples=300, deadline=None)
 @given(ends=histories, max_length=st.integers(6, 40), length=st.integers(2, 5), seed=st.integers(0, 10**6))
-def test_where_success_terminates_a_new_goal_ends_the_episode_and_the_old_one_no_longer_does(ends, max_length, length,
+def test_relabeling_moves_the_termination_to_the_new_goal(ends, max_length, length,
                                                                                              seed):
+    """Success terminates at the new goal and no longer at the old one."""
     torch.manual_seed(seed)
     runs = [episodes(e, 30, terminates=True) for e in ends]
     buffer = stored(runs, max_length)
@@ -144,7 +145,8 @@ def test_where_success_terminates_a_new_goal_ends_the_episode_and_the_old_one_no
                 assert kind == before.step_type[b, t] and discount == before.discount[b, t]
 
 
-def test_a_termination_for_another_reason_stays_one_and_the_discount_of_a_reopened_end_is_that_of_the_others():
+def test_other_terminations_stay_and_reopened_ends_get_the_usual_discount():
+    """Terminations for another reason stay; a reopened end gets the discount of the other steps."""
     # steps: reached the old goal (reward 1), fell (reward -2), an ordinary one with the environment's discount 0.9
     step_type = torch.tensor([[L], [L], [M]], dtype=torch.int32)
     old, new = torch.tensor([[1.0], [-2.0], [0.0]]), torch.tensor([[0.0], [-2.0], [1.0]])
@@ -161,7 +163,7 @@ def test_the_first_step_of_each_episode_in_a_sequence():
     assert hindsight.first_of_episode(step_type).tolist() == [[0, 0, 0, 3, 3, 3], [0, 1, 2, 2, 2, 5]]
 
 
-def test_every_later_step_of_the_episode_is_drawn_with_the_same_probability_and_the_proportion_holds():
+def test_later_steps_are_drawn_uniformly_and_at_the_given_proportion():
     torch.manual_seed(0)
     first, to_end = torch.zeros(200000, 2, dtype=torch.int64), torch.full((200000, 2), 5)
     chosen, ahead = hindsight.draw_future(first, to_end, 0.8)
@@ -205,7 +207,8 @@ class TestRewardCheck:
     def batch(self, run=None):
         return sampled(stored([episodes([t % 5 == 4 for t in range(20)], 20) if run is None else run], 20), 16, 2)
 
-    def test_a_function_that_does_not_give_the_stored_rewards_is_refused_with_the_fields_and_both_rewards(self):
+    def test_a_reward_function_that_contradicts_stored_rewards_is_refused(self):
+        """Raise an error that names the fields and shows both rewards."""
         wrong = transformer(reward_fn=l2_dist_close_reward_fn)
         wrong.transform_experience(self.batch())  # it agrees with this history
         with pytest.raises(ValueError) as error:
@@ -228,7 +231,8 @@ class TestRewardCheck:
         after = transformer().transform_experience(self.batch(run))
         assert (after.reward[after.step_type == F] == 7.0).all()
 
-    def test_an_environment_that_computes_with_more_digits_may_decide_otherwise_at_the_threshold(self):
+    def test_higher_environment_precision_may_differ_at_the_threshold(self):
+        """Rewards of an environment with more digits may differ at the threshold."""
         run = episodes([False] * 20, 20)
         threshold = torch.tensor(0.05)
         achieved = run.observation['achieved_goal']

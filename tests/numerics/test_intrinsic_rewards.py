@@ -185,7 +185,8 @@ def slow_encoding(action):
     return force + one + several
 
 
-def test_actions_are_encoded_one_hot_from_their_minimum_and_continuous_ones_as_they_are():
+def test_discrete_actions_are_one_hot_and_continuous_ones_unchanged():
+    """Encoding is one-hot, counted from the minimum, for discrete actions and the identity for continuous ones."""
     encoder = SimpleActionEncoder(MIXED_ACTION)
     action = random_steps(7, 2, action_spec=MIXED_ACTION).prev_action
     encoded = encoder(action)
@@ -261,7 +262,7 @@ def slow_icm(module, before, action, after):
 
 
 @pytest.mark.parametrize('encoded', [True, False])
-def test_icm_is_the_error_of_the_forward_model_and_trains_the_inverse_model(encoded):
+def test_icm_is_the_forward_error_and_trains_the_inverse_model(encoded):
     module, steps = icm(MIXED_ACTION, encoded), random_steps(5, 3, action_spec=MIXED_ACTION, seed=2)
     actions = module._action_encoder(steps.prev_action)
     reward = reward_steps(module, steps)
@@ -313,7 +314,7 @@ def test_a_perfect_forward_model_is_not_rewarded():
     assert not reward_steps(module, steps).any()
 
 
-def test_the_forward_model_does_not_train_the_features_and_the_inverse_model_does():
+def test_only_the_inverse_model_trains_the_features():
     module, steps = icm(), random_steps(2, 4, step_type=[[0] * 4, [1] * 4])
     state = nest.map_structure(lambda x: x.expand(2, *x.shape), zero_state(module, 4))
     info = module.train_sequence(steps, state).info
@@ -324,7 +325,7 @@ def test_the_forward_model_does_not_train_the_features_and_the_inverse_model_doe
 
 
 @pytest.mark.parametrize('encoded', [True, False])
-def test_icm_of_sequences_is_that_of_steps_one_after_the_other_with_the_same_gradients(encoded):
+def test_icm_of_sequences_matches_single_steps_with_their_gradients(encoded):
     module, steps = icm(MIXED_ACTION, encoded), random_steps(6, 4, action_spec=MIXED_ACTION, seed=3)
     feature = torch.rand(4, module.train_state_spec.feature.numel)
     begins = ICMState(feature, torch.tensor([1.0, 0.0, 1.0, 0.0]))
@@ -339,7 +340,8 @@ def test_icm_of_sequences_is_that_of_steps_one_after_the_other_with_the_same_gra
 
 
 @pytest.mark.parametrize('encoded', [True, False])
-def test_an_unroll_rewarded_at_once_has_the_rewards_and_losses_of_its_steps(encoded):
+def test_rewarding_an_unroll_at_once_matches_rewarding_its_steps(encoded):
+    """Rewards and losses of an unroll that is processed at once equal those of its steps."""
     module, steps = icm(MIXED_ACTION, encoded), random_steps(6, 4, action_spec=MIXED_ACTION, seed=3)
     step = module.reward_unroll(steps)
     torch.testing.assert_close(step.output, reward_steps(module, steps))
@@ -411,7 +413,7 @@ def test_simhash_tells_directions_and_not_lengths():
     assert (module._cells(observation) + module._cells(-observation)).tolist() == [2**16 - 1] * 20
 
 
-def test_environments_that_arrive_in_the_same_cell_at_the_same_time_share_its_count():
+def test_environments_arriving_in_a_cell_together_share_its_count():
     module = CountBonusAlgorithm(OBSERVATION)
     steps = random_steps(4, step_type=[1, 1, 1, 1])
     steps = steps._replace(observation=steps.observation[:1].expand(4, 3))

@@ -180,7 +180,7 @@ def test_with_weights_of_zero_the_loss_is_the_size_of_the_observation():
     torch.testing.assert_close(third.state.mem_readout, ((step.output + second.output) / 2).repeat(1, KEYS))
 
 
-def test_an_unroll_is_a_loop_that_forgets_at_the_first_step_of_each_episode():
+def test_an_unroll_is_a_loop_that_resets_at_first_steps():
     torch.manual_seed(0)
     env = suite_memory.load('TMaze', batch_size=3, env_args={'length': 1, 'num_steps': 3})
     env.seed(0)

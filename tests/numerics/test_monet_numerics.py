@@ -116,7 +116,7 @@ class TestAlgorithm:
         assert mask.shape == (2, 5, 4, 4) and bool((mask >= 0).all())
         torch.testing.assert_close(mask.sum(1), torch.ones(2, 4, 4))
 
-    def test_terms_of_the_loss_are_those_of_the_parts_put_together_one_slot_at_a_time(self):
+    def test_loss_terms_match_the_parts_computed_one_slot_at_a_time(self):
         algorithm, image = make_algorithm(), torch.rand(2, 1, 4, 4)
         with torch.no_grad():
             info = algorithm.predict_step(image).info
@@ -151,7 +151,8 @@ class TestSpatialBroadcast:
         for row, column in itertools.product(range(3), range(2)):
             assert image[0, :, row, column].tolist() == [5.0, 7.0, (-1.0, 0.0, 1.0)[row], (-1.0, 1.0)[column]]
 
-    def test_without_padding_every_pixel_is_the_same_function_of_vector_and_place(self):
+    def test_without_padding_all_pixels_share_one_function(self):
+        """Without padding every pixel is the same function of the vector and its position."""
         # A kernel that sums up the row coordinate over 3 x 3 places of a canvas with rows -1, -0.5, 0, 0.5, 1:
         # the image has 3 rows, whose values are 9 times -0.5, 0, 0.5.
         network = SpatialBroadcastDecodingNetwork(1, 3, ((1, 3, 1), ))

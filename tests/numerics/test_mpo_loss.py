@@ -62,7 +62,8 @@ def test_weights_of_two_actions_worked_out_by_hand():
     assert improved_weights(values, 1.0, prior.log()).squeeze(0).tolist() == pytest.approx([0.5, 0.5])
 
 
-def test_weights_tend_to_the_prior_for_a_high_temperature_and_to_the_best_action_for_a_low_one():
+def test_weights_tend_to_the_prior_when_hot_and_the_best_action_when_cold():
+    """Weights tend to the prior for a high temperature and to the best action for a low one."""
     values = normal(6, 5)
     log_prior = torch.log_softmax(normal(6, 5, seed=9), -1)
     torch.testing.assert_close(improved_weights(values, 1e7), torch.full((6, 5), 0.2), atol=1e-5, rtol=0)
@@ -122,7 +123,7 @@ def test_states_that_do_not_count_have_no_part_in_the_temperature():
     assert torch.equal(solve_temperature(values, 0.1, mask), solve_temperature(spoilt, 0.1, mask))
 
 
-def test_values_scaled_by_a_factor_scale_the_temperature_and_shifted_ones_leave_it():
+def test_scaling_values_scales_the_temperature_and_shifting_does_not():
     values, mask = normal(32, 10), torch.ones(32)
     eta = float(solve_temperature(values, 0.1, mask))
     assert float(solve_temperature(1000 * values, 0.1, mask)) == pytest.approx(1000 * eta, rel=1e-3)
@@ -183,7 +184,7 @@ def test_equal_policies_do_not_diverge():
     assert torch.equal(categorical_divergence(logits, logits), torch.zeros(5, 1))
 
 
-def test_without_a_change_of_scale_the_divergence_is_that_of_the_mean_alone():
+def test_with_equal_scales_the_divergence_is_that_of_the_means():
     target_loc, target_scale, loc, _ = random_gaussians(5, 3)
     of_mean, of_scale = gaussian_divergences(target_loc, target_scale, loc, target_scale)
     whole = torch.distributions.kl_divergence(DiagMultivariateNormal(target_loc, target_scale),
@@ -191,7 +192,8 @@ def test_without_a_change_of_scale_the_divergence_is_that_of_the_mean_alone():
     torch.testing.assert_close((of_mean + of_scale).sum(-1), whole)
 
 
-def test_the_gaussian_loss_is_the_weighted_likelihood_with_either_part_replaced():
+def test_the_gaussian_loss_is_a_likelihood_with_either_part_replaced():
+    """Weighted likelihood, computed once with the target mean and once with the target scale."""
     target_loc, target_scale, loc, scale = random_gaussians(3, 4, 2)
     samples = normal(3, 4, 6, 2, seed=5)
     weights = torch.softmax(normal(3, 4, 6, seed=6), -1)
@@ -271,7 +273,7 @@ def test_the_policy_of_least_categorical_loss_is_the_improved_one():
 # Multipliers -----------------------------------------------------------------------------------------------------
 
 
-def test_a_multiplier_grows_while_its_constraint_is_violated_and_stays_in_its_range():
+def test_a_multiplier_grows_with_violation_and_stays_in_range():
     multiplier = Multiplier(constraint=0.1, scale=2.0, maximum=0.5)
     mask = torch.tensor([1.0, 1.0, 0.0])
     violated = torch.tensor([[0.2, 0.1], [0.1, 0.0], [9.0, 9.0]])  # sums 0.3 and 0.1, mean 0.2: 0.1 too much

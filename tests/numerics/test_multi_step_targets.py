@@ -101,7 +101,7 @@ def test_targets_do_not_change_with_where_the_ring_begins():
     assert found[0][1][0, 1].tolist() == [15, 16, 17, 18] and found[0][0][0, 0].tolist() == [True, False, False, False]
 
 
-def test_an_episode_that_was_cut_off_without_a_final_step_ends_where_the_next_one_begins():
+def test_a_cut_off_episode_ends_where_the_next_one_begins():
     buffer = ReplayBuffer(SPEC, 1, 10)
     for number, step_type in enumerate([FIRST, MID, FIRST, MID]):
         buffer.add_batch(stored_step([step_type], [number]), torch.arange(1))

@@ -156,7 +156,8 @@ def test_no_statistic_exceeds_the_mutual_information():
             assert bound < 0.2231
 
 
-def test_the_constant_that_dv_leaves_open_is_taken_off_the_pointwise_information():
+def test_the_free_constant_of_dv_is_subtracted_from_the_pointwise_value():
+    """Pointwise information is reported without the constant that the DV bound leaves open."""
     class Shifted(LogRatio):
         def forward(self, inputs, state=()):
             return super().forward(inputs)[0] + 3.0, state

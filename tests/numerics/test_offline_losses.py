@@ -60,7 +60,7 @@ def test_the_error_of_an_action_is_in_units_of_half_its_range():
     assert error.tolist() == pytest.approx([(1 / 2)**2 + (0.5 / 0.5)**2])
 
 
-def test_a_squashed_policy_has_a_finite_likelihood_of_actions_on_their_bounds():
+def test_squashed_policies_have_finite_likelihood_at_the_action_bounds():
     squashed = partial(NormalProjectionNetwork, scale_distribution=True)
     network = ActorDistributionNetwork(OBSERVATION, ACTION, fc_layer_params=(4, ),
                                        continuous_projection_net_ctor=squashed)

@@ -176,7 +176,7 @@ def test_the_integral_is_estimated_by_importance_sampling():
     assert found.item() == pytest.approx(math.log(math.e * (math.exp(6) - 1) / 2), abs=0.02)
 
 
-def test_the_penalty_of_cql_is_the_log_integral_minus_the_value_in_the_data(monkeypatch):
+def test_the_cql_penalty_is_the_log_integral_minus_the_data_value(monkeypatch):
     """In one dimension a sum over a grid is the integral."""
     torch.manual_seed(0)
     action_spec = BoundedTensorSpec((1, ), torch.float32, -1, 3)
@@ -196,7 +196,7 @@ def test_the_penalty_of_cql_is_the_log_integral_minus_the_value_in_the_data(monk
     assert found.extra.penalty[-1].tolist() == [0.0] * 4
 
 
-def test_actions_are_sampled_uniformly_and_by_the_policy_and_their_densities_are_known():
+def test_cql_actions_are_uniform_and_on_policy_with_known_densities():
     algorithm = stochastic(CqlAlgorithm, num_sampled_actions=4000)
     observation = torch.randn(2, 3)
     distribution = algorithm._actor_network(observation)[0]
@@ -231,7 +231,8 @@ def test_without_a_penalty_cql_is_sac_and_with_it_only_the_critics_differ():
     assert (found['sac'][1] - found['some'][1]).abs().max() > 0.1
 
 
-def test_calibrated_no_value_of_the_policy_is_lowered_below_the_return_in_the_data():
+def test_calibration_stops_policy_values_below_the_data_return():
+    """Calibration does not lower values of the policy below the return in the data."""
     inputs, action = steps(2, 4)
     penalties = {}
     for bound in (None, -1e6, 1e6):
@@ -293,7 +294,7 @@ def test_the_penalty_of_discrete_cql_is_of_valid_actions_alone(bound):
     assert torch.isfinite(gradient(penalty.sum(), algorithm._critic_networks)).all()
 
 
-def test_the_penalty_of_discrete_cql_is_of_weighted_rewards_and_of_means_of_distributions():
+def test_discrete_cql_uses_weighted_rewards_and_distribution_means():
     inputs, _ = steps(2, 4)
     rollout = DqnInfo(action=torch.randint(1, 5, (2, 4)))
     several = discrete(reward_spec=TensorSpec((2, )), reward_weights=[1.0, -2.0])

@@ -79,7 +79,7 @@ def test_two_particles_by_hand():
     torch.testing.assert_close(direction, expected)
 
 
-def test_the_bandwidth_is_the_median_of_squared_distances_by_the_logarithm_of_their_number():
+def test_the_bandwidth_is_the_median_squared_distance_over_log_n():
     x = torch.tensor([[0.0], [1.0], [3.0]])  # 1, 4, 9
     assert float(particle_vi.median_bandwidth(particle_vi.squared_distances(x, x), same=True)) == pytest.approx(
         4 / math.log(3))
@@ -137,7 +137,7 @@ def test_the_order_of_particles_does_not_matter(par_vi):
     torch.testing.assert_close(moves[1], moves[0][order], rtol=1e-4, atol=1e-5)
 
 
-def test_a_step_in_function_space_is_the_direction_of_the_answers_through_the_jacobian():
+def test_function_space_steps_are_output_directions_times_the_jacobian():
     algorithm = FuncParVIAlgorithm(input_tensor_spec=TensorSpec((2, )), output_dim=2, fc_layer_params=(4, ),
                                    activation=torch.tanh, num_particles=3, function_vi=True, loss_type='regression',
                                    function_extra_bs_ratio=0.5)
@@ -204,7 +204,7 @@ def test_a_relu_mlp_knows_its_jacobian():
     assert layer.hidden_neurons is None and torch.equal(layer(torch.ones(1, 3)), layer.hidden_neurons)
 
 
-def test_inverse_products_of_the_block_form_are_those_of_the_whole_jacobian():
+def test_block_form_inverse_products_match_the_whole_jacobian():
     net = EncodingNetwork(TensorSpec((2, )), fc_layer_params=(8, ), activation=torch.tanh, last_layer_size=5,
                           last_activation=identity)
     z, link = torch.randn(4, 2, requires_grad=True), 0.7
@@ -238,7 +238,7 @@ print((stepped(100) - before) / 2**20)
 
 @pytest.mark.skipif(not sys.platform.startswith('linux'), reason='it reads /proc')
 @pytest.mark.parametrize('par_vi', ['svgd', 'gfsf'])
-def test_the_steps_of_a_hundred_particles_as_large_as_lenet_take_no_more_than_three_tenths_of_a_gigabyte(par_vi):
+def test_a_hundred_lenet_sized_particles_step_within_300_megabytes(par_vi):
     """Adam and the loss included; [N, N, D] would be 2.5 GB."""
     command = [sys.executable, '-c', _MEMORY_OF_A_STEP, par_vi]
     found = subprocess.run(command, capture_output=True, text=True, check=True)

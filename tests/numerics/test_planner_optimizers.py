@@ -64,7 +64,7 @@ def test_icem_needs_fewer_samples_of_a_smooth_plan_than_cem():
 
 
 @pytest.mark.parametrize('kind', list(MAKE))
-def test_a_minimum_outside_the_bounds_leads_to_the_bound_and_solutions_stay_inside(kind):
+def test_solutions_stay_in_bounds_and_outside_minima_lead_to_the_bound(kind):
     torch.manual_seed(0)
 
     def cost(observation, solutions):
@@ -141,7 +141,7 @@ def test_mppi_weights_candidates_by_their_costs():
     np.testing.assert_allclose(solution.item(), weight / (1 + weight), rtol=1e-5)
 
 
-def test_where_all_plans_cost_the_same_the_mean_of_the_elites_stays_near_the_middle():
+def test_with_equal_costs_the_elite_mean_stays_near_the_middle():
     def flat(observation, solutions):
         return torch.zeros(solutions.shape[:2])
 
@@ -188,7 +188,8 @@ def test_arguments_of_cem_that_are_out_of_range_are_refused(arguments, message):
         MAKE['CEM'](**arguments)
 
 
-def test_bounds_that_are_exchanged_or_infinite_and_costs_of_another_shape_are_refused():
+def test_invalid_bounds_and_cost_shapes_are_refused():
+    """Raise an error for exchanged or infinite bounds and for costs of another shape."""
     with pytest.raises(ValueError, match='lower_bound <= upper_bound'):
         MAKE['random shooting'](lower_bound=2.0)
     with pytest.raises(ValueError, match='finite bounds'):

@@ -11,7 +11,8 @@ from alfx.utils import dist_utils
 from alfx.utils.dist_utils import Categorical, DiagMultivariateNormal
 
 
-def test_the_loss_is_half_of_both_errors_and_the_divergence_of_the_policy_before_from_the_one_now():
+def test_the_loss_is_half_of_both_errors_plus_the_divergence():
+    """Half of both squared errors plus the divergence of the old policy from the current one."""
     before = Categorical(probs=torch.tensor([[[0.5, 0.5]]]))
     info = PPGTrainInfo(returns=torch.tensor([[3.0]]), value=torch.tensor([[1.0]]), aux_value=torch.tensor([[2.0]]),
                         action_distribution=Categorical(probs=torch.tensor([[[0.8, 0.2]]])))

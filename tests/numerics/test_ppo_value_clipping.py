@@ -22,7 +22,7 @@ def info_with(value, old_value, returns):
                    advantages=torch.zeros(shape), value=value, old_value=old_value)
 
 
-def test_the_error_is_the_larger_one_of_the_value_and_of_what_it_may_have_moved_to():
+def test_the_error_is_the_larger_of_the_clipped_and_unclipped_one():
     generator = torch.Generator().manual_seed(3)
     value, old, returns = (torch.randn(7, 3, generator=generator) for _ in range(3))
     loss = PPOLoss(value_clipping=0.2)(info_with(value, old, returns))

@@ -261,7 +261,8 @@ class _OtherRank:
         return torch.stack((row, self.rows.pop(0)))
 
 
-def test_what_waits_in_several_processes_is_one_batch_however_many_each_has():
+def test_deferred_statistics_of_all_processes_are_one_batch():
+    """Statistics that several processes have deferred count as one batch, however many each has."""
     own, other = [torch.randn(3, 2), torch.randn(4, 2)], torch.randn(9, 2) + 5
     joined, normalizer = make_normalizer('adaptive'), make_normalizer('adaptive')
     row = torch.cat((torch.tensor([9.0]), other.mean(0), other.var(0, correction=0))).double()

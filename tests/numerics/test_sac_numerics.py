@@ -248,7 +248,7 @@ def test_the_gradient_of_the_value_is_clipped_elementwise(clipping, expected):
 
 
 @pytest.mark.parametrize('environment', ['continuous', 'nested action', 'several rewards'])
-def test_the_actor_follows_the_gradient_of_value_and_entropy_and_leaves_the_critics_alone(environment, same_noise):
+def test_the_actor_follows_value_and_entropy_and_trains_no_critic(environment, same_noise):
     several = environment == 'several rewards'
     algorithm = algorithm_of(environment, reward_weights=[1.0, -0.5, 2.0] if several else None, initial_log_alpha=-0.7)
     steps, action = random_steps(algorithm, 2, 5)
@@ -272,7 +272,7 @@ def test_the_actor_follows_the_gradient_of_value_and_entropy_and_leaves_the_crit
         torch.testing.assert_close(gradient, p.grad, atol=1e-5, rtol=1e-4)
 
 
-def test_the_actor_of_a_mixed_action_follows_the_gradient_of_the_soft_value(same_noise):
+def test_the_actor_of_a_mixed_action_follows_the_soft_value(same_noise):
     """``d/da alpha log sum_k exp(Q(a, k) / alpha) = sum_k p(k) dQ(a, k)/da``."""
     algorithm = algorithm_of('mixed', initial_log_alpha=-0.7)
     steps, action = random_steps(algorithm, 2, 5)
@@ -293,7 +293,7 @@ def test_the_actor_of_a_mixed_action_follows_the_gradient_of_the_soft_value(same
 # KL to a prior -------------------------------------------------------------------------------------------------------
 
 
-def test_with_a_uniform_prior_the_divergence_is_the_entropy_up_to_a_constant(same_noise):
+def test_with_a_uniform_prior_divergence_is_entropy_up_to_a_constant(same_noise):
     plain = algorithm_of('continuous')
     prior = algorithm_of('continuous', prior_actor_ctor=UniformPriorActor, target_kld_per_dim=2.0)
     steps, action = random_steps(plain, 2, 5)
@@ -304,7 +304,8 @@ def test_with_a_uniform_prior_the_divergence_is_the_entropy_up_to_a_constant(sam
     torch.testing.assert_close(with_prior.alpha, 0.0 * with_prior.log_pi)  # log alpha is 0
 
 
-def test_the_divergence_to_the_previous_action_is_estimated_by_the_difference_of_log_probabilities(same_noise):
+def test_the_divergence_to_the_previous_action_uses_log_probabilities(same_noise):
+    """Divergence to the prior of the previous action, estimated by the difference of log probabilities."""
     algorithm = algorithm_of('nested action', prior_actor_ctor=SameActionPriorActor, initial_log_alpha=-0.7)
     steps, action = random_steps(algorithm, 2, 5)
     steps = steps._replace(prev_action={'first': steps.prev_action['first'].clamp(-1, 1),

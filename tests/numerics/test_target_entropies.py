@@ -9,7 +9,7 @@ from alfx.tensor_specs import BoundedTensorSpec, SpecError
 from alfx.utils import dist_utils as du
 
 
-def test_target_entropy_of_continuous_actions_has_the_sign_and_size_of_the_paper_like_default():
+def test_continuous_target_entropy_has_the_sign_and_size_of_the_default():
     # One component over [-1, 1]: log(0.1 * 2) = -1.609438; three of them three times that.
     one = BoundedTensorSpec((1, ), torch.float32, -1.0, 1.0)
     assert du.calc_default_target_entropy(one) == pytest.approx(-1.609438, abs=1e-6)

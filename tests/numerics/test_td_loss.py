@@ -73,7 +73,7 @@ def test_one_step_losses_worked_out_by_hand():
     torch.testing.assert_close(loss.loss, torch.tensor([[2.25], [324.0], [0.0], [0.0]]))
 
 
-def test_the_loss_has_one_entry_a_step_and_none_for_steps_without_successor():
+def test_the_loss_has_one_entry_per_step_and_zero_without_a_successor():
     info = random_info()
     value = torch.randn(12, 3, dtype=torch.float64)
     loss = TDLoss()(info, value, value).loss
@@ -130,7 +130,7 @@ def test_gamma_is_a_tensor_of_rank_zero_or_one():
     assert TDLoss(gamma=0.9).state_dict() == {}
 
 
-def test_normalized_targets_change_the_scale_of_the_loss_and_are_kept_in_the_checkpoint():
+def test_normalized_targets_rescale_the_loss_and_are_checkpointed():
     info = random_info(steps=40, envs=8)
     info = info._replace(reward=info.reward * 1000)
     value = torch.randn(40, 8, dtype=torch.float64)

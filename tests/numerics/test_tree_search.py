@@ -161,7 +161,7 @@ def test_a_batch_searches_as_each_of_its_trees_alone(rule, monkeypatch):
         assert torch.equal(visits([b], seeds)[0], together[b])
 
 
-def test_candidates_of_a_model_reach_it_as_they_are_and_change_nothing_else():
+def test_model_candidates_reach_it_unchanged_and_change_nothing_else():
     for options in (dict(), dict(num_parallel=4), dict(expand_all=True), dict(rule='gumbel')):
         settings_ = SearchSettings(num_simulations=12, **options)
         plain, _ = search_both(settings_, torch.arange(2), 4, FORMS[0])
@@ -184,7 +184,7 @@ def test_the_same_seed_searches_alike_and_trees_are_used_again():
 
 @pytest.mark.parametrize('native', FORMS)
 @pytest.mark.parametrize('what', ['value', 'reward', 'action_probs'])
-def test_a_model_that_yields_nan_is_an_error_that_names_root_and_simulation(what, native):
+def test_a_model_that_yields_nan_raises_with_root_and_simulation(what, native):
     game = RandomGame(3)
 
     def broken(key, action):
@@ -221,7 +221,7 @@ def test_settings_that_make_no_sense_are_refused(options, message):
 # Rules ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_exponential_is_that_of_the_library_to_two_units_in_the_last_place():
+def test_the_exponential_matches_the_library_within_two_ulps():
     x = -torch.rand(20000, dtype=torch.float64) * torch.tensor([1e-8, 1.0, 30.0, 690.0], dtype=torch.float64)[:, None]
     x = torch.cat((x.flatten(), torch.tensor([0.0], dtype=torch.float64)))
     assert ((rules.exp(x) - x.exp()).abs() <= 2 * 2.0**-52 * x.exp()).all()
@@ -269,7 +269,7 @@ def test_rows_of_a_policy_do_not_influence_each_other():
         assert torch.equal(rules.reverse_kl_policy(value[i:i + 1], prior[i:i + 1], c[i:i + 1])[0][0], together[i])
 
 
-def test_a_mask_renormalises_the_prior_and_noise_falls_on_valid_actions_alone():
+def test_masks_renormalise_the_prior_and_noise_hits_valid_actions_only():
     prior, mask = torch.tensor([[0.7, 0.2, 0.1], [1.0, 0, 0]]), torch.tensor([[False, True, True], [False, True, True]])
     plain = root_prior(prior, mask, 0.3, 0.0)
     assert plain.tolist() == [[0, pytest.approx(2 / 3), pytest.approx(1 / 3)], [0, 0.5, 0.5]]
@@ -349,7 +349,7 @@ class RandomProcesses:
 
 
 @needs_compiler
-def test_with_exact_values_the_search_comes_near_them_and_finds_the_best_action():
+def test_with_exact_values_the_search_finds_them_and_the_best_action():
     model = RandomProcesses(knows_values=True)
     few, _ = model.search(num_simulations=100, pb_c_init=0.25)
     many, regret = model.search(num_simulations=3000, pb_c_init=0.25)
@@ -465,7 +465,7 @@ def test_simulations_that_are_known_beforehand_are_made_together():
 
 
 @pytest.mark.parametrize('native', FORMS)
-def test_gumbel_calls_the_model_once_for_what_is_independent_and_finds_the_same(native):
+def test_gumbel_batches_independent_model_calls_with_the_same_result(native):
     """Roots with different numbers of actions: each finds in the batch what it finds alone."""
     game, keys, options = RandomGame(6), torch.arange(5), SearchSettings(25, rule='gumbel', max_num_considered=4)
     roots = game.roots(keys)

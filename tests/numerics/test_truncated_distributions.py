@@ -123,7 +123,8 @@ def test_the_divergence_of_truncated_normals_is_the_integral(p, q):
     assert td.kl_divergence(*single).item() == pytest.approx(expected, rel=1e-4, abs=1e-9)
 
 
-def test_the_divergence_in_a_wide_box_is_that_of_plain_normals_and_of_the_same_is_0():
+def test_wide_boxes_have_the_plain_divergence_and_equal_ones_zero():
+    """Divergence in a wide box equals that of plain normals; between equal distributions it is 0."""
     p, q = (td.Normal(torch.tensor(loc).double(), scale) for loc, scale in ((0.3, 0.2), (-0.1, 0.5)))
     cut = [du.TruncatedNormal(d.loc.view(1), d.scale.double().view(1), -50.0, 50.0) for d in (p, q)]
     assert td.kl_divergence(*cut).item() == pytest.approx(td.kl_divergence(p, q).item(), rel=1e-9)
@@ -146,7 +147,8 @@ def test_the_divergence_adds_up_over_components_and_has_its_gradient():
     assert torch.autograd.gradcheck(divergence, values)
 
 
-def test_values_that_the_other_cannot_have_make_the_divergence_infinite_and_other_shapes_have_none():
+def test_divergence_is_infinite_for_unreachable_values():
+    """Divergence is infinite if the other distribution excludes some values and undefined for other shapes."""
     loc, scale = torch.zeros(1), torch.ones(1)
     small, large = du.TruncatedNormal(loc, scale, -1.0, 1.0), du.TruncatedNormal(loc, scale, -1.0, 2.0)
     assert td.kl_divergence(large, small).item() == float('inf') and 0 < td.kl_divergence(small, large).item() < 1

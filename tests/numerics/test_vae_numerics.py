@@ -117,7 +117,7 @@ class TestGradientEstimators:
         torch.testing.assert_close(logits.grad, again.grad)
         assert torch.equal(z.argmax(-1), scores.argmax(-1))
 
-    def test_gumbel_softmax_at_a_low_temperature_has_the_exact_gradient_as_its_mean(self):
+    def test_cold_gumbel_softmax_has_the_exact_gradient_in_the_mean(self):
         # its bias is of the order of the temperature squared, its variance of one over the temperature
         gradient = self.mean_gradient(samples=200_000, mode='st-gumbel', gumbel_temp_scheduler=0.1)
         torch.testing.assert_close(gradient, self.exact(), atol=0.02, rtol=0)
@@ -167,7 +167,7 @@ class TestLikelihoodsAndBound:
         evidence = td.MultivariateNormal(torch.zeros(2), w @ w.t() + std**2 * torch.eye(2))
         return learner, evidence
 
-    def test_the_bound_is_the_evidence_with_the_exact_posterior_and_lower_with_another(self):
+    def test_the_bound_equals_the_evidence_only_for_the_exact_posterior(self):
         x = torch.tensor([[0.3, -1.0]])
         bounds = []
         for error in (0.0, 0.3):
@@ -247,7 +247,7 @@ class TestQuantisation:
         assert losses.extra.quantization.item() == losses.extra.commitment.item() == pytest.approx(1.29 / 6)
         assert losses.loss.item() == pytest.approx(5 / 6 + 1.25 * 1.29 / 6)
 
-    def test_codes_follow_their_vectors_and_the_encoder_gets_the_gradient_of_the_decoder(self):
+    def test_codes_follow_their_vectors_and_encoders_get_decoder_gradients(self):
         vae = self.make(commitment_loss_weight=0.5)
         x = torch.randn(8, 6, requires_grad=True)
         quantized = vae.encode(x)

@@ -79,7 +79,7 @@ def test_returns_equal_the_sum_along_the_episode_for_any_boundaries(rollout):
 
 @given(rollouts())
 @settings(max_examples=40)
-def test_lambda_of_one_is_the_return_minus_the_value_and_lambda_of_zero_the_one_step_error(rollout):
+def test_lambda_1_is_return_minus_value_and_lambda_0_the_one_step_error(rollout):
     reward, value, step_type, discount = tensors(*rollout)
     args = (reward, value, step_type, discount)
     gae = value_ops.generalized_advantage_estimation
@@ -126,7 +126,7 @@ def test_truncation_bootstraps_and_termination_does_not():
     torch.testing.assert_close(terminated, torch.tensor([[2.0], [2.0], [30.0], [29.0]]))
 
 
-def test_the_value_bootstrapped_from_at_a_truncation_is_that_of_the_final_observation():
+def test_a_truncation_bootstraps_from_the_final_observation():
     # V of the LAST step is 30; V of the first step of the next episode is 40 and must not be used.
     one_step = value_ops.one_step_discounted_return(*hand_made(1.0))
     # 1 + 0.5 * 20 = 11, 2 + 0.5 * 30 = 17, V = 30, 4 + 0.5 * 50 = 29
@@ -266,7 +266,7 @@ def test_ratios_have_the_gradient_of_the_current_policy_only():
     assert logits.grad is not None and old_logits.grad is None
 
 
-def test_an_unknown_clipping_mode_and_a_ratio_that_is_not_finite_are_refused():
+def test_unknown_clipping_modes_and_non_finite_ratios_are_refused():
     one = categorical([0.5, 0.5])
     with pytest.raises(ValueError, match='both_sides'):
         ratio(one, one, torch.tensor([0]), mode='both_sides')

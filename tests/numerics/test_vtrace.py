@@ -55,7 +55,7 @@ def random_ratios(like, seed):
 
 @given(rollouts(), st.integers(0, 2**32 - 1), THRESHOLDS, THRESHOLDS, THRESHOLDS, st.sampled_from([0.0, 0.7, 1.0]))
 @settings(max_examples=120)
-def test_targets_and_advantages_equal_the_double_sum_for_any_episode_boundaries(rollout, seed, rho, c, pg_rho,
+def test_targets_and_advantages_match_the_double_sum_at_any_boundaries(rollout, seed, rho, c, pg_rho,
                                                                                 td_lambda):
     ratio = random_ratios(rollout[0], seed)
     found = value_ops.vtrace(*tensors(*rollout, ratio), td_lambda, rho, c, pg_rho)
@@ -66,7 +66,7 @@ def test_targets_and_advantages_equal_the_double_sum_for_any_episode_boundaries(
 
 @given(rollouts(), st.sampled_from([0.0, 0.3, 0.95, 1.0]))
 @settings(max_examples=60)
-def test_on_policy_it_is_generalized_advantage_estimation_and_with_lambda_one_the_return(rollout, td_lambda):
+def test_on_policy_it_is_gae_and_with_lambda_1_the_return(rollout, td_lambda):
     reward, value, step_type, discount = args = tensors(*rollout)
     found = value_ops.vtrace(*args, torch.ones_like(reward), td_lambda)
     advantages = value_ops.generalized_advantage_estimation(*args, td_lambda)
@@ -78,7 +78,7 @@ def test_on_policy_it_is_generalized_advantage_estimation_and_with_lambda_one_th
 
 @given(rollouts(), st.integers(0, 2**32 - 1))
 @settings(max_examples=40)
-def test_without_clipping_the_target_is_the_return_weighted_by_the_products_of_ratios(rollout, seed):
+def test_without_clipping_the_target_is_the_ratio_weighted_return(rollout, seed):
     # Per-decision importance sampling of the n-step return: V[s] + sum of w[s] ... w[t] delta[t].
     reward, value, step_type, discount = rollout
     ratio = random_ratios(reward, seed)
@@ -96,7 +96,7 @@ def test_without_clipping_the_target_is_the_return_weighted_by_the_products_of_r
 
 @given(rollouts(max_steps=12), st.integers(0, 2**32 - 1))
 @settings(max_examples=40)
-def test_nothing_of_a_later_episode_and_no_ratio_of_an_ignored_action_matters(rollout, seed):
+def test_later_episodes_and_ratios_of_ignored_actions_do_not_matter(rollout, seed):
     reward, value, step_type, discount = rollout
     ratio = random_ratios(reward, seed)
     after_end = np.zeros(reward.shape, bool)
@@ -123,7 +123,7 @@ def hand_made(discount_at_last):
     return reward, value, step_type, discount, torch.tensor([[0.5], [2.0], [7.0], [4.0], [9.0]])
 
 
-def test_a_truncation_is_bootstrapped_from_its_last_state_as_worked_out_by_hand():
+def test_a_truncation_bootstraps_from_its_last_state_by_hand():
     # rho = 1.5, c = 1, pg_rho = 3
     # delta[0] = 1 + 0.5 * 20 - 10 = 1, delta[1] = 2 + 0.5 * 30 - 20 = -3, delta[3] = 4 + 0.5 * 50 - 40 = -11
     # v[3] = 40 + 1.5 * -11 = 23.5; v[2] = V = 30; v[1] = 20 + 1.5 * -3 = 15.5
@@ -301,7 +301,7 @@ def test_ratios_targets_and_advantages_are_constants_for_the_gradient():
     torch.testing.assert_close(logits_grad, wanted)
 
 
-def test_each_of_several_rewards_has_targets_of_its_own_and_weights_for_the_policy():
+def test_each_reward_dimension_has_its_own_targets_and_policy_weight():
     info, _ = random_info()
     double = info._replace(reward=torch.stack([info.reward, info.reward], -1),
                            value=torch.stack([info.value, info.value], -1),

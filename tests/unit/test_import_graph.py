@@ -73,7 +73,8 @@ def test_imports_go_in_no_circle(unit):
     graphlib.TopologicalSorter(graph).prepare()
 
 
-def test_the_engine_knows_no_algorithm_and_three_files_of_the_algorithms_know_it():
+def test_the_engine_is_imported_by_three_algorithm_files_only():
+    """The engine imports no algorithm; three files of the algorithms import more of it than its capabilities."""
     assert not imports('alfx.engine', 'alfx.algorithms')
     assert {other for _, other in imports('alfx.algorithms', 'alfx.engine', but=USE_THE_ENGINE)
             } <= {'alfx.engine.capabilities'}

@@ -85,7 +85,7 @@ class Counter(Algorithm):
 
 
 @both
-def test_a_representation_learner_is_trained_by_its_own_optimizer_and_seen_by_the_policy(algorithm):
+def test_a_representation_has_its_own_optimizer_and_feeds_the_policy(algorithm):
     agent, env = make_agent(algorithm, 'discrete', representation_learner_cls=Doubler)
     learner = agent._representation_learner
     assert agent.policy.observation_spec == TensorSpec((2, ))
@@ -151,7 +151,7 @@ class Watcher(Bonus):
         return AlgStep(info={'total': inputs.observation.sum(-1), 'kind': torch.ones(2, dtype=torch.int64)})
 
 
-def test_an_intrinsic_module_is_built_for_the_representation_and_does_not_train_it():
+def test_an_intrinsic_module_reads_but_does_not_train_the_representation():
     agent, env = make_agent('actor-critic', 'discrete', representation_learner_cls=Doubler,
                             intrinsic_reward_module=Watcher)
     assert agent.intrinsic_reward.specs == (TensorSpec((2, )), env.action_spec())
@@ -182,14 +182,15 @@ class Differences(Algorithm):
         return AlgStep((), (), LossInfo(loss=(observation - previous).abs()))
 
 
-def test_a_part_that_only_looks_one_step_back_is_trained_on_whole_sequences():
+def test_a_part_that_looks_one_step_back_trains_on_whole_sequences():
     agent, _ = make_agent('ppo', 'discrete', intrinsic_reward_module=Differences, mini_batch_length=3)
     assert agent.capabilities.trains_sequences_at_once
     agent.train_iter()
     assert agent.intrinsic_reward.sequences == agent._config.num_updates_per_train_iter * 6 * 4 // (3 * 8)
 
 
-def test_a_policy_that_waits_for_the_unroll_gets_the_intrinsic_rewards_of_all_steps_at_once():
+def test_a_deferring_policy_gets_all_intrinsic_rewards_of_an_unroll():
+    """Intrinsic rewards of all steps arrive at once if the policy waits for the end of the unroll."""
     rnd = partial(RNDAlgorithm, target_net=partial(EncodingNetwork, fc_layer_params=(4, )),
                   predictor_net=partial(EncodingNetwork, fc_layer_params=(4, )), keep_stacked_frames=0)
     agent, _ = make_agent('ppo', 'discrete', intrinsic_reward_module=rnd)

@@ -36,7 +36,7 @@ class Remembers(Algorithm):
 
 
 @pytest.mark.parametrize('environment', ['discrete', 'recurrent'])
-def test_a_part_with_state_but_without_a_step_of_evaluation_is_left_out_of_it(environment):
+def test_evaluation_skips_stateful_parts_without_an_evaluation_step(environment):
     agent, env = make_agent('ppo', environment, intrinsic_reward_module=Remembers)
     agent.train_iter()
     assert len(evaluate(env, agent, 4).returns) == 4
@@ -175,7 +175,7 @@ class Halved(Representation):
         return AlgStep(inputs.observation[:, :1].expand(-1, 3) * self.weight, (), ())
 
 
-def test_reward_weights_see_the_time_step_of_the_environment_in_evaluation_too():
+def test_reward_weights_see_the_environment_time_step_in_evaluation():
     agent, env = make_agent('ppo', 'several rewards', reward_weight_algorithm_cls=Weights,
                             representation_learner_cls=Halved)
     agent.rollout_step(env.current_time_step(), agent.get_initial_rollout_state(4))
@@ -187,7 +187,7 @@ def test_reward_weights_see_the_time_step_of_the_environment_in_evaluation_too()
     assert agent.learner.collector.position.state.rw.tolist() == [1.0] * 4
 
 
-def test_two_parts_that_share_a_network_train_it_with_the_optimizer_that_owns_it():
+def test_a_shared_network_is_trained_by_the_optimizer_that_owns_it():
     shared = FC(1, 4)
 
     class Shares(Algorithm):

@@ -119,7 +119,8 @@ def test_new_weights_reach_the_steps_which_keep_their_interval(tmp_path, monkeyp
         unroller.update_parameter(learner(config))
 
 
-def test_the_queue_bounds_memory_and_a_killed_process_is_named_with_its_last_words(tmp_path, monkeypatch, start):
+def test_the_queue_is_bounded_and_killed_processes_are_reported(tmp_path, monkeypatch, start):
+    """The queue bounds memory; the error about a killed process contains its log tail."""
     algorithm, unroller = begun(tmp_path, monkeypatch, start, 'TrainerConfig.unroll_queue_size=5',
                                 'Steering.talks=True')
     ring = unroller._channel.ring
@@ -159,7 +160,8 @@ def test_signals_to_all_processes_of_a_run_are_left_to_the_learner(tmp_path, mon
     unroller.gather(20)
 
 
-def test_buffers_that_training_replaces_reach_the_process_and_get_its_statistics(tmp_path, monkeypatch, start, caplog):
+def test_replaced_buffers_reach_the_process_with_its_statistics(tmp_path, monkeypatch, start, caplog):
+    """Buffers that training replaces reach the process, and its statistics come back."""
     config = run_folder(tmp_path, monkeypatch, *SAMPLED, 'TrainerConfig.unroll_queue_size=2', 'Steering.counts=False',
                         'Steering.talks=True')
     algorithm = learner(config)
@@ -199,7 +201,7 @@ def test_a_process_that_is_deep_in_its_environment_is_ended_by_force(tmp_path, m
         unroller.gather(1)
 
 
-def test_what_cannot_learn_from_old_steps_is_refused_before_anything_is_started(tmp_path, monkeypatch):
+def test_on_policy_algorithms_are_refused_before_anything_starts(tmp_path, monkeypatch):
     config = run_folder(tmp_path, monkeypatch, 'Steering.on_policy=True')
     algorithm = learner(config)
     with pytest.raises(ConfError, match='async_unroll = True: Steering is on-policy(.|\n)*ImpalaAlgorithm'):

@@ -60,7 +60,8 @@ def without(x, *times):
 
 
 @pytest.mark.parametrize('length', [2, 3, 5])
-def test_values_are_trained_at_all_steps_but_the_last_towards_those_of_all_but_the_first(length):
+def test_values_of_all_steps_but_the_last_are_trained(length):
+    """Values of all steps but the last are trained towards those of all steps but the first."""
     algorithm, (inputs, info) = Noting(), sequence(length)
     step = algorithm.train_sequence(inputs, (), info)
     whole, last = list(range(length)), length - 1
@@ -73,7 +74,7 @@ def test_values_are_trained_at_all_steps_but_the_last_towards_those_of_all_but_t
 
 
 @pytest.mark.parametrize('length', [2, 3, 5])
-def test_a_policy_that_is_not_trained_at_the_last_step_has_no_gradient_there(length):
+def test_a_policy_not_trained_at_the_last_step_has_no_gradient_there(length):
     algorithm, (inputs, info) = Noting(on_last_step=False), sequence(length)
     terms = algorithm.train_sequence(inputs, (), info).info
     whole, last = list(range(length)), length - 1

@@ -158,7 +158,8 @@ def test_sensible_options_are_accepted(kwargs):
 
 
 @pytest.mark.parametrize('whole, clear', [(True, True), (True, False), (False, True), (False, False)])
-def test_unrolls_are_trained_on_whole_if_the_buffer_is_used_whole_and_cleared(whole, clear):
+def test_unrolls_are_minibatches_if_the_whole_buffer_is_used_and_cleared(whole, clear):
+    """Whole unrolls are the minibatches if the buffer is used whole and cleared."""
     config = make(whole_replay_buffer_training=whole, clear_replay_buffer=clear, mini_batch_length=2)
     assert config.trains_on_whole_unrolls is (whole and clear)
 

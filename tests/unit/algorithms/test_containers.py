@@ -83,7 +83,7 @@ def make_predicting_sequence():
 
 
 @pytest.mark.parametrize('method', ['rollout_step', 'train_step', 'predict_step'])
-def test_the_first_example_computes_what_the_class_written_by_hand_computes(method):
+def test_the_first_example_matches_the_handwritten_class(method):
     inputs = torch.randn(6, 3)
     results = []
     for algorithm in (make_predicting_sequence(), PredictAlgorithm(make_predictor())):
@@ -555,7 +555,7 @@ def empty_gin():
     gin_utils.clear()
 
 
-def test_the_second_example_is_composed_trained_and_loaded_again_by_a_conf_alone(tmp_path, empty_gin):
+def test_the_second_example_is_built_trained_and_reloaded_from_a_conf(tmp_path, empty_gin):
     root_dir = str(tmp_path / 'run')
     (tmp_path / 'sequence.gin').write_text(CONF)
     with gin_utils.loaded(str(tmp_path / 'sequence.gin'), [], root_dir) as conf:

@@ -64,7 +64,7 @@ def test_a_single_integer_counts_in_a_grid_without_further_arguments():
     assert module.counts.tolist() == [1, 0, 0, 0, 2]
 
 
-def test_evaluation_tells_how_often_an_observation_was_visited_and_what_another_visit_is_worth():
+def test_evaluation_reports_visit_counts_and_the_next_bonus():
     module = grid(bonus_coef=2.0)
     steps = random_steps(2, step_type=[1, 1])._replace(observation=torch.tensor([[0.0, 0, 0], [0.9, 0, 0]]))
     for _ in range(3):

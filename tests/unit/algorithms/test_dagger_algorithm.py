@@ -66,7 +66,7 @@ def test_it_learns_what_the_expert_does_and_the_expert_stays_as_it_is(environmen
     torch.testing.assert_close(action, expected, atol=0.15, rtol=0)
 
 
-def test_an_expert_with_parameters_is_not_trained_and_kept_in_the_checkpoint():
+def test_expert_parameters_are_not_trained_and_are_checkpointed():
     env = ENVIRONMENTS['continuous'](batch_size=1)
     agent = make_agent(expert=partial(SacAlgorithm, **networks('continuous', env)))
     before = parameters(agent)

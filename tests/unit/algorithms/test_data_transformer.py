@@ -77,7 +77,7 @@ class TestFrameStacker:
         found = rolled_out(stacker, steps).observation.squeeze(1).tolist()
         assert found == [[1, 1, 1], [1, 1, 2], [1, 2, 3], [2, 3, 4], [5, 5, 5], [5, 5, 6]]
 
-    def test_a_rollout_that_begins_within_an_episode_begins_with_its_first_step(self):
+    def test_a_rollout_within_an_episode_pads_stacks_with_its_first_step(self):
         stacker = FrameStacker(TensorSpec((1, )), stack_size=3)
         steps = TimeStep(step_type=torch.ones(2, 1, dtype=torch.int32), observation=torch.tensor([[[7.]], [[8.]]]))
         assert rolled_out(stacker, steps).observation.squeeze(1).tolist() == [[7, 7, 7], [7, 7, 8]]
@@ -101,7 +101,8 @@ class TestFrameStacker:
                 assert torch.equal(result.observation[name], wanted[name][times, info.env_ids.unsqueeze(-1)])
             assert all(torch.equal(a, b) for a, b in zip(before, nest.flatten(batch.time_step)))
 
-    def test_the_whole_buffer_is_stacked_as_in_the_rollout_but_for_missing_frames(self):
+    def test_the_whole_buffer_is_stacked_as_in_the_rollout(self):
+        """Frame stacks of the whole buffer equal those of the rollout except for missing frames."""
         stacker = FrameStacker(IMAGE, 4)
         steps = history(30, 2, IMAGE, first_probability=0.1)
         wanted = rolled_out(stacker, steps).observation.transpose(0, 1)
@@ -213,7 +214,7 @@ class TestObservationNormalizer:
             assert changed == (mode == update_mode), mode
 
     @pytest.mark.parametrize('mode', ['adaptive', 'window', 'em'])
-    def test_the_first_batch_gets_zero_mean_and_unit_variance_over_batch_and_time(self, mode):
+    def test_the_first_batch_is_normalized_over_batch_and_time(self, mode):
         normalizer = ObservationNormalizer(TensorSpec((2, )), mode=mode)
         observation = torch.randn(16, 8, 2) * torch.tensor([3.0, 0.1]) + torch.tensor([10.0, -2.0])
         with context.replay_context():
@@ -337,7 +338,7 @@ class TestHindsight:
     SPEC = {'observation': TensorSpec((4, )), 'achieved_goal': TensorSpec((2, )), 'desired_goal': TensorSpec((2, )),
             'camera': IMAGE, 'other': TensorSpec((3, ))}
 
-    def test_the_observation_keeps_its_spec_and_the_replay_buffer_is_told_to_track_episodes(self):
+    def test_specs_are_kept_and_the_replay_buffer_tracks_episodes(self):
         transformer = HindsightExperienceTransformer(self.SPEC)
         assert transformer.transformed_observation_spec is self.SPEC and transformer.state_spec == ()
         assert transformer.needs_episodic_info

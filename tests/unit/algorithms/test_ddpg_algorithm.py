@@ -224,7 +224,7 @@ def test_the_loss_is_that_of_a_slow_loop(environment):
 
 
 @every_algorithm
-def test_the_policy_follows_the_gradient_of_the_value_and_leaves_the_critics_alone(algorithm):
+def test_the_policy_follows_the_value_gradient_and_trains_no_critic(algorithm):
     agent, _ = agent_of(algorithm, num_critic_replicas=2)
     rl = agent.policy
     observation = torch.randn(7, 1)
@@ -358,7 +358,8 @@ def test_other_noise_can_be_chosen():
         agent_of('ddpg', exploration_noise_ctor=GaussianNoise, ou_stddev=0.3)
 
 
-def test_a_record_of_acting_adds_the_noise_of_each_step_with_the_same_random_numbers(warm_up):
+def test_traced_acting_adds_the_noise_of_each_step(warm_up):
+    """Traced acting adds the noise of each step and consumes the same random numbers."""
     warm_up(2)
     level = [0.0]
     agent, env = agent_of('ddpg', exploration_noise_ctor=partial(GaussianNoise, stddev=lambda: level[0]))

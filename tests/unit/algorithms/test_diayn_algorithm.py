@@ -96,7 +96,7 @@ class TestInAnAgent:
 
 
 @pytest.mark.parametrize('algorithm', ['actor-critic', 'ppo'])
-def test_a_policy_with_memory_is_trained_step_by_step_together_with_the_skills(algorithm):
+def test_a_recurrent_policy_trains_step_by_step_with_the_skills(algorithm):
     agent, _ = make_agent(algorithm, 'recurrent', rl_algorithm_cls=combined_networks(algorithm, recurrent=True),
                           **KINDS['discrete'])
     assert not agent.capabilities.trains_sequences_at_once
@@ -151,7 +151,7 @@ def test_no_reward_crosses_the_border_of_an_episode():
     assert step.output[0] == 0.0 and (step.output[1:] != 0.0).all()
 
 
-def test_rewards_are_given_for_the_skill_before_and_not_for_the_one_to_come():
+def test_rewards_are_for_the_previous_skill_and_not_the_next_one():
     algorithm = DIAYNAlgorithm(3, EncodingNetwork(OBSERVATION))
     algorithm.set_on_policy(True)
     state = DIAYNState(skill=torch.eye(3)[[2, 0]], has_previous=torch.ones(2))
@@ -197,7 +197,7 @@ def test_the_discriminator_learns_from_the_end_of_an_episode_too():
 
 
 @every_kind
-def test_updates_of_sac_with_skills_are_recorded_and_equal_those_made_step_by_step(kind, warm_up):
+def test_sac_updates_with_skills_are_traced_and_match_eager_ones(kind, warm_up):
     def train(recorded):
         agent, _ = make('sac', kind, optimizer=Adam(lr=1e-3))
         assert agent.capabilities.traceable_update and agent.capabilities.trains_sequences_at_once
@@ -275,7 +275,7 @@ def test_a_number_as_hidden_size_is_one_layer():
 
 
 @pytest.mark.parametrize('arguments, activation', [({}, torch.relu), (dict(hidden_activation=torch.tanh), torch.tanh)])
-def test_hidden_layers_have_the_activation_asked_for_and_the_prediction_has_none(arguments, activation):
+def test_hidden_layers_have_the_activation_and_the_output_has_none(arguments, activation):
     algorithm = DIAYNAlgorithm(3, encoder, observation_spec=OBSERVATION, hidden_size=(5, 4), **arguments)
     representation = torch.randn(6, 2)
     first, first_bias, second, second_bias, last, last_bias = algorithm._discriminator.parameters()

@@ -176,7 +176,7 @@ def test_what_differs_on_purpose_is_in_the_docs():
         assert f'`{name}`' in text and all(f'`{argument}`' in text for argument in arguments)
 
 
-def test_a_changed_default_an_argument_less_and_another_order_would_be_found():
+def test_changed_defaults_missing_arguments_and_other_orders_are_found():
     documented = as_documented('a, b=1, c=None')
     for changed in ('a, b=2, c=None', 'a, b=1', 'b, a=1, c=None'):
         assert list(differences(('Any', ''), documented, as_documented(changed), True))

@@ -144,7 +144,7 @@ def test_the_target_of_dqn_is_the_best_value_of_the_target_network():
     torch.testing.assert_close(info.target_critic[1], expected)
 
 
-def test_the_target_of_double_dqn_is_the_value_of_the_action_that_the_trained_network_prefers():
+def test_double_dqn_evaluates_the_action_of_the_online_network():
     algorithm = make(num_critic_replicas=1, target_net_target_action=False)
     inputs, rollout_info = random_batch(length=2)
     info = algorithm.train_sequence(inputs, DqnState(), rollout_info).info
@@ -195,7 +195,7 @@ def test_the_distribution_with_the_least_mean_counts():
     assert least_distribution(probs, torch.tensor([0.0, 1.0])).tolist() == [[0.5, 0.5], [1.0, 0.0]]
 
 
-def test_priorities_are_the_mean_absolute_errors_of_the_steps_that_have_a_target():
+def test_priorities_are_mean_absolute_errors_of_steps_with_a_target():
     algorithm = make(num_critic_replicas=1, calculate_priority=True)
     inputs, rollout_info = random_batch(length=4)
     info = algorithm.train_sequence(inputs, DqnState(), rollout_info).info
@@ -263,7 +263,8 @@ def test_epsilon_follows_its_schedule():
         assert differs == pytest.approx(epsilon * 0.8, abs=0.015)
 
 
-def test_a_record_of_acting_explores_by_the_epsilon_of_each_step_with_the_same_random_numbers(warm_up):
+def test_traced_acting_explores_with_the_epsilon_of_each_step(warm_up):
+    """Traced acting uses the epsilon of each step and consumes the same random numbers."""
     warm_up(2)
     algorithm = make(rollout_epsilon_greedy=LinearScheduler('percent', [(0.0, 0.9), (1.0, 0.1)]))
     step = step_of(50)
@@ -282,7 +283,7 @@ def test_a_record_of_acting_explores_by_the_epsilon_of_each_step_with_the_same_r
     assert algorithm._exploring.replayed.num_graphs and len(taken) > 1
 
 
-def test_a_record_of_acting_explores_although_the_buffers_have_been_set_back():
+def test_traced_acting_explores_after_its_buffers_were_reset():
     algorithm = make(rollout_epsilon_greedy=0.9)
     step = step_of(1000)
     greedy = algorithm.predict_step(step, ()).output
@@ -541,7 +542,7 @@ def test_a_q_optimizer_owns_the_critics_and_nothing_trains_the_targets():
     assert not any(p.requires_grad for p in agent.policy._target_critic_networks.parameters())
 
 
-def test_rollouts_keep_the_states_of_both_networks_where_training_begins_with_them():
+def test_rollouts_store_the_states_of_both_networks_if_training_uses_them():
     agent, env = make_agent('recurrent')
     state = agent.rollout_step(env.current_time_step(), agent.get_initial_rollout_state(4)).state.rl
     for leaf in nest.flatten(state):

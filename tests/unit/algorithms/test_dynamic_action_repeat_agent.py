@@ -95,14 +95,15 @@ EPISODE = [step(FIRST, 0, (0.1, 1.0)), step(MID, 1, (0.2, 0.0)), step(MID, 2, (0
 
 
 @pytest.mark.parametrize('method', ['rollout_step', 'predict_step'])
-def test_an_action_is_taken_for_as_many_steps_as_decided_unless_the_episode_ends(method):
+def test_actions_repeat_as_decided_unless_the_episode_ends(method):
     results = play(scripted(), EPISODE, method)
     actions = [round(result.output.item(), 3) for result in results]
     assert actions == [0.1, 0.1, 0.3, 0.3, 0.3, 0.6, 0.7, 0.8, 0.9]
     assert [result.state.rl.item() for result in results] == [1, 1, 2, 2, 2, 3, 4, 5, 1]  # steps of the inner algorithm
 
 
-def test_the_inner_algorithm_sees_discounted_sums_and_the_discount_between_decisions():
+def test_the_inner_algorithm_sees_discounted_sums_and_discounts():
+    """Rewards that the inner algorithm sees are discounted sums, with the discount between decisions."""
     infos = [result.info for result in play(scripted(), EPISODE)]
     seen = [(i, info.rl.reward.item(), info.rl.discount.item()) for i, info in enumerate(infos) if info.is_decision]
     # gamma = 0.5. At step 2: 1 + 2 / 2 = 2 and 0.5; at 5: 4 + 8 / 2 + 16 / 4 = 12 and 0.25; at 6: 32 and 1; at 7, a
@@ -271,7 +272,8 @@ def test_one_environment_is_enough_and_k_of_one_never_repeats():
     assert all(result.info.is_decision.item() for result in play(agent, steps))
 
 
-def test_a_representation_learner_sees_decisions_only_and_is_trained_by_the_loss_of_the_policy():
+def test_a_representation_sees_decisions_only():
+    """Representation learners see decisions only and are trained by the loss of the policy."""
 
     class Linear(OffPolicyAlgorithm):
         def __init__(self, observation_spec, action_spec, reward_spec=TensorSpec(()), config=None,

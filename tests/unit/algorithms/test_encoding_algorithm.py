@@ -119,7 +119,7 @@ def test_evaluation_measures_the_losses():
     assert [loss.shape for loss in step.info] == [(4, ), (4, )]
 
 
-def test_an_algorithm_that_trains_on_policy_has_its_loss_in_the_rollout_and_one_that_does_not_stores_nothing():
+def test_on_policy_losses_are_in_the_rollout_and_off_policy_stores_nothing():
     for on_policy in (True, False):
         algorithm = with_losses()
         algorithm.set_on_policy(on_policy)
@@ -178,7 +178,7 @@ def test_gradients_of_a_sequence_do_not_cross_the_beginning_of_an_episode():
 
 @pytest.mark.parametrize('algorithm', ['actor-critic', 'ppo'])
 @pytest.mark.parametrize('encoder_cls', [encoder, memory, Autoencoder])
-def test_an_agent_trains_the_encoder_with_its_own_optimizer_or_that_of_the_agent(algorithm, encoder_cls):
+def test_the_encoder_uses_its_own_optimizer_or_that_of_the_agent(algorithm, encoder_cls):
     fields = dict(output_fields='code', loss_fields=('loss.0', 'loss.1')) if encoder_cls is Autoencoder else {}
     for optimizer in (None, SGD(lr=0.1)):
         learner = partial(EncodingAlgorithm, encoder_cls=encoder_cls, optimizer=optimizer, **fields)

@@ -44,7 +44,7 @@ def info_of(entropy, step_type=None):
 
 class TestStages:
 
-    def test_initially_alpha_is_lowered_slowly_until_the_entropy_is_below_the_maximum(self):
+    def test_alpha_falls_slowly_until_the_entropy_is_below_the_maximum(self):
         algorithm = make()
         # Above 2, at 2, above: three times -0.01; at 1.9 the free stage begins and alpha stays.
         assert log_alphas(algorithm, [3.0, 2.0, 2.5, 1.9]) == pytest.approx([-0.01, -0.02, -0.03, -0.03], abs=1e-6)
@@ -74,7 +74,7 @@ class TestStages:
         ]
         assert found == pytest.approx(expected, abs=1e-5)
 
-    def test_an_entropy_that_does_not_change_counts_as_moving_away_from_the_target(self):
+    def test_constant_entropy_counts_as_moving_away_from_the_target(self):
         assert log_alphas(make(skip_free_stage=True), [0.8, 0.8, 0.8]) == pytest.approx([0.5, 1.0, 1.5], abs=1e-5)
         assert log_alphas(make(skip_free_stage=True), [1.2, 1.2, 1.2]) == pytest.approx([-0.5, -1, -1.5], abs=1e-5)
 

@@ -57,7 +57,7 @@ def mean(algorithm):
 
 
 @pytest.mark.parametrize('batch_size', [1, 3, 5, 12, 20])
-def test_each_member_plays_its_episodes_whatever_the_number_of_environments(batch_size):
+def test_each_member_finishes_its_episodes_for_any_number_of_environments(batch_size):
     algorithm = make(batch_size=batch_size)
     env, seen = algorithm.environment, []
 
@@ -204,7 +204,7 @@ def test_the_returns_of_several_processes_are_those_of_their_members():
     assert torch.equal(returns[1::2], ranks.said[0].flatten())
 
 
-def test_statistics_stand_still_in_a_generation_and_then_take_in_all_of_its_steps():
+def test_statistics_are_frozen_in_a_generation_and_updated_after_it():
     algorithm = make('continuous', transformer=partial(ObservationNormalizer, update_mode='rollout', speed=1.0))
     env, act, raw, seen = algorithm.environment, algorithm._act, [], []
     step = env.step

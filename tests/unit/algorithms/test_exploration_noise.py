@@ -47,7 +47,8 @@ def test_ornstein_uhlenbeck_noise_follows_its_recursion_from_zero(monkeypatch):
     torch.testing.assert_close(noise.first_step(action), torch.full((2, 3), 0.1))
 
 
-def test_ornstein_uhlenbeck_noise_reaches_its_stationary_variance_and_correlation():
+def test_ornstein_uhlenbeck_noise_has_its_stationary_moments():
+    """Variance and correlation of Ornstein-Uhlenbeck noise reach their stationary values."""
     torch.manual_seed(0)
     noise = OrnsteinUhlenbeckNoise(UNIT, stddev=0.05, damping=0.15)
     state = action = torch.zeros(20000, 3)

@@ -31,7 +31,7 @@ def rollout(generator, batches):
     return torch.stack(goals)
 
 
-def test_a_goal_is_a_one_hot_vector_that_is_drawn_at_the_first_step_and_kept():
+def test_a_one_hot_goal_is_drawn_at_the_first_step_and_kept():
     torch.manual_seed(0)
     generator = RandomCategoricalGoalGenerator(SPEC, 1000)  # so many that no two draws are the same
     goals = rollout(generator, [(FIRST, FIRST), (MID, MID), (MID, LAST), (MID, FIRST), (LAST, MID)])
@@ -94,7 +94,7 @@ def test_a_number_of_goals_below_one_is_refused_by_name(cls, argument):
 @pytest.mark.parametrize('algorithm', ['actor-critic', 'ppo'])
 @pytest.mark.parametrize('cls', [partial(RandomCategoricalGoalGenerator, num_of_goals=3),
                                  partial(RandomContinuousGoalGenerator, goal_size=3)])
-def test_the_policy_of_an_agent_is_trained_with_the_goals_that_it_acted_with(algorithm, cls, monkeypatch):
+def test_a_policy_is_trained_with_the_goals_that_it_acted_with(algorithm, cls, monkeypatch):
     agent, _ = make_agent(algorithm, 'discrete', goal_generator=cls, rl_algorithm_cls=combined_networks(algorithm))
     seen = []
     train_step = agent.policy.train_step

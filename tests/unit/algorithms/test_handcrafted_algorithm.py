@@ -191,7 +191,7 @@ def test_distances_that_make_no_sense_are_refused(distances):
                              distance_to_stop=distances[1])
 
 
-def test_a_point_is_pushed_from_waypoint_to_waypoint_and_to_the_goal_when_it_is_near():
+def test_a_point_is_pushed_along_waypoints_and_to_a_near_goal():
     """The path is a corner: east and then north."""
     spec = {'observation': TensorSpec((4, )), 'desired_goal': TensorSpec((2, ))}
     action_spec = BoundedTensorSpec((2, ), torch.float32, -1, 1)

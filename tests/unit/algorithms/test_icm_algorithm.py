@@ -43,7 +43,7 @@ class TestICMWithoutAnEncoder(IntrinsicRewardContract):
         return ICMAlgorithm(hidden_size=(8, 8), **arguments)
 
 
-def test_sequences_of_one_step_are_refused_where_nothing_tells_the_step_before():
+def test_one_step_sequences_need_the_previous_step():
     arguments = dict(mini_batch_length=1, agent_args=dict(intrinsic_reward_module=TestICMWithAnEncoder.make))
     agent, _ = sac_agents.make_agent('continuous', use_rollout_state=True, **arguments)
     assert agent.capabilities.needs_previous_step
@@ -103,7 +103,7 @@ def test_features_that_are_images_are_flattened():
     assert step.state.feature.shape == (3, 32)
 
 
-def test_an_observation_of_several_tensors_is_its_own_features_concatenated():
+def test_tensor_observations_are_concatenated_as_features():
     spec = {'a': BoundedTensorSpec((), torch.int64, 0, 5), 'b': TensorSpec((2, 2)), 'c': TensorSpec((3, ))}
     module = ICMAlgorithm(ACTION, spec, hidden_size=4, observation_adapt_speed=None)
     step = random_steps(2, observation_spec=spec)
@@ -113,7 +113,7 @@ def test_an_observation_of_several_tensors_is_its_own_features_concatenated():
     assert torch.equal(feature, expected)
 
 
-def test_evaluation_measures_how_often_the_inverse_model_is_right_about_discrete_actions():
+def test_evaluation_reports_the_accuracy_of_the_inverse_model():
     for action_spec, has_accuracy in ((ACTION, True), (BoundedTensorSpec((2, ), torch.float32, -1, 1), False)):
         module = ICMAlgorithm(action_spec, OBSERVATION, hidden_size=4)
         state = module.predict_step(random_steps(5, step_type=[0] * 5, action_spec=action_spec),

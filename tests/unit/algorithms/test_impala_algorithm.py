@@ -50,8 +50,9 @@ def one_update(agent):
 
 
 @pytest.mark.parametrize('length, batch_size', [(None, None), (6, 2), (3, 8), (2, 3), (1, 4)])
-def test_every_transition_of_an_unroll_is_trained_on_once_with_the_step_to_bootstrap_from(length, batch_size,
+def test_every_transition_is_trained_on_once(length, batch_size,
                                                                                           monkeypatch):
+    """Every transition of an unroll is trained on once, with the step to bootstrap from."""
     agent, _ = make_agent('impala', 'discrete', mini_batch_length=length, mini_batch_size=batch_size)
     seen = losses_seen(one_update(agent), monkeypatch)
     collected = []
@@ -67,7 +68,7 @@ def test_every_transition_of_an_unroll_is_trained_on_once_with_the_step_to_boots
     assert torch.equal(rewards.sort().values, trained.sort().values)
 
 
-def test_the_step_after_a_sequence_is_bootstrapped_from_and_has_no_loss_of_its_own(monkeypatch):
+def test_the_step_after_a_sequence_is_only_bootstrapped_from(monkeypatch):
     agent, _ = make_agent('impala', 'discrete', mini_batch_length=2, mini_batch_size=None)
     agent.unroll(6)
     seen = losses_seen(one_update(agent), monkeypatch)
@@ -162,7 +163,7 @@ def test_unrolls_of_a_policy_of_ten_iterations_ago_are_learned_from():
 
 
 @pytest.mark.parametrize('environment', ['discrete', 'continuous', 'several rewards', 'recurrent'])
-def test_on_policy_with_one_update_it_is_the_actor_critic_with_lambda_returns(environment, monkeypatch, with_traits):
+def test_on_policy_with_one_update_it_is_actor_critic_with_lambda_returns(environment, monkeypatch, with_traits):
     common = dict(td_lambda=0.8, td_loss_weight=0.5, entropy_regularization=0.01)
     monkeypatch.setitem(ALGORITHMS, 'impala', partial(ImpalaAlgorithm, loss_class=partial(VTraceLoss, **common)))
     monkeypatch.setitem(ALGORITHMS, 'actor-critic', partial(
@@ -213,7 +214,7 @@ def test_a_recurrent_policy_is_recomputed_from_the_state_it_acted_from(length, m
     torch.testing.assert_close(info.value.detach(), values)
 
 
-def test_a_recurrent_policy_without_the_states_of_the_rollout_is_refused_by_name():
+def test_a_recurrent_policy_without_rollout_states_is_refused_by_name():
     with pytest.raises(ConfError, match='use_rollout_state = False is not supported by ImpalaAlgorithm: its '
                                         'networks are recurrent'):
         make_agent('impala', 'recurrent', use_rollout_state=False)

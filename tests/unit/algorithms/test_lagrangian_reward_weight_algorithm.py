@@ -78,7 +78,7 @@ def test_weights_settle_where_the_rewards_meet_the_thresholds():
     torch.testing.assert_close(algorithm.reward_weights, torch.tensor([1.0, 2.0, 1.0]), atol=1e-3, rtol=0)
 
 
-def test_the_largest_weight_is_kept_to_and_untuned_weights_keep_their_ratio():
+def test_the_largest_weight_is_respected_and_untuned_ones_keep_their_ratio():
     algorithm = make(max_weight=1.5, lr=1.0, init_weights=[1.0, 0.5, 1.0], reward_weight_normalization=False)
     for _ in range(50):
         algorithm.after_train_iter(*steps([[-9.0, 0.0, 9.0]]))
@@ -142,7 +142,7 @@ def test_learning_from_evaluations_needs_evaluations_in_this_process():
 
 # Evaluations -------------------------------------------------------------------------------------------------------
 
-def test_prediction_rewards_are_averaged_and_adjust_the_weights_at_every_iteration():
+def test_averaged_prediction_rewards_adjust_the_weights_every_iteration():
     algorithm = make(cls=LagrangianPredRewardWeightAlgorithm, reward_weight_normalization=False, init_weights=2.0,
                      pred_rewards_averager_ctor=partial(WindowAverager, window_size=10))
     assert algorithm.rollout_step(steps([[1.0, 0.0, 0.0]])[0]).info == ()
@@ -196,7 +196,7 @@ def test_the_policy_gets_the_weights_after_each_iteration(algorithm):
     assert part.reward_weights[0] > part.reward_weights[1] > part.reward_weights[2]
 
 
-def test_the_optimizer_of_the_weights_is_no_part_of_the_updates_of_the_agent():
+def test_the_weight_optimizer_is_not_part_of_agent_updates():
     agent, _ = weighted_agent()
     part = agent._reward_weight_algorithm
     optimizers, parameters = agent.optimized_parameters()
@@ -231,7 +231,7 @@ def test_thresholds_are_those_of_the_conf_and_not_of_the_checkpoint():
     assert b._thresholds.tolist() == [0.25, -2.0]
 
 
-def test_evaluations_of_an_agent_adjust_the_weights_and_change_nothing_else():
+def test_agent_evaluations_adjust_the_weights_and_nothing_else():
     agent, env = weighted_agent(cls=LagrangianPredRewardWeightAlgorithm)
     agent.train_iter()
     part = agent._reward_weight_algorithm
@@ -265,7 +265,7 @@ class Curiosity(Algorithm):
 
 
 @pytest.mark.parametrize('algorithm', ['ppo', 'actor-critic'])
-def test_each_reward_of_the_environment_counts_once_and_intrinsic_ones_do_not(algorithm, monkeypatch):
+def test_each_environment_reward_counts_once_and_intrinsic_ones_do_not(algorithm, monkeypatch):
     agent, env = weighted_agent(algorithm, intrinsic_reward_module=Curiosity(name='Curiosity'))
     seen, raw = [], []
     monkeypatch.setattr(agent._reward_weight_algorithm, '_adjust', seen.append)
@@ -286,6 +286,6 @@ def test_each_reward_of_the_environment_counts_once_and_intrinsic_ones_do_not(al
     assert len(seen) == 3
 
 
-def test_an_agent_refuses_a_configuration_without_evaluations_in_this_process():
+def test_an_agent_requires_evaluations_in_this_process():
     with pytest.raises(gin_utils.ConfError, match='TrainerConfig.evaluate = False, but LagrangianPred'):
         weighted_agent(cls=LagrangianPredRewardWeightAlgorithm, evaluate=False)

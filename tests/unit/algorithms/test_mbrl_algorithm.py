@@ -67,7 +67,7 @@ def first(observation):
 
 @pytest.mark.parametrize('discount', [1.0, 0.5])
 @pytest.mark.parametrize('particles', [1, 3])
-def test_the_cost_is_minus_the_discounted_sum_of_the_rewards_of_imagined_steps(discount, particles):
+def test_the_cost_is_the_negative_discounted_sum_of_imagined_rewards(discount, particles):
     algorithm = make(discount=discount, particles_per_replica=particles)
     observation, actions = torch.randn(2, 2), torch.randn(2, 5, 3, 1)
     cost = algorithm._calc_cost(observation, actions)
@@ -200,7 +200,8 @@ def riccati_cost(start, horizon):
 
 
 @pytest.mark.parametrize('planner', list(PLANNERS))
-def test_a_plan_begins_with_the_one_before_and_at_the_first_step_with_the_middle(planner):
+def test_a_plan_starts_from_the_previous_one_or_from_the_middle(planner):
+    """Plans start from the previous plan, and at the first step of an episode from the middle of the range."""
     algorithm = PLANNERS[planner](OBSERVATION, ACTION, **small)
     begun = []
     algorithm._optimizer.obtain_solution = lambda o, mean, var: (begun.append(mean), (mean, mean[:, 0, 0]))[1]
@@ -262,7 +263,7 @@ def test_a_planner_without_a_cost_says_so():
 # Rewards and terminations -------------------------------------------------------------------------------------
 
 
-def test_the_known_reward_of_pendulum_is_that_of_its_environment_in_the_units_of_its_actions():
+def test_the_pendulum_reward_matches_the_environment_in_action_units():
     env = suite_gym.load('Pendulum-v1')
     time_step = env.reset()
     for i in range(20):
@@ -312,7 +313,7 @@ def test_known_terminations_are_those_of_gymnasium(name, task):
     assert ended == 5
 
 
-def test_bad_rewards_and_terminations_are_refused_before_anything_is_trained():
+def test_bad_rewards_and_terminations_are_refused_before_training():
     with pytest.raises(ConfError, match="reward_func must be.*'pendulum'(.|\n)*did you mean 'pendulum'"):
         FixedRewardFunction('pendulom')
     with pytest.raises(ConfError, match='termination_fn'):
@@ -403,7 +404,7 @@ def latent_agent(**learner_args):
     return sac_agents.make_agent('continuous', without_networks(algorithm), agent_args=agent_args)
 
 
-def test_a_latent_planner_is_connected_with_the_representation_and_minimises_its_rewards():
+def test_a_latent_planner_is_connected_and_maximizes_predicted_rewards():
     agent, _ = latent_agent()
     learner, algorithm = agent._representation_learner, agent.policy
     for _ in range(3):
@@ -432,6 +433,6 @@ def test_a_latent_planner_in_a_wrapper_is_connected_as_well():
     (dict(encoding_net_ctor=partial(LSTMEncodingNetwork, hidden_size=(6, ))),
      'dynamics_net_ctor.*starts with the state of the encoder'),
     (dict(postprocessor=FC(6, 3)), 'postprocessor')])
-def test_a_latent_planner_refuses_a_representation_that_it_cannot_plan_with(learner_args, message):
+def test_a_latent_planner_refuses_unsuitable_representations(learner_args, message):
     with pytest.raises(ConfError, match=message):
         latent_agent(**learner_args)

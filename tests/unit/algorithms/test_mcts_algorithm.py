@@ -143,7 +143,7 @@ def test_a_model_that_names_candidates_has_to_know_which_are_valid():
         act(algorithm, {'latent': torch.ones(3, 3), 'valid_action_mask': random_masks(3)})
 
 
-def test_a_mask_that_allows_nothing_is_an_error_unless_the_episode_is_over_or_specs_are_probed():
+def test_an_all_invalid_mask_raises_except_at_ends_and_in_spec_probes():
     algorithm = plain(MASKED, ACTION, model=model_of())
     observation = {'latent': torch.ones(3, 3), 'valid_action_mask': torch.tensor([[True] * 4, [False] * 4, [True] * 4])}
     with pytest.raises(SearchError, match=r'allows no action in environment 1 at step 7,.*end the episode'):
@@ -162,7 +162,7 @@ def test_noise_is_added_in_the_rollout_alone():
     assert torch.equal(*calm) and not torch.equal(*noisy)
 
 
-def test_gumbel_has_noise_in_the_rollout_alone_and_learns_an_improved_policy():
+def test_gumbel_noise_is_in_the_rollout_only_and_its_policy_improves():
     algorithm = plain(LATENT, ACTION, model=Bandit(5), num_simulations=4, root_search='gumbel')
     predicted = [act(algorithm, torch.zeros(50, 3)) for _ in range(2)]
     assert torch.equal(predicted[0].output, predicted[1].output)

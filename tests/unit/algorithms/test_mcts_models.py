@@ -127,7 +127,7 @@ def test_the_loss_is_that_of_a_loop_over_samples_and_steps(options):
     assert loss.loss.shape == (B, ) and loss.loss.sum().backward() is None
 
 
-def test_the_weight_of_the_entropy_grows_while_it_is_too_small_and_is_never_negative():
+def test_the_entropy_weight_grows_below_the_target_and_stays_non_negative():
     output, target = outputs_and_targets()
     grows = plain_model(target_entropy=10.0, alpha_adjust_rate=0.5)
     shrinks = plain_model(target_entropy=0.0, initial_alpha=0.1, alpha_adjust_rate=0.5)
@@ -139,7 +139,7 @@ def test_the_weight_of_the_entropy_grows_while_it_is_too_small_and_is_never_nega
     assert torch.equal(grows._alpha, before)
 
 
-def test_the_entropy_that_is_aimed_at_is_that_of_steps_with_a_policy_to_learn():
+def test_the_target_entropy_counts_only_steps_with_a_policy_target():
     """A finished game has none; if it counted as one without entropy, the weight would grow for ever."""
     output, target = outputs_and_targets()
     learned = target.action_policy.sum(-1) > 0
@@ -286,7 +286,7 @@ def test_nets_take_dictionaries_images_of_integers_and_shifted_actions():
 # The loss of representations --------------------------------------------------------------------------------------
 
 
-def test_similarity_is_that_of_the_formula_and_has_no_gradient_through_the_target():
+def test_similarity_matches_its_formula_without_target_gradient():
     torch.manual_seed(0)
     project, predict = torch.nn.Linear(4, 3), torch.nn.Linear(3, 3)
     loss = AsymmetricSimSiamLoss(project, predict)

@@ -249,7 +249,7 @@ def test_a_terminated_episode_is_not_bootstrapped_and_a_truncated_one_is():
     torch.testing.assert_close(algorithm.calc_loss(info).extra.critic, torch.tensor([expected, [0.0] * 4]))
 
 
-def test_a_fixed_free_form_is_distilled_into_a_policy_that_prefers_its_best_action():
+def test_distilling_a_fixed_critic_yields_a_policy_with_its_best_action():
     torch.manual_seed(0)
     # Q = -(a - 0.5)^2 of one action in [-1, 1], alpha = 0.05: the policy is exp(-20 (a - 0.5)^2) / Z
     algorithm = MdqAlgorithm(TensorSpec((1, )), BoundedTensorSpec((1, ), torch.float32, -1, 1),
@@ -305,7 +305,7 @@ def test_target_entropies():
 # Acting, targets, arguments ------------------------------------------------------------------------------------------
 
 
-def test_evaluation_takes_the_most_likely_action_unless_epsilon_asks_for_a_sample():
+def test_evaluation_is_greedy_unless_epsilon_asks_for_a_sample():
     outputs = {}
     for epsilon in (0.0, 0.25):
         agent, _ = agent_of(batch_size=2000, epsilon_greedy=epsilon)

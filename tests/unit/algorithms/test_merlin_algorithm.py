@@ -120,7 +120,7 @@ def test_epsilon_greedy_evaluation_samples_some_actions():
     assert len(actions.unique()) == 3
 
 
-def test_an_episode_begins_with_an_empty_memory_and_the_state_holds_what_was_seen():
+def test_an_episode_starts_with_empty_memory_and_fills_the_state():
     agent, env = make_agent(batch_size=2, unroll_length=4)
     agent._config.use_rollout_state = True  # otherwise the experience has no states
     experience = agent.unroll(4)
@@ -143,7 +143,7 @@ def test_what_the_actor_reads_counts_as_usage():
     torch.testing.assert_close(together[:, 0], alone[:, 0] + 1)  # of the only slot, one key more
 
 
-def test_the_policy_does_not_train_the_predictor_and_the_value_trains_the_latent():
+def test_the_value_trains_the_latent_and_the_policy_trains_no_predictor():
     agent, env = make_agent(batch_size=2)
     merlin = agent.policy
     step = env.current_time_step()
@@ -160,7 +160,7 @@ def test_the_policy_does_not_train_the_predictor_and_the_value_trains_the_latent
     assert not any(name.startswith('_mbp._decoders') for name in reached['value'])
 
 
-def test_gradients_flow_through_time_within_an_unroll_but_not_into_the_next():
+def test_gradients_flow_within_an_unroll_but_not_into_the_next():
     agent, _ = make_agent(batch_size=2, unroll_length=3)
     experience = agent.unroll(3)
     loss = experience.rollout_info.rl.mbp_info.extra.vae.kld

@@ -188,7 +188,7 @@ def same(a, b):
 
 @pytest.mark.parametrize('estimator_type, sampler', [('DV', 'buffer'), ('KLD', 'double_buffer'), ('JSD', 'shift'),
                                                      ('ML', 'buffer')])
-def test_the_same_seed_gives_the_same_parameters_and_a_checkpoint_the_same_next_step(estimator_type, sampler):
+def test_seeds_reproduce_parameters_and_checkpoints_the_next_step(estimator_type, sampler):
     prior = prior_of(VECTOR) if estimator_type == 'ML' else None
     args = dict(estimator_type=estimator_type, sampler=sampler, buffer_size=20)
     a, b = make(**args), make(**args)

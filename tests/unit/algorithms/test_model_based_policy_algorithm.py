@@ -51,7 +51,7 @@ def policy(step):
     return action, {'action': action}
 
 
-def test_imagined_transitions_are_those_of_the_environment_that_the_model_is():
+def test_imagined_transitions_match_the_modelled_environment():
     """From 0: 0.75, 1.125 (over). From 1.4: 1.45 (over). From -0.5: 0.5, 1.0 (over)."""
     first, second, *rest = imagined_transitions(start([0.0, 1.4, -0.5]), policy, exact_model, 5)
     np.testing.assert_allclose(first.time_step.observation[:, :, 0], [[0, 0.75], [1.4, 1.45], [-0.5, 0.5]], rtol=1e-6)
@@ -187,7 +187,7 @@ def make_agent(environment='continuous', transformer=None, config_args=None, age
 
 
 @pytest.mark.parametrize('environment', ['continuous', 'discrete'])
-def test_an_agent_trains_on_real_and_imagined_transitions_in_the_stated_shares(environment, monkeypatch):
+def test_agents_train_on_real_and_imagined_data_in_the_stated_proportion(environment, monkeypatch):
     agent, _ = make_agent(environment)
     algorithm = agent.policy
     drawn = []
@@ -270,12 +270,12 @@ def test_training_of_the_model_ends_when_what_is_held_out_gets_no_better(monkeyp
      'intrinsic_reward_module = ICMAlgorithm'),
     (dict(environment='recurrent'), 'rl_algorithm_cls creates a recurrent SacAlgorithm'),
     (dict(algorithm=on_policy), 'an on-policy algorithm')])
-def test_what_does_not_go_with_imagination_is_refused_before_the_first_step(arguments, message):
+def test_incompatible_settings_are_refused_before_the_first_step(arguments, message):
     with pytest.raises((ConfError, ValueError, TypeError), match=message):
         make_agent(**arguments)
 
 
-def test_transformers_of_observations_are_refused_and_those_of_rewards_are_not():
+def test_observation_transformers_are_refused_and_reward_ones_accepted():
     config = sac_agents.TrainerConfig(root_dir='', algorithm_ctor=Agent, mini_batch_length=2,
                                       whole_replay_buffer_training=False)
     agent, env = make_agent()

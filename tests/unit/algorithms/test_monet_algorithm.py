@@ -88,7 +88,8 @@ class TestMoNetAlgorithm:
         missing = [name for name, p in algorithm.named_parameters() if p.grad is None or not p.grad.any()]
         assert missing == []
 
-    def test_slots_have_unequal_deviations_from_that_of_the_first_to_that_of_the_others_in_the_paper(self):
+    def test_slot_deviations_differ_between_the_first_and_the_others(self):
+        """Deviations of the slots are unequal, between those of the first and the other slots in the paper."""
         sigma = make_monet(n_slots=5, input_tensor_spec=IMAGE)._sigma
         torch.testing.assert_close(sigma, torch.tensor([0.09, 0.095, 0.1, 0.105, 0.11]))
 

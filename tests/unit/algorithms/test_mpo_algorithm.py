@@ -180,7 +180,7 @@ def test_the_mean_value_of_a_discrete_policy_is_exact():
             torch.testing.assert_close(info.critics[t, b], of_taken)
 
 
-def test_the_mean_value_of_a_continuous_policy_is_that_of_the_lowest_critic_of_each_sample():
+def test_a_continuous_policy_is_valued_by_the_lowest_critic_per_sample():
     algorithm = make(CONTINUOUS, num_critic_replicas=2, reward_spec=TensorSpec((2, )), reward_weights=[1.0, -0.5],
                      actor_network_cls=actor_with(plain))
     inputs, rollout_info = random_batch(CONTINUOUS, rewards=(2, ))
@@ -231,7 +231,7 @@ def test_an_episode_that_ended_has_no_part_in_the_temperature():
     assert torch.equal(losses[0][mask], losses[1][mask])
 
 
-def test_the_loss_of_a_discrete_policy_is_the_weighted_likelihood_and_the_penalty():
+def test_the_discrete_loss_is_the_weighted_likelihood_plus_penalty():
     algorithm = make(DISCRETE, dual_constraint=0.05)
     inputs, rollout_info = random_batch(DISCRETE)
     info = algorithm.train_sequence(inputs, MpoState(), rollout_info).info
@@ -293,7 +293,7 @@ def test_actions_are_within_their_bounds(variant):
             assert (action >= torch.tensor(leaf.minimum)).all() and (action <= torch.tensor(leaf.maximum)).all()
 
 
-def test_evaluation_takes_the_most_likely_action_and_epsilon_greedy_samples():
+def test_evaluation_is_greedy_and_epsilon_greedy_samples():
     inputs, _ = random_batch(DISCRETE, batch=100)
     greedy, sampling = make(DISCRETE, epsilon_greedy=0.0), make(DISCRETE, epsilon_greedy=1.0)
     step = greedy.predict_step(step_of(inputs), ())
@@ -417,7 +417,7 @@ def test_one_environment_and_sequences_of_one_are_enough(environment):
     assert all(torch.isfinite(p).all() for p in agent.parameters())
 
 
-def test_several_iterations_of_the_m_step_move_the_policy_alone_and_further():
+def test_more_m_step_iterations_move_only_the_policy_and_further():
     moved = []
     for iterations in (1, 4):
         agent, _ = make_agent('continuous', updates=1, actor_optimizer=Adam(lr=1e-3), mstep_iterations=iterations,
@@ -532,7 +532,7 @@ def test_the_memory_of_the_rollout_is_that_of_training_on_it(environment):
     assert all(leaf.ne(0).any() for leaf in nest.flatten(state))
 
 
-def test_only_the_memory_of_the_policy_is_kept_where_training_begins_from_zeros():
+def test_only_policy_states_are_stored_if_training_starts_from_zeros():
     agent, env = make_agent('recurrent', use_rollout_state=False)
     rl = agent.policy
     with torch.no_grad():

@@ -239,7 +239,7 @@ def targets(agent, info=None):
     return learner._target_maker.targets(all_steps(agent) if info is None else info, 1)[0]
 
 
-def test_with_the_same_weights_and_without_noise_what_was_stored_is_found_again():
+def test_reanalysis_with_equal_weights_and_no_noise_finds_stored_results():
     agent = collected(full_reanalyze=True, reanalyze_td_steps=2, td_steps=2)
     anew = targets(agent)
     learner = learner_of(agent)
@@ -409,7 +409,7 @@ def test_a_reward_transformer_of_the_run_is_refused():
     torch.testing.assert_close(batch.rollout_info.rl.target.reward[:, 0, 0], stored * 0.1)
 
 
-def test_a_data_transformer_of_its_own_is_refused_where_that_of_the_run_is_used(monkeypatch):
+def test_a_data_transformer_is_refused_next_to_that_of_the_run(monkeypatch):
     monkeypatch.setattr(context, 'get_raw_observation_spec', lambda: TensorSpec((1, )))
     with pytest.raises(ConfError, match='data_transformer_ctor has no effect under MuzeroAlgorithm'):
         muzero(data_transformer_ctor=UntransformedTimeStep)

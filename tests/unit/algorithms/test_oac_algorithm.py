@@ -58,7 +58,7 @@ def test_two_critics_have_half_their_distance_as_standard_deviation():
     torch.testing.assert_close(upper_bound(critics, 2.0), torch.tensor([2.0 + 2.0 * 1.0, 5.0]), atol=1e-5, rtol=0)
 
 
-def test_the_shift_reaches_the_bound_on_the_divergence_in_the_best_direction():
+def test_the_shift_reaches_the_divergence_bound_in_the_best_direction():
     torch.manual_seed(0)
     gradients = [torch.randn(6, 2), torch.randn(6, 3)]
     scales = [torch.rand(6, 2) + 0.1, torch.rand(6, 3) + 0.1]

@@ -96,7 +96,7 @@ def test_causal_cloning_needs_pairs_of_steps(tmp_path):
         agent_of('causal bc', tmp_path, mini_batch_length=1)
 
 
-def test_calibrated_values_are_bounded_by_the_returns_that_the_dataset_holds(tmp_path):
+def test_calibrated_values_are_bounded_by_the_dataset_returns(tmp_path):
     """All episodes of the environment terminate, so that all returns are known."""
     path = offline_agents.record(tmp_path / 'data')
     with gin.unlock_config():

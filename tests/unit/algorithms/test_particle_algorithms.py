@@ -140,7 +140,7 @@ def test_any_network_can_be_a_particle_and_one_of_them_taken_out():
     assert constructed.predict_step(inputs).output.shape == (5, 10, 3)
 
 
-def test_without_a_weight_of_the_repulsion_it_is_batch_size_by_number_of_samples():
+def test_the_default_repulsion_weight_is_batch_size_over_sample_count():
     algorithm = made(FuncParVIAlgorithm)
     assert algorithm._entropy_regularization == pytest.approx(20 / 60)
     algorithm.set_data_loader(*loaders(), entropy_regularization=0.25)
@@ -282,7 +282,7 @@ def test_products_with_inverse_jacobians_are_the_same_in_pieces(kwargs, monkeypa
     torch.testing.assert_close(*losses, rtol=1e-4, atol=1e-5)
 
 
-def test_inverse_products_of_several_vectors_for_each_point_are_those_of_each():
+def test_inverse_products_of_several_vectors_match_single_ones():
     algorithm = InverseMVPAlgorithm(2, 3, hidden_size=8, num_hidden_layers=2)
     z, vec = torch.randn(4, 5), torch.randn(4, 6, 3)
     output, head = algorithm.predict_step((z, vec)).output

@@ -45,7 +45,7 @@ def test_the_divergence_of_normal_distributions_is_the_closed_form():
     torch.testing.assert_close(kl_divergence(policy, other), torch.tensor([0.6931472 + 0.25 - 0.5]))
 
 
-def test_the_divergence_of_categorical_distributions_is_that_of_a_slow_loop():
+def test_the_categorical_divergence_matches_a_slow_loop():
     p, q = torch.tensor([[0.2, 0.3, 0.5]]), torch.tensor([[0.4, 0.4, 0.2]])
     expected = sum(a * torch.log(a / b) for a, b in zip(p[0], q[0]))
     found = kl_divergence(dist_utils.Categorical(probs=p), dist_utils.Categorical(probs=q))
@@ -76,7 +76,7 @@ def test_deterministic_actions_are_compared_in_units_of_half_their_range():
     torch.testing.assert_close(addon.term(observation, action), torch.full((4, ), 1.0))
 
 
-def test_a_deterministic_policy_is_compared_with_the_mode_of_a_stochastic_one():
+def test_deterministic_policies_are_compared_with_the_stochastic_mode():
     addon = AttractionToPolicy(OBSERVATION, CONTINUOUS, actor_network_ctor=stochastic)
     observation = torch.randn(4, 3)
     mode = dist_utils.get_mode(addon._other_network(observation)[0])
@@ -177,7 +177,7 @@ def addon_for(name, cls, **args):
 
 
 @pytest.mark.parametrize('name', [*agents.ALGORITHMS, *OFF_POLICY])
-def test_attraction_brings_every_kind_of_policy_near_and_repulsion_does_not(name):
+def test_attraction_pulls_every_kind_of_policy_and_repulsion_does_not(name):
     make = on_policy_agent if name in agents.ALGORITHMS else off_policy_agent
     distances = {}
     for cls in (AttractionToPolicy, RepulsionFromPolicy):
@@ -260,7 +260,7 @@ def test_a_term_of_ones_own_is_a_subclass_with_one_method():
 # Checkpoints and confs -----------------------------------------------------------------------------------------------
 
 
-def test_the_other_policy_is_loaded_from_a_checkpoint_and_kept_in_those_of_the_run(tmp_path):
+def test_the_other_policy_is_loaded_and_saved_in_checkpoints(tmp_path):
     teacher = off_policy_agent('ddpg', [])
     path = Checkpointer(str(tmp_path), alg=teacher).save(7)
     addon = addon_for('ddpg', AttractionToPolicy, checkpoint_path=path)

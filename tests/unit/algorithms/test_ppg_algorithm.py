@@ -48,7 +48,7 @@ def parameters(module):
     return [p.detach().clone() for p in module.parameters()]
 
 
-def test_a_phase_comes_every_interval_and_passes_over_all_steps_since_the_last_one():
+def test_a_phase_comes_every_interval_and_covers_all_steps_since_the_last():
     agent = make(interval=3, length=2, batch=4, epochs=2)  # unrolls of 6 steps in 4 environments
     seen, counts = watched(agent), []
     for _ in range(6):
@@ -58,7 +58,7 @@ def test_a_phase_comes_every_interval_and_passes_over_all_steps_since_the_last_o
     assert {tuple(info.rl.value.shape) for info, _ in seen} == {(2, 4)}
 
 
-def test_an_epoch_has_each_step_once_with_the_target_that_its_iteration_had():
+def test_an_epoch_has_each_step_once_with_the_target_of_its_iteration():
     agent = make(interval=2, epochs=1)
     seen, targets = watched(agent), []
     process = agent.preprocess_experience
@@ -75,7 +75,8 @@ def test_an_epoch_has_each_step_once_with_the_target_that_its_iteration_had():
     assert torch.equal(found.sort().values, torch.cat(targets).sort().values)
 
 
-def test_the_policy_is_compared_with_itself_before_the_phase_and_not_with_that_of_the_rollout():
+def test_the_policy_is_compared_with_the_one_before_the_phase():
+    """Divergence is measured from the policy just before the phase, not from that of the rollout."""
     agent = make(interval=3, batch=36, epochs=1)  # one minibatch: nothing has changed before it
     seen = watched(agent)
     for _ in range(3):
@@ -86,7 +87,7 @@ def test_the_policy_is_compared_with_itself_before_the_phase_and_not_with_that_o
     assert float((rollout - reference.logits).abs().max()) > 1e-3
 
 
-def test_a_phase_brings_values_nearer_to_their_targets_and_its_weight_holds_the_policy():
+def test_a_phase_improves_values_and_its_weight_holds_the_policy():
     def phase(kl_weight):
         agent = make(interval=2, aux_learning_rate=0.05, kl_weight=kl_weight, batch=24, epochs=40)
         seen = watched(agent)
@@ -104,7 +105,7 @@ def test_a_phase_brings_values_nearer_to_their_targets_and_its_weight_holds_the_
     assert kl < 1e-4 and kl < 0.1 * phase(kl_weight=0.0)[-1]
 
 
-def test_iterations_leave_the_auxiliary_value_alone_and_phases_train_all_networks():
+def test_iterations_skip_the_auxiliary_value_and_phases_train_everything():
     agent = make(interval=2)
     networks = agent.policy
     head = networks._actor_network._value_head
@@ -151,7 +152,7 @@ def test_statistics_of_observations_stand_still_in_a_phase():
     assert all(torch.equal(a, b) for a, b in zip(statistics, agent.data_transformer.buffers()))
 
 
-def test_a_run_goes_on_in_the_middle_of_an_interval_as_if_it_had_not_stopped():
+def test_resuming_in_the_middle_of_an_interval_is_exact():
     def later(resumes):
         agent = make(interval=3)
         agent.train_iter()

@@ -40,7 +40,8 @@ def pools(**kwargs):
     return Pools([episode(1.0, is_given=True)], **{**arguments, **kwargs})
 
 
-def test_an_own_episode_that_scores_as_much_is_one_with_reward_and_others_compete_by_value():
+def test_own_episodes_join_the_rewarded_pool_or_compete_by_value():
+    """Collected episodes that score as much as a demonstration are rewarded episodes; others compete by value."""
     made = pools()
     for value in (0.3, 0.1, 0.2, 0.4, 0.5, 0.6):
         made.add(episode(0.0, max_value=value))
@@ -73,7 +74,7 @@ def test_episodes_are_drawn_by_their_shares_and_the_power_of_their_value():
     assert shares == pytest.approx([0.25, 0.75 / 5, 0.75 * 4 / 5], abs=0.03)
 
 
-def test_slots_replay_episodes_without_a_gap_and_begin_where_they_have_ended():
+def test_slots_replay_episodes_without_gaps_and_restart_at_their_end():
     made = Pools([episode(1.0, length=3, is_given=True)], 0.1, 0.3, 10.0, 5, None)
     slots = Slots(made, 2)
     first, action = slots.next_steps(4)
@@ -106,7 +107,7 @@ def test_the_pools_are_kept_in_a_checkpoint():
     torch.testing.assert_close(again.with_value[0].steps, made.with_value[0].steps)
 
 
-def test_slots_go_on_in_the_middle_of_an_episode_also_of_one_that_was_dropped():
+def test_slots_continue_within_an_episode_even_if_it_was_dropped():
     made = Pools([episode(1.0, length=3, is_given=True)], 0.1, 0.0, 10.0, 5, None)
     made.add(episode(2.0, length=5))
     torch.manual_seed(0)
@@ -123,7 +124,7 @@ def test_slots_go_on_in_the_middle_of_an_episode_also_of_one_that_was_dropped():
     assert gone_on._highest == slots._highest
 
 
-def test_episodes_under_way_are_kept_and_those_that_were_left_are_forgotten():
+def test_ongoing_episodes_are_kept_and_abandoned_ones_dropped():
     def part(*kinds):
         kinds = torch.tensor([kinds], dtype=torch.int32)
         return TimeStep(step_type=kinds, reward=torch.ones(kinds.shape), observation=kinds), kinds

@@ -177,7 +177,7 @@ def test_summaries_of_a_decoder_are_those_of_what_is_not_masked(monkeypatch):
 # Predictions -----------------------------------------------------------------------------------------------------
 
 
-def test_a_prediction_of_several_steps_applies_the_dynamics_to_one_action_after_the_other():
+def test_multi_step_predictions_apply_the_dynamics_per_action():
     learner = learner_of(decoder_ctor=[reward_decoder, observation_decoder])
     latent, state, actions = torch.randn(4, 6), state_of(learner.train_state_spec, 4), torch.randn(4, 5, 2)
     reward, observation = learner.predict_multi_step(latent, actions, state=state)
@@ -216,14 +216,15 @@ def test_without_unroll_steps_there_is_no_dynamics_network():
     assert learner.calc_loss(info).loss.shape == (3, 4)
 
 
-def test_the_state_of_the_encoder_is_needed_where_the_dynamics_begin_with_it():
+def test_the_encoder_state_is_required_if_the_dynamics_start_from_it():
     with pytest.raises(ValueError, match='needs the state of the encoder'):
         learner_of().predict_multi_step(torch.randn(4, 6), torch.zeros(4, 1, 2))
 
 
 @pytest.mark.parametrize('size, begins_with_state', [((6, ), True), ((5, 6), False)])
-def test_the_dynamics_begin_with_the_state_of_the_encoder_or_a_linear_function_of_the_latent_vector(
+def test_dynamics_start_from_the_encoder_state_or_a_linear_map(
         size, begins_with_state):
+    """Dynamics start from the state of the encoder or from a linear function of the latent vector."""
     learner = learner_of(dynamics_net_ctor=partial(LSTMEncodingNetwork, hidden_size=size))
     assert (learner._initial_state is None) == begins_with_state
     if not begins_with_state:
@@ -276,7 +277,7 @@ def test_on_policy_training_is_refused():
         agent_of('actor-critic')
 
 
-def test_memory_is_not_learned_from_single_steps_without_the_states_of_the_rollout():
+def test_recurrent_training_on_single_steps_needs_rollout_states():
     with pytest.raises(ConfError, match='TrainerConfig.mini_batch_length = 1'):
         agent_of('ppo', mini_batch_length=1)
     agent_of('ppo', mini_batch_length=1, encoding_net_ctor=plain)

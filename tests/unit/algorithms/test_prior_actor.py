@@ -31,7 +31,7 @@ def truncated_density(x, loc, scale, low, high):
     return normal_density(x, loc, scale) / (normal_cdf(high, loc, scale) - normal_cdf(low, loc, scale))
 
 
-def test_truncated_normal_is_the_normal_density_over_the_mass_of_the_interval():
+def test_truncated_normal_is_the_normal_density_over_its_mass():
     generator = torch.Generator().manual_seed(0)
     loc = torch.randn(5, 4, generator=generator)
     scale = 0.4 + torch.rand(5, 4, generator=generator)
@@ -50,7 +50,7 @@ def test_truncated_normal_of_a_wide_scale_is_uniform():
     assert float(dist.log_prob(torch.tensor([2.9]))) == pytest.approx(-1.386294, abs=1e-3)
 
 
-def test_truncated_normal_integrates_to_one_and_samples_inside_its_interval():
+def test_truncated_normal_integrates_to_one_and_samples_inside():
     dist = TruncatedNormal(torch.tensor([0.8]), torch.tensor([0.3]), torch.tensor([-1.]), torch.tensor([1.]))
     grid = torch.linspace(-1, 1, 4001).unsqueeze(-1)
     assert float(dist.log_prob(grid).exp().mean() * 2) == pytest.approx(1.0, abs=1e-3)
@@ -71,7 +71,7 @@ def test_truncated_normal_checks_what_it_is_asked_to_check():
         TruncatedNormal(one, one, -one, one, validate_args=True).log_prob(2 * one)
 
 
-def test_the_density_at_the_bounds_of_a_uniform_prior_is_that_of_the_inside():
+def test_a_uniform_prior_has_the_same_density_at_its_bounds():
     dist = BoxUniform(torch.tensor([-2.]), torch.tensor([2.]))
     values = torch.tensor([-2.0, 0.0, 2.0, 2.0000002, 2.1, -3.0]).unsqueeze(-1)
     found = dist.log_prob(values).squeeze(-1)

@@ -92,7 +92,7 @@ def test_the_loss_is_the_quantile_regression_of_a_slow_loop(monkeypatch):
         assert loss[0, b].item() == pytest.approx(expected, abs=1e-5, rel=1e-3)
 
 
-def test_the_quantiles_to_bootstrap_from_are_those_of_one_critic_or_the_lowest_of_each():
+def test_bootstrap_quantiles_are_of_one_critic_or_the_minimum_of_each():
     critics = torch.tensor([[[0.0, 10.0], [4.0, 5.0]], [[3.0, 3.0], [0.0, 1.0]]])  # means 5, 4.5; 3, 0.5
     assert quantiles_of_lowest_mean(critics, None).tolist() == [[4.0, 5.0], [0.0, 1.0]]
     several = torch.stack((critics, critics), 2)

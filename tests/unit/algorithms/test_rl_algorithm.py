@@ -60,7 +60,7 @@ def scaling(env):
 
 
 @pytest.mark.parametrize('algorithm', ['actor-critic', 'ppo'])
-def test_parts_get_the_inputs_of_the_rollout_as_the_data_transformer_made_them(algorithm):
+def test_parts_get_rollout_inputs_after_the_data_transformer(algorithm):
     listener = Listener()
     agent, _ = make_agent(algorithm, 'discrete', data_transformer=scaling, intrinsic_reward_module=listener)
     seen = []
@@ -145,7 +145,7 @@ def owned(optimizer):
 
 
 @pytest.mark.parametrize('order', [1, -1])
-def test_a_module_that_two_parts_share_belongs_to_the_one_with_an_optimizer(order):
+def test_a_shared_module_belongs_to_the_part_with_an_optimizer(order):
     shared, own, parent = nn.Linear(2, 2), SGD(lr=0.1), SGD(lr=0.1)
     whole = Whole(*[Part(shared, own), Part(nn.Sequential(shared, nn.Linear(2, 1)))][::order], optimizer=parent)
     assign_optimizers(whole)
@@ -155,13 +155,13 @@ def test_a_module_that_two_parts_share_belongs_to_the_one_with_an_optimizer(orde
     assign_optimizers(whole)  # nobody is left without an owner
 
 
-def test_ignored_attributes_stay_invisible_even_if_parameters_are_forced_visible():
+def test_ignored_attributes_stay_hidden_even_with_forced_parameters():
     part, parent = Part(nn.Linear(2, 2), SGD(lr=0.1), visible=True), SGD(lr=0.1)
     assign_optimizers(Whole(Whole(part), optimizer=parent))
     assert owned(parent) == {id(p) for p in part.module.parameters()}
 
 
-def test_a_checkpoint_argument_loads_a_part_and_a_later_load_leaves_it_alone(tmp_path):
+def test_a_checkpoint_argument_loads_a_part_once(tmp_path):
     def agent_with(listener, seed):
         return make_agent('actor-critic', 'discrete', seed=seed, intrinsic_reward_module=listener)[0]
 

@@ -34,7 +34,8 @@ class TestRND(IntrinsicRewardContract):
         return make_rnd(**{**options, **arguments})
 
 
-def test_target_and_encoder_are_not_trained_and_the_optimizer_owns_the_predictor():
+def test_only_the_predictor_is_trained():
+    """Target and encoder are not trained; the optimizer owns the predictor."""
     agent, _ = agents.make_agent('ppo', 'discrete', intrinsic_reward_module=partial(
         make_rnd, encoder_net=network, optimizer=Adam(lr=1e-2, name='own')))
     module = agent.intrinsic_reward

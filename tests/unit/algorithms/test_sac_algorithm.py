@@ -295,7 +295,8 @@ def test_locomotion_begins_with_uniform_actions():
     assert torch.equal(action['first'], expected['first'])
 
 
-def test_locomotion_trains_the_actor_on_all_steps_but_the_first_and_critics_on_all_but_the_last():
+def test_locomotion_trains_actor_and_critics_on_shifted_steps():
+    """Training uses all steps but the first for the actor and all steps but the last for the critics."""
     agent, _ = make_agent(reproduce_locomotion=True)
     algorithm = agent.policy
     steps, action = random_steps(algorithm, 3, 5)
@@ -307,7 +308,7 @@ def test_locomotion_trains_the_actor_on_all_steps_but_the_first_and_critics_on_a
     assert (loss.extra.critic[:2] > 0).all()
 
 
-def test_noise_of_the_rollout_is_correlated_within_an_episode_and_fresh_at_its_beginning():
+def test_rollout_noise_is_correlated_within_an_episode_and_reset_after():
     torch.manual_seed(0)
     noise, not_first = torch.randn(20000, 2), torch.zeros(20000, dtype=torch.bool)
     later = next_noise(noise, 0.9, not_first)

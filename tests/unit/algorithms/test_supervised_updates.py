@@ -70,7 +70,7 @@ def test_another_number_of_networks_in_an_epoch_is_another_update(replayed_at_on
 
 
 @pytest.mark.slow
-def test_two_ranks_with_half_of_each_batch_give_the_parameters_of_one_process(tmp_path):
+def test_two_ranks_with_half_batches_match_one_process(tmp_path):
     """Batches of 20 and of 7 samples. What is drawn for the trace of a critic's Jacobian is the same in both."""
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))

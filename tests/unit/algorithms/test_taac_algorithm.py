@@ -97,7 +97,7 @@ def test_the_advantage_of_switching_is_clipped_if_asked_for():
     torch.testing.assert_close(dist.probs[:, 1], torch.sigmoid(torch.tensor([0.0, 1.0, 0.5])))
 
 
-def test_the_values_compared_are_the_lowest_of_the_critics_for_both_trajectories():
+def test_compared_values_are_the_critic_minimum_for_both_trajectories():
     algorithm = make(TaacLAlgorithm)
     state, observation = random_state(algorithm), time_step().observation
     for mode in Mode:
@@ -110,7 +110,8 @@ def test_the_values_compared_are_the_lowest_of_the_critics_for_both_trajectories
             torch.testing.assert_close(act.q_values2[:, i], critics.min(1)[0])
 
 
-def test_several_rewards_are_weighted_and_the_highest_estimate_of_a_cost_counts():
+def test_rewards_are_weighted_and_costs_use_the_highest_estimate():
+    """Multi-dimensional rewards are weighted, and the highest estimate of a cost counts."""
     algorithm = make(reward_spec=TensorSpec((2, )), reward_weights=[1.0, -2.0])
     tau, observation = random_state(algorithm).tau, time_step().observation
     critics, _ = algorithm._critic_networks((observation, tau))
@@ -167,7 +168,8 @@ def test_an_episode_begins_with_a_random_trajectory_only_if_asked_for():
         assert torch.equal(algorithm.predict_step(time_step(200, StepType.FIRST), state).info.prev_tau, state.tau)
 
 
-def test_evaluation_takes_the_more_valuable_of_repeating_and_the_mode_and_samples_with_epsilon():
+def test_evaluation_takes_the_better_of_repeating_and_the_mode():
+    """Evaluation takes the more valuable one of repeating and the mode, and samples with epsilon."""
     algorithm = make(TaacAlgorithm)
     step, state = time_step(), random_state(algorithm)
     first, second = (algorithm.predict_step(step, state) for _ in range(2))
@@ -195,7 +197,7 @@ def test_steps_do_not_change_their_inputs():
 
 
 @pytest.mark.parametrize('cls', [TaacLAlgorithm, TaacQAlgorithm])
-def test_greedy_trajectories_are_the_same_in_whatever_order_the_actor_adds_up(cls):
+def test_greedy_trajectories_do_not_depend_on_summation_order(cls):
     wide = partial(actor, fc_layer_params=(64, ))
     one, other = (make(cls, actor_network_cls=wide) for _ in range(2))
     order = torch.randperm(64)
@@ -221,7 +223,7 @@ def test_greedy_trajectories_are_the_same_in_whatever_order_the_actor_adds_up(cl
 # Losses ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_gradient_of_the_actor_is_that_of_sac_scaled_by_the_probability_of_switching(monkeypatch):
+def test_the_actor_gradient_is_that_of_sac_times_switch_probability(monkeypatch):
     # One dimension and a policy a = m + s z with parameters m, s: with frozen noise z,
     # d loss / d a = -p(b=1) dQ/da + alpha d log pi / d a; here Q and p are known and log pi has no gradient to m.
     algorithm = make(action_spec=BoundedTensorSpec((1, ), torch.float32, -1, 1), initial_alpha=0.5)
@@ -290,7 +292,7 @@ def _mode(dist):
     return dist_utils.get_mode(dist)
 
 
-def test_targets_are_the_values_of_what_the_policy_does_now_after_the_replayed_trajectory():
+def test_targets_value_the_current_policy_after_the_replayed_trajectory():
     algorithm = make()
     inputs, rollout_info = sequences(algorithm, length=2)
     torch.manual_seed(1)

@@ -52,7 +52,7 @@ def test_the_periods_can_be_chosen():
     assert updates == [3, 6]
 
 
-def test_updates_between_do_not_run_the_policy_and_do_not_count_for_its_optimizer():
+def test_updates_in_between_neither_run_nor_count_for_the_policy():
     agent, _ = make_agent(Td3Algorithm, updates=1, actor_optimizer=Adam(lr=1e-3), critic_optimizer=Adam(lr=1e-3))
     rl = agent.policy
     calls = []
@@ -176,7 +176,7 @@ def test_the_target_is_that_of_a_slow_loop(monkeypatch):
     assert not found.requires_grad
 
 
-def test_the_loss_of_the_policy_is_in_the_summaries_of_updates_that_have_none():
+def test_the_policy_loss_is_logged_even_by_updates_without_one():
     agent, _ = make_agent(Td3Algorithm, updates=1)
     rl = agent.policy
     time_step = TimeStep(step_type=torch.tensor([[StepType.MID, StepType.LAST], [StepType.MID, StepType.MID]],

@@ -56,7 +56,7 @@ every_inner = pytest.mark.parametrize('inner', list(INNER))
 # Distances -------------------------------------------------------------------------------------------------------
 
 
-def test_the_distance_of_categorical_policies_is_that_of_their_normalized_logits():
+def test_the_categorical_distance_uses_normalized_logits():
     a, b = torch.randn(4, 3), torch.randn(4, 3)
     found = policy_distance(dist_utils.Categorical(logits=a), dist_utils.Categorical(logits=b))
     for i in range(4):
@@ -67,7 +67,7 @@ def test_the_distance_of_categorical_policies_is_that_of_their_normalized_logits
     torch.testing.assert_close(shifted, torch.zeros(4), atol=1e-10, rtol=0)
 
 
-def test_near_a_deterministic_policy_the_distance_sees_what_the_divergence_does_not():
+def test_the_distance_sees_changes_near_determinism_that_kl_misses():
     a, b = (dist_utils.Categorical(logits=torch.tensor([[0.0, x]])) for x in (-20.0, -30.0))
     assert float(td.kl_divergence(a, b) + td.kl_divergence(b, a)) < 1e-6
     assert float(policy_distance(a, b)) == pytest.approx(100.0, rel=1e-4)  # (-20 - -30)^2
@@ -258,7 +258,7 @@ def test_each_parameter_has_one_owner_and_one_name(inner, monkeypatch):
     assert agent.policy._ac_algorithm.path == 'rl.ac'
 
 
-def test_the_memory_that_training_recomputes_the_policy_with_is_that_of_the_rollout(monkeypatch):
+def test_training_recomputes_the_policy_with_the_rollout_states(monkeypatch):
     agent, _ = make(monkeypatch, 'actor-critic', 'recurrent')
     agent.train_iter()  # so that the next unroll begins in the middle of an episode
     experience = agent.unroll(6)

@@ -49,7 +49,7 @@ def test_a_new_parabola_starts_at_a_slope_of_zero():
 
 
 @pytest.mark.parametrize('inverse', [LinearTrajectory(), QuadraticTrajectory()])
-def test_a_trajectory_inferred_from_an_action_is_one_that_its_dynamics_reach(inverse):
+def test_inferred_trajectories_are_reachable_by_the_dynamics(inverse):
     torch.manual_seed(0)
     n, order = 3, inverse.order
     tau, action = (2 * torch.rand(50, k) - 1 for k in (order * n, n))

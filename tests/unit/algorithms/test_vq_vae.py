@@ -86,7 +86,7 @@ def test_everything_is_trained_by_its_optimizer():
     assert losses[-1] < losses[0] / 2
 
 
-def test_the_same_seed_gives_the_same_and_a_checkpoint_restores_codes_and_their_use():
+def test_seeds_reproduce_results_and_checkpoints_restore_codes_and_usage():
     first, second = make(), make()
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters()))
     inputs = torch.rand(9, 1, 8, 8)

@@ -192,7 +192,8 @@ def test_what_is_no_run_of_a_policy_cannot_be_recorded(tmp_path):
     assert 'Traceback' not in said and "ml_type = 'sl'" in said and not os.path.exists(tmp_path / 'a')
 
 
-def test_episodes_that_have_ended_are_kept_when_it_is_interrupted_and_nothing_is_written_without_one():
+def test_interrupted_recordings_keep_finished_episodes():
+    """Return the finished episodes of an interrupted recording, or None without any."""
     from alfx.environments.suite_unittest import ActionType, PolicyUnittestEnv
     from alfx.offline import recorder
     for after, lengths in ((12, [4, 4]), (3, None)):

@@ -127,7 +127,7 @@ def test_an_interrupt_ends_the_program_with_its_usual_code():
 
 
 @pytest.mark.parametrize('argument', ['', '*'])
-def test_one_more_interrupt_as_the_program_ends_ends_it_at_once_and_python_tells_nothing_of_it(monkeypatch, argument):
+def test_a_further_interrupt_ends_the_program_at_once_and_silently(monkeypatch, argument):
     def main(argv):
         raise KeyboardInterrupt
 

@@ -19,7 +19,7 @@ def program(*lines):
     return [sys.executable, '-c', '\n'.join(['import os, signal, sys, time', 'rank = int(os.environ["RANK"])', *lines])]
 
 
-def test_a_rank_that_was_asked_to_stop_may_take_its_time_for_the_last_checkpoint(monkeypatch):
+def test_a_stopping_rank_may_take_its_time_for_the_last_checkpoint(monkeypatch):
     monkeypatch.setattr(processes, 'LEAVE_SECONDS', 0.1)
     assert launch.launch(program('time.sleep(0 if rank else 1.5)', 'sys.exit(143)'), 2) == 143
 
@@ -35,7 +35,7 @@ def test_after_an_error_those_that_do_not_end_are_killed(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_ranks_that_end_by_the_signal_that_was_passed_on_have_stopped_and_not_failed(number, tmp_path):
+def test_ranks_ended_by_the_forwarded_signal_stopped_and_did_not_fail(number, tmp_path):
     def ask():
         deadline = time.monotonic() + 60
         while len(os.listdir(tmp_path)) < 2 and time.monotonic() < deadline:
@@ -50,7 +50,7 @@ def test_ranks_that_end_by_the_signal_that_was_passed_on_have_stopped_and_not_fa
     asking.join()
 
 
-def test_a_signal_that_comes_while_ranks_are_being_started_reaches_all_of_them(monkeypatch):
+def test_a_signal_during_startup_reaches_all_ranks(monkeypatch):
     start = launch._start
 
     def interrupted(command, rank, count, port):

@@ -53,7 +53,7 @@ def is_loopback(address):
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='reads /proc')
-def test_ranks_and_the_process_that_starts_them_listen_to_their_own_machine_alone(tmp_path):
+def test_ranks_and_their_launcher_listen_on_localhost_only(tmp_path):
     (tmp_path / 'rank.py').write_text(RANK)
     assert launch.launch([sys.executable, str(tmp_path / 'rank.py'), str(tmp_path)], 2) == 0
     found = [json.loads((tmp_path / rank).read_text()) for rank in '01']

@@ -62,7 +62,8 @@ def test_training_leaves_a_run_folder_and_says_what_to_do_next(run):
         assert command in said
 
 
-def test_a_wish_for_a_checkpoint_or_for_stacks_ends_no_run_that_has_not_begun_or_is_over(run, tmp_path):
+def test_signals_for_checkpoints_or_stacks_never_end_the_program(run, tmp_path):
+    """Requests for a checkpoint or a stack dump do not end a run that has not begun or is over."""
     root_dir, _ = run
     with (tmp_path / 'said').open('w') as file:
         process = warm_starts.Popen([sys.executable, '-m', 'alfx.bin.train', '--root_dir', root_dir], stdout=file,
@@ -120,7 +121,7 @@ def test_curves_are_drawn(run, tmp_path):
     assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
 
 
-def test_mistakes_in_the_flags_end_with_2_and_pictures_of_no_format_are_refused_by_name(run, tmp_path):
+def test_bad_flags_exit_with_2_and_unknown_picture_formats_are_refused(run, tmp_path):
     root_dir, _ = run
     assert '--num_episodes=0' in program('evaluate', '--root_dir', root_dir, '--num_episodes', '0', code=2).stderr
     assert 'alfx list' in program('train', '--list', code=2).stderr

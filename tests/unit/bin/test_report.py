@@ -121,7 +121,7 @@ def test_the_probability_of_improvement_is_that_of_the_final_returns(folders):
     assert improvement.chance.low < 0.2 < improvement.chance.high
 
 
-def test_runs_that_differ_in_their_environment_are_one_method_on_several_tasks(tmp_path):
+def test_runs_that_differ_in_environment_are_one_method_on_many_tasks(tmp_path):
     folders = [make_run(tmp_path / f'{task}{lr}', 0, [1.0, value], lr=lr, task=task)
                for task, lr, value in (('A', '1', 5), ('B', '1', 2), ('A', '2', 3), ('B', '2', 7))]
     report = collecting.collect(folders)

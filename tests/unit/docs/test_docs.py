@@ -89,7 +89,7 @@ def test_the_readme_names_every_extra_that_can_be_installed():
     assert set(re.findall(r'`(\w+)`', named.group(1))) == set(setup['options.extras_require'])
 
 
-def test_the_versions_that_were_run_reach_from_the_oldest_to_the_newest_torch_that_may_be_installed():
+def test_tested_versions_cover_the_oldest_and_newest_supported_torch():
     setup = configparser.ConfigParser()
     setup.read(ROOT / 'setup.cfg')
     bounds = dict(re.findall(r'^([\w-]+)[^>=\n]*>=(.*)$', setup['options']['install_requires'], re.MULTILINE))

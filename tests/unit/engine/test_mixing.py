@@ -37,7 +37,7 @@ def test_without_a_dataset_there_is_own_experience_only():
     assert stage_of(config(rl_train_after_update_steps=3), False, 0) is Stage.ONLINE
 
 
-def test_leaves_that_not_all_have_are_left_out_and_the_others_are_side_by_side():
+def test_unshared_leaves_are_dropped_and_the_others_concatenated():
     a = Experience(TimeStep(reward=torch.zeros(2, 3), env_info={'x': torch.zeros(2, 3)}), torch.zeros(2, 3, 1),
                    {'both': torch.zeros(2, 3), 'mine': torch.zeros(2, 3)})
     b = Experience(TimeStep(reward=torch.ones(2, 1)), torch.ones(2, 1, 1), {'both': torch.ones(2, 1)})
@@ -89,7 +89,7 @@ def iterate(agent, count):
 
 
 @pytest.mark.parametrize('name', ['bc', 'iql', 'sac'])
-def test_offline_training_steps_no_environment_and_allocates_no_buffer_for_it(name, dataset):
+def test_offline_training_steps_no_environment_and_allocates_no_buffer(name, dataset):
     agent = make_agent(name, dataset)
     before = parameters(agent)
     iterate(agent, 2)
@@ -108,7 +108,8 @@ def test_target_networks_move_in_every_phase(name, phase, config_args, unroll_le
     assert any('target_critic' in changed for changed in differences(before, parameters(agent)))
 
 
-def test_nothing_is_collected_before_the_counter_says_so_and_nothing_trained_while_collecting(dataset):
+def test_collection_starts_at_the_counter_and_pauses_training(dataset):
+    """Nothing is collected before the counter is reached, and nothing is trained while collecting."""
     agent = make_agent('iql', dataset, unroll_length=4, config_args=dict(rl_train_after_update_steps=2,
                                                                         initial_collect_steps=30))
     steps, trained = [], []

@@ -78,7 +78,7 @@ class Work:
         return True
 
 
-def test_an_exchange_that_ends_just_after_the_time_to_look_around_has_succeeded(monkeypatch):
+def test_an_exchange_that_ends_just_after_the_poll_has_succeeded(monkeypatch):
     ranks = ThreadRanks(0, 2, None)
     ranks._exchange(Work)
     monkeypatch.setattr('alfx.engine.remote.data_parallel.GRACE_SECONDS', 0.0)
@@ -99,7 +99,7 @@ def test_gradients_are_averaged_whatever_their_shape_and_type():
             assert p.grad.dtype == p.dtype and torch.equal(p.grad, torch.full_like(p, 10.0 * i + 1.0))
 
 
-def test_what_one_rank_did_not_use_counts_as_zero_and_what_none_used_has_no_gradient():
+def test_gradients_unused_on_one_rank_are_zero_and_on_all_none():
     def work(ranks):
         params = parameters()
         params[0].grad = torch.ones_like(params[0])
@@ -213,7 +213,7 @@ def test_the_check_of_parameters_names_the_parameter_and_the_ranks():
         assert 'after iteration 4 other is not the same' in str(error) and 'rank 2 of 3' in str(error)
 
 
-def test_a_share_that_does_not_come_out_even_names_the_field_and_the_number_of_ranks():
+def test_an_uneven_division_names_the_field_and_the_number_of_ranks():
     ranks = ThreadRanks(0, 3, None)
     assert ranks.share('TrainerConfig', 'mini_batch_size', 12) == 4
     with pytest.raises(ConfError, match=r'TrainerConfig.mini_batch_size = 10 cannot be divided among 3 processes'):

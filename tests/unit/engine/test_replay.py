@@ -42,7 +42,7 @@ def minibatch_shapes(agent, monkeypatch, **config):
     return shapes
 
 
-def test_sequences_are_as_long_as_an_unroll_and_as_many_as_environments_by_default(monkeypatch):
+def test_default_sequences_have_unroll_length_and_environment_count(monkeypatch):
     agent, _ = make_agent('ppo', 'discrete', mini_batch_size=None)
     assert minibatch_shapes(agent, monkeypatch, mini_batch_length=None, num_updates_per_train_iter=1) == [(6, 4)]
     agent, _ = make_agent('ppo', 'discrete', mini_batch_size=None)
@@ -103,7 +103,7 @@ def test_oldest_steps_that_fill_no_sequence_are_left_out(monkeypatch):
     assert shapes == [(4, 4)]
 
 
-def test_sequences_that_do_not_divide_the_unroll_are_refused_before_the_first_step():
+def test_sequences_that_do_not_divide_the_unroll_are_refused_early():
     agent, _ = make_agent('ppo', 'discrete')
     agent._config.mini_batch_length = 4
     with pytest.raises(ConfError, match='mini_batch_length.*= 4 does not divide TrainerConfig.unroll_length = 6'):

@@ -34,7 +34,7 @@ def test_masked_loss_is_averaged_over_all_steps():
     assert reduce_loss(loss, masks).item() == 1.0
 
 
-def test_importance_weights_and_weight_multiply_and_the_scalar_loss_is_added():
+def test_weights_multiply_importance_weights_and_scalar_losses_are_added():
     # (1 * 2 + 3 * 2 + 2 * 1 + 4 * 1) / 4 = 3.5, plus 10, times 0.5
     loss = LossInfo(loss=torch.tensor([[1., 2.], [3., 4.]]), scalar_loss=torch.tensor(10.))
     assert reduce_loss(loss, None, 0.5, torch.tensor([2., 1.])).item() == 6.75
@@ -207,7 +207,7 @@ def test_the_weight_of_an_update_is_not_told_as_part_of_its_loss():
     assert float(info.loss) == 1.0 and float(info.scalar_loss) == 2.0 and float(weight) == 0.0
 
 
-def test_an_on_policy_algorithm_with_a_replay_buffer_of_its_own_trains_on_all_of_it():
+def test_on_policy_algorithms_train_on_all_of_their_own_replay_buffer():
     agent, _ = agents.make_agent('actor-critic', 'discrete', mini_batch_length=2)
     experience = agent.unroll(6)
     agent.set_replay_buffer(4, 8)

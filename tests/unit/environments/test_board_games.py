@@ -49,7 +49,7 @@ def test_stones_fall_down_in_connect_four():
     assert full.observation['valid_action_mask'][0].tolist() == [False, *[True] * 6]
 
 
-def test_a_game_is_a_sequence_of_first_mid_and_last_steps_with_the_reward_of_player_0():
+def test_a_game_has_first_mid_and_last_steps_and_player_0_rewards():
     env = BoardGame(RULES)
     check_consistent(env.reset(), env.time_step_spec(), 1, 'step')
     step = play(env, 0, 3, 1, 4, 2)  # X X X / O O .

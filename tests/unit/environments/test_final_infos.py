@@ -49,7 +49,7 @@ def make(kind, lengths, **kwargs):
 
 
 @pytest.mark.parametrize('kind', ['serial', 'processes', 'gymnasium'])
-def test_numbers_of_the_last_info_are_told_when_an_episode_ends_and_only_then(kind):
+def test_final_info_numbers_are_reported_only_when_an_episode_ends(kind):
     env = make(kind, [2, 3])
     try:
         env.reset()
@@ -87,7 +87,7 @@ def test_infos_of_the_latest_episodes_are_part_of_the_state():
     assert other.latest_final_infos() == []
 
 
-def test_several_environments_in_one_tell_which_of_them_ended_and_keep_it_in_their_state():
+def test_batched_environments_report_which_ended_and_keep_it_in_state():
     def joined():
         return BatchEnvironmentWrapper([make('serial', [3]), make('serial', [2, 4])])
 

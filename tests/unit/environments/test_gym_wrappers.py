@@ -188,7 +188,8 @@ class TestSteps:
         env.reset()
         assert env.step(0)[2:4] == env.step(0)[2:4] == (False, False)
 
-    def test_deepmind_sees_the_maximum_of_the_last_two_frames_after_noops_and_fire(self):
+    def test_deepmind_wrapper_takes_the_maximum_of_the_last_two_frames(self):
+        """Observations are the maximum of the last two frames, after the no-ops and FIRE."""
         pytest.importorskip('cv2')
 
         class Game(ImageEnv):

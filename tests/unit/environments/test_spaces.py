@@ -94,7 +94,7 @@ class TestActions:
 
     @pytest.mark.parametrize('low, high, clipped', [([-1, 0, 0], [1, 1, 1], [-1, 0, 1]),
                                                     ([0, 0, 0], [1, 2, 3], [0, 0, 3])])
-    def test_lower_bounds_may_differ_where_upper_ones_do_not_and_the_other_way_round(self, low, high, clipped):
+    def test_lower_bounds_may_differ_where_upper_ones_do_not_and_vice_versa(self, low, high, clipped):
         space = spaces.Box(np.float32(low), np.float32(high))
         encoded, _ = ActionCodec(space, 1, normalize=False, clip=True).encode(torch.tensor([[-2., -2., 9.]]))
         assert encoded.tolist() == [clipped]

@@ -93,7 +93,7 @@ def test_a_lost_life_ends_an_episode_if_asked_and_the_game_goes_on():
     assert lives[:3] == [4, 3, 2]
 
 
-def test_each_environment_has_its_own_stream_and_the_same_seed_the_same_sequence():
+def test_environments_have_their_own_streams_and_seeds_reproduce_them():
     seen = {}
     for count, threads in ((3, 1), (3, 2), (1, 1)):
         env = suite_ale_vector.load('Pong', batch_size=count, screen_size=20, num_threads=threads)

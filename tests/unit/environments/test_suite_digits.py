@@ -40,7 +40,7 @@ def test_a_step_shows_a_digit_of_its_split_and_rewards_the_right_guess():
     assert rewards == [1.0, 0.0] * 30 and len(seen) > 40
 
 
-def test_the_same_seed_shows_the_same_digits_and_what_is_shown_may_be_written_to():
+def test_seeds_reproduce_the_digits_and_observations_are_writable():
     shown = []
     for _ in range(2):
         env = DigitsEnv()

@@ -65,7 +65,7 @@ class TestPointGoal:
         assert rewards[-1] == 0.0 and float(time_step.env_info['success']) == 1.0
         assert 0 < rewards.count(-1.0) <= 10, 'the farthest goal is reached in 10 steps'
 
-    def test_the_point_stays_in_the_box_and_arrays_that_were_given_are_not_changed(self):
+    def test_the_point_stays_in_the_box_and_returned_arrays_do_not_change(self):
         env = PointGoalEnv(terminate=False)
         observation, _ = env.reset(seed=0)
         before = observation['achieved_goal'].copy()

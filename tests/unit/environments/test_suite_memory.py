@@ -45,7 +45,7 @@ def test_who_does_not_gets_a_half(turn):
     assert abs(np.mean(returns) - 0.5) < 0.08 and set(returns) == {0.0, 1.0}
 
 
-def test_the_best_return_without_memory_is_a_half_for_every_deterministic_policy():
+def test_every_deterministic_memoryless_policy_returns_at_most_half():
     env, best = TMazeEnv(length=2, num_steps=6), 0.0
     seeds = [next(s for s in range(99) if env.reset(seed=s)[0][cue]) for cue in (0, 1)]
     for number in range(3**4):

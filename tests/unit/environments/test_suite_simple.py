@@ -9,7 +9,7 @@ from alfx.environments.suite_simple import StochasticWithRiskyBranch
 
 
 @pytest.mark.parametrize('action, expected, most_likely', [(0, 0.5, 0.5), (1, 0.1, 1.0)])
-def test_the_risky_branch_is_worth_less_than_the_safe_one_and_mostly_looks_better(action, expected, most_likely):
+def test_the_risky_branch_is_worth_less_but_mostly_looks_better(action, expected, most_likely):
     env, returns = StochasticWithRiskyBranch(), []
     for seed in range(3000):
         env.reset(seed=seed)

@@ -23,7 +23,7 @@ class TestDrawing:
             assert all(len(parts) == 1 for parts in colours.values())
             assert len(colours) == len(np.unique(mask))
 
-    def test_background_is_grey_within_its_bounds_and_sprites_are_bright_and_saturated(self):
+    def test_the_background_is_grey_and_sprites_are_bright_and_saturated(self):
         images, masks = draw(background=(0.2, 0.4))
         colours = images.transpose(0, 2, 3, 1)
         background = colours[masks == 0]
@@ -38,13 +38,13 @@ class TestDrawing:
         assert set(drawn.tolist()) == {1, 2, 3, 4}
 
     @pytest.mark.parametrize('shape, area', [('disc', np.pi), ('square', 2.0), ('triangle', 3 * np.sqrt(3) / 4)])
-    def test_shapes_have_the_area_that_their_circumscribed_circle_of_radius_1_says(self, shape, area):
+    def test_shapes_have_the_area_given_by_a_unit_circumscribed_circle(self, shape, area):
         size = 64
         _, masks = draw(count=50, image_size=size, num_sprites=(1, 1), shapes=(shape, ), diameter=(0.8, 0.8))
         found = (masks > 0).sum((1, 2)).mean() / (0.4 * size)**2
         assert found == pytest.approx(area, rel=0.01)
 
-    def test_sprites_of_the_size_of_the_image_touch_its_borders_and_are_not_cut_off(self):
+    def test_sprites_of_full_size_touch_the_borders_uncut(self):
         _, masks = draw(count=5, image_size=32, num_sprites=(1, 1), shapes=('disc', ), diameter=(1.0, 1.0))
         for mask in masks:
             assert mask[0].any() and mask[-1].any() and mask[:, 0].any() and mask[:, -1].any()
@@ -79,7 +79,7 @@ def load(batch_size=3, **env_args):
 
 class TestEnvironment:
 
-    def test_every_step_shows_another_image_and_episodes_are_truncated_without_reward(self):
+    def test_every_step_has_a_new_image_and_episodes_are_truncated_unrewarded(self):
         env = load(num_steps=4)
         env.seed(0)
         steps = [env.reset()] + [env.step(torch.zeros(3, dtype=torch.int64)) for _ in range(5)]

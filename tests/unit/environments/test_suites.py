@@ -99,7 +99,7 @@ class TestNames:
         with pytest.raises(EnvironmentLoadError, match=re.escape(pip_install(extra))):
             suite_gym.load(name)
 
-    def test_outdated_and_moved_environments_are_answered_with_what_gymnasium_says(self):
+    def test_errors_about_outdated_environments_quote_gymnasium(self):
         with pytest.raises(EnvironmentLoadError, match='Pendulum-v1'):
             suite_gym.load('Pendulum-v0')
         pytest.importorskip('mujoco')  # some versions of gymnasium ask for that first

@@ -63,7 +63,7 @@ class TestCreateEnvironment:
         assert isinstance(env, suite_unittest.ValueUnittestEnv)
 
     @pytest.mark.parametrize('nonparallel', [True, False])
-    def test_a_function_that_makes_one_gymnasium_environment_is_called_for_each(self, nonparallel):
+    def test_a_constructor_of_one_gymnasium_environment_is_called_for_each(self, nonparallel):
         with create_environment('2', env_load_fn=load_count, num_parallel_environments=2, seed=0,
                                 nonparallel=nonparallel) as env:
             steps = [env.reset()] + [env.step(torch.zeros(2, dtype=torch.int64)) for _ in range(4)]

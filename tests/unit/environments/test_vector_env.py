@@ -259,7 +259,8 @@ class TestRestarts:
 
 class TestSeeds:
 
-    def test_environment_i_has_the_same_seed_in_any_batch_and_another_than_its_neighbours(self):
+    def test_environment_seeds_depend_on_the_index_and_not_on_the_batch(self):
+        """Environment i has the same seed in any batch and a different one from its neighbours."""
         few, many = environment_seeds(3, 2), environment_seeds(3, 50)
         assert many[:2] == few and len(set(many)) == 50
         assert not set(many) & set(environment_seeds(4, 50))
@@ -306,7 +307,7 @@ class TestProcesses:
         assert not any(_runs(pid) for pid in pids)
 
     @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-    def test_a_signal_to_all_processes_of_a_run_leaves_the_environments_at_work(self, number):
+    def test_environments_survive_a_signal_to_all_processes_of_a_run(self, number):
         """A scheduler sends it before it ends a job: the run still writes its checkpoint."""
         env = ProcessVectorEnv([CountEnv] * 2)
         env.reset(seed=0)
@@ -337,7 +338,7 @@ class TestProcesses:
         (SerialVectorEnv, r'environment 1 of .CountEnv. in step\(\) .*nonparallel'),
         (ProcessVectorEnv, r'environment 1 of .CountEnv. in step\(\) .*worker_timeout'),
         (partial(ProcessVectorEnv, envs_per_worker=2), r'one of environments 0 to 1 of .CountEnv. in step\(\) ')])
-    def test_an_environment_that_does_not_answer_is_named_and_can_be_interrupted(self, make, who, monkeypatch, caplog):
+    def test_an_unresponsive_environment_is_named_and_can_be_interrupted(self, make, who, monkeypatch, caplog):
         monkeypatch.setattr(processes, 'PATIENCE_SECONDS', 0.1)
         monkeypatch.setattr(processes, 'GRACE_SECONDS', 0.1)
         env = make(raising('hang'))

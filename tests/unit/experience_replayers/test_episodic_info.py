@@ -123,7 +123,7 @@ def test_rewards_of_returns_are_clipped_and_each_dimension_has_its_own():
     assert info.discounted_return.tolist() == [[[3.0, 1.0], [2.0, 0.0], [2.0, 2.0], [0.0, 0.0]]]
 
 
-def test_what_stands_for_the_rest_of_a_truncated_episode_makes_its_returns_known():
+def test_a_bootstrap_value_makes_truncated_returns_known():
     steps = time_steps(FIRST, MID, LAST, FIRST, MID, LAST, FIRST)
     rewards = torch.tensor([0.0, 1.0, 2.0, 0.0, 4.0, 8.0, 0.0]).unsqueeze(-1)
     discount = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0]).unsqueeze(-1)
@@ -133,7 +133,7 @@ def test_what_stands_for_the_rest_of_a_truncated_episode_makes_its_returns_known
     assert buffer.gather_all()[1].discounted_return.tolist() == [[6.0, 10.0, 16.0, 8.0, 8.0, 0.0, -1000.0]]
 
 
-def test_a_discount_of_0_within_an_episode_cuts_returns_off_but_not_the_episode():
+def test_a_discount_of_0_cuts_off_returns_but_not_the_episode():
     buffer = ReplayBuffer(SPEC, 1, 8, record_episodic_return=True, gamma=1.0, default_return=-5.0)
     steps = time_steps(FIRST, MID, MID, MID, LAST)
     buffer.add_sequence(steps._replace(discount=torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0]).unsqueeze(-1)))

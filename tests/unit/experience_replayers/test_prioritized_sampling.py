@@ -65,7 +65,8 @@ def test_stratified_draws_take_each_sequence_as_often_as_it_should_come_up():
         assert [positions.count(i) for i in range(8)] == [1, 1, 1, 1, 3, 3, 3, 3]
 
 
-def test_new_steps_get_the_largest_priority_given_so_far_and_not_the_initial_one_for_ever():
+def test_new_steps_get_the_largest_priority_so_far():
+    """New steps get the largest priority so far, not the initial priority forever."""
     buffer = filled(2, initial_priority=7.0)
     assert buffer.initial_priority == 7.0
     set_priorities(buffer, {0: 0.25})
@@ -86,7 +87,7 @@ def test_of_a_sequence_that_occurs_twice_the_last_priority_counts():
     assert {p: w for (_, p), (_, w) in shares(buffer).items()} == {0: 0.5, 1: 1.5}
 
 
-def test_what_was_overwritten_meanwhile_keeps_the_priority_of_what_is_there_now():
+def test_updates_of_overwritten_steps_leave_new_priorities_unchanged():
     buffer = filled(4, max_length=4)
     _, info = buffer.get_batch(4, 1)
     buffer.add_batch(torch.tensor([4]))  # over position 0
@@ -102,7 +103,7 @@ def test_priorities_that_are_none_are_refused(bad):
     assert set(buffer.get_batch(8, 1)[1].importance_weights.tolist()) == {1.0}
 
 
-def test_priorities_need_a_buffer_that_samples_by_them_and_one_for_each_place():
+def test_priorities_need_a_prioritized_buffer_and_one_value_per_position():
     buffer = ReplayBuffer(SPEC, 1, 4)
     assert not buffer.prioritized_sampling and filled(0).prioritized_sampling
     with pytest.raises(ValueError, match='prioritized_sampling = True'):
@@ -118,7 +119,7 @@ def test_no_priority_above_zero_is_an_error_that_says_so():
         buffer.get_batch(2, 1)
 
 
-def test_priorities_are_saved_with_the_contents_and_the_same_batches_follow():
+def test_priorities_are_saved_with_the_data_and_give_the_same_batches():
     buffer = filled(11, envs=2, enable_checkpoint=True)
     set_priorities(buffer, {p: float(p) for p in range(5, 10)})
     buffer.get_batch(4, 2)

@@ -249,7 +249,7 @@ def test_the_same_seed_samples_the_same():
     assert torch.equal(*samples)
 
 
-def test_what_was_read_does_not_change_when_the_buffer_does_nor_the_other_way_round():
+def test_batches_and_buffer_do_not_alias_each_other():
     buffer = ReplayBuffer(SPEC, 2, 3)
     source = torch.arange(6).reshape(3, 2)
     stored = nest.map_structure(torch.clone, cell(source))

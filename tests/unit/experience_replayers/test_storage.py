@@ -83,7 +83,7 @@ def test_single_steps_are_stored_where_longer_sequences_are(spec):
         buffers[0].add_sequence({name: x[:, :1] for name, x in sequence.items()})
 
 
-def test_a_folder_that_cannot_hold_it_is_refused_before_anything_is_collected(tmp_path):
+def test_a_folder_that_is_too_small_is_refused_before_collection(tmp_path):
     blocked = tmp_path / 'file'
     blocked.write_text('')
     with pytest.raises(ValueError, match=r"memory_map_dir: cannot map 0\.00 GB in '.*file'.*choose a folder"):
@@ -148,7 +148,7 @@ def write_many(buffer, env, count):
         buffer.add_batch(nest.map_structure(lambda x: x[0], steps(torch.tensor([[value]]))), torch.tensor([env]))
 
 
-def test_processes_that_store_at_the_same_time_do_not_get_in_each_others_way():
+def test_processes_that_store_concurrently_do_not_interfere():
     buffer = ReplayBuffer(SPEC, 2, 40, prioritized_sampling=True, allow_multiprocess=True)
     processes = [torch.multiprocessing.get_context('fork').Process(target=write_many, args=(buffer, env, 300))
                  for env in range(2)]

@@ -58,7 +58,7 @@ def test_an_argument_given_by_its_place_is_checked_as_well():
         Ranged(2.0)
 
 
-def test_a_constructor_that_is_inherited_is_checked_under_the_name_that_was_called():
+def test_an_inherited_constructor_is_checked_under_the_called_name():
     with pytest.raises(ConfError, match='Child.share must be'):
         Child(2.0)
 

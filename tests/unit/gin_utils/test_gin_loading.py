@@ -132,7 +132,7 @@ def test_a_name_without_its_ending_finds_the_file(conf):
     assert Engine().power == 3.0
 
 
-def test_include_is_relative_to_the_including_file_and_later_bindings_override(conf):
+def test_includes_are_relative_and_later_bindings_override(conf):
     conf('Engine.power = 1.5\nEngine.cylinders = 2', 'parts/deep/engine.gin')
     conf("include 'deep/engine.gin'\nEngine.power = 2.5", 'parts/base.gin')
     loaded = gin_utils.load(conf("include 'parts/base.gin'\nEngine.cylinders = 3"))
@@ -580,7 +580,8 @@ def refused(conf_file, params=(), **kwargs):
     ('Engines.depth = 3', "Engines is never constructed: did you mean 'Engine'?"),
     ('unmentioned = 3', 'no statement uses this macro'),
 ])
-def test_what_the_user_binds_and_nothing_uses_ends_a_run_with_the_nearest_that_is_used(conf, line, hint):
+def test_an_unused_user_binding_ends_the_run_with_a_suggestion(conf, line, hint):
+    """End the run if a binding of the user is unused, and suggest the nearest used one."""
     configurable('Engines', module='toys')(lambda depth=1: depth)
     gin_utils.declare_scope('frt')  # otherwise its name alone is refused
     conf('garage.cars = [@Car()]\nCar.engine = @front/Engine()\nfront/Engine.power = 1.0', 'base.gin')
@@ -613,7 +614,7 @@ def test_what_may_be_used_later_is_no_mistake(conf):
     gin_utils.refuse_unused(gin_utils.unused_bindings())
 
 
-def test_training_says_nothing_of_lines_of_shipped_confs_that_an_override_makes_idle(conf, caplog):
+def test_shipped_lines_made_idle_by_an_override_are_not_reported(conf, caplog):
     gin_utils.load('ppo_cart_pole', ['ppo/Adam.lr = 1e-4'])
     idle = [binding for binding in gin_utils.unused_bindings() if 'LinearScheduler' in str(binding)]
     assert len(idle) == 2
@@ -631,7 +632,7 @@ class Turbo(Engine):
 
 
 @pytest.mark.parametrize('line, hint', [('Turbo.bost = 2', 'boost'), ('Turbo.powr = 2', 'power')])
-def test_an_argument_that_is_handed_on_and_that_nobody_takes_is_found_in_the_conf(conf, line, hint):
+def test_a_forwarded_argument_that_nothing_accepts_is_found_in_the_conf(conf, line, hint):
     gin_utils.load(conf(f'# mine\n{line}\n'))
     with pytest.raises(ConfError, match=rf"car.gin:2: {line}: .*unexpected keyword.*\n  did you mean '{hint}'"):
         Turbo()
@@ -651,7 +652,7 @@ def tuned(engine_ctor):
     return engine_ctor(fuel='diesel')
 
 
-def test_a_constructor_that_does_not_take_what_it_is_called_with_is_found_where_it_was_put(conf):
+def test_a_constructor_with_unaccepted_arguments_is_found_at_its_line(conf):
     conf('Car.engine = @Brake\nBrake.force = 3.0', 'base.gin')
     gin_utils.load(conf("include 'base.gin'\ntuned.engine_ctor = @Brake\n"))
     with pytest.raises(ConfError) as caught:
@@ -672,7 +673,7 @@ def test_an_overridden_binding_is_not_unused(conf):
     assert unused() == []
 
 
-def test_looking_for_bindings_that_nothing_uses_takes_time_in_proportion_to_the_conf(conf, monkeypatch):
+def test_finding_unused_bindings_takes_time_linear_in_the_conf(conf, monkeypatch):
     count = 200
     lines = ''.join(f's{i}/Engine.power = {i + 1}.0\nother_{i:b}/Car.engine = @s{i}/Engine()\n' for i in range(count))
     gin_utils.load(conf(lines))

@@ -101,13 +101,13 @@ def test_a_scoped_reference_makes_instances_of_the_class_itself():
     assert type(pickle.loads(pickle.dumps(made))) is Parent
 
 
-def test_what_the_caller_passes_wins_over_a_binding_and_a_binding_over_the_default():
+def test_caller_arguments_override_bindings_which_override_defaults():
     gin.parse_config(['Parent.x = 5', 'Parent.y = 6'])
     assert (Parent().x, Parent().y) == (5, 6)
     assert (Parent(1).x, Parent(1, 3).y, Parent(x=2, y=4).y) == (1, 3, 4)
 
 
-def test_a_binding_of_the_parent_never_changes_what_a_subclass_passes_explicitly():
+def test_parent_bindings_never_change_explicit_subclass_arguments():
     gin.parse_config(['Parent.x = 5', 'Parent.y = 6', 'Chooser.z = 7'])
     made = Chooser()
     assert made.x == 7, 'Chooser passes x itself'
@@ -115,7 +115,8 @@ def test_a_binding_of_the_parent_never_changes_what_a_subclass_passes_explicitly
     assert Chooser(8).x == 8
 
 
-def test_a_subclass_that_inherits_its_constructor_takes_its_own_bindings_before_those_of_the_parent():
+def test_own_bindings_of_a_subclass_precede_those_of_its_parent():
+    """Bindings of a subclass precede those of the parent whose constructor it inherits."""
     gin.parse_config(['Parent.x = 5', 'Parent.y = 6', 'Heir.y = 8'])
     assert (Heir().x, Heir().y) == (5, 8)
     assert (Parent().x, Parent().y) == (5, 6)
@@ -146,7 +147,7 @@ def test_functions_of_torch_have_their_names(name, function):
     assert Parent().x is function
 
 
-def test_bindings_of_a_step_function_arrive_as_a_partial_of_the_plain_function():
+def test_bindings_make_a_step_function_a_partial_of_the_plain_one():
     gin.parse_config(['clipped_double.limit = 3.', 'Parent.x = @clipped_double', 'softplus.beta = 2.',
                       'Parent.y = @softplus'])
     made = Parent()
@@ -193,7 +194,8 @@ def test_a_denied_argument_cannot_be_bound():
     assert guarded() == (1, 3)
 
 
-def test_defining_the_same_thing_again_replaces_it_and_another_thing_of_that_name_is_refused():
+def test_equal_redefinitions_replace_and_other_ones_are_refused():
+    """Defining the same thing again replaces it; another thing of the same name is refused."""
     def define(default):
         @configurable(module='again')
         class Redefined:

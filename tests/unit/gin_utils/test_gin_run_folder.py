@@ -117,7 +117,7 @@ def test_the_operative_conf_can_be_written_and_loaded_again_and_again(conf):
     assert 'Motor.act = @elu' in first
 
 
-def test_a_function_without_bindings_stays_plain_when_the_operative_conf_is_loaded(conf):
+def test_unbound_functions_stay_plain_under_the_operative_conf(conf):
     gin_utils.load(conf('Motor.act = @torch.nn.functional.leaky_relu'))
     Motor()
     gin_utils.write_operative('run')
@@ -157,7 +157,7 @@ def test_a_folder_without_a_run_says_so(conf, tmp_path):
         gin_utils.load(None, root_dir=str(tmp_path))
 
 
-def test_going_on_with_the_stored_conf_adds_only_what_the_command_line_changes(conf):
+def test_resuming_a_stored_conf_adds_only_command_line_changes(conf):
     start_run(conf)
     before, files = read('config.gin'), sorted(os.listdir('run/conf'))
     params = ['TrainerConfig.num_iterations = 7']

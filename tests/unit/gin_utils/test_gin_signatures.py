@@ -110,7 +110,7 @@ def test_the_signature_has_the_arguments_of_both_in_the_order_asked_for():
     assert list(defaults_of(DeepDrawer).items()) == [('width', 1), ('depth', 2), ('labels', NONE)]
 
 
-def test_an_argument_that_the_child_only_names_keeps_default_and_annotation_of_the_parent():
+def test_arguments_named_by_the_child_keep_parent_default_and_annotation():
 
     @takes_arguments_of(Saw)
     def weigh(length, *, material: object, **kwargs):
@@ -148,7 +148,7 @@ def test_a_default_of_the_child_goes_to_the_parent():
      'beta_ub max_log_alpha target_update_tau target_update_period dqda_clipping actor_optimizer critic_optimizer '
      'alpha_optimizer checkpoint debug_summaries name train_actor_on_last_step'),
 ])
-def test_what_comes_with_alfx_can_be_called_by_position_in_the_documented_order(target, names):
+def test_alfx_classes_take_positional_arguments_in_documented_order(target, names):
     assert list(inspect.signature(target).parameters) == names.split()
 
 
@@ -266,7 +266,7 @@ def test_a_network_that_forwards_its_arguments_can_be_copied():
     (dict(after={'watts': 'teth'}), "'teth' is not an argument of Saw"),
     (dict(after={'wats': 'teeth'}), "'wats' is not an argument of Saw"),
 ])
-def test_a_name_that_the_parent_has_not_is_refused_when_the_child_is_defined(options, message):
+def test_a_name_missing_in_the_parent_is_refused_at_definition(options, message):
     with pytest.raises(TypeError, match=message):
 
         @takes_arguments_of(Saw, **options)

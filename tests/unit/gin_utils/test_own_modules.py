@@ -92,7 +92,7 @@ def test_two_modules_of_one_name_in_a_process_are_refused(tmp_path, forget):
     gin_utils.load(write(tmp_path / 'c', 'own_three'))  # the same text
 
 
-def test_a_run_that_goes_on_uses_its_own_copy_and_says_when_the_other_has_changed(tmp_path, forget, caplog):
+def test_a_resumed_run_uses_its_module_copy_and_reports_changes(tmp_path, forget, caplog):
     conf_file = write(tmp_path / 'a', 'own_four')
     root_dir = str(tmp_path / 'run')
     gin_utils.write_conf(root_dir, gin_utils.load(conf_file), [])

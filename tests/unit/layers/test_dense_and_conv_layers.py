@@ -185,7 +185,7 @@ def test_the_first_layers_of_a_stack_compute_what_they_compute_in_it(make, shape
                 first(x)
 
 
-def test_the_first_layers_of_a_stack_are_none_where_they_cannot_be_computed_alone():
+def test_leading_stack_layers_are_none_if_not_computable_alone():
     for layer in (layers.FC(4, 5, use_bn=True), layers.Conv2D(2, 5, 3, use_bn=True),
                   layers.Conv2D(2, 5, 3, use_ln=True), lambda x: x - x.mean(-1, keepdim=True)):
         assert layers.first_layers(layers.make_parallel_net(layer, 3), 2) is None

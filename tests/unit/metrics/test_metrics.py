@@ -179,7 +179,7 @@ def test_a_missing_entry_in_a_saved_state_is_an_error_that_names_it():
         metrics.load_state_dict(state)
 
 
-def test_loading_with_another_number_of_environments_keeps_episodes_and_starts_new_ones():
+def test_loading_for_other_environment_counts_keeps_and_adds_episodes():
     steps = random_steps(40, 4, 0.2, seed=1)
     many = AverageReturnMetric(part(steps, 0))
     many.call_sequence(steps)
@@ -223,7 +223,7 @@ def test_buffer_is_a_ring():
     assert len(buffer) == 0
 
 
-def test_env_info_fields_can_be_chosen_and_unknown_aggregations_are_refused():
+def test_env_info_fields_can_be_chosen_with_known_aggregations_only():
     steps = random_steps(30, 2, 0.3, seed=4)
     metric = AverageEnvInfoMetric(part(steps, 0), fields=['speed'])
     metric.call_sequence(steps)

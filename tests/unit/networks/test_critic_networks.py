@@ -131,7 +131,7 @@ class TestCriticNetwork:
     ])
     @pytest.mark.parametrize('shape', [(), (2, )])
     @pytest.mark.parametrize('stacked_inputs', [False, True])
-    def test_the_first_of_a_stack_alone_have_the_values_and_gradients_they_have_in_it(self, layers, shape,
+    def test_leading_replicas_have_the_values_and_gradients_of_the_stack(self, layers, shape,
                                                                                       stacked_inputs):
         stack = CriticNetwork(PAIR, TensorSpec(shape), **layers).make_parallel(3)
         pair = inputs()
@@ -142,7 +142,7 @@ class TestCriticNetwork:
         for k in (1, 2):
             check_first_of_stack(stack, pair, k)
 
-    def test_the_first_of_a_stack_of_images_have_the_values_and_gradients_they_have_in_it(self):
+    def test_leading_image_replicas_have_the_values_and_gradients_of_the_stack(self):
         spec = (TensorSpec((2, 9, 9)), ACTION)
         stack = CriticNetwork(spec, observation_conv_layer_params=((4, 3, 2), (3, 2, 1, 0, 2)),
                               joint_fc_layer_params=(6, )).make_parallel(3)
@@ -161,7 +161,8 @@ class TestCriticNetwork:
         gradients = torch.autograd.grad(first.sum(), list(stack.parameters()))
         assert all(g[:2].isfinite().all() and not g[2].any() for g in gradients)
 
-    def test_statistics_of_batch_norm_are_those_of_the_whole_stack_where_only_the_first_are_asked_for(self):
+    def test_batch_norm_statistics_are_those_of_the_whole_stack(self):
+        """Statistics are those of the whole stack even if only the first networks are evaluated."""
         stack, other = (CriticNetwork(PAIR, joint_fc_layer_params=(5, ), use_fc_bn=True).make_parallel(2)
                         for _ in range(2))
         other.load_state_dict(stack.state_dict())
@@ -185,7 +186,7 @@ class TestCriticNetwork:
         other.load_state_dict(stack.state_dict())
         torch.testing.assert_close(stack(pair)[0], other(pair)[0])
 
-    def test_the_gradient_with_respect_to_the_action_is_that_of_finite_differences(self):
+    def test_the_action_gradient_matches_finite_differences(self):
         critic = CriticNetwork(PAIR, joint_fc_layer_params=(16, ), activation=torch.tanh)
         nn.init.normal_(linear(critic, 1).weight)
         observation, action = inputs(1)

@@ -34,7 +34,7 @@ class TestUpsampling:
         torch.testing.assert_close(net._chain[2](image), F.interpolate(image, scale_factor=1.5, mode=mode))
         assert net.output_spec.shape == (2, 6, 6)
 
-    def test_layers_come_in_the_order_given_and_the_last_one_has_its_own_activation(self):
+    def test_layers_keep_their_order_and_the_last_has_its_own_activation(self):
         net = ImageDecodingNetworkV2(4, (2, (8, 3, 1), 2, (6, 3, 1), (1, 3, 1)), 3, 2, (7, 9), same_padding=True,
                                      output_activation=torch.sigmoid)
         assert net.output_spec.shape == (1, 12, 12)
@@ -91,7 +91,7 @@ class TestAutoShape:
             return
         assert net(torch.randn(2, 3))[0].shape == (2, *shape)
 
-    def test_it_is_an_image_decoding_network_of_the_size_found_and_can_be_copied(self):
+    def test_it_is_an_image_decoding_network_of_the_right_size_and_copyable(self):
         net = AutoShapeImageDeconvNetwork(5, ((4, 3, 2), (1, 4, 2, 1)), (1, 13, 10), 6, (7, ))
         like = ImageDecodingNetwork(5, ((4, 3, 2, 0, (1, 0)), (1, 4, 2, 1, (1, 0))), 2, 6,
                                     preprocess_fc_layer_params=(7, ))

@@ -58,7 +58,7 @@ def nothing_prepared():
         yield
 
 
-def test_a_nested_observation_needs_a_combiner_even_if_all_parts_are_vectors(nothing_prepared):
+def test_a_nested_observation_needs_a_combiner_even_for_vectors(nothing_prepared):
     for ctor in (EncodingNetwork, ValueNetwork, LSTMEncodingNetwork):
         with pytest.raises(SpecError, match=r"nest of 2: 'a': .*, 'b': .*preprocessing_combiner=@NestConcat\(\)"):
             ctor({'a': VECTOR, 'b': VECTOR})
@@ -154,7 +154,8 @@ def test_same_padding_of_a_decoder_multiplies_the_size_by_the_stride(kernel, str
     assert net.output_spec == TensorSpec((2, 3 * stride**2, 5 * stride**2))
 
 
-def test_same_padding_of_an_even_kernel_and_a_stride_of_1_is_the_gradient_of_a_padded_convolution():
+def test_even_same_padding_with_stride_1_is_a_convolution_gradient():
+    """Same padding with an even kernel and a stride of 1 is the gradient of a padded convolution."""
     net = ImageDecodingNetwork(4, ((3, (4, 3), 1), ), (5, 6), 2, same_padding=True, output_activation=identity)
     stack, inputs = net.make_parallel(2), torch.randn(2, 4)
     image = net._layers[1](net._layers[0](inputs))

@@ -61,7 +61,8 @@ def test_networks_with_memory_and_critics_prepare_theirs_as_well():
     assert values.shape == (2, )
 
 
-def test_a_combiner_of_the_conf_stays_and_preprocessors_of_the_conf_keep_everything_as_it_is():
+def test_combiners_and_preprocessors_of_the_conf_take_precedence():
+    """A combiner from the conf is kept; preprocessors from the conf leave all inputs unchanged."""
     combiner = NestConcat()
     assert prepare_inputs([VECTOR, CATEGORY], combiner).combiner is combiner
     assert prepare_inputs([VECTOR, VECTOR], NestSum()).description == ''
@@ -72,7 +73,7 @@ def test_a_combiner_of_the_conf_stays_and_preprocessors_of_the_conf_keep_everyth
 @pytest.mark.parametrize('spec', [
     {'image': TensorSpec((3, 8, 8)), 'b': VECTOR}, TensorSpec((), torch.int64),
     BoundedTensorSpec((), torch.int64, 0, 5000), BoundedTensorSpec((3, 8, 8), torch.uint8, 0, 255)])
-def test_images_and_integers_with_many_values_or_no_bounds_are_left_to_the_conf(spec):
+def test_images_and_large_or_unbounded_integers_are_left_to_the_conf(spec):
     with pytest.raises(SpecError):
         EncodingNetwork(spec)
 

@@ -48,7 +48,7 @@ def test_integers_without_a_preprocessor_are_refused_with_that_proposal():
             EncodingNetwork(FOUR, fc_layer_params=(8, ))
 
 
-def test_very_many_integers_without_a_preprocessor_are_refused_with_that_proposal():
+def test_large_integer_ranges_need_a_preprocessor_which_is_proposed():
     with pytest.raises(SpecError, match=r'@OneHot\(\) or @EmbeddingPreprocessor\(\)'):
         EncodingNetwork(BoundedTensorSpec((), torch.int64, 0, 5000), fc_layer_params=(8, ))
 
@@ -60,7 +60,7 @@ def test_one_hot_vectors_need_integers_from_0_to_a_bound(spec):
         EncodingNetwork(spec, input_preprocessors=OneHot(), fc_layer_params=(8, ))
 
 
-def test_a_preprocessor_that_was_made_without_a_spec_is_made_again_for_each_part():
+def test_a_preprocessor_without_a_spec_is_recreated_for_each_part():
     embedding = EmbeddingPreprocessor(embedding_dim=3)
     network = EncodingNetwork({'a': FOUR, 'b': BoundedTensorSpec((2, ), torch.int64, 0, 6), 'c': TensorSpec((5, ))},
                               input_preprocessors={'a': embedding, 'b': embedding, 'c': embedding},
@@ -72,7 +72,7 @@ def test_a_preprocessor_that_was_made_without_a_spec_is_made_again_for_each_part
     assert cosines.processed_input_tensor_spec == TensorSpec((7, ))
 
 
-def test_a_preprocessor_that_does_not_know_its_input_says_so_when_it_is_called():
+def test_a_preprocessor_with_unknown_input_raises_when_called():
     with pytest.raises(SpecError, match='EmbeddingPreproc: it was constructed without input_tensor_spec'):
         EmbeddingPreprocessor()(torch.tensor([1]))
 

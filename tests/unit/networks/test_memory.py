@@ -109,7 +109,7 @@ def test_what_is_found_does_not_depend_on_how_much_is_empty():
     torch.testing.assert_close(*found)
 
 
-def test_empty_slots_are_filled_first_then_the_least_used_one_is_overwritten():
+def test_empty_slots_fill_first_then_the_least_used_is_overwritten():
     memory = MemoryWithUsage(3, 3)
     memory.build(1)
     for i in range(3):
@@ -157,7 +157,7 @@ def unrolled(snapshot_only):
     return contents, keys
 
 
-def test_gradients_flow_through_time_to_the_writers_that_are_still_remembered():
+def test_gradients_flow_through_time_to_writes_still_in_memory():
     contents, keys = unrolled(snapshot_only=False)
     remembered = torch.stack([content.grad.any(dim=1) for content in contents])
     assert remembered[-1].all() and remembered.sum(0).tolist() == [2, 2] and bool(keys.grad.any())
@@ -210,7 +210,7 @@ def test_a_first_in_first_out_memory_keeps_the_latest_in_order():
         assert memory.mask[0].tolist() == [x > 0 for x in kept]
 
 
-def test_a_first_in_first_out_memory_is_read_by_attention_over_what_it_holds():
+def test_a_fifo_memory_is_read_by_attention_over_its_contents():
     memory = FIFOMemory(4, 3)
     memory.build(2)
     keys = torch.randn(2, 5, 4)

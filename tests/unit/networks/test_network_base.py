@@ -49,7 +49,7 @@ def test_arguments_collected_by_a_subclass_are_saved():
     assert copy.saved_args['activation'] is torch.tanh
 
 
-def test_networks_among_the_arguments_are_copied_unless_they_are_singletons():
+def test_argument_networks_are_copied_unless_they_are_singletons():
     shared = EmbeddingPreprocessor(VECTOR, 4).singleton()
     own = EmbeddingPreprocessor(VECTOR, 4)
     spec = {'own': VECTOR, 'shared': VECTOR}

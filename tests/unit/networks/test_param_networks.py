@@ -19,7 +19,7 @@ def network():
     return EncodingNetwork(VECTOR, fc_layer_params=(4, ), last_layer_size=2, last_activation=torch.tanh)
 
 
-def test_a_row_of_theta_is_laid_out_as_torch_lays_out_the_parameters_of_a_network():
+def test_theta_rows_follow_the_parameter_layout_of_torch():
     single = network()
     given = StackedParameters(single)
     theta = torch.nn.utils.parameters_to_vector(single.parameters()).detach()
@@ -29,7 +29,7 @@ def test_a_row_of_theta_is_laid_out_as_torch_lays_out_the_parameters_of_a_networ
     torch.testing.assert_close(given.single_network(theta)(inputs)[0], single(inputs)[0])
 
 
-def test_theta_without_a_dimension_of_networks_makes_one_network_with_memory():
+def test_theta_without_a_network_dimension_is_one_recurrent_network():
     single = LSTMEncodingNetwork(VECTOR, hidden_size=5)
     given = StackedParameters(single)
     given.set_parameters(given.parameters_of(single))

@@ -28,7 +28,7 @@ def exact_probabilities(dist, actions):
 
 
 @pytest.mark.parametrize('start', [0, 3, -2])
-def test_samples_and_probabilities_of_a_discrete_action_are_in_the_range_of_its_spec(start):
+def test_discrete_samples_and_probabilities_are_in_the_spec_range(start):
     spec = BoundedTensorSpec((), torch.int64, start, start + 2)
     dist, _ = CategoricalProjectionNetwork(4, spec)(X * 10)
     samples = dist.sample((2000, ))
@@ -85,7 +85,8 @@ def test_the_layer_of_the_logits_can_be_chosen():
     assert isinstance(stack, ParallelCategoricalProjectionNetwork)
 
 
-def test_a_categorical_head_gives_floats_where_the_action_is_floats_between_integers():
+def test_a_categorical_head_gives_floats_for_float_actions():
+    """Categorical heads give floats if the actions are floats between integer bounds."""
     spec = {'a': BoundedTensorSpec((), torch.float32, 0, 2), 'b': BoundedTensorSpec((2, ), torch.float32, [-1, 0], 1)}
     head = NestedProjectionNetwork(4, spec, continuous_projection_net_ctor=CategoricalProjectionNetwork)
     dist, _ = head(X * 10)
@@ -200,7 +201,7 @@ def test_distributions_of_one_head_can_be_stacked():
 
 @pytest.mark.parametrize('transform', ['softplus', 'exp'])
 @pytest.mark.parametrize('state_dependent', [False, True])
-def test_the_stable_parameterisation_starts_at_init_std_and_keeps_its_limits(transform, state_dependent):
+def test_the_stable_parameterisation_starts_at_init_std_within_limits(transform, state_dependent):
     def head(**kwargs):
         return StableNormalProjectionNetwork(4, BOX, inverse_std_transform=transform, squash_mean=False,
                                              state_dependent_std=state_dependent, **kwargs)

@@ -33,7 +33,7 @@ def test_values_are_those_of_the_layers_applied_by_hand():
     torch.testing.assert_close(network(x)[0], expected)
 
 
-def test_a_dueling_network_adds_advantages_without_their_mean_to_the_state_value():
+def test_a_dueling_network_adds_centered_advantages_to_the_value():
     network, x = QNetwork(OBSERVATION, ACTION, fc_layer_params=(6, 5), dueling=True), torch.randn(7, 3)
     shared, streams, advantage_layer, value_layer = layers(network)
     assert streams.output_size == 10

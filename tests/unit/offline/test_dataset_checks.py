@@ -68,7 +68,7 @@ def test_several_rewards_are_not_one():
         check(make(), reward_spec=TensorSpec((2, )))
 
 
-def test_actions_that_rounding_took_out_of_bounds_are_clipped_with_a_warning(caplog):
+def test_actions_rounded_out_of_bounds_are_clipped_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         found = check(make(action={'': np.full((5, 1), 2.00001, np.float32)}))
     assert (found.episodes.action[''] == 2).all() and 'out of bounds' in caplog.text

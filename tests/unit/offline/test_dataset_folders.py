@@ -75,7 +75,7 @@ def test_a_missing_dataset_names_those_beside_it(tmp_path):
         dataset_sources.read(str(tmp_path / 'pendulums'))
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_recorded(tmp_path):
+def test_an_unwritable_folder_is_refused_before_recording(tmp_path):
     (tmp_path / 'file').write_text('')
     with pytest.raises(DatasetError, match='not a folder'):
         dataset_folder.check_writable(str(tmp_path / 'file' / 'set'), overwrite=False)
@@ -104,7 +104,7 @@ def write_and_be_killed(path, episodes, kill_at):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_a_writer_killed_at_any_moment_leaves_the_old_dataset_or_the_new_one(tmp_path):
+def test_a_killed_writer_leaves_the_old_or_the_new_dataset(tmp_path):
     path, seen = str(tmp_path / 'set'), set()
     old, new = (Episodes({'': np.full((3, 1), value)}, {'': np.zeros((2, 1))}, np.ones(2), np.ones(2), np.array([2]))
                 for value in (1.0, 2.0))

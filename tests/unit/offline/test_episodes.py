@@ -29,7 +29,7 @@ def steps_of(episodes, env_id=0):
     return nest.map_structure(lambda *x: torch.cat(x), *parts)
 
 
-def test_every_step_has_the_action_taken_there_and_the_reward_of_arriving_there():
+def test_every_step_has_its_own_action_and_the_reward_for_arriving():
     step, action = steps_of(make(), env_id=7)
     F, M, L = (int(x) for x in (StepType.FIRST, StepType.MID, StepType.LAST))
     assert step.step_type.tolist() == [F, M, M, L, F, L, F, M, M, M, L]
@@ -90,7 +90,7 @@ def test_parts_and_selections_keep_their_rows_together():
     assert joined([make().part(0, 1), make().part(1, 3)]).reward.tolist() == make().reward.tolist()
 
 
-def test_correlated_noise_is_added_to_the_next_action_as_well_but_not_across_episodes():
+def test_noise_correlates_with_the_next_action_within_an_episode():
     spec = BoundedTensorSpec((1, ), minimum=-1e6, maximum=3e6)  # half of the range is 2e6
     act = recorder.with_noise(lambda _: torch.zeros(1000, 1), spec, 1e-3, is_correlated=True)
     torch.manual_seed(0)

@@ -68,7 +68,7 @@ def test_any_other_file_is_refused_and_nothing_in_it_executed(tmp_path, monkeypa
     assert not os.path.exists('executed')
 
 
-def test_actions_in_units_of_the_environment_are_scaled_to_those_of_the_run():
+def test_actions_are_scaled_from_environment_units_to_run_units():
     from test_dataset_checks import make
     dataset = make(action={'': np.array([[-2.0], [6.0], [2.0], [2.0], [2.0]])})._replace(
         about={'action_bounds': {'': [[-2.0], [6.0]]}})

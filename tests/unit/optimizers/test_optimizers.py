@@ -93,7 +93,7 @@ class TestEveryOptimizer:
         optimizer.step()
         assert [g['lr'] for g in optimizer.param_groups] == [0.5, 0.1, 0.2]
 
-    def test_saved_through_a_file_without_pickle_and_loaded_it_goes_on_as_before(self, cls):
+    def test_saving_without_pickle_and_loading_continues_unchanged(self, cls):
         parameters = make_parameters()
         kwargs = {} if cls in (AdamW, Adam, AdamTF) else {'momentum': 0.9}
         optimizer = cls(parameters[:2], lr=0.1, **kwargs)
@@ -265,7 +265,8 @@ def test_parameters_of_several_types_are_clipped_together():
     assert global_norm([p.grad.float() for p in parameters]) == pytest.approx(1.0)
 
 
-def test_the_global_norm_is_that_of_all_elements_however_large_and_nan_if_one_is():
+def test_the_global_norm_covers_all_elements_large_or_nan():
+    """Global norm of all elements, however large; NaN if one element is NaN."""
     assert global_norm([torch.tensor([3.0, 4.0]), torch.tensor(12.0)]) == 13.0
     assert global_norm([torch.full((4, ), 2.0, dtype=torch.bfloat16)], [torch.zeros(0), torch.tensor(3.0)]) == 5.0
     assert global_norm([torch.tensor(1e19)] * 4) == pytest.approx(2e19)  # squares that float32 cannot add
@@ -280,7 +281,7 @@ def test_a_norm_within_the_bound_is_divided_by_exactly_1_and_nan_by_nan(make):
 
 
 @pytest.mark.parametrize('cls', ALL)
-def test_a_gradient_that_is_nan_makes_all_parameters_nan_if_all_are_clipped_together(cls):
+def test_global_clipping_spreads_a_nan_gradient_to_all_parameters(cls):
     parameters = make_parameters()
     set_gradients(parameters, 0)
     parameters[1].grad[0] = math.nan
@@ -289,7 +290,7 @@ def test_a_gradient_that_is_nan_makes_all_parameters_nan_if_all_are_clipped_toge
     assert math.isnan(optimizer.grad_norm) and all(p.isnan().all() for p in parameters)
 
 
-def test_adam_counts_the_steps_of_each_parameter_also_once_the_counts_lie_in_shared_memory():
+def test_adam_counts_steps_per_parameter_even_in_shared_memory():
     parameters = make_parameters()
     optimizer = Adam(parameters, lr=0.1)
     run(optimizer, parameters, range(2))

@@ -74,14 +74,14 @@ def remote_run(tmp_path, token):
     return RemoteRun(run._asdict(), 'a.b = 2\n', str(tmp_path / 'token'), token, pack(root_dir), PlayedExecution)
 
 
-def test_a_machine_that_sees_the_search_folder_works_in_it_and_sends_nothing(tmp_path):
+def test_a_machine_that_sees_the_search_folder_works_there_directly(tmp_path):
     remote = remote_run(tmp_path, 'same')
     assert remote._execution.run.root_dir == str(tmp_path / 'search' / 'seed_0')
     remote._execution.code = 0
     assert remote.poll() == (0, 'the end', b'')
 
 
-def test_another_machine_works_in_a_folder_of_its_own_and_sends_what_is_new(tmp_path, monkeypatch):
+def test_another_machine_works_in_its_own_folder_and_sends_new_files(tmp_path, monkeypatch):
     remote = remote_run(tmp_path, 'another')
     run = remote._execution.run
     assert run.root_dir != str(tmp_path / 'search' / 'seed_0') and files_of(run.root_dir) == FILES
@@ -134,7 +134,7 @@ def test_a_cluster_that_happens_to_run_is_left_alone(monkeypatch):
 
 
 @pytest.mark.slow
-def test_ray_runs_trials_at_the_same_time_and_replaces_a_worker_that_is_lost(tmp_path, monkeypatch):
+def test_ray_runs_trials_concurrently_and_replaces_lost_workers(tmp_path, monkeypatch):
     ray = pytest.importorskip('ray')
     here = os.path.dirname(os.path.abspath(__file__))
     monkeypatch.delenv('RAY_ADDRESS', raising=False)

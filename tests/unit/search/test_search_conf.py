@@ -47,7 +47,7 @@ def test_a_macro_can_be_searched(tmp_path):
     assert list(prepared(tmp_path, text).space) == ['length']
 
 
-def test_a_conf_that_never_evaluates_is_refused_unless_training_is_measured(tmp_path):
+def test_a_conf_without_evaluation_needs_training_as_the_objective(tmp_path):
     text = TRAINING.replace('evaluate = True', 'evaluate = False')
     with pytest.raises(ConfError, match='(?s)does not evaluate.*TrainerConfig.evaluate = True'):
         prepared(tmp_path, text)
@@ -90,7 +90,8 @@ def test_training_is_not_done_inline():
         Search(space={'x': [1]}, executor='inline')
 
 
-def test_what_the_user_binds_has_to_be_used_in_each_trial_and_what_is_included_or_searched_need_not(tmp_path):
+def test_only_user_bindings_must_be_used_in_each_trial(tmp_path):
+    """Bindings of the user must be used in each trial; included and searched ones need not be."""
     (tmp_path / 'base.gin').write_text('TrainerConfig.num_threads = 1\n')
     text = "include 'base.gin'\n" + with_space("'TrainerConfig.unroll_length': [1, 2]")
     used = prepared(tmp_path, text + 'TrainerConfig.mini_batch_size = 64\n').must_be_used
@@ -105,7 +106,7 @@ def test_where_it_is_chosen_what_is_made_nothing_has_to_be_used(tmp_path):
     assert prepared(tmp_path, with_space("'TrainerConfig.evaluate': [True, False]")).must_be_used == ()
 
 
-def test_a_binding_that_has_to_be_used_is_refused_although_others_may_be_unused(tmp_path):
+def test_a_required_binding_is_checked_where_others_may_be_unused(tmp_path):
     path = tmp_path / 'mine.gin'
     path.write_text('TrainerConfig.mini_batch_size = 64\nAdam.eps = 1.0\n')
     name = 'alfx.algorithms.config.TrainerConfig.mini_batch_size'

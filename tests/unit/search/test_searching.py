@@ -146,7 +146,7 @@ def test_the_score_of_a_run_is_what_the_conf_says(settings, expected, tmp_path):
     assert float(rows(tmp_path)[0]['value']) == expected
 
 
-def test_a_trial_that_fails_is_recorded_with_its_last_words_and_the_search_goes_on(tmp_path):
+def test_a_failed_trial_keeps_its_log_tail_and_the_search_continues(tmp_path):
     text = BOWL.split('Search.function')[0] + """
 Search.function = @picky
 Search.executor = 'inline'
@@ -206,7 +206,7 @@ def test_when_one_seed_fails_the_others_of_its_trial_are_stopped(tmp_path):
     assert rows(tmp_path)[1]['last words'] == 'ValueError: played to fail'
 
 
-def test_a_run_that_a_signal_ends_goes_on_and_is_given_up_when_that_repeats(tmp_path):
+def test_a_run_ended_by_a_signal_is_resumed_and_given_up_on_repetition(tmp_path):
     starts = []
 
     def play(run):
@@ -255,7 +255,7 @@ Search.pruner_arguments = {'n_startup_trials': 3, 'n_warmup_steps': 2}
 """
 
 
-def test_the_median_pruner_ends_what_is_worse_than_the_median_at_the_same_step(tmp_path):
+def test_the_median_pruner_ends_trials_below_the_median_at_their_step(tmp_path):
     search(tmp_path, CLIMB + f"climb.journal = '{tmp_path}/journal'\n")
     states = {row['climb.slope']: row['state'] for row in rows(tmp_path)}
     assert [slope for slope, state in states.items() if state == 'pruned'] == ['1.0', '2.0']
@@ -324,7 +324,7 @@ def wait_until(condition, seconds=60.0):
         time.sleep(0.002)
 
 
-def test_killed_at_random_moments_and_resumed_no_trial_is_lost_or_run_twice(tmp_path):
+def test_kills_and_resumes_neither_lose_nor_repeat_trials(tmp_path):
     text = BOWL + f"Search.num_trials = 40\nbowl.journal = '{tmp_path}/journal'\n"
     study_file, generator = tmp_path / 'search' / 'search' / 'study.log', random.Random(0)
 

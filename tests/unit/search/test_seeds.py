@@ -20,7 +20,7 @@ def test_seeds_are_scrambled_so_that_neighbours_have_nothing_in_common():
     assert 14 < np.mean(changed_bits) < 18  # half of 32
 
 
-def test_the_seed_of_a_run_depends_on_the_search_the_trial_and_the_repeat_alone():
+def test_seeds_depend_on_search_trial_and_repeat_only():
     assert run_seed(7, 3, 1) == run_seed(7, 3, 1)
     assert len({run_seed(7, 3, 1), run_seed(8, 3, 1), run_seed(7, 4, 1), run_seed(7, 3, 2)}) == 4
 

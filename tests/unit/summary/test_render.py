@@ -51,7 +51,7 @@ def test_data_of_the_wrong_dimensions_is_refused():
         render.render_heatmap('n', torch.rand(2, 3, 4))
 
 
-def test_actions_and_their_distributions_are_shown_by_the_structure_of_the_spec():
+def test_actions_and_distributions_are_shown_in_the_spec_structure():
     actions = {'d': torch.tensor([1]), 'c': torch.tensor([[0.5, -0.5]])}
     distributions = {'d': td.Categorical(logits=torch.zeros(1, 3)),
                      'c': td.Independent(td.Normal(torch.zeros(1, 2), torch.ones(1, 2)), 1)}

@@ -61,8 +61,9 @@ def train(root_dir, num_iterations, loggers):
     gin_utils.clear()
 
 
-def test_a_tracker_gets_each_summary_and_evaluation_over_environment_steps_also_of_a_run_that_goes_on(
+def test_a_tracker_gets_summaries_and_evaluations_even_after_resuming(
         recorders, tmp_path):
+    """A tracker gets each summary and evaluation over environment steps, also when the run is resumed."""
     train(tmp_path / 'run', 4, ['wandb'])
     train(tmp_path / 'run', 6, ['wandb'])
     first, second = recorders

@@ -38,7 +38,7 @@ def test_every_stored_curve_has_a_picture():
     assert {path.stem for path in (ROOT / 'docs' / 'images' / 'curves').iterdir()} == set(stored)
 
 
-def test_the_tags_of_an_algorithm_are_those_of_its_losses_and_bases_as_well(algorithm_table):
+def test_tags_of_an_algorithm_include_its_losses_and_bases(algorithm_table):
     from alfx.algorithms.dynamic_action_repeat_agent import DynamicActionRepeatAgent
     from alfx.algorithms.ppo_loss import PPOLoss
     from alfx.algorithms.taac_algorithm import TaacLAlgorithm

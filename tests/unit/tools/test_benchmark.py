@@ -172,7 +172,7 @@ def test_a_bonus_and_other_libraries_are_not_mixed():
             assert unavailable('rnd', workload) and not unavailable('alfx', workload)
 
 
-def test_the_advantages_of_the_hand_written_loop_stop_at_the_end_of_an_episode():
+def test_handwritten_advantages_stop_at_the_end_of_an_episode():
     import bare_loops
     import torch
 

@@ -20,7 +20,7 @@ def test_the_policy_of_a_conf_is_compared_with_its_file_after_a_tiny_run(exports
     assert found == {'algorithm': 'PPOAlgorithm', 'torch.export': pytest.approx(0, abs=1e-5), 'num_steps': 20}
 
 
-def test_the_table_tells_differences_and_reasons_and_takes_its_place_on_the_page(exports, tmp_path):
+def test_the_table_shows_differences_and_reasons_and_updates_the_page(exports, tmp_path):
     page = tmp_path / 'page.md'
     page.write_text(f'# Before\n\n{exports._BEGIN}\nold\n{exports._END}\n\nafter\n')
     stored = {'b': {'algorithm': 'X', 'torch.export': 0.0, 'ONNX': 2.5e-7, 'num_steps': 10_000},

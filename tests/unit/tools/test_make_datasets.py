@@ -55,7 +55,7 @@ def test_what_there_is_no_recipe_for_is_refused(make_datasets, name, message):
         make_datasets.names_of(name)
 
 
-def test_a_dataset_is_made_once_with_the_returns_that_scores_are_relative_to(make_datasets, tmp_path, monkeypatch):
+def test_a_dataset_is_made_once_with_its_reference_returns(make_datasets, tmp_path, monkeypatch):
     monkeypatch.setitem(make_datasets.RECIPES, 'tiny',
                         make_datasets.Recipe('sac_pendulum', 160, 40, 'sac_pendulum', TINY))
     monkeypatch.setattr(make_datasets, 'MEDIUM', -1e9)  # nothing is learned in so short a time

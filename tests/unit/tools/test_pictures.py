@@ -43,7 +43,7 @@ def test_films_of_several_agents_are_shown_side_by_side(tools, tmp_path):
         assert shown.getpixel((300, 75))[0] == pytest.approx(160, abs=8)
 
 
-def test_the_page_of_results_has_a_picture_of_the_tasks_whose_curves_are_kept(tools, tmp_path):
+def test_the_results_page_has_a_picture_for_tasks_with_curves(tools, tmp_path):
     _, results = tools
     store = results.Store(tmp_path / 'results.json')
     for name, env_name, curve in (('a', 'One-v1', [[0, 1.0], [10, 2.0]]), ('b', 'One-v1', [[0, 1.0], [10, 3.0]]),

@@ -23,7 +23,7 @@ def test_the_pages_are_current(reference):
     assert ' at 0x' not in ''.join(made.values())
 
 
-def test_arguments_that_a_class_hands_on_have_the_meaning_that_its_base_tells(reference):
+def test_forwarded_arguments_are_described_by_the_base_class(reference):
     class Base:
         """A base.
 

@@ -72,7 +72,7 @@ def test_a_conf_that_states_several_results_has_several_rows(results, tmp_path):
         ['repr/elbo', '7', '6.5', 'reached'], ['repr/reconstruction', '0.02', 'at most 0.012', 'missed']]
 
 
-def test_a_head_that_states_something_else_now_is_taken_over_without_new_runs(results, tmp_path):
+def test_a_changed_header_comment_is_adopted_without_new_runs(results, tmp_path):
     store = results.Store(tmp_path / 'results.json')
     store.add(a_task(results, required=10.0), 0, a_run([9.0]))
     store.restate(a_task(results, fingerprint='another', required=8.0))
@@ -124,7 +124,7 @@ def test_what_is_stored_is_found_again_until_the_conf_changes(results, tmp_path)
     assert '| `some_conf` |' in (tmp_path / 'results.md').read_text()
 
 
-def test_the_fingerprint_of_a_conf_follows_its_bindings_and_not_its_comments(results, tmp_path):
+def test_the_conf_fingerprint_depends_on_bindings_and_not_on_comments(results, tmp_path):
     def task(name, text):
         (tmp_path / name).write_text(text)
         return results.read_task(str(tmp_path / name))
@@ -140,7 +140,7 @@ def test_vector_returns_count_by_their_sum(results):
     assert results.rows_of('some_conf', entry)[0][6] == '5'
 
 
-def test_a_conf_may_state_a_number_of_the_environment_in_place_of_the_return(results, tmp_path):
+def test_a_conf_may_state_an_environment_metric_instead_of_the_return(results, tmp_path):
     store = results.Store(tmp_path / 'results.json')
     task = a_task(results, required=0.9, measure='success')
     store.add(a_task(results), 0, a_run([-10.0]))
@@ -153,7 +153,7 @@ def test_a_conf_may_state_a_number_of_the_environment_in_place_of_the_return(res
     assert '| success | 0.75 |' in (tmp_path / 'results.md').read_text()
 
 
-def test_a_number_that_the_environment_does_not_give_is_an_error_that_says_what_it_gives(results, tmp_path,
+def test_an_unknown_environment_metric_raises_with_the_known_ones(results, tmp_path,
                                                                                          monkeypatch):
     evaluation = {'epsilon_greedy=0': {'returns': [1.0], 'env_info': {'distance': [0.5]}, 'measures': {}}}
 
@@ -199,8 +199,9 @@ def test_a_conf_is_evaluated_with_its_own_epsilon_and_the_table_says_so(results,
     assert results.read_task('ppo_cart_pole').epsilon_greedy == 0
 
 
-def test_what_learns_from_a_dataset_alone_is_as_long_as_it_has_updates_and_may_state_a_score(results, tmp_path,
+def test_offline_runs_are_measured_in_updates_and_may_state_a_score(results, tmp_path,
                                                                                             monkeypatch):
+    """Length of a purely offline run is its number of updates; its conf may state a score."""
     def run(arguments, log, threads):
         folder = tmp_path / 'some_conf-f' / 'seed-0' / 'conf'
         folder.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,7 @@ def test_a_run_without_an_ended_episode_has_no_return(tmp_path):
     assert run['final return'] is None and run['best return'] is None and run['steps/s'] is None
 
 
-def test_only_the_bindings_that_differ_are_listed_and_the_seed_is_none_of_them(tmp_path):
+def test_only_differing_bindings_are_listed_without_the_seed(tmp_path):
     folders = [write_run(tmp_path / name, [1], rate) for name, rate in (('a', 0.1), ('b', 0.2), ('c', 0.1))]
     bindings = [comparing.read_bindings(folder) for folder in folders]
     assert comparing.differences(bindings) == [('ac/Adam.lr', ['0.1', '0.2', '0.1'])]
@@ -67,7 +67,7 @@ def test_confs_with_no_seed_in_common_are_not_compared(tmp_path):
     assert comparing.paired_differences([comparing.read_run(folder) for folder in folders], 'final return') == []
 
 
-def test_runs_are_called_by_their_conf_or_by_what_differs_or_by_their_folder(tmp_path):
+def test_runs_are_labelled_by_conf_by_difference_or_by_folder(tmp_path):
     folders = [write_run(tmp_path / name, [1], rate) for name, rate in (('a', 0.1), ('b', 0.2), ('c', 0.2))]
     assert comparing.labels(folders[:2], ['x', 'y']) == ['x', 'y']
     assert comparing.labels(folders[:2], ['x', 'x']) == ['x: ac/Adam.lr=0.1', 'x: ac/Adam.lr=0.2']

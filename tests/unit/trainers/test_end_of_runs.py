@@ -34,7 +34,7 @@ def test_a_run_ends_with_the_iteration_in_which_its_last_episode_ends(tmp_path):
     assert returned == pytest.approx(float(trainer.algorithm.get_metrics()[2].result()))
 
 
-def test_a_run_ends_when_an_evaluation_is_good_enough_with_a_checkpoint_and_says_so(tmp_path, capsys):
+def test_a_good_enough_evaluation_ends_the_run_with_checkpoint_and_log(tmp_path, capsys):
     trainer, returned = run(tmp_path, *EVALUATED, 'TrainerConfig.num_iterations = 20',
                             'TrainerConfig.stop_at_return = 5.0')
     assert trainer.current_iterations() == 2 and returned >= 5.0

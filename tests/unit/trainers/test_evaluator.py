@@ -172,7 +172,7 @@ def test_another_process_evaluates_and_reports_and_its_death_is_noticed(tmp_path
     assert all(np.isfinite(r['average_return']) and r['episodes'] == 3 for r in results)
 
 
-def test_another_process_tells_which_bindings_its_first_evaluation_did_not_use(tmp_path, algorithm, conf_file):
+def test_the_evaluation_process_reports_unused_bindings(tmp_path, algorithm, conf_file):
     with open(conf_file, 'a', encoding='utf8') as file:
         file.write('\nevaluation/SmallPolicy.debug_summaries = True\n')
     evaluator = Evaluator(make_config(tmp_path, num_eval_episodes=1), conf_file)
@@ -206,7 +206,7 @@ if __name__ == '__main__':
 '''
 
 
-def test_a_run_ends_although_nobody_has_read_the_weights_that_were_to_be_evaluated(tmp_path):
+def test_a_run_ends_even_if_its_weights_were_never_evaluated(tmp_path):
     program = tmp_path / 'program.py'
     program.write_text(STOPPED_EARLY)
     path = os.pathsep.join([os.path.dirname(os.path.abspath(__file__)), *filter(None, sys.path)])
@@ -244,7 +244,7 @@ def test_numbers_of_the_environment_are_in_the_statistics_and_in_the_table(algor
     assert read_results(str(tmp_path))[-1]['env_info/success'] == 0.5
 
 
-def test_what_the_algorithm_measures_at_a_step_is_averaged_over_each_episode(algorithm, tmp_path, monkeypatch):
+def test_algorithm_metrics_of_a_step_are_averaged_over_each_episode(algorithm, tmp_path, monkeypatch):
     """Steps 0, 1, ... of an episode are measured as NaN, 1, 2, ...: of 3 steps and a final one the mean is 2."""
     steps = iter([float('nan'), 1.0, 2.0, 3.0] * 3)
     monkeypatch.setattr(algorithm, 'measures', lambda info: {'irm/accuracy': torch.tensor([next(steps)])})

@@ -139,7 +139,7 @@ def tf32(x):
 
 
 @pytest.mark.parametrize('columns', [16, 256, 4096])
-def test_every_order_of_summation_in_float32_is_float32_and_rounded_factors_are_not(columns):
+def test_float32_sums_in_any_order_pass_and_rounded_factors_do_not(columns):
     generator = torch.Generator().manual_seed(1)
     x, weight = (torch.randn(8, columns, generator=generator), torch.randn(32, columns, generator=generator))
     products = x[:, None] * weight
@@ -235,7 +235,7 @@ def test_curves_are_averaged_over_the_range_that_all_cover(tmp_path):
     assert band.margin[-1] == pytest.approx(12.7062 * 70.7107 / 2**0.5, rel=1e-4)
 
 
-def test_curves_are_drawn_over_environment_steps_unless_a_run_has_trained_without(tmp_path):
+def test_curves_use_environment_steps_unless_a_run_trained_without(tmp_path):
     acting = make_run(tmp_path / '1', 'a', [(0, 0), (10, 1)])
     offline_first = make_run(tmp_path / '2', 'b', [(0, 0), (0, 1), (10, 2)])
     assert curves.axis_of([acting]) == 'env_steps'

@@ -60,7 +60,7 @@ def test_returns_are_told_as_numbers_of_the_field(root_dir):
     assert lines == ['episode 1: return 112, length 1', 'episode 1: return [0.5 2. ], length 1']
 
 
-def test_the_checkpoint_asked_for_is_loaded_without_an_environment_of_training(root_dir):
+def test_the_given_checkpoint_is_loaded_without_a_training_environment(root_dir):
     algorithm = make(root_dir)
     before = algorithm._net[0].weight.clone()
     assert load_for_play(root_dir, algorithm, 1) == 1

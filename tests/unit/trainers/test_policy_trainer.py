@@ -70,7 +70,7 @@ def table(root_dir) -> list[dict]:
 # The schedule --------------------------------------------------------------------------------------------------
 
 
-def test_checkpoints_are_spread_over_the_run_and_the_last_one_is_at_its_end(tmp_path):
+def test_checkpoints_are_spread_over_the_run_and_one_is_at_the_end(tmp_path):
     run(tmp_path, num_checkpoints=3)
     assert steps(tmp_path) == [4, 8, 12]
 
@@ -92,7 +92,7 @@ def test_too_few_iterations_for_the_environment_steps_are_pointed_out(tmp_path, 
     assert 'the run ends early' in caplog.text
 
 
-def test_summaries_are_written_at_their_interval_in_the_first_interval_and_at_the_end(tmp_path):
+def test_summaries_are_written_at_start_at_intervals_and_at_the_end(tmp_path):
     run(tmp_path / 'a', summary_interval=4)
     assert [int(row['iteration']) for row in table(tmp_path / 'a')] == [0, 1, 2, 3, 4, 8, 11]
     run(tmp_path / 'b', summary_interval=4, summarize_first_interval=False)
@@ -101,14 +101,14 @@ def test_summaries_are_written_at_their_interval_in_the_first_interval_and_at_th
     assert [int(row['iteration']) for row in table(tmp_path / 'c')] == [0, 6, 11]
 
 
-def test_the_last_iteration_of_a_number_of_environment_steps_is_summarized_with_its_losses(tmp_path):
+def test_the_last_iteration_by_environment_steps_logs_its_losses(tmp_path):
     trainer = run(tmp_path, num_iterations=0, num_env_steps=200, summary_interval=1000, summarize_first_interval=False)
     rows = table(tmp_path)
     assert len(rows) <= 3 and rows[-1]['loss']
     assert int(rows[-1]['env_steps']) == trainer.current_env_steps() >= 200
 
 
-def test_what_could_not_be_known_to_be_the_last_iteration_is_summarized_at_its_end(tmp_path):
+def test_an_unforeseen_last_iteration_is_summarized_at_its_end(tmp_path):
     trainer = run(tmp_path, num_iterations=0, num_episodes=30, summary_interval=1000, summarize_first_interval=False)
     last = table(tmp_path)[-1]
     assert int(last['env_steps']) == trainer.current_env_steps() and int(last['episodes']) >= 30
@@ -135,7 +135,7 @@ def test_summaries_are_drawn_over_environment_steps(tmp_path):
     assert [row['env_steps'] for row in results] == [env_steps[2], env_steps[5]]
 
 
-def test_a_conf_gets_iterations_as_the_axis_and_the_metrics_over_each_counter(tmp_path):
+def test_a_conf_gets_iterations_as_axis_and_metrics_over_each_counter(tmp_path):
     run(tmp_path, num_iterations=4, summary_interval=1, summary_axis='global_counter', evaluate=True, eval_interval=2,
         num_eval_episodes=2)
     found, env_steps = scalars(tmp_path / 'train'), [int(row['env_steps']) for row in table(tmp_path)]
@@ -162,7 +162,7 @@ def test_a_run_goes_on_over_the_axis_that_it_began_with(tmp_path):
     assert scalars(tmp_path / 'older' / 'eval')['Metrics/AverageReturn'] == [3, 6]
 
 
-def test_where_environment_steps_do_not_tell_how_far_a_run_is_the_axis_is_the_counter(tmp_path):
+def test_the_axis_is_the_counter_if_environment_steps_show_no_progress(tmp_path):
     assert make_config(tmp_path).summarizes_over_env_steps
     for values in (dict(ml_type='sl'), dict(update_counter_every_mini_batch=True),
                    dict(num_iterations=100, num_env_steps=10), dict(offline_buffer_dir='data', mini_batch_length=2,
@@ -219,8 +219,9 @@ def test_evaluations_take_place_at_their_interval_and_at_the_end(tmp_path):
 
 
 @pytest.mark.parametrize('uses', [True, False])
-def test_bindings_for_evaluation_are_reported_after_the_first_evaluation_if_it_did_not_use_them(
+def test_unused_evaluation_bindings_are_reported_after_the_first_one(
         tmp_path, monkeypatch, caplog, uses):
+    """Evaluation bindings that the first evaluation did not use are reported after it."""
     (tmp_path / 'walk.gin').write_text('evaluation/load_walk.batch_size = 2\nload_walk.environment_name = 1\n')
     gin_utils.load(str(tmp_path / 'walk.gin'), allow_unused=True)
 
@@ -246,7 +247,7 @@ def test_evaluation_does_not_change_training(tmp_path):
         assert torch.equal(a, b)
 
 
-def test_temporary_checkpoints_are_written_in_between_and_the_latest_two_are_kept(tmp_path, monkeypatch):
+def test_temporary_checkpoints_are_written_and_the_latest_two_kept(tmp_path, monkeypatch):
     monkeypatch.setattr('alfx.trainers.policy_trainer._TEMPORARY_CHECKPOINT_SECONDS', 0.0)
     monkeypatch.setattr('alfx.trainers.policy_trainer._TEMPORARY_CHECKPOINT_SHARE', 1e9)
     run(tmp_path, num_checkpoints=2)
@@ -308,7 +309,7 @@ def test_event_files_have_no_record_twice_after_a_resume(tmp_path):
     assert [r['iteration'] for r in read_results(str(tmp_path))] == [3, 6, 9, 12]
 
 
-def test_a_random_seed_that_was_drawn_is_kept_when_the_run_is_started_again(tmp_path):
+def test_a_randomly_drawn_seed_is_kept_when_the_run_restarts(tmp_path):
     first = run(tmp_path, random_seed=None, stop_after=2)
     second = run(tmp_path, random_seed=None)
     assert first._config.random_seed == second._config.random_seed
@@ -355,7 +356,7 @@ def test_environments_whose_state_cannot_be_saved_start_new_episodes(tmp_path, c
     assert not any(name.endswith('.env') for name in os.listdir(run_files.checkpoint_dir(str(tmp_path))))
 
 
-def test_a_damaged_latest_checkpoint_costs_only_the_way_from_the_one_before(tmp_path):
+def test_a_damaged_checkpoint_loses_only_the_steps_since_the_previous_one(tmp_path):
     whole = run(tmp_path / 'whole')
     run(tmp_path / 'killed', stop_after=10)
     path = os.path.join(run_files.checkpoint_dir(str(tmp_path / 'killed')), 'ckpt-8')
@@ -451,7 +452,7 @@ def sends(*numbers):
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_stop_signal_ends_the_run_with_a_checkpoint_from_which_it_goes_on(tmp_path, number, capsys):
+def test_a_stop_signal_ends_the_run_with_a_resumable_checkpoint(tmp_path, number, capsys):
     before = signal.getsignal(number)
     trainer = run(tmp_path / 'stopped', sends(number))
     assert trainer.stop_signal == number and trainer.current_iterations() == 5
@@ -519,7 +520,7 @@ def test_a_second_interrupt_stops_at_once(tmp_path):
     assert steps(tmp_path) == [4]
 
 
-def test_a_signal_that_comes_while_something_is_written_is_told_without_the_lock_of_the_stream(tmp_path, monkeypatch):
+def test_a_signal_during_output_is_logged_without_the_stream_lock(tmp_path, monkeypatch):
     class Raw(io.FileIO):
         def write(self, data):
             if not sent:
@@ -597,7 +598,7 @@ def test_supervised_evaluation_needs_an_algorithm_that_evaluates(tmp_path):
         supervised(tmp_path, algorithm_ctor=NoEvaluation)
 
 
-def test_a_rank_that_nobody_has_started_is_refused_with_the_command_that_does(tmp_path, monkeypatch):
+def test_a_rank_started_by_hand_is_refused_with_the_right_command(tmp_path, monkeypatch):
     monkeypatch.delenv('RANK', raising=False)
     with pytest.raises(RuntimeError, match='torchrun'):
         RLTrainer(make_config(tmp_path), ddp_rank=0)
@@ -615,7 +616,7 @@ def test_a_loss_info_without_extra_has_a_row_as_well(tmp_path):
 # Two runs in one folder -----------------------------------------------------------------------------------------
 
 
-def test_a_trainer_that_is_used_as_a_library_holds_its_folder_while_it_trains(tmp_path):
+def test_a_library_trainer_locks_its_folder_while_it_trains(tmp_path):
     trainer, seen = WalkTrainer(make_config(tmp_path)), []
     train_iter = trainer._train_iter
 
@@ -633,7 +634,7 @@ def test_a_trainer_that_is_used_as_a_library_holds_its_folder_while_it_trains(tm
         run(tmp_path, num_iterations=14)
 
 
-def test_a_trainer_that_is_used_as_a_library_does_not_train_in_the_folder_of_another(tmp_path):
+def test_a_library_trainer_does_not_train_in_the_folder_of_another(tmp_path):
     holder = ('import sys; from alfx.runs import run_lock\n'
               "with run_lock.held(sys.argv[1]): print('held', flush=True), input()")
     with subprocess.Popen([sys.executable, '-c', holder, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,

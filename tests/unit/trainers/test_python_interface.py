@@ -68,7 +68,7 @@ def test_an_observation_of_another_shape_is_refused(masked_run):
         policy.predict({'position': np.zeros(2)})
 
 
-def test_a_continuous_action_is_in_the_bounds_of_the_environment_and_is_that_of_evaluation(tmp_path):
+def test_a_continuous_action_is_in_bounds_and_that_of_evaluation(tmp_path):
     alfx.train('ppo_pendulum', SMALL, str(tmp_path / 'run'))
     policy = alfx.load(str(tmp_path / 'run'))
     action = policy.predict(np.array([1.0, 0.0, 0.5], np.float32))

@@ -63,7 +63,7 @@ def assert_same(a, b):
         assert x.dtype == y.dtype and torch.equal(x, y), path
 
 
-def test_unrolls_and_metrics_of_one_worker_are_those_of_a_local_run_bit_for_bit(make, tmp_path, monkeypatch):
+def test_unrolls_and_metrics_of_one_worker_match_a_local_run(make, tmp_path, monkeypatch):
     """Recurrent, with states stored, random actions, a data transformer with statistics, a step to bootstrap from."""
     params = ('Steering.recurrent=True', 'TrainerConfig.use_rollout_state=True',
               'TrainerConfig.data_transformer_ctor=@ObservationNormalizer',
@@ -209,8 +209,9 @@ def soon_gone():
 
 
 @pytest.mark.slow
-def test_a_run_replaces_a_killed_worker_ends_with_its_learner_goes_on_evaluates_and_plays(tmp_path, monkeypatch,
+def test_a_ray_run_replaces_workers_resumes_evaluates_and_plays(tmp_path, monkeypatch,
                                                                                           soon_gone):
+    """Replace a killed worker, end with the learner, resume, evaluate and play a run with Ray workers."""
     run_folder(tmp_path, monkeypatch)
     log, process = tmp_path / 'run' / 'train.log', None
 
@@ -286,7 +287,7 @@ def test_a_stream_is_taken_in_other_portions_than_it_came_in():
     assert [stream.steps for stream in streams] == [1, 1]
 
 
-def test_the_newest_step_becomes_the_last_one_for_who_learns_and_not_for_the_metrics():
+def test_the_newest_step_is_last_for_the_learner_but_not_for_the_metrics():
     stream = ray_rollout._Stream()
     stream.end_episode()  # nothing has come yet
     sent = delivery(5, 3)
@@ -321,7 +322,7 @@ def test_without_the_extra_the_option_is_refused_by_its_name(tmp_path, monkeypat
         acting.check(algorithm, config)
 
 
-def test_what_cannot_learn_from_old_steps_is_refused_before_anything_is_started(tmp_path, monkeypatch):
+def test_on_policy_algorithms_are_refused_before_anything_starts(tmp_path, monkeypatch):
     config = run_folder(tmp_path, monkeypatch, *ON_RAY, 'Steering.on_policy=True', 'TrainerConfig.num_ray_workers=2')
     algorithm = make_algorithm(config, acting.create_environment(config))
     for refuse in (acting.check, ray_rollout.RayRollout):

@@ -158,7 +158,7 @@ def rewards(experience):
     return experience.time_step.reward[:, 0].int().tolist()
 
 
-def test_an_unroll_begins_with_the_step_that_the_one_before_was_bootstrapped_from(tmp_path, monkeypatch):
+def test_an_unroll_starts_at_the_step_the_previous_one_bootstrapped_from(tmp_path, monkeypatch):
     algorithm, _ = counting(run_folder(tmp_path, monkeypatch))
     assert [rewards(algorithm.unroll(length)) for length in (3, 1, 2)] == [[0, 1, 2, 3], [3, 4], [4, 5, 6]]
     assert rewards_seen(algorithm) == list(range(6))
@@ -199,7 +199,7 @@ def test_what_there_is_is_taken_if_no_length_is_asked_for(tmp_path, monkeypatch,
     assert lengths == ([3, 0, 0, 4, 4, 1] if sampled else [2, 0, 0, 4, 4, 1])
 
 
-def test_an_iteration_that_could_neither_train_nor_collect_waits_for_a_step(tmp_path, monkeypatch):
+def test_an_iteration_without_data_to_train_or_collect_waits_for_a_step(tmp_path, monkeypatch):
     params = ['TrainerConfig.unroll_length=0', 'TrainerConfig.max_unroll_length=4', *SAMPLED]
     algorithm, source = counting(run_folder(tmp_path, monkeypatch, *params))
     source.available = 0

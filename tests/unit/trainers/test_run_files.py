@@ -115,7 +115,7 @@ def test_lines_of_a_table_that_are_damaged_are_left_out_with_a_warning(tmp_path,
     (b'{"random_seed": 3, "tuning": [1]}', {'random_seed': 3}),
     (b'{"random_seed": -3, "tuning": ["medium", 1]}', {}), (b'{"random_seed": true, "tuning": [0, "low"]}', {}),
 ])
-def test_a_damaged_record_of_the_start_is_a_warning_and_what_is_good_of_it_is_kept(tmp_path, caplog, content, kept):
+def test_damaged_start_data_is_a_warning_and_its_valid_part_is_kept(tmp_path, caplog, content, kept):
     path = tmp_path / 'train' / 'start.json'
     path.parent.mkdir()
     path.write_bytes(content)

@@ -17,7 +17,7 @@ def close(actions, expected):
 
 
 @pytest.mark.parametrize('sampler', [MultinomialSampler(), CategoricalSeedSampler(4), EpsilonGreedySampler(1.0)])
-def test_every_sampler_can_follow_the_probabilities_and_never_takes_what_has_none(sampler):
+def test_samplers_follow_probabilities_and_never_take_impossible_actions(sampler):
     torch.manual_seed(0)
     state = torch.zeros(20000, 4) if sampler.state_spec else ()
     actions, _ = sampler(MANY, state)

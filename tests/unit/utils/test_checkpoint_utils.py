@@ -81,7 +81,7 @@ def test_everything_comes_back_and_training_goes_on_alike(tmp_path):
             assert torch.equal(a, b)
 
 
-def test_any_step_can_be_loaded_and_a_missing_one_is_an_error_that_lists_the_others(tmp_path):
+def test_any_step_can_be_loaded_and_a_missing_one_lists_the_others(tmp_path):
     saved(tmp_path, 1, 2, 10)
     assert loaded(tmp_path, 2)[2].value == 2
     assert loaded(tmp_path, 'latest')[2].value == 10
@@ -164,7 +164,8 @@ def _device(path):
 @pytest.mark.parametrize('make', [_random_bytes, _bytes_that_begin_like_a_pickle, _bytes_that_begin_like_an_archive,
                                   _flipped_names, _dangling_link, _looping_link, _folder, _link_to_a_folder, os.mkfifo,
                                   _device])
-def test_whatever_has_the_name_of_a_checkpoint_older_ones_are_used_and_it_is_replaced(tmp_path, caplog, make):
+def test_a_path_named_like_a_checkpoint_is_skipped_and_replaced(tmp_path, caplog, make):
+    """Older checkpoints are loaded if something else has the name of a checkpoint, and it is replaced."""
     saved(tmp_path, 1)
     make(tmp_path / 'ckpt' / 'ckpt-2')
     with caplog.at_level(logging.WARNING):
@@ -256,7 +257,7 @@ def test_who_has_no_replay_buffer_does_not_read_one(tmp_path):
 
 
 @pytest.mark.parametrize('make', [_random_bytes, _dangling_link, _folder, os.mkfifo, 'another', None])
-def test_a_replay_buffer_that_is_not_as_it_was_written_is_left_out_with_a_warning(tmp_path, caplog, make):
+def test_a_damaged_replay_buffer_is_skipped_with_a_warning(tmp_path, caplog, make):
     checkpointer = replaying(tmp_path, 1, 2)
     path = tmp_path / 'ckpt' / 'ckpt-2.replay'
     if make == 'another':
@@ -272,7 +273,7 @@ def test_a_replay_buffer_that_is_not_as_it_was_written_is_left_out_with_a_warnin
     assert Checkpointer(str(tmp_path / 'ckpt'), alg=alg).load() == 2 and alg.contents == 2.0
 
 
-def test_what_a_killed_process_was_writing_is_removed_with_the_next_checkpoint(tmp_path):
+def test_partial_files_of_a_killed_process_go_with_the_next_checkpoint(tmp_path):
     checkpointer = replaying(tmp_path, 1)
     for name in ('ckpt-2.tmp77', 'ckpt-2.replay.tmp77', 'temporary.json.tmp77'):
         (tmp_path / 'ckpt' / name).write_text('')
@@ -310,7 +311,7 @@ def test_a_file_that_would_execute_code_is_refused_and_does_not(tmp_path):
     assert not (tmp_path / 'executed').exists()
 
 
-def test_a_file_with_our_checksum_that_would_execute_code_is_refused_in_our_own_words(tmp_path):
+def test_a_checksummed_file_that_would_execute_code_is_refused(tmp_path):
     path = saved(tmp_path, 1).path(1)
     with open(path, 'wb') as file:
         checkpoint_utils._save(file, {'modules': _Evil(tmp_path / 'executed')})
@@ -473,7 +474,7 @@ def test_an_environment_state_of_somebody_else_is_not_unpickled(tmp_path, caplog
     assert not (tmp_path / 'executed').exists()
 
 
-def test_an_environment_state_with_the_checksums_of_an_older_version_is_not_unpickled(tmp_path):
+def test_an_environment_state_with_old_checksums_is_not_unpickled(tmp_path):
     checkpointer = saved(tmp_path, 1)
     with open(checkpointer.path(1), 'rb') as file:
         checksum = file.read()[-64:]
@@ -484,7 +485,7 @@ def test_an_environment_state_with_the_checksums_of_an_older_version_is_not_unpi
     assert not (tmp_path / 'executed').exists()
 
 
-def test_without_a_key_the_state_of_environments_is_not_saved_and_the_checkpoint_is(tmp_path, caplog, monkeypatch):
+def test_without_a_key_checkpoints_omit_the_environment_state(tmp_path, caplog, monkeypatch):
     (tmp_path / 'file').write_text('')
     monkeypatch.setenv('XDG_CONFIG_HOME', str(tmp_path / 'file'))
     checkpointer = saved(tmp_path, 1)
@@ -493,7 +494,7 @@ def test_without_a_key_the_state_of_environments_is_not_saved_and_the_checkpoint
     assert 'is not saved' in caplog.text and 'XDG_CONFIG_HOME' in caplog.text
 
 
-def test_a_checkpoint_without_environment_state_removes_the_one_of_the_same_step(tmp_path):
+def test_a_checkpoint_without_environment_state_removes_the_old_one(tmp_path):
     checkpointer = saved(tmp_path, 1)
     checkpointer.save(1, environment_state=1)
     checkpointer.save(1)

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from alfx.algorithms.taac.double_precision import LinearLayersInDouble
 
 
-def test_linear_layers_and_what_follows_them_are_float64_and_parameters_stay():
+def test_linear_layers_and_later_ones_are_float64_and_parameters_stay():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv1d(2, 3, 2), nn.Flatten(), nn.Linear(9, 5), nn.LayerNorm(5), nn.Tanh())
     x = torch.randn(7, 2, 4)

@@ -10,7 +10,7 @@ from alfx.algorithms.muzero.expressions import ExpressionError, function_from_te
 LOSS = LossInfo(loss=torch.tensor([[1.0, 2.0], [3.0, 4.0]]), extra={'value': torch.tensor([[4.0, 9.0], [16.0, 0.0]])})
 
 
-def test_the_documented_priority_is_the_sum_of_the_roots_of_the_value_losses():
+def test_the_documented_priority_sums_the_roots_of_the_value_losses():
     function = function_from_text("lambda loss_info: loss_info.extra['value'].sqrt().sum(dim=0)", 'priority')
     assert function(LOSS).tolist() == [6.0, 3.0]
 

@@ -38,7 +38,7 @@ def test_nests_and_truth_values_are_numbered_too():
     assert numbers.num_cells == 24 and numbers(observation).tolist() == list(range(24))
 
 
-def test_a_range_is_divided_into_equal_parts_and_what_is_outside_goes_to_the_nearest():
+def test_ranges_are_divided_equally_and_outside_values_clamped():
     numbers = grid(BoundedTensorSpec((1, ), torch.float32, -1.0, 1.0), 4)
     values = torch.tensor([-9.0, -1.0, -0.51, -0.49, -0.01, 0.0, 0.49, 0.5, 1.0, 9.0])
     assert numbers(values.unsqueeze(-1)).tolist() == [0, 0, 0, 1, 1, 2, 2, 3, 3, 3]

@@ -33,7 +33,7 @@ time.sleep(1000)
 
 
 @pytest.mark.parametrize('parent', [CHILD, RANK], ids=['child', 'rank that waits for the others'])
-def test_a_process_that_does_not_notice_ends_by_force_when_its_parent_is_gone(tmp_path, parent):
+def test_an_unaware_process_is_killed_when_its_parent_is_gone(tmp_path, parent):
     (tmp_path / 'parent.py').write_text(parent)
     path = os.pathsep.join([os.getcwd(), os.environ.get('PYTHONPATH', '')])
     parent = subprocess.Popen([sys.executable, str(tmp_path / 'parent.py')], stdout=subprocess.PIPE,
@@ -70,7 +70,7 @@ def test_a_lost_process_is_told_with_its_last_words():
     assert str(kind(*arguments)) == str(error)
 
 
-def test_an_error_that_something_on_its_way_adds_to_is_told_in_its_own_words():
+def test_an_error_extended_on_its_way_keeps_its_own_text():
     error = LostProcessError('rank 2', 'is gone')
     error.args = ('rank 2\n\nWhile executing something', *error.args[1:])
     assert str(error) == 'rank 2 is gone'

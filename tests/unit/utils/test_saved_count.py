@@ -22,7 +22,7 @@ def _whole(count=0):
     return whole
 
 
-def test_the_state_of_a_module_holds_the_count_as_it_is_when_it_is_asked_for():
+def test_a_module_state_holds_the_count_at_the_time_of_asking():
     whole = _whole(2)
     assert whole['part'].count.add() == 3
     state = whole.state_dict()

@@ -89,7 +89,7 @@ def test_data_that_makes_no_batches_is_refused(inputs, targets, batch_size, mess
         TensorLoader(inputs, targets, batch_size)
 
 
-def test_the_data_of_linear_regression_is_linear_and_made_again_by_its_seed():
+def test_linear_regression_data_is_linear_and_reproducible_by_seed():
     train, test = load_test(input_dim=3, output_dim=2, size=50, seed=4)
     weight = torch.linalg.lstsq(train.data.inputs, train.data.targets).solution
     torch.testing.assert_close(test.data.inputs @ weight, test.data.targets, rtol=1e-3, atol=1e-4)

@@ -32,7 +32,7 @@ def test_targets_move_by_tau_of_the_way():
     assert target.weight.item() == 2.75
 
 
-def test_only_every_period_th_call_updates_and_a_checkpoint_keeps_the_count():
+def test_only_every_period_th_call_updates_and_the_count_is_checkpointed():
     model, target = _pair()
     update = TargetUpdater(model, target, period=3)
     with torch.no_grad():

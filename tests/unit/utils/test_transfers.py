@@ -30,7 +30,7 @@ def test_on_the_device_already_nothing_is_copied():
 
 
 @pytest.mark.gpu
-def test_they_arrive_on_the_gpu_in_their_structure_small_large_and_there_already():
+def test_tensors_of_any_size_arrive_on_the_gpu_in_their_structure():
     device = torch.device('cuda', torch.cuda.current_device())
     nested = {'small': TENSORS, 'large': torch.rand(300, 300), 'there': torch.rand(2, device=device)}
     found = transfers.to_device(nested, device)
@@ -40,7 +40,7 @@ def test_they_arrive_on_the_gpu_in_their_structure_small_large_and_there_already
 
 
 @pytest.mark.gpu
-def test_host_memory_may_be_written_to_at_once_and_many_transfers_keep_apart():
+def test_host_memory_is_reusable_at_once_and_transfers_do_not_mix():
     device = torch.device('cuda', torch.cuda.current_device())
     host, found = torch.zeros(2**20), []
     busy = torch.rand(4000, 4000, device=device)

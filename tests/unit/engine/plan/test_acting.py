@@ -33,7 +33,7 @@ def calls(function, count, inputs=None):
     return results
 
 
-def test_it_gives_what_the_function_gives_also_after_the_parameters_have_changed(net):
+def test_replay_matches_the_function_even_after_parameter_changes(net):
     def act(inputs):
         mean = net(inputs['x'])
         return mean + torch.randn_like(mean), [mean.argmax(-1)]
@@ -194,7 +194,7 @@ def test_a_copy_of_an_object_has_a_function_of_its_own():
 
 
 @pytest.mark.slow
-def test_compiled_it_gives_the_same_up_to_rounding_with_the_same_random_numbers(net, caplog):
+def test_compiled_replay_matches_up_to_rounding_with_the_same_seeds(net, caplog):
     def act(inputs):
         mean = net(inputs['x'])
         return mean + torch.randn_like(mean), [mean.argmax(-1), torch.rand(1) < 0.5]

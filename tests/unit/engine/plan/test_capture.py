@@ -27,7 +27,7 @@ def test_on_the_cpu_an_update_stays_compiled(never_replayed):
 
 
 @pytest.mark.parametrize('asks', [False, True])
-def test_an_update_that_cannot_be_captured_is_called_as_it_is_and_the_log_says_why(asks, never_replayed, monkeypatch,
+def test_an_uncapturable_update_runs_eagerly_and_logs_the_reason(asks, never_replayed, monkeypatch,
                                                                                     caplog):
     def refuse(*args):
         raise RuntimeError('operation not permitted when capturing\nlong text')

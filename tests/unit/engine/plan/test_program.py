@@ -120,7 +120,8 @@ def test_fixed_tensors_are_read_and_written_where_they_are():
         assert torch.equal(play([torch.ones(3)])[0], i * weight) and float(count) == i
 
 
-def test_results_whose_lifetimes_do_not_overlap_share_memory_and_those_returned_do_not():
+def test_results_share_memory_if_disjoint_in_time_and_not_returned():
+    """Results with disjoint lifetimes share memory; returned results do not."""
     def layers(x):
         results = []
         for _ in range(10):

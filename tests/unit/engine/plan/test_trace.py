@@ -27,13 +27,13 @@ def check(function, *inputs):
     return graph
 
 
-def test_operations_with_several_results_and_lists_of_tensors_are_written_down():
+def test_multi_result_operations_and_tensor_lists_are_traced():
     graph = check(lambda x: [torch.cat(x.split([1, 2])), *torch._foreach_mul([x, x + 1], 3.0), x.max(dim=0)[0]],
                   torch.randn(3, 2))
     assert operations(graph).count('aten.split_with_sizes.default') == 1
 
 
-def test_what_is_changed_in_place_is_read_as_it_is_afterwards_also_through_a_view():
+def test_in_place_changes_are_visible_afterwards_even_through_views():
     def function(x):
         view = x[1:]
         before = view + 0
@@ -55,7 +55,7 @@ def test_a_backward_pass_is_part_of_it():
     check(gradients, torch.randn(5, 2), *(x.detach() for x in net.parameters()))
 
 
-def test_compound_operations_are_taken_apart_also_where_autograd_does_not_do_it():
+def test_compound_operations_are_decomposed_even_without_autograd():
     with torch.inference_mode():
         graph = check(lambda x: [torch.nn.functional.linear(x, x), x.reshape(-1)], torch.randn(2, 2))
     assert not {'aten.linear.default', 'aten.reshape.default'} & set(operations(graph))

@@ -45,7 +45,7 @@ def test_it_is_current_as_long_as_tensors_stay_where_they_are():
     assert not graph.is_current
 
 
-def test_a_tensor_outside_of_the_modules_is_an_input_and_a_number_in_the_code_is_none():
+def test_outside_tensors_are_inputs_and_numbers_in_code_are_not():
     outer = torch.ones(3)
     graph = traced(Net(), lambda net, x: net.weight * x * outer + outer + torch.tensor([1., 2., 3.]), torch.ones(3))
     assert len(graph.fixed) == 2 and graph.fixed[1].data_ptr() == outer.data_ptr()
@@ -112,7 +112,7 @@ def test_a_part_that_differs_is_named_with_its_distance(found, tolerance, told):
         assert reason.startswith('the gradient of w') and re.search(told, reason)
 
 
-def test_what_rounding_leaves_of_a_gradient_that_cancels_out_is_no_difference():
+def test_rounding_residue_of_a_cancelling_gradient_is_no_difference():
     parts = [('the gradient of w', GRADIENT), ('the gradient of b', torch.tensor([1e-7]))]
     assert difference(parts, [parts[0], ('', torch.tensor([-2e-7]))], 1e-3) is None
     assert difference(parts, [parts[0], ('', torch.tensor([1e-3]))], 1e-3) is not None

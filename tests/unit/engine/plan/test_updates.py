@@ -94,7 +94,7 @@ def test_a_checkpoint_of_a_compiled_agent_fits_a_plain_one(never_replayed):
 
 
 @pytest.mark.compiles
-def test_samples_are_read_into_several_places_for_compiled_updates_and_one_for_replayed(never_replayed):
+def test_compiled_updates_use_several_static_batches_and_replay_uses_one(never_replayed):
     plain, compiled = [make_agent(on, priority_replay=False) for on in (False, True)]
     train([plain, compiled], 2)
     assert len(compiled.learner.batches.reader.slots) == 3 and len(plain.learner.batches.reader.slots) == 1
@@ -388,8 +388,9 @@ def _spoiled(place, results):
 @pytest.mark.compiles
 @pytest.mark.parametrize('place, part', [(0, 'the loss'), (1, 'the priority'), (2, 'the gradient of _rl_algorithm.')])
 @pytest.mark.parametrize('backend', ['replayed', 'compiled'])
-def test_a_backend_with_other_results_is_never_used_and_the_warning_names_the_part(backend, place, part, warm_up,
+def test_a_backend_with_wrong_results_is_dropped_with_a_warning(backend, place, part, warm_up,
                                                                                monkeypatch, caplog):
+    """Backends with other results are never used; the warning names the part."""
     def spoil(make):
         def spoiled(*args):
             cached = make(*args)
@@ -465,7 +466,7 @@ def test_an_error_of_the_compiler_itself_is_told_in_one_line(warm_up, monkeypatc
 
 @pytest.mark.compiles
 @pytest.mark.parametrize('compile', [False, True])
-def test_a_loss_that_is_not_finite_stops_the_run_with_its_name_and_changes_no_parameter(compile, replayed_at_once):
+def test_a_non_finite_loss_stops_the_run_by_name_and_changes_nothing(compile, replayed_at_once):
     agent = make_agent(compile, algorithm_cls=Fixed)
     train([agent], 2)
     assert num_graphs(agent)
@@ -517,7 +518,7 @@ def in_ranks(agent):
 @pytest.mark.compiles
 @pytest.mark.parametrize('algorithm_cls', [Asking, Gathering])
 @pytest.mark.parametrize('compile', [False, True])
-def test_every_update_asks_the_other_ranks_equally_often_also_when_it_is_traced_and_compared(compile, algorithm_cls,
+def test_every_update_makes_the_same_number_of_collective_calls(compile, algorithm_cls,
                                                                                              replayed_at_once):
     """Otherwise collectives of different ranks are mismatched: they hang, or average unrelated numbers."""
     agent = make_agent(compile, algorithm_cls=algorithm_cls)
