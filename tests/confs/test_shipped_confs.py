@@ -121,7 +121,7 @@ def play_one_episode(short, root_dir):
 
 
 @pytest.mark.parametrize('name', TASKS)
-def test_a_shipped_conf_trains_is_saved_and_plays_with_every_binding_used(name, tmp_path):
+def test_a_shipped_conf_trains_saves_and_plays_using_every_binding(name, tmp_path):
     extra = re.search(r'needs the extra (\w+)', text_of(name))
     if extra:
         pytest.importorskip(EXTRAS[extra.group(1)])
@@ -137,7 +137,7 @@ def test_a_shipped_conf_trains_is_saved_and_plays_with_every_binding_used(name, 
 
 
 @pytest.mark.parametrize('name', BASES)
-def test_a_conf_to_be_included_has_no_mistakes(name):
+def test_a_conf_to_be_included_has_no_errors(name):
     gin_utils.load(name)
     assert any(f"include '{name}'" in text_of(other) for other in CONFS), 'it is included by a task'
 
@@ -153,10 +153,10 @@ def test_task_confs_are_short_and_state_paper_task_and_expected_return(name):
 
 
 @pytest.mark.parametrize('name', BASES)
-def test_a_conf_to_be_included_says_so(name):
+def test_a_conf_to_be_included_is_marked_as_such(name):
     head = text_of(name).split('\n\n')[0]
     assert head.startswith('# ') and 'include' in head
 
 
-def test_there_are_confs():
+def test_confs_exist():
     assert len(TASKS) >= 6

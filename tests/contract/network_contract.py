@@ -161,7 +161,7 @@ class NetworkContract:
         assert all(p.grad is None for p in network.parameters())
 
     @pytest.mark.parametrize('stacked_inputs', [False, True])
-    def test_a_stack_computes_what_its_networks_compute_one_by_one(self, stacked_inputs):
+    def test_a_stack_matches_its_networks_one_by_one(self, stacked_inputs):
         network = self.network()
         stack = network.make_parallel(STACK)
         inputs = random_batch(network.input_tensor_spec, *((5, STACK) if stacked_inputs else (5, )))
@@ -184,7 +184,7 @@ class NetworkContract:
         assert_same(state, expected_state, rtol=1e-4, atol=1e-5)
 
     @pytest.mark.parametrize('stacked_inputs', [False, True])
-    def test_given_parameters_compute_what_networks_with_them_compute(self, stacked_inputs):
+    def test_given_parameters_match_networks_that_own_them(self, stacked_inputs):
         network = self.network().eval()
         if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules()) or not self.has_parameters:
             with pytest.raises(ValueError, match='batch norm keeps statistics|expected a network with parameters'):
@@ -213,7 +213,7 @@ class NetworkContract:
         torch.testing.assert_close(theta.grad, wanted, rtol=1e-3, atol=1e-4)
 
     @pytest.mark.parametrize('stacked_inputs', [False, True])
-    def test_the_first_networks_of_a_stack_compute_what_they_compute_in_it(self, stacked_inputs):
+    def test_leading_networks_of_a_stack_match_the_whole_stack(self, stacked_inputs):
         stack = self.network().make_parallel(STACK).eval()
         inputs = random_batch(stack.input_tensor_spec, *((5, STACK) if stacked_inputs else (5, )))
         state = state_after_one_step(stack, 5)
@@ -254,7 +254,7 @@ class NetworkContract:
         with pytest.raises(SpecError, match='input'):
             network((inputs, inputs, inputs), state)
 
-    def test_a_network_with_memory_needs_a_state(self):
+    def test_a_recurrent_network_needs_a_state(self):
         network = self.network()
         if network.is_rnn:
             with pytest.raises(SpecError, match='called without a state'):

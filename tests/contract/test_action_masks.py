@@ -175,7 +175,7 @@ def test_training_takes_allowed_actions_only_and_its_numbers_are_finite(name):
     assert all(torch.isfinite(p).all() for p in agent.parameters())
 
 
-def test_attraction_to_another_policy_goes_with_masks():
+def test_attraction_to_another_policy_supports_masks():
     agent, _ = make('ppo', policy_loss_addons=[partial(AttractionToPolicy, actor_network_ctor=ACTOR)])
     for _ in range(2):
         agent.train_iter()
@@ -210,7 +210,7 @@ def test_a_cloned_policy_does_nothing_that_is_not_valid():
 
 
 @pytest.mark.parametrize('cls', [Allowed, Several, Mixed])
-def test_random_actions_that_are_recorded_are_all_valid_and_all_of_these(cls):
+def test_recorded_random_actions_cover_all_valid_ones_and_no_other(cls):
     env = make_env(cls)
     action = recorder.record(env, recorder.random_policy(env.action_spec(), 4, 'valid_action_mask'), 300).action
     discrete = next(x for x in action.values() if x.dtype.kind == 'i')
@@ -254,14 +254,14 @@ def test_a_target_does_not_depend_on_the_values_of_invalid_actions(name):
     torch.testing.assert_close(results[0], results[1])
 
 
-def test_entropies_are_those_of_the_valid_actions():
+def test_entropies_cover_valid_actions_only():
     logits = torch.zeros(2, COUNT)
     mask = torch.tensor([[True, True, False, False, False], [True] * 5])
     masked = dist_utils.mask_actions(dist_utils.Categorical(logits=logits), mask)
     torch.testing.assert_close(masked.entropy(), torch.tensor([2.0, 5.0]).log())
 
 
-def test_networks_do_not_see_the_mask_unless_told_to():
+def test_networks_see_the_mask_only_on_request():
     plain, env = make('ppo')
     assert plain.observation_spec == env.observation_spec()['seen']
     kept = ActionMask(env.observation_spec(), keep=True)
@@ -280,7 +280,7 @@ def test_a_representation_comes_between_and_the_mask_stays():
         agent.train_iter()
 
 
-def test_it_goes_with_a_stack_of_frames():
+def test_action_masks_work_with_frame_stacks():
     agent, _ = make('dqn', transformers=(partial(FrameStacker, stack_size=2, fields=['seen']), ActionMask))
     for _ in range(6):
         agent.train_iter()
@@ -322,7 +322,7 @@ def test_an_algorithm_that_knows_no_masks_is_refused_by_name(monkeypatch):
 
 
 @pytest.mark.parametrize('field, message', [('masks', 'masks'), ('seen.x', 'seen')])
-def test_a_field_that_there_is_not_is_named_with_those_there_are(field, message):
+def test_an_unknown_field_is_named_with_the_available_ones(field, message):
     spec = make_env(Allowed).observation_spec()
     with pytest.raises(SpecError, match=f'(?s){message}.*valid_action_mask'):
         ActionMask(spec, field=field)

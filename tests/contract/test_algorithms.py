@@ -80,7 +80,7 @@ class TestAlgorithm:
                 for s, x in zip(nest.flatten(wanted), nest.flatten(found)):
                     assert (tuple(x.shape), x.dtype) == ((4, *s.shape), s.dtype)
 
-    def test_the_rollout_goes_on_exactly_from_a_saved_state(self, algorithm, environment):
+    def test_the_rollout_resumes_exactly_from_a_saved_state(self, algorithm, environment):
         agent, env = make_agent(algorithm, environment)
         agent.train_iter()
         saved, rollout, random_state, env_state = (agent.state_dict(), agent.learner.state_dict(),

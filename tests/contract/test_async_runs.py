@@ -154,7 +154,7 @@ def test_a_run_trains_and_leaves_its_statistics_in_the_checkpoint(tmp_path, monk
 
 
 @pytest.mark.slow
-def test_the_same_run_goes_on_with_another_process_that_acts_or_without(tmp_path, monkeypatch):
+def test_the_same_run_resumes_with_or_without_an_asynchronous_actor(tmp_path, monkeypatch):
     iterations = []
     for acts in ('False', 'True', 'False'):
         gin_utils.clear()
@@ -183,7 +183,7 @@ def test_confs_of_all_ways_to_train_run_with_another_process_that_acts(tmp_path,
     assert not children_of(os.getpid())
 
 
-def test_a_run_takes_what_there_is(tmp_path, monkeypatch):
+def test_a_run_without_unroll_length_uses_all_available_steps(tmp_path, monkeypatch):
     config = run_folder(tmp_path, monkeypatch, *SAMPLED, 'TrainerConfig.unroll_length=0',
                         'TrainerConfig.max_unroll_length=3', 'TrainerConfig.num_env_steps=60',
                         'TrainerConfig.num_iterations=0', 'load_drift.seconds=0.01')

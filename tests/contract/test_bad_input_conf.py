@@ -134,7 +134,7 @@ LATE_MISTAKES = {
 
 
 @pytest.mark.parametrize('mistake', LATE_MISTAKES)
-def test_what_would_fail_in_the_first_update_is_reported_before_it(run_check, mistake, monkeypatch):
+def test_errors_of_the_first_update_are_reported_before_it(run_check, mistake, monkeypatch):
     monkeypatch.setattr('alfx.algorithms.rl_algorithm.RLAlgorithm.train_iter', lambda _: pytest.fail('it has begun'))
     conf, added, said = LATE_MISTAKES[mistake]
     code, _, err = run_check(f"include '{conf}.gin'\n{added}\n", base='')
@@ -165,7 +165,7 @@ gymnasium.register('Blind-v0', Blind)
 
 
 @pytest.mark.parametrize('mistake', MISTAKES)
-def test_a_mistake_is_reported_with_place_and_remedy(run_check, mistake):
+def test_an_error_is_reported_with_location_and_remedy(run_check, mistake):
     added, place, said = MISTAKES[mistake]
     code, _, err = run_check(added + '\n')
     assert code == 2
@@ -173,7 +173,7 @@ def test_a_mistake_is_reported_with_place_and_remedy(run_check, mistake):
     assert not gin_utils.config_str().strip(), 'gin is left as it was found'
 
 
-def test_a_mistake_on_the_command_line_shows_the_parameter(run_check):
+def test_an_error_on_the_command_line_shows_the_parameter(run_check):
     code, _, err = run_check(params=['PPOLoss.gama=0.9', "create_environment.env_name=CartPole-v1"])
     assert code == 2
     assert "--conf_param 'PPOLoss.gama=0.9': PPOLoss has no parameter 'gama'" in err

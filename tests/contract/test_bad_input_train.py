@@ -89,7 +89,7 @@ def checkpoints(root_dir='run'):
     return sorted((Path(root_dir) / 'train' / 'algorithm').glob('ckpt-[0-9]'))
 
 
-def test_the_conf_is_good_as_it_is(run_train):
+def test_the_unmodified_conf_is_valid(run_train):
     assert run_train()[0] == 0
     assert len(checkpoints()) == 2
 
@@ -147,7 +147,7 @@ def test_after_a_nan_loss_the_last_good_state_can_be_loaded(run_train):
     assert weights and all(torch.isfinite(x).all() for x in weights if x.ndim == 2)
 
 
-def test_the_folder_of_another_conf_is_refused_and_left_as_it_is(run_train):
+def test_the_folder_of_another_conf_is_refused_and_unchanged(run_train):
     run_train()
     before = [path.read_bytes() for path in checkpoints()]
     code, err = run_train('ValueNetwork.fc_layer_params = (32, )\n')
@@ -166,7 +166,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(run_train):
 
 
 @pytest.mark.parametrize('damage', ['empty', 'truncated'])
-def test_when_every_checkpoint_is_damaged_the_run_is_not_started_anew(run_train, damage):
+def test_a_run_with_only_damaged_checkpoints_does_not_restart(run_train, damage):
     run_train()
     for path in checkpoints():
         path.write_bytes(b'' if damage == 'empty' else path.read_bytes()[:500])
@@ -188,7 +188,7 @@ def test_a_folder_that_cannot_be_written_is_named(run_train, root_dir, tmp_path)
     assert code == 2 and root_dir.split('/')[-2] in err
 
 
-def test_a_full_disk_ends_the_run_and_keeps_the_checkpoints_there_are(run_train, monkeypatch):
+def test_a_full_disk_ends_the_run_and_keeps_existing_checkpoints(run_train, monkeypatch):
     run_train('TrainerConfig.num_iterations = 2\n')
     kept = len(checkpoints())
 
@@ -223,7 +223,7 @@ FAILED_STARTS = {
 
 
 @pytest.mark.parametrize('mistake', FAILED_STARTS)
-def test_a_start_that_fails_leaves_nothing_and_the_corrected_conf_runs(run_train, tmp_path, mistake):
+def test_a_failed_start_leaves_nothing_and_the_corrected_conf_runs(run_train, tmp_path, mistake):
     added, said = FAILED_STARTS[mistake]
     code, err = run_train(added)
     assert code == 2 and said in err
@@ -241,7 +241,7 @@ def test_a_run_that_ends_before_its_first_checkpoint_accepts_another_conf(run_tr
     assert 'fc_layer_params = (32' in Path('run', 'conf', 'operative.gin').read_text()
 
 
-def test_a_start_that_fails_leaves_the_run_in_its_folder_as_it_was(run_train):
+def test_a_failed_start_leaves_the_existing_run_unchanged(run_train):
     run_train()
     before = {path: path.read_bytes() for path in Path('run').rglob('*') if path.is_file()}
     code, _ = run_train('TrainerConfig.num_summaries = -1\n')
@@ -260,7 +260,7 @@ def test_a_second_run_in_the_folder_is_refused_and_changes_nothing(run_train):
     assert run_train('TrainerConfig.num_iterations = 8\n')[0] == 0
 
 
-def test_a_run_with_damaged_records_goes_on(run_train):
+def test_a_run_with_damaged_metadata_resumes(run_train):
     run_train('TrainerConfig.num_iterations = 2\n')
     table = Path('run', 'progress.csv')
     table.write_bytes(table.read_bytes() + b'\xff\xfe,1\r\n')
@@ -279,7 +279,7 @@ def test_a_run_with_damaged_records_goes_on(run_train):
     (lambda: Path('file').write_text(''), 'file/sub', 'Not a directory'),
     (lambda: None, '/proc/nothing', '/proc/nothing'),
 ])
-def test_a_run_folder_that_cannot_be_made_is_told_with_a_remedy(run_train, make, root_dir, said):
+def test_an_uncreatable_run_folder_raises_with_a_remedy(run_train, make, root_dir, said):
     make()
     code, err = run_train(root_dir=root_dir)
     assert code == 2 and said in err and '--root_dir' in err and 'Traceback' not in err
@@ -331,7 +331,7 @@ def test_a_run_ends_if_another_run_took_over_its_removed_folder(
     assert not list(Path('run', 'train', 'algorithm').glob('ckpt-*'))
 
 
-def test_without_the_record_of_its_conf_a_run_takes_no_other_one(run_train):
+def test_a_run_without_its_stored_conf_accepts_no_other_one(run_train):
     run_train()
     Path('run', 'conf', 'config.gin').unlink()
     code, err = run_train('ValueNetwork.fc_layer_params = (32, )\n')
@@ -364,7 +364,7 @@ def test_a_missing_checkpoint_argument_is_reported_with_its_conf_line(run_train)
     assert code == 2 and f'mine.gin:{line}' in err and 'nowhere/ckpt-1' in err, err
 
 
-def test_a_field_of_a_plain_observation_is_told_as_such(run_train):
+def test_a_field_of_an_unnested_observation_is_reported(run_train):
     _, err = run_train(FAULTS['transformer of a missing field'][0] + '\n')
     assert 'is a single TensorSpec and has no fields' in err or 'is a single BoundedTensorSpec' in err, err
 
@@ -374,7 +374,7 @@ def test_a_field_of_a_plain_observation_is_told_as_such(run_train):
     ({'RANK': 'x', 'WORLD_SIZE': '2'}, "RANK in the environment: expected a number, found 'x'"),
     ({'RANK': '0', 'WORLD_SIZE': '2'}, 'no MASTER_ADDR and no MASTER_PORT'),
 ])
-def test_an_incomplete_environment_of_ranks_is_told_with_a_remedy(run_train, monkeypatch, settings, said):
+def test_incomplete_rank_variables_raise_with_a_remedy(run_train, monkeypatch, settings, said):
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     code, err = run_train()

@@ -129,7 +129,7 @@ CASES = {
 
 
 @pytest.mark.parametrize('case', CASES)
-def test_what_cannot_be_trained_on_is_said(case):
+def test_unusable_data_raises(case):
     prepare, params, message = CASES[case]
     prepare()
     with pytest.raises(ConfError, match=f'(?s){message}') as caught:
@@ -159,7 +159,7 @@ ALGORITHMS = {
 
 
 @pytest.mark.parametrize('case', ALGORITHMS)
-def test_an_algorithm_that_does_not_go_with_the_environment_says_so(case):
+def test_an_algorithm_unsuitable_for_the_environment_raises(case):
     conf, params, message = ALGORITHMS[case]
     for level in ('expert', 'replay', 'tcn'):
         write(f'data/pendulum/{level}')
@@ -169,7 +169,7 @@ def test_an_algorithm_that_does_not_go_with_the_environment_says_so(case):
     assert gin_utils.is_explained(caught.value) or isinstance(caught.value, ConfError)
 
 
-def test_data_that_nothing_vouches_for_is_warned_of(caplog):
+def test_data_without_a_digest_logs_a_warning(caplog):
     """The episodes are those of a file of ALF, which has no digest."""
     from alfx.data_structures import StepType
     step_type = torch.full((1, 30), int(StepType.MID))
@@ -185,7 +185,7 @@ def test_data_that_nothing_vouches_for_is_warned_of(caplog):
 
 
 @pytest.mark.parametrize('value', [[3.0, 1.0], None])
-def test_without_returns_to_compare_with_there_is_no_score_and_it_says_why(value, caplog):
+def test_without_reference_returns_the_score_is_missing_with_a_reason(value, caplog):
     write(about={} if value is None else {'reference_returns': value})
     with caplog.at_level('INFO'):
         start('iql_pendulum')
@@ -193,7 +193,7 @@ def test_without_returns_to_compare_with_there_is_no_score_and_it_says_why(value
     assert 'none: all were cut off' in caplog.text
 
 
-def test_data_that_is_gone_stops_a_run_that_goes_on_and_no_policy(tmp_path):
+def test_missing_data_stops_a_resumed_run_but_no_policy(tmp_path):
     write()
     start('iql_pendulum').train()
     shutil.move('data', 'gone')
@@ -215,7 +215,7 @@ def test_training_only_reads_a_dataset():
     assert times() == before
 
 
-def test_a_loss_that_is_no_number_in_pretraining_leaves_what_was_before(monkeypatch):
+def test_a_nan_loss_in_pretraining_keeps_the_previous_state(monkeypatch):
     """The rewards are finite, and their squares are not."""
     reward = np.zeros(20, np.float32)
     reward[:] = 3e38

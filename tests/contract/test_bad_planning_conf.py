@@ -35,7 +35,7 @@ CASES = [
 
 
 @pytest.mark.parametrize('base, lines, expected', CASES, ids=[lines.split(' =')[0] for _, lines, _ in CASES])
-def test_a_mistake_is_told_with_its_place_and_remedy(base, lines, expected, tmp_path, monkeypatch, capsys):
+def test_an_error_is_reported_with_location_and_remedy(base, lines, expected, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'mine.gin').write_text(f"include '{base}'\n{lines}\n")
     try:

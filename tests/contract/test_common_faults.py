@@ -55,7 +55,7 @@ def test_training_uses_the_rollout_states_across_episode_ends(environment):
         torch.testing.assert_close(info.value, unrolled.rollout_info.rl.value)
 
 
-def test_without_stored_states_a_sequence_begins_with_an_empty_memory():
+def test_without_stored_states_a_sequence_starts_from_zero_states():
     agent, _ = make_agent('ppo', 'recurrent')
     agent._config.use_rollout_state = False
     seen = []
@@ -72,7 +72,7 @@ def test_without_stored_states_a_sequence_begins_with_an_empty_memory():
 
 
 @every_algorithm
-def test_rewards_that_were_collected_are_never_changed(algorithm):
+def test_collected_rewards_never_change(algorithm):
     agent, env = make_agent(algorithm, 'discrete', extrinsic_reward_coef=3.0,
                             data_transformer=lambda env: RewardScaling(0.5, observation_spec=env.observation_spec()))
     given = []
@@ -89,7 +89,7 @@ def test_rewards_that_were_collected_are_never_changed(algorithm):
     assert len(given) == 18 and all(torch.equal(now, then) for now, then in given)
 
 
-def test_what_is_stored_for_replay_is_not_changed_by_training():
+def test_training_does_not_change_replay_data():
     agent, _ = make_agent('ppo', 'discrete', extrinsic_reward_coef=3.0)
     agent._config.clear_replay_buffer = False
     agent.train_iter()

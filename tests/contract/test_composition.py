@@ -41,7 +41,7 @@ def test_the_sample_covers_all_pairs():
             == set(itertools.product(compose.REPRESENTATION, compose.FORMS)))
 
 
-def test_the_table_tells_each_verdict_and_the_reasons():
+def test_the_table_shows_verdicts_and_reasons():
     cells = compose.cells(['ppo'], ['none', 'icm'], ['none'], ['feed-forward'])
     outcomes = dict(zip(cells, [compose.Outcome('ok'), compose.Outcome('refused', 'because')]))
     assert compose.table(outcomes).splitlines()[2] == '| ppo | feed-forward | ok | refused |'

@@ -207,7 +207,7 @@ def test_a_rank_checkpoints_and_stops_after_another_rank_is_killed(tmp_path, how
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_in_another_number_of_processes_and_counts_on(tmp_path):
+def test_a_run_resumes_with_another_number_of_processes(tmp_path):
     steps = []
     for how, iterations in (('two', 2), ('one', 4), ('two', 6), ('two', 8)):
         code, words = finish(how, tmp_path, iterations)
@@ -266,7 +266,7 @@ def test_supervised_runs_with_two_ranks_match_one_process_and_resume(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_divided_is_refused_by_name(tmp_path):
+def test_indivisible_sizes_are_refused_by_name(tmp_path):
     for param, name in (('TrainerConfig.mini_batch_size=33', 'TrainerConfig.mini_batch_size = 33'),
                         ('create_environment.num_parallel_environments=5', 'num_parallel_environments = 5')):
         code, words = finish('two', tmp_path / name.split()[0], 2, param)

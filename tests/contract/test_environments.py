@@ -34,7 +34,7 @@ class TestEveryKind:
         sequence = record(CheckedEnvironment(env), STEPS)
         assert len(sequence) == STEPS + 1
 
-    def test_the_first_step_resets_what_was_never_reset(self, env: AlfEnvironment):
+    def test_the_first_step_resets_new_environments(self, env: AlfEnvironment):
         time_step = env.step(random_actions(env, torch.Generator()))
         assert time_step.is_first().all()
         assert env.current_time_step() is time_step
@@ -95,7 +95,7 @@ class TestEveryKind:
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_saved_state_goes_on_exactly_in_another_instance(kind):
+def test_a_saved_state_resumes_exactly_in_another_instance(kind):
     with KINDS[kind]() as env, KINDS[kind]() as other:
         record(env, 7)
         state = env.get_state()
@@ -114,18 +114,18 @@ class TestAutoresetModes:
             return record(env, 40)
 
     @pytest.mark.parametrize('way', [*IN_PROCESS, *IN_PROCESSES])
-    def test_all_give_the_same_sequence(self, way, wanted):
+    def test_all_implementations_give_the_same_sequence(self, way, wanted):
         with tiny(*_mixed(), vector={**IN_PROCESS, **IN_PROCESSES}[way], env_info_keys=('step', )) as env:
             assert_same(wanted, record(CheckedEnvironment(env), 40))
 
     @pytest.mark.parametrize('way', [*list(IN_PROCESS)[1:], 'processes of two', 'async, same step'])
-    def test_all_give_the_same_sequence_of_nested_observations(self, way):
+    def test_all_implementations_give_the_same_nested_observations(self, way):
         with tiny(*[DictEnv] * 3) as env:
             wanted = record(env, 14)
         with tiny(*[DictEnv] * 3, vector={**IN_PROCESS, **IN_PROCESSES}[way]) as env:
             assert_same(wanted, record(CheckedEnvironment(env), 14))
 
-    def test_the_sequence_is_what_the_rules_say(self, wanted):
+    def test_the_sequence_follows_the_rules(self, wanted):
         """CountEnv(2) ends its episodes after 3, 4, 5, 2, ... steps: worked out by hand."""
         step_types = [int(step.step_type[1]) for step in wanted[:15]]
         f, m, l = StepType.FIRST, StepType.MID, StepType.LAST
@@ -153,7 +153,7 @@ class TestAutoresetModes:
         assert len(lasts) > 3 and all(first == [0, -1] for first in firsts)
 
     @pytest.mark.parametrize('mode', list(AutoresetMode))
-    def test_natively_batched_environments_show_each_episode_from_its_reset(self, mode):
+    def test_natively_batched_environments_show_each_first_step(self, mode):
         env = GymVectorEnvironment(BatchedCountEnv(4, mode))
         sequence = record(CheckedEnvironment(env), 30)
         times = torch.stack([step.observation[:, 2] for step in sequence])
@@ -174,7 +174,7 @@ class TestAutoresetModes:
         monkeypatch.setattr(BatchedCountEnv, 'step', step_with_numbers)
         assert_same(record(GymVectorEnvironment(BatchedCountEnv(4, AutoresetMode.NEXT_STEP)), 30), expected)
 
-    def test_same_step_without_single_resets_drops_the_first_step_and_says_so(self, caplog):
+    def test_same_step_reset_without_single_resets_drops_a_step_and_logs_it(self, caplog):
         env = GymVectorEnvironment(BatchedCountEnv(4, AutoresetMode.SAME_STEP, reset_mask=False))
         assert 'observation after an ignored action' in caplog.text
         sequence = record(CheckedEnvironment(env), 30)

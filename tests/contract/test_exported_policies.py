@@ -30,7 +30,7 @@ def policy_of(tmp_path):
 @pytest.mark.parametrize('conf', ['dqn_cart_pole', 'dynamic_action_repeat_pendulum', 'mpo_pendulum',
                                   'ppo_predictive_masked_cart_pole', 'q_learning_frozen_lake', 'sac_mixed_actions',
                                   'taac_pendulum'])
-def test_a_recorded_policy_acts_like_the_policy(conf, policy_of):
+def test_an_exported_policy_acts_like_the_policy(conf, policy_of):
     policy, env = policy_of(conf)
     step = exporting.export(policy, conf).module()
     assert exporting.greatest_differences(policy, [step], env, 60)[0] <= 1e-5

@@ -42,7 +42,7 @@ def is_finite(algorithm):
 
 
 @pytest.mark.parametrize('name', NAMES)
-def test_a_run_trains_goes_on_and_is_evaluated(name, tmp_path, monkeypatch, gpu):
+def test_a_run_trains_resumes_and_is_evaluated(name, tmp_path, monkeypatch, gpu):
     trainer = train(name, tmp_path, monkeypatch, gpu)
     assert {p.device for p in trainer.algorithm.parameters()} == {gpu} and is_finite(trainer.algorithm)
     again = train(name, tmp_path, monkeypatch, gpu, iterations=trainer.current_iterations() + 2)
@@ -56,7 +56,7 @@ def test_a_run_trains_goes_on_and_is_evaluated(name, tmp_path, monkeypatch, gpu)
 
 
 @pytest.mark.parametrize('first, second', [('cpu', 'cuda'), ('cuda', 'cpu')])
-def test_a_run_goes_on_on_another_device(first, second, tmp_path, monkeypatch, gpu):
+def test_a_run_resumes_on_another_device(first, second, tmp_path, monkeypatch, gpu):
     devices = {'cpu': torch.device('cpu'), 'cuda': gpu}
     trainer = train('SAC', tmp_path, monkeypatch, devices[first])
     again = train('SAC', tmp_path, monkeypatch, devices[second], iterations=trainer.current_iterations() + 2)
@@ -105,7 +105,7 @@ def test_the_generator_of_the_gpu_is_part_of_the_random_state(gpu):
 
 
 @pytest.mark.parametrize('name', ['PPO', 'SAC', 'DQN, priorities and n steps'])
-def test_mixed_precision_trains_and_goes_on(name, tmp_path, monkeypatch, gpu):
+def test_mixed_precision_trains_and_resumes(name, tmp_path, monkeypatch, gpu):
     extra = 'TrainerConfig.enable_amp = True\n'
     trainer = train(name, tmp_path, monkeypatch, gpu, extra)
     assert is_finite(trainer.algorithm) and trainer.algorithm.updater.precision is not None
@@ -125,7 +125,7 @@ def test_a_compiled_update_is_a_cuda_graph_and_matches_eager_mode(tmp_path, monk
         torch.testing.assert_close(x, found[1][name], rtol=1e-2, atol=1e-3, msg=name)
 
 
-def test_unused_memory_is_returned_if_asked(tmp_path, monkeypatch, gpu):
+def test_unused_memory_is_returned_on_request(tmp_path, monkeypatch, gpu):
     calls = []
     monkeypatch.setattr(torch.cuda, 'empty_cache', lambda: calls.append(1))
     train('PPO', tmp_path, monkeypatch, gpu, 'TrainerConfig.empty_cache = True\n')

@@ -57,7 +57,7 @@ def test_kills_at_random_moments_change_nothing(tmp_path, family):
 
 @pytest.mark.compiles
 @pytest.mark.slow
-def test_a_compiled_run_goes_on_but_for_rounding_and_says_so(tmp_path):
+def test_a_compiled_run_resumes_up_to_rounding_and_logs_this(tmp_path):
     params = ('TrainerConfig.num_env_steps=1000', 'TrainerConfig.compile=True')
     outcome, = kill_runs.kill_runs('sac_pendulum', tmp_path, 1, params, popen=warm_starts.Popen)
     assert all(difference.size < 1e-5 for difference in outcome.differences), kill_runs.report('', outcome)

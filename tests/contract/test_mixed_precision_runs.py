@@ -24,7 +24,7 @@ def make(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('name', ['PPO, recurrent', 'SAC', 'DQN, priorities and n steps'])
-def test_a_run_trains_goes_on_and_is_evaluated(name, make):
+def test_a_run_trains_resumes_and_is_evaluated(name, make):
     trainer = make(name)
     trainer.train()
     trained = tensors_of(trainer.algorithm)
@@ -54,7 +54,7 @@ def test_the_scale_of_the_losses_is_part_of_a_checkpoint(make, monkeypatch):
     assert again.algorithm.updater.precision.scaler.scale == 128.0
 
 
-def test_a_run_without_it_goes_on_with_it(tmp_path, monkeypatch):
+def test_a_run_can_switch_to_mixed_precision_on_resume(tmp_path, monkeypatch):
     trainer = trainer_of('SAC', str(tmp_path), CPU, monkeypatch)
     assert 'mixed_precision' not in trainer._state.state_dict()  # as in checkpoints of earlier versions
     trainer.train()

@@ -195,7 +195,7 @@ def test_the_final_observation_is_bootstrapped_from_unless_terminated(name, term
 
 
 @pytest.mark.parametrize('name', list(RECURRENT))
-def test_memory_is_emptied_at_the_first_step_in_training_as_in_the_rollout(name):
+def test_states_are_reset_at_first_steps_in_training_as_in_the_rollout(name):
     agent, _ = make_agent(name, RECURRENT)
     experience = collected(agent)
     begins = (experience.step_type == StepType.FIRST).int()
@@ -230,7 +230,7 @@ def test_sequences_are_contiguous_even_after_the_ring_is_full(name, length):
 
 
 @every_algorithm
-def test_rewards_that_were_collected_and_what_is_stored_are_never_changed(name):
+def test_collected_rewards_and_stored_data_never_change(name):
     agent, env = make_agent(name, extrinsic_reward_coef=3.0,
                             data_transformer=lambda env: RewardScaling(0.5, observation_spec=env.observation_spec()))
     given, step = [], env.step
@@ -252,7 +252,7 @@ def test_rewards_that_were_collected_and_what_is_stored_are_never_changed(name):
 
 
 @every_algorithm
-def test_the_return_that_is_reported_is_that_of_the_environment(name):
+def test_the_reported_return_is_that_of_the_environment(name):
     # Each episode of 5 steps has at most 4 rewards of 1, an average over environments.
     agent, _ = make_agent(name, extrinsic_reward_coef=100.0)
     for _ in range(4):

@@ -81,7 +81,7 @@ KINDS = {'offline': (), 'pretraining': ('TrainerConfig.unroll_length = 4', 'Trai
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_a_run_that_goes_on_ends_as_if_it_had_not_stopped(kind):
+def test_a_resumed_run_matches_an_uninterrupted_one(kind):
     record('data/pendulum/replay')
     train('iql_pendulum', 'whole', *KINDS[kind], 'TrainerConfig.num_iterations = 6')
     train('iql_pendulum', 'parts', *KINDS[kind], 'TrainerConfig.num_iterations = 3')
@@ -94,7 +94,7 @@ def test_a_run_that_goes_on_ends_as_if_it_had_not_stopped(kind):
     assert whole['_extra_state']['offline_data'][0][0] == 'data/pendulum/replay'
 
 
-def test_other_data_is_refused_when_a_run_goes_on_and_moved_data_is_not():
+def test_resuming_refuses_other_data_but_accepts_moved_data():
     record('data/pendulum/replay')
     train('iql_pendulum', 'run', 'TrainerConfig.num_iterations = 2')
     os.rename('data/pendulum/replay', 'data/moved')
@@ -159,7 +159,7 @@ def test_rewards_are_scaled_by_the_returns_of_all_data_and_own_ones_alike():
     torch.testing.assert_close(saved, [torch.tensor(scale).float()])
 
 
-def test_returns_are_those_of_episodes_wherever_the_parts_begin():
+def test_returns_cover_whole_episodes_across_parts():
     step_type = torch.tensor([[0, 1, 2, 0, 2, 0, 1, 1]])
     reward = torch.tensor([[9.0, 1.0, 2.0, 9.0, 4.0, 9.0, 8.0, 16.0]])
     for cuts in ([8], [2, 6], [3, 5], [1] * 8):
@@ -231,7 +231,7 @@ def test_a_run_without_the_environment_learns_the_same_from_the_data():
         building.create_eval_environment(TrainerConfig(root_dir=''), 1)
 
 
-def test_specs_that_a_dataset_tells_are_those_of_its_environment(tmp_path):
+def test_dataset_specs_match_those_of_the_environment(tmp_path):
     class Environment:
         def observation_spec(self):
             return {'arm': {'joint': TensorSpec((2, ))}, 'image': BoundedTensorSpec((3, 4, 4), torch.uint8, 0, 255)}
@@ -261,7 +261,7 @@ def test_specs_that_a_dataset_tells_are_those_of_its_environment(tmp_path):
     ('taac_pendulum', [], 'learns from more than the actions of the rollout: rl.'),
     ('sac_lunar_lander_continuous', [], 'does not fit the environment of this run'),
 ])
-def test_what_cannot_learn_from_a_dataset_says_why(conf, params, message):
+def test_algorithms_that_cannot_train_offline_raise_with_the_reason(conf, params, message):
     if conf == 'sac_lunar_lander_continuous':
         pytest.importorskip('Box2D')
     record('data/pendulum/replay')

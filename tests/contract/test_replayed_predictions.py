@@ -96,7 +96,7 @@ def test_masks_of_actions_are_looked_at_at_each_step(conf):
 
 
 @pytest.mark.parametrize('conf', OTHERS.values(), ids=OTHERS)
-def test_everything_else_is_computed_as_it_is(conf):
+def test_all_other_predictions_run_eagerly(conf):
     algorithm, env = make(conf)
     assert not algorithm.capabilities.traceable_prediction
     state = algorithm.get_initial_predict_state(BATCH)
@@ -134,7 +134,7 @@ def test_a_subclass_with_an_undeclared_step_is_not_replayed(cls):
 
 
 @pytest.mark.parametrize('conf', ['sac_pendulum', 'ppo_cart_pole'])
-def test_evaluations_between_updates_are_those_that_are_not_played(conf, with_traits):
+def test_replayed_evaluations_between_updates_match_eager_ones(conf, with_traits):
     def returns():
         algorithm, env = make(conf)
         found = []

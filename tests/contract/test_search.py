@@ -157,11 +157,11 @@ def test_a_conf_that_is_wrong_ends_with_one_message(tmp_path):
 
 
 @pytest.mark.parametrize('path', SEARCHES, ids=lambda path: path.stem)
-def test_a_search_that_comes_with_alfx_has_no_mistakes_and_says_what_it_is(path, tmp_path):
+def test_a_shipped_search_has_no_errors_and_a_header_comment(path, tmp_path):
     search_conf.prepare(gin_utils.load(str(path)), SearchFolder(str(tmp_path)))
     head = path.read_text().split('\n\n')[0]
     assert re.search(r'#   task .*trials.*about .* on 2 cores', head) and re.search(r'#   expected +\S+', head)
 
 
-def test_there_are_searches():
+def test_searches_exist():
     assert glob.glob(str(ROOT / 'alfx' / 'examples' / 'searches' / '*.gin'))

@@ -95,7 +95,7 @@ def test_all_tensors_are_on_the_device_of_the_networks_and_runs_resume(name, tmp
 
 
 @pytest.mark.parametrize('first, second', [('cpu', DEVICE), (DEVICE, 'cpu')])
-def test_a_run_goes_on_on_another_device(first, second, tmp_path, monkeypatch):
+def test_a_run_resumes_on_another_device(first, second, tmp_path, monkeypatch):
     with second_device():
         trainer = trainer_of('SAC', str(tmp_path), first, monkeypatch)
         trainer.train()
@@ -123,7 +123,7 @@ def test_the_second_device_computes_the_same_as_the_first(tmp_path, monkeypatch)
 
 class TestTheSecondDeviceItself:
 
-    def test_it_refuses_to_mix(self):
+    def test_mixing_devices_is_refused(self):
         with second_device() as device:
             there = torch.ones(3, device=device)
             with pytest.raises(RuntimeError, match='expected all tensors to be on the same device'):

@@ -70,7 +70,7 @@ def tampered(run, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('untrusted', [False, True])
-def test_a_run_of_gymnasium_s_own_tasks_is_played(tampered, untrusted):
+def test_a_run_of_a_gymnasium_task_can_be_played(tampered, untrusted):
     assert tampered('', untrusted) == (0, False)
 
 

@@ -203,7 +203,7 @@ class IntrinsicRewardContract:
             agent.train_iter()
         assert all(torch.isfinite(p).all() for p in agent.parameters())
 
-    def test_a_recorded_update_is_the_plain_one(self, warm_up):
+    def test_replayed_updates_match_eager_ones(self, warm_up):
         results = []
         for updates_before in (2, 10**6):
             warm_up(updates_before)

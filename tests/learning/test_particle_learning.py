@@ -113,7 +113,7 @@ def test_a_linear_generator_learns_the_variances_of_a_normal_distribution(kind):
     assert float(samples.mean(0).abs().max()) < 0.15
 
 
-def test_function_space_tells_unknown_digits_as_well_as_a_deep_ensemble():
+def test_function_space_detects_unknown_digits_like_a_deep_ensemble():
     pytest.importorskip('sklearn')
     found = {}
     for par_vi in (None, 'svgd'):

@@ -177,7 +177,7 @@ def test_rewards_are_normalized_and_clipped_together_or_each_by_itself(separate)
     assert found.tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def test_of_a_single_reward_there_is_nothing_to_separate():
+def test_a_single_reward_has_no_separate_normalization():
     info, _ = random_info()
     args = dict(use_gae=True, normalize_advantages=True, advantage_clip=1.0)
     torch.testing.assert_close(ActorCriticLoss(**args)(info).loss,

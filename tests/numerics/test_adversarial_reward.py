@@ -160,7 +160,7 @@ def test_the_loss_of_the_discriminator_is_the_cross_entropy_of_both_kinds(random
 
 
 @pytest.mark.parametrize('length', [2, 3])
-def test_of_each_kind_as_many_transitions_count_in_sequences_of_any_length(length, random_actions):
+def test_both_kinds_contribute_equally_many_transitions(length, random_actions):
     """A discriminator that sees no difference has f = 0, not the logarithm of how many there are of each kind."""
     agent = sac_agent(gail(random_actions))
     module = agent.intrinsic_reward
@@ -175,7 +175,7 @@ def test_of_each_kind_as_many_transitions_count_in_sequences_of_any_length(lengt
     assert offset.grad.item() == pytest.approx(0.0, abs=1e-5)
 
 
-def test_demonstrated_transitions_are_those_of_the_dataset(expert):
+def test_demonstrated_transitions_come_from_the_dataset(expert):
     """The action is the one that was taken in the observation, not that which led to it."""
     agent = ppo_agent(gail(expert))
     agent.unroll(11)
@@ -258,7 +258,7 @@ def test_with_ppo_sequences_of_any_length_train_the_discriminator(module, length
 
 @pytest.mark.parametrize('penalty', [0.0, 1.0])
 @pytest.mark.parametrize('module', [gail, airl])
-def test_its_updates_are_played_to_the_bit(module, penalty, random_actions, warm_up, caplog):
+def test_replayed_updates_match_eager_ones_bit_for_bit(module, penalty, random_actions, warm_up, caplog):
     results = []
     for before in (1, 10**6):
         warm_up(before)
@@ -278,7 +278,7 @@ def test_a_reward_of_one_sign_warns_where_episodes_end(expert, caplog):
     assert 'staying alive' not in caplog.text
 
 
-def test_what_it_cannot_do_is_refused(expert, random_actions):
+def test_unsupported_settings_are_refused(expert, random_actions):
     for module, word in ((gail(''), 'demonstrations'), (gail(expert, reward_form='log'), 'reward_form'),
                          (gail(expert, discriminator_network_cls=WIDE), 'scalar output'),
                          (gail('/nowhere'), '/nowhere'), (gail(random_actions), 'action')):

@@ -15,7 +15,7 @@ def test_the_interquartile_mean_leaves_out_a_quarter_at_either_end():
     assert interquartile_mean(np.array([1.0, 2, 3, 4, 50])) == 3.0
 
 
-def test_of_fewer_than_four_runs_the_interquartile_mean_is_the_mean():
+def test_with_fewer_than_four_runs_the_interquartile_mean_is_the_mean():
     assert interquartile_mean(np.array([1.0, 2, 9])) == 4.0
 
 
@@ -67,7 +67,7 @@ def test_runs_are_drawn_within_their_stratum():
     assert bootstrap_interval(lambda runs: float(runs[1].mean() - runs[0].mean()), strata, resamples=50) == (5, 5)
 
 
-def test_the_interval_of_a_curve_is_that_of_each_of_its_points():
+def test_the_interval_of_a_curve_is_computed_per_point():
     values = np.random.default_rng(1).normal(size=(6, 3))
     low, high = interquartile_mean_interval(values, resamples=5000)
     for p in range(3):

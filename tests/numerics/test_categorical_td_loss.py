@@ -46,7 +46,7 @@ def slow_projection(probs, reward, discount, v_min, v_max):
     return projected
 
 
-def test_the_projection_is_that_of_the_paper():
+def test_the_projection_matches_the_paper():
     rng = np.random.default_rng(0)
     probs, reward = random_probs(200, 7), rng.normal(scale=3.0, size=200)
     discount = rng.choice([0.0, 0.5, 0.99, 1.0], size=200)
@@ -81,7 +81,7 @@ def test_a_terminal_reward_beyond_the_range_is_all_at_the_last_atom():
     torch.testing.assert_close(found, torch.tensor([0.0, 0.0, 1.0]))
 
 
-def test_the_projection_keeps_the_mean_of_what_stays_within_the_range():
+def test_the_projection_keeps_the_mean_within_the_range():
     atoms = torch.linspace(-10, 10, 51, dtype=torch.float64)
     probs, reward = random_probs(30, 51), torch.rand(30, dtype=torch.float64) * 4 - 2
     found = project_distribution(probs, reward, torch.full((30, ), 0.8, dtype=torch.float64), -10.0, 10.0)
@@ -139,7 +139,7 @@ def test_the_mean_of_the_target_is_the_scalar_target(td_lambda):
     torch.testing.assert_close((target @ atoms)[valid], scalar[valid], atol=1e-5, rtol=1e-5)
 
 
-def test_one_step_targets_of_a_sequence_are_those_of_its_pairs():
+def test_one_step_targets_of_a_sequence_match_its_pairs():
     info, probs = random_info(), random_probs(7, 40, 5)
     loss = CategoricalTDLoss(gamma=0.9, td_lambda=0.0, v_min=-3.0, v_max=3.0)
     target = loss.compute_td_target(info, probs)
@@ -167,7 +167,7 @@ def test_the_loss_is_a_divergence_with_the_gradient_of_cross_entropy():
     assert not gradient[-1].any()
 
 
-def test_no_gradient_goes_through_the_target():
+def test_targets_have_no_gradient():
     info = random_info()
     probs = random_probs(7, 40, 5).requires_grad_()
     value = torch.log_softmax(torch.randn(7, 40, 5, dtype=torch.float64, requires_grad=True), -1)

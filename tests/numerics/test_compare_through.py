@@ -47,7 +47,7 @@ def random_sequences(seed, length, batch, rewards=()):
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**31), st.integers(2, 9), st.integers(1, 5))
-def test_the_target_is_that_of_the_definition(seed, length, batch):
+def test_the_target_matches_the_definition(seed, length, batch):
     info, value = random_sequences(seed, length, batch)
     target = TAACTDLoss(gamma=0.9).compute_td_target(info, value)
     for i in range(batch):

@@ -51,7 +51,7 @@ def _stepped(params, grads, state, lr):
         yield p - lr * first / (1 - BETAS[0]**step) / ((second / (1 - BETAS[1]**step)).sqrt() + EPS)
 
 
-def test_compiled_updates_are_those_of_the_formulas(monkeypatch):
+def test_compiled_updates_match_the_formulas(monkeypatch):
     errors, counts = [], []
 
     def compared(plan, batch):

@@ -149,7 +149,7 @@ def test_a_single_step_with_a_state_of_the_rollout_keeps_its_loss():
 
 @pytest.mark.parametrize('with_state', [True, False])
 @pytest.mark.parametrize('skill_spec,skills', [(4, one_hot_skills()), (TensorSpec((4, )), torch.randn(5, 3, 4))])
-def test_whole_sequences_are_trained_on_as_step_by_step(skill_spec, skills, with_state):
+def test_training_sequences_matches_training_steps(skill_spec, skills, with_state):
     algorithm = make(skill_spec, on_policy=False)
     steps = sequence(skills)
     zeros = algorithm.get_initial_train_state(3)
@@ -173,7 +173,7 @@ def test_whole_sequences_are_trained_on_as_step_by_step(skill_spec, skills, with
     assert found.loss.shape == (5, 3) and found.valid[0].tolist() == ([0.0, 1.0, 1.0] if with_state else [0.0] * 3)
 
 
-def test_the_gradient_of_the_loss_is_that_of_the_cross_entropy():
+def test_the_loss_gradient_is_that_of_cross_entropy():
     algorithm = make(4, on_policy=False)
     steps = sequence(one_hot_skills())
     info = algorithm.train_sequence(steps, DIAYNState(skill=torch.zeros(5, 3, 4), has_previous=torch.zeros(5, 3)), ())

@@ -167,7 +167,7 @@ def test_a_squashed_density_integrates_to_one_over_the_action_range():
     assert torch.trapezoid(density, points).item() == pytest.approx(1.0, abs=1e-5)
 
 
-def test_squashed_gradients_are_those_of_the_formula():
+def test_squashed_gradients_match_the_formula():
     loc, log_scale = (torch.randn(5, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))
     noise = torch.randn(5, 2, dtype=torch.float64)
 

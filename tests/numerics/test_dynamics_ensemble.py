@@ -56,7 +56,7 @@ def observed(model, time_step):
 
 @pytest.mark.parametrize('num_replicas', [1, 3])
 @pytest.mark.parametrize('kind', list(MAKE))
-def test_the_ensemble_loss_is_that_of_the_formulas_in_float64(kind, num_replicas):
+def test_the_ensemble_loss_matches_the_formulas_in_float64(kind, num_replicas):
     """Normalized by mean and variance of what was seen; negative log-likelihood by scipy, half mean squared error."""
     model = make(kind, num_replicas=num_replicas, bootstrap=False)
     steps = sequences()
@@ -222,7 +222,7 @@ def test_members_of_the_ensemble_see_different_bootstraps_that_are_poisson():
     np.testing.assert_allclose(np.corrcoef(weight.T.numpy()), np.eye(3), atol=0.02)
 
 
-def test_who_trains_on_a_transition_depends_on_its_place_alone():
+def test_membership_of_a_transition_depends_only_on_its_position():
     env_ids, positions = torch.tensor([0, 1, 1]), torch.tensor([7, 7, 8])
     all_at_once = transition_weights(env_ids, positions, 4, True, 0.5)
     for i in range(3):
@@ -230,7 +230,7 @@ def test_who_trains_on_a_transition_depends_on_its_place_alone():
         assert torch.equal(alone[0], all_at_once[0][i]) and torch.equal(alone[1], all_at_once[1][i])
 
 
-def test_what_is_held_out_is_a_share_that_nobody_trains_on():
+def test_held_out_data_is_never_trained_on():
     positions = torch.arange(20000)
     weight, is_held_out = transition_weights(positions % 8, positions, 2, False, 0.2)
     np.testing.assert_allclose(is_held_out.float().mean(), 0.2, atol=0.01)

@@ -264,7 +264,7 @@ class TestRewardCheck:
         assert len(caplog.records) == 1 and 'terminal_reward' in caplog.text
 
 
-def test_several_rewards_are_all_recomputed():
+def test_all_reward_dimensions_are_recomputed():
     torch.manual_seed(0)
     run = episodes([t % 5 == 4 for t in range(20)], 20)
     run = run._replace(reward=torch.stack([run.reward, 2 * run.reward], -1))
@@ -277,7 +277,7 @@ def test_several_rewards_are_all_recomputed():
             sampled(stored([run], 20), 4, 2))
 
 
-def test_what_the_buffer_holds_and_what_is_collected_stay_as_they_are():
+def test_buffer_contents_and_collected_data_do_not_change():
     run = episodes([t % 5 == 4 for t in range(20)], 20)
     buffer = stored([run], 20)
     before = nest.map_structure(torch.clone, buffer.gather_all()[0])

@@ -36,7 +36,7 @@ def transitions():
 
 
 @pytest.mark.parametrize('expectile', [0.5, 0.8, 0.999])
-def test_values_are_the_expectiles_of_what_the_data_got(expectile):
+def test_values_are_expectiles_of_the_data(expectile):
     """Of two equally likely numbers the expectile is (tau * higher + (1 - tau) * lower): here the reward of a state
     and (2 tau - 1) SPREAD; with tau near 1 that is the best action in the data."""
     torch.manual_seed(0)

@@ -104,7 +104,7 @@ def test_rnd_is_the_squared_distance_of_the_outputs():
 
 
 @pytest.mark.parametrize('zero_mean', [True, False])
-def test_rnd_normalizes_observations_and_rewards_by_what_it_has_seen(zero_mean):
+def test_rnd_normalizes_by_statistics_of_past_observations_and_rewards(zero_mean):
     module = rnd(reward_adapt_speed=4.0, observation_adapt_speed=2.0, reward_zero_mean=zero_mean,
                  observation_clip_value=1.5, clip_value=1.2)
     steps = random_steps(6, 3, seed=4)
@@ -405,7 +405,7 @@ def test_visits_are_counted_by_the_signs_of_random_projections(at_once):
     assert {cell: n for cell, n in enumerate(module.counts.tolist()) if n} == dict(visits)
 
 
-def test_simhash_tells_directions_and_not_lengths():
+def test_simhash_distinguishes_directions_and_not_lengths():
     module = CountBonusAlgorithm(OBSERVATION)
     observation = random_steps(20).observation
     assert torch.equal(module._cells(observation), module._cells(3.0 * observation))

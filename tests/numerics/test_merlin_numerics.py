@@ -129,7 +129,7 @@ def randomized(merlin):
 
 
 @torch.no_grad()
-def test_steps_are_those_of_loops_over_samples_slots_and_time():
+def test_steps_match_loops_over_samples_slots_and_time():
     batch = 2
     merlin = randomized(merlin_of(VECTOR, ACTION))
     mbp, mba = merlin._mbp, merlin._mba

@@ -96,7 +96,7 @@ def settings(**changes):
 @pytest.mark.parametrize('predicts_reward', [True, False], ids=['rewards', 'outcome only'])
 @pytest.mark.parametrize('td_steps', [1, 3, 20, -1])
 @pytest.mark.parametrize('length', [1, 5])
-def test_targets_are_those_of_a_slow_loop(td_steps, predicts_reward, length):
+def test_targets_match_a_slow_loop(td_steps, predicts_reward, length):
     rng = np.random.default_rng(td_steps + 10 * length)
     count, num_envs, kept = 90, 4, 40  # the ring has been overwritten more than once
     steps = random_steps(rng, count, num_envs, only_last_reward=not predicts_reward)
@@ -152,7 +152,7 @@ def test_values_worked_out_by_hand():
     assert values_of_first(truncated, -1) == pytest.approx([1 + 0.9 * 2 + 0.81 * 30, 2 + 27, 30, 30, 30])
 
 
-def test_as_many_steps_as_the_episode_has_are_the_monte_carlo_return():
+def test_td_steps_of_episode_length_give_the_monte_carlo_return():
     steps = random_steps(np.random.default_rng(3), 60, 3)
     buffer = stored(steps, 60)
     info = BatchInfo(torch.arange(3).repeat_interleave(60), torch.arange(60).repeat(3), replay_buffer=buffer)
@@ -161,7 +161,7 @@ def test_as_many_steps_as_the_episode_has_are_the_monte_carlo_return():
     torch.testing.assert_close(n_step, to_the_end, rtol=0, atol=1e-12)
 
 
-def test_values_are_those_of_player_0_whoever_moves():
+def test_values_are_from_player_0s_view_whoever_moves():
     """Player 1 wins after five moves: all values are -1, also where player 1 is to move."""
     steps = one_episode([0, 0, 0, 0, -1.0], [0.3, -0.2, 0.1, 0.4, 0.5], 0.0)
     maker = TargetMaker(settings(td_steps=-1, discount=1.0), 'rollout_info', None)

@@ -158,7 +158,7 @@ def test_a_temperature_with_an_optimizer_comes_to_the_solution():
 # M-step ----------------------------------------------------------------------------------------------------------
 
 
-def test_divergences_are_those_of_policies_that_differ_in_mean_or_in_scale():
+def test_divergences_separate_mean_and_scale():
     target_loc, target_scale, loc, scale = random_gaussians(3, 4, 2)
     of_mean, of_scale = gaussian_divergences(target_loc, target_scale, loc, scale)
     target = torch.distributions.Normal(target_loc, target_scale)

@@ -47,7 +47,7 @@ def slow_targets(types, numbers, env, position, num_steps):
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_masks_and_targets_are_those_of_a_slow_loop(data):
+def test_masks_and_targets_match_a_slow_loop(data):
     num_envs, max_length = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 12))
     types, numbers = random_history(data.draw, num_envs, data.draw(st.integers(1, 25)))
     buffer = ReplayBuffer(SPEC, num_envs, max_length)

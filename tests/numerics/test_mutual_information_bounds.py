@@ -170,7 +170,7 @@ def test_the_free_constant_of_dv_is_subtracted_from_the_pointwise_value():
     torch.testing.assert_close(estimator.calc_pmi(x, y), LogRatio(0.5)([x, y])[0].squeeze(1), atol=0.05, rtol=0)
 
 
-def test_the_exponential_goes_on_as_a_line():
+def test_the_exponential_continues_linearly():
     x = torch.tensor([-3., 0., 19., 21., 200.], requires_grad=True)
     y = _exp(x)
     slope = math.exp(20)
@@ -179,7 +179,7 @@ def test_the_exponential_goes_on_as_a_line():
     torch.testing.assert_close(x.grad, torch.tensor([math.exp(-3), 1.0, math.exp(19), slope, slope]))
 
 
-def test_with_an_average_kld_is_dv_and_jsd_is_that_of_a_shifted_statistic():
+def test_with_an_average_kld_is_dv_and_jsd_shifts_its_statistic():
     x, y = torch.randn(6), torch.randn(6)
     mean = sum(math.exp(0.8 * x[i] * y[i - 1]) for i in range(6)) / 6  # of the first batch
     for kind in ('KLD', 'JSD'):

@@ -45,7 +45,7 @@ def test_weights_are_exponentials_up_to_a_maximum():
     assert not weights.requires_grad
 
 
-def test_recorded_actions_are_moved_off_their_bounds_and_no_further():
+def test_dataset_actions_are_moved_off_their_bounds_and_no_further():
     stored = StoredActions(ACTION)
     moved = stored.inside_bounds(torch.tensor([[-1.0, 1.0], [3.0, 0.0], [1.0, 0.5]]))
     assert moved.tolist() == [pytest.approx([-1 + 2e-4, 1 - 5e-5]), pytest.approx([3 - 2e-4, 5e-5]), [1.0, 0.5]]
@@ -92,7 +92,7 @@ def steps(length, batch, reward_shape=()):
 
 
 @pytest.mark.parametrize('length', [2, 4])
-def test_the_losses_of_iql_are_those_of_the_paper(length):
+def test_the_losses_of_iql_match_the_paper(length):
     algorithm, batch, tau, temperature, limit, gamma = iql(expectile=0.7, temperature=0.4,
                                                            max_exp_advantage=1.5), 5, 0.7, 0.4, 1.5, 0.99
     inputs, action = steps(length, batch)
@@ -118,7 +118,7 @@ def test_the_losses_of_iql_are_those_of_the_paper(length):
     torch.testing.assert_close(found.loss, sum(found.extra))
 
 
-def test_all_at_once_iql_trains_as_step_by_step():
+def test_iql_on_sequences_trains_as_step_by_step():
     algorithm = iql()
     inputs, action = steps(3, 4)
     at_once = algorithm.calc_loss(algorithm.train_sequence(inputs, algorithm.get_initial_train_state(12),
@@ -147,7 +147,7 @@ def test_only_v_follows_the_expectile_and_only_the_critics_the_target():
             assert any(x is not None for x in reached) == (name == other), (name, other)
 
 
-def test_several_rewards_are_weighed_in_the_advantage():
+def test_reward_dimensions_are_weighted_in_the_advantage():
     wide = iql(reward_spec=TensorSpec((2, )), reward_weights=[1.0, -1.0])
     inputs, action = steps(2, 4, (2, ))
     info = wide.train_sequence(inputs, wide.get_initial_train_state(8), IqlInfo(action=action)).info

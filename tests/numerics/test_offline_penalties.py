@@ -74,7 +74,7 @@ def td3(cls=Td3BcAlgorithm, **kwargs):
 
 @pytest.mark.parametrize('length', [2, 4])
 @pytest.mark.parametrize('critic_penalty, normalize', [(0.0, True), (0.3, True), (0.3, False)])
-def test_the_losses_of_td3_with_penalties_are_those_of_the_papers(length, critic_penalty, normalize):
+def test_the_losses_of_td3_with_penalties_match_the_papers(length, critic_penalty, normalize):
     algorithm = td3(actor_penalty=0.7, critic_penalty=critic_penalty, normalize_value=normalize)
     inputs, action = steps(length, 5)
     found = algorithm.calc_loss(train_info(algorithm, inputs, DdpgInfo(action=action)))
@@ -104,7 +104,7 @@ def test_without_penalties_it_is_td3():
     torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
-def test_step_by_step_the_penalties_are_the_same():
+def test_penalties_of_steps_match_those_of_sequences():
     algorithm = td3(critic_penalty=0.5, normalize_value=False)
     inputs, action = steps(3, 4)
     infos = [algorithm.train_step(nest.map_structure(lambda x, t=t: x[t], inputs), algorithm.get_initial_train_state(4),
@@ -130,7 +130,7 @@ def stochastic(cls, **kwargs):
 
 
 @pytest.mark.parametrize('length', [2, 4])
-def test_the_losses_of_awac_are_those_of_the_paper(length, monkeypatch):
+def test_the_losses_of_awac_match_the_paper(length, monkeypatch):
     """With the mode of the policy in place of its samples, so that they are known."""
     algorithm = stochastic(AwacAlgorithm, temperature=0.01, max_exp_advantage=1.03)
     squashed = algorithm._actor_network(torch.zeros(1, 3))[0].__class__
@@ -263,7 +263,7 @@ def discrete(cls=DiscreteCqlAlgorithm, **kwargs):
 
 @pytest.mark.parametrize('bound', [None, 0.05])
 @pytest.mark.parametrize('kwargs', [{}, dict(target_net_target_action=False), dict(num_critic_replicas=1)])
-def test_the_penalty_of_discrete_cql_is_that_of_all_actions(bound, kwargs):
+def test_the_discrete_cql_penalty_covers_all_actions(bound, kwargs):
     algorithm = discrete(penalty_weight=0.7, calibrated=bound is not None, **kwargs)
     inputs, _ = steps(3, 5)
     action = torch.randint(1, 5, (3, 5))
@@ -281,7 +281,7 @@ def test_the_penalty_of_discrete_cql_is_that_of_all_actions(bound, kwargs):
 
 
 @pytest.mark.parametrize('bound', [None, 0.05])
-def test_the_penalty_of_discrete_cql_is_of_valid_actions_alone(bound):
+def test_the_discrete_cql_penalty_covers_valid_actions_only(bound):
     algorithm = discrete(calibrated=bound is not None)
     inputs, _ = steps(2, 4)
     mask = torch.tensor([True, False, True, False]).expand(2, 4, 4)
@@ -309,7 +309,7 @@ def test_discrete_cql_uses_weighted_rewards_and_distribution_means():
     torch.testing.assert_close(penalty, (values.logsumexp(-1) - values.gather(-1, index).squeeze(-1)).sum(-1))
 
 
-def test_conservative_values_of_actions_that_nobody_took_are_low():
+def test_conservative_values_of_unseen_actions_are_low():
     """Two actions, of which only the first is in the data, with a return of 1: the optimum of r + CQL is known.
 
     With one step to the end and weight w: minimise (Q0 - 1)^2 + w (log(e^Q0 + e^Q1) - Q0). Q1 falls without end, and Q0

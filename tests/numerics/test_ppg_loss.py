@@ -24,7 +24,7 @@ def test_the_loss_is_half_of_both_errors_plus_the_divergence():
     assert loss.loss.item() == pytest.approx(2.5 + 10 * kl)
 
 
-def test_the_errors_of_several_rewards_are_averaged():
+def test_errors_are_averaged_over_reward_dimensions():
     same = Categorical(probs=torch.tensor([[[0.5, 0.5]]]))
     info = PPGTrainInfo(returns=torch.tensor([[[3.0, 0.0]]]), value=torch.tensor([[[1.0, 1.0]]]),
                         aux_value=torch.zeros(1, 1, 2), action_distribution=same)
@@ -82,7 +82,7 @@ def test_divergences_of_a_nest_are_added_up():
     torch.testing.assert_close(dist_utils.compute_kl(*nests), parts)
 
 
-def test_choices_that_there_are_not_have_no_part_in_a_divergence():
+def test_excluded_choices_do_not_affect_a_divergence():
     logits = torch.tensor([[0.0, 1.0, -math.inf]])
     other = torch.tensor([[0.5, 0.2, -math.inf]], requires_grad=True)
     kl = dist_utils.compute_kl(Categorical(logits=logits), Categorical(logits=other))

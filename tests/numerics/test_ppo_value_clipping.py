@@ -42,7 +42,7 @@ def test_a_value_that_has_moved_too_far_towards_its_target_has_no_gradient():
     assert not value.grad.any()
 
 
-def test_the_old_value_is_that_of_the_unroll():
+def test_the_old_value_comes_from_the_unroll():
     agent, _ = make_agent('ppo', 'discrete', rl_algorithm_cls=partial(
         PPOAlgorithm, loss_class=partial(PPOLoss, value_clipping=0.1),
         actor_network_ctor=partial(ActorDistributionNetwork, fc_layer_params=(8, )),

@@ -368,7 +368,7 @@ def test_uniform_sampling_takes_each_sequence_once_before_any_comes_again(histor
 @settings(max_examples=1500)
 @example([('sequence', 3), ('all', True), ('drop_all_but', 4), ('all', True)], (7, 0), 0, True, None)
 @given(histories, sizes, st.integers(0, 2**32), st.booleans(), st.sampled_from([None, 7.0]))
-def test_episodes_and_returns_are_those_of_a_walk_along_the_steps(history, size, seed, wild, after_truncation):
+def test_episodes_and_returns_match_a_walk_along_the_steps(history, size, seed, wild, after_truncation):
     player = make_player(*size, seed, wild, record_episodic_return=True, gamma=GAMMA, default_return=DEFAULT,
                          return_after_truncation=after_truncation)
     player.play(history)

@@ -31,7 +31,7 @@ def losses(algorithm, inputs, action):
     return algorithm.calc_loss(algorithm.train_sequence(inputs, state, BasicRLInfo(action=action)).info)
 
 
-def test_the_losses_are_those_of_the_game_in_units_of_half_the_range():
+def test_the_losses_match_the_game_in_units_of_half_the_range():
     algorithm = causal_bc(f_norm_penalty_weight=0.3, bc_regulatization_weight=0.2)
     kinds = torch.tensor([[F, M], [M, L], [M, F], [L, M]], dtype=torch.int32)
     observation, action = torch.randn(4, 2, 3), torch.rand(4, 2, 2)
@@ -81,7 +81,7 @@ def test_the_norm_of_a_prediction_of_nothing_has_a_gradient():
     assert torch.isfinite(prediction.grad).all()
 
 
-def test_step_by_step_it_trains_as_all_at_once():
+def test_training_steps_match_training_sequences():
     algorithm = causal_bc()
     kinds = torch.tensor([[F, M], [M, L], [M, F]], dtype=torch.int32)
     inputs, action = TimeStep(step_type=kinds, observation=torch.randn(3, 2, 3)), torch.rand(3, 2, 2)
@@ -107,7 +107,7 @@ def least_squares(state, action):
     return float((state * action).sum() / (state * state).sum())
 
 
-def test_in_a_linear_system_its_bias_is_a_tenth_of_that_of_least_squares():
+def test_in_a_linear_system_its_bias_is_a_tenth_of_least_squares():
     gain, spec = -0.5, TensorSpec((1, ))
     states, actions = confounded_steps(20000)
     bias = least_squares(states[1], actions[1]) - gain
@@ -137,7 +137,7 @@ class Plain(torch.nn.Module):
         return self.layer(observation), state
 
 
-def test_what_it_cannot_do_is_refused():
+def test_unsupported_settings_are_refused():
     for kwargs, word in ((dict(action_spec=BoundedTensorSpec((), torch.int64, 0, 3)), 'BcAlgorithm'),
                          (dict(discriminator_network_cls=partial(LSTMEncodingNetwork, hidden_size=4)), 'feed-forward'),
                          (dict(bc_regulatization_weight=-1.0), 'bc_regulatization_weight')):

@@ -120,7 +120,7 @@ def test_nothing_is_updated_in_evaluation(kind):
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_statistics_survive_a_checkpoint_and_go_on_alike(kind):
+def test_statistics_are_checkpointed_and_continue_identically(kind):
     first = make_normalizer(kind, NESTED)
     def batch():
         return {'values': torch.randn(6), 'deep': (torch.randn(6, 3), torch.randn(6, 2, 2))}
@@ -197,7 +197,7 @@ def test_scalar_forms_and_a_scheduled_rate():
     assert frozen.average(torch.tensor(5.0)).item() == 0.0
 
 
-def test_what_is_wrong_is_refused():
+def test_invalid_arguments_are_refused():
     with pytest.raises(ValueError):
         make_normalizer('em', NESTED)({'values': torch.randn(3)})
     with pytest.raises(ValueError, match='speed'):
@@ -241,7 +241,7 @@ def test_batches_that_wait_are_taken_in_as_one_at_the_end(kind, most_kept, monke
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_what_waits_is_dropped_where_the_steps_could_not_be_taken():
+def test_deferred_statistics_are_dropped_if_the_steps_were_invalid():
     normalizer = make_normalizer('adaptive')
     with pytest.raises(RuntimeError, match='no step'), running_stats.updated_at_the_end():
         normalizer.update(torch.ones(3, 2))

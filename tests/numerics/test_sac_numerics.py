@@ -110,7 +110,7 @@ def soft_value_of_choices(algorithm, observation, weights):
 @pytest.mark.parametrize('length', [2, 4])
 @pytest.mark.parametrize('environment', ['continuous', 'nested action', 'discrete', 'mixed', 'several rewards',
                                          'several rewards, discrete', 'several rewards, mixed'])
-def test_the_loss_of_the_critics_is_that_of_a_slow_loop(environment, length, same_noise):
+def test_the_critic_loss_matches_a_slow_loop(environment, length, same_noise):
     several = environment.startswith('several')
     algorithm = algorithm_of(environment, reward_weights=[1.0, -0.5, 2.0] if several else None, initial_log_alpha=-0.7)
     weights = weights_of(algorithm)
@@ -344,7 +344,7 @@ def test_priorities_are_set_if_asked():
 
 
 @pytest.mark.parametrize('rewards', [(), (2, )])
-def test_the_expected_value_weights_that_of_each_action_by_its_probability(rewards):
+def test_the_expected_value_weights_actions_by_probability(rewards):
     values, probs = torch.randn(4, 3, *rewards), torch.rand(4, 3)
     found = critic_values.expected_value(values, probs)
     for i in range(4):

@@ -82,7 +82,7 @@ def test_the_loss_has_one_entry_per_step_and_zero_without_a_successor():
     assert (loss[:-1][info.step_type[:-1] != LAST] > 0).all()
 
 
-def test_no_gradient_goes_through_the_target_even_if_it_is_the_value():
+def test_targets_have_no_gradient_even_if_they_are_the_value():
     info = random_info()
     value = torch.randn(12, 3, dtype=torch.float64, requires_grad=True)
     loss_fn = TDLoss(gamma=0.9, td_lambda=0.8)
@@ -173,7 +173,7 @@ def slow_quantile_loss(value, target, huber=1.0):
 
 @pytest.mark.parametrize('sum_over_quantiles', [False, True])
 @pytest.mark.parametrize('cls', [TDQRLoss, OneStepTDQRLoss])
-def test_quantile_losses_are_those_of_the_paper(cls, sum_over_quantiles):
+def test_quantile_losses_match_the_paper(cls, sum_over_quantiles):
     info = random_info(steps=5, envs=2)
     value, target_value = (torch.randn(5, 2, 4, dtype=torch.float64) for _ in range(2))
     loss_fn = cls(num_quantiles=4, gamma=0.9, sum_over_quantiles=sum_over_quantiles)

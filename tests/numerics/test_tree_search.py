@@ -228,7 +228,7 @@ def test_the_exponential_matches_the_library_within_two_ulps():
     assert rules.exp(torch.tensor([-701.0, -1e300], dtype=torch.float64)).tolist() == [0, 0]
 
 
-def test_the_numbers_of_a_path_are_those_of_splitmix():
+def test_the_random_numbers_of_a_path_match_splitmix():
     seeds, depth = torch.tensor([0, -1, 2**62, 12345]), torch.tensor([0, 1, 7, 3])
     expected = [mix(int(s) % 2**64, int(d)) for s, d in zip(seeds, depth)]
     assert rules.uniform(seeds, depth).tolist() == expected
@@ -291,7 +291,7 @@ def test_visit_policies_follow_the_temperature():
 
 @pytest.mark.parametrize('kind', ['rkl', 'kl'])
 @pytest.mark.parametrize('unexpanded', UNEXPANDED)
-def test_the_policy_of_the_root_after_the_search_is_that_of_the_rules(kind, unexpanded):
+def test_the_root_policy_after_the_search_matches_the_rules(kind, unexpanded):
     settings_ = SearchSettings(num_simulations=12, unexpanded_value=unexpanded, two_players=True, discount=0.9)
     trees, singles = search_both(settings_, torch.arange(3), 4, FORMS[0])
     policy = exploration_policy(trees, kind)

@@ -103,7 +103,7 @@ class TestGradientEstimators:
         (z @ torch.tensor([3.0, 1.0])).sum().backward()
         assert logits.grad.tolist() == [[0.5, -0.5]]  # 1/2 (3 - 2) and 1/2 (1 - 2)
 
-    def test_gumbel_softmax_is_that_of_the_softmax_of_the_same_noise(self):
+    def test_gumbel_softmax_is_the_softmax_of_the_same_noise(self):
         vae = discrete_vae(3, mode='st-gumbel', gumbel_temp_scheduler=0.7)
         torch.manual_seed(5)
         logits = self.LOGITS.expand(4, -1).clone().requires_grad_()

@@ -244,7 +244,7 @@ def test_importance_ratios_worked_out_by_hand():
     torch.testing.assert_close(ratio(new, old, action, clipping=0.0)[1], torch.tensor([1.8, 0.5]))
 
 
-def test_a_recorded_log_probability_replaces_the_rollout_distribution():
+def test_a_stored_log_probability_replaces_the_rollout_distribution():
     old, new = categorical([0.5, 0.5]), categorical([0.9, 0.1])
     action = torch.tensor([1])
     expected = ratio(new, old, action)

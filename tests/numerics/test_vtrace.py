@@ -142,7 +142,7 @@ def test_a_termination_is_not_bootstrapped_from_as_worked_out_by_hand():
     torch.testing.assert_close(advantages, torch.tensor([[-6.25], [-36.0], [0.0], [-33.0]]))
 
 
-def test_several_rewards_are_several_traces():
+def test_each_reward_dimension_has_its_own_trace():
     reward, value, step_type, discount, ratio = hand_made(1.0)
     both = torch.stack((reward, -2.0 * reward), -1), torch.stack((value, value + 1.0), -1)
     found = value_ops.vtrace(*both, step_type, discount, ratio)
@@ -338,7 +338,7 @@ class Writer:
         pass
 
 
-def test_summaries_say_how_old_the_policy_was():
+def test_summaries_contain_the_age_of_the_policy():
     writer = Writer()
     context.set_summary_writer(writer)
     info, _ = random_info()

@@ -105,7 +105,7 @@ def torch_internals(name: str) -> set[str]:
     return {text for text in written if re.fullmatch(r'torch(\.\w+)*\.(_(?!_|foreach)\w+|experimental)(\.\w+)*', text)}
 
 
-def test_what_torch_may_change_is_used_in_few_places():
+def test_unstable_torch_features_are_used_in_few_places():
     users = {name for name in FILES if torch_internals(name) and not name.startswith('alfx.optimizers.')}
     assert users <= USE_TORCH_INTERNALS
 

@@ -29,7 +29,7 @@ def test_the_gain_keeps_the_second_moment_behind_the_activation():
         assert activation_gain(f) == pytest.approx(float(f(z).square().mean())**-0.5, rel=2e-3)
 
 
-def test_what_is_not_elementwise_or_is_zero_has_gain_one():
+def test_non_elementwise_and_zero_activations_have_gain_one():
     assert activation_gain(partial(torch.softmax, dim=-1)) == 1.0
     assert activation_gain(lambda x: x.sum(dim=-1)) == 1.0
     assert activation_gain(torch.zeros_like) == 1.0

@@ -6,7 +6,7 @@ from alfx import norm_layers
 from alfx.layers import FC
 
 
-def test_without_steps_batch_norm_is_that_of_torch():
+def test_without_steps_batch_norm_matches_torch():
     ours, theirs = norm_layers.BatchNorm1d(3, momentum=0.3), nn.BatchNorm1d(3, momentum=0.3)
     for _ in range(3):
         x = torch.randn(8, 3) * 2 + 1
@@ -31,7 +31,7 @@ def test_each_step_has_its_own_statistics(momentum):
     torch.testing.assert_close(stepwise(x), separate[1](x))
 
 
-def test_the_statistics_so_far_become_those_of_each_step():
+def test_current_statistics_become_those_of_each_step():
     layer = norm_layers.BatchNorm1d(2)
     layer(torch.randn(8, 2) + 3)
     mean = layer.running_mean.clone()

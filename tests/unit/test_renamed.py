@@ -37,7 +37,7 @@ def test_former_names_of_classes_in_former_modules():
     assert done.stdout == 'Capabilities BatchSource\n' and done.stderr.count('FutureWarning') == 2
 
 
-def test_any_other_missing_module_is_missing_as_ever():
+def test_any_other_missing_module_raises_as_usual():
     with pytest.raises(ModuleNotFoundError, match='alfx.trainers.nothing'):
         importlib.import_module('alfx.trainers.nothing')
 

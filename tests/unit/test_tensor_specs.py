@@ -15,7 +15,7 @@ def test_a_dtype_may_be_given_by_its_name(name):
     assert TensorSpec((3, )).replace(dtype=name).dtype == torch.int64
 
 
-def test_a_name_of_no_dtype_is_refused_with_those_there_are():
+def test_an_unknown_dtype_name_raises_with_the_known_ones():
     with pytest.raises(SpecError, match="unsupported dtype 'integer'; supported: .*'int64'"):
         TensorSpec((), 'integer')
 

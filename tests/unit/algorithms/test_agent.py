@@ -233,7 +233,7 @@ def test_nested_actions_get_a_nested_entropy_target(algorithm):
 
 @both
 @pytest.mark.parametrize('parts', [{}, {'enforce_entropy_target': True}, {'extrinsic_reward_coef': 2.0}])
-def test_a_step_of_the_policy_alone_is_what_going_through_all_parts_gives(algorithm, parts):
+def test_a_step_of_the_policy_alone_matches_a_step_of_all_parts(algorithm, parts):
     agent, env = make_agent(algorithm, 'discrete', **parts)
     time_step, state = env.current_time_step(), agent.get_initial_rollout_state(env.batch_size)
     steps = []

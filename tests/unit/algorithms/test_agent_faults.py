@@ -230,7 +230,7 @@ def test_a_shared_network_is_trained_by_the_optimizer_that_owns_it():
     assert agent.intrinsic_reward.layer is shared and agent._representation_learner.layer is shared
 
 
-def test_what_refuses_on_policy_training_is_told_who_asks_for_it():
+def test_errors_about_on_policy_training_name_the_part_that_needs_it():
     class OffPolicyOnly(Representation):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)

@@ -46,7 +46,7 @@ def assert_same(a, b):
         assert x.dtype == y.dtype and torch.equal(x, y), path
 
 
-def test_unrolls_and_metrics_are_those_of_a_local_run_bit_for_bit(tmp_path, monkeypatch, start):
+def test_unrolls_and_metrics_match_a_local_run_bit_for_bit(tmp_path, monkeypatch, start):
     """Recurrent, with states stored, a data transformer that keeps statistics, and a step to bootstrap from."""
     config = run_folder(tmp_path, monkeypatch, 'Steering.recurrent=True', 'Steering.counts=False',
                         'TrainerConfig.use_rollout_state=True', 'TrainerConfig.unroll_queue_size=7',
@@ -177,7 +177,7 @@ def test_replaced_buffers_reach_the_process_with_its_statistics(tmp_path, monkey
     assert int(algorithm.seen) == 7
 
 
-def test_an_error_of_its_environment_is_told_with_its_traceback(tmp_path, monkeypatch, start, capfd):
+def test_an_error_of_its_environment_is_reported_with_its_traceback(tmp_path, monkeypatch, start, capfd):
     _, unroller = begun(tmp_path, monkeypatch, start, "load_drift.fault='raise'", 'load_drift.fault_at=4')
     with pytest.raises(LostProcessError, match='exit code 1') as caught:
         unroller.gather(100)
@@ -223,6 +223,6 @@ def test_a_queue_that_does_not_fit_into_shared_memory_is_refused(tmp_path, monke
         AsyncUnroller(learner(config), config)
 
 
-def test_jobs_are_plain_records():
+def test_jobs_are_plain_tuples():
     assert UnrollJob('stop') == ('stop', None, None, None)
     assert UnrollJob('update_parameter', {}, 3, {})._fields == ('type', 'step_metrics', 'global_counter', 'state_dict')

@@ -64,34 +64,34 @@ AROUND = {
 everything_around = pytest.mark.parametrize('around', AROUND.values(), ids=AROUND)
 
 
-def test_every_trait_has_a_rule():
+def test_every_capability_has_a_rule():
     assert {*ANY, *ALL, *ACTING} == set(Capabilities._fields)
 
 
 @everything_around
 @pytest.mark.parametrize('trait', ANY)
-def test_what_is_so_for_any_part_is_so_for_what_is_around_it(around, trait):
+def test_any_rules_are_true_if_one_part_is_true(around, trait):
     assert not getattr(around(inner()).capabilities, trait)
     assert getattr(around(inner(**{trait: True})).capabilities, trait)
 
 
 @everything_around
 @pytest.mark.parametrize('trait', [*ALL, *ACTING])
-def test_what_is_not_so_for_a_part_is_not_so_for_what_is_around_it(around, trait):
+def test_all_rules_are_false_if_one_part_is_false(around, trait):
     assert not getattr(around(inner(**{trait: False})).capabilities, trait)
 
 
 @pytest.mark.parametrize('name', ['agent', 'wrapper', 'twice'])
-def test_what_only_hands_on_is_what_it_is_around(name):
+def test_pure_wrappers_have_the_capabilities_of_their_content(name):
     assert AROUND[name](inner()).capabilities == MOST
 
 
 @pytest.mark.parametrize('name', ['container', 'sequence', 'echo', 'action repeat'])
-def test_what_acts_in_its_own_way_neither_recomputes_nor_is_recorded(name):
+def test_wrappers_that_change_acting_are_neither_recomputed_nor_traced(name):
     assert not any(getattr(AROUND[name](inner()).capabilities, trait) for trait in ACTING)
 
 
-def test_what_a_subclass_changes_in_an_update_only_its_author_knows():
+def test_overridden_updates_need_a_declaration_by_their_author():
     class Silent(Inner):
         pass
 
@@ -103,7 +103,7 @@ def test_what_a_subclass_changes_in_an_update_only_its_author_knows():
     assert not Agent(OBSERVATION, ACTION, rl_algorithm_cls=lambda **_: Silent()).capabilities.traceable_update
 
 
-def test_a_container_whose_subclass_trains_after_the_iteration_says_so():
+def test_a_container_subclass_with_after_train_iter_declares_it():
     class Trains(AlgorithmContainer):
         def after_train_iter(self, root_inputs, rollout_info):
             pass

@@ -136,7 +136,7 @@ def test_conflicting_options_are_refused(kwargs, first, also):
     assert found.startswith(f'TrainerConfig.{first}') and also in found
 
 
-def test_conflicts_of_what_is_not_available_are_reported_too():
+def test_conflicts_of_unavailable_options_are_reported_too():
     assert any('no effect' in p for p in problems_of(priority_replay=True))
 
 
@@ -168,7 +168,7 @@ def test_unrolls_are_minibatches_if_the_whole_buffer_is_used_and_cleared(whole, 
     dict(rl_train_after_update_steps=1), dict(rl_train_every_update_steps=2), dict(offline_buffer_length=10),
     dict(offline_mini_batch_size=8), dict(offline_loss_weight=0.5),
 ])
-def test_what_has_a_meaning_only_with_a_dataset_is_refused_without(kwargs):
+def test_dataset_options_are_refused_without_a_dataset(kwargs):
     name = next(iter(kwargs))
     found, = problems_of(**kwargs)
     assert found.startswith(f'TrainerConfig.{name} = ') and 'without TrainerConfig.offline_buffer_dir' in found
@@ -186,7 +186,7 @@ def offline(**kwargs):
     ('initial_collect_steps', offline(unroll_length=0, initial_collect_steps=8)),
     ('num_iterations', offline(unroll_length=0, num_iterations=0)),
 ])
-def test_what_cannot_be_with_a_dataset_is_refused(name, kwargs):
+def test_options_that_conflict_with_a_dataset_are_refused(name, kwargs):
     assert any(found.startswith(f'TrainerConfig.{name} ') for found in problems_of(**kwargs))
 
 
@@ -197,12 +197,12 @@ def test_datasets_are_named_by_one_text_or_several():
     assert not make(**offline(unroll_length=0)).collects and make(**offline()).collects
 
 
-def test_all_mistakes_are_listed():
+def test_all_errors_are_listed():
     assert [p.split(' ')[0] for p in problems_of(num_iterations=-1, epsilon_greedy=2, num_eval_episodes=0)] == [
         'TrainerConfig.num_iterations', 'TrainerConfig.epsilon_greedy', 'TrainerConfig.num_eval_episodes']
 
 
-def test_a_mistake_in_a_conf_points_at_its_line(tmp_path, monkeypatch):
+def test_a_conf_error_points_at_its_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'bad.gin').write_text("TrainerConfig.epsilon_greedy = 2.0\nTrainerConfig.num_iterations = 0\n")
     with gin_utils.loaded('bad.gin', ['TrainerConfig.eval_interval = 0']):

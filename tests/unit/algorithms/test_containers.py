@@ -322,7 +322,7 @@ def test_results_states_and_infos_of_earlier_elements_are_found_by_name():
     assert list(step.info) == ['first']
 
 
-def test_each_kind_of_step_calls_that_of_the_algorithms():
+def test_each_kind_of_step_calls_the_same_step_of_its_algorithms():
     algorithm = SequentialAlg(Doubler(), lambda x: x + 1)
     x, state = torch.tensor([1.0]), {'0': torch.zeros(1)}
     assert algorithm.rollout_step(x, state)[:2] == (torch.tensor([3.0]), {'0': torch.tensor([1.0])})
@@ -373,7 +373,7 @@ class Both(AlgorithmContainer):
         super().__init__({'first': first, 'second': second}, name='both')
 
 
-def test_losses_are_added_up_with_what_belongs_to_each():
+def test_losses_and_scalar_losses_are_added_and_extras_nested():
     container = Both(Loss(loss_weight=2.0), Loss(loss_weight=3.0, name='other'))
     info = {'first': torch.tensor([[1.0, 2.0]]), 'second': LossInfo(loss=torch.tensor([[10.0, 20.0]]),
                                                                     scalar_loss=torch.tensor(5.0), extra='x')}
@@ -413,7 +413,7 @@ def test_paths_lead_to_the_infos():
     assert inner._algs['c'].path == 'b.c'
 
 
-def test_all_algorithms_are_told_whether_training_is_on_policy():
+def test_all_algorithms_know_whether_training_is_on_policy():
     inner = Doubler()
     wrapper = RLAlgWrapper(SCALAR, SCALAR, SequentialAlg(a=inner, b=Loss()))
     assert wrapper.on_policy is None
@@ -427,7 +427,7 @@ def test_all_algorithms_are_told_whether_training_is_on_policy():
         SequentialAlg(Doubler(is_on_policy=False), is_on_policy=True)
 
 
-def test_what_is_no_part_of_a_container_is_refused():
+def test_objects_that_cannot_be_in_a_container_are_refused():
     with pytest.raises(ValueError, match="expected an algorithm as 'a', found FC"):
         AlgorithmContainer({'a': FC(1, 1)})
     with pytest.raises(ValueError, match='names are parts of paths'):
@@ -585,7 +585,7 @@ def test_lists_that_are_no_elements_are_refused(elements, message):
         sequential_alg(elements)
 
 
-def test_named_fields_are_those_of_a_named_tuple():
+def test_fields_are_named_as_in_a_named_tuple():
     record = 'alfx.algorithms.actor_critic_algorithm.ActorCriticInfo'
     assert named_fields(record, value='v', action='a') == ActorCriticInfo(value='v', action='a')
     with pytest.raises(ValueError, match=r"expected a named tuple with the fields \['valeu'\], found .*'value'"):

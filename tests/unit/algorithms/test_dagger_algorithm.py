@@ -56,7 +56,7 @@ def test_the_expert_is_cloned_whoever_acts(probability):
 
 
 @pytest.mark.parametrize('environment', ['continuous', 'discrete'])
-def test_it_learns_what_the_expert_does_and_the_expert_stays_as_it_is(environment):
+def test_the_expert_is_imitated_and_does_not_change(environment):
     agent = make_agent(environment, updates=20)
     for _ in range(10):
         agent.train_iter()
@@ -77,7 +77,7 @@ def test_expert_parameters_are_not_trained_and_are_checkpointed():
     assert agent.capabilities.traceable_update and not agent.capabilities.bootstraps_sequences
 
 
-def test_it_needs_an_expert_without_memory():
+def test_a_recurrent_expert_is_refused():
     with pytest.raises(ConfError, match='needs an expert'):
         make_agent(expert=None)
     memory = partial(SacAlgorithm, actor_network_cls=partial(ActorDistributionRNNNetwork, fc_layer_params=(4, ),

@@ -133,7 +133,7 @@ class TestFrameStacker:
         vectors = FrameStacker(TensorSpec((1, )), 3)
         assert torch.equal(rolled_out(stacker, steps).observation, rolled_out(vectors, as_vectors).observation)
 
-    def test_scalars_from_replay_are_those_of_the_rollout(self):
+    def test_scalars_from_replay_match_the_rollout(self):
         spec = BoundedTensorSpec((), torch.float32, 0., 1.)
         stacker, steps = FrameStacker(spec, 3), history(20, 2, spec)
         wanted = rolled_out(stacker, steps).observation
@@ -446,7 +446,7 @@ class TestComposition:
         with pytest.raises(ValueError, match='observation_spec'):
             UntransformedTimeStep().transformed_observation_spec
 
-    def test_a_conf_file_sets_arguments_of_what_it_lists(self):
+    def test_a_conf_file_sets_arguments_of_listed_transformers(self):
         gin.parse_config("""
             RewardScaling.scale = 0.25
             FrameStacker.stack_size = 2

@@ -179,7 +179,7 @@ def test_train_sequence_trains_as_train_step(algorithm, environment, length, tra
 
 
 @pytest.mark.parametrize('environment', ['continuous', 'nested action', 'several rewards'])
-def test_the_loss_is_that_of_a_slow_loop(environment):
+def test_the_loss_matches_a_slow_loop(environment):
     weights = [1.0, -0.5, 2.0] if environment == 'several rewards' else None
     agent, _ = agent_of('ddpg', environment, num_critic_replicas=2, reward_weights=weights, action_l2=0.3,
                         critic_loss_ctor=partial(OneStepTDLoss, gamma=0.9))
@@ -292,7 +292,7 @@ def test_a_terminated_episode_is_not_bootstrapped_and_a_truncated_one_is():
 # Acting --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_noise_of_each_environment_begins_anew_in_every_episode(monkeypatch):
+def test_noise_of_each_environment_restarts_in_every_episode(monkeypatch):
     agent, _ = agent_of('ddpg', ou_stddev=0.01, ou_damping=0.5, unroll_length=12)
     monkeypatch.setattr(torch, 'randn_like', torch.ones_like)
     experience = agent.unroll(12)
@@ -379,7 +379,7 @@ def test_traced_acting_adds_the_noise_of_each_step(warm_up):
 # Targets, priorities, arguments --------------------------------------------------------------------------------------
 
 
-def test_target_networks_begin_as_copies_and_move_by_tau():
+def test_target_networks_start_as_copies_and_move_by_tau():
     agent, _ = agent_of('ddpg', target_update_tau=0.1, target_update_period=3, updates=1)
     rl = agent.policy
     pairs = [*zip(rl._actor_network.parameters(), rl._target_actor_network.parameters()),

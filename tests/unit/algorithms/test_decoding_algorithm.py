@@ -46,7 +46,7 @@ def test_a_target_that_would_be_broadcast_is_refused():
         DecodingAlgorithm(decoder(1)).train_step((torch.randn(4, 3), torch.randn(4)))
 
 
-def test_a_decoder_with_memory_passes_its_state_on():
+def test_a_recurrent_decoder_passes_its_state_on():
     network = LSTMEncodingNetwork(TensorSpec((3, )), hidden_size=(2, ))
     algorithm = DecodingAlgorithm(network)
     state = nest.map_structure(lambda spec: torch.zeros(4, *spec.shape), algorithm.train_state_spec)

@@ -133,7 +133,7 @@ def test_evaluation_measures_the_discriminator_and_changes_no_statistics():
     assert 'irm/information' in measures and 'irm/squared_error' not in measures
 
 
-def test_there_is_nothing_to_measure_at_the_first_step_of_an_episode():
+def test_first_steps_have_no_metrics():
     algorithm = DIAYNAlgorithm(3, EncodingNetwork(OBSERVATION))
     state = DIAYNState(skill=torch.eye(3), has_previous=torch.tensor([1.0, 0.0, 1.0]))
     step = algorithm.predict_step(step_of(FIRST, MID, MID), state)
@@ -168,7 +168,7 @@ def test_integers_from_any_minimum_are_skills_like_one_hot_vectors():
     assert torch.equal(integers.state.skill, torch.eye(3)[[0, 2]])
 
 
-def test_observations_are_normalized_by_what_the_rollout_saw():
+def test_observations_are_normalized_by_rollout_statistics():
     torch.manual_seed(0)
     algorithm = DIAYNAlgorithm(3, EncodingNetwork(OBSERVATION), observation_spec=OBSERVATION)
     algorithm.set_on_policy(False)
@@ -218,7 +218,7 @@ def test_its_own_optimizer_owns_its_networks():
     assert owned == {id(p) for p in agent.intrinsic_reward.parameters()} and len(owned) == 4
 
 
-def test_what_training_got_right_is_summarized(monkeypatch):
+def test_training_accuracy_is_logged(monkeypatch):
     algorithm = DIAYNAlgorithm(3, EncodingNetwork(OBSERVATION))
     algorithm.set_on_policy(False)
     info = DIAYNInfo(loss=torch.tensor([[0.0, 2.0], [1.0, 3.0]]), valid=torch.tensor([[0.0, 1.0], [1.0, 1.0]]),

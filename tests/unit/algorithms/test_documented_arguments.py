@@ -167,7 +167,7 @@ def test_arguments_defaults_and_bases_are_those_documented(documented):
         assert isinstance(inspect.getattr_static(cls, attribute), property), attribute
 
 
-def test_what_differs_on_purpose_is_in_the_docs():
+def test_intentional_differences_are_documented():
     text = COVERAGE.read_text()
     for name, method, argument in DELIBERATE:
         assert f'`{name}.{method}`' in text if method else f'`{name}`' in text

@@ -93,7 +93,7 @@ def stepwise(algorithm, inputs, rollout_info):
 
 @every_variant
 @pytest.mark.parametrize('length', [2, 4])
-def test_leaving_out_what_no_loss_reads_leaves_the_loss_as_it_is(variant, length):
+def test_skipping_unused_computations_keeps_the_loss(variant, length):
     algorithm = make(**VARIANTS[variant])
     inputs, rollout_info = random_batch(rewards=algorithm._reward_spec.shape)
     inputs, rollout_info = nest.map_structure(lambda x: x[:length], (inputs, rollout_info))
@@ -209,7 +209,7 @@ def test_priorities_are_mean_absolute_errors_of_steps_with_a_target():
     assert not priority.requires_grad
 
 
-def test_without_calculate_priority_there_is_none():
+def test_without_calculate_priority_the_loss_has_none():
     algorithm = make()
     inputs, rollout_info = random_batch()
     assert algorithm.calc_loss(algorithm.train_sequence(inputs, DqnState(), rollout_info).info).priority == ()
@@ -314,7 +314,7 @@ def test_initial_steps_are_random_if_asked_for(random_initial_collection):
     assert torch.equal(algorithm.rollout_step(step, DqnState()).output, greedy)
 
 
-def test_the_random_steps_are_those_of_all_ranks_together(monkeypatch):
+def test_the_random_steps_are_shared_by_all_ranks(monkeypatch):
     monkeypatch.setattr(context, 'num_ranks', lambda: 2)
     algorithm = make(config=config_of(initial_collect_steps=50), rollout_epsilon_greedy=0.0,  # a rank's share of 100
                      random_initial_collection=True)
@@ -326,7 +326,7 @@ def test_the_random_steps_are_those_of_all_ranks_together(monkeypatch):
     assert torch.equal(algorithm.rollout_step(step, DqnState()).output, greedy)
 
 
-def test_evaluation_explores_as_the_configuration_says():
+def test_evaluation_explores_as_configured():
     algorithm = make(config=config_of(epsilon_greedy=0.5))
     step = step_of(20000)
     agreement = (algorithm.predict_step(step, ()).output == make().predict_step(step, ()).output).float().mean()
@@ -389,7 +389,7 @@ def test_other_actions_than_one_discrete_one_are_refused(spec):
     (dict(exploration_length_exponent=1.0), 'exploration_length_exponent'),
     (dict(q_network_cls=partial(small_q, num_atoms=7)), r'expected an output of shape \(5,\)'),
 ])
-def test_what_does_not_fit_is_refused_by_name(arguments, message):
+def test_invalid_arguments_are_refused_by_name(arguments, message):
     with pytest.raises((ValueError, SpecError), match=message):
         make(**arguments)
 

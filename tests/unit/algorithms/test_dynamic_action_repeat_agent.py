@@ -111,7 +111,7 @@ def test_the_inner_algorithm_sees_discounted_sums_and_discounts():
     assert seen == [(0, 0.0, 1.0), (2, 2.0, 0.5), (5, 12.0, 0.25), (6, 32.0, 1.0), (7, 64.0, 0.0), (8, 0.0, 1.0)]
 
 
-def test_several_rewards_are_summed_each_by_itself():
+def test_each_reward_dimension_is_summed_separately():
     steps = [step(FIRST, 0, (0.1, 1.0), reward_dim=2), step(MID, 1, (0.2, 0.0), reward_dim=2),
              step(MID, 2, (0.3, 2.0), reward_dim=2)]
     assert play(scripted(reward_dim=2), steps)[2].info.reward.tolist() == [[2.0, 4.0]]
@@ -238,7 +238,7 @@ def test_training_changes_all_that_is_trained_and_is_repeatable():
     assert variance != 1.0  # it has seen rewards
 
 
-def test_the_rollout_goes_on_exactly_from_a_saved_state():
+def test_the_rollout_resumes_exactly_from_a_saved_state():
     agent, env = make_agent(unroll_length=5)
     for _ in range(4):
         agent.train_iter()

@@ -95,7 +95,7 @@ def test_the_output_of_the_network_is_the_representation():
     assert algorithm.calc_loss(algorithm.train_step(step, (), ()).info) == LossInfo()
 
 
-def test_output_fields_choose_what_the_representation_consists_of():
+def test_output_fields_select_the_representation():
     assert with_losses().output_spec == TensorSpec((2, ))
     algorithm = with_losses(output_fields={'a': 'more.double', 'b': ['code']})
     assert algorithm.output_spec == {'a': TensorSpec((2, )), 'b': [TensorSpec((2, ))]}
@@ -134,7 +134,7 @@ def test_on_policy_losses_are_in_the_rollout_and_off_policy_stores_nothing():
     (dict(loss_fields='code'), SpecError, "the loss field 'code' of the encoder has to be one floating point number"),
     (dict(output_fields='cod'), LookupError, "did you mean 'code'"),
 ])
-def test_what_does_not_fit_is_refused(args, error, message):
+def test_invalid_arguments_are_refused(args, error, message):
     with pytest.raises(error, match=message):
         with_losses(**args)
 
@@ -214,7 +214,7 @@ def test_steps_do_not_change_their_inputs_and_one_environment_is_enough():
         assert torch.equal(old, new)
 
 
-def test_a_played_update_is_the_plain_one(warm_up):
+def test_replayed_updates_match_eager_ones(warm_up):
     results = []
     for before in (1, 10**6):
         warm_up(before)

@@ -146,7 +146,7 @@ def test_nothing_is_averaged_in_evaluation():
     assert torch.equal(algorithm._avg_entropy.get(), torch.tensor(0.0))
 
 
-def test_default_targets_are_those_of_the_specs_added_up():
+def test_default_targets_are_the_sum_over_specs():
     nested = {'a': SPEC, 'b': DISCRETE}
     expected = sum(dist_utils.calc_default_target_entropy(spec) for spec in nested.values())
     algorithm = EntropyTargetAlgorithm(nested, skip_free_stage=True, average_window=1, initial_alpha=1.0)
@@ -167,7 +167,7 @@ def test_wrong_arguments_are_refused_by_name(kwargs, message):
 
 class TestLoss:
 
-    def test_the_entropy_is_that_of_the_steps_at_which_the_policy_acted(self):
+    def test_the_entropy_covers_steps_at_which_the_policy_acted(self):
         algorithm = make()
         step_type = torch.tensor([[0, 1], [1, 2]], dtype=torch.int32)
         entropy = torch.tensor([[3.0, 1.0], [2.0, 100.0]])
@@ -206,7 +206,7 @@ class TestLoss:
 
 
 @pytest.mark.parametrize('cls', [EntropyTargetAlgorithm, NestedEntropyTargetAlgorithm, SGDEntropyTargetAlgorithm])
-def test_steps_yield_what_the_way_of_training_needs(cls):
+def test_steps_return_what_the_training_mode_needs(cls):
     algorithm = cls(DISCRETE)
     policy = td.Categorical(logits=torch.zeros(5, 4), validate_args=False)
     inputs = (policy, torch.ones(5, dtype=torch.int32))
@@ -221,7 +221,7 @@ def test_steps_yield_what_the_way_of_training_needs(cls):
 
 
 @pytest.mark.parametrize('cls', [EntropyTargetAlgorithm, SGDEntropyTargetAlgorithm])
-def test_a_checkpoint_goes_on_as_before(cls):
+def test_resuming_from_a_checkpoint_is_exact(cls):
     kwargs = dict(initial_alpha=1.0, target_entropy=1.0)
     if cls is EntropyTargetAlgorithm:
         kwargs.update(max_entropy=2.0)

@@ -131,7 +131,7 @@ def test_members_come_in_pairs_and_noise_is_new_in_each_generation():
     assert alone.noise().shape[0] == 5
 
 
-def test_the_sigma_of_snes_is_learned_and_that_of_the_others_is_not():
+def test_the_sigma_of_snes_is_learned_and_others_are_fixed():
     for strategy, changes in (('openai', False), ('ars', False), ('snes', True)):
         algorithm = make(strategy=strategy)
         before = algorithm.sigma().clone()
@@ -159,7 +159,7 @@ def test_every_kind_of_action_reward_and_network_trains(environment):
     assert algorithm.get_metrics()[1].result() >= 16  # episodes
 
 
-def test_a_generation_goes_on_from_a_checkpoint_as_if_nothing_had_happened():
+def test_resuming_within_a_generation_is_exact():
     def trained(resumes):
         algorithm = make(strategy='snes')
         algorithm.train_iter()
@@ -192,7 +192,7 @@ class TwoRanks:
         return torch.stack((tensor, other) if self.rank == 0 else (other, tensor))
 
 
-def test_the_returns_of_several_processes_are_those_of_their_members():
+def test_returns_of_several_processes_belong_to_their_members():
     fitness = []
     for rank in (0, 1):
         ranks = TwoRanks(rank, fitness)
@@ -237,7 +237,7 @@ def test_wrong_arguments_are_refused_by_name(wrong, message):
         make(**wrong)
 
 
-def test_other_processes_that_act_are_refused_with_what_to_do():
+def test_asynchronous_actors_are_refused_with_a_remedy():
     with pytest.raises(ConfError, match='(?s)async_unroll.*--num_processes'):
         make(config_args=dict(async_unroll=True))
 

@@ -111,7 +111,7 @@ def test_a_policy_is_trained_with_the_goals_that_it_acted_with(algorithm, cls, m
         assert seen and {tuple(goal) for goals in seen for goal in goals.flatten(0, -2).tolist()} <= known
 
 
-def test_goals_do_not_keep_updates_of_sac_from_being_recorded(replayed_at_once):
+def test_sac_updates_with_goals_are_traced(replayed_at_once):
     agent, _ = make_sac_agent(goal_generator=partial(RandomCategoricalGoalGenerator, num_of_goals=3))
     assert agent.capabilities.traceable_update
     for _ in range(4):

@@ -179,7 +179,7 @@ def test_the_vehicle_arrives_in_a_simulation_of_itself():
     ({'goal': TensorSpec((4, ))}, CARLA_ACTION, r"observation\['goal'\]: expected floats of shape"),
     (CARLA_OBSERVATION, BoundedTensorSpec((2, ), torch.float32, -1, 1), 'the action: expected bounded floats'),
     (CARLA_OBSERVATION, BoundedTensorSpec((3, ), torch.float32, 0, 1), 'the action: expected bounds that include')])
-def test_another_layout_than_that_of_carla_is_refused_by_name(observation, action, message):
+def test_layouts_that_differ_from_carla_are_refused_by_name(observation, action, message):
     with pytest.raises(SpecError, match=message):
         SimpleCarlaAlgorithm(observation, action)
 

@@ -58,7 +58,7 @@ def test_its_own_optimizer_owns_all_three_networks():
     assert owned == {id(p) for p in agent.intrinsic_reward.parameters()}
 
 
-def test_given_models_are_used_as_networks_or_as_what_constructs_them():
+def test_models_are_accepted_as_networks_or_constructors():
     feature, action = TensorSpec((4, )), TensorSpec((3, ))
     by_instance = ICMAlgorithm(ACTION, encoding_net=encoder(OBSERVATION), forward_net=combined(4)([feature, action]),
                                inverse_net=combined(3)([feature, feature]))

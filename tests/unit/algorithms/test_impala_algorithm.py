@@ -107,7 +107,7 @@ def test_a_second_epoch_uses_values_and_ratios_of_its_own(monkeypatch):
     assert not torch.equal(first.value, second.value)
 
 
-def test_it_samples_from_the_replay_buffer_of_older_unrolls_as_well(monkeypatch):
+def test_it_also_samples_older_unrolls_from_the_replay_buffer(monkeypatch):
     agent, _ = make_agent('impala', 'discrete', mini_batch_length=4, mini_batch_size=8, config_args=dict(
         whole_replay_buffer_training=False, clear_replay_buffer=False, replay_buffer_length=32))
     seen = losses_seen(agent, monkeypatch)
@@ -128,7 +128,7 @@ def test_a_buffer_that_is_kept_is_cut_into_overlapping_sequences_too():
 
 
 @pytest.mark.parametrize('environment', list(ENVIRONMENTS))
-def test_the_ratio_is_that_of_now_to_what_was_stored_while_acting(environment, monkeypatch):
+def test_the_ratio_compares_current_and_stored_probabilities(environment, monkeypatch):
     agent, _ = make_agent('impala', environment, mini_batch_size=None)
     experience = agent.unroll(6)
     stored = experience.rollout_info.rl
@@ -244,7 +244,7 @@ def test_it_trains_with_the_parts_of_an_agent(name):
     assert all(torch.isfinite(p).all() for p in agent.parameters())
 
 
-def test_the_trust_region_goes_around_it():
+def test_a_trust_region_can_wrap_it():
     agent, _ = make_agent('impala', 'discrete', mini_batch_size=None,
                           rl_algorithm_cls=partial(TracAlgorithm, ac_algorithm_cls=ImpalaAlgorithm))
     assert agent.capabilities.bootstraps_sequences and not agent.on_policy
@@ -272,7 +272,7 @@ def test_settings_that_nothing_could_be_learned_with_are_refused_by_name(setting
 
 
 @pytest.mark.parametrize('environment', ['discrete', 'recurrent', 'several rewards'])
-def test_a_played_update_gives_the_bits_of_one_made_step_by_step(environment, warm_up):
+def test_replayed_updates_match_eager_ones_bit_for_bit(environment, warm_up):
     results = []
     for played in (False, True):
         warm_up(2 if played else 10**6)

@@ -27,7 +27,7 @@ def make(environment='discrete', rl=None, **arguments):
                       **arguments)[0]
 
 
-def test_it_has_a_value_and_a_discount_of_its_own():
+def test_the_intrinsic_dimension_has_its_own_value_and_discount():
     agent, seen = make(), []
     plain = agent.policy.preprocess_experience
 
@@ -48,7 +48,7 @@ def test_it_has_a_value_and_a_discount_of_its_own():
 
 @pytest.mark.parametrize('environment', ['discrete', 'several rewards'])
 @pytest.mark.parametrize('on_policy', [False, True])
-def test_it_trains_whatever_the_rewards(environment, on_policy):
+def test_it_trains_with_any_rewards(environment, on_policy):
     rl = (partial(ActorCriticAlgorithm, loss_class=ActorCriticLoss, **NETWORKS) if on_policy else
           partial(PPOAlgorithm, loss_class=PPOLoss, **NETWORKS))
     agent = make(environment, rl)
@@ -63,7 +63,7 @@ def test_without_an_intrinsic_reward_it_is_refused():
         make_agent('ppo', 'discrete', intrinsic_reward_as_dimension=True)
 
 
-def test_with_a_dataset_whose_steps_nobody_has_rewarded_it_is_refused(tmp_path):
+def test_a_dataset_without_rewards_is_refused(tmp_path):
     bonus = partial(CountBonusAlgorithm, counting='grid', grid_size=4)
     arguments = dict(intrinsic_reward_module=bonus, intrinsic_reward_as_dimension=True)
     with pytest.raises(ConfError, match='no reward for the steps of a dataset'):

@@ -47,7 +47,7 @@ def test_the_initial_weights_are_those_asked_for_or_sum_to_one():
 
 
 @pytest.mark.parametrize('transform, slope', [(F.softplus, 1 - math.exp(-2)), (torch.exp, 2.0)])
-def test_a_step_is_that_of_the_formula(transform, slope):
+def test_a_step_matches_the_formula(transform, slope):
     # lambda 2: softplus'(u) = 1 - exp(-lambda), exp'(u) = lambda; u moves by -lr * slope * (reward - threshold)
     algorithm = make(init_weights=2.0, lr=0.1, reward_weight_normalization=False, lambda_transform=transform)
     before = algorithm._untransformed_weights.detach().clone()
@@ -111,7 +111,7 @@ def test_wrong_arguments_are_refused_by_name(args, message):
 
 # Rewards of the environment ----------------------------------------------------------------------------------------
 
-def test_untransformed_rewards_are_what_counts():
+def test_untransformed_rewards_count():
     time_step, _ = steps([[5.0, 0.0, 0.0]])
     transformed = UntransformedTimeStep()._transform(time_step)._replace(reward=torch.zeros(1, 1, 3))
     for inputs in (time_step, transformed):
@@ -225,7 +225,7 @@ def test_a_checkpoint_brings_back_weights_and_optimizer(cls):
     assert torch.equal(part_a.reward_weights, part_b.reward_weights)
 
 
-def test_thresholds_are_those_of_the_conf_and_not_of_the_checkpoint():
+def test_thresholds_come_from_the_conf_and_not_from_the_checkpoint():
     a, b = make((0.5, None, -1.0)), make((0.25, None, -2.0))
     b.load_state_dict(a.state_dict())
     assert b._thresholds.tolist() == [0.25, -2.0]

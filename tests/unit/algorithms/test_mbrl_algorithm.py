@@ -254,7 +254,7 @@ def test_arguments_of_planners_that_are_out_of_range_are_refused(planner, argume
         PLANNERS[planner](OBSERVATION, ACTION, **{**small, **arguments})
 
 
-def test_a_planner_without_a_cost_says_so():
+def test_a_planner_without_a_cost_raises():
     with pytest.raises(RuntimeError, match='set_action_sequence_cost_func'):
         RandomShootingAlgorithm(OBSERVATION, ACTION, **small).predict_plan(
             first(torch.zeros(1, 2)), PlannerState(torch.zeros(1, 3, 1)), 0.0)
@@ -273,7 +273,7 @@ def test_the_pendulum_reward_matches_the_environment_in_action_units():
 
 
 @pytest.mark.parametrize('name, task', [('reacher', 'Reacher-v5'), ('inverted_pendulum', 'InvertedPendulum-v5')])
-def test_known_rewards_are_those_of_gymnasium_where_the_action_led(name, task):
+def test_known_rewards_match_gymnasium_after_the_action(name, task):
     gymnasium = pytest.importorskip('gymnasium')
     pytest.importorskip('mujoco')
     env = gymnasium.make(task)
@@ -286,7 +286,7 @@ def test_known_rewards_are_those_of_gymnasium_where_the_action_led(name, task):
         np.testing.assert_allclose(found, [reward], atol=1e-3)
 
 
-def test_a_planner_may_be_told_to_keep_the_cart_in_the_middle():
+def test_a_planner_can_keep_the_cart_in_the_middle():
     observation = torch.tensor([[0.0, 0.1, 0.0, 0.0], [-0.5, 0.1, 0.0, 0.0], [0.0, 0.3, 0.0, 0.0]])
     found = REWARDS['centred_inverted_pendulum'](observation, torch.zeros(3, 1))
     np.testing.assert_allclose(found, [1.0, 0.975, 0.0], rtol=1e-6)
@@ -294,7 +294,7 @@ def test_a_planner_may_be_told_to_keep_the_cart_in_the_middle():
 
 @pytest.mark.parametrize('name, task', [('hopper', 'Hopper-v5'), ('walker', 'Walker2d-v5'),
                                         ('inverted_pendulum', 'InvertedPendulum-v5')])
-def test_known_terminations_are_those_of_gymnasium(name, task):
+def test_known_terminations_match_gymnasium(name, task):
     gymnasium = pytest.importorskip('gymnasium')
     pytest.importorskip('mujoco')
     env = gymnasium.make(task)

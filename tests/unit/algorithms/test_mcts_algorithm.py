@@ -173,7 +173,7 @@ def test_gumbel_noise_is_in_the_rollout_only_and_its_policy_improves():
 
 
 @pytest.mark.parametrize('fields', ['internal', 'steps', 'to_play'])
-def test_players_take_turns_by_what_the_observation_says_or_by_counting(fields):
+def test_players_alternate_by_observation_or_by_counting(fields):
     """The reward is that of player 0: player 1 avoids the action that gets it."""
     spec = {'latent': LATENT, 'steps': TensorSpec((), torch.int32), 'to_play': TensorSpec((), torch.int8)}
     observation = {'latent': torch.zeros(2, 3)}
@@ -235,7 +235,7 @@ def test_the_same_seed_acts_alike_and_without_a_compiler_too(monkeypatch):
     assert all(torch.equal(x, y) and torch.equal(x, z) for x, y, z in zip(first, second, third))
 
 
-def test_a_model_that_is_set_belongs_to_who_sets_it():
+def test_a_model_from_outside_is_owned_by_its_caller():
     algorithm = plain(LATENT, ACTION, keep_model_pred_state=True)
     with pytest.raises(RuntimeError, match='no model to search with'):
         act(algorithm, torch.zeros(1, 3))
@@ -299,7 +299,7 @@ def test_temperatures_out_of_order_are_refused(make, pairs):
         make(pairs)
 
 
-def test_a_game_is_played_to_its_end_with_a_learned_model():
+def test_a_game_is_finished_with_a_learned_model():
     env = BoardGame(Rules(), 4)
     encoder = model_of(env.observation_spec(), env.action_spec())
     spec = {'latent': encoder.repr_spec, **{k: v for k, v in env.observation_spec().items() if k != 'board'}}

@@ -96,7 +96,7 @@ def outputs_and_targets(seed=0):
     dict(train_repr_prediction=True, repr_prediction_loss_weight=0.7),
     dict(train_repr_prediction=True, apply_beyond_episode_end_mask=True, apply_partial_trajectory_mask=True),
     dict(initial_alpha=0.1), dict(train_policy=False, train_reward_function=False, train_game_over_function=False)])
-def test_the_loss_is_that_of_a_loop_over_samples_and_steps(options):
+def test_the_loss_matches_a_loop_over_samples_and_steps(options):
     output, target = outputs_and_targets()
     loss = plain_model(**options).calc_loss(output, target)
     weight = {name: options.get(f'{name}_loss_weight', 1.0) for name in ('value', 'reward', 'policy', 'game_over')}
@@ -169,7 +169,7 @@ def test_the_policy_loss_takes_candidates_and_impossible_actions():
 @pytest.mark.parametrize('action_spec, options', [
     (DISCRETE, {}), (DISCRETE, dict(num_sampled_actions=2)), (BOX, dict(num_sampled_actions=7)),
     (BoundedTensorSpec((2, ), torch.int64, 0, 3), dict(num_sampled_actions=7))])
-def test_a_simple_model_predicts_what_the_search_asks_for(action_spec, options):
+def test_a_simple_model_predicts_everything_the_search_needs(action_spec, options):
     model = SimpleMCTSModel(OBSERVATION, action_spec, R, **options)
     output = model.initial_predict(model.initial_representation(torch.randn(B, 5)))
     action = action_spec.zeros((B, )) + 1

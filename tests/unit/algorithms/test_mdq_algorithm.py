@@ -190,7 +190,7 @@ def test_train_sequence_trains_as_train_step(monkeypatch, environment, length):
 
 
 @pytest.mark.parametrize('environment', ['continuous', 'nested action', 'several rewards'])
-def test_the_loss_is_that_of_a_slow_loop(monkeypatch, environment):
+def test_the_loss_matches_a_slow_loop(monkeypatch, environment):
     gamma, alpha = 0.9, 0.3
     agent, _ = agent_of(environment, distill_noise=0.0, critic_loss_ctor=partial(OneStepTDLoss, gamma=gamma),
                         initial_log_alpha=math.log(alpha), target_entropy=1.2)
@@ -336,12 +336,12 @@ def test_each_part_has_its_own_optimizer():
     assert not any(torch.equal(a, b) for a, b in zip(critic, rl._critic_network.parameters()))
 
 
-def test_a_network_that_is_made_already_is_taken_as_it_is():
+def test_an_existing_network_is_used_unchanged():
     network = critic_ctor((VECTOR, BOX))
     assert algorithm_of(critic_network=network)._critic_network is network
 
 
-def test_what_does_not_fit_is_refused_by_name():
+def test_invalid_arguments_are_refused_by_name():
     with pytest.raises(ValueError, match='distill_noise: expected at least 0'):
         algorithm_of(distill_noise=-0.1)
     with pytest.raises(ValueError, match='critic_network: expected an MdqCriticNetwork'):

@@ -105,7 +105,7 @@ def test_a_checkpoint_restores_the_next_step_and_inputs_are_not_changed(batch_si
     assert all(torch.equal(a, b) for a, b in zip(*map(nest.flatten, (before, (step, state)))))
 
 
-def test_evaluation_is_deterministic_and_leaves_everything_as_it_is():
+def test_evaluation_is_deterministic_and_changes_nothing():
     agent, env = make_agent(batch_size=4)
     before = parameters(agent)
     state = random_state(agent.predict_state_spec, 4)
@@ -133,7 +133,7 @@ def test_an_episode_starts_with_empty_memory_and_fills_the_state():
     assert agent.policy._mbp.memory._states is None, 'no step leaves its graph behind'
 
 
-def test_what_the_actor_reads_counts_as_usage():
+def test_slots_read_by_the_actor_count_as_used():
     agent, env = make_agent(batch_size=2)
     merlin = agent.policy
     state = merlin.get_initial_rollout_state(2)
@@ -256,7 +256,7 @@ def test_networks_and_constructors_are_taken_for_encoders_and_decoders():
         input_tensor_spec, output_tensor_spec, last_layer_size=5, last_activation=identity)),
      'mbp.decoders: .*is recurrent'),
 ])
-def test_what_cannot_be_an_encoder_or_decoder_is_refused_by_name(args, message):
+def test_invalid_encoders_and_decoders_are_refused_by_name(args, message):
     with pytest.raises(ValueError, match=message):
         MerlinAlgorithm(VECTOR, ACTION, **{**dict(encoders=encoder, decoders=decoder), **SIZES, **args})
 
@@ -318,7 +318,7 @@ def test_images_can_be_remembered():
     assert info.mbp_info.loss.shape == (2, )
 
 
-def test_what_is_no_image_is_refused():
+def test_inputs_that_are_no_images_are_refused():
     with pytest.raises(SpecError, match='ImageScaleTransformer'):
         ResnetEncodingNetwork(TensorSpec((3, 8, 8), torch.uint8))
     with pytest.raises(SpecError, match='float image'):

@@ -118,7 +118,7 @@ def test_nested_and_discrete_variables_of_every_estimator(estimator_type, size):
     assert all(torch.equal(a, b) for a, b in zip(nest.flatten(before), nest.flatten((x, y))))
 
 
-def test_the_pointwise_information_tells_categories_apart():
+def test_pointwise_information_distinguishes_categories():
     spec = BoundedTensorSpec((), torch.int64, 3, 5)
     torch.manual_seed(0)
     estimator = MIEstimator(spec, spec, fc_layers=16, estimator_type='KLD', optimizer=Adam(lr=1e-2))
@@ -167,7 +167,7 @@ def test_any_averager_of_a_scalar_does(averager, kind):
     assert averager.get() > 0 and estimator._averager is averager
 
 
-def test_what_a_batch_does_not_allow_is_refused_by_name():
+def test_invalid_batches_are_refused_by_name():
     one = torch.zeros(1, 2)
     for sampler in ('shuffle', 'shift'):
         with pytest.raises(ValueError, match=f"sampler '{sampler}' finds no other y in a batch of 1"):

@@ -135,7 +135,7 @@ def test_each_row_is_imagined_by_an_elite_of_the_ensemble(count, monkeypatch):
     assert reward.shape == (count, ) and not is_over.any()
 
 
-def test_a_model_alone_learns_the_reward_and_what_follows():
+def test_a_model_learns_rewards_and_transitions_without_a_policy():
     model = world_model(termination_fn=lambda s: s[:, 0] > 3)
     generator = torch.Generator().manual_seed(0)
     for i in range(200):
@@ -152,7 +152,7 @@ def test_a_model_alone_learns_the_reward_and_what_follows():
     assert torch.equal(is_over, following[:, 0] > 3)
 
 
-def test_what_is_drawn_by_priority_counts_as_if_it_were_drawn_uniformly():
+def test_prioritized_samples_are_weighted_as_uniform_ones():
     """Of two transitions the first is drawn twice as often: a batch with it twice is as one with each once."""
     def updated(rows, relative):
         torch.manual_seed(0)
@@ -216,7 +216,7 @@ def test_the_model_is_trained_apart_from_the_policy_and_every_period():
     assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters()))
 
 
-def test_what_became_of_the_model_is_written_whenever_summaries_are(monkeypatch):
+def test_model_metrics_are_written_with_every_summary(monkeypatch):
     """Also where the model was trained some iterations before."""
     agent, _ = make_agent(model_period=5, max_model_updates=50)
     written = {}
@@ -232,7 +232,7 @@ def test_what_became_of_the_model_is_written_whenever_summaries_are(monkeypatch)
     assert written['model/updates'] == 50 and written['imagined/steps'] <= 20
 
 
-def test_a_resumed_agent_goes_on_with_what_it_had_imagined():
+def test_a_resumed_agent_keeps_its_imagined_transitions():
     agent, env = make_agent()
     for _ in range(12):
         agent.train_iter()
@@ -250,7 +250,7 @@ def test_a_resumed_agent_goes_on_with_what_it_had_imagined():
         assert torch.equal(a, b)
 
 
-def test_training_of_the_model_ends_when_what_is_held_out_gets_no_better(monkeypatch):
+def test_model_training_ends_when_held_out_error_stops_improving(monkeypatch):
     monkeypatch.setattr(model_based_policy_algorithm, '_CHECK_PERIOD', 5)
     agent, _ = make_agent(max_model_updates=5000)
     for _ in range(3):

@@ -127,7 +127,7 @@ class TestMoNetAlgorithm:
          r'encoder_cls: expected a network with an output of shape \(4,\)'),
         (dict(attention_unet_cls=lambda input_tensor_spec, **_: NetworkWrapper(torch.abs, input_tensor_spec)),
          r'attention_unet_cls: expected a network with an output of shape \(2, 8, 8\)')])
-    def test_what_cannot_work_is_refused_by_name(self, arguments, message):
+    def test_invalid_arguments_are_refused_by_name(self, arguments, message):
         with pytest.raises((ValueError, SpecError), match=message):
             make_monet(**{'input_tensor_spec': IMAGE, **arguments})
 
@@ -158,14 +158,14 @@ class TestMoNetUNet:
     @pytest.mark.parametrize('spec, filters, message', [
         (TensorSpec((1, 6, 8)), (2, 2, 2), 'divisible by 4'), (TensorSpec((1, 4, 4)), (2, 2, 2), 'more than one pixel'),
         (TensorSpec((1, 8, 8)), (), 'at least one'), (TensorSpec((8, )), (2, ), 'expected a float32 image')])
-    def test_what_cannot_work_is_refused(self, spec, filters, message):
+    def test_invalid_arguments_are_refused(self, spec, filters, message):
         with pytest.raises((ValueError, SpecError), match=message):
             MoNetUNet(spec, filters, (4, ), 1)
 
 
 class TestSpatialBroadcastDecodingNetwork:
 
-    def test_the_canvas_makes_up_for_what_convolutions_cut_off(self):
+    def test_the_canvas_compensates_for_unpadded_convolutions(self):
         network = SpatialBroadcastDecodingNetwork(3, 5, ((4, 3, 1), (4, (1, 3), 1), (2, 3, 1, 1)), output_width=7,
                                                   fc_layer_params=(6, ))
         output, _ = network(torch.randn(2, 3))
@@ -180,7 +180,7 @@ class TestSpatialBroadcastDecodingNetwork:
     @pytest.mark.parametrize('layers, message', [
         ((), 'at least one layer'), (((4, 3, 2), ), 'strides of 1'), (((4, 3), ), 'expected'),
         (((4, 1, 1, 3), ), 'larger than the image')])
-    def test_what_cannot_work_is_refused(self, layers, message):
+    def test_invalid_arguments_are_refused(self, layers, message):
         with pytest.raises(ValueError, match=message):
             SpatialBroadcastDecodingNetwork(3, 4, layers)
 
@@ -243,7 +243,7 @@ class TestAgent:
         agent.train_iter()
         assert all(torch.isfinite(p).all() for p in agent.parameters())
 
-    def test_played_updates_are_those_made_step_by_step(self, with_traits):
+    def test_replayed_updates_match_eager_ones(self, with_traits):
         results = []
         for fixed in (True, False):
             with_traits(MoNetRepresentationLearner, traceable_update=fixed)
@@ -273,7 +273,7 @@ class TestAgent:
         torch.testing.assert_close(info.repr.reconstruction, error.mean((1, 2, 3)))
         assert set(agent.measures(info)) == {'repr/adjusted_rand_index', 'repr/reconstruction', 'repr/kld'}
 
-    def test_without_a_mask_there_is_no_rand_index(self):
+    def test_without_a_mask_the_rand_index_is_missing(self):
         agent, env = make_agent(with_mask=False)
         agent.train_iter()
         info = agent.predict_step(transformed(agent, env), agent.get_initial_predict_state(2)).info
@@ -302,6 +302,6 @@ class TestAgent:
         ({'picture': IMAGE}, "no 'image' in the observation, which has .*'picture'"),
         ({'image': IMAGE, 'mask': TensorSpec((8, 7), torch.uint8)}, 'mask_field: expected integers'),
         ({'image': IMAGE, 'mask': TensorSpec((8, 8))}, 'mask_field: expected integers')])
-    def test_observations_without_what_is_needed_are_refused(self, spec, message):
+    def test_observations_without_the_required_fields_are_refused(self, spec, message):
         with pytest.raises(SpecError, match=message):
             MoNetRepresentationLearner(spec, monet_cls=make_monet)

@@ -130,7 +130,7 @@ def stepwise(algorithm, inputs, rollout_info):
 @every_variant
 @pytest.mark.parametrize('length', [2, 4])
 @pytest.mark.parametrize('first_step', [True, False])
-def test_leaving_out_what_no_loss_reads_leaves_the_loss_as_it_is(variant, length, first_step, monkeypatch):
+def test_skipping_unused_computations_keeps_the_loss(variant, length, first_step, monkeypatch):
     spec, arguments = VARIANTS[variant]
     algorithm = make(spec, train_actor_on_first_step=first_step, **arguments)
     with_fixed_noise(algorithm, monkeypatch)
@@ -303,7 +303,7 @@ def test_evaluation_is_greedy_and_epsilon_greedy_samples():
     assert make(DISCRETE, config=config)._epsilon_greedy == 0.25
 
 
-def test_without_critics_it_can_be_played_but_not_trained():
+def test_without_critics_it_can_act_but_not_train():
     algorithm = MpoAlgorithm(OBSERVATION, DISCRETE, q_network_cls=None,
                              actor_network_cls=partial(ActorDistributionNetwork, **small))
     inputs, rollout_info = random_batch(DISCRETE)
@@ -516,7 +516,7 @@ def test_a_temperature_with_an_optimizer_is_trained_and_saved():
 
 
 @pytest.mark.parametrize('environment', ['recurrent', 'recurrent continuous'])
-def test_the_memory_of_the_rollout_is_that_of_training_on_it(environment):
+def test_training_uses_the_recurrent_states_of_the_rollout(environment):
     agent, env = make_agent(environment)
     rl = agent.policy
     time_step = env.current_time_step()
@@ -562,12 +562,12 @@ def test_arguments_that_cannot_work_are_refused_by_name(arguments, message):
     (dict(constrain_each_dimension=True), 'constrain_each_dimension'),
     (dict(out_of_bounds_constraint=0.1), 'out_of_bounds_constraint'),
 ])
-def test_what_is_for_continuous_actions_is_refused_for_discrete_ones(arguments, message):
+def test_continuous_only_arguments_are_refused_for_discrete_actions(arguments, message):
     with pytest.raises(ConfError, match=message):
         make(DISCRETE, **arguments)
 
 
-def test_several_iterations_of_the_m_step_need_networks_without_memory():
+def test_several_m_step_iterations_need_feedforward_networks():
     with pytest.raises(ConfError, match='recurrent'):
         make_agent('recurrent', mstep_iterations=2, actor_optimizer=Adam())
 
@@ -583,7 +583,7 @@ def test_other_policies_are_refused():
         make(CONTINUOUS, actor_network_cls=actor_with(BetaProjectionNetwork))
 
 
-def test_several_rewards_need_continuous_actions():
+def test_multi_dimensional_rewards_need_continuous_actions():
     with pytest.raises(SpecError, match='continuous'):
         make(DISCRETE, reward_spec=TensorSpec((2, )))
 

@@ -96,7 +96,7 @@ def test_it_trains_with_every_kind_of_environment(environment, reanalyze_ratio):
 
 
 @pytest.mark.parametrize('trained', ['train_reward_function', 'train_game_over_function', 'train_policy'])
-def test_what_the_model_does_not_predict_is_not_trained(trained):
+def test_outputs_that_the_model_lacks_are_not_trained(trained):
     # the rewards of this environment are not those of an outcome: with train_reward_function = False they are refused
     args = {} if trained == 'train_reward_function' else {trained: False}
     agent, _ = muzero(model_args={trained: False}, **{**args, trained: False})
@@ -115,7 +115,7 @@ def test_what_the_model_does_not_predict_is_not_trained(trained):
 # The update ------------------------------------------------------------------------------------------------------
 
 
-def test_the_loss_is_that_of_an_unroll_by_hand():
+def test_the_loss_of_an_unroll_worked_out_by_hand():
     agent, _ = muzero(recurrent_gradient_scaling_factor=1.0)
     agent.train_iter()
     batch, _ = processed(agent)
@@ -199,7 +199,7 @@ def test_actions_behind_the_end_are_those_before_or_random():
         assert bool(differ.any()) == is_random
 
 
-def test_priorities_are_those_of_the_function():
+def test_priorities_come_from_the_priority_function():
     agent, _ = muzero(config_args={'priority_replay': True},
                       priority_func="lambda loss_info: loss_info.extra['value'].amax(0) + 3")
     agent.train_iter()
@@ -249,7 +249,7 @@ def test_reanalysis_with_equal_weights_and_no_noise_finds_stored_results():
         torch.testing.assert_close(getattr(anew, name), getattr(stored, name), rtol=0, atol=1e-5)
 
 
-def test_parts_of_a_batch_find_what_the_whole_finds():
+def test_reanalyzing_parts_of_a_batch_matches_the_whole():
     whole = targets(collected())
     torch.testing.assert_close(targets(collected(reanalyze_batch_size=7)), whole)
 
@@ -367,7 +367,7 @@ def of_candidates(mask, candidates):
     return mask if isinstance(candidates, tuple) else mask.gather(-1, candidates)
 
 
-def test_whose_turn_it_is_has_to_be_known_to_reanalyze():
+def test_reanalysis_needs_to_know_the_player_to_move():
     reanalyze = dict(reanalyze_algorithm_ctor=search_ctor(is_two_player_game=True), reanalyze_ratio=1.0)
     with pytest.raises(ConfError, match='whose turn it is.*\n.*use_rollout_state'):
         tic_tac_toe(board_only=True, **reanalyze)
@@ -475,7 +475,7 @@ def test_it_trains_every_so_many_iterations():
     assert changes == [False, True, False, True]
 
 
-def test_what_the_environment_gave_is_stored(monkeypatch):
+def test_observations_are_stored_untransformed(monkeypatch):
     scaling = partial(RewardScaling, scale=0.5)
     with pytest.raises(ConfError, match='UntransformedTimeStep'):
         with_ppo(data_transformer=transformer_of(scaling))
@@ -507,7 +507,7 @@ def make_muzero():
 
 
 @pytest.mark.parametrize('make', [make_muzero, with_ppo], ids=['muzero', 'under ppo'])
-def test_a_run_that_is_resumed_goes_on_exactly(make):
+def test_resuming_is_exact(make):
     agent, env = make()
     for _ in range(3):
         agent.train_iter()

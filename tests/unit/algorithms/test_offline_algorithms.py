@@ -51,7 +51,7 @@ def agent_of(name, tmp_path, path=None, **kwargs):
 
 @pytest.mark.parametrize('unroll_length', [0, 4], ids=['offline', 'hybrid'])
 @pytest.mark.parametrize('name', ALGORITHMS)
-def test_it_trains_on_a_dataset_alone_and_beside_own_experience(name, unroll_length, tmp_path):
+def test_it_trains_on_a_dataset_with_and_without_collected_data(name, unroll_length, tmp_path):
     agent = agent_of(name, tmp_path, unroll_length=unroll_length, mini_batch_length=3)
     before = parameters(agent)
     for _ in range(3):
@@ -64,7 +64,7 @@ def test_it_trains_on_a_dataset_alone_and_beside_own_experience(name, unroll_len
 
 
 @pytest.mark.parametrize('name', ['causal bc', 'rebrac', 'awac', 'cql', 'discrete cql'])
-def test_its_updates_are_recorded(name, tmp_path):
+def test_its_updates_are_traced(name, tmp_path):
     agent = agent_of(name, tmp_path, updates=25)
     for _ in range(6):
         agent.train_iter()

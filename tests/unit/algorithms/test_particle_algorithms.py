@@ -160,7 +160,7 @@ def test_samples_that_do_not_count_have_no_part_in_a_step():
     torch.testing.assert_close(masked, algorithm.train_step((inputs[:2], targets[:2])).info.loss)
 
 
-def test_the_prior_is_that_of_the_share_of_the_data_in_a_batch():
+def test_the_prior_is_scaled_by_the_fraction_of_data_in_a_batch():
     plain, prior = (made(FuncParVIAlgorithm, par_vi=None, prior_stddev=stddev) for stddev in (None, 0.5))
     with torch.no_grad():
         prior.particles.copy_(plain.particles)
@@ -169,7 +169,7 @@ def test_the_prior_is_that_of_the_share_of_the_data_in_a_batch():
     torch.testing.assert_close(difference, plain.particles.square().sum(-1) / (2 * 0.5**2) * 15 / 60)
 
 
-def test_further_inputs_are_between_those_of_the_batch_or_around_them():
+def test_extra_inputs_lie_between_or_around_those_of_the_batch():
     inputs = torch.tensor([[0.0, 5.0], [1.0, 9.0]])
     space = made(FuncParVIAlgorithm, function_vi=True, function_bs=100, function_extra_bs_ratio=0.5)._function_space
     extra = space.extra_inputs(inputs)
@@ -200,7 +200,7 @@ def test_ensembles_that_make_no_sense_are_refused(cls, kwargs, message):
 @pytest.mark.parametrize('kwargs, message', [
     (dict(data_creator_outlier=None), 'bind it, such as FuncParVIAlgorithm.data_creator_outlier'),
     (dict(data_creator=load_test, loss_type='regression', num_train_classes=2), 'evaluated only for classification')])
-def test_uncertainty_without_what_it_needs_is_refused(kwargs, message):
+def test_uncertainty_without_required_data_is_refused(kwargs, message):
     with pytest.raises(ConfError, match=message):
         made(FuncParVIAlgorithm, **kwargs).eval_uncertainty()
 
@@ -229,7 +229,7 @@ def test_a_generator_with_inputs_makes_an_output_for_each():
         Generator(2).predict_step()
 
 
-def test_the_moving_average_of_a_generator_is_what_predicts():
+def test_a_generator_predicts_with_its_moving_average():
     generator = Generator(2, noise_dim=3, net_moving_average_rate=0.5, optimizer=Adam(lr=0.1))
     generator.finalize()
     noise = torch.randn(4, 3)

@@ -207,7 +207,7 @@ def test_attraction_holds_for_discrete_and_nested_actions():
         assert info.policy_loss_addons[0].term.shape == (4, )
 
 
-def test_the_losses_of_several_terms_are_added_to_that_of_the_policy():
+def test_the_losses_of_all_terms_are_added_to_the_policy_loss():
     addons = [addon_for('ddpg', AttractionToPolicy, weight=2.0), addon_for('ddpg', RepulsionFromPolicy, weight=0.5)]
     agent = off_policy_agent('ddpg', addons)
     plain = off_policy_agent('ddpg', [])

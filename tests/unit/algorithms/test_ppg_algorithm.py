@@ -143,7 +143,7 @@ def test_the_optimizer_of_the_phase_is_part_of_checkpoints():
     assert copy.policy.auxiliary_optimizer.param_groups[0]['lr'] == Adam().defaults['lr']
 
 
-def test_statistics_of_observations_stand_still_in_a_phase():
+def test_observation_statistics_are_frozen_in_a_phase():
     agent = make(interval=2, data_transformer=lambda env: ObservationNormalizer(env.observation_spec()))
     agent.train_iter()
     statistics = [b.clone() for b in agent.data_transformer.buffers()]
@@ -173,7 +173,7 @@ def test_resuming_in_the_middle_of_an_interval_is_exact():
 
 
 @pytest.mark.slow
-def test_a_phase_is_played_to_the_bit_and_compiled_up_to_rounding(warm_up, caplog):
+def test_a_phase_is_replayed_exactly_and_compiled_up_to_rounding(warm_up, caplog):
     def after_phase(count, compiles):
         warm_up(count)
         torch.manual_seed(0)
@@ -237,6 +237,6 @@ def test_an_algorithm_around_it_that_knows_no_phases_is_refused():
         around._prepare_auxiliary_phase()
 
 
-def test_the_defaults_are_those_of_the_paper():
+def test_the_defaults_match_the_paper():
     assert PPGAuxOptions() == PPGAuxOptions(enabled=True, interval=32, mini_batch_length=None, mini_batch_size=8,
                                             num_updates_per_train_iter=6)

@@ -177,7 +177,7 @@ def make_agent(demonstrations, unroll_length=32, count=8, cls=PpodAlgorithm, age
     return agent
 
 
-def test_replayed_columns_stand_beside_the_own_ones_with_probability_one(demonstration):
+def test_replayed_columns_follow_collected_ones_with_probability_one(demonstration):
     agent = make_agent(demonstration, rho=0.1, phi=0.3)
     seen = []
     original = agent.policy.preprocess_experience
@@ -206,7 +206,7 @@ def success(agent):
     return distribution.log_prob(actions).exp().min().item()
 
 
-def test_one_demonstration_teaches_what_exploration_does_not_find(demonstration):
+def test_one_demonstration_teaches_a_task_beyond_exploration(demonstration):
     agent = make_agent(demonstration)
     for _ in range(60):
         agent.train_iter()
@@ -215,7 +215,7 @@ def test_one_demonstration_teaches_what_exploration_does_not_find(demonstration)
     assert len(pools.with_reward) > 1 and pools.phi < 0.3, 'it has got there itself'
 
 
-def test_what_it_has_found_is_there_after_a_checkpoint(demonstration):
+def test_found_episodes_are_restored_from_a_checkpoint(demonstration):
     agent = make_agent(demonstration)
     for _ in range(8):
         agent.train_iter()
@@ -232,7 +232,7 @@ def test_what_it_has_found_is_there_after_a_checkpoint(demonstration):
     assert len(kept.with_value) >= len(pools.with_value) - 1
 
 
-def test_what_it_cannot_do_is_refused(demonstration):
+def test_unsupported_settings_are_refused(demonstration):
     for kwargs, word in ((dict(demonstrations=''), 'demonstrations'), (dict(rho=0.6, phi=0.5), 'below 1'),
                          (dict(demonstrations='/nowhere'), '/nowhere')):
         with pytest.raises(ConfError, match=word):

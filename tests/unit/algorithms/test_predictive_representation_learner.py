@@ -56,7 +56,7 @@ def future(*outer, steps=2, targets=None):
 
 
 @pytest.mark.parametrize('encoding', [memory, plain])
-def test_the_loss_is_that_of_a_slow_loop(encoding):
+def test_the_loss_matches_a_slow_loop(encoding):
     torch.manual_seed(0)
     learner = learner_of(encoding_net_ctor=encoding, decoder_ctor=[reward_decoder, observation_decoder])
     target = [torch.randn(4, 2, 3), torch.randn(4, 2, 3, 3)]
@@ -91,7 +91,7 @@ def test_the_loss_of_a_decoder_worked_out_by_hand():
     assert info.loss.tolist() == [[1.625, 0.0]] and info.extra.tolist() == [[0.8125, 0.0]]
 
 
-def test_what_is_masked_has_no_gradient_even_if_it_is_not_a_number():
+def test_masked_steps_have_no_gradient_even_if_nan():
     decoder = SimpleDecoder(LATENT, 'x', output(1))
     predicted = torch.zeros(2, 1, 1, requires_grad=True)
     target = torch.tensor([[1.0], [torch.inf]])
@@ -148,12 +148,12 @@ def test_integers_are_predicted_as_numbers():
     assert decoder.calc_loss(torch.full((1, 2), 3), torch.ones(1, 2, 1)).loss.tolist() == [[4.0, 4.0]]
 
 
-def test_the_name_of_a_decoder_says_what_it_predicts():
+def test_a_decoder_is_named_after_its_target():
     assert SimpleDecoder(LATENT, 'reward', output(1)).name == 'SimpleDecoder.reward'
     assert SimpleDecoder(LATENT, 'reward', output(1), append_target_field_to_name=False, name='r').name == 'r'
 
 
-def test_summaries_of_a_decoder_are_those_of_what_is_not_masked(monkeypatch):
+def test_decoder_summaries_skip_masked_steps(monkeypatch):
     written = {}
     monkeypatch.setattr(context, 'should_record_summaries', lambda: True)
     for module in ('summary_ops', 'summary_utils'):
@@ -203,7 +203,7 @@ def test_a_target_chosen_by_name_is_predicted_alone():
     assert single.get_decoder('reward').get_target_fields() == 'reward'
 
 
-def test_without_unroll_steps_there_is_no_dynamics_network():
+def test_without_unroll_steps_no_dynamics_network_exists():
     def refuse(action_spec):
         raise AssertionError('not to be called')
 
@@ -267,7 +267,7 @@ def test_the_postprocessor_makes_the_representation(postprocessor, shape):
     (dict(decoder_ctor=partial(SimpleDecoder, target_field='x', decoder_net_ctor=memory)), SpecError,
      'SimpleDecoder.x.decoder_net_ctor: expected a network that is not recurrent'),
 ])
-def test_what_does_not_fit_is_refused(args, error, message):
+def test_invalid_arguments_are_refused(args, error, message):
     with pytest.raises(error, match=message):
         learner_of(**args)
 
@@ -420,7 +420,7 @@ def test_each_part_may_have_an_optimizer_of_its_own():
     agent.train_iter()
 
 
-def test_a_played_update_is_the_plain_one(warm_up):
+def test_replayed_updates_match_eager_ones(warm_up):
     results = []
     for before in (1, 10**6):
         warm_up(before)

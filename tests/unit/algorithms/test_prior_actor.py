@@ -61,7 +61,7 @@ def test_truncated_normal_integrates_to_one_and_samples_inside():
     assert float(samples.mean()) == pytest.approx(float((grid * density).sum() / density.sum()), abs=0.02)
 
 
-def test_truncated_normal_checks_what_it_is_asked_to_check():
+def test_truncated_normal_validates_arguments_on_request():
     one = torch.ones(2)
     with pytest.raises(ValueError, match='scale > 0'):
         TruncatedNormal(one, 0 * one, -one, one, validate_args=True)

@@ -106,7 +106,7 @@ def slow_q_learning(experience, cells, table, lr, discount):
 
 @pytest.mark.parametrize('unroll_length', [1, 5])
 @pytest.mark.parametrize('under_agent', [True, False])
-def test_the_table_is_that_of_the_slow_loop(unroll_length, under_agent, monkeypatch):
+def test_the_table_matches_a_slow_loop(unroll_length, under_agent, monkeypatch):
     agent, rl = make_agent(make_env(1, limit=7), unroll_length=unroll_length, under_agent=under_agent, lr=0.3,
                            discount=0.9, epsilon_greedy=1.0, epsilon_min=1.0)
     table = np.zeros((5, 2))
@@ -154,7 +154,7 @@ def test_time_limits_do_not_lower_the_values():
     assert rl.q_table[0].tolist() == pytest.approx([-2.0, -2.0], abs=1e-3)
 
 
-def test_several_rewards_count_by_their_weights():
+def test_reward_dimensions_are_weighted():
     env = PolicyUnittestEnv(4, 5, reward_dim=3)
     env.reset()
     agent, rl = make_agent(env, grid_size=2, discount=0.0, lr=0.5, reward_weights=[1.0, 0.0, 2.0], epsilon_min=0.5)
@@ -187,7 +187,7 @@ def test_among_equally_good_actions_one_is_drawn_at_random():
     assert counts[[0, 3]].tolist() == [0, 0] and abs(int(counts[1]) - 2000) < 150
 
 
-def test_evaluation_acts_at_random_as_often_as_it_is_told():
+def test_evaluation_acts_randomly_with_probability_epsilon():
     agent, rl = make_agent(make_env(4))
     time_step = agent._env.current_time_step()
     inputs = nest.map_structure(lambda x: x[:1].repeat(1000, *[1] * (x.ndim - 1)), time_step)
@@ -219,7 +219,7 @@ def test_epsilon_and_learning_rate_follow_schedules():
     assert not rl.q_table.any()  # a learning rate of 0 learns nothing
 
 
-def test_an_initial_value_makes_what_is_unknown_attractive():
+def test_a_high_initial_value_encourages_exploration():
     agent, rl = make_agent(make_env(1), unroll_length=40, lr=1.0, initial_value=100.0, epsilon_greedy=0.0,
                            epsilon_min=0.0)
     agent.train_iter()
@@ -270,6 +270,6 @@ def test_steps_do_not_change_their_inputs_nor_the_table():
     (dict(observation_spec=BoundedTensorSpec((9, )), grid_size=20), 'too large'),
     (dict(observation_spec=TensorSpec((9, )), grid_size=2), 'no finite range'),
 ])
-def test_what_does_not_fit_is_refused_by_name(arguments, message):
+def test_invalid_arguments_are_refused_by_name(arguments, message):
     with pytest.raises(ValueError, match=message):
         QLearningAlgorithm(**{'observation_spec': STATE, 'action_spec': ACTION, **arguments})

@@ -43,7 +43,7 @@ class OnPolicyPart(Listener):
         self._is_on_policy = False
 
 
-def test_epsilon_greedy_is_that_of_the_conf_until_it_is_set():
+def test_epsilon_greedy_comes_from_the_conf_until_it_is_set():
     agent, _ = make_agent('actor-critic', 'discrete', config_args=dict(epsilon_greedy=0.25))
     part = agent.policy
     assert part._epsilon_greedy == 0.25
@@ -72,7 +72,7 @@ def test_parts_get_rollout_inputs_after_the_data_transformer(algorithm):
     assert info.loss.shape == inputs.reward.shape == (7, 4)
 
 
-def test_iterations_without_an_unroll_tell_the_parts_so():
+def test_iterations_without_an_unroll_inform_all_parts():
     listener = Listener()
     agent, _ = make_agent('ppo', 'discrete', unroll_length=0.5, intrinsic_reward_module=listener)
     agent.train_iter()
@@ -108,7 +108,7 @@ def test_no_environment_step_is_taken_once_num_env_steps_are_reached():
     assert trained[-1] == 0 and 40 <= steps < 40 + 24
 
 
-def test_going_on_from_a_saved_state_does_not_update_statistics_once_more():
+def test_resuming_does_not_update_statistics_again():
     def normalizing(env):
         return ObservationNormalizer(env.observation_spec(), update_mode='rollout')
 
@@ -218,7 +218,7 @@ def test_everything_that_can_be_summarised_is(algorithm, monkeypatch):
 
 
 @pytest.mark.parametrize('algorithm', ['actor-critic', 'ppo'])
-def test_the_action_recorded_may_be_that_of_whoever_acted(algorithm):
+def test_the_stored_action_may_be_from_another_policy(algorithm):
     agent, env = make_agent(algorithm, 'continuous')
     agent._overwrite_policy_output = True
     step = env.step

@@ -61,7 +61,7 @@ def test_the_targets_of_a_row_do_not_depend_on_the_other_rows(varying, is_in_par
     assert module._predictor_net.training
 
 
-def test_the_error_of_what_is_seen_again_and_again_fades():
+def test_the_error_of_repeated_observations_decays():
     torch.manual_seed(0)
     module = make_rnd(observation_spec=OBSERVATION)
     steps = random_steps(1, 16, step_type=[[1] * 16])
@@ -100,7 +100,7 @@ def test_frames_that_are_no_frames_are_refused(spec):
         RNDAlgorithm(network, network, observation_spec=spec)
 
 
-def test_frames_are_checked_at_the_first_step_where_there_is_no_spec():
+def test_frames_are_checked_at_the_first_step_without_a_spec():
     module = RNDAlgorithm(network(TensorSpec((1, ))), network(TensorSpec((1, ))))
     with pytest.raises(ConfError, match='keep_stacked_frames'):
         module.rollout_step(random_steps(2))
@@ -108,7 +108,7 @@ def test_frames_are_checked_at_the_first_step_where_there_is_no_spec():
     assert module.rollout_step(random_steps(2, step_type=[1, 1])).output.shape == (2, )
 
 
-def test_more_frames_than_there_are_are_refused():
+def test_more_frames_than_available_are_refused():
     with pytest.raises(ConfError, match='keep_stacked_frames = 5'):
         RNDAlgorithm(network, network, observation_spec=TensorSpec((4, 8, 8)), keep_stacked_frames=5)
 

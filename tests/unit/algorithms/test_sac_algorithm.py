@@ -178,7 +178,7 @@ def test_train_sequence_trains_as_train_step(environment, length, train_actor_on
         torch.testing.assert_close(a, b)
 
 
-def test_the_critics_are_not_called_for_what_no_loss_reads():
+def test_the_critics_are_not_called_for_unused_values():
     agent, _ = make_agent(train_actor_on_last_step=False)
     algorithm = agent.policy
     rows = {'_actor_network': [], '_critic_networks': [], '_target_critic_networks': []}
@@ -191,7 +191,7 @@ def test_the_critics_are_not_called_for_what_no_loss_reads():
 
 
 @pytest.mark.parametrize('environment', ['recurrent', 'recurrent, discrete'])
-def test_with_memory_the_actor_is_trained_on_the_last_step_only_if_asked(environment):
+def test_a_recurrent_actor_trains_on_the_last_step_only_on_request(environment):
     for train_actor_on_last_step in (True, False):
         agent, _ = make_agent(environment, train_actor_on_last_step=train_actor_on_last_step,
                               initial_log_alpha=-1.0)
@@ -217,7 +217,7 @@ def make(action_spec=BOX, observation_spec=OBSERVATION, **args):
     return SacAlgorithm(observation_spec, action_spec, **args)
 
 
-def test_the_documented_records_have_their_fields():
+def test_the_documented_named_tuples_have_their_fields():
     assert SacActionState._fields == ('actor_network', 'critic')
     assert SacCriticState._fields == ('critics', 'target_critics')
     assert SacState._fields[:3] == ('action', 'actor', 'critic')
@@ -225,7 +225,7 @@ def test_the_documented_records_have_their_fields():
                                'alpha', 'log_pi', 'discounted_return')
 
 
-def test_without_critics_it_can_be_played_and_not_trained():
+def test_without_critics_it_can_act_but_not_train():
     algorithm = make(critic_network_cls=None)
     steps, action = random_steps(algorithm, 2, 3)
     first = nest.map_structure(lambda x: x[0], steps)
@@ -318,7 +318,7 @@ def test_rollout_noise_is_correlated_within_an_episode_and_reset_after():
     assert torch.corrcoef(torch.stack((noise[:, 0], fresh[:, 0])))[0, 1].abs().item() < 0.03
 
 
-def test_correlated_actions_are_distributed_as_the_policy_says():
+def test_correlated_actions_have_the_distribution_of_the_policy():
     agent, env = make_agent('nested action', batch_size=4000, rollout_noise_correlation=0.95, use_rollout_state=True)
     time_step, state = env.current_time_step(), agent.get_initial_rollout_state(4000)
     first = agent.rollout_step(time_step, state)

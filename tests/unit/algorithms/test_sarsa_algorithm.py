@@ -180,7 +180,7 @@ def mean_action(algorithm, policy):
 
 @every_kind
 @pytest.mark.parametrize('environment', ['continuous', 'nested action', 'several rewards'])
-def test_the_loss_is_that_of_a_slow_loop(monkeypatch, kind, environment):
+def test_the_loss_matches_a_slow_loop(monkeypatch, kind, environment):
     gamma, alpha = 0.9, 0.3
     entropy = dict(use_entropy_reward=True, initial_alpha=alpha, target_entropy=-0.7) if kind == 'stochastic' else {}
     agent, _ = agent_of(kind, environment, critic_loss_cls=partial(OneStepTDLoss, gamma=gamma), dqda_clipping=0.02,
@@ -296,7 +296,7 @@ def test_without_alpha_the_entropy_does_not_count():
 # Acting --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_noise_of_each_environment_begins_anew_in_every_episode(monkeypatch):
+def test_noise_of_each_environment_restarts_in_every_episode(monkeypatch):
     agent, _ = agent_of('deterministic', ou_stddev=0.01, ou_damping=0.5, unroll_length=12)
     monkeypatch.setattr(torch, 'randn_like', torch.ones_like)
     experience = agent.unroll(12)
@@ -382,6 +382,6 @@ def test_each_part_has_its_own_optimizer():
     ('stochastic', dict(critic_network_ctor=partial(CriticNetwork, output_tensor_spec=TensorSpec((5, )))),
      r'expected critics with outputs of shape \(2,\)'),
 ])
-def test_what_does_not_fit_is_refused_by_name(kind, args, message):
+def test_invalid_arguments_are_refused_by_name(kind, args, message):
     with pytest.raises((ValueError, SpecError), match=message):
         algorithm_of(kind, **args)

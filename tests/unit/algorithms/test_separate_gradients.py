@@ -32,7 +32,7 @@ def losses_of(agent):
     return losses(agent)
 
 
-def test_one_gradient_for_each_parameter_and_none_where_there_is_none():
+def test_each_parameter_has_one_gradient_or_none():
     agent, _ = make_agent('actor-critic', 'discrete')
     names = [name for name, _ in agent.optimized_parameters()[1]]
     loss_info, masks = losses(agent)

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_an_epoch_that_is_played_from_records_is_the_same_to_the_bit(kind, warm_up, caplog):
+def test_a_replayed_epoch_matches_an_eager_one_bit_for_bit(kind, warm_up, caplog):
     found = []
     for count in (10**9, 1):
         warm_up(count)
@@ -34,7 +34,7 @@ def test_an_epoch_that_is_played_from_records_is_the_same_to_the_bit(kind, warm_
 
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['functions'])
-def test_an_epoch_that_is_compiled_is_the_same_up_to_rounding(kind, replayed_at_once, caplog):
+def test_a_compiled_epoch_matches_an_eager_one_up_to_rounding(kind, replayed_at_once, caplog):
     found = []
     for compiles in (False, True):
         algorithm = made(kind)
@@ -49,7 +49,7 @@ def test_an_epoch_that_is_compiled_is_the_same_up_to_rounding(kind, replayed_at_
 
 
 @pytest.mark.parametrize('kind', OWN_UPDATES)
-def test_what_makes_updates_of_its_own_is_trained_step_by_step(kind):
+def test_algorithms_with_custom_updates_train_eagerly(kind):
     algorithm = made(kind)
     assert not algorithm.capabilities.traceable_update
     before = parameters(algorithm)

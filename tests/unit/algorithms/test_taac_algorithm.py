@@ -386,7 +386,7 @@ def test_one_environment_and_a_nested_observation_are_fine():
     assert all(torch.isfinite(p).all() for p in agent.parameters())
 
 
-def test_what_is_stored_for_replay_has_no_distribution_and_no_loss():
+def test_replay_data_has_no_distribution_and_no_loss():
     agent, _ = make_agent()
     stored = agent.experience_spec.rollout_info.rl
     assert {name for name in TaacInfo._fields if nest.flatten(getattr(stored, name))} == {

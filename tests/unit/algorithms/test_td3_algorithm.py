@@ -72,7 +72,7 @@ def test_updates_in_between_neither_run_nor_count_for_the_policy():
 
 
 @pytest.mark.parametrize('optimizer', [Adam, AdamW, SGD])
-def test_one_optimizer_of_all_parameters_leaves_alone_what_has_no_gradient(optimizer):
+def test_a_single_optimizer_skips_parameters_without_gradient(optimizer):
     agent, _ = make_agent(Td3Algorithm, updates=1, optimizer=optimizer(lr=0.01))
     rl = agent.policy
     for update in range(1, 5):
@@ -159,7 +159,7 @@ def test_the_loss_of_the_policy_does_not_compute_the_second_critic():
     assert torch.equal(rl._actor_step(rows_of(observation), rl.train_state_spec.actor)[1], expected)
 
 
-def test_the_target_is_that_of_a_slow_loop(monkeypatch):
+def test_the_target_matches_a_slow_loop(monkeypatch):
     agent, _ = make_agent(Td3Algorithm, target_noise=0.2, noise_clip=0.1)
     rl = agent.policy
     for p in rl._target_critic_networks.parameters():
@@ -199,7 +199,7 @@ def test_the_policy_loss_is_logged_even_by_updates_without_one():
 
 @pytest.mark.compiles
 @pytest.mark.slow
-def test_the_compiled_update_does_what_the_update_does():
+def test_compiled_updates_match_eager_ones():
     agents = [make_agent(Td3Algorithm, updates=2, compile=compile)[0] for compile in (False, True)]
     assert all(agent.capabilities.traceable_update for agent in agents)
     for agent in agents:

@@ -84,7 +84,7 @@ def test_the_distance_of_normal_policies_is_the_symmetric_divergence():
     assert float(policy_distance(*squashed)) == pytest.approx(1.75, abs=1e-5)
 
 
-def test_a_component_adds_its_distance_to_that_of_the_others():
+def test_distances_of_components_add_up():
     a, b = torch.randn(5, 2, 3), torch.randn(5, 2, 3)
     together = policy_distance(*(dist_utils.DiagMultivariateCategorical(x, [3, 2]) for x in (a, b)))
     apart = (policy_distance(*(dist_utils.Categorical(logits=x[:, 0]) for x in (a, b)))
@@ -224,7 +224,7 @@ def test_steps_do_not_change_their_inputs(inner, environment, monkeypatch):
 
 @every_inner
 @every_environment
-def test_the_rollout_goes_on_exactly_from_a_checkpoint(inner, environment, monkeypatch):
+def test_the_rollout_resumes_exactly_from_a_checkpoint(inner, environment, monkeypatch):
     agent, env = make(monkeypatch, inner, environment)
     agent.train_iter()
     tensors = nest.map_structure(lambda x: x.clone() if isinstance(x, torch.Tensor) else x,

@@ -18,7 +18,7 @@ def test_a_constant_trajectory_repeats_its_action():
     assert torch.equal(Trajectory().renew(rows(0.5, 0.1), tau), rows(0.5, 0.1))
 
 
-def test_a_line_goes_on_with_its_slope_and_stops_at_the_bound():
+def test_a_line_keeps_its_slope_and_stops_at_the_bound():
     # a = 0.2, v = 0.25: 0.2 + 2 * 0.25 = 0.7, then 1.2, which is clipped to 1
     form = LinearTrajectory()
     tau = form.extend(rows(0.2, 0.25))

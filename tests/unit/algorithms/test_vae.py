@@ -90,7 +90,7 @@ class TestAnyLatent:
         else:
             assert torch.equal(step.output.z_mode.argmax(-1), prior.view(6, 2, 4).argmax(-1))
 
-    def test_beta_is_learned_by_its_own_optimizer_or_by_that_of_the_parent(self, kind):
+    def test_beta_is_learned_by_its_own_or_the_parents_optimizer(self, kind):
         target = 'target_kld_per_dim' if kind == 'gaussian' else 'target_kld_per_categorical'
         for optimizer in (SGD(lr=0.5), None):
             vae = make(kind, beta_optimizer=optimizer, **{target: 2.0})
@@ -131,7 +131,7 @@ class TestGaussian:
         assert other.pre_loaded and other._log_beta.item() == pytest.approx(math.log(0.2))
         assert all(torch.equal(a, b) for a, b in zip(saved.parameters(), other.parameters()))
 
-    def test_a_nest_is_laid_side_by_side_by_the_default_network(self):
+    def test_the_default_network_concatenates_a_nest(self):
         vae = make('gaussian', NESTED)
         assert vae.train_step(inputs_of(NESTED)).output.z.shape == (6, 3)
         assert [p.shape for p in vae._encoder.parameters() if p.ndim == 2] == [(6, 8), (6, 6)]
@@ -147,7 +147,7 @@ class TestGaussian:
         made = VariationalAutoEncoder(2, IMAGE, partial(EncodingNetwork, fc_layer_params=(9, )))
         assert made._encoder.input_tensor_spec == IMAGE
 
-    def test_the_divergence_is_that_of_what_it_outputs(self):
+    def test_the_divergence_matches_the_outputs(self):
         step = make('gaussian').train_step(inputs_of(IMAGE))
         torch.testing.assert_close(step.info.kld, gaussian_kld(step.output.z_mode, 2 * step.output.z_std.log()))
         assert torch.equal(step.info.z_std, step.output.z_std)
@@ -176,7 +176,7 @@ class TestGaussian:
 
 class TestDiscrete:
 
-    def test_the_standard_deviation_is_that_of_a_bernoulli_variable(self):
+    def test_the_standard_deviation_is_that_of_bernoulli_variables(self):
         z_std = make('st').train_step(inputs_of(IMAGE)).output.z_std
         assert (z_std >= 0).all() and (z_std <= 0.5).all() and not z_std.requires_grad
 

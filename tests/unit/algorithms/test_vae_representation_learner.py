@@ -114,7 +114,7 @@ class TestLearner:
             infos.append(one.predict_step(env.current_time_step(), one.get_initial_predict_state(4)))
         assert all(torch.equal(a, b) for a, b in zip(nest.flatten(infos[0]), nest.flatten(infos[1])))
 
-    def test_with_random_actions_a_recorded_update_is_the_plain_one(self, kind, warm_up):
+    def test_replayed_updates_with_random_actions_match_eager_ones(self, kind, warm_up):
         results = []
         for updates_before in (2, 10**6):
             warm_up(updates_before)
@@ -183,7 +183,7 @@ def test_its_own_optimizer_owns_it():
     assert owned == {id(p) for p in learner.parameters()}
 
 
-def test_what_does_not_fit_is_refused_by_name():
+def test_invalid_arguments_are_refused_by_name():
     prior = EncodingNetwork(SPEC, fc_layer_params=(4, ))
     with pytest.raises(ConfError, match='vae_ctor'):
         VAERepresentationLearner(SPEC)

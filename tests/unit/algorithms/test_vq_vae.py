@@ -123,7 +123,7 @@ def test_the_update_is_fixed():
     assert make().capabilities.traceable_update
 
 
-def test_what_does_not_fit_is_refused_by_name():
+def test_invalid_arguments_are_refused_by_name():
     with pytest.raises(SpecError, match=r'encoder_ctor: expected an output of n \* embedding_dim'):
         make(embedding_dim=4)
     with pytest.raises(SpecError, match='decoder_ctor: expected an output of 64 elements'):

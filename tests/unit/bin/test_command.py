@@ -27,7 +27,7 @@ def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess:
     return done
 
 
-def test_every_module_that_can_be_run_is_a_command_and_says_what_it_does():
+def test_every_runnable_module_is_a_command_with_a_description():
     found = command.programs()
     assert {'train', 'evaluate', 'play', 'plot', 'check', 'search', 'list', 'show', 'help', 'compare'} <= set(found)
     assert not {'flags', 'ranks', 'launch', 'command', 'policy_flags'} & set(found)
@@ -35,7 +35,7 @@ def test_every_module_that_can_be_run_is_a_command_and_says_what_it_does():
 
 
 @pytest.mark.parametrize('arguments', [(), ('--help',), ('help',)])
-def test_without_a_command_it_tells_all_of_them(arguments, capsys):
+def test_without_a_command_all_commands_are_listed(arguments, capsys):
     assert command.main(arguments) == 0
     said = capsys.readouterr().out
     assert all(f'\n  {name} ' in said for name in command.programs())
@@ -46,7 +46,7 @@ def test_a_misspelled_command_is_answered_with_the_nearest(capsys):
     assert "did you mean 'train'?" in capsys.readouterr().err
 
 
-def test_the_version_is_told(capsys):
+def test_the_version_is_printed(capsys):
     assert command.main(['--version']) == 0
     assert capsys.readouterr().out == f'alfx {alfx.__version__}\n'
 
@@ -91,7 +91,7 @@ def test_help_finds_every_class_that_a_conf_can_name():
     assert own - known == set()
 
 
-def test_help_shows_arguments_docstring_and_who_binds_them(capsys):
+def test_help_shows_arguments_docstring_and_confs_that_bind_them(capsys):
     assert help_program.main(['PPOLoss']) == 0
     said = capsys.readouterr().out
     assert said.startswith('@alfx.algorithms.ppo_loss.PPOLoss\n')
@@ -114,7 +114,7 @@ def test_help_lists_the_modules_of_a_folder(capsys):
     assert ':class:' not in said
 
 
-def test_help_tells_the_nearest_name(capsys):
+def test_help_shows_the_nearest_name(capsys):
     assert help_program.main(['PPOLos']) == 2
     assert "did you mean 'PPOLoss'?" in capsys.readouterr().err
     assert help_program.main(['load']) == 2
@@ -131,7 +131,7 @@ def test_programs_are_run_with_their_own_arguments_and_help_is_no_error():
     assert '# --conf_param, overrides ppo.gin:' in shown and ', ppo_cart_pole.gin:' in shown
 
 
-def test_what_show_prints_is_a_conf_with_the_same_bindings(tmp_path):
+def test_show_prints_a_conf_with_the_same_bindings(tmp_path):
     with gin_utils.loaded('sac_pendulum') as conf:
         lines = list(gin_utils.flat_lines(conf))
         before = {binding.key: repr(binding.value) for binding in conf.bindings}
@@ -192,7 +192,7 @@ def test_warnings_have_a_color_on_a_terminal_unless_no_color_is_set(is_terminal,
     assert ('\x1b[33m' in first) == colored and 'WARNING careful' in first and '\x1b' not in second
 
 
-def test_who_reads_may_stop_reading():
+def test_a_closed_pipe_ends_the_program_quietly():
     program = subprocess.Popen([sys.executable, '-m', 'alfx', 'help', 'networks'], stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE)
     program.stdout.close()
@@ -201,6 +201,6 @@ def test_who_reads_may_stop_reading():
     program.stderr.close()
 
 
-def test_help_tells_ranges_in_words(capsys):
+def test_help_shows_ranges_in_words(capsys):
     assert help_program.main(['PPOLoss']) == 0
     assert '# float in [0, 1] or Sequence[float in [0, 1]]' in capsys.readouterr().out

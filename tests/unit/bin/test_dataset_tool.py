@@ -83,7 +83,7 @@ def test_actions_in_other_units_are_not_joined(run, tmp_path):
     assert not (tmp_path / 'mixed').exists()
 
 
-def test_a_sound_dataset_is_told_from_one_that_is_not(run, tmp_path):
+def test_valid_and_damaged_datasets_are_distinguished(run, tmp_path):
     assert 'sound' in run('check', write(tmp_path / 'a'))
     bad = write(tmp_path / 'b', returns=(1.0, float('nan')))
     with pytest.raises(ConfError, match='reward: NaN or infinite in episode 1, step 0'):
@@ -101,7 +101,7 @@ def test_a_sound_dataset_is_told_from_one_that_is_not(run, tmp_path):
     (['convert', 'a'], dict(output='c', reference_returns=['3', 'x']), 'a higher one'),
     (['convert', 'file'], dict(output='c'), 'file: .*name a checkpoint'),
 ])
-def test_what_cannot_be_done_is_said(run, tmp_path, monkeypatch, arguments, flags, message):
+def test_invalid_requests_raise(run, tmp_path, monkeypatch, arguments, flags, message):
     monkeypatch.chdir(tmp_path)
     write('a'), write('b'), write('wide', columns=3)
     (tmp_path / 'file').write_text('no checkpoint')
@@ -116,7 +116,7 @@ def program(*arguments, code=0):
     return result
 
 
-def test_random_actions_are_recorded_and_not_over_another_dataset(tmp_path):
+def test_random_datasets_are_recorded_and_never_overwrite_another(tmp_path):
     arguments = ('--conf', 'sac_pendulum', '--mode', 'random', '--num_steps', '400', '--num_environments', '2',
                  '--random_seed', '5', '--dataset', str(tmp_path / 'a'), '--reference_returns=-1200,-150')
     said = program(*arguments).stdout
@@ -169,7 +169,7 @@ def test_twenty_kills_of_the_recorder_leave_the_old_dataset_or_the_new_one(tmp_p
     assert len([name for name in os.listdir(path) if name.startswith('data-')]) == 1
 
 
-def test_a_full_disk_is_told_of_and_leaves_nothing_behind(run, tmp_path, monkeypatch):
+def test_a_full_disk_raises_and_leaves_nothing_behind(run, tmp_path, monkeypatch):
     path = write(tmp_path / 'a')
 
     def save(file, array, **kwargs):
@@ -184,7 +184,7 @@ def test_a_full_disk_is_told_of_and_leaves_nothing_behind(run, tmp_path, monkeyp
     assert len(os.listdir(path)) == 2
 
 
-def test_what_is_no_run_of_a_policy_cannot_be_recorded(tmp_path):
+def test_runs_without_a_policy_cannot_be_recorded(tmp_path):
     said = program('--root_dir', str(tmp_path / 'nothing'), '--dataset', str(tmp_path / 'a'), code=2).stderr
     assert 'nothing' in said and 'Traceback' not in said and not os.path.exists(tmp_path / 'a')
     pytest.importorskip('sklearn')

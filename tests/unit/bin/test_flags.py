@@ -54,7 +54,7 @@ def test_defining_the_flags_twice_changes_nothing():
     assert FLAGS['conf'].default is None
 
 
-def test_without_a_conf_it_says_which_flag_is_missing():
+def test_a_missing_conf_raises_with_the_flag():
     with pytest.raises(gin_utils.ConfError, match='add --conf FILE'):
         conf_flags.conf_from_flags()
     with pytest.raises(gin_utils.ConfError, match='add --root_dir DIR'):
@@ -80,7 +80,7 @@ def test_the_conf_of_a_run_folder_is_used_where_none_is_given(conf_file, tmp_pat
     (EnvironmentStepError(1, 'Toy', 'step()', 'wrong'), 1), (NonFiniteLossError('wrong'), 1),
     (ParameterMismatchError('wrong'), 1),
 ])
-def test_a_mistake_of_the_user_is_one_message_without_traceback(error, code, capsys):
+def test_a_user_error_is_one_message_without_a_traceback(error, code, capsys):
     def main(argv):
         raise error
 
@@ -146,13 +146,13 @@ def test_code_that_ends_the_program_is_named_and_no_success(capsys):
     assert 'ended by sys.exit(0) in ' in capsys.readouterr().err
 
 
-def test_the_exit_code_is_what_main_returns():
+def test_the_exit_code_is_the_return_value_of_main():
     assert conf_flags.call(lambda argv: None, ['program']) == 0
     assert conf_flags.call(lambda argv: 1, ['program']) == 1
 
 
 @pytest.mark.parametrize('argument, said', [('--no_such_flag=3', 'no_such_flag'), ('--root_dirr=3', 'root_dir')])
-def test_a_mistake_in_the_flags_is_one_of_the_user(argument, said, capsys):
+def test_a_flag_error_is_a_user_error(argument, said, capsys):
     with pytest.raises(SystemExit) as ended:
         conf_flags.parse(['program', argument])
     assert ended.value.code == 2 and said in capsys.readouterr().err

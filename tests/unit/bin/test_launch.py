@@ -65,7 +65,7 @@ def test_a_signal_during_startup_reaches_all_ranks(monkeypatch):
     assert time.monotonic() - begun < 50
 
 
-def test_what_ranks_share_is_reached_from_this_machine_alone(tmp_path):
+def test_the_shared_store_of_ranks_listens_on_localhost_only(tmp_path):
     code = launch.launch(program(
         'port = f":{int(os.environ[\'MASTER_PORT\']):04X}"',
         'lines = [line.split() for name in ("tcp", "tcp6") for line in open(f"/proc/net/{name}")]',
@@ -81,7 +81,7 @@ def test_what_ranks_share_is_reached_from_this_machine_alone(tmp_path):
     (['TrainerConfig.mini_batch_size=33'], 'TrainerConfig.mini_batch_size = 33'),
     (['create_environment.num_parallel_environments=5'], 'create_environment.num_parallel_environments = 5'),
     (['n=7', 'create_environment.num_parallel_environments=%n'], 'create_environment.num_parallel_environments = 7')])
-def test_what_cannot_be_divided_is_refused_before_anything_is_started(params, name, tmp_path, monkeypatch):
+def test_indivisible_sizes_are_refused_before_anything_starts(params, name, tmp_path, monkeypatch):
     started = []
     monkeypatch.setattr(launch, 'launch', lambda command, count: started.append(count) or 0)
     monkeypatch.setattr(ranks, 'FLAGS', SimpleNamespace(root_dir=''))

@@ -50,7 +50,7 @@ def run(tmp_path_factory, request) -> tuple[str, str]:
     return root_dir, program('train', '--conf', str(folder / 'short.gin'), '--root_dir', root_dir).stdout
 
 
-def test_training_leaves_a_run_folder_and_says_what_to_do_next(run):
+def test_training_creates_a_run_folder_and_prints_the_next_steps(run):
     root_dir, said = run
     for path in ('conf/operative.gin', 'conf/short.gin', 'conf/versions.json', 'progress.csv', 'eval/progress.csv',
                  'train.log'):
@@ -95,7 +95,7 @@ def test_the_return_of_a_single_episode_has_no_spread(run):
     assert re.search(r'^greedy: return [\d.]+, length [\d.]+, 1 episode$', said, re.MULTILINE)
 
 
-def test_a_checkpoint_is_played_into_a_video(run, tmp_path):
+def test_a_checkpoint_is_rendered_to_a_video(run, tmp_path):
     root_dir, _ = run
     first = Checkpointer(run_files.checkpoint_dir(root_dir)).steps()[0]
     said = program('play', '--root_dir', root_dir, '--record_file', str(tmp_path / 'play.gif'), '--num_episodes', '1',
@@ -104,7 +104,7 @@ def test_a_checkpoint_is_played_into_a_video(run, tmp_path):
     assert (tmp_path / 'play.gif').read_bytes().startswith(b'GIF')
 
 
-def test_all_checkpoints_are_played_into_a_video_each(run, tmp_path):
+def test_all_checkpoints_are_rendered_to_one_video_each(run, tmp_path):
     root_dir, _ = run
     steps = Checkpointer(run_files.checkpoint_dir(root_dir)).steps()
     said = program('play', '--root_dir', root_dir, '--record_file', str(tmp_path / 'play.gif'), '--num_episodes', '1',

@@ -91,7 +91,7 @@ def test_the_page_is_well_formed_and_refers_to_nothing_outside_itself(folders):
         xml.etree.ElementTree.fromstring(picture)
 
 
-def test_the_numbers_are_those_of_progress_csv(folders):
+def test_the_numbers_match_progress_csv(folders):
     report = collecting.collect(folders)
     rows = Page(page.render(report, 'Report')).rows
     for folder in folders:
@@ -114,7 +114,7 @@ def test_the_numbers_are_those_of_progress_csv(folders):
     assert curve.center[-1] == 20 and curve.low[-1] < 20 < curve.high[-1] and curve.x[-1] == 700
 
 
-def test_the_probability_of_improvement_is_that_of_the_final_returns(folders):
+def test_the_probability_of_improvement_uses_final_returns(folders):
     improvement, = collecting.collect(folders).improvements
     # 3 4 5 against 0 10 20 30 40: better than the first of five only
     assert improvement.chance.value == pytest.approx(0.2)
@@ -131,7 +131,7 @@ def test_runs_that_differ_in_environment_are_one_method_on_many_tasks(tmp_path):
     assert [name for name, _ in report.differences] == ['ppo/Adam.lr']
 
 
-def test_differences_versions_checkpoints_and_resumes_are_told(folders):
+def test_differences_versions_checkpoints_and_resumes_are_shown(folders):
     text = page.render(collecting.collect(folders), 'Report')
     rows = Page(text).rows
     assert ['ppo/Adam.lr', '0.001', '0.1 <&> 2'] in rows

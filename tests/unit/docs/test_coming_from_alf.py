@@ -21,14 +21,14 @@ def conf(tmp_path, monkeypatch):
     gin_utils.clear()
 
 
-def test_the_page_shows_what_is_said_of_the_conf(conf):
+def test_the_page_shows_the_messages_about_the_conf(conf):
     conf.write_text(BLOCKS['before'])
     with pytest.raises(ConfError) as caught:
         gin_utils.load(conf.name)
     assert f'ConfError: {caught.value}\n' == BLOCKS['said of']
 
 
-def test_what_comes_of_it_trains_and_uses_every_line(conf):
+def test_the_converted_conf_trains_and_uses_every_line(conf):
     conf.write_text(BLOCKS['file'])
     gin_utils.load(conf.name, ['TrainerConfig.num_iterations = 40', 'TrainerConfig.initial_collect_steps = 20',
                                'TrainerConfig.num_checkpoints = 1', 'TrainerConfig.evaluate = False',
@@ -38,7 +38,7 @@ def test_what_comes_of_it_trains_and_uses_every_line(conf):
     assert gin_utils.mistakes_of_unused(gin_utils.unused_bindings()) == []
 
 
-def test_only_lines_that_were_told_or_are_of_the_environment_have_changed():
+def test_only_reported_or_environment_lines_change():
     before, after = (set(BLOCKS[kind].splitlines()) for kind in ('before', 'file'))
     told = {int(line) for line in re.findall(r'pendulum.gin:(\d+): ', BLOCKS['said of'])}
     lines = BLOCKS['before'].splitlines()

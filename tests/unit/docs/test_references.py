@@ -58,7 +58,7 @@ def _mentions(cls, name):
 
 
 @pytest.mark.parametrize('path', SOURCES, ids=module_name)
-def test_roles_in_docstrings_name_what_exists(path):
+def test_roles_in_docstrings_name_existing_objects(path):
     name, text = module_name(path), path.read_text()
     if '`' not in text:
         return

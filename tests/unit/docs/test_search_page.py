@@ -5,7 +5,7 @@ import re
 PAGE = pathlib.Path(__file__).parents[3] / 'docs' / 'search_with_a_model.md'
 
 
-def test_the_game_of_the_page_is_played_as_its_comment_says(capsys):
+def test_the_game_on_the_page_matches_its_comment(capsys):
     program = re.search(r'<!-- file: nim.py -->\n```python\n(.*?)```', PAGE.read_text(), re.DOTALL).group(1)
     exec(compile(program, 'nim.py', 'exec'), {'__name__': 'nim'})
     lines = capsys.readouterr().out.splitlines()

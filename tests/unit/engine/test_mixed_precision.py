@@ -64,7 +64,7 @@ def first_update(make, monkeypatch):
 
 
 @pytest.mark.parametrize('name', MAKERS)
-def test_gradients_are_those_of_float32_as_far_as_bfloat16_goes(name, amp, monkeypatch):
+def test_gradients_match_float32_within_bfloat16_precision(name, amp, monkeypatch):
     found = []
     for on in (False, True):
         amp(on)
@@ -105,7 +105,7 @@ def test_it_learns_in_bfloat16(name, amp):
     assert late > early + 0.05, (early, late)
 
 
-def test_a_recorded_update_is_the_plain_one_in_bfloat16_too(amp, warm_up):
+def test_replayed_updates_match_eager_ones_in_bfloat16(amp, warm_up):
     amp(True)
     results = []
     for played in (True, False):
@@ -142,7 +142,7 @@ class TestNetworks:
         net(torch.ones(2, 3))[0].sum().backward()
         assert all(p.grad is not None and p.grad.any() for p in net.parameters() if p.ndim == 2)
 
-    def test_a_call_that_fails_leaves_the_process_as_it_was(self):
+    def test_a_failing_call_leaves_the_process_unchanged(self):
         net = network()
         MixedPrecision(net, CPU)
         with pytest.raises(ValueError, match='input'):
@@ -180,7 +180,7 @@ class _Owner:
 
 class TestLossScaling:
 
-    def test_the_step_is_that_of_the_unscaled_loss(self):
+    def test_the_step_matches_the_unscaled_loss(self):
         plain, scaled = _Owner(None), _Owner(LossScaler('cpu'))
         for owner in (plain, scaled):
             owner.update((owner.weight * torch.tensor([2.0, 3.0])).sum())
@@ -215,7 +215,7 @@ class TestLossScaling:
             assert torch.equal(owner.weight, torch.ones(2))
             owner.updater.scaler.scaled(torch.ones(()))
 
-    def test_its_state_is_saved_and_that_of_another_precision_is_ignored(self):
+    def test_its_state_is_saved_and_ignored_for_another_precision(self):
         first, second = (MixedPrecision(network(), CPU, torch.float16) for _ in range(2))
         owner = _Owner(first.scaler)
         owner.update(_with_gradient(owner.weight, float('inf')))
@@ -226,7 +226,7 @@ class TestLossScaling:
         bfloat16.load_state_dict(first.state_dict())
         assert bfloat16.state_dict() == {} and second.scaler.scale == first.scaler.scale
 
-    def test_updates_in_float16_are_made_step_by_step_and_the_log_says_so(self, amp, monkeypatch, caplog):
+    def test_float16_updates_run_eagerly_and_this_is_logged(self, amp, monkeypatch, caplog):
         monkeypatch.setattr('alfx.engine.mixed_precision._best_dtype', lambda device: torch.float16)
         amp(True)
         agent = make_dqn_agent(False)

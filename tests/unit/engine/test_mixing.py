@@ -28,12 +28,12 @@ def config(**kwargs):
     (dict(), 'HHHHHH'), (dict(unroll_length=0), 'OOOOOO'), (dict(rl_train_after_update_steps=3), 'PPPHHH'),
     (dict(rl_train_every_update_steps=2), 'HOHOHO'),
     (dict(rl_train_after_update_steps=3, rl_train_every_update_steps=2), 'PPPOHO')])
-def test_the_counter_decides_what_is_trained_on(kwargs, expected):
+def test_the_counter_selects_the_data_source(kwargs, expected):
     names = {'H': Stage.HYBRID, 'O': Stage.OFFLINE, 'P': Stage.PRETRAIN}
     assert [stage_of(config(**kwargs), True, c) for c in range(6)] == [names[c] for c in expected]
 
 
-def test_without_a_dataset_there_is_own_experience_only():
+def test_without_a_dataset_all_data_is_collected():
     assert stage_of(config(rl_train_after_update_steps=3), False, 0) is Stage.ONLINE
 
 
@@ -71,7 +71,7 @@ def test_importance_weights_apply_besides():
     assert weights_of(config(priority_replay_beta=0.5), origins).tolist() == [1.0, 2.0, 2.0, 2.0]
 
 
-def test_losses_side_by_side_are_added_up():
+def test_losses_of_concatenated_batches_are_added():
     a = LossInfo(loss=torch.ones(2, 3), scalar_loss=torch.tensor(1.0), extra='a', priority=torch.ones(3))
     found = concatenate(a, LossInfo(loss=torch.zeros(2, 1), extra='b', priority=torch.zeros(1)))
     assert found.loss.shape == (2, 4) and float(found.scalar_loss) == 1 and found.priority.tolist() == [1, 1, 1, 0]
@@ -273,7 +273,7 @@ def test_an_algorithm_mixes_in_a_source_of_its_own(dataset, monkeypatch):
     ('bc', 0, {}), ('iql', 0, {}), ('sac', 0, {}), ('iql', 4, {}), ('sac', 4, {}),
     ('iql', 4, dict(rl_train_after_update_steps=3)), ('iql', 4, dict(rl_train_every_update_steps=3)),
     ('iql', 4, dict(priority_replay=True))])
-def test_played_updates_are_the_plain_ones(name, unroll_length, config_args, dataset, warm_up):
+def test_replayed_updates_match_eager_ones(name, unroll_length, config_args, dataset, warm_up):
     made = []
     for count in (1, 10**9):
         warm_up(count)
@@ -288,7 +288,7 @@ def test_played_updates_are_the_plain_ones(name, unroll_length, config_args, dat
     assert not differences(parameters(made[0]), parameters(made[1]))
 
 
-def test_played_updates_with_offline_hooks_are_the_plain_ones(dataset, warm_up):
+def test_replayed_updates_with_offline_hooks_match_eager_ones(dataset, warm_up):
     made = []
     for count in (1, 10**9):
         warm_up(count)

@@ -181,7 +181,7 @@ def test_one_process_alone_averages_nothing():
 
 
 @pytest.mark.parametrize('sizes', [(5, 3), (0, 4), (4, 4)])
-def test_moments_are_those_of_all_ranks_as_one_batch(sizes):
+def test_moments_cover_all_ranks_as_one_batch(sizes):
     generator = torch.Generator().manual_seed(1)
     parts = [torch.randn(n, 2, generator=generator) + 1e3 for n in sizes]
     spec = TensorSpec((2, ))
@@ -222,13 +222,13 @@ def test_an_uneven_division_names_the_field_and_the_number_of_ranks():
 
 @pytest.mark.parametrize('setting, name', [(dict(async_unroll=True), 'async_unroll'),
                                            (dict(num_ray_workers=2), 'num_ray_workers')])
-def test_what_several_processes_cannot_do_is_refused_by_name(setting, name):
+def test_features_unsupported_by_several_processes_are_refused_by_name(setting, name):
     default = dict(async_unroll=False, num_ray_workers=0, ml_type='rl', offline_buffer_dir=None)
     with pytest.raises(ConfError, match=f'TrainerConfig.{name} = .* several processes'):
         check_config(SimpleNamespace(**default | setting))
 
 
-def test_data_that_nobody_divides_is_refused_by_the_name_of_the_algorithm():
+def test_data_that_ranks_cannot_divide_is_refused_by_algorithm_name():
     undivided, divided = SimpleNamespace(), SimpleNamespace(divides_batches=True)
     with pytest.raises(ConfError, match='algorithm_ctor makes SimpleNamespace, whose data nobody divides'):
         check_data(SimpleNamespace(ml_type='sl'), undivided)

@@ -164,7 +164,7 @@ def test_the_noise_scale_of_a_gradient_worked_out_by_hand():
     assert w.grad is None
 
 
-def test_the_noise_scale_of_many_batches_is_that_of_their_distribution():
+def test_the_noise_scale_of_many_batches_matches_their_distribution():
     # Gradients of single samples: mean 2, variance 9, hence 9 / 4.
     torch.manual_seed(0)
     w = nn.Parameter(torch.ones(()))

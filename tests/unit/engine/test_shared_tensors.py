@@ -41,7 +41,7 @@ def test_tensors_of_all_types_share_one_block_without_touching_each_other():
     assert int(shared.tensors[1]) == 9
 
 
-def test_what_does_not_fit_into_shared_memory_is_refused(monkeypatch):
+def test_data_larger_than_shared_memory_is_refused(monkeypatch):
     usage = namedtuple('usage', 'total used free')
     monkeypatch.setattr(shutil, 'disk_usage', lambda _: usage(0, 0, 2**20))
     with pytest.raises(ConfError, match='a queue of 9999999 steps(.|\n)*MiB'):
@@ -110,7 +110,7 @@ def test_versions_are_never_seen_half_written():
     assert not reader.take(read, lambda: None)
 
 
-def test_who_waits_for_a_process_that_died_in_the_middle_looks_around():
+def test_waiting_for_a_dead_process_polls_its_health():
     published = Published([TensorSpec(())], 'a test', CONTEXT)
     published._lock.acquire()  # by a process that was killed meanwhile
 

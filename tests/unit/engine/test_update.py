@@ -197,7 +197,7 @@ def test_every_update_passes_by_an_overridden_method(algorithm, replayed_at_once
     assert not agent.capabilities.traceable_update
 
 
-def test_the_weight_of_an_update_is_not_told_as_part_of_its_loss():
+def test_the_weight_of_an_update_is_not_logged_in_its_loss():
     alg = Loss()
     weight = nn.Parameter(torch.ones(()))
     alg.weight = weight

@@ -64,7 +64,7 @@ class TestLimits:
         assert steps.observation[:, 0, 1].tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0]
         torch.testing.assert_close(steps.discount[3], torch.tensor([0.9, 0.9]))
 
-    def test_an_end_of_the_environments_own_stays_what_it_is(self):
+    def test_an_end_of_the_environment_itself_is_kept(self):
         steps = record(TimeLimit(ValueUnittestEnv(2, 3), 5), 5)
         assert steps.step_type[:, 0].tolist() == [0, 1, 2, 0, 1, 2] and steps.discount[2].tolist() == [0, 0]
 
@@ -77,10 +77,10 @@ class TestLimits:
         assert min(firsts) >= 1 and max(firsts) == 10 and len(set(firsts)) > 5
         assert all(end[1] - end[0] > 50 for end in ends if len(end) > 1)
 
-    def test_limits_go_on_from_a_saved_state(self):
+    def test_limits_resume_from_a_saved_state(self):
         assert_state_goes_on(lambda: RandomFirstEpisodeLength(TimeLimit(count_env(9, 9), 7), 5, 3))
 
-    def test_limits_start_anew_for_environments_that_are_reset(self):
+    def test_limits_restart_for_reset_environments(self):
         env = TimeLimit(count_env(100, 100), 3)
         env.reset()
         env.step(zeros(env))
@@ -229,7 +229,7 @@ class TestLives:
         assert steps.observation[3, 0, :2].tolist() == [2, 0]
         assert steps.observation[3, 1, :2].tolist() == [1, 3]
 
-    def test_an_environment_that_does_not_tell_its_lives_is_refused(self):
+    def test_an_environment_without_a_life_counter_is_refused(self):
         with pytest.raises(EnvironmentLoadError, match=r"env_info_keys=\('lives',\)"):
             AtariTerminalOnLifeLossWrapper(count_env(1))
 
@@ -269,7 +269,7 @@ class TestSeveral:
         with pytest.raises(EnvironmentLoadError, match='batch sizes'):
             MultitaskWrapper([count_env(1, 1)], ['two'])
 
-    def test_tasks_go_on_from_a_saved_state(self):
+    def test_tasks_resume_from_a_saved_state(self):
         assert_state_goes_on(lambda: CurriculumWrapper(BatchEnvironmentWrapper([self.tasks(0), self.tasks(1)])))
 
     def test_the_curriculum_favors_the_task_that_progresses(self):
@@ -318,7 +318,7 @@ class TestCheckedEnvironment:
         (lambda t: t._replace(env_id=t.env_id + 1), 'the same as before'),
         (lambda t: nest.map_structure(lambda x: x[:1], t), 'a batch of 2'),
     ])
-    def test_what_is_wrong_is_said(self, change, message):
+    def test_invalid_use_raises(self, change, message):
         class Wrong(AlfEnvironmentBaseWrapper):
 
             def _step(self, action):

@@ -65,7 +65,7 @@ def test_a_game_has_first_mid_and_last_steps_and_player_0_rewards():
     assert drawn.step_type.tolist() == [LAST] and drawn.reward.tolist() == [0] and float(drawn.env_info['drawn']) == 1
 
 
-def test_who_moves_to_an_occupied_square_loses():
+def test_moving_to_an_occupied_square_loses():
     env = BoardGame(RULES)
     assert play(env, 4, 4).reward.tolist() == [1]  # player 1 did
     lost = play(env, 4, 0, 4)
@@ -124,7 +124,7 @@ def test_the_same_seed_gives_the_same_games_and_a_state_is_resumed_exactly(oppon
     assert all(torch.equal(x, y) for x, y in zip(run(again, 10), expected))
 
 
-def test_some_games_can_be_started_anew():
+def test_some_games_can_be_restarted():
     env = BoardGame(RULES, 3)
     env.reset()
     env.step(torch.tensor([1, 2, 3]))
@@ -133,7 +133,7 @@ def test_some_games_can_be_started_anew():
     assert (step.observation['board'] != 0).sum((1, 2)).tolist() == [1, 0, 1]
 
 
-def test_the_suite_shows_the_board_alone():
+def test_the_suite_observes_only_the_board():
     env = suite_tic_tac_toe.load(batch_size=2)
     assert env.observation_spec().shape == (3, 3) and env.action_spec().maximum == 8
     step = env.step(torch.tensor([0, 0]))
@@ -204,7 +204,7 @@ needs_compiler = pytest.mark.skipif(build.load() is None, reason='takes minutes 
     ('O.X .O. X..', [8]),         # player 0: stops the diagonal of player 1
     ('X.. ... ...', [4]),         # only the centre holds
 ])
-def test_a_search_with_the_rules_finds_what_has_to_be_played(text, best, settings):
+def test_a_search_with_the_rules_finds_the_best_move(text, best, settings):
     start = torch.from_numpy(position(text)[None])
     model = GameModel(RULES)
     root = model.predict(start)

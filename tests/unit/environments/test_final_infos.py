@@ -65,7 +65,7 @@ def test_final_info_numbers_are_reported_only_when_an_episode_ends(kind):
         env.close()
 
 
-def test_what_the_conf_asks_for_is_measured_as_it_says_and_not_once_more():
+def test_configured_infos_are_aggregated_as_configured_and_only_once():
     env = make('serial', [1], env_info_keys=('distance', ))
     env.reset()
     time_step = env.step(torch.zeros(1, dtype=torch.int64))
@@ -101,7 +101,7 @@ def test_batched_environments_report_which_ended_and_keep_it_in_state():
     assert other.latest_final_infos() == env.latest_final_infos()
 
 
-def test_of_several_tasks_the_one_at_work_tells():
+def test_only_the_active_task_reports_its_info():
     env = MultitaskWrapper([make('serial', [2]), make('serial', [3])], ['short', 'long'])
     env.reset()
     told = [env.step({'action': torch.zeros(1, dtype=torch.int64), 'task_id': torch.ones(1, dtype=torch.int64)})
@@ -111,7 +111,7 @@ def test_of_several_tasks_the_one_at_work_tells():
     assert env.latest_final_infos() == [short, long]
 
 
-def test_the_first_of_several_ranks_writes_what_all_of_them_tell():
+def test_rank_0_logs_the_infos_of_all_ranks():
     class Others(Ranks):
         def __init__(self, rank):
             super().__init__(rank, 2, None, torch.device('cpu'))
@@ -129,7 +129,7 @@ def test_the_first_of_several_ranks_writes_what_all_of_them_tell():
         assert [info['is_success'] for info in team.final_infos(env)] == expected
 
 
-def test_a_run_tells_the_success_of_training_and_of_evaluations(tmp_path):
+def test_a_run_logs_the_success_of_training_and_evaluation(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     alfx.train('ppo_cart_pole', {
         'create_environment.env_name': 'Reaching-v0', 'create_environment.num_parallel_environments': 2,

@@ -62,7 +62,7 @@ class TestFields:
         assert transform_space(space, None, lambda s: s) is space
 
     @pytest.mark.parametrize('field', ['side', 'camera.side', 'camera.front.x', 'rest.7', 'rest.x'])
-    def test_a_missing_field_is_named_with_what_there_is(self, field):
+    def test_a_missing_field_is_reported_with_the_available_ones(self, field):
         with pytest.raises(EnvironmentLoadError, match='has no part'):
             transform_space(ImageEnv(nested=True).observation_space, field, lambda s: s)
 
@@ -121,7 +121,7 @@ class TestImages:
         env = FrameStack(ImageEnv(shape), stack_size=2, channel_order=order)
         assert run(env, [0])[1].shape == stacked == env.observation_space.shape
 
-    def test_luma_is_that_of_opencv(self):
+    def test_luma_matches_opencv(self):
         cv2 = pytest.importorskip('cv2')
         image = np.random.default_rng(0).integers(0, 256, (40, 30, 3), np.uint8)
         np.testing.assert_array_equal(gym_wrappers.luma(image), cv2.cvtColor(image, cv2.COLOR_RGB2GRAY))
@@ -131,7 +131,7 @@ class TestImages:
         env = FrameResize(ImageEnv((6, 4, 1)), width=2, height=3)
         assert run(env, [0])[1].shape == (3, 2, 1)
 
-    def test_without_opencv_the_error_says_what_to_install(self, monkeypatch):
+    def test_without_opencv_the_error_names_the_package(self, monkeypatch):
         monkeypatch.setitem(__import__('sys').modules, 'cv2', None)
         with pytest.raises(EnvironmentLoadError, match=re.escape(f"FrameResize needs opencv: {pip_install('atari')}")):
             FrameResize(ImageEnv())

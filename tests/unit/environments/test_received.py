@@ -54,7 +54,7 @@ NAN = np.array([[0, 0], [0, 0], [0, np.nan]], np.float32)
     ({'truncated': [False, None, False]}, 1, 'truncated is None'),
     ({'speed': NAN}, 2, r'its observation\.speed contains NaN'),
 ])
-def test_what_is_no_number_names_the_environment_that_sent_it(sent, row, said):
+def test_non_finite_values_name_the_environment(sent, row, said):
     with pytest.raises(EnvironmentStepError, match=rf"environment {row} of 'Pool' failed in step\(\): {said}"):
         step_twice(**sent)
 
@@ -64,7 +64,7 @@ def test_a_reset_is_looked_at_as_well():
         step_twice(speed_at_reset=NAN)
 
 
-def test_numbers_and_flags_are_what_they_say():
+def test_numbers_and_flags_keep_their_values():
     speed = np.array([[np.inf, -np.inf], [0, 1], [2, 3]], np.float32)
     time_step = step_twice(reward=[1, 2, 3], terminated=[0, 1, 0], truncated=np.array([1, 0, 0]), speed=speed)
     assert time_step.reward.tolist() == [1.0, 2.0, 3.0] and time_step.is_last().tolist() == [True, True, False]

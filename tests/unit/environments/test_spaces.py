@@ -122,7 +122,7 @@ class TestActions:
         assert encoded.dtype == np.float32 and given[0].dtype == np.float32
 
     @pytest.mark.parametrize('space', [spaces.Discrete(3), spaces.Tuple([spaces.Discrete(3)]), spaces.Box(-1, 1, ())])
-    def test_what_an_action_becomes_shares_no_memory_with_it(self, space):
+    def test_converted_actions_share_no_memory_with_the_original(self, space):
         codec = ActionCodec(space, 2)
         action = nest.map_structure(lambda spec: spec.zeros((2, )), codec.spec)
         encoded, given = codec.encode(action)
@@ -140,7 +140,7 @@ class TestActions:
 
 class TestObservations:
 
-    def test_what_is_not_owned_is_copied_and_what_is_owned_is_not(self):
+    def test_unowned_arrays_are_copied_and_owned_ones_are_not(self):
         codec = ObservationCodec(spaces.Box(-INF, INF, (2, ), np.float32))
         array = np.ones((3, 2), np.float32)
         borrowed, kept = codec.decode(array, owned=False), codec.decode(array, owned=True)

@@ -17,7 +17,7 @@ def both(game, **arguments):
 
 
 @pytest.mark.parametrize('game', ['Pong', 'ALE/Breakout-v5'])
-def test_without_chance_images_and_rewards_are_those_of_suite_atari(game):
+def test_without_randomness_images_and_rewards_match_suite_atari(game):
     pooled, single = both(game, **WITHOUT_CHANCE)
     assert pooled.observation_spec() == single.observation_spec() and pooled.action_spec() == single.action_spec()
     pooled.reset()
@@ -79,7 +79,7 @@ def test_each_environment_of_suite_atari_may_have_its_own_limit():
         TimeLimit(env, [1, 2, 3])
 
 
-def test_a_lost_life_ends_an_episode_if_asked_and_the_game_goes_on():
+def test_a_lost_life_can_end_an_episode_while_the_game_continues():
     env = suite_ale_vector.load('Breakout', batch_size=2, screen_size=20, noop_max=0,
                                 alf_env_wrappers=[AtariTerminalOnLifeLossWrapper])
     env.seed(0)
@@ -116,12 +116,12 @@ def test_environments_have_their_own_streams_and_seeds_reproduce_them():
     (dict(max_episode_steps=0), 'at least 1 or None'),
     (dict(batch_size=0), 'batch_size: expected at least 1'),
 ])
-def test_what_it_lacks_is_refused_by_name(arguments, message):
+def test_unsupported_options_are_refused_by_name(arguments, message):
     with pytest.raises(EnvironmentLoadError, match=message):
         suite_ale_vector.load(**{'environment_name': 'Pong', **arguments})
 
 
-def test_there_are_no_states_and_no_pictures():
+def test_states_and_images_are_not_available():
     env = suite_ale_vector.load('Pong', screen_size=20)
     assert env.get_state() is None
     with pytest.raises(UnsupportedOperationError, match='AtariVectorEnv returns no images'):

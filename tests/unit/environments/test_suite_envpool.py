@@ -41,7 +41,7 @@ def cart_poles():
 
 class TestTimeSteps:
 
-    def test_cart_pole_moves_as_its_equations_say_up_to_the_final_observation(self, cart_poles):
+    def test_cart_pole_follows_its_equations_up_to_the_final_observation(self, cart_poles):
         action = torch.tensor([0, 1, 1])
         steps, lasts = sequence(cart_poles, 60, action), 0
         for before, after in zip(steps, steps[1:]):
@@ -57,7 +57,7 @@ class TestTimeSteps:
             lasts += int(after.is_last().sum())
         assert lasts > 6
 
-    def test_lengths_of_episodes_are_those_of_gymnasium_from_the_same_state(self, cart_poles):
+    def test_episode_lengths_match_gymnasium_from_the_same_state(self, cart_poles):
         first = cart_poles.reset().observation
         lengths = torch.zeros(3, dtype=torch.int64)
         running = torch.ones(3, dtype=torch.bool)
@@ -172,7 +172,7 @@ class TestWhatItLacks:
         with pytest.raises(ConfError, match=r'max_episode_steps must be an int >= 0 or None, found int -1'):
             suite_envpool.load('CartPole-v1', max_episode_steps=-1)
 
-    def test_there_is_no_state_to_be_saved(self, cart_poles):
+    def test_the_state_cannot_be_saved(self, cart_poles):
         cart_poles.reset()
         assert cart_poles.get_state() is None and not cart_poles.resumable
 
@@ -182,7 +182,7 @@ class TestWhatItLacks:
         picture = suite_envpool.load('CartPole-v1', batch_size=2, render_mode='rgb_array').render()
         assert picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3 and picture.std() > 0
 
-    def test_images_are_turned_to_channels_first_unless_told_not_to(self):
+    def test_images_become_channels_first_by_default(self):
         shapes = []
         for first in (True, False):
             env = suite_envpool.load('MiniGrid-Empty-5x5-v0', batch_size=2, image_channel_first=first)

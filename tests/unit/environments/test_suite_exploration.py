@@ -57,7 +57,7 @@ class TestCorridor:
             cells = [int(env.step(action)[0].argmax()) for _ in range(100)]
             assert max(cells) < 6
 
-    def test_the_layout_is_that_of_its_seed_and_the_same_in_every_episode(self):
+    def test_the_layout_depends_on_the_seed_and_not_on_the_episode(self):
         layouts = [CorridorEnv(layout_seed=seed).actions_on for seed in (0, 0, 1)]
         assert layouts[0] == layouts[1] != layouts[2]
         env = CorridorEnv()
@@ -89,19 +89,19 @@ class TestRandomPolicy:
         # the cell has probability 1/2 ** (c + 1); the end is entered from cell 23 at the rate 2 ** -24 / 3 at most
         assert env.goals_of_random_policy(10**6) < 10**6 * 2**-24 / 3
 
-    def test_worked_out_by_hand(self):
+    def test_the_probability_worked_out_by_hand(self):
         # three cells, two actions, three steps: on on (1/4), back on on (1/8); it lasts 2 steps with 1/4, else 3
         success, steps = CorridorEnv(length=3, num_actions=2, num_steps=3).random_policy()
         assert success == pytest.approx(3 / 8) and steps == pytest.approx(2.75)
 
     @pytest.mark.parametrize('length, num_actions, num_steps', [(3, 2, 7), (4, 3, 6), (2, 4, 4)])
-    def test_as_a_count_of_all_sequences_of_actions(self, length, num_actions, num_steps):
+    def test_the_probability_matches_a_count_of_all_action_sequences(self, length, num_actions, num_steps):
         env = CorridorEnv(length, num_actions, num_steps)
         episodes = [episode(env, actions) for actions in itertools.product(range(num_actions), repeat=num_steps)]
         success, steps = np.mean(episodes, axis=0)
         assert env.random_policy() == (pytest.approx(success), pytest.approx(steps))
 
-    def test_as_the_power_of_the_transition_matrix(self):
+    def test_the_probability_matches_powers_of_the_transition_matrix(self):
         env = CorridorEnv()
         matrix = np.zeros((25, 25))
         matrix[24, 24] = 1
@@ -110,14 +110,14 @@ class TestRandomPolicy:
             matrix[cell, max(cell - 1, 0)] += 2 / 3
         assert env.random_policy()[0] == pytest.approx(np.linalg.matrix_power(matrix, 100)[0, 24], rel=1e-9)
 
-    def test_the_goals_are_those_of_episodes_one_after_the_other(self):
+    def test_the_goals_belong_to_successive_episodes(self):
         env = CorridorEnv(length=3, num_actions=2, num_steps=3)
         assert env.goals_of_random_policy(22) == pytest.approx(22 * (3 / 8) / 2.75)  # 3: hand-computed
 
 
 class TestLoad:
 
-    def test_every_time_step_is_as_specified_and_a_saved_episode_goes_on(self):
+    def test_every_time_step_is_valid_and_a_saved_episode_resumes(self):
         run(suite_exploration.load('Corridor', batch_size=3), steps=120)
         same_continuation(lambda: suite_exploration.load('Corridor', batch_size=2), before=90)
 

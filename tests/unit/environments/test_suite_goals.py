@@ -76,7 +76,7 @@ class TestPointGoal:
 
 
 @pytest.mark.parametrize('name', ['BitFlip', 'PointGoal'])
-def test_every_time_step_is_as_specified_and_a_saved_episode_goes_on(name):
+def test_every_time_step_is_valid_and_a_saved_episode_resumes(name):
     run(suite_goals.load(name, batch_size=3), steps=30)
     same_continuation(lambda: suite_goals.load(name, batch_size=2))
 
@@ -95,7 +95,7 @@ def test_the_number_of_steps_can_be_set(steps, last):
 
 class TestSuccessAtEnd:
 
-    def test_an_environment_that_does_not_tell_is_refused(self):
+    def test_an_environment_without_a_success_flag_is_refused(self):
         env = SuccessAtEnd(gymnasium.make('CartPole-v1'))
         env.reset(seed=0)
         with pytest.raises(EnvironmentLoadError, match="expected one of .'is_success', 'success'., found .*suite_gym"):
@@ -113,7 +113,7 @@ class TestSuccessAtEnd:
         assert [env.step([0.0])[-1]['success'] for _ in range(3)] == [0.0, 0.0, 0.0]
 
 
-def test_a_missing_package_is_answered_with_the_extra_that_installs_it(monkeypatch):
+def test_a_missing_package_raises_with_the_extra_that_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, 'gymnasium_robotics', None)
     for name in [name for name in gymnasium.registry if name.startswith('Fetch')]:
         monkeypatch.delitem(gymnasium.registry, name)
@@ -160,5 +160,5 @@ class TestRobotics:
         'FetchReach-v4',
         'PointMaze_UMaze-v3',  # an environment inside an environment
         'AdroitHandDoor-v1'])  # places the door in the model
-    def test_a_saved_episode_goes_on_exactly(self, name):
+    def test_a_saved_episode_resumes_exactly(self, name):
         same_continuation(lambda: suite_robotics.load(name, max_episode_steps=30), steps=40, before=15)

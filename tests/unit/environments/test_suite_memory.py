@@ -29,7 +29,7 @@ def with_memory(observation, cue):
     return (LEFT if cue[0] else RIGHT) if observation[3] else FORWARD
 
 
-def test_who_remembers_the_cue_always_gets_one_in_the_fewest_steps():
+def test_remembering_the_cue_returns_one_in_the_fewest_steps():
     env = TMazeEnv(length=20)
     assert {play(env, with_memory, seed) for seed in range(20)} == {(1.0, 21)}
 
@@ -39,7 +39,7 @@ def without_memory(actions, observation, cue):
 
 
 @pytest.mark.parametrize('turn', [LEFT, RIGHT])
-def test_who_does_not_gets_a_half(turn):
+def test_policies_without_memory_return_at_most_half(turn):
     env, policy = TMazeEnv(length=3), partial(without_memory, [FORWARD, FORWARD, FORWARD, turn])
     returns = [play(env, policy, seed)[0] for seed in range(400)]
     assert abs(np.mean(returns) - 0.5) < 0.08 and set(returns) == {0.0, 1.0}

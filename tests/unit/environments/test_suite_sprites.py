@@ -15,7 +15,7 @@ def draw(count=64, seed=0, **arguments):
 
 class TestDrawing:
 
-    def test_pixels_of_one_part_have_one_colour_and_those_of_two_parts_differ(self):
+    def test_pixels_share_a_color_within_a_part_and_differ_between_parts(self):
         images, masks = draw(image_size=24, hue_jitter=0.5)
         for image, mask in zip(images, masks):
             colours = {tuple(c): {int(m) for m in mask[(image == np.reshape(c, (3, 1, 1))).all(0)]}
@@ -111,7 +111,7 @@ class TestEnvironment:
         grey = (observation['image'] == observation['image'][:, :1]).all(1)
         assert torch.equal(grey, mask == 0)
 
-    def test_a_saved_environment_goes_on_with_the_same_images(self):
+    def test_a_restored_environment_shows_the_same_images(self):
         same_continuation(lambda: load(with_mask=True, num_steps=3), steps=10, before=5)
 
     def test_its_time_steps_keep_the_rules_of_environments(self):

@@ -18,7 +18,7 @@ def mean_rewards(policy, count=20000):
     return total / count
 
 
-def test_the_best_policy_makes_the_progress_that_the_formula_says():
+def test_the_best_policy_makes_the_progress_of_the_formula():
     # fuel 0.1: k = sqrt(12/13 * 0.1) = 0.30382, progress sqrt(13/12 * 0.1) = 0.32914
     assert FuelEnv.optimal_progress(0.1) == pytest.approx(0.32914, abs=1e-5)
     np.testing.assert_allclose(mean_rewards(lambda slope: 0.30382 * slope), [0.32914, -0.1], rtol=0.01)

@@ -43,7 +43,7 @@ def discrete(s):
 @pytest.mark.parametrize('nested', [False, True])
 @pytest.mark.parametrize('action_type', ActionType)
 @pytest.mark.parametrize('reward_dim', [1, 3])
-def test_values_are_those_of_the_docstrings(nested, action_type, reward_dim):
+def test_values_match_the_docstrings(nested, action_type, reward_dim):
     options = {'action_type': action_type, 'nested_observation': nested, 'reward_dim': reward_dim, 'obs_dim': 2}
     scale = torch.ones(4) if reward_dim == 1 else torch.arange(1., reward_dim + 1).expand(4, -1)
 

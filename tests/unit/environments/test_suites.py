@@ -73,7 +73,7 @@ class TestNames:
 
     @pytest.mark.parametrize('name, suggestion, package', [
         ('MiniGrid-Empty-5x6-v0', 'MiniGrid-Empty-5x5-v0', 'minigrid'), ('ALE/Pogn-v5', 'ALE/Pong-v5', 'ale_py')])
-    def test_so_is_one_that_a_plugin_does_not_know(self, name, suggestion, package):
+    def test_a_task_unknown_to_a_plugin_raises_with_the_nearest_ones(self, name, suggestion, package):
         pytest.importorskip(package)
         with pytest.raises(EnvironmentLoadError, match=f"'{suggestion}'"):
             suite_gym.load(name)
@@ -85,7 +85,7 @@ class TestNames:
 
     @pytest.mark.parametrize('name, package, extra', [
         ('LunarLander-v3', 'Box2D', 'box2d'), ('Hopper-v5', 'mujoco', 'mujoco')])
-    def test_a_missing_package_is_answered_with_the_extra_that_installs_it(self, name, package, extra, monkeypatch):
+    def test_a_missing_package_raises_with_the_extra_that_installs_it(self, name, package, extra, monkeypatch):
         for module in [module for module in sys.modules if module.startswith(f'gymnasium.envs.{extra}')]:
             monkeypatch.delitem(sys.modules, module)
         monkeypatch.setitem(sys.modules, package, None)
@@ -94,7 +94,7 @@ class TestNames:
 
     @pytest.mark.parametrize('name, package, extra', [
         ('ALE/NoGame-v5', 'ale_py', 'atari'), ('MiniGrid-NoGame-v0', 'minigrid', 'minigrid')])
-    def test_a_missing_plugin_likewise(self, name, package, extra, monkeypatch):
+    def test_a_missing_plugin_is_reported_with_its_extra(self, name, package, extra, monkeypatch):
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(EnvironmentLoadError, match=re.escape(pip_install(extra))):
             suite_gym.load(name)
@@ -202,31 +202,31 @@ class TestSavedState:
 
     @pytest.mark.parametrize('name', ['CartPole-v1', 'Pendulum-v1', 'Acrobot-v1', 'MountainCarContinuous-v0',
                                       'FrozenLake-v1', 'Blackjack-v1'])
-    def test_classic_control_and_toy_text_go_on_exactly(self, name):
+    def test_classic_control_and_toy_text_resume_exactly(self, name):
         same_continuation(lambda: suite_gym.load(name, batch_size=2, max_episode_steps=30))
 
-    def test_so_do_wrappers_that_remember(self):
+    def test_stateful_wrappers_resume_exactly(self):
         same_continuation(lambda: suite_gym.load('CartPole-v1', gym_env_wrappers=[lambda e: FrameStack(e, 3)]))
 
     @pytest.mark.parametrize('name', ['Ant-v5', 'Pusher-v5', 'InvertedPendulum-v5'])
-    def test_mujoco_goes_on_exactly(self, name):
+    def test_mujoco_resumes_exactly(self, name):
         pytest.importorskip('mujoco')
         same_continuation(lambda: suite_gym.load(name, batch_size=1, max_episode_steps=30), steps=40)
 
-    def test_atari_goes_on_exactly(self):
+    def test_atari_resumes_exactly(self):
         pytest.importorskip('ale_py')
         same_continuation(lambda: suite_atari.load('Breakout'), steps=50, before=10)
 
-    def test_minigrid_goes_on_exactly(self):
+    def test_minigrid_resumes_exactly(self):
         pytest.importorskip('minigrid')
         same_continuation(lambda: suite_minigrid.load('MiniGrid-Dynamic-Obstacles-5x5-v0', max_episode_steps=15))
 
-    def test_environments_in_workers_go_on_exactly(self):
+    def test_environments_in_workers_resume_exactly(self):
         from alfx.environments.process_vector_env import ProcessVectorEnv
         same_continuation(lambda: suite_gym.load('CartPole-v1', batch_size=3, vector_env=lambda fns: ProcessVectorEnv(
             fns, envs_per_worker=2)))
 
-    def test_box2d_has_no_exact_state_and_says_why(self, caplog):
+    def test_box2d_has_no_exact_state_and_the_error_explains_why(self, caplog):
         pytest.importorskip('Box2D')
         env = suite_gym.load('LunarLander-v3')
         with caplog.at_level(logging.INFO):
@@ -242,7 +242,7 @@ class TestSavedState:
         env.reset(seed=0)
         assert saved_state.capture(env) is None and saved_state.capture(ChainEnv()) is not None
 
-    def test_a_simulator_within_an_environment_would_be_constructed_anew(self):
+    def test_a_simulator_inside_an_environment_would_be_recreated(self):
         class Outer(ChainEnv):
 
             def __init__(self):
@@ -275,7 +275,7 @@ class TestAtari:
         assert time_step.observation.float().std() > 1
         assert env.render().shape == (210, 160, 3)
 
-    def test_a_lost_life_ends_an_episode_if_asked(self):
+    def test_a_lost_life_can_end_an_episode(self):
         env = suite_atari.load('Breakout', alf_env_wrappers=[AtariTerminalOnLifeLossWrapper], noop_max=1)
         env.seed(0)
         env.reset()
@@ -318,7 +318,7 @@ class TestMiniGrid:
         if observation == 'one_hot':
             assert (time_step.observation.sum(1) == 3).all()
 
-    def test_one_hot_codes_are_those_of_minigrid(self):
+    def test_one_hot_codes_match_minigrid(self):
         from minigrid.wrappers import OneHotPartialObsWrapper
         env = gymnasium.make('MiniGrid-DoorKey-5x5-v0')
         theirs = OneHotPartialObsWrapper(env).reset(seed=3)[0]['image']

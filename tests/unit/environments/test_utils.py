@@ -117,7 +117,7 @@ class TestCreateEnvironment:
         ({'nonparallel': True, 'batch_size_per_env': 2}, 'batch_size_per_env=2: with nonparallel=True'),
         ({'env_name': 'CartPol-v1'}, "did you mean 'CartPole-v1'"),
     ])
-    def test_what_is_not_supported_is_refused_by_name(self, arguments, message):
+    def test_unsupported_features_are_refused_by_name(self, arguments, message):
         with pytest.raises(EnvironmentLoadError, match=message):
             create_environment(**arguments)
 

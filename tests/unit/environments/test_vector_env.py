@@ -118,7 +118,7 @@ class TestErrors:
         ({'terminated': 'no'}, "terminated of step 2 of its episode is 'no', expected True or False"),
         ({'truncated': None}, 'truncated of step 2 of its episode is None, expected True or False'),
     ])
-    def test_what_is_no_number_names_the_environment_and_the_step_that_sent_it(self, sent, said):
+    def test_non_finite_values_name_the_environment_and_the_step(self, sent, said):
         env = SerialVectorEnv([SendingEnv, partial(SendingEnv, sent)])
         env.reset(seed=0)
         steps(env, 1)
@@ -140,7 +140,7 @@ class TestErrors:
                            r'shape \(1,\)'):
             steps(env, 1)
 
-    def test_flags_and_rewards_of_numpy_are_what_they_say(self):
+    def test_numpy_flags_and_rewards_keep_their_values(self):
         env = SerialVectorEnv([partial(SendingEnv, {'reward': np.float32(2), 'terminated': np.True_, 'truncated': 0,
                                                     'observation': [0.0, np.inf]})])
         env.reset(seed=0)
@@ -149,7 +149,7 @@ class TestErrors:
         assert reward[0] == 2.0 and terminated[0] and not truncated[0]
 
     @BOTH
-    def test_an_error_in_a_constructor_is_reported_likewise(self, make):
+    def test_an_error_in_a_constructor_names_the_environment(self, make):
         with pytest.raises(EnvironmentStepError, match='boom in the constructor') as caught:
             make([CountEnv, CountEnv, partial(RaisingEnv, 'init')])
         assert caught.value.index == 2 and caught.value.during == 'its constructor'
@@ -159,7 +159,7 @@ class TestErrors:
         with pytest.raises(EnvironmentLoadError, match='environment 1 of .* has different spaces'):
             make([partial(ChainEnv, 3), partial(ChainEnv, 4)])
 
-    def test_what_is_no_gymnasium_environment_is_refused(self):
+    def test_objects_that_are_no_gymnasium_environments_are_refused(self):
         with pytest.raises(EnvironmentLoadError, match='returned a dict, expected a gymnasium.Env'):
             SerialVectorEnv([dict])
 
@@ -230,7 +230,7 @@ class TestRestarts:
         env.close()
 
     @BOTH
-    def test_an_environment_that_fails_in_reset_is_made_anew_and_reset(self, make):
+    def test_an_environment_that_fails_in_reset_is_recreated_and_reset(self, make):
         env = make(raising('reset', after=1), max_restarts=2)
         env.reset(seed=0)
         truncated = steps(env, 12)
@@ -388,7 +388,7 @@ class TestProcesses:
         with pytest.raises(ConfError, match='the exchange with 2 environments needs(.|\n)*MiB left'):
             ProcessVectorEnv([CountEnv] * 2)
 
-    def test_environments_go_on_after_an_interrupted_step_and_a_reset(self):
+    def test_environments_continue_after_an_interrupted_step_and_a_reset(self):
         env = ProcessVectorEnv([Slow] * 2)
         env.reset(seed=0)
         signal.signal(signal.SIGALRM, _interrupt)
@@ -474,7 +474,7 @@ def test_environments_get_actions_of_the_kind_that_their_space_contains():
     env.step(env.action_space.sample())
 
 
-def test_a_group_that_has_no_restart_left_says_how_often_it_was_restarted():
+def test_a_group_without_restarts_left_reports_their_number():
     group = EnvironmentGroup([partial(RaisingEnv, 'reset', 0)], max_restarts=2)
     vector = SerialVectorEnv([CountEnv])
     with pytest.raises(EnvironmentStepError, match='it was restarted 2 times'):

@@ -25,7 +25,7 @@ def filled(num_envs=3, length=20, steps=30, **options):
                                      {'recent_data_steps': 3, 'recent_data_ratio': 0.5}])
 @pytest.mark.parametrize('length', [1, 3])
 @pytest.mark.parametrize('slots', [1, 2, 3, 7])
-def test_it_samples_what_the_buffer_samples(options, length, slots):
+def test_a_reader_samples_the_same_batches_as_the_buffer(options, length, slots):
     buffer = filled(**options)
     reader = buffer.reader(4, length, slots)
     torch.manual_seed(1)
@@ -44,7 +44,7 @@ def test_it_samples_what_the_buffer_samples(options, length, slots):
 
 
 @pytest.mark.parametrize('slots', [1, 2])
-def test_minibatches_are_in_the_same_memory_again(slots):
+def test_minibatches_reuse_the_same_memory(slots):
     reader = filled().reader(4, 2, slots)
     before = [[x.data_ptr() for x in nest.flatten(slot.experience)] for slot in reader.slots]
     rewards = [slot.experience['reward'].clone() for _, slot in reader.draw(4)]
@@ -52,7 +52,7 @@ def test_minibatches_are_in_the_same_memory_again(slots):
     assert [[x.data_ptr() for x in nest.flatten(slot.experience)] for slot in reader.slots] == before
 
 
-def test_it_knows_its_own_tensors():
+def test_a_reader_recognizes_its_own_tensors():
     slot = filled().reader(4, 2).slots[0]
     own = slot.experience
     assert slot.holds(dict(own))
@@ -65,7 +65,7 @@ def test_a_buffer_of_several_processes_has_no_reader():
     assert filled(allow_multiprocess=True).reader(4, 2) is None
 
 
-def test_too_little_to_sample_is_told_as_by_the_buffer():
+def test_too_few_steps_raise_as_in_the_buffer():
     buffer = ReplayBuffer(SPEC, 1, 10)
     with pytest.raises(ValueError, match='collect more'):
         next(buffer.reader(4, 2).draw(1))

@@ -38,7 +38,7 @@ def test_episodes_worked_out_by_hand():
     assert everything(buffer) == ([1, 1, 3, 3, 3, 3], [2, 2, 6, 6, 6, 6])
 
 
-def test_it_can_be_switched_on_and_off_later():
+def test_episodic_info_can_be_enabled_and_disabled_later():
     buffer = ReplayBuffer(SPEC, 1, 6)
     assert not buffer.keep_episodic_info
     with pytest.raises(ValueError, match='steps_to_episode_end: expected a buffer that keeps track of episodes'):
@@ -66,7 +66,7 @@ def test_shapes_broadcast_and_places_are_checked():
         buffer.get_episode_begin_position(torch.tensor([0]), torch.tensor([2]))
 
 
-def test_the_step_type_is_that_of_the_time_step_not_one_further_down():
+def test_the_step_type_is_read_from_the_time_step_itself():
     info = namedtuple('Info', ['step_type', 'reward'])
     spec = Experience(time_step=SPEC._replace(untransformed=SPEC), rollout_info=BasicRolloutInfo(
         rl=BasicRLInfo(action=info(TensorSpec((3, )), TensorSpec((2, ))))))
@@ -77,7 +77,7 @@ def test_the_step_type_is_that_of_the_time_step_not_one_further_down():
         assert paths[buffer._find_leaf(field)] == f'time_step.{field}'
 
 
-def test_what_is_missing_in_the_experience_is_refused_by_name():
+def test_fields_missing_in_the_experience_are_refused_by_name():
     plain = {'observation': TensorSpec(())}
     with pytest.raises(ValueError, match=r"\.keep_episodic_info: expected a field 'step_type'.*observation"):
         ReplayBuffer(plain, 1, 4, keep_episodic_info=True)

@@ -81,7 +81,7 @@ def test_new_steps_get_the_largest_priority_so_far():
         {0: 5 * 0.25 / 3.75, 1: 5 / 3.75, 2: 5 * 0.5 / 3.75, 3: 5 / 3.75, 4: 5 / 3.75})
 
 
-def test_of_a_sequence_that_occurs_twice_the_last_priority_counts():
+def test_duplicate_sequences_get_the_last_priority():
     buffer = filled(2)
     buffer.update_priority(torch.tensor([0, 0, 0]), torch.tensor([1, 0, 1]), torch.tensor([9.0, 1.0, 3.0]))
     assert {p: w for (_, p), (_, w) in shares(buffer).items()} == {0: 0.5, 1: 1.5}
@@ -112,7 +112,7 @@ def test_priorities_need_a_prioritized_buffer_and_one_value_per_position():
         filled(3).update_priority(torch.tensor([0]), torch.tensor([0, 1]), torch.ones(2))
 
 
-def test_no_priority_above_zero_is_an_error_that_says_so():
+def test_a_batch_without_positive_priorities_raises():
     buffer = filled(3)
     set_priorities(buffer, {0: 0.0, 1: 0.0, 2: 0.0})
     with pytest.raises(ValueError, match='priorities of all sequences are 0'):
@@ -150,7 +150,7 @@ def test_contents_saved_without_priorities_get_the_initial_one():
 
 
 @pytest.mark.parametrize('with_replacement', [False, True])
-def test_recent_steps_get_their_share_and_weights_that_say_so(with_replacement):
+def test_recent_steps_get_their_fraction_and_matching_weights(with_replacement):
     buffer = filled(8, envs=2, recent_data_steps=2, recent_data_ratio=0.25, with_replacement=with_replacement)
     set_priorities(buffer, {p: 3.0 if p == 6 else 1.0 for p in range(8)})
     # Sequences of 2 begin at 0 to 6: N = 14, priorities add up to 9 + 7 = 16. Recent are 5 and 6 of each environment.

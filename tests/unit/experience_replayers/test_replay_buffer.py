@@ -358,7 +358,7 @@ def test_arguments_out_of_range_are_refused_by_name():
 
 
 @pytest.mark.parametrize('prioritized', [False, True])
-def test_only_what_is_filled_is_saved(prioritized):
+def test_only_filled_slots_are_saved(prioritized):
     sizes = []
     for length in (10, 10_000):
         buffer = ReplayBuffer(SPEC, 2, length, prioritized_sampling=prioritized)
@@ -371,7 +371,7 @@ def test_only_what_is_filled_is_saved(prioritized):
     assert all(not block.numel() for block in buffer.state_dict()['blocks'])
 
 
-def test_unless_it_is_told_the_buffer_is_saved_as_long_as_it_holds_little():
+def test_the_buffer_is_saved_by_default_while_it_is_small():
     def buffer(**arguments):
         made = ReplayBuffer({'large': TensorSpec((300, ))}, 2, 100, **arguments)  # 2,400 bytes a row
         made.checkpoint_limit = 24_000

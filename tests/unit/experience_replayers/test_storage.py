@@ -92,7 +92,7 @@ def test_a_folder_that_is_too_small_is_refused_before_collection(tmp_path):
         ReplayBuffer(SPEC, 1, 10**12, memory_map_dir=str(tmp_path))
 
 
-def test_what_cannot_be_shared_or_mapped_is_refused_by_name(tmp_path):
+def test_unsupported_shared_or_mapped_storage_is_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match=r"ReplayBuffer\.allow_multiprocess: expected ReplayBuffer.device to be 'cpu'"):
         ReplayBuffer(SPEC, 1, 4, allow_multiprocess=True, device='cuda')
     with pytest.raises(ValueError, match=r"ReplayBuffer\.memory_map_dir: expected ReplayBuffer.device to be 'cpu'"):

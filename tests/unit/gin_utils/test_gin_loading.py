@@ -154,7 +154,7 @@ def test_a_conf_may_import_modules_of_its_own(conf, tmp_path, monkeypatch):
     assert 'import own_toys_for_test' in gin_utils.config_str()
 
 
-def test_loading_again_forgets_what_was_loaded_before(conf):
+def test_loading_again_replaces_the_previous_conf(conf):
     gin_utils.load(conf('Engine.power = 3.0'))
     gin_utils.load(conf('Engine.cylinders = 8'))
     assert (Engine().power, Engine().cylinders) == (1.0, 8)
@@ -227,7 +227,7 @@ def test_a_misspelled_parameter_is_reported_with_line_and_nearest_name(conf):
         "car.gin:2: Engine has no parameter 'powr'\n  did you mean 'power'?")
 
 
-def test_a_parameter_like_no_other_is_reported_with_all_that_there_are(conf):
+def test_an_unsimilar_parameter_is_reported_with_all_available_ones(conf):
     assert 'its parameters: power, cylinders, fuel' in message_of(conf('Engine.zzz = 3'))
 
 
@@ -307,7 +307,7 @@ def test_a_syntax_error_is_reported_with_line_and_remedy(conf, line, expected, h
     assert 'Traceback' not in message
 
 
-def test_an_open_bracket_is_told_in_the_words_of_every_python(conf, monkeypatch):
+def test_an_open_bracket_has_the_same_message_in_every_python(conf, monkeypatch):
     def tokens(_):
         raise tokenize.TokenError('unexpected EOF in multi-line statement', (2, 0))  # as Python 3.12 says it
         yield
@@ -343,7 +343,7 @@ def test_a_value_of_the_wrong_type_is_reported(conf, binding, expected):
     assert expected in message and message.startswith('car.gin:')
 
 
-def test_calling_a_reference_whose_arguments_are_not_bound_is_reported(conf):
+def test_calling_a_reference_with_unbound_arguments_is_reported(conf):
     message = message_of(conf('garage.cars = [@Car()]'))
     assert message == ('car.gin:1: @Car() needs engine, which the conf does not set\n'
                        '  set it, or write @Car to pass the constructor')
@@ -380,7 +380,7 @@ def test_an_object_of_the_right_kind_fits(conf):
     ('Car.engine = @garage()\ngarage.cars = [%mine]\nmine = @Car()', 2, 'Car -> garage -> Car'),
     ('a/Car.engine = @b/Car()\nb/Car.engine = @a/Car()', 2, 'Car -> Car -> Car'),
 ])
-def test_what_is_made_of_itself_is_reported(conf, text, line, circle):
+def test_circular_references_are_reported(conf, text, line, circle):
     message = message_of(conf(text))
     assert f'car.gin:{line}: ' in message and f'is circular: {circle}\n' in message
 
@@ -405,7 +405,7 @@ def test_a_missing_include_is_reported_where_it_is_included(conf):
     assert message.startswith("car.gin:2: include 'bas_car.gin'") and "did you mean 'base_car.gin'?" in message
 
 
-def test_an_include_that_goes_in_circles_is_reported(conf):
+def test_a_circular_include_is_reported(conf):
     conf("include 'car.gin'", 'other.gin')
     assert 'other.gin:1: circular include: car.gin -> other.gin -> car.gin' in message_of(
         conf("include 'other.gin'"))
@@ -437,21 +437,21 @@ def test_dynamic_registration_is_refused_by_name(conf):
     assert 'car.gin:1' in message and 'dynamic_registration' in message and 'not supported' in message
 
 
-def test_mistakes_in_a_conf_param_show_the_conf_param(conf):
+def test_errors_in_a_conf_param_show_the_conf_param(conf):
     message = message_of(conf(''), ["Engine.fuel='diesl'", 'Engine.powr=3', 'Car.name=me'])
     assert "--conf_param \"Engine.fuel='diesl'\": Engine.fuel expects" in message
     assert "--conf_param 'Engine.powr=3': Engine has no parameter 'powr'" in message
     assert "--conf_param 'Car.name=me': syntax error" in message
 
 
-def test_all_mistakes_are_reported_at_once(conf):
+def test_all_errors_are_reported_at_once(conf):
     conf('Engin.power = 3', 'base.gin')
     message = message_of(conf("include 'base.gin'\nEngine.powr = 3\nEngine.power = 'x'\n"), ['Cra.seats=1'])
     assert [line.split(': ')[0] for line in message.splitlines() if not line.startswith('  ')] == [
         'base.gin:1', 'car.gin:2', 'car.gin:3', "--conf_param 'Cra.seats=1'"]
 
 
-def test_the_same_mistake_in_several_places_is_told_once(conf):
+def test_an_error_in_several_places_is_reported_once(conf):
     assert message_of(conf('Engin.power = 3\nEngin.cylinders = 3\nCar.engine = @Engin()')) == (
         "car.gin:1: there is no configurable 'Engin' (also in car.gin:2)\n  did you mean 'Engine'?\n"
         "car.gin:3: there is no configurable '@Engin'\n  did you mean 'Engine'?")
@@ -542,7 +542,7 @@ def test_a_binding_is_used_once_a_constructor_received_it(conf):
     assert unused() == []
 
 
-def test_what_the_caller_passes_makes_a_binding_unused(conf):
+def test_an_argument_of_the_caller_makes_a_binding_unused(conf):
     gin_utils.load(conf('Car.engine = 1\nCar.seats = 2'))
     Car(seats=3)
     assert unused() == [('car.gin:2', 'Car.seats = 2')]
@@ -602,7 +602,7 @@ def test_lines_of_an_included_conf_may_be_idle(conf, caplog):
     assert 'base.gin:1' in caplog.text and 'base.gin:4' in caplog.text
 
 
-def test_what_may_be_used_later_is_no_mistake(conf):
+def test_bindings_that_may_be_used_later_are_no_error(conf):
     @configurable(module='toys')
     def write_report(length: int = 1) -> None:
         pass
@@ -690,5 +690,5 @@ def test_finding_unused_bindings_takes_time_linear_in_the_conf(conf, monkeypatch
     ('alf.utils.schedulers', "this package is called alfx: did you mean 'alfx.utils.schedulers'?"),
     ('alf.utils.common', 'remove the line'), ('alfx.math', 'remove the line'),
     ('alfx.utils.schedulrs', "did you mean 'alfx.utils.schedulers'?")])
-def test_a_module_that_there_is_not_is_told_what_to_write_instead(conf, module, hint):
+def test_an_unknown_module_raises_with_a_suggestion(conf, module, hint):
     assert hint in message_of(conf(f'import {module}'))

@@ -71,7 +71,7 @@ def empty_gin():
     gin_utils.clear()
 
 
-def test_the_signature_is_that_of_the_constructor_as_written():
+def test_the_signature_matches_the_constructor():
     assert list(inspect.signature(Parent).parameters) == ['x', 'y', 'activation']
     assert inspect.signature(Parent).parameters['activation'].default is torch.tanh
     assert list(inspect.signature(Heir).parameters) == ['x', 'y', 'activation']

@@ -152,7 +152,7 @@ def test_each_start_of_the_run_adds_its_command_line(conf):
         "train --conf boat.gin '--conf_param=Motor.power = 3'", 'train --root_dir run']
 
 
-def test_a_folder_without_a_run_says_so(conf, tmp_path):
+def test_a_folder_without_a_run_raises(conf, tmp_path):
     with pytest.raises(ConfError, match='is not a run folder'):
         gin_utils.load(None, root_dir=str(tmp_path))
 
@@ -171,7 +171,7 @@ def test_resuming_a_stored_conf_adds_only_command_line_changes(conf):
 # The same run or another ------------------------------------------------------------------------------------------
 
 
-def test_the_same_conf_goes_on(conf):
+def test_the_same_conf_resumes(conf):
     start_run(conf)
     gin_utils.load('boat.gin', root_dir='run')
     gin_utils.load(None, root_dir='run')
@@ -185,7 +185,7 @@ def test_length_and_cadence_may_change(conf):
     gin_utils.load(None, params, root_dir='run')
 
 
-def test_another_conf_is_refused_with_what_differs_and_what_to_do(conf):
+def test_another_conf_is_refused_with_differences_and_a_remedy(conf):
     start_run(conf)
     conf("include 'base.gin'\nBoat.seats = 2\nfront/Motor.fins = 6")
     with pytest.raises(ConfError) as caught:
@@ -202,7 +202,7 @@ def test_another_conf_is_refused_with_what_differs_and_what_to_do(conf):
     ('TrainerConfig.mini_batch_size = 9', 'TrainerConfig.mini_batch_size is 9, but the run in run has None'),
 ])
 @pytest.mark.parametrize('conf_file', ['boat.gin', None])
-def test_a_conf_param_that_changes_what_is_learned_is_refused(conf, param, differs, conf_file):
+def test_a_conf_param_that_changes_training_is_refused(conf, param, differs, conf_file):
     start_run(conf)
     with pytest.raises(ConfError) as caught:
         gin_utils.load(conf_file, [param], root_dir='run')
@@ -224,7 +224,7 @@ def test_leaving_a_binding_out_is_a_difference(conf):
         gin_utils.load('boat.gin', root_dir='run')
 
 
-def test_without_a_checkpoint_there_is_no_run_to_go_on_with(conf):
+def test_without_a_checkpoint_no_run_can_be_resumed(conf):
     gin_utils.write_conf('run', gin_utils.load(conf(BASE)), [])
     Boat()
     gin_utils.write_operative('run')

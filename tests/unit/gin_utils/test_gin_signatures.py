@@ -122,14 +122,14 @@ def test_arguments_named_by_the_child_keep_parent_default_and_annotation():
     assert weigh(20) == (0.5, 'steel')
 
 
-def test_arguments_given_by_position_are_those_of_the_signature():
+def test_positional_arguments_follow_the_signature():
     saw = PowerSaw(20, 900, 110, 2.5, 'mine')
     assert (saw.watts, saw.volts) == (900, 110)
     assert saw.given == dict(teeth=20, length=2.5, material='steel', name='mine')
     assert ChainSaw(20, 900).given == dict(teeth=20, length=1.5, material='steel', name='ChainSaw')
 
 
-def test_a_default_of_the_child_goes_to_the_parent():
+def test_a_default_of_the_child_reaches_the_parent():
     assert PowerSaw(20).given['length'] == 1.5
     assert PowerSaw(20, length=3.0).given['length'] == 3.0
     assert ChainSaw(20).watts == 2000
@@ -157,12 +157,12 @@ def test_a_function_takes_the_arguments_of_a_class():
     assert (first.given['name'], second.given['name'], first.watts, first.given['length']) == ('saws0', 'saws1', 5, 1.5)
 
 
-def test_what_the_parent_takes_without_naming_it_the_child_takes_too():
+def test_variable_arguments_of_the_parent_reach_the_child():
     drawer = DeepDrawer(3, 4, front='nails')
     assert (drawer.width, drawer.depth, drawer.labels) == (3, 4, {'front': 'nails'})
 
 
-def test_annotations_are_those_of_both_also_where_the_parent_quotes_them():
+def test_annotations_are_joined_even_if_the_parent_quotes_them():
     hints = typing.get_type_hints(inspect.unwrap(ChainSaw.__init__))
     assert hints == dict(teeth=int, watts=int, volts=int, length=float, name=str)
     assert inspect.signature(saws).return_annotation is list
@@ -189,7 +189,7 @@ def test_help_shows_every_argument():
     (lambda: PowerSaw(1, 2, 3, 4, 'a', 6), r"PowerSaw.__init__\(\) too many positional arguments"),
     (lambda: saws(1, count=1, cout=2), r"saws\(\) got an unexpected keyword argument 'cout'"),
 ])
-def test_wrong_arguments_are_refused_with_the_name_of_what_was_called(make, message):
+def test_invalid_arguments_are_refused_with_the_name_of_the_callable(make, message):
     with pytest.raises(TypeError, match=message):
         make()
 
@@ -202,7 +202,7 @@ def test_a_conf_binds_arguments_of_the_parent_in_the_child():
     assert ChainSaw().given['teeth'] == 9
 
 
-def test_bindings_of_the_parent_fill_only_what_the_child_has_not():
+def test_parent_bindings_fill_only_unbound_child_arguments():
     gin.parse_config(['Saw.length = 7.0', "Saw.material = 'wood'"])
     assert PowerSaw(20).given == dict(teeth=20, length=1.5, material='wood', name='PowerSaw')
 
@@ -274,7 +274,7 @@ def test_a_name_missing_in_the_parent_is_refused_at_definition(options, message)
             pass
 
 
-def test_what_has_no_place_for_the_arguments_is_refused_when_it_is_defined():
+def test_functions_without_kwargs_or_with_args_are_refused_at_definition():
     with pytest.raises(TypeError, match=r'make: expected \*\*kwargs'):
 
         @takes_arguments_of(Saw)

@@ -27,7 +27,7 @@ def message_of(tmp_path):
 
 
 @pytest.mark.parametrize('name', INSTEAD)
-def test_a_name_that_there_is_not_is_told_with_what_to_write(name, message_of):
+def test_an_unknown_name_raises_with_a_suggestion(name, message_of):
     owner, _, parameter = name.rpartition('.')
     if owner:
         line = f'{OWNERS.get(name, "Agent")}.{parameter} = 1'
@@ -37,7 +37,7 @@ def test_a_name_that_there_is_not_is_told_with_what_to_write(name, message_of):
 
 
 @pytest.mark.parametrize('text', sorted(set(INSTEAD.values())))
-def test_what_is_proposed_exists(text):
+def test_suggestions_exist(text):
     gin_utils.import_configurables()
     for name in re.findall(r'@((?:suite_\w+\.)?\w+)', text):
         static_check.resolve(name)
@@ -46,7 +46,7 @@ def test_what_is_proposed_exists(text):
         assert parameter in parameters, f'{owner}.{parameter}'
 
 
-def test_a_module_of_tasks_that_there_is_not_is_told_with_how_to_load_them(message_of):
+def test_an_unknown_task_module_raises_with_the_way_to_load_tasks(message_of):
     assert 'by the id that they register' in message_of('import alf.environments.suite_mario')
     assert '@suite_minigrid.load' in message_of('import alfx.environments.suite_babyai')
 
@@ -56,13 +56,13 @@ def test_a_module_of_tasks_that_there_is_not_is_told_with_how_to_load_them(messa
     ('from alf.networks import EncodingNetwork', r'of_alf_1.py:2: this package is called alfx'),
     ('from alfx.networks import RealNVPNetwork', '  write @ActorDistributionNetwork and'),
     ('from alfx.networks import NoSuchNetwork', 'your own modules are searched for')])
-def test_modules_of_the_user_are_told_what_to_import(line, hint, message_of, tmp_path, request):
+def test_user_modules_get_an_import_suggestion(line, hint, message_of, tmp_path, request):
     module = f'of_alf_{request.node.callspec.indices["line"]}'
     (tmp_path / f'{module}.py').write_text(f'import math\n{line}\n')
     assert hint in message_of(f'import {module}')
 
 
-def test_every_line_of_a_conf_is_told(message_of):
+def test_every_line_of_a_conf_gets_a_suggestion(message_of):
     message = message_of("import alf", "Agent.observation_transformer = @image_scale_transformer",
                          'TransformerNetwork.core_size = 2', 'PPOLoss.gama = 0.9')
     assert [line.split(':')[-2].strip() for line in re.findall(r'\S*c\.gin:\d: ', message)] == ['1', '2', '2', '3', '4']

@@ -56,7 +56,7 @@ def write(folder, module, name='ByThree', helper=''):
     return str(folder / 'mine.gin')
 
 
-def test_a_module_beside_the_conf_is_found_and_its_files_are_told(tmp_path, forget):
+def test_a_module_next_to_the_conf_is_found_and_its_files_are_listed(tmp_path, forget):
     conf_file = write(tmp_path / 'a', 'own_one', helper='import own_helper')
     (tmp_path / 'a' / 'own_helper').mkdir()
     (tmp_path / 'a' / 'own_helper' / '__init__.py').write_text('from own_helper import inner\n')
@@ -69,7 +69,7 @@ def test_a_module_beside_the_conf_is_found_and_its_files_are_told(tmp_path, forg
     assert (tmp_path / 'run' / 'conf' / 'own_one.py').read_text() == (tmp_path / 'a' / 'own_one.py').read_text()
 
 
-def test_classes_that_nobody_registered_are_named_by_their_path(tmp_path, forget):
+def test_unregistered_classes_are_named_by_their_path(tmp_path, forget):
     gin_utils.load(write(tmp_path, 'own_two'))
     bound = {str(binding) for binding in gin_utils.unused_bindings()}
     assert 'own_two.ByThree.factor = 3.0' in bound
@@ -117,7 +117,7 @@ def test_a_module_that_is_gone_is_explained(tmp_path, forget):
         gin_utils.load(str(tmp_path / 'x.gin'))
 
 
-def test_what_is_imported_by_what_is_copied_goes_in_no_circle(tmp_path):
+def test_imports_among_copied_modules_are_not_circular(tmp_path):
     (tmp_path / 'own_a.py').write_text('import own_b, os\n')
     (tmp_path / 'own_b.py').write_text('from own_a import x\nimport json\n')
     files = own_modules.copies([('own_a', str(tmp_path))])

@@ -26,7 +26,7 @@ class Settings:
 @pytest.mark.parametrize('values', [
     {}, dict(rate=1), dict(limit=4), dict(files=['a']), dict(files=('a',)), dict(mode='b'), dict(schedule=len),
     dict(anything=3), dict(maker=len)])
-def test_what_the_annotation_and_the_limits_admit_is_no_problem(values):
+def test_values_matching_annotation_and_limits_are_accepted(values):
     assert wrong_values(Settings('run', **values), 'Settings') == []
 
 
@@ -48,6 +48,6 @@ def test_a_value_that_does_not_fit_is_a_problem(values, message):
     assert problem.message == message
 
 
-def test_fields_say_whether_they_may_change_and_other_classes_have_none():
+def test_fields_declare_if_they_may_change_and_other_classes_have_none():
     assert may_change(Settings) == {'folder', 'steps'}
     assert may_change(dict) == frozenset()

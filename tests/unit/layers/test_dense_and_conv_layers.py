@@ -45,7 +45,7 @@ def assert_stack_equals_layers(single, stack, shape):
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('options', [{}, dict(activation=relu_), dict(use_bias=False),
                                      dict(use_bn=True, use_bias=True), dict(bias_init_value=0.5)])
-def test_a_stack_computes_what_its_layers_compute_one_by_one(kind, options):
+def test_a_stack_matches_its_layers_one_by_one(kind, options):
     single, stack, shape = layer_and_stack(kind, **options)
     assert_stack_equals_layers(single, stack, shape)
     made = single.make_parallel(N)
@@ -54,7 +54,7 @@ def test_a_stack_computes_what_its_layers_compute_one_by_one(kind, options):
 
 
 @pytest.mark.parametrize('kind', KINDS[:2])
-def test_a_stack_with_layer_norm_computes_what_its_layers_compute(kind):
+def test_a_stack_with_layer_norm_matches_its_layers(kind):
     single, stack, shape = layer_and_stack(kind, use_ln=True, activation=torch.tanh)
     for parameter in stack.parameters():
         nn.init.normal_(parameter)
@@ -95,7 +95,7 @@ def test_layer_norm_of_convolutions_is_over_channels_and_positions():
     torch.testing.assert_close(y.flatten(1).std(1, unbiased=False), torch.ones(4), atol=1e-3, rtol=0)
 
 
-def test_transposed_convolution_is_that_of_torch():
+def test_transposed_convolution_matches_torch():
     layer = layers.ConvTranspose2D(2, 3, 4, activation=torch.tanh, strides=2, padding=1, bias_init_value=0.1)
     x = torch.randn(2, 2, 5, 5)
     expected = torch.tanh(F.conv_transpose2d(x, layer.weight, torch.full((3, ), 0.1), stride=2, padding=1))
@@ -173,7 +173,7 @@ def test_resetting_draws_new_weights_and_forgets_statistics():
     (lambda: layers.FC(4, 5, use_bias=False), (4, )), (lambda: layers.Conv2D(2, 5, 3), (2, 6, 6)),
     (lambda: layers.Reshape(2, 3), (6, )), (lambda: layers.Identity(), (6, )), (lambda: torch.tanh, (6, ))])
 @pytest.mark.parametrize('grad', [False, True])
-def test_the_first_layers_of_a_stack_compute_what_they_compute_in_it(make, shape, grad):
+def test_leading_layers_of_a_stack_match_the_whole_stack(make, shape, grad):
     stack = layers.make_parallel_net(make(), 3)
     first = layers.first_layers(stack, 2)
     x = torch.randn(7, 3, *shape)

@@ -30,7 +30,7 @@ def test_a_layer_of_dimensions_counts_without_the_batch_and_stacks(layer, shape)
     torch.testing.assert_close(stack(x), expected)
 
 
-def test_what_the_simple_layers_compute():
+def test_simple_layers_compute_their_formulas():
     x = torch.arange(24.0).view(2, 3, 4)
     assert torch.equal(layers.Transpose()(x), x.transpose(1, 2))
     assert torch.equal(layers.Permute(1, 0)(x), x.permute(0, 2, 1))
@@ -127,7 +127,7 @@ def sequential():
                              b=(('a.x', 'a.y'), NestConcat()))
 
 
-def test_a_stack_of_containers_computes_what_each_computes():
+def test_a_stack_of_containers_matches_each_container():
     chain = sequential()
     stack = chain.make_parallel(2)
     x = torch.randn(5, 2, 3)

@@ -29,7 +29,7 @@ def unrolls(count, length=3):
         yield env, nest.stack(steps)
 
 
-def test_what_is_seen_late_is_the_same_as_what_is_seen_at_once():
+def test_deferred_metrics_match_immediate_ones():
     late = at_once = None
     for env, steps in unrolls(40):
         if late is None:

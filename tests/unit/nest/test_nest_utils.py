@@ -63,7 +63,7 @@ def test_stack_zeros_and_device():
     assert utils.convert_device(A).device.type == 'cpu'
 
 
-def test_the_outer_rank_is_what_ranks_exceed_their_specs_by():
+def test_the_outer_rank_is_the_rank_beyond_the_spec():
     specs = {'a': TensorSpec((2, )), 'b': TensorSpec(())}
     assert utils.get_outer_rank({'a': torch.zeros(7, 3, 2), 'b': torch.zeros(7, 3)}, specs) == 2
     with pytest.raises(SpecError, match='same number of batch dimensions'):

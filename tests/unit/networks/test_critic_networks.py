@@ -44,7 +44,7 @@ def check_first_of_stack(stack, pair, k):
 
 class TestCriticNetwork:
 
-    def test_the_value_is_that_of_the_layers_applied_by_hand(self):
+    def test_the_value_matches_the_layers_applied_by_hand(self):
         critic = CriticNetwork(PAIR, observation_fc_layer_params=(5, ), action_fc_layer_params=(4, ),
                                joint_fc_layer_params=(6, ))
         observation, action = inputs()
@@ -107,7 +107,7 @@ class TestCriticNetwork:
         assert stack.output_spec == TensorSpec((2, *shape))
         assert not stack.is_rnn and stack.state_spec == ()
 
-    def test_a_stack_concatenates_what_all_share_once(self, monkeypatch):
+    def test_a_stack_concatenates_shared_inputs_once(self, monkeypatch):
         stack = CriticNetwork(PAIR, joint_fc_layer_params=(5, )).make_parallel(3)
         stack(inputs())
         combined, original = [], torch.cat
@@ -198,7 +198,7 @@ class TestCriticNetwork:
             difference = critic((observation, action + step))[0] - critic((observation, action - step))[0]
             assert gradient[0, i].item() == pytest.approx(difference.item() / 2e-2, rel=1e-2, abs=1e-3)
 
-    def test_what_it_cannot_take_is_refused_with_a_remedy(self):
+    def test_unsupported_inputs_are_refused_with_a_remedy(self):
         with pytest.raises(SpecError, match='observation_spec, action_spec'):
             CriticNetwork(OBSERVATION)
         with gin_utils.loaded('ppo_cart_pole', ['prepare_inputs.enabled = False']):
@@ -212,7 +212,7 @@ class TestCriticNetwork:
 
 class TestCriticRNNNetwork:
 
-    def test_it_remembers_and_a_stack_has_a_state_for_each(self):
+    def test_recurrent_critics_work_and_a_stack_has_one_state_each(self):
         critic = CriticRNNNetwork(PAIR, joint_fc_layer_params=(6, ), lstm_hidden_size=(5, 4))
         assert critic.is_rnn
         assert critic.state_spec == tuple((TensorSpec((n, )), ) * 2 for n in (5, 4))
@@ -232,7 +232,7 @@ class TestCriticQuantileNetwork:
         return CriticQuantileNetwork(PAIR, TensorSpec((6, )), obs_act_joint_fc_layer_params=(5, ), tau_embedding_dim=4,
                                      obs_act_tau_joint_fc_layer_params=(7, ), use_fc_ln=False, **kwargs)
 
-    def test_quantiles_are_those_of_a_loop_over_the_fractions(self):
+    def test_quantiles_match_a_loop_over_the_fractions(self):
         critic = self.network()
         (observation, action), tau = inputs(3), torch.rand(3, 6)
         quantiles, _ = critic(((observation, action), tau))

@@ -15,7 +15,7 @@ from alfx.tensor_specs import SpecError, TensorSpec
 
 class TestUpsampling:
 
-    def test_it_is_repeating_pixels_then_convolution_by_a_slow_loop(self):
+    def test_it_matches_a_slow_loop_of_repetition_and_convolution(self):
         net = ImageDecodingNetworkV2(4, (2, (3, 3, 1, 1)), (2, 3), 5)
         inputs = torch.randn(2, 4)
         small = net._chain[1](net._chain[0](inputs))
@@ -28,7 +28,7 @@ class TestUpsampling:
         torch.testing.assert_close(net(inputs)[0], expected)
 
     @pytest.mark.parametrize('mode', UPSAMPLING_MODES)
-    def test_each_mode_is_that_of_torch(self, mode):
+    def test_each_mode_matches_torch(self, mode):
         net = ImageDecodingNetworkV2(4, (1.5, (2, 1, 1)), 4, 3, upsampling_mode=mode)
         image = torch.randn(2, 3, 4, 4)
         torch.testing.assert_close(net._chain[2](image), F.interpolate(image, scale_factor=1.5, mode=mode))
@@ -43,7 +43,7 @@ class TestUpsampling:
         assert ((images > 0) & (images < 1)).all()
 
     @pytest.mark.parametrize('n', [1, 3])
-    def test_a_stack_computes_what_its_members_do(self, n):
+    def test_a_stack_matches_its_members(self, n):
         single = ImageDecodingNetworkV2(4, ((3, 3, 1, 1), 2, (2, 3, 1)), 3, 2)
         stack = single.make_parallel(n)
         inputs = torch.randn(5, 4)
@@ -107,7 +107,7 @@ class TestAutoShape:
         (((1, 3, 1), ), (8, 8), 'as many channels'), (((1, 3), ), (1, 8, 8), r'transconv_layer_params\[0\]'),
         (((1, 3, 1, 0, 0), ), (1, 8, 8), 'the output padding follows'),
         (((1, 9, 1), ), (1, 8, 8), 'choose smaller kernels')])
-    def test_what_cannot_make_such_images_is_refused(self, layers, shape, message):
+    def test_unsuitable_decoders_are_refused(self, layers, shape, message):
         with pytest.raises(ValueError, match=message):
             AutoShapeImageDeconvNetwork(5, layers, shape, 6)
 
@@ -127,7 +127,7 @@ SIZES = {name: 'start_decoding_channels' for name in NETWORKS} | {'SpatialBroadc
 @pytest.mark.parametrize('name', list(NETWORKS))
 class TestAll:
 
-    def test_a_spec_may_stand_for_the_number_of_inputs(self, name):
+    def test_a_spec_can_replace_the_number_of_inputs(self, name):
         network = getattr(encoding_networks, name)
         assert network(TensorSpec((4, )), **NETWORKS[name]).input_tensor_spec == TensorSpec((4, ))
         assert network(4, **NETWORKS[name]).input_tensor_spec == TensorSpec((4, ))

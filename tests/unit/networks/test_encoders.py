@@ -79,7 +79,7 @@ def test_integers_are_not_encoded_as_quantities(nothing_prepared):
         EncodingNetwork(TensorSpec((3, ), torch.float64))
 
 
-def test_what_cannot_be_combined_is_named():
+def test_uncombinable_inputs_are_named():
     with pytest.raises(SpecError, match="cannot combine 'camera': .*'x': .*add input_preprocessors"):
         EncodingNetwork({'camera': IMAGE, 'x': VECTOR}, preprocessing_combiner=NestConcat())
 
@@ -130,7 +130,7 @@ def test_two_networks_made_of_the_same_preprocessors_do_not_share_them():
     assert not torch.equal(next(first.parameters()), next(second.parameters()))
 
 
-def test_last_initialiser_defaults_to_that_of_the_other_layers():
+def test_the_last_initializer_defaults_to_that_of_the_other_layers():
     net = EncodingNetwork(VECTOR, fc_layer_params=(4, ), kernel_initializer=nn.init.ones_, last_layer_size=2,
                           last_activation=torch.tanh)
     assert all(bool((layer.weight == 1).all()) for layer in net._layers)
@@ -178,7 +178,7 @@ def test_the_decoder_ends_in_its_output_activation():
         ImageDecodingNetwork(4, ((8, 4), ), 3, 6)
 
 
-def test_lstm_layers_are_those_of_torch():
+def test_lstm_layers_match_torch():
     net = LSTMEncodingNetwork(VECTOR, hidden_size=(4, 5), lstm_output_layers=(0, 1))
     reference = [cell._cell for cell in net._cells]
     state = nest.map_structure(lambda s: s.zeros((2, )), net.state_spec)
@@ -196,7 +196,7 @@ def test_lstm_layers_are_those_of_torch():
         LSTMEncodingNetwork(VECTOR, hidden_size=(4, ), last_activation=torch.tanh)
 
 
-def test_stacked_lstm_cells_start_like_those_of_torch():
+def test_stacked_lstm_cells_are_initialized_like_torch():
     cell = LSTMCell(3, 16).make_parallel(4)
     assert float(cell.weight_hh.detach().abs().max()) == pytest.approx(0.25, rel=0.02)
     before = cell.weight_hh.clone()

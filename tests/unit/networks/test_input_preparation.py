@@ -28,7 +28,7 @@ def test_an_integer_with_bounds_becomes_a_one_hot_vector():
     assert net.prepared == 'an integer from 2 to 5 as one-hot'
 
 
-def test_components_with_bounds_of_their_own_stand_one_behind_the_other():
+def test_components_with_different_bounds_are_concatenated():
     spec = BoundedTensorSpec((2, ), torch.int64, [0, 10], [1, 12])
     # two components of at most three values each
     assert EncodingNetwork(spec)(torch.tensor([[1, 12]]))[0].tolist() == [[0, 1, 0, 0, 0, 1]]
@@ -53,7 +53,7 @@ def test_a_stack_of_encoders_prepares_shared_and_separate_inputs_alike(spec):
     assert torch.allclose(stack(inputs)[0], stack(separate)[0]) and stack.prepared == net.prepared != ''
 
 
-def test_networks_with_memory_and_critics_prepare_theirs_as_well():
+def test_recurrent_and_critic_networks_prepare_their_inputs_too():
     assert LSTMEncodingNetwork(CATEGORY, hidden_size=(5, )).output_spec.shape == (5, )
     critic = CriticNetwork(({'a': CATEGORY, 'b': VECTOR}, BoundedTensorSpec((), torch.int64, 0, 1)),
                            joint_fc_layer_params=(4, ))

@@ -34,7 +34,7 @@ def conf(tmp_path):
 @pytest.mark.parametrize('scope, size', [('one_hot', 4), ('embedded', 5), ('made', 5), ('made_wide', 6),
                                          ('scoped', 6)])
 @pytest.mark.usefixtures('conf')
-def test_what_the_error_for_integers_proposes_works_as_written(scope, size):
+def test_suggested_code_for_integers_works_as_written(scope, size):
     with gin.config_scope(scope):
         network = EncodingNetwork(FOUR)
     assert network.processed_input_tensor_spec == TensorSpec((size, ))

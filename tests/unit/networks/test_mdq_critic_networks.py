@@ -34,7 +34,7 @@ class TestActionQuantizer:
         assert bins.flatten().tolist() == [0, 0, 1, 3, 3]
         torch.testing.assert_close(quantizer.position(torch.arange(4)), torch.tensor([-1, -1 / 3, 1 / 3, 1]))
 
-    def test_bins_may_stand_for_the_middle_of_equal_parts(self):
+    def test_bins_can_be_the_centers_of_equal_parts(self):
         quantizer = ActionQuantizer(BoundedTensorSpec((1, ), torch.float32, -2, 6), action_bins=4, rep_mode='center')
         torch.testing.assert_close(quantizer.action(torch.arange(4)[:, None]), torch.tensor([[-1.0], [1], [3], [5]]))
         assert quantizer.bins(torch.tensor([[-2.0], [-0.1], [0.1], [6.0]])).flatten().tolist() == [0, 0, 1, 3]
@@ -47,7 +47,7 @@ class TestActionQuantizer:
         assert torch.equal(quantizer.bins(action), bins)
         torch.testing.assert_close(quantizer.normalized(action), quantizer.position(bins))
 
-    def test_what_it_cannot_quantize_is_refused(self):
+    def test_unquantizable_actions_are_refused(self):
         with pytest.raises(ValueError, match='action_bins: expected at least 2'):
             ActionQuantizer(ACTION, action_bins=1)
         with pytest.raises(ValueError, match="rep_mode 'boundary' or 'center'.*'middle'"):
@@ -79,7 +79,7 @@ def slow_terms(net, observation, bins, alpha):
 
 
 @pytest.mark.parametrize('alpha', [0.2, 1.5])
-def test_the_advantage_form_is_that_of_a_slow_loop(alpha):
+def test_the_advantage_form_matches_a_slow_loop(alpha):
     net = network()
     observation, bins = torch.randn(6, 3), torch.randint(0, BINS, (6, 3))
     found = net.advantage_form(observation, net.action_qt.action(bins), alpha)

@@ -46,7 +46,7 @@ class SlowMemory:
 
 @pytest.mark.parametrize('normalize', [False, True])
 @pytest.mark.parametrize('decay', [None, 0.7, 1.0])
-def test_reads_and_writes_are_those_of_a_loop_over_slots(normalize, decay):
+def test_reads_and_writes_match_a_loop_over_slots(normalize, decay):
     batch, size, dim, num_keys = 3, 4, 2, 2
     memory = MemoryWithUsage(dim, size, normalize=normalize, usage_decay=decay)
     memory.build(batch)
@@ -80,7 +80,7 @@ def test_a_read_by_hand():
     torch.testing.assert_close(by_product.read(torch.tensor([[5.0, 0.0]]), math.log(3.0) / 10), found)
 
 
-def test_the_strengths_that_a_memory_has_itself():
+def test_the_default_key_strength_depends_on_normalization():
     for normalize, scale in ((True, 5.0), (False, 1 / math.sqrt(3))):
         memory, explicit = (MemoryWithUsage(3, 4, normalize=normalize, scale=s) for s in (None, 0.5))
         memory.build(2)
@@ -96,7 +96,7 @@ def test_the_strengths_that_a_memory_has_itself():
         torch.testing.assert_close(memory.read(keys, torch.tensor([0.0, 1.0]))[0], states.memory[0].mean(0))
 
 
-def test_what_is_found_does_not_depend_on_how_much_is_empty():
+def test_reads_do_not_depend_on_the_number_of_empty_slots():
     contents, keys = torch.randn(3, 2, 4), torch.randn(2, 2, 4)
     found = []
     for size in (3, 50):
@@ -165,7 +165,7 @@ def test_gradients_flow_through_time_to_writes_still_in_memory():
     assert all(content.grad is None for content in contents) and bool(keys.grad.any())
 
 
-def test_the_gradient_of_a_read_is_that_of_its_formula():
+def test_the_gradient_of_a_read_matches_its_formula():
     memory, keys = torch.randn(2, 3, 4, dtype=torch.float64), torch.randn(2, 2, 4, dtype=torch.float64)
     scale, mask = torch.rand(2, 2, dtype=torch.float64), torch.tensor([[True, True, False], [False] * 3])
     inputs = [x.requires_grad_() for x in (keys, memory, scale)]
@@ -181,7 +181,7 @@ def test_a_slot_of_zeros_has_finite_gradients():
 
 
 @pytest.mark.parametrize('make', [partial(MemoryWithUsage, 2, 3), partial(FIFOMemory, 2, 3)])
-def test_zeros_are_an_empty_memory_and_a_reset_empties_the_chosen_ones(make):
+def test_zeros_are_an_empty_memory_and_reset_clears_the_chosen_ones(make):
     memory, other = make(), make()
     memory.build(2)
     assert all(not x.any() for x in memory.states)
@@ -198,7 +198,7 @@ def test_zeros_are_an_empty_memory_and_a_reset_empties_the_chosen_ones(make):
     assert all(not x.any() for x in memory.states) and not memory.read(key).any()
 
 
-def test_a_first_in_first_out_memory_keeps_the_latest_in_order():
+def test_a_fifo_memory_keeps_the_latest_in_order():
     memory = FIFOMemory(1, 3)
     memory.build(2)
     assert memory.mask.tolist() == [[False] * 3] * 2
@@ -224,7 +224,7 @@ def test_a_fifo_memory_is_read_by_attention_over_its_contents():
 
 
 @pytest.mark.parametrize('make', [partial(MemoryWithUsage, 2, 3), partial(FIFOMemory, 2, 3)])
-def test_what_does_not_fit_is_refused_by_name(make):
+def test_invalid_arguments_are_refused_by_name(make):
     memory = make(name='notes')
     assert (memory.dim, memory.size, memory.name) == (2, 3, 'notes')
     with pytest.raises(RuntimeError, match='notes holds no contents: call build'):

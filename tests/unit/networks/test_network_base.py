@@ -156,7 +156,7 @@ def test_probing_leaves_batch_norm_statistics_alone():
     assert network.training and inner.training
 
 
-def test_an_output_that_is_no_tensor_is_told():
+def test_an_output_that_is_not_a_tensor_raises():
     with pytest.raises(RuntimeError, match='computing the spec of its output failed'):
         containers.Sequential(layers.FC(3, 4), lambda x: 'text').output_spec
 

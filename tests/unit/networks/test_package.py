@@ -15,7 +15,7 @@ def test_a_network_can_be_imported_from_the_package():
     assert CriticNetwork.__module__ == 'alfx.networks.critic_networks' and TemporalPool.__name__ == 'TemporalPool'
 
 
-def test_what_the_package_does_not_have_is_an_error():
+def test_an_unknown_name_in_the_package_raises():
     with pytest.raises(AttributeError, match="'alfx.networks' has no attribute 'EncodngNetwork'"):
         alfx.networks.EncodngNetwork
     with pytest.raises(ImportError):
@@ -28,7 +28,7 @@ def test_importing_the_package_imports_none_of_them():
     assert done.returncode == 0
 
 
-def test_other_packages_hand_on_theirs_as_well():
+def test_other_packages_export_theirs_lazily():
     from alfx.algorithms import Agent, SacAlgorithm
     from alfx.experience_replayers import ReplayBuffer
     assert Agent.__module__ == 'alfx.algorithms.agent' and SacAlgorithm.__name__ == 'SacAlgorithm'

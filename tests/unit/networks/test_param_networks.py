@@ -41,7 +41,7 @@ def test_theta_without_a_network_dimension_is_one_recurrent_network():
         torch.testing.assert_close(ours, theirs)
 
 
-def test_the_number_of_networks_is_that_of_the_parameters_given():
+def test_the_number_of_networks_follows_the_given_parameters():
     given = StackedParameters(network(), 3)
     assert given(torch.randn(5, 3))[0].shape == (5, 3, 2) and given.output_spec == TensorSpec((3, 2))
     given.set_parameters(given.initial_parameters(7))
@@ -50,7 +50,7 @@ def test_the_number_of_networks_is_that_of_the_parameters_given():
     assert given(torch.randn(5, 7, 3))[0].shape == (5, 7, 2)
 
 
-def test_initial_parameters_are_drawn_anew_for_each_network():
+def test_initial_parameters_are_drawn_separately_for_each_network():
     rows = StackedParameters(network()).initial_parameters(2)
     assert rows.shape == (2, 26) and not torch.equal(rows[0], rows[1])
     theta = torch.zeros(2, 26)
@@ -124,7 +124,7 @@ def test_initial_parameters_of_a_layer_can_be_drawn_in_place():
     assert bool(theta.any(dim=1).all()) and layer.bias is None and layer.bias_length == 0
 
 
-def test_a_convolutional_network_has_the_layers_it_is_told():
+def test_a_convolutional_network_has_the_given_layers():
     given = ParamNetwork(IMAGE, conv_layer_params=((3, 3, 1, 1, 2), ), fc_layer_params=(5, (4, False)),
                          use_conv_bias=True, use_conv_ln=True, use_fc_ln=True, last_layer_size=2,
                          last_activation=torch.tanh, last_use_bias=False, n_groups=2)
@@ -144,7 +144,7 @@ def test_arguments_that_contradict_each_other_are_refused(arguments, message):
         ParamNetwork(VECTOR, **arguments)
 
 
-def test_a_network_whose_parameters_are_given_is_not_wrapped_again():
+def test_a_network_with_given_parameters_is_not_wrapped_again():
     given = ParamNetwork(VECTOR, fc_layer_params=(2, ))
     assert given_network(given) is given
     assert given_network(Sequential(FC(3, 2))).param_length == 8

@@ -18,7 +18,7 @@ def layers(network, kind=FC):
     return [m for m in network.modules() if isinstance(m, kind)]
 
 
-def test_there_is_a_value_for_each_action_wherever_they_start():
+def test_each_action_has_a_value_for_any_minimum():
     network = QNetwork(OBSERVATION, ACTION, fc_layer_params=(6, ))
     assert network.num_actions == 4 and network.action_spec == ACTION and network.num_atoms is None
     assert network(torch.randn(5, 3))[0].shape == (5, 4)
@@ -26,7 +26,7 @@ def test_there_is_a_value_for_each_action_wherever_they_start():
     assert not network.is_rnn
 
 
-def test_values_are_those_of_the_layers_applied_by_hand():
+def test_values_match_the_layers_applied_by_hand():
     network, x = QNetwork(OBSERVATION, ACTION, fc_layer_params=(6, )), torch.randn(5, 3)
     hidden, last = layers(network)
     expected = torch.relu(x @ hidden.weight.T + hidden.bias) @ last.weight.T + last.bias
@@ -78,7 +78,7 @@ class TestNoise:
     def network(self):
         return QNetwork(OBSERVATION, ACTION, fc_layer_params=(6, 5), noisy=True, dueling=True)
 
-    def test_all_fully_connected_layers_are_noisy_and_there_is_no_state(self):
+    def test_all_fully_connected_layers_are_noisy_and_stateless(self):
         network = self.network()
         assert [(m.input_size, m.output_size) for m in layers(network, NoisyFC)] == [(3, 6), (6, 10), (5, 4), (5, 1)]
         assert len(layers(network)) == 4  # those inside the noisy ones
@@ -104,7 +104,7 @@ class TestNoise:
         assert values.var().item() == pytest.approx(expected, rel=0.05)
         assert values.mean().item() == pytest.approx(0, abs=0.01)
 
-    def test_there_is_none_in_evaluation(self):
+    def test_evaluation_has_no_noise(self):
         network, x = self.network(), torch.ones(2, 3)
         with context.eval_context():
             torch.testing.assert_close(network(x)[0], network(x)[0], rtol=0, atol=0)
@@ -126,7 +126,7 @@ def test_a_stack_has_its_dimension_in_front_of_the_actions(naive):
     assert stack.copy(name='target').name == 'target'
 
 
-def test_with_memory_the_state_is_that_of_the_encoder():
+def test_a_recurrent_q_network_has_the_state_of_its_encoder():
     network = QRNNNetwork(OBSERVATION, ACTION, fc_layer_params=(6, ), lstm_hidden_size=4, value_fc_layer_params=(7, 5),
                           dueling=True)
     assert network.is_rnn and network.state_spec == ((TensorSpec((4, )), ) * 2, )

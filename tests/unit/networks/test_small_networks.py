@@ -18,7 +18,7 @@ def run(network, inputs):
     return torch.stack(outputs)
 
 
-def test_cells_are_those_of_torch():
+def test_cells_match_torch():
     x = torch.randn(4, 2, 3)
     gru = GRUCell(3, 5)
     h = torch.zeros(2, 5)
@@ -71,7 +71,7 @@ def test_samples_of_a_batch_may_be_at_different_steps_of_their_group():
 
 
 @pytest.mark.parametrize('delay', [0, 1, 3])
-def test_delay_gives_what_was_there_some_steps_ago(delay):
+def test_delay_returns_the_input_of_some_steps_ago(delay):
     outputs = run(Delay(TensorSpec(()), delay), torch.arange(1.0, 6.0)[:, None])
     assert outputs[:, 0].tolist() == ([0] * delay + [1, 2, 3, 4, 5])[:5]
     with pytest.raises(ValueError, match='at least 0'):
@@ -111,7 +111,7 @@ def test_the_noise_is_the_signed_root_of_a_normal():
     assert abs(float(noise.mean())) < 0.01
 
 
-def test_there_is_no_noise_in_evaluation():
+def test_evaluation_has_no_noise():
     layer = NoisyFC(3, 2)
     x, state = torch.randn(4, 3), (torch.zeros(4, 3), torch.zeros(4, 2))
     expected = F.linear(x, layer.weight, layer.bias)

@@ -52,7 +52,7 @@ def bad_speed():
     (dict(reward=np.zeros((5, 2))), r'reward: expected one number a step, found an array of shape \(2,\)'),
     (dict(action={'': np.full((5, 1), 2.1, np.float32)}), 'action: 5 of 5 are out of bounds, by up to 0.1'),
 ])
-def test_what_is_wrong_is_said_with_its_place(changes, message):
+def test_errors_are_reported_with_their_location(changes, message):
     with pytest.raises(DatasetError, match=f'(?s)^here: .*{message}'):
         check(make(**changes))
 
@@ -63,7 +63,7 @@ def test_all_differences_are_listed_at_once():
     assert all(word in str(error.value) for word in ('speed', 'camera', 'reward'))
 
 
-def test_several_rewards_are_not_one():
+def test_a_multi_dimensional_reward_is_not_a_scalar():
     with pytest.raises(DatasetError, match=r'expected an array of shape \(2,\) a step, found one number'):
         check(make(), reward_spec=TensorSpec((2, )))
 
@@ -76,7 +76,7 @@ def test_actions_rounded_out_of_bounds_are_clipped_with_a_warning(caplog):
 
 @pytest.mark.parametrize('values, is_right', [([0, 1, 2, 1, 0], True), ([0, 1, 3, 1, 0], False),
                                               ([-1, 1, 2, 1, 0], False)])
-def test_discrete_actions_have_to_be_among_those_that_there_are(values, is_right):
+def test_discrete_actions_must_be_in_the_action_space(values, is_right):
     dataset = make(action={'': np.array(values, np.int32)})
     spec = BoundedTensorSpec((), torch.int64, 0, 2)
     if is_right:

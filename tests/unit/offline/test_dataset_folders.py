@@ -18,7 +18,7 @@ def make(value=1.0):
                     np.array([2, 1]))
 
 
-def test_what_is_read_is_what_was_written(tmp_path):
+def test_a_dataset_is_read_as_it_was_written(tmp_path):
     path = str(tmp_path / 'deep' / 'set')
     dataset_folder.write(path, make(), {'env_name': 'x', 'reference_returns': [0.0, 2.0]})
     found = dataset_sources.read(path)
@@ -62,7 +62,7 @@ def test_a_flipped_byte_is_found(tmp_path):
      'expected format'),
     (lambda path: (path / 'dataset.json').unlink(), 'holds no dataset.json'),
 ])
-def test_a_damaged_dataset_says_where(tmp_path, damage, message):
+def test_a_damaged_dataset_is_reported_with_its_location(tmp_path, damage, message):
     dataset_folder.write(str(tmp_path), make(), {})
     damage(tmp_path)
     with pytest.raises(DatasetError, match=message):

@@ -56,7 +56,7 @@ def test_steps_become_the_episodes_that_they_came_from():
             assert np.array_equal(x, y)
 
 
-def test_what_is_left_of_a_ring_becomes_cut_episodes():
+def test_the_rest_of_a_ring_becomes_truncated_episodes():
     step, action = steps_of(make())
     cut = from_steps(*nest.map_structure(lambda x: x[1:9], (step, action)))
     assert cut.lengths.tolist() == [2, 1, 2]

@@ -88,7 +88,7 @@ class PartOfMinari:
 
 
 @pytest.mark.parametrize('module', [None, PartOfMinari])
-def test_without_minari_or_what_it_needs_its_extra_is_named(monkeypatch, module):
+def test_a_missing_minari_dependency_raises_with_its_extra(monkeypatch, module):
     monkeypatch.setitem(__import__('sys').modules, 'minari', module)
     with pytest.raises(DatasetError, match=f'(?s)minari:x/y-v0: .*{re.escape(pip_install("offline"))}'):
         dataset_sources.read('minari:x/y-v0')
@@ -146,6 +146,6 @@ def test_a_minari_dataset_keeps_its_alignment(minari_set):
 
 
 @ignores_warnings
-def test_a_missing_minari_dataset_names_those_that_there_are(minari_set):
+def test_a_missing_minari_dataset_is_reported_with_the_available_ones(minari_set):
     with pytest.raises(DatasetError, match='(?s)found test/two-v0.*minari download'):
         dataset_sources.read('minari:test/none-v0')

@@ -44,7 +44,7 @@ def as_online(env, num_steps):
 
 @pytest.mark.parametrize('kind', ['count', 'chain', 'nested', 'nested, actions in [-1, 1]', 'offset actions',
                                   'two rewards', 'processes', 'Pendulum', 'FrozenLake', 'unittest mixed'])
-def test_what_is_recorded_and_loaded_is_what_went_by(kind, tmp_path):
+def test_recorded_and_loaded_data_equal_the_original(kind, tmp_path):
     """Boxes, numbers, nests of both, several rewards, actions that begin at 1; ends and cuts; in processes or not."""
     env = KINDS[kind]()
     env.seed(0)
@@ -174,7 +174,7 @@ def test_no_sequence_crosses_from_one_dataset_into_another(tmp_path):
     assert ((time_step.reward - 1000 * number).abs()[arrived] < 900).all()
 
 
-def test_what_looks_back_in_the_buffer_sees_what_it_would_online(tmp_path):
+def test_looking_back_in_the_buffer_matches_online_data(tmp_path):
     """Frames before a step, of the dataset and of a buffer that was written step by step."""
     names = [through_a_folder(tmp_path / str(number), made_up(number)) for number in (1, 2)]
     offline = buffer_of(names, keep_episodic_info=True)
@@ -194,7 +194,7 @@ def test_what_looks_back_in_the_buffer_sees_what_it_would_online(tmp_path):
         assert torch.equal(getattr(found[0], field), getattr(found[1], field)), field
 
 
-def test_a_dataset_may_lie_in_a_file_in_place_of_memory(tmp_path):
+def test_a_dataset_may_be_a_file_instead_of_memory(tmp_path):
     name = through_a_folder(tmp_path / 'data', made_up(1))
     batches = []
     for options in ({}, dict(memory_map_dir=str(tmp_path))):

@@ -5,7 +5,7 @@ import torch
 from alfx.optimizers.autograd import without_autograd
 
 
-def test_nothing_is_recorded_and_parameters_may_be_changed_in_place():
+def test_no_graph_is_built_and_parameters_may_change_in_place():
     parameter = torch.nn.Parameter(torch.ones(2))
     with without_autograd([parameter]):
         doubled = 2 * parameter
@@ -14,7 +14,7 @@ def test_nothing_is_recorded_and_parameters_may_be_changed_in_place():
     assert (2 * parameter).requires_grad
 
 
-def test_a_gradient_is_refused_if_what_it_needs_has_been_changed():
+def test_a_gradient_with_modified_inputs_raises():
     parameter = torch.nn.Parameter(torch.ones(2))
     squares = (parameter * parameter).sum()
     with without_autograd([parameter]):

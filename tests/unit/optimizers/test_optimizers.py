@@ -147,7 +147,7 @@ class TestEveryOptimizer:
         assert_same([p.grad for p in parameters], [p.grad for p in others])
         assert_same(parameters, others)
 
-    def test_each_gradient_is_clipped_alone_unless_told_otherwise(self, cls):
+    def test_each_gradient_is_clipped_separately_by_default(self, cls):
         parameters = make_parameters()
         optimizer = cls(parameters, lr=0.1, gradient_clipping=0.5)
         set_gradients(parameters, 0)
@@ -222,7 +222,7 @@ def _one_tenth():
     return 0.1
 
 
-def test_adam_takes_a_state_of_the_adam_of_torch_and_goes_on_like_it():
+def test_adam_loads_and_continues_a_state_of_torch_adam():
     parameters, others = make_parameters(), make_parameters()
     theirs = torch.optim.Adam(parameters, lr=0.1)
     run(theirs, parameters, range(3))
@@ -233,7 +233,7 @@ def test_adam_takes_a_state_of_the_adam_of_torch_and_goes_on_like_it():
     assert_same(run(ours, others, range(3, 9)), run(theirs, parameters, range(3, 9)))
 
 
-def test_a_transposed_gradient_is_read_by_place_and_not_by_memory_order():
+def test_a_transposed_gradient_is_read_by_index_and_not_by_memory_order():
     straight, transposed = (torch.nn.Parameter(torch.zeros(2, 3)) for _ in range(2))
     straight.grad = torch.arange(6.).reshape(3, 2).T.contiguous()
     transposed.grad = torch.arange(6.).reshape(3, 2).T

@@ -32,7 +32,7 @@ def files_of(root_dir):
 FILES = {'progress.csv': 'a\n1\n', 'eval/progress.csv': 'b\n2\n', 'train/algorithm/ckpt-1': 'weights'}
 
 
-def test_what_is_packed_on_one_machine_is_unpacked_on_another(tmp_path):
+def test_files_packed_on_one_machine_are_unpacked_on_another(tmp_path):
     there, here = str(tmp_path / 'there' / 'seed_0'), str(tmp_path / 'here' / 'seed_0')
     run_folder(there, FILES)
     (tmp_path / 'there' / 'seed_0.log').write_text('said')

@@ -15,7 +15,7 @@ from alfx.search.runs import ProcessExecution, log_tail
                                       'ConfError: x.gin:3: wrong\n  did you mean y?'),
     ('Traceback (most recent call last):\n  File "a"\nValueError: no\n  In call to configurable \'f\' (<f>)\n',
      'ValueError: no'), (' 10%|#\r 20%|##\rtorch.OutOfMemoryError: full', 'torch.OutOfMemoryError: full')])
-def test_last_words_begin_with_the_last_error(text, words):
+def test_the_log_tail_starts_at_the_last_error(text, words):
     assert log_tail(text) == words
 
 
@@ -63,14 +63,14 @@ def test_the_words_of_a_process_are_those_since_it_was_started(program):
     assert code_of(silent) == 4 and silent.log_tail() == 'it ended with code 4 and said nothing'
 
 
-def test_a_process_that_a_signal_ended_says_which(program):
+def test_a_process_ended_by_a_signal_is_reported_with_its_name(program):
     execution = program('import os; print("at work", flush=True); os.kill(os.getpid(), 9)')
     assert code_of(execution) == -signal.SIGKILL
     assert execution.log_tail() == 'killed by SIGKILL; its last words: at work'
 
 
 @pytest.mark.parametrize('how', ['kill', 'by itself', 'stop'])
-def test_what_a_run_has_started_ends_with_it(how, program, tmp_path):
+def test_child_processes_of_a_run_end_with_it(how, program, tmp_path):
     pid_file = tmp_path / 'pid'
     text = (f'import os, subprocess, time\np = subprocess.Popen(["sleep", "300"])\n'
             f'open("{pid_file}.tmp", "w").write(str(p.pid)); os.rename("{pid_file}.tmp", "{pid_file}")\n')
@@ -88,7 +88,7 @@ def test_what_a_run_has_started_ends_with_it(how, program, tmp_path):
         time.sleep(0.01)
 
 
-def test_threads_are_those_of_the_run(program, tmp_path, monkeypatch):
+def test_threads_follow_the_setting_of_the_run(program, tmp_path, monkeypatch):
     popen, seen = runs.subprocess.Popen, []
     monkeypatch.setattr(runs.subprocess, 'Popen', lambda command, env, **options: seen.append(env) or popen(
         ['true'], env=env, **options))

@@ -30,7 +30,7 @@ def with_space(space):
     ("'TrainerConfig.unroll_length': [1], 'config.TrainerConfig.unroll_length': [2]", 'are the same binding'),
     ("'TrainerConfig.unroll_length': 'intger(1, 2)'", "search.gin:4: .*did you mean 'integer'"),
 ])
-def test_a_mistake_in_the_space_is_found_before_anything_runs(space, message, tmp_path):
+def test_an_error_in_the_search_space_is_found_before_any_run(space, message, tmp_path):
     with pytest.raises(ConfError, match=f'(?s){message}'):
         prepared(tmp_path, with_space(space))
     assert not (tmp_path / 'search' / 'trials').exists()
@@ -54,7 +54,7 @@ def test_a_conf_without_evaluation_needs_training_as_the_objective(tmp_path):
     prepared(tmp_path, text + "Search.measured_in = 'training'\n")
 
 
-def test_what_the_trials_have_in_common_is_the_rest_of_the_conf(tmp_path):
+def test_trials_share_the_rest_of_the_conf(tmp_path):
     text = TRAINING.replace(SPACE, "Search.space = {'TrainerConfig.unroll_length': [%few, 2]}") + 'few = 1\n'
     conf = prepared(tmp_path, text)
     assert 'Search' not in conf.base_text and 'few' not in conf.base_text
@@ -62,12 +62,12 @@ def test_what_the_trials_have_in_common_is_the_rest_of_the_conf(tmp_path):
         assert [binding.text.split('.')[-1] for binding in base.bindings] == ['algorithm_ctor', 'evaluate']
 
 
-def test_a_conf_without_a_search_says_what_to_add(tmp_path):
+def test_a_conf_without_a_search_raises_with_a_remedy(tmp_path):
     with pytest.raises(ConfError, match='(?s)does not say what to search.*add Search.space'):
         prepared(tmp_path, 'TrainerConfig.algorithm_ctor = @Agent\n')
 
 
-def test_full_name_is_what_the_operative_conf_writes():
+def test_full_name_matches_the_operative_conf():
     assert full_name('ppo/TrainerConfig.seed') == 'ppo/alfx.algorithms.config.TrainerConfig.seed'
     assert full_name('lr') == 'lr'
 
@@ -85,7 +85,7 @@ def test_settings_that_are_wrong_or_would_be_ignored_are_refused(line, message, 
         prepared(tmp_path, BOWL + line)
 
 
-def test_training_is_not_done_inline():
+def test_training_is_never_inline():
     with pytest.raises(ConfError, match='which is for a Search.function'):
         Search(space={'x': [1]}, executor='inline')
 
@@ -102,7 +102,7 @@ def test_only_user_bindings_must_be_used_in_each_trial(tmp_path):
     assert resumed.must_be_used == ()
 
 
-def test_where_it_is_chosen_what_is_made_nothing_has_to_be_used(tmp_path):
+def test_if_the_space_changes_what_is_built_no_binding_must_be_used(tmp_path):
     assert prepared(tmp_path, with_space("'TrainerConfig.evaluate': [True, False]")).must_be_used == ()
 
 

@@ -70,7 +70,7 @@ def test_another_search_seed_draws_other_values_and_the_same_one_the_same(tmp_pa
     assert xs('a', 1) == xs('b', 1) != xs('c', 2)
 
 
-def test_a_search_in_two_halves_draws_what_it_would_have_drawn_at_once(tmp_path):
+def test_a_resumed_search_draws_the_same_parameters(tmp_path):
     for name, numbers in (('whole', [9]), ('halves', [4, 9])):
         (tmp_path / name).mkdir()
         for number in numbers:
@@ -89,7 +89,7 @@ Search.space = {'bowl.x': 'integer(1, 3)', 'bowl.y': [1e-3, 1e-2], 'bowl.kind': 
     assert found == [(x, y, kind) for x in '123' for y in ('0.001', '0.01') for kind in ("'round'", "'flat'")]
 
 
-def test_a_grid_needs_values_that_can_be_counted(tmp_path):
+def test_a_grid_needs_discrete_values(tmp_path):
     with pytest.raises(ConfError, match='(?s)Search.space: bowl.x: .*give a list of values, or a step'):
         search(tmp_path, BOWL + "Search.sampler = 'grid'\n")
 
@@ -139,7 +139,7 @@ def test_the_runs_of_all_trials_get_seeds_of_their_own(tmp_path):
 @pytest.mark.parametrize('settings, expected', [
     ("'last'", 4.0), ("'best'", 9.0), ("'mean'", 5.0), ("'mean'\nSearch.score_window = 2", 3.0),
     ("'best'\nSearch.direction = 'minimize'", 2.0)])
-def test_the_score_of_a_run_is_what_the_conf_says(settings, expected, tmp_path):
+def test_the_score_of_a_run_follows_the_conf(settings, expected, tmp_path):
     def play(run):
         yield from (100.0 if 'last' not in settings and 'best' not in settings else 5.0, 5.0, 9.0, 5.0, 2.0, 4.0)
     search(tmp_path, TRAINING + f'Search.score = {settings}\nSearch.num_trials = 1\n', play=play)
@@ -161,7 +161,7 @@ Search.space = {'picky.x': 'integer(0, 5)'}
     assert any('trial 3: failed: ValueError: 3 does not please' in line for line in lines)
 
 
-def test_a_search_whose_first_trials_all_fail_stops_and_says_why(tmp_path):
+def test_a_search_stops_with_the_reason_if_its_first_trials_all_fail(tmp_path):
     text = BOWL.split('Search.function')[0] + """
 Search.function = @picky
 Search.executor = 'inline'
@@ -218,7 +218,7 @@ def test_a_run_ended_by_a_signal_is_resumed_and_given_up_on_repetition(tmp_path)
     assert starts == [0, 0, 0, 1, 1, 1, 1, 2]
 
 
-def test_a_run_out_of_time_is_stopped_and_what_it_has_reached_counts(tmp_path):
+def test_a_timed_out_run_is_stopped_and_its_last_score_counts(tmp_path):
     def play(run):
         yield 7.0
         while True:
@@ -228,7 +228,7 @@ def test_a_run_out_of_time_is_stopped_and_what_it_has_reached_counts(tmp_path):
     assert all(float(row['seconds']) >= 0.3 for row in rows(tmp_path))
 
 
-def test_a_search_out_of_time_stops_and_goes_on_with_more(tmp_path):
+def test_a_timed_out_search_stops_and_resumes_with_more_time(tmp_path):
     def play(run):
         yield 1.0
         while run.trial == 1 and not (tmp_path / 'later').exists():
@@ -373,7 +373,7 @@ def test_a_trial_that_has_ended_is_never_called_again(tmp_path):
     assert sum(line.startswith('begin') for line in (tmp_path / 'journal').read_text().splitlines()) == 5
 
 
-def test_a_result_that_was_written_but_not_recorded_is_taken(tmp_path):
+def test_a_written_but_unregistered_result_is_used(tmp_path):
     text = BOWL + f"bowl.journal = '{tmp_path}/journal'\n"
 
     class KilledError(BaseException):
@@ -388,7 +388,7 @@ def test_a_result_that_was_written_but_not_recorded_is_taken(tmp_path):
     assert sum(line.startswith('begin') for line in (tmp_path / 'journal').read_text().splitlines()) == 1
 
 
-def test_a_study_whose_last_line_is_cut_off_goes_on(tmp_path):
+def test_a_study_with_a_truncated_last_line_resumes(tmp_path):
     search(tmp_path, BOWL, ['Search.num_trials = 3'])
     study_file = tmp_path / 'search' / 'search' / 'study.log'
     study_file.write_bytes(study_file.read_bytes() + b'{"op_code":4,"worker_')
@@ -448,7 +448,7 @@ def test_the_table_lists_complete_trials_from_the_best_down(tmp_path):
     assert [line.split(' | ')[1] for line in lines[2:]] == ['complete'] * 5 + ['pruned'] * 2
 
 
-def test_there_is_a_picture_and_what_is_particular_to_each_trial(tmp_path):
+def test_a_figure_and_the_differences_of_trials_are_written(tmp_path):
     text = BOWL.replace('}', ", 'bowl.kind': ['round', 'flat']}")
     searching_of(tmp_path, text)._results.write()  # while no trial has a value
     assert not (tmp_path / 'search' / 'plot.png').exists()
@@ -458,7 +458,7 @@ def test_there_is_a_picture_and_what_is_particular_to_each_trial(tmp_path):
     assert [line.split(' = ')[0] for line in lines] == ['bowl.x', 'bowl.y', 'bowl.kind']
 
 
-def test_what_runs_is_told_when_nothing_else_is(tmp_path, monkeypatch):
+def test_running_trials_are_logged_when_nothing_else_is(tmp_path, monkeypatch):
     monkeypatch.setattr(searching_module, '_QUIET_SECONDS', 0.0)
 
     def play(run):
@@ -485,7 +485,7 @@ def test_a_run_that_waits_for_room_is_not_out_of_time(tmp_path, monkeypatch):
     assert rows(tmp_path)[0]['state'] == 'complete'
 
 
-def test_a_binding_that_nothing_uses_is_told_once(tmp_path):
+def test_an_unused_binding_is_reported_once(tmp_path):
     def play(run):
         os.makedirs(f'{run.root_dir}/conf')
         with open(f'{run.root_dir}/conf/operative.gin', 'w') as file:

@@ -25,7 +25,7 @@ def test_seeds_depend_on_search_trial_and_repeat_only():
     assert len({run_seed(7, 3, 1), run_seed(8, 3, 1), run_seed(7, 4, 1), run_seed(7, 3, 2)}) == 4
 
 
-def test_what_draws_the_parameters_gets_another_seed_in_each_trial():
+def test_the_sampler_gets_another_seed_in_each_trial():
     seeds = [sampler_seed(0, trial) for trial in range(10_000)]
     assert len(set(seeds)) == len(seeds) and max(seeds) < 2**32
 

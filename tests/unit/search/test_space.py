@@ -24,7 +24,7 @@ def test_a_grid_lists_every_value_in_order(value, grid):
 
 
 @pytest.mark.parametrize('value', ['uniform(0, 1)', 'log_uniform(1, 2)', 'log_integer(1, 8)', 'integer(0, 10000000)'])
-def test_a_grid_of_what_cannot_be_counted_is_refused(value):
+def test_a_grid_over_a_continuous_range_is_refused(value):
     with pytest.raises(ConfError, match='step'):
         space.parse(value).grid()
 

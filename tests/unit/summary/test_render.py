@@ -67,7 +67,7 @@ def test_fast_heatmap_by_hand():
                                               [127, 127, 255, 255, 85, 85, 85], [127, 127, 255, 255, 0, 0, 0]]
 
 
-def test_pictures_of_different_sizes_are_put_side_by_side():
+def test_images_of_different_sizes_are_concatenated():
     both = Image.stack_images([plain(4, 3, 10), plain(2, 5, 20)])
     assert both.shape == (4, 8, 3) and both.data[1, 4, 0] == 20 and both.data[3, 4, 0] == 0
     assert Image.stack_images([plain(4, 3), plain(2, 5)], horizontal=False).shape == (6, 5, 3)

@@ -42,7 +42,7 @@ def test_scalars_of_every_kind_arrive_with_scope_step_and_value(events):
     assert [(e.step, e.value) for e in read.Scalars('number')] == [(9, 3.0)]
 
 
-def test_nothing_is_written_outside_of_record_if_or_without_a_writer(events, tmp_path):
+def test_nothing_is_written_without_record_if_or_a_writer(events, tmp_path):
     summary.scalar('a', 1)
     with summary.record_if(False):
         summary.scalar('b', 1)
@@ -77,7 +77,7 @@ def test_histogram_buckets_count_the_data(events):
     assert (value.num, value.sum, value.sum_squares) == (4, 4, 6)
 
 
-def test_histogram_leaves_out_what_is_not_finite_and_warns(events, caplog):
+def test_histogram_skips_non_finite_values_and_warns(events, caplog):
     with summary.record_if(True), caplog.at_level(logging.WARNING):
         summary.histogram('bad', torch.tensor([1., float('nan'), float('inf')]))
         summary.histogram('empty', torch.zeros(0))
@@ -117,7 +117,7 @@ def test_embedding_writes_the_projector_files(events, tmp_path):
     assert list(tmp_path.rglob('tensors.tsv')) and list(tmp_path.rglob('metadata.tsv'))
 
 
-def test_in_a_folder_that_was_removed_summaries_go_on(tmp_path, caplog):
+def test_summaries_continue_after_their_folder_is_removed(tmp_path, caplog):
     folder = tmp_path / 'run' / 'train'
     writer = summary.create_summary_writer(str(folder))
     for step in range(3):
@@ -129,7 +129,7 @@ def test_in_a_folder_that_was_removed_summaries_go_on(tmp_path, caplog):
     assert not caplog.text
 
 
-def test_a_folder_that_can_not_be_written_is_logged_and_the_run_goes_on(tmp_path, caplog):
+def test_an_unwritable_folder_is_logged_and_the_run_continues(tmp_path, caplog):
     blocked = tmp_path / 'file'
     blocked.write_text('')
     writer = summary.create_summary_writer(str(blocked / 'train'))
@@ -151,7 +151,7 @@ def test_enable_and_disable_take_the_writer_out_and_put_it_back(events):
     assert events().Tags()['scalars'] == ['on']
 
 
-def test_ensure_summary_records_at_the_first_opportunity_after_one_was_due(events):
+def test_ensure_summary_writes_at_the_first_opportunity_when_due(events):
     ensure = summary.EnsureSummary()
     for i in range(6):
         with summary.record_if(i in (1, 4)):
@@ -162,7 +162,7 @@ def test_ensure_summary_records_at_the_first_opportunity_after_one_was_due(event
     assert [e.step for e in events().Scalars('rare')] == [3]
 
 
-def test_a_summary_that_is_not_recorded_costs_less_than_a_microsecond():
+def test_an_unwritten_summary_costs_less_than_a_microsecond():
     data = torch.zeros(3)
     best = min(_seconds_per_call(summary.scalar, data) for _ in range(5))
     assert best < 1e-6

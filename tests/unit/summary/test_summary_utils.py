@@ -100,7 +100,7 @@ def test_gradient_of_a_tensor_is_written_when_it_is_backpropagated(written):
     assert written.scalars == {'alg/x/a/gradient_norm': 7.5}  # mean of the row norms 5 and 10
 
 
-def test_gradient_of_a_distribution_goes_through_clones_of_its_parameters(written):
+def test_distribution_gradients_use_clones_of_the_parameters(written):
     loc = torch.zeros(3, requires_grad=True)
     normal = summary_utils.summarize_distribution_gradient('pi', td.Normal(loc, torch.ones(3)), clone=True)
     assert isinstance(normal, td.Normal) and normal.loc is not loc
@@ -108,7 +108,7 @@ def test_gradient_of_a_distribution_goes_through_clones_of_its_parameters(writte
     assert list(written.scalars.values()) == [1.0]
 
 
-def test_means_skip_what_is_masked_or_empty(written):
+def test_means_skip_masked_and_empty_entries(written):
     value, mask = torch.tensor([1., 100.]), torch.tensor([True, False])
     summary_utils.safe_mean_summary('a', value, mask)
     summary_utils.safe_mean_hist_summary('b', value, mask)
@@ -116,7 +116,7 @@ def test_means_skip_what_is_masked_or_empty(written):
     assert written.scalars == {'a': 1.0, 'b/mean': 1.0}
 
 
-def test_times_are_added_up_until_an_iteration_records():
+def test_times_are_added_up_until_summaries_are_written():
     writer = RecordingWriter()
     context.set_summary_writer(writer)
     timer = summary_utils.record_time('time/x')
@@ -128,7 +128,7 @@ def test_times_are_added_up_until_an_iteration_records():
     assert writer.scalars['time/x'] > 0
 
 
-def test_nothing_is_computed_when_nothing_is_recorded():
+def test_nothing_is_computed_unless_summaries_are_written():
     summary_utils.summarize_loss(None)
     summary_utils.summarize_action(None, None)
     summary_utils.add_nested_summaries('a', None)

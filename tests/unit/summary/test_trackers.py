@@ -84,7 +84,7 @@ def test_a_tracker_gets_summaries_and_evaluations_even_after_resuming(
     assert not list((tmp_path / 'run').rglob('*tfevents*'))  # 'tensorboard' was not asked for
 
 
-def test_a_tracker_that_fails_is_told_once_and_left_out(recorders, tmp_path, caplog, monkeypatch):
+def test_a_failing_tracker_is_logged_once_and_dropped(recorders, tmp_path, caplog, monkeypatch):
     monkeypatch.setitem(trackers.TRACKERS, 'mlflow', type('Broken', (Recorder, ), {
         'log': lambda self, values, step: 1 / 0}))
     both = trackers.Trackers(['tensorboard', 'wandb', 'mlflow'], str(tmp_path))
@@ -98,7 +98,7 @@ def test_a_tracker_that_fails_is_told_once_and_left_out(recorders, tmp_path, cap
         assert json.load(file) == {'wandb': 'first', 'mlflow': 'first'}
 
 
-def test_a_missing_package_is_refused_with_what_to_install(monkeypatch):
+def test_a_missing_package_raises_with_its_install_command(monkeypatch):
     monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
     for name, package in (('wandb', 'wandb'), ('mlflow', 'mlflow-skinny')):
         with pytest.raises(ConfError, match=rf"(?s)'{name}' needs a package.*pip install {package}$"):
@@ -106,7 +106,7 @@ def test_a_missing_package_is_refused_with_what_to_install(monkeypatch):
     trackers.check_packages(['tensorboard'])
 
 
-def test_a_tracker_that_cannot_begin_ends_the_run_before_it_begins(recorders, tmp_path, monkeypatch):
+def test_a_tracker_that_cannot_start_ends_the_run_before_training(recorders, tmp_path, monkeypatch):
     def fail(root_dir, known_as):
         raise OSError('no server')
 

@@ -25,7 +25,7 @@ def test_the_pages_are_current(algorithm_table):
                         + '\n'.join(changed[:10]))
 
 
-def test_a_page_tells_of_arguments_confs_curves_and_tags():
+def test_a_page_shows_arguments_confs_curves_and_tags():
     page = (ROOT / 'docs' / 'algorithms' / 'PPOAlgorithm.md').read_text()
     for part in ('[arXiv:1707.06347](', '- `action_spec`: ', '| `ppo_cart_pole` | CartPole-v1 | ',
                  '](../images/curves/ppo_cart_pole.svg)', '| `epsilon_greedy` | ',
@@ -65,7 +65,7 @@ def test_every_policy_algorithm_of_the_confs_is_tried(algorithm_table):
 @pytest.mark.parametrize('name, kind, recurrent, can', [
     ('SacAlgorithm', 'mixed', True, True), ('DqnAlgorithm', 'discrete', True, True),
     ('DqnAlgorithm', 'continuous', False, False), ('TaacAlgorithm', 'continuous', True, False)])
-def test_what_cannot_be_made_is_refused(algorithm_table, name, kind, recurrent, can):
+def test_impossible_combinations_are_refused(algorithm_table, name, kind, recurrent, can):
     assert (algorithm_table.try_to_make(name, kind, recurrent) is not None) == can
 
 

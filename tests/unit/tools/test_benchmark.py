@@ -64,7 +64,7 @@ def test_the_sources_that_are_measured_are_those_that_are_named(monkeypatch, tmp
     assert found == [str(folder / 'alfx' / '__init__.py') for folder in (TOOLS.parent, tmp_path)]
 
 
-def test_eager_plays_nothing(monkeypatch):
+def test_eager_mode_replays_nothing(monkeypatch):
     from benchmark_peers import WORKLOADS, run_alfx_eager
 
     from alfx.engine.plan import program
@@ -95,7 +95,7 @@ assert len(found[0]) == 1 and found[0] == os.sched_getaffinity(0), found
 
 @needs_affinity
 @pytest.mark.parametrize('number', [-1, 10_000])
-def test_cores_that_are_not_there_are_refused(number):
+def test_missing_cores_are_refused(number):
     import benchmark
 
     before = os.sched_getaffinity(0)
@@ -142,7 +142,7 @@ def test_a_peer_makes_the_updates_that_it_is_asked_for(peer, workload):
     assert updates == 100 and seconds > 0
 
 
-def test_who_learns_from_datasets_alone_is_measured_with_them_alone(monkeypatch):
+def test_offline_algorithms_are_measured_on_datasets_only(monkeypatch):
     from benchmark_peers import WORKLOADS, unavailable
 
     monkeypatch.setenv('D3RLPY_PYTHON', 'python')
@@ -153,7 +153,7 @@ def test_who_learns_from_datasets_alone_is_measured_with_them_alone(monkeypatch)
 
 
 @pytest.mark.parametrize('bonus', ['alfx', 'rnd', 'icm'])
-def test_what_a_bonus_costs_is_counted_in_iterations_of_the_same_work(bonus):
+def test_bonus_costs_are_measured_on_iterations_of_equal_work(bonus):
     from benchmark_peers import PEERS, WORKLOADS, unavailable
 
     workload = WORKLOADS['ppo_cart_pole_bonus']

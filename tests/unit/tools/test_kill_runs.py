@@ -30,13 +30,13 @@ def test_the_same_is_the_same_also_where_it_is_no_number():
     ({'text': 'b'}, "text: 'a', 'b'", math.inf),
     ({'more': 1}, 'more: only in the killed run', math.inf),
 ])
-def test_every_difference_is_told_by_its_name(changed, said, size):
+def test_every_difference_is_reported_by_name(changed, said, size):
     difference, = differences(state(), state(**changed))
     assert str(difference).startswith(said)
     assert difference.size == pytest.approx(size, nan_ok=True)
 
 
-def test_tensors_of_one_element_whose_strides_are_any_are_compared():
+def test_one_element_tensors_of_any_stride_are_compared():
     column = torch.arange(80.0).reshape(2, 40)[:1, 3]
     assert column.stride() != (1, )
     assert not list(kill_runs.differences({'x': column}, {'x': column.clone()}))
@@ -76,7 +76,7 @@ def test_runs_that_end_elsewhere_differ(tmp_path):
     assert 'the last checkpoint: 2, 3' in kill_runs.report('c', kill_runs.compare(whole, killed, [1]))
 
 
-def test_what_the_log_says_of_a_difference_is_told_with_it(tmp_path):
+def test_the_log_explanation_of_a_difference_is_reported(tmp_path):
     (tmp_path / 'log').write_text('INFO random seed 7\nINFO new episodes begin\nWARNING x\nINFO new episodes begin\n')
     said = kill_runs.said_in(tmp_path / 'log')
     assert said == ('INFO new episodes begin', )

@@ -37,7 +37,7 @@ def test_recipes_name_confs_of_one_environment_and_parameters_that_exist(make_da
         assert recipe.num_steps > recipe.demo_steps > 0, task
 
 
-def test_what_shipped_confs_learn_from_can_be_made(make_datasets):
+def test_datasets_of_shipped_confs_can_be_created(make_datasets):
     import results
     named = {name for conf in ('bc_pendulum', 'causal_bc_pendulum', 'iql_finetune_pendulum', 'gail_pendulum',
                                'cql_cart_pole', 'ppod_corridor', 'cal_ql_mountain_car_continuous')
@@ -50,7 +50,7 @@ def test_what_shipped_confs_learn_from_can_be_made(make_datasets):
 @pytest.mark.parametrize('name, message', [('pendulums', 'no recipe for pendulums.*pendulum'),
                                            ('pendulum/half', 'no level half of pendulum.*random'),
                                            ('corridor/replay', 'no level replay of corridor')])
-def test_what_there_is_no_recipe_for_is_refused(make_datasets, name, message):
+def test_datasets_without_a_recipe_are_refused(make_datasets, name, message):
     with pytest.raises(gin_utils.ConfError, match=f'(?s){message}'):
         make_datasets.names_of(name)
 

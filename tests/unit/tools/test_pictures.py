@@ -31,7 +31,7 @@ def test_curves_are_drawn_small_and_the_same_each_time(tools, tmp_path):
     assert 'conf_5 (Task-v5)' in written[0] and '100k' in written[0]
 
 
-def test_films_of_several_agents_are_shown_side_by_side(tools, tmp_path):
+def test_videos_of_several_agents_are_shown_side_by_side(tools, tmp_path):
     pictures, _ = tools
     films = [[np.full((300, 200, 3), 40 * t, np.uint8) for t in range(length)] for length in (3, 5)]
     pictures.write_agents(tmp_path / 'agents.gif', films)

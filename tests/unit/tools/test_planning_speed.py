@@ -22,7 +22,7 @@ def test_a_plan_is_compared_with_its_matrix_products(monkeypatch, capsys):
     assert calls.count(8) >= 2 * 2 * (3 + 1)  # a layer for each step of each iteration, alone
 
 
-def test_a_peer_that_is_not_installed_is_said(monkeypatch, capsys):
+def test_a_missing_peer_is_reported(monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(TOOLS / 'benchmarks'))
     import planning_speed
 

@@ -37,7 +37,7 @@ def only_row(results, store):
     ('#   expected  arm.distance@min 0.125 (metres)\n', 'arm.distance@min', 0.125),
     ('#   expected  the success of 0.5 of all\n', 'return', None),
     ('#   nothing of the kind\n', 'return', None)])
-def test_what_is_required_is_the_lower_end_of_what_the_conf_states(results, head, measure, required):
+def test_the_requirement_is_the_lower_end_of_the_stated_range(results, head, measure, required):
     found, = results.stated_results('# A conf\n' + head + "include 'ppo.gin'\n")
     assert found.measure == measure and not found.at_most
     assert found.required == (None if required is None else pytest.approx(required))
@@ -51,7 +51,7 @@ def test_where_less_is_better_the_upper_end_is_required(results, text, required)
     assert found.required == pytest.approx(required)
 
 
-def test_a_mean_above_what_is_at_most_required_is_missed(results, tmp_path):
+def test_a_mean_above_the_required_maximum_fails(results, tmp_path):
     store = results.Store(tmp_path / 'results.json')
     task = a_task(results, required=1.5, at_most=True)
     store.add(task, 0, a_run([1.0]))
@@ -81,7 +81,7 @@ def test_a_changed_header_comment_is_adopted_without_new_runs(results, tmp_path)
     assert only_row(results, results.Store(tmp_path / 'results.json'))[9:11] == ['8', 'reached']
 
 
-def test_what_was_stored_with_a_single_requirement_is_still_read(results):
+def test_results_with_a_single_requirement_can_still_be_read(results):
     entry = {'env_name': 'Some-v1', 'required': 0.5, 'measure': 'success',
              'runs': {'0': {**a_run([1.0]), 'env_info': {'success': [0.75]}}}}
     row, = results.rows_of('some_conf', entry)
@@ -99,13 +99,13 @@ def test_a_row_is_over_the_means_of_seeds(results, tmp_path):
     assert row[10:] == ['reached', '2026-01-02', 'alfx 0.1, torch 2.13']
 
 
-def test_a_mean_below_what_is_required_is_missed(results, tmp_path):
+def test_a_mean_below_the_requirement_fails(results, tmp_path):
     store = results.Store(tmp_path / 'results.json')
     store.add(a_task(results, required=10.5), 0, a_run([10.0]))
     assert only_row(results, store)[10] == 'missed'
 
 
-def test_what_another_process_has_stored_meanwhile_is_kept(results, tmp_path):
+def test_results_stored_concurrently_by_another_process_are_kept(results, tmp_path):
     stores = [results.Store(tmp_path / 'results.json') for _ in range(2)]
     for seed, store in enumerate(stores):
         store.add(a_task(results), seed, {**a_run([1.0]), 'curve': [[1, 2.0]]})
@@ -113,7 +113,7 @@ def test_what_another_process_has_stored_meanwhile_is_kept(results, tmp_path):
     assert list(both.confs['some_conf']['runs']) == list(both.curves['some_conf']['runs']) == ['0', '1']
 
 
-def test_what_is_stored_is_found_again_until_the_conf_changes(results, tmp_path):
+def test_stored_results_are_reused_until_the_conf_changes(results, tmp_path):
     results.Store(tmp_path / 'results.json').add(a_task(results), 0, a_run([1.0]))
     store = results.Store(tmp_path / 'results.json')
     assert store.is_done(a_task(results), 0)
@@ -175,7 +175,7 @@ def test_an_unknown_environment_metric_raises_with_the_known_ones(results, tmp_p
     assert results.train_and_evaluate(task, 0, tmp_path, 1, 1)['env_info']['success'] == [0.5]
 
 
-def test_a_conf_is_evaluated_with_its_own_epsilon_and_the_table_says_so(results, tmp_path, monkeypatch):
+def test_a_conf_is_evaluated_with_its_epsilon_which_the_table_shows(results, tmp_path, monkeypatch):
     asked = []
 
     def run(arguments, log, threads):

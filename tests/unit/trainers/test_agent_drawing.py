@@ -39,7 +39,7 @@ class Bonus(Algorithm):
         return AlgStep((), (), LossInfo(loss=torch.zeros_like(inputs.reward)))
 
 
-def test_the_drawing_tells_who_sees_gives_trains_and_stores_what():
+def test_the_diagram_shows_inputs_outputs_optimizers_and_storage():
     agent, _ = make_agent('ppo', 'discrete', representation_learner_cls=Halver, intrinsic_reward_module=Bonus,
                           intrinsic_reward_coef=0.25)
     owners = {id(agent._representation_learner.weight): 'own'}

@@ -48,7 +48,7 @@ def equal(a, b):
     return bool(np.array_equal(np.asarray(a), np.asarray(b), equal_nan=np.asarray(a).dtype.kind == 'f'))
 
 
-def test_a_branch_that_changes_nothing_is_the_run_itself_to_the_last_bit(run, tmp_path):
+def test_a_fork_without_changes_matches_the_run_bit_for_bit(run, tmp_path):
     first = steps_of(run)[1]  # replay buffers are kept with the latest two
     assert forking.branch(run, first, [], str(tmp_path / 'same')) == first
     go_on(str(tmp_path / 'same'))
@@ -57,7 +57,7 @@ def test_a_branch_that_changes_nothing_is_the_run_itself_to_the_last_bit(run, tm
     assert np.array_equal(*returns, equal_nan=True) and len(returns[0]) == 6
 
 
-def test_a_changed_learning_rate_takes_effect_at_the_branch(run, tmp_path):
+def test_a_changed_learning_rate_takes_effect_at_the_fork(run, tmp_path):
     slow = str(tmp_path / 'slow')
     forking.branch(run, steps_of(run)[0], ['ppo/Adam.lr = 0.0'], slow)
     before = parameters(slow)
@@ -71,7 +71,7 @@ def test_a_changed_learning_rate_takes_effect_at_the_branch(run, tmp_path):
     go_on(slow)  # it has come to its end; the stored conf has the change
 
 
-def test_what_cannot_be_branched_is_refused(run, tmp_path):
+def test_invalid_forks_are_refused(run, tmp_path):
     with pytest.raises(gin_utils.ConfError, match='has no checkpoint 1234567\n  it has '):
         forking.branch(run, 1234567, [], str(tmp_path / 'new'))
     with pytest.raises(gin_utils.ConfError, match="did you mean 'lr'"):
@@ -81,7 +81,7 @@ def test_what_cannot_be_branched_is_refused(run, tmp_path):
         forking.branch(run, 'latest', [], run)
 
 
-def test_the_command_makes_the_folder_and_tells_how_to_start_it(run, tmp_path):
+def test_the_command_creates_the_folder_and_prints_how_to_start_it(run, tmp_path):
     done = warm_starts.run([sys.executable, '-m', 'alfx', 'branch', run, '--set', 'ppo/Adam.lr=1e-5', '--nostart',
                            '--root_dir', str(tmp_path / 'new')], capture_output=True, text=True, check=True, timeout=60)
     assert f'train --root_dir {tmp_path / "new"}' in done.stdout and 'ppo/Adam.lr=1e-5' in done.stdout

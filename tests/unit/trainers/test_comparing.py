@@ -39,7 +39,7 @@ def test_only_differing_bindings_are_listed_without_the_seed(tmp_path):
     assert comparing.differences(bindings[:1]) == []
 
 
-def test_the_command_ranks_runs_and_leaves_out_what_is_none(tmp_path):
+def test_the_command_ranks_runs_and_skips_other_folders(tmp_path):
     worse, better = write_run(tmp_path / 'worse', [1, 5], 0.1), write_run(tmp_path / 'better', [1, 50], 0.2)
     (tmp_path / 'other').mkdir()
     done = warm_starts.run([sys.executable, '-m', 'alfx', 'compare', worse, better, str(tmp_path / 'other')],

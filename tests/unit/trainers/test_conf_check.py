@@ -56,7 +56,7 @@ def test_specs_are_listed_by_path_with_bounds():
     assert conf_check.nested_spec_lines('info', ()) == ['info: nothing']
 
 
-def test_the_memory_of_a_replay_buffer_is_what_its_leaves_take():
+def test_replay_buffer_memory_is_the_sum_of_its_leaves():
     spec = (TensorSpec((84, 84), torch.uint8), TensorSpec((3,)), TensorSpec((), torch.int64))
     # 84 * 84 + 3 * 4 + 8 bytes a step
     assert conf_check.replay_bytes(spec, 8, 1000) == (7056 + 12 + 8) * 8000

@@ -36,7 +36,7 @@ def test_a_device_is_found_by_its_name_and_a_gpu_has_its_number(gpus, count, nam
     (2, 'cuda:2', r'there are cpu and cuda:0 \(GPU number 0\), cuda:1 \(GPU number 1\)'),
     (1, 'gpu', "expected 'cpu', 'cuda', 'cuda:N' or 'auto'.*cuda:0"), (0, 'cuda:', "expected 'cpu'"),
     (0, 'CPU', "expected 'cpu'"), (0, 'cuda:-1', "expected 'cpu'")])
-def test_what_there_is_not_is_refused_with_what_there_is(gpus, count, name, message):
+def test_missing_devices_are_refused_with_the_available_ones(gpus, count, name, message):
     gpus(count)
     with pytest.raises(gin_utils.ConfError, match=f'(?s){message}'):
         devices.find_device(name)

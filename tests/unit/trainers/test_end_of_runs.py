@@ -42,7 +42,7 @@ def test_a_good_enough_evaluation_ends_the_run_with_checkpoint_and_log(tmp_path,
     assert any(name.startswith('ckpt-2') for name in os.listdir(tmp_path / 'train/algorithm'))
 
 
-def test_a_run_that_is_never_good_enough_goes_on_to_its_end(tmp_path):
+def test_a_run_that_is_never_good_enough_runs_to_its_end(tmp_path):
     trainer, returned = run(tmp_path, *EVALUATED, 'TrainerConfig.num_iterations = 4',
                             'TrainerConfig.stop_at_return = 1000.0')
     assert trainer.current_iterations() == 4 and returned < 1000.0

@@ -50,7 +50,7 @@ def test_statistics_by_hand(algorithm):
     assert statistics['ci95_return'] == pytest.approx(3.182446 * 1.914854 / 2, rel=1e-4)
 
 
-def test_episodes_that_were_cut_off_are_told_from_those_that_ended(algorithm):
+def test_truncated_episodes_are_distinguished_from_terminated_ones(algorithm):
     env = WalkEnv(4, lengths=[1, 2, 3, 4])
     step = env.step
 
@@ -68,7 +68,7 @@ def test_no_episode_is_an_error(algorithm):
         evaluate(WalkEnv(), algorithm, 0)
 
 
-def test_modes_generators_and_recording_are_as_before(algorithm):
+def test_modes_generators_and_recording_are_restored(algorithm):
     frozen = algorithm._net[0].eval()
     before = random_state.capture()
     modes = []
@@ -182,7 +182,7 @@ def test_the_evaluation_process_reports_unused_bindings(tmp_path, algorithm, con
     assert evaluator.unused_bindings == [('evaluation', 'trainer_fakes.SmallPolicy', 'debug_summaries')]
 
 
-def test_an_error_in_the_other_process_is_reported_in_its_own_words(tmp_path, algorithm, conf_file):
+def test_an_error_in_the_other_process_keeps_its_message(tmp_path, algorithm, conf_file):
     with open(conf_file, 'a', encoding='utf8') as file:
         file.write("\nSmallPolicy.unknown = 1\n")
     evaluator = Evaluator(make_config(tmp_path), conf_file)

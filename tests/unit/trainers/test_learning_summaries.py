@@ -34,7 +34,7 @@ def written(monkeypatch):
     return found
 
 
-def test_ppo_tells_how_far_the_policy_moves_and_how_good_its_values_are(tmp_path):
+def test_ppo_logs_policy_change_and_value_quality(tmp_path):
     alfx.train('ppo_cart_pole', {**SMALL, 'ppo/Adam.lr': 0.002}, str(tmp_path / 'run'))
     progress = alfx.read_progress(str(tmp_path / 'run'))
     assert (progress['train/learning_rate/Adam'] == 0.002).all()
@@ -45,7 +45,7 @@ def test_ppo_tells_how_far_the_policy_moves_and_how_good_its_values_are(tmp_path
     assert (progress['train/explained_variance'] <= 1).all()
 
 
-def test_value_learners_tell_values_targets_exploration_and_what_is_stored(tmp_path):
+def test_value_learners_log_values_targets_exploration_and_buffer(tmp_path):
     alfx.train('dqn_cart_pole', {**OFF_POLICY, 'DqnAlgorithm.rollout_epsilon_greedy': 0.25}, str(tmp_path / 'run'))
     progress = alfx.read_progress(str(tmp_path / 'run'))
     last = {name: values[-1] for name, values in progress.items()}
@@ -54,7 +54,7 @@ def test_value_learners_tell_values_targets_exploration_and_what_is_stored(tmp_p
     assert np.isfinite([last['train/values'], last['train/targets'], last['train/grad_norm']]).all()
 
 
-def test_hparams_tell_the_bindings_of_runs_and_what_these_have_come_to(tmp_path):
+def test_hparams_contain_bindings_and_results_of_runs(tmp_path):
     from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
@@ -89,7 +89,7 @@ def test_settings_are_numbers_bools_or_short_texts(text, value):
     assert setting_of(text) == value and type(setting_of(text)) is type(value)
 
 
-def test_what_is_told_changes_nothing_of_what_is_learned(tmp_path):
+def test_logging_does_not_change_training(tmp_path):
     found = []
     for interval in (1, 1000):
         root_dir = str(tmp_path / str(interval))
@@ -106,7 +106,7 @@ def test_the_divergence_is_estimated_from_the_ratio_alone(written):
     assert written == pytest.approx({'train/approx_kl': (1 - math.log(2)) / 2, 'train/clip_fraction': 0.5})
 
 
-def test_the_norm_of_gradients_is_that_of_all_together(written):
+def test_the_gradient_norm_covers_all_parameters(written):
     parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(3)]
     for parameter, gradient in zip(parameters, (3.0, 4.0)):  # the third one has none
         parameter.grad = torch.tensor([gradient])
@@ -126,7 +126,7 @@ def test_a_quantity_is_plotted_by_the_last_part_of_its_name(tmp_path):
 
 
 @pytest.mark.parametrize('in_process', [True, False])
-def test_evaluations_show_an_episode_where_the_conf_asks_for_it(tmp_path, in_process):
+def test_evaluations_show_an_episode_if_configured(tmp_path, in_process):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     alfx.train('ppo_cart_pole', {**SMALL, 'TrainerConfig.evaluate': True, 'TrainerConfig.num_evals': 2,
                                  'TrainerConfig.num_eval_episodes': 2, 'TrainerConfig.eval_video_steps': 7,
@@ -142,7 +142,7 @@ def test_evaluations_show_an_episode_where_the_conf_asks_for_it(tmp_path, in_pro
     assert sum(durations) == 7 * 1000 / 50
 
 
-def test_an_environment_without_pictures_is_evaluated_without_a_film(caplog):
+def test_an_environment_without_images_is_evaluated_without_a_video(caplog):
     class Dark:
         def render(self, mode):
             raise UnsupportedOperationError('it is dark')

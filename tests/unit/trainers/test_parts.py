@@ -46,7 +46,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='a matter of glibc')
-def test_memory_that_an_update_has_freed_is_there_for_the_next_one():
+def test_memory_freed_by_an_update_is_reused_by_the_next():
     env = {**os.environ, 'MALLOC_MMAP_THRESHOLD_': '131072'}  # what glibc may or may not come to by itself
     largest = 2**23 if tuple(map(int, platform.libc_ver()[1].split('.'))) >= (2, 35) else 2**17
     faults = {how: int(subprocess.run([sys.executable, '-c', _COUNT_FAULTS, how, str(largest)], capture_output=True,
@@ -155,7 +155,7 @@ def test_float32_sums_in_any_order_pass_and_rounded_factors_do_not(columns):
     assert [is_of_float32(product) for product in float32 + coarse] == [True] * 3 + [False] * 3
 
 
-def test_the_trial_measures_and_leaves_the_precision_as_it_was():
+def test_the_trial_measures_and_restores_the_precision():
     before = torch.get_float32_matmul_precision()
     outcome = cpu_tuning._try(256, 256, 256)
     assert torch.get_float32_matmul_precision() == before
@@ -168,7 +168,7 @@ def test_the_conf_decides_if_it_wants_to(tmp_path, torch_settings):
     assert tuning == (2, 'high', None)
 
 
-def test_progress_is_shown_in_lines_where_there_is_no_terminal(monkeypatch):
+def test_progress_is_printed_in_lines_without_a_terminal(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(progress_display.time, 'monotonic', lambda: now[0])
     stream = io.StringIO()

@@ -43,14 +43,14 @@ def make(root_dir, ctor=SmallPolicy, env=None):
     return building.create_algorithm(make_config(root_dir, algorithm_ctor=ctor), env or WalkEnv(1), trains=False)
 
 
-def test_episodes_are_told_of_and_measured(root_dir):
+def test_episodes_are_reported_and_measured(root_dir):
     lines = []
     result = play(root_dir, WalkEnv(1, lengths=[4]), make(root_dir), num_episodes=2, render=False, report=lines.append)
     assert lines == ['episode 1: return 0, length 4', 'episode 2: return 0, length 4']
     assert result.lengths.tolist() == [4, 4]
 
 
-def test_returns_are_told_as_numbers_of_the_field(root_dir):
+def test_returns_are_reported_as_plain_numbers(root_dir):
     lines = []
     for reward in (torch.tensor([112.0]), torch.tensor([[0.5, 2.0]])):
         narrator = _Narrator(lambda *args: None, lines.append)

@@ -147,7 +147,7 @@ def test_a_conf_gets_iterations_as_axis_and_metrics_over_each_counter(tmp_path):
     assert evaluated['Metrics_vs_EnvironmentSteps/AverageReturn'] == [env_steps[1], env_steps[3]]
 
 
-def test_a_run_goes_on_over_the_axis_that_it_began_with(tmp_path):
+def test_a_resumed_run_keeps_its_axis(tmp_path):
     options = dict(num_iterations=6, summary_interval=1, evaluate=True, eval_interval=3, num_eval_episodes=2)
     run(tmp_path, stop_after=4, **options)
     begun = scalars(tmp_path / 'train')['loss']
@@ -172,7 +172,7 @@ def test_the_axis_is_the_counter_if_environment_steps_show_no_progress(tmp_path)
         make_config(tmp_path, ml_type='sl', summary_axis='env_steps')
 
 
-def test_as_many_evaluations_take_place_as_are_asked_for(tmp_path):
+def test_the_given_number_of_evaluations_takes_place(tmp_path):
     # FIRST steps are no environment steps: the run has more iterations than its steps are worth
     trainer = run(tmp_path, num_iterations=0, num_env_steps=400, evaluate=True, num_evals=4, num_eval_episodes=2)
     results = [int(row['iteration']) for row in read_results(str(tmp_path))]
@@ -254,7 +254,7 @@ def test_temporary_checkpoints_are_written_and_the_latest_two_kept(tmp_path, mon
     assert steps(tmp_path) == [6, 10, 11, 12]
 
 
-def test_event_file_tells_of_conf_networks_code_and_times(tmp_path):
+def test_the_event_file_has_conf_networks_code_and_times(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     run(tmp_path, code_snapshots=['algorithms/algorithm.py'], summarize_grads_and_vars=True)
     events = EventAccumulator(str(tmp_path / 'train'), size_guidance={'tensors': 0}).Reload()
@@ -283,7 +283,7 @@ def test_the_same_seed_gives_the_same_parameters_and_another_one_others(tmp_path
 
 
 @pytest.mark.parametrize('killed_at', [0, 3, 6, 11])
-def test_a_killed_run_goes_on_to_the_same_parameters_bit_for_bit(tmp_path, killed_at):
+def test_a_killed_run_resumes_to_the_same_parameters_bit_for_bit(tmp_path, killed_at):
     whole = run(tmp_path / 'whole')
     run(tmp_path / 'killed', stop_after=killed_at)
     resumed = run(tmp_path / 'killed')
@@ -297,7 +297,7 @@ def test_a_killed_run_goes_on_to_the_same_parameters_bit_for_bit(tmp_path, kille
                        for row in table(tmp_path / 'killed')]
 
 
-def test_event_files_have_no_record_twice_after_a_resume(tmp_path):
+def test_event_files_have_no_duplicates_after_a_resume(tmp_path):
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
     run(tmp_path, stop_after=6, evaluate=True, eval_interval=3, num_eval_episodes=2)
     run(tmp_path, evaluate=True, eval_interval=3, num_eval_episodes=2)
@@ -483,7 +483,7 @@ class LoneRank(Ranks):
         """Nobody listens."""
 
 
-def test_ranks_go_on_with_the_progress_that_they_had_together(tmp_path):
+def test_ranks_resume_with_their_common_progress(tmp_path):
     seen = []
 
     class Watching(WalkTrainer):
@@ -538,12 +538,12 @@ def test_a_signal_during_output_is_logged_without_the_stream_lock(tmp_path, monk
     assert signals.stop_signal == signal.SIGTERM and 'SIGTERM: stopping after' in path.read_text()
 
 
-def test_sigusr1_asks_for_a_checkpoint_and_the_run_goes_on(tmp_path):
+def test_sigusr1_requests_a_checkpoint_and_the_run_continues(tmp_path):
     run(tmp_path, sends(signal.SIGUSR1))
     assert steps(tmp_path) == [4, 5, 8, 12]
 
 
-def test_a_run_killed_without_warning_goes_on_to_the_same_parameters(tmp_path):
+def test_a_run_killed_by_sigkill_resumes_to_the_same_parameters(tmp_path):
     """SIGUSR2 before that shows where the run is."""
     code = f'''
         import sys
@@ -584,7 +584,7 @@ def test_supervised_training_learns_evaluates_and_saves(tmp_path):
     assert list((tmp_path / 'eval').glob('*tfevents*'))
 
 
-def test_supervised_training_goes_on_exactly(tmp_path):
+def test_supervised_training_resumes_exactly(tmp_path):
     whole = supervised(tmp_path / 'whole', num_iterations=60)
     supervised(tmp_path / 'part', num_iterations=30)
     assert all(torch.equal(a, b) for a, b in zip(parameters(whole), parameters(supervised(tmp_path / 'part'))))

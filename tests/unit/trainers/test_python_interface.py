@@ -52,7 +52,7 @@ def test_a_policy_remembers_within_an_episode_and_forgets_with_reset(masked_run)
     assert set(first) <= {0, 1} and all(type(action) is int for action in first)
 
 
-def test_the_random_numbers_of_the_caller_stay_as_they_were(masked_run):
+def test_the_random_state_of_the_caller_does_not_change(masked_run):
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
@@ -78,7 +78,7 @@ def test_a_continuous_action_is_in_bounds_and_that_of_evaluation(tmp_path):
     assert np.array_equal(policy.predict(np.array([1.0, 0.0, 0.5])), action)
 
 
-def test_mistakes_are_those_of_the_conf(tmp_path):
+def test_conf_errors_raise_as_in_the_programs(tmp_path):
     with pytest.raises(gin_utils.ConfError, match="did you mean 'lr'"):
         alfx.train('ppo_cart_pole', {'ppo/Adam.lrr': 0.1}, str(tmp_path / 'run'))
     with pytest.raises(gin_utils.ConfError, match='there is no run folder'):

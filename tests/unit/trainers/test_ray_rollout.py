@@ -78,7 +78,7 @@ def test_unrolls_and_metrics_of_one_worker_match_a_local_run(make, tmp_path, mon
         assert_same(a.result(), b.result())
 
 
-def test_two_workers_side_by_side_and_one_that_is_killed(make, caplog):
+def test_two_workers_run_concurrently_and_one_is_killed(make, caplog):
     """One test, for starting workers takes seconds: seeds, weights, logs, summaries, statistics, bounds, the seam."""
     caplog.set_level(logging.INFO)
     algorithm, source = make(*SAMPLED, 'TrainerConfig.unroll_queue_size=8', 'Steering.talks=True',

@@ -47,7 +47,7 @@ def assert_same(a, b):
     ('Steering.recurrent=True', 'Steering.counts=False', 'TrainerConfig.data_transformer_ctor=@ObservationNormalizer',
      "ObservationNormalizer.update_mode='rollout'")
 ], ids=['whole unrolls', 'sampled', 'random actions', 'recurrent', 'recurrent, whole unrolls, transformed'])
-def test_unrolls_of_a_worker_are_those_of_the_run_bit_for_bit(tmp_path, monkeypatch, params):
+def test_unrolls_of_a_worker_match_the_run_bit_for_bit(tmp_path, monkeypatch, params):
     config = run_folder(tmp_path, monkeypatch, *params)
     local = make_algorithm(config)
     expected = [local.unroll(5) for _ in range(4)]
@@ -79,7 +79,7 @@ def test_the_environments_of_a_worker_can_begin_at_any_number(tmp_path, monkeypa
     assert not torch.equal(first.observation, make_worker(config).collect(1).experience.time_step.observation)
 
 
-def test_a_run_that_goes_on_has_other_random_streams(tmp_path, monkeypatch):
+def test_a_resumed_run_has_new_random_streams(tmp_path, monkeypatch):
     config = run_folder(tmp_path, monkeypatch, *SAMPLED, 'Steering.samples=True')
     steps = [make_worker(config, start=start).collect(2).experience for start in (0, 0, 1, 2)]
     assert_same(steps[0], steps[1])
@@ -88,7 +88,7 @@ def test_a_run_that_goes_on_has_other_random_streams(tmp_path, monkeypatch):
     assert not torch.equal(steps[2].action, steps[3].action)
 
 
-def test_what_acting_changes_is_told_and_not_overwritten(tmp_path, monkeypatch):
+def test_statistics_changed_by_acting_are_reported_and_kept(tmp_path, monkeypatch):
     config = run_folder(tmp_path, monkeypatch, *SAMPLED)
     learner = make_algorithm(config)
     worker, other = make_worker(config), make_worker(config, 1, 2)
@@ -187,7 +187,7 @@ def collect_if_due(algorithm):
 
 
 @pytest.mark.parametrize('sampled', [True, False])
-def test_what_there_is_is_taken_if_no_length_is_asked_for(tmp_path, monkeypatch, sampled):
+def test_without_a_given_length_all_available_steps_are_used(tmp_path, monkeypatch, sampled):
     params = ['TrainerConfig.unroll_length=0', 'TrainerConfig.max_unroll_length=4', *(SAMPLED if sampled else ())]
     algorithm, source = counting(run_folder(tmp_path, monkeypatch, *params))
     lengths = []
@@ -230,7 +230,7 @@ def test_a_failed_unroll_leaves_the_share_of_a_step_that_is_due(tmp_path, monkey
     assert len(rewards(collect_if_due(algorithm))) == 2
 
 
-def test_training_that_changes_what_acting_changes_is_told_once(tmp_path, monkeypatch, caplog):
+def test_training_that_overwrites_acting_state_is_logged_once(tmp_path, monkeypatch, caplog):
     from alfx.engine.remote.remote_unroll import ActingStatistics
     algorithm = make_algorithm(run_folder(tmp_path, monkeypatch, *SAMPLED))
     statistics = ActingStatistics(algorithm)

@@ -23,7 +23,7 @@ def test_a_new_column_is_added_to_the_rows_before_it(tmp_path):
                           {'counter': '2', 'loss': '0.25', 'entropy': '1'}]
 
 
-def test_a_table_is_cut_and_gone_on_with(tmp_path):
+def test_a_table_is_truncated_and_continued(tmp_path):
     path = str(tmp_path / 'progress.csv')
     log = ProgressLog(path, ('counter', ))
     for counter in range(5):
@@ -77,7 +77,7 @@ def test_event_files_are_cut_by_time(tmp_path):
 
 
 @pytest.mark.parametrize('tuning', [[1, 'highest'], [1, 'medium', 'highest'], [2, 'medium', None]])
-def test_what_was_decided_at_the_start_is_kept(tmp_path, tuning):
+def test_decisions_made_at_the_start_are_kept(tmp_path, tuning):
     record = StartRecord(str(tmp_path))
     assert record.read() == {}
     record.write(random_seed=3)
@@ -126,7 +126,7 @@ def test_damaged_start_data_is_a_warning_and_its_valid_part_is_kept(tmp_path, ca
     assert record.read() == {'random_seed': 7, 'tuning': [1, 'highest']} and not caplog.text
 
 
-def test_a_run_of_a_version_that_knew_no_axes_has_that_of_iterations(tmp_path):
+def test_a_run_of_an_old_version_has_iterations_as_its_axis(tmp_path):
     operative = tmp_path / 'conf' / 'operative.gin'
     operative.parent.mkdir()
     operative.write_text('TrainerConfig.random_seed = 3\n')

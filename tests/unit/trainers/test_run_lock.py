@@ -52,7 +52,7 @@ def hold_as(monkeypatch, rank, said, root_dir):
     return run_lock.held(str(root_dir))
 
 
-def test_the_second_is_told_which_process_holds_the_folder(holder, tmp_path):
+def test_the_error_names_the_process_that_holds_the_folder(holder, tmp_path):
     with pytest.raises(ConfError) as caught, run_lock.held(str(tmp_path)):
         pass
     assert f'process {holder.pid} on {socket.gethostname()}' in str(caught.value)
@@ -95,14 +95,14 @@ def test_ranks_of_one_run_hold_it_together_until_the_last_one_ends(tmp_path, mon
         pass
 
 
-def test_all_ranks_are_refused_alike(holder, tmp_path, monkeypatch):
+def test_all_ranks_are_refused(holder, tmp_path, monkeypatch):
     said = []
     for rank in (0, 1):
         with pytest.raises(ConfError, match=f'process {holder.pid}'), hold_as(monkeypatch, rank, said, tmp_path):
             pass
 
 
-def test_where_the_file_system_cannot_lock_there_is_a_warning(tmp_path, monkeypatch, caplog):
+def test_a_file_system_without_locks_logs_a_warning(tmp_path, monkeypatch, caplog):
     def flock(file, kind):
         raise OSError(errno.ENOLCK, 'No locks available')
 
@@ -142,7 +142,7 @@ def test_a_folder_that_is_removed_while_it_is_held_is_held_again(tmp_path):
     assert can_be_locked(folder)
 
 
-def test_who_has_begun_meanwhile_in_a_folder_that_was_removed_keeps_it(tmp_path):
+def test_a_new_run_in_a_recreated_folder_keeps_it(tmp_path):
     folder = tmp_path / 'run'
     folder.mkdir()
     with run_lock.held(str(folder)):

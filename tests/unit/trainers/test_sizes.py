@@ -35,7 +35,7 @@ def test_a_million_environments(caplog):
 
 
 @pytest.mark.parametrize('size, warned', [(20, False), (21, True)])
-def test_minibatches_larger_than_what_is_trained_on(tmp_path, caplog, size, warned):
+def test_minibatches_larger_than_the_training_data_log_a_warning(tmp_path, caplog, size, warned):
     with caplog.at_level(logging.WARNING):
         memory_checks.warn_of_mini_batch(4, make_config(tmp_path, unroll_length=10, mini_batch_length=2,
                                                         mini_batch_size=size))

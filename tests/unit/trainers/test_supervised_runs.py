@@ -70,7 +70,7 @@ def table(path):
 
 
 @pytest.mark.parametrize('kind', [PARTICLES, HYPER], ids=['particles', 'hypernetwork'])
-def test_a_run_that_stopped_goes_on_as_if_it_had_not(tmp_path, kind):
+def test_a_stopped_run_resumes_exactly(tmp_path, kind):
     whole = train(tmp_path, 'whole', **kind)
     train(tmp_path, 'part', epochs=2, **kind)
     resumed = train(tmp_path, 'part', **kind)
@@ -79,7 +79,7 @@ def test_a_run_that_stopped_goes_on_as_if_it_had_not(tmp_path, kind):
     assert (tmp_path / 'whole/eval/progress.csv').read_text() == (tmp_path / 'part/eval/progress.csv').read_text()
 
 
-def test_evaluations_are_in_a_table_that_says_how_well_outliers_are_told(tmp_path):
+def test_evaluations_are_in_a_table_with_outlier_detection_scores(tmp_path):
     trainer = train(tmp_path, 'run')
     rows = table(tmp_path / 'run/eval/progress.csv')
     assert [row['iteration'] for row in rows] == ['2', '4']
@@ -97,7 +97,7 @@ def program(name, *arguments):
                           timeout=100)
 
 
-def test_evaluate_and_plot_take_the_run_and_play_says_where_to_look(tmp_path):
+def test_evaluate_and_plot_accept_the_run_and_play_refuses_with_a_hint(tmp_path):
     train(tmp_path, 'run')
     root_dir = str(tmp_path / 'run')
     expected = table(tmp_path / 'run/eval/progress.csv')[-1]
@@ -120,7 +120,7 @@ def test_an_update_that_cannot_be_compiled_is_refused_before_training(tmp_path):
     assert not os.path.exists(tmp_path / 'run/progress.csv')
 
 
-def test_nothing_to_tell_uncertainty_by_is_told_before_training(tmp_path):
+def test_missing_uncertainty_estimates_raise_before_training(tmp_path):
     kind = dict(PARTICLES, more='FuncParVIAlgorithm.data_creator_outlier = None')
     with pytest.raises(ConfError, match='data_creator_outlier is not set'):
         train(tmp_path, 'run', **kind)

@@ -13,7 +13,7 @@ from alfx.environments.utils import create_environment
 from alfx.trainers.acting.worker_process import LogForwarding, SummaryForwarding
 
 
-def test_what_alfx_logs_and_warnings_of_all_are_handed_on():
+def test_alfx_logs_and_all_warnings_are_forwarded():
     heard = []
     with LogForwarding(lambda level, text: heard.append((level, text))).active():
         logging.getLogger('alfx.some.part').info('a %s', 'word')
@@ -29,7 +29,7 @@ def test_what_alfx_logs_and_warnings_of_all_are_handed_on():
     assert 'and this' in heard[2][1] and 'ValueError: wrong' in heard[3][1] and len(heard) == 4
 
 
-def test_summaries_are_handed_on_as_calls_of_a_writer(tmp_path):
+def test_summaries_are_forwarded_as_writer_calls(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     calls = []
     with summary.push_summary_writer(SummaryForwarding(lambda *call: calls.append(call))), context.record_if(True):
@@ -49,7 +49,7 @@ def test_summaries_are_handed_on_as_calls_of_a_writer(tmp_path):
         SummaryForwarding(print).flush()
 
 
-def test_a_description_tells_all_but_cannot_be_stepped():
+def test_a_description_has_all_specs_but_cannot_be_stepped():
     env = PolicyUnittestEnv(batch_size=1, episode_length=5, action_type=ActionType.Continuous, reward_dim=3)
     described = DescribedEnvironment(env, 7)
     assert described.batch_size == 7 and described.time_step_spec() == env.time_step_spec()

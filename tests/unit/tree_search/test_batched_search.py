@@ -43,7 +43,7 @@ def test_only_the_latest_sizes_of_batches_are_kept():
     assert run(search, 5) is trees[-1] and run(search, 1) is not trees[0]
 
 
-def test_what_is_not_kept_is_gone_at_once():
+def test_dropped_forests_are_freed_at_once():
     search = TreeSearch(SearchSettings(4), form=lambda function, memory: TracedFunction(function, memory))
     gc.disable()
     try:
@@ -89,7 +89,7 @@ GUMBEL, EXPANDED = dict(rule='gumbel', gumbel_scale=0.0), dict(expand_root=True,
     *itertools.product((dict(rule='ucb'), GUMBEL, EXPANDED, dict(num_parallel=2)), (False, True), (False, )),
     pytest.param(GUMBEL, False, True, marks=pytest.mark.compiles),
     pytest.param(EXPANDED, True, True, marks=pytest.mark.compiles)])
-def test_a_recorded_search_finds_what_one_step_by_step_finds(monkeypatch, caplog, options, names_actions, compiles):
+def test_a_traced_search_matches_an_eager_one(monkeypatch, caplog, options, names_actions, compiles):
     monkeypatch.setattr(backends, 'WARM_UP', backends.WarmUp(calls=3, compiled_calls=3))
     torch.manual_seed(0)
     network, settings, made = Network(names_actions), SearchSettings(8, **options), []

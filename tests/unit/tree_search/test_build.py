@@ -67,7 +67,7 @@ def test_a_damaged_or_foreign_file_is_built_again(damage, compilations, tmp_path
     assert len(compilations) == 2 and library(tmp_path).read_bytes() == content
 
 
-def test_without_a_compiler_one_line_in_the_log_says_so(monkeypatch, caplog):
+def test_a_missing_compiler_is_logged_in_one_line(monkeypatch, caplog):
     monkeypatch.setenv('PATH', '')
     monkeypatch.delenv('CC', raising=False)
     with caplog.at_level(logging.INFO):
@@ -76,7 +76,7 @@ def test_without_a_compiler_one_line_in_the_log_says_so(monkeypatch, caplog):
     assert 'found no C compiler' in message and 'searching with tensors' in message
 
 
-def test_a_compiler_that_fails_is_reported_with_what_it_said(monkeypatch, caplog, tmp_path):
+def test_a_compiler_failure_is_reported_with_its_output(monkeypatch, caplog, tmp_path):
     compiler = tmp_path / 'broken'
     compiler.write_text('#!/bin/sh\necho no space left >&2\nexit 3\n')
     compiler.chmod(0o755)

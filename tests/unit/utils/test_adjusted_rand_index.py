@@ -19,7 +19,7 @@ def test_images_are_taken_one_by_one():
     torch.testing.assert_close(together, apart)
 
 
-def test_what_is_not_counted_has_no_influence():
+def test_uncounted_pixels_have_no_influence():
     labels, clusters = torch.randint(0, 3, (2, 20)), torch.randint(0, 3, (2, 20))
     counted = torch.rand(2, 20) < 0.6
     changed = torch.where(counted, clusters, (clusters + 1) % 3)
@@ -47,7 +47,7 @@ def test_nothing_counted_is_perfect_agreement():
     assert adjusted_rand_index(labels, labels + 1, torch.zeros(2, 9, dtype=torch.bool)).tolist() == [1.0, 1.0]
 
 
-def test_bytes_are_fine_and_inputs_stay_as_they_are():
+def test_bytes_are_accepted_and_inputs_do_not_change():
     labels, clusters = torch.randint(0, 200, (2, 9)).to(torch.uint8), torch.randint(0, 3, (2, 9))
     before = labels.clone(), clusters.clone()
     adjusted_rand_index(labels, clusters, labels > 3)

@@ -69,7 +69,7 @@ def loaded(tmp_path, step='latest') -> tuple[int, Algorithm, Counter]:
     return Checkpointer(str(tmp_path / 'ckpt'), alg=alg, counter=counter).load(step), alg, counter
 
 
-def test_everything_comes_back_and_training_goes_on_alike(tmp_path):
+def test_everything_is_restored_and_training_continues_identically(tmp_path):
     checkpointer = saved(tmp_path, 1, 2)
     step, alg, counter = loaded(tmp_path)
     assert (step, counter.value) == (2, 2)
@@ -185,7 +185,7 @@ def test_a_path_named_like_a_checkpoint_is_skipped_and_replaced(tmp_path, caplog
 
 
 @pytest.mark.parametrize('make', [_random_bytes, _dangling_link, _looping_link, _folder, os.mkfifo, _device])
-def test_whatever_has_the_name_of_an_environment_state_there_is_none(tmp_path, caplog, make):
+def test_other_paths_named_like_an_environment_state_are_ignored(tmp_path, caplog, make):
     checkpointer = saved(tmp_path, 1)
     make(tmp_path / 'ckpt' / 'ckpt-1.env')
     assert checkpointer.load_environment_state(1) is None
@@ -249,7 +249,7 @@ def test_the_latest_two_checkpoints_hold_the_replay_buffer(tmp_path):
     assert [name for name in os.listdir(checkpointer.ckpt_dir) if 'replay' in name] == ['ckpt-2.replay']
 
 
-def test_who_has_no_replay_buffer_does_not_read_one(tmp_path):
+def test_algorithms_without_replay_buffer_do_not_read_one(tmp_path):
     checkpointer = replaying(tmp_path, 1)
     os.remove(checkpointer.path(1) + '.replay')
     os.mkfifo(checkpointer.path(1) + '.replay')
@@ -320,7 +320,7 @@ def test_a_checksummed_file_that_would_execute_code_is_refused(tmp_path):
     assert 'weights_only' not in str(caught.value) and not (tmp_path / 'executed').exists()
 
 
-def test_before_the_first_checkpoint_it_is_said_that_there_is_none_yet(tmp_path):
+def test_before_the_first_checkpoint_the_error_states_this(tmp_path):
     with pytest.raises(CheckpointError, match='there are no checkpoints'):
         loaded(tmp_path)
 
@@ -464,7 +464,7 @@ class _Evil:
         return os.system, (f'touch {self.path}', )
 
 
-def test_an_environment_state_of_somebody_else_is_not_unpickled(tmp_path, caplog, monkeypatch):
+def test_an_environment_state_of_another_user_is_not_unpickled(tmp_path, caplog, monkeypatch):
     checkpointer = saved(tmp_path, 1)
     with monkeypatch.context() as stranger:
         stranger.setenv('XDG_CONFIG_HOME', str(tmp_path / 'stranger'))

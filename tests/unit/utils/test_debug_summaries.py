@@ -73,7 +73,7 @@ def test_importance_ratios_write_the_fraction_that_is_clipped(recorder):
     assert 'ppo/importance_ratio' in recorder.histograms
 
 
-def test_mean_squared_loss_writes_what_it_explains(recorder):
+def test_mean_squared_loss_logs_explained_variance(recorder):
     target = torch.randn(4, 2)
     losses.MeanSquaredLoss(name='model')(target, target)
     assert recorder.scalars['model/explained_variance'] == 1.0 and recorder.scalars['model/loss'] == 0.0

@@ -102,7 +102,7 @@ def test_distributions_stack_and_come_apart_again(make):
 
 
 @each_kind
-def test_the_spec_of_a_distribution_holds_specs_and_equals_that_of_another(make):
+def test_a_distribution_spec_contains_specs_and_compares_equal(make):
     spec, other = du.extract_spec(make()), du.extract_spec(make())
     assert nest.structure(spec) == nest.structure(other) and nest.flatten(spec) == nest.flatten(other)
     assert all(isinstance(leaf, TensorSpec) for leaf in nest.flatten(spec))

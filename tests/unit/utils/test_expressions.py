@@ -51,6 +51,6 @@ class Record(NamedTuple):
 @pytest.mark.parametrize('text, argument', [
     ('lambda x: x.effect', Record()), ('lambda x: x.name * 1000000', Record()), ('lambda x: x.name.sum()', Record()),
     ("lambda x: x['b']", {'a': 1}), ('lambda x: x[3]', [1]), ('lambda x: x.loss', 3)])
-def test_what_is_no_field_element_or_number_is_refused_when_it_is_called(text, argument):
+def test_invalid_expressions_raise_when_called(text, argument):
     with pytest.raises(ExpressionError):
         function_from_text(text, 'f')(argument)

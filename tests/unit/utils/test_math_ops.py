@@ -79,7 +79,7 @@ def test_soft_bounds_stay_inside_and_tend_to_the_hard_ones():
     assert math_ops.softlower(torch.tensor(1.0), 1.0).item() == pytest.approx(1.693147)
 
 
-def test_softsign_and_its_gradient_are_those_of_torch():
+def test_softsign_and_its_gradient_match_torch():
     x = torch.randn(50, dtype=torch.float64, requires_grad=True)
     expected = torch.nn.functional.softsign(x)
     (slope, ) = torch.autograd.grad(expected.sum(), x)

@@ -44,7 +44,7 @@ def test_ranges_are_divided_equally_and_outside_values_clamped():
     assert numbers(values.unsqueeze(-1)).tolist() == [0, 0, 0, 1, 1, 2, 2, 3, 3, 3]
 
 
-def test_a_grid_is_that_of_the_slow_loop():
+def test_a_grid_matches_the_slow_loop():
     spec = {'x': BoundedTensorSpec((2, ), torch.float32, [-1.0, 0.0], [1.0, 4.0]),
             'y': TensorSpec((1, )), 'z': BoundedTensorSpec((), torch.int64, 5, 6)}
     sizes, bounds = [3, 5, 4], [None, (1.0, 2.0), (-10.0, 10.0)]
@@ -72,6 +72,6 @@ def test_a_grid_is_that_of_the_slow_loop():
     (BoundedTensorSpec((), torch.int64, 0, 3), 4, None, 'no floating point numbers'),
     (TensorSpec((), torch.int64), None, None, 'integers without bounds'),
 ])
-def test_what_does_not_fit_is_refused_by_name(spec, size, bounds, message):
+def test_invalid_arguments_are_refused_by_name(spec, size, bounds, message):
     with pytest.raises(ValueError, match=message):
         grid(spec, size, bounds)

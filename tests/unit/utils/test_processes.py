@@ -62,7 +62,7 @@ def test_how_a_process_ended_in_words(code, words):
     assert describe_exit(code) == words
 
 
-def test_a_lost_process_is_told_with_its_last_words():
+def test_a_lost_process_is_reported_with_its_log_tail():
     error = LostProcessError('rank 2', 'was killed by SIGKILL', 'one\ntwo\n', 'start it again')
     assert str(error) == ('rank 2 was killed by SIGKILL\n  start it again\n  its log ends with:\n    one\n    two')
     assert str(LostProcessError('rank 2', 'is gone', ' \n')) == 'rank 2 is gone'
@@ -87,7 +87,7 @@ def stubborn(pipe):
     time.sleep(1000)
 
 
-def test_who_is_asked_to_end_may_do_so_and_who_does_not_is_ended_by_force():
+def test_processes_may_end_on_request_and_are_killed_otherwise():
     child = Child(processes.SPAWN, obedient, (), 'obedient')
     assert child.pipe.recv_bytes() == b'ready'
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
@@ -141,7 +141,7 @@ def talk(tell, how):
     ('returns', 'ended with exit code 0', 'about to end'), ('raises', 'ended with exit code 1', 'ValueError: no way'),
     ('exits', 'ended with exit code 1', 'SystemExit: 0'), ('faults', 'was killed by SIGSEGV', 'Segmentation fault'),
     ('is killed', 'was killed by SIGKILL (often out of memory)', 'about to end')])
-def test_the_last_words_are_an_error_a_fault_or_the_end_of_the_log(how, ending, words, caplog):
+def test_the_log_tail_is_an_error_a_fault_or_the_end_of_the_log(how, ending, words, caplog):
     child = MessagingProcess(talk, (how, ), 'test process')
     heard = []
     wait_for(lambda: child.exitcode is not None)

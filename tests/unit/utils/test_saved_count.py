@@ -33,7 +33,7 @@ def test_a_module_state_holds_the_count_at_the_time_of_asking():
     assert torch.load(file, weights_only=True)['part._count'] == 3
 
 
-def test_a_loaded_count_goes_on_from_there():
+def test_a_loaded_count_continues():
     whole, other = _whole(5), _whole(2)
     other.load_state_dict(whole.state_dict())
     assert other['part'].count.value == 5
@@ -41,7 +41,7 @@ def test_a_loaded_count_goes_on_from_there():
     assert other.state_dict()['part._count'] == 7
 
 
-def test_a_state_without_the_count_leaves_it_as_it_is():
+def test_a_state_without_the_count_leaves_it_unchanged():
     whole = _whole(5)
     whole.load_state_dict({'part.other': torch.ones(2)}, strict=False)
     assert whole['part'].count.value == 5

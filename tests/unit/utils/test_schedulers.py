@@ -56,7 +56,7 @@ def test_numbers_become_constant_schedulers_and_schedulers_stay():
     assert isinstance(as_scheduler(1), ConstantScheduler)
 
 
-def test_a_resumed_run_goes_on_where_it_was():
+def test_a_resumed_run_continues_the_schedule():
     scheduler = LinearScheduler('percent', [(0, 1.0), (1, 0.0)])
     context.update_progress('percent', 0.25)
     assert pickle.loads(pickle.dumps(scheduler))() == scheduler() == 0.75
@@ -71,7 +71,7 @@ def test_a_resumed_run_goes_on_where_it_was():
     (lambda: CyclicalScheduler('percent', 1.0, 2.0, 0), 'half_cycle_size'),
     (lambda: CyclicalScheduler('percent', 1.0, 2.0, 1, switch_mode='saw'), 'saw'),
 ])
-def test_what_is_wrong_is_refused(make, message):
+def test_invalid_arguments_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 

@@ -64,7 +64,7 @@ def test_measures_of_numbers_by_hand():
     assert measures == pytest.approx({'rmse': 1.0, 'nll': normal - math.log((1 + math.exp(-2)) / 2), 'stddev': 1.0})
 
 
-def test_a_loader_goes_through_all_samples_once_an_epoch_in_a_new_order():
+def test_a_loader_shuffles_all_samples_once_per_epoch():
     inputs = torch.arange(10.0)[:, None]
     loader = TensorLoader(inputs, torch.arange(10), batch_size=4)
     assert len(loader) == 3 and len(loader.dataset) == 10 and loader.batch_size == 4

@@ -11,7 +11,7 @@ def _pair():
     return nn.Linear(3, 2), nn.Linear(3, 2)
 
 
-def test_targets_begin_as_copies_unless_told_otherwise():
+def test_targets_start_as_copies_by_default():
     model, target = _pair()
     TargetUpdater(model, target)
     assert torch.equal(model.weight, target.weight) and model.weight is not target.weight

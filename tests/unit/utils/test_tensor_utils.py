@@ -100,7 +100,7 @@ def test_coordinates_are_appended_as_channels():
     assert broadcast.shape == (1, 4, 2, 3) and (broadcast[0, 1] == 8.0).all()
 
 
-def test_to_tensor_takes_what_numpy_and_python_have():
+def test_to_tensor_accepts_numpy_and_python_values():
     assert tensor_utils.to_tensor(1.5).dtype == torch.float32
     assert tensor_utils.to_tensor(np.zeros(2, np.int32)).dtype == torch.int32
     assert tensor_utils.to_tensor([1, 2], torch.float64).dtype == torch.float64

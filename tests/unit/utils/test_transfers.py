@@ -9,7 +9,7 @@ TENSORS = [torch.arange(3, dtype=torch.int32), torch.tensor(True), torch.rand(2,
            torch.rand(()).half()]
 
 
-def test_what_is_packed_comes_out_as_it_was():
+def test_packed_tensors_are_unpacked_unchanged():
     block, layout = transfers.packed(TENSORS, pinned=False)
     assert block.dtype == torch.uint8 and block.is_contiguous()
     for wanted, found in zip(TENSORS, transfers.unpacked(block, layout)):

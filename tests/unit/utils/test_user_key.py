@@ -11,7 +11,7 @@ def config_folder(tmp_path, monkeypatch):
     monkeypatch.setenv('XDG_CONFIG_HOME', str(tmp_path))
 
 
-def test_it_is_made_once_and_for_the_user_alone():
+def test_the_key_is_created_once_and_for_the_user_only():
     key = user_key()
     assert len(key) == 32 and user_key() == key
     assert os.stat(path()).st_mode & 0o777 == 0o600 and os.listdir(os.path.dirname(path())) == ['key']
@@ -25,7 +25,7 @@ def test_it_is_made_once_and_for_the_user_alone():
     (lambda name: os.remove(name) or os.mkdir(name), 'cannot be made or read'),
     (lambda name: os.remove(name) or os.symlink('nowhere', name), 'cannot be made or read'),
 ])
-def test_what_is_no_secret_is_no_key(spoil, said):
+def test_an_invalid_or_shared_key_is_refused(spoil, said):
     user_key()
     spoil(path())
     with pytest.raises(NoKeyError, match=f'{path()}.*{said}'):

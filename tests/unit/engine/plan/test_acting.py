@@ -81,7 +81,7 @@ def test_each_layout_and_type_has_a_graph():
     assert len(recorded.replayed._graphs) == 3
 
 
-def test_a_function_that_looks_at_values_is_called_as_it_is(net, caplog):
+def test_a_function_that_branches_on_values_runs_eagerly(net, caplog):
     def act(x):
         return net(x) if x.sum() > 0 else -net(x)
 
@@ -109,7 +109,7 @@ class Policy(nn.Module):
 
 @pytest.mark.parametrize('compiles', [False, True])
 @pytest.mark.parametrize('read', ['number', 'schedule()', 'others[-1]', 'own'])
-def test_what_a_function_reads_besides_its_modules_is_never_frozen(read, compiles, caplog):
+def test_state_read_outside_of_modules_is_never_frozen(read, compiles, caplog):
     policy = Policy(lambda self: eval(f'self.{read}'))
     recorded = TracedFunction(policy.act, policy, compiles=compiles)
     with torch.no_grad():
@@ -156,7 +156,7 @@ class Counting(nn.Module):
 
 @pytest.mark.parametrize('is_partial', [False, True])
 @pytest.mark.parametrize('name', ['in_class', 'in_self'])
-def test_a_function_that_counts_its_calls_is_called_each_time(name, is_partial, caplog, monkeypatch):
+def test_a_function_that_counts_its_calls_runs_every_time(name, is_partial, caplog, monkeypatch):
     monkeypatch.setattr(Counting, 'in_class', 0)
     policy = Counting(name == 'in_class')
     recorded = TracedFunction(functools.partial(policy.act) if is_partial else policy.act, policy.layer)
@@ -217,7 +217,7 @@ def test_compiled_replay_matches_up_to_rounding_with_the_same_seeds(net, caplog)
 
 
 @pytest.mark.slow
-def test_compiled_it_returns_no_memory_that_somebody_else_writes_to(net):
+def test_compiled_functions_return_memory_that_is_not_overwritten(net):
     scale = nn.Parameter(torch.ones(2))
     owner = nn.ParameterList([scale])
     recorded = TracedFunction(lambda x: (net(x), owner[0].expand(len(x), 2)), net, owner, compiles=True)

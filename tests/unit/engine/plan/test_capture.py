@@ -49,7 +49,7 @@ def test_an_uncapturable_update_runs_eagerly_and_logs_the_reason(asks, never_rep
         assert 'long text' not in caplog.text
 
 
-def test_what_is_captured_is_used_until_its_tensors_move(never_replayed, monkeypatch):
+def test_a_captured_graph_is_used_until_its_tensors_move(never_replayed, monkeypatch):
     calls = []
     monkeypatch.setattr(capture, 'CudaGraph', lambda run, graph, leaves: lambda now: calls.append(1) or run(now))
     agent = make_agent(True)

@@ -32,7 +32,7 @@ def test_a_bias_is_added_after_the_product():
     assert _targets(graph) == [_aten.bmm.default, _aten.add.Tensor]
 
 
-def test_a_product_that_is_scaled_stays_as_it_is():
+def test_a_scaled_product_is_left_unchanged():
     graph = _prepared(lambda *x: torch.addmm(*x, beta=0.5, alpha=2.0), torch.randn(3), torch.randn(4, 5),
                       torch.randn(5, 3))
     assert _targets(graph) == [_aten.addmm.default]
@@ -71,21 +71,21 @@ def test_a_product_with_few_vectors_is_written_as_a_sum_of_each(left, right, is_
     assert graph(left, right).is_contiguous()
 
 
-def test_a_product_of_a_large_matrix_with_few_vectors_stays_as_it_is():
+def test_a_large_matrix_times_few_vectors_is_left_unchanged():
     graph = _prepared(torch.mm, torch.randn(2**10, 2**9), torch.randn(2**9, 3))
     assert _targets(graph) == [_aten.mm.default]
 
 
-def test_a_product_of_no_columns_stays_as_it_is():
+def test_a_product_without_columns_is_left_unchanged():
     assert _targets(_prepared(torch.mm, torch.randn(5, 0), torch.randn(0, 6))) == [_aten.mm.default]
 
 
-def test_a_matrix_the_other_way_round_stays_as_it_is():
+def test_a_transposed_matrix_is_left_unchanged():
     graph = _prepared(torch.bmm, torch.randn(2, 12, 5).transpose(1, 2), torch.randn(2, 12, 7))
     assert _targets(graph) == [_aten.transpose.int, _aten.bmm.default] or _targets(graph) == [_aten.bmm.default]
 
 
-def test_what_the_compiler_makes_of_it_has_the_same_values():
+def test_compiled_graphs_have_the_same_values():
     def losses(x, w1, b1, w2, b2):
         hidden = torch.baddbmm(b1, w1, x.t().expand(2, 3, 8)).relu()
         q = torch.baddbmm(b2, w2, hidden).squeeze(1).t()  # [8, 2]
@@ -151,7 +151,7 @@ def test_a_constant_that_the_compiler_makes_an_input_of_is_not_left_out():
 
 
 @pytest.mark.slow
-def test_what_is_called_is_the_function_in_c():
+def test_the_called_function_is_the_one_in_c():
     with torch._inductor.config.patch(fallback_random=True):
         compiled = compile.compiled(make_graph(lambda x: [x + 1], [torch.ones(3)]), [torch.ones(3)])
     assert any(isinstance(cell.cell_contents, BuiltinFunctionType) for cell in compiled.__closure__)
@@ -165,7 +165,7 @@ def test_a_function_of_another_kind_is_not_taken_for_it(bare):
 
 
 @pytest.mark.slow
-def test_results_that_are_views_of_what_is_given_stay_so():
+def test_results_that_are_views_of_inputs_stay_views():
     mine, results = _of_graph(lambda x, y: [x.view(4, 64), y + 1], torch.randn(16, 16), torch.randn(16, 16))
     assert results[0].untyped_storage().data_ptr() == mine[0].untyped_storage().data_ptr()
 

@@ -73,7 +73,7 @@ def _chain(x):
 
 
 @pytest.mark.parametrize('name', FUNCTIONS)
-def test_it_gives_what_the_function_gives(name):
+def test_it_returns_the_results_of_the_function(name):
     check(FUNCTIONS[name], [randn(5, 4), randn(2, 5)], batches((3, 4)))
 
 

@@ -62,7 +62,7 @@ def test_compound_operations_are_decomposed_even_without_autograd():
 
 
 @pytest.mark.parametrize('activation', ['silu', 'mish'])
-def test_what_has_a_kernel_of_its_own_is_not_taken_apart(activation):
+def test_operations_with_their_own_kernel_are_not_decomposed(activation):
     """Its parts would round in another way."""
     def function(x):
         x = x.detach().requires_grad_()
@@ -72,7 +72,7 @@ def test_what_has_a_kernel_of_its_own_is_not_taken_apart(activation):
     assert f'aten.{activation}_backward.default' in operations(graph)
 
 
-def test_it_knows_what_values_look_like_without_having_them():
+def test_metadata_is_known_without_computing_values():
     graph = make_graph(lambda x: [x.t().to(torch.float16)], [torch.randn(2, 3)])
     value = list(graph.graph.nodes)[-2].meta['val']
     assert value.is_meta and value.dtype == torch.float16 and value.shape == (3, 2) and value.stride() == (1, 3)
@@ -99,7 +99,7 @@ def test_to_ask_for_a_number_that_is_written_in_the_code_is_not():
         make_graph(lambda x: [x * torch.rand_like(torch.tensor(1.0)).item()], [torch.ones(3)])
 
 
-def test_what_no_graph_can_hold_is_refused():
+def test_untraceable_operations_are_refused():
     generator = torch.Generator()
     with pytest.raises(TypeError, match='a Generator cannot be part of a graph'):
         make_graph(lambda x: [x + torch.rand(3, generator=generator)], [torch.ones(3)])

@@ -23,7 +23,7 @@ def traced(net, function, *leaves):
         return tracer.trace(lambda named, inputs: [tracer.call(named, *inputs)], leaves)
 
 
-def test_it_knows_which_tensors_are_read_and_written_also_through_views():
+def test_a_graph_lists_tensors_read_and_written_even_through_views():
     def function(net, x):
         net.count[1:].add_(1)
         return net.weight * x
@@ -32,7 +32,7 @@ def test_it_knows_which_tensors_are_read_and_written_also_through_views():
     assert len(graph.fixed) == 2 and [name for name, _ in graph.written] == ['read.0.count']
 
 
-def test_it_is_current_as_long_as_tensors_stay_where_they_are():
+def test_a_graph_is_current_while_tensors_keep_their_addresses():
     net = Net()
     graph = traced(net, lambda net, x: net.weight * x + net.count.sum(), torch.ones(3))
     net.weight.data.mul_(2)

@@ -59,7 +59,7 @@ def both(warm_up, make, iterations=6, between=lambda agent: None):
     lambda: make_agent(rl=sac(), action_type=ActionType.Continuous),
     lambda: agents.make_agent('actor-critic', 'discrete')[0], lambda: agents.make_agent('ppo', 'continuous')[0]],
     ids=['dqn', 'any optimizer', 'samples in one memory', 'a gradient inside', 'on-policy', 'epochs'])
-def test_a_replayed_update_is_the_plain_one(make, warm_up, caplog):
+def test_replayed_updates_match_eager_ones(make, warm_up, caplog):
     made = both(warm_up, make)
     assert num_graphs(made[0]) and not num_graphs(made[1]) and not warnings_in(caplog)
     assert_same_parameters(made, **EXACT)
@@ -72,7 +72,7 @@ def test_a_replayed_update_is_the_plain_one(make, warm_up, caplog):
     (lambda compile: make_agent(compile, rl=sac(), action_type=ActionType.Continuous), 2e-5),
     (lambda compile: agents.make_agent('actor-critic', 'discrete', config_args=dict(compile=compile))[0], 1e-5)],
     ids=['dqn', 'any optimizer', 'samples in several places', 'a gradient inside', 'on-policy'])
-def test_a_compiled_update_is_the_plain_one_up_to_rounding(make, atol, never_replayed, caplog):
+def test_compiled_updates_match_eager_ones_up_to_rounding(make, atol, never_replayed, caplog):
     made = [make(compile=on) for on in (False, True)]
     train(made, 4)
     _, compiled = backends_of(made[1])
@@ -203,7 +203,7 @@ def test_few_updates_are_not_worth_a_graph():
 # What an algorithm may do without knowing of graphs ------------------------------------------------------------------
 
 
-def test_a_subclass_has_to_say_again_that_its_update_is_fixed(replayed_at_once):
+def test_a_subclass_must_declare_its_update_traceable_again(replayed_at_once):
     agent = make_agent(algorithm_cls=Changing)
     assert not agent.policy.capabilities.traceable_update
     train([agent], 3)
@@ -289,7 +289,7 @@ def _of(name, cls):
 
 @pytest.mark.parametrize('read', [number, schedule, tensor_in_place, another_tensor])
 @pytest.mark.parametrize('name', READING)
-def test_what_an_algorithm_reads_besides_its_modules_is_never_frozen(name, read, warm_up, monkeypatch, caplog):
+def test_state_read_outside_of_modules_is_never_frozen(name, read, warm_up, monkeypatch, caplog):
     monkeypatch.setattr(Reading, 'read', staticmethod(read))
     made = both(warm_up, READING[name])
     assert_same_parameters(made, **EXACT)
@@ -448,7 +448,7 @@ def test_without_a_compiler_graphs_are_replayed_with_one_warning_each(warm_up, m
     assert all('falls back from compiled code to a replayed graph' in x for x in told)
 
 
-def test_an_error_of_the_compiler_itself_is_told_in_one_line(warm_up, monkeypatch, caplog):
+def test_a_compiler_error_is_logged_in_one_line(warm_up, monkeypatch, caplog):
     def fail(*_):
         raise SyntaxError("'tmp5' was not declared\nmany lines")
 
@@ -573,7 +573,7 @@ class Shifting(DqnAlgorithm):
 
 @pytest.mark.parametrize('priority_replay', [False, True])
 @pytest.mark.parametrize('algorithm_cls', [DqnAlgorithm, Shifting])
-def test_samples_read_into_one_memory_give_the_parameters_of_others(algorithm_cls, priority_replay, replayed_at_once):
+def test_batches_read_into_reused_memory_give_the_same_parameters(algorithm_cls, priority_replay, replayed_at_once):
     made = []
     for reuses in (True, False):
         agent = make_agent(algorithm_cls=algorithm_cls, priority_replay=priority_replay)
