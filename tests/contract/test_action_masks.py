@@ -315,7 +315,7 @@ def test_an_algorithm_of_continuous_actions_is_refused():
         del CASES['ddpg']
 
 
-def test_an_algorithm_that_knows_no_masks_is_refused_by_name(monkeypatch):
+def test_an_algorithm_without_mask_support_is_refused_by_name(monkeypatch):
     monkeypatch.setattr(PPOAlgorithm, 'supports_action_mask', False)
     with pytest.raises(ConfError, match='PPOAlgorithm would take actions that are not valid'):
         make('ppo')

@@ -39,7 +39,7 @@ class TestEveryKind:
         assert time_step.is_first().all()
         assert env.current_time_step() is time_step
 
-    def test_the_same_seed_gives_the_same_sequence_at_any_time(self, env: AlfEnvironment):
+    def test_seeds_reproduce_the_sequence_at_any_time(self, env: AlfEnvironment):
         env.seed(7)
         first = record(env, STEPS, reset=False)
         record(env, 3)
@@ -56,7 +56,7 @@ class TestEveryKind:
         nest.map_structure(lambda a: a.zero_(), action)
         nest.map_structure(lambda a, b: torch.testing.assert_close(a, b, equal_nan=True), time_step.prev_action, kept)
 
-    def test_later_steps_leave_the_tensors_of_earlier_ones_alone(self, env: AlfEnvironment):
+    def test_later_steps_do_not_change_earlier_tensors(self, env: AlfEnvironment):
         env.reset()
         generator = torch.Generator().manual_seed(0)
         steps, copies = [], []
@@ -71,7 +71,7 @@ class TestEveryKind:
         with pytest.raises(ValueError, match='action: expected tensors of shapes'):
             env.step(wrong)
 
-    def test_requested_resets_come_with_the_next_step_and_only_where_asked(self, env: AlfEnvironment):
+    def test_requested_resets_happen_at_the_next_step_and_only_there(self, env: AlfEnvironment):
         env.reset()
         generator = torch.Generator().manual_seed(0)
         before = env.step(random_actions(env, generator))

@@ -38,7 +38,7 @@ def test_an_exported_policy_acts_like_the_policy(conf, policy_of):
 
 @pytest.mark.parametrize('conf, reason', [('muzero_cart_pole', 'outside of torch'),
                                           ('sac_diayn_pendulum', 'draws random numbers')])
-def test_a_policy_that_is_no_fixed_graph_is_refused_by_name(conf, reason, policy_of):
+def test_an_untraceable_policy_is_refused_by_name(conf, reason, policy_of):
     policy, _ = policy_of(conf)
     with pytest.raises(exporting.ExportError, match=f'the policy of {conf} cannot be exported: .*{reason}'):
         exporting.export(policy, conf)

@@ -139,7 +139,7 @@ def test_statistics_of_the_data_are_exact_and_stay_so():
     np.testing.assert_allclose(stats.variance.numpy(), data.var(0, dtype=np.float64), rtol=1e-5)
 
 
-def test_rewards_are_scaled_by_the_returns_of_all_data_and_own_ones_alike():
+def test_offline_and_collected_rewards_are_scaled_by_dataset_returns():
     record('data/pendulum/replay', 100)
     record('data/more', 60, seed=3)
     trainer = train('iql_pendulum', 'run', 'TrainerConfig.num_iterations = 2', 'TrainerConfig.unroll_length = 4',
@@ -327,7 +327,7 @@ def test_training_on_a_dataset_and_then_by_acting_is_one_curve():
 @pytest.mark.processes
 @pytest.mark.parametrize('setting', ['async_unroll = True',
                                      pytest.param('num_ray_workers = 1', marks=pytest.mark.slow)])
-def test_another_process_may_act_while_a_dataset_is_trained_on_besides(setting):
+def test_asynchronous_actors_work_with_an_additional_dataset(setting):
     if 'ray' in setting:
         pytest.importorskip('ray')
     record('data/pendulum/replay')

@@ -74,7 +74,7 @@ def test_replayed_predictions_match_eager_ones(conf, caplog):
     assert not warnings_in(caplog)
 
 
-def test_another_epsilon_counts_at_once():
+def test_a_changed_epsilon_takes_effect_at_once():
     algorithm, env = make('dqn_cart_pole')
     inputs = env.current_time_step()
     with torch.no_grad():

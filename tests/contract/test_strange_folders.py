@@ -108,7 +108,7 @@ def test_the_next_conf_is_trusted_again(tampered):
         suite_gym.load('no_such_module:Id-v0')
 
 
-def test_the_state_of_environments_is_taken_from_the_user_s_own_runs_alone(run, tmp_path, monkeypatch, caplog):
+def test_environment_state_is_loaded_only_from_runs_of_the_user(run, tmp_path, monkeypatch, caplog):
     shutil.copytree(run, tmp_path / 'copy')
     arguments = dict(conf=None, root_dir=str(tmp_path / 'copy'), conf_param=['TrainerConfig.num_iterations=4'])
     monkeypatch.setenv('XDG_CONFIG_HOME', str(tmp_path / 'of_somebody_else'))

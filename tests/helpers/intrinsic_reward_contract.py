@@ -156,7 +156,7 @@ class IntrinsicRewardContract:
         sequence = random_steps(3, 4, seed=5)
         assert torch.equal(reward_steps(module, sequence), reward_steps(other, sequence))
 
-    def test_an_instance_does_in_place_of_a_constructor(self):
+    def test_an_instance_can_replace_a_constructor(self):
         agent, env = agents.make_agent('actor-critic', 'discrete')
         module = self.make(observation_spec=env.observation_spec(), action_spec=env.action_spec())
         agent, _ = agents.make_agent('actor-critic', 'discrete', intrinsic_reward_module=module)

@@ -34,7 +34,7 @@ def greedy_actions(agent, env):
 
 
 @pytest.mark.parametrize('kind,on_policy', [('deterministic', False), ('stochastic', False), ('stochastic', True)])
-def test_sarsa_takes_the_best_action_and_knows_its_value(kind, on_policy):
+def test_sarsa_takes_the_best_action_and_learns_its_value(kind, on_policy):
     args = dict(ou_stddev=0.5, ou_damping=1.0)
     if kind == 'stochastic':
         head = partial(NormalProjectionNetwork, state_dependent_std=True, scale_distribution=True)
@@ -52,7 +52,7 @@ def test_sarsa_takes_the_best_action_and_knows_its_value(kind, on_policy):
     torch.testing.assert_close(values, torch.ones(2, 2), rtol=0, atol=0.2)
 
 
-def test_mdq_takes_the_best_action_and_both_forms_know_its_value():
+def test_mdq_takes_the_best_action_and_both_forms_learn_its_value():
     torch.manual_seed(0)
     context.reset()
     env = PolicyUnittestEnv(16, episode_length=5, action_type=ActionType.Continuous)

@@ -62,7 +62,7 @@ def test_the_first_step_by_hand():
 
 @pytest.mark.parametrize('amsgrad', [False, True])
 @pytest.mark.parametrize('ours,theirs', [(Adam, torch.optim.Adam), (AdamW, torch.optim.AdamW)])
-def test_the_same_numbers_as_the_unfused_optimizer_of_torch(ours, theirs, amsgrad):
+def test_results_match_the_unfused_optimizer_of_torch(ours, theirs, amsgrad):
     first = [torch.nn.Parameter(torch.randn(s)) for s in ((64, 4), (64, ), (2, 64), (1, ))]
     second = [torch.nn.Parameter(p.detach().clone()) for p in first]
     a = ours(first, lr=3e-4, amsgrad=amsgrad, weight_decay=0.01)

@@ -64,7 +64,7 @@ def test_a_projection_worked_out_by_hand():
     torch.testing.assert_close(found, torch.tensor([0.225, 0.65, 0.125]))
 
 
-def test_means_are_exact_to_the_last_place_of_a_float32():
+def test_means_are_exact_to_the_last_digit_of_float32():
     """A distribution over [0, 100] has a mean near 50, where floats are 3.8e-6 apart: half of that, and the sum's own
     rounding. Summed from 0, whatever the probabilities miss of 1 is missing 50 times: 12e-6 at worst here."""
     logits = 0.3 * torch.randn(20_000, 51, generator=torch.Generator().manual_seed(0))

@@ -17,7 +17,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize('ours, theirs, settings', SETTINGS)
-def test_the_same_numbers_as_the_plain_loop_of_torch(ours, theirs, settings):
+def test_results_match_the_loop_of_torch(ours, theirs, settings):
     torch.manual_seed(0)
     start = [torch.randn(3, 4), torch.randn(5), torch.randn(())]
     mine, other = ([x.clone().requires_grad_() for x in start] for _ in range(2))

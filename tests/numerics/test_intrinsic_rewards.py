@@ -141,7 +141,7 @@ def test_rnd_of_an_unroll_has_the_statistics_of_the_whole_unroll():
     torch.testing.assert_close(loss[:-1], torch.tensor(errors)[1:], rtol=1e-4, atol=1e-5)
 
 
-def test_rnd_is_trained_on_the_same_losses_whether_rewarded_at_once_or_not():
+def test_rnd_trains_on_the_same_losses_with_immediate_or_late_rewards():
     module, steps = rnd(observation_adapt_speed=2.0), random_steps(5, 4)
     info = module.reward_unroll(steps).info
     at_once = module.calc_loss(module.train_sequence(steps, (), info).info)
@@ -152,7 +152,7 @@ def test_rnd_is_trained_on_the_same_losses_whether_rewarded_at_once_or_not():
 
 
 @pytest.mark.parametrize('is_on_policy', [True, False])
-def test_last_steps_are_learned_as_any_other(is_on_policy):
+def test_last_steps_are_trained_on_like_any_other(is_on_policy):
     module, steps = rnd(), random_steps(5, 4)
     module.set_on_policy(is_on_policy)
     assert (steps.step_type == StepType.LAST).any()

@@ -142,7 +142,7 @@ def test_a_constraint_that_no_temperature_meets_gives_finite_weights():
     assert torch.isfinite(solve_temperature(values, 0.1, torch.zeros(6)))
 
 
-def test_a_temperature_with_an_optimizer_comes_to_the_solution():
+def test_a_trained_temperature_converges_to_the_solution():
     values, mask = normal(64, 10) * 5, torch.ones(64)
     temperature = Temperature(0.1, initial_eta=1.0)
     optimizer = torch.optim.Adam(temperature.parameters(), lr=0.05)
@@ -291,7 +291,7 @@ def test_a_multiplier_grows_with_violation_and_stays_in_range():
     assert multiplier.value.tolist() == [0.0]
 
 
-def test_multipliers_of_each_dimension_are_moved_apart():
+def test_multipliers_of_each_dimension_move_separately():
     multiplier = Multiplier(constraint=0.1, scale=1.0, maximum=5.0, size=2)
     multiplier.observe(torch.tensor([[0.4, 0.05]]), torch.ones(1))
     multiplier.move()

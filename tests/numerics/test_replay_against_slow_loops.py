@@ -315,7 +315,7 @@ def test_sequences_are_sampled_in_proportion_to_their_priorities(history, size, 
 
 @settings(max_examples=400)
 @given(histories, sizes, st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 4))
-def test_importance_weights_know_of_the_share_of_recent_steps(history, size, seed, length, recent_steps):
+def test_importance_weights_account_for_recent_steps(history, size, seed, length, recent_steps):
     player = make_player(*size, seed, prioritized_sampling=True, initial_priority=0.5, recent_data_ratio=0.25,
                          recent_data_steps=recent_steps)
     player.play([step for step in history if step[0] != 'sample'])

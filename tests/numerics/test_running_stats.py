@@ -209,7 +209,7 @@ def test_invalid_arguments_are_refused():
 
 
 @pytest.mark.parametrize('kind', ['em', 'adaptive'])
-def test_a_step_that_is_taken_back_is_not_counted(kind):
+def test_a_reverted_step_is_not_counted(kind):
     """What a probe does to statistics is undone: the first batch after it has all the weight."""
     stats = {'em': normalizers.EMNormalizer, 'adaptive': normalizers.AdaptiveNormalizer}[kind](VECTOR)
     with probe.unchanged(stats):
@@ -224,7 +224,7 @@ def test_a_step_that_is_taken_back_is_not_counted(kind):
 
 @pytest.mark.parametrize('most_kept', [0, 50, 10**6])
 @pytest.mark.parametrize('kind', KINDS)
-def test_batches_that_wait_are_taken_in_as_one_at_the_end(kind, most_kept, monkeypatch):
+def test_deferred_batches_are_merged_into_one_at_the_end(kind, most_kept, monkeypatch):
     monkeypatch.setattr(running_stats, '_MOST_KEPT', most_kept)
     generator = torch.Generator().manual_seed(0)
     batches = [torch.randn(size, 2, generator=generator) * size + 100 for size in (5, 40, 1, 7)]

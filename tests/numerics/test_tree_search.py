@@ -125,7 +125,7 @@ def test_every_option_searches_as_a_single_tree_written_from_the_rules(rule, nat
 
 @given(strategies.integers(0, 10**6), strategies.sampled_from(list(every_option())), strategies.integers(1, 6))
 @settings(max_examples=60)
-def test_random_games_and_options_search_alike(seed, options, num_actions):
+def test_random_games_and_options_give_the_same_search(seed, options, num_actions):
     settings_ = SearchSettings(num_simulations=16, **{'discount': 0.9, 'pb_c_init': 0.8, 'pb_c_base': 30.0, **options})
     trees, (single, ) = search_both(settings_, torch.tensor([seed]), max(num_actions, 2), FORMS[0], seed=seed)
     assert_same_tree(trees, 0, single.root)
@@ -143,7 +143,7 @@ def test_compiled_and_tensor_search_agree_bit_for_bit(rule):
 
 
 @pytest.mark.parametrize('rule', ['ucb', 'rkl', 'gumbel'])
-def test_a_batch_searches_as_each_of_its_trees_alone(rule, monkeypatch):
+def test_a_batched_search_matches_each_of_its_trees(rule, monkeypatch):
     settings_ = SearchSettings(num_simulations=20, rule=rule, discount=0.9, gumbel_scale=0.0, num_parallel=2)
     game, keys = RandomGame(3), torch.arange(5)
     search = TreeSearch(settings_, FORMS[0])
@@ -169,7 +169,7 @@ def test_model_candidates_reach_it_unchanged_and_change_nothing_else():
         np.testing.assert_array_equal(plain.ints, named.ints)
 
 
-def test_the_same_seed_searches_alike_and_trees_are_used_again():
+def test_seeds_reproduce_searches_and_trees_are_reused():
     settings_ = SearchSettings(num_simulations=16, rule='kl', num_parallel=2)
     game, keys, search = RandomGame(4), torch.arange(4), TreeSearch(settings_, FORMS[0])
     found = []
@@ -358,7 +358,7 @@ def test_with_exact_values_the_search_finds_them_and_the_best_action():
 
 
 @needs_compiler
-def test_with_values_of_a_random_policy_more_simulations_see_further():
+def test_with_random_policy_values_more_simulations_see_further():
     model = RandomProcesses(knows_values=False)
     few, few_regret = model.search(num_simulations=100)
     many, many_regret = model.search(num_simulations=3000)
@@ -446,7 +446,7 @@ def test_gumbel_searches_as_mctx_does(considered, native, monkeypatch):
     np.testing.assert_allclose(trees.mean_value(), known[f'value_{considered}'], atol=1e-12)
 
 
-def test_simulations_that_are_known_beforehand_are_made_together():
+def test_independent_simulations_are_batched():
     # 4 actions, 25 simulations: three rounds of all four; the first round of the better two depends on what was found,
     # the five that follow do not; one simulation is left.
     assert rules.simulations_together((4, ), 25) == (4, 4, 4, 1, 1, 2, 2, 2, 2, 2, 1)

@@ -9,7 +9,7 @@ from alfx.utils import dist_utils as du
 @pytest.mark.parametrize('cls,plain', [(du.TruncatedNormal, td.Normal), (du.TruncatedCauchy, td.Cauchy),
                                        (du.TruncatedT2, lambda loc, scale: td.StudentT(2.0, loc, scale))])
 @pytest.mark.parametrize('loc', [-3.0, 0.2, 4.0])
-def test_truncated_densities_are_the_plain_ones_renormalized(cls, plain, loc):
+def test_truncated_densities_are_renormalized(cls, plain, loc):
     loc, scale = torch.tensor(loc, dtype=torch.float64), torch.tensor(0.7, dtype=torch.float64)
     points = torch.linspace(-1.0, 2.0, 200_001, dtype=torch.float64)
     dist = cls(loc.view(1), scale.view(1), -1.0, 2.0)
@@ -81,7 +81,7 @@ def test_gradients_of_truncated_densities_are_differences_of_them(cls, loc, scal
 
 
 @pytest.mark.parametrize('cls', list(SHAPES))
-def test_truncated_distributions_without_bounds_are_the_plain_ones(cls):
+def test_truncated_distributions_without_bounds_are_untruncated(cls):
     loc = torch.tensor([0.3], requires_grad=True)
     dist = cls(loc, torch.tensor([0.5]), -1e30, 1e30)
     plain = {du.TruncatedNormal: td.Normal, du.TruncatedCauchy: td.Cauchy,

@@ -195,7 +195,7 @@ def test_shapes_that_disagree_are_refused():
         value_ops.discounted_return(reward, value, step_type, discount[:-1])
 
 
-def test_inputs_are_left_alone():
+def test_inputs_do_not_change():
     args = hand_made(1.0)
     copies = [a.clone() for a in args]
     value_ops.generalized_advantage_estimation(*args, td_lambda=0.9)

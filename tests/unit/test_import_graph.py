@@ -94,7 +94,7 @@ def test_the_engine_calls_no_loop_method_of_an_algorithm():
                 assert 'algorithm' not in owner and owner != 'root', f'{name}: {ast.unparse(node)}'
 
 
-def test_parts_of_a_learner_do_not_know_it():
+def test_parts_of_a_learner_do_not_call_it():
     for name in ('collector', 'batches', 'updater', 'rollout', 'minibatches', 'sequence_losses', 'auxiliary_phase'):
         assert 'alfx.engine.learner' not in imported(f'alfx.engine.{name}'), name
 

@@ -61,6 +61,6 @@ def test_the_engine_imports_no_algorithm():
         assert not any(name.startswith('alfx.algorithms') for name in imports_of(path)), path
 
 
-def test_optree_is_imported_by_nests_alone():
+def test_optree_is_imported_by_nest_only():
     users = [path.relative_to(ROOT).parts[0] for path in ROOT.rglob('*.py') if 'import optree' in path.read_text()]
     assert set(users) == {'nest'}

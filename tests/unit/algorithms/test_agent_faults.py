@@ -130,13 +130,13 @@ def test_an_intrinsic_module_does_not_train_the_goal_generator():
     assert agent.intrinsic_reward.seen and not any(agent.intrinsic_reward.seen)
 
 
-def test_one_algorithm_in_two_places_is_refused():
+def test_using_one_algorithm_twice_is_refused():
     both = Teacher(TensorSpec((1, )), None)
     with pytest.raises(ValueError, match="teacher.*'goal_generator'.*'irm'"):
         with_goals('actor-critic', goal_generator=both, intrinsic_reward_module=both)
 
 
-def test_a_copy_of_an_agent_acts_and_learns_by_itself():
+def test_a_copied_agent_acts_and_learns_independently():
     agent, env = make_agent('ppo', 'discrete', intrinsic_reward_module=Remembers,
                             representation_learner_cls=Representation)
     twin = copy.deepcopy(agent)

@@ -104,7 +104,7 @@ def test_one_step_and_steps_with_a_state_go_through_train_step(length, state_spe
         assert torch.equal(a, b) and torch.equal(a, inputs.observation)
 
 
-def test_discounted_returns_are_handed_to_losses_that_know_them():
+def test_discounted_returns_are_passed_to_losses_that_use_them():
     algorithm, returns = Noting(), torch.arange(6.0).reshape(2, 3)
     _, info = algorithm.preprocess_experience(TimeStep(), Info(), BatchInfo(discounted_return=returns))
     assert info.discounted_return is returns

@@ -121,7 +121,7 @@ def test_parts_are_found_wherever_modules_keep_them():
 
 
 @pytest.mark.parametrize('settings', [{}, dict(mini_batch_length=2), dict(mini_batch_length=1)], ids=str)
-def test_impala_in_a_wrapper_learns_as_it_does_alone(settings):
+def test_impala_in_a_wrapper_trains_as_without_it(settings):
     impala = partial(ALGORITHMS['impala'], actor_network_ctor=partial(ActorDistributionNetwork, fc_layer_params=(16, )),
                      value_network_ctor=partial(ValueNetwork, fc_layer_params=(16, )))
     trained = []

@@ -51,7 +51,7 @@ def test_every_field_has_its_documented_default():
     assert set(inspect.signature(TrainerConfig).parameters) == {*DOCUMENTED, 'root_dir', 'algorithm_ctor'}
 
 
-def test_documented_arguments_come_in_the_documented_order():
+def test_arguments_have_the_documented_order():
     names = list(inspect.signature(TrainerConfig).parameters)
     assert names[:5] == ['root_dir', 'conf_file', 'ml_type', 'algorithm_ctor', 'data_transformer_ctor']
     assert names[-3:] == ['num_threads', 'float32_matmul_precision', 'compile']

@@ -461,7 +461,7 @@ def test_optimizers_of_the_parts_own_their_parameters():
 # Echo -------------------------------------------------------------------------------------------------------------
 
 
-def test_an_echo_comes_back_at_the_next_step_and_is_zeros_at_first():
+def test_an_echo_returns_at_the_next_step_and_starts_at_zero():
     """The echo is the running sum of the inputs, the output its square."""
     block = SequentialAlg(total=(('input.input', 'input.echo'), lambda xs: xs[0] + xs[1]),
                           delayed=Delay(SCALAR), square=('total', torch.square), loss=Loss(),

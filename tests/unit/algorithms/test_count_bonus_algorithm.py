@@ -45,7 +45,7 @@ def grid(**arguments):
     (dict(counting='grid', grid_size=2, observation_adapt_speed=8.0), 'observation_adapt_speed'),
     (dict(observation_spec=TensorSpec(())), "counting = 'simhash' hashes directions.*"),
 ])
-def test_arguments_that_do_not_fit_are_refused_by_name(arguments, message):
+def test_invalid_arguments_are_refused_by_name(arguments, message):
     with pytest.raises(ConfError, match=message):
         CountBonusAlgorithm(**{'observation_spec': OBSERVATION, 'action_spec': ACTION, **arguments})
 

@@ -114,7 +114,7 @@ class TestFrameStacker:
         oldest = steps.observation[10]
         assert torch.equal(result[:, 0], torch.cat([oldest] * 4, dim=1))
 
-    def test_other_fields_are_left_alone(self):
+    def test_other_fields_do_not_change(self):
         stacker = FrameStacker(NESTED, 2, fields=['camera.front'])
         assert stacker.transformed_observation_spec == {
             'camera': {'front': BoundedTensorSpec((4, 3), torch.uint8, 0, 255), 'back': IMAGE},
@@ -165,7 +165,7 @@ class TestFields:
         with pytest.raises(SpecError, match=rf"{cls.__name__}.fields: .*did you mean 'front'"):
             cls(NESTED, fields=['camera.fron'])
 
-    def test_a_nest_in_the_place_of_a_field_is_an_error_with_those_below_it(self, cls):
+    def test_a_nest_instead_of_a_field_raises_with_its_fields(self, cls):
         with pytest.raises(SpecError, match=r'camera.front'):
             cls(NESTED, fields=['camera'])
 
@@ -223,7 +223,7 @@ class TestObservationNormalizer:
         torch.testing.assert_close(flat.mean(0), torch.zeros(2), atol=1e-4, rtol=0)
         torch.testing.assert_close(flat.std(0, correction=0), torch.ones(2), atol=1e-3, rtol=0)
 
-    def test_statistics_come_back_from_a_checkpoint(self):
+    def test_statistics_are_restored_from_a_checkpoint(self):
         first, second = ObservationNormalizer(NESTED), ObservationNormalizer(NESTED)
         with context.replay_context():
             first.transform_timestep(time_step(sample(NESTED, 8)), ())
@@ -266,7 +266,7 @@ REWARD_TRANSFORMERS = [
 
 
 @pytest.mark.parametrize('ctor,expected', REWARD_TRANSFORMERS)
-def test_rewards_are_transformed_in_a_copy_and_observations_left_alone(ctor, expected):
+def test_rewards_are_transformed_in_a_copy_with_the_same_observations(ctor, expected):
     transformer = ctor(observation_spec=NESTED)
     assert transformer.transformed_observation_spec is NESTED
     reward = torch.tensor([-3.0, 0.5, 4.0])
@@ -325,7 +325,7 @@ class TestRewardNormalizer:
             assert normalizer(torch.randn(50)).abs().max().item() == pytest.approx(0.1)
         assert normalizer.clip_value == 0.1
 
-    def test_a_normalizer_of_ones_own_is_used(self):
+    def test_a_custom_normalizer_is_used(self):
         own = EMNormalizer(TensorSpec(()), auto_update=False)
         assert RewardNormalizer(normalizer=own).normalizer is own
         with pytest.raises(ValueError, match='update_mode'):
@@ -394,7 +394,7 @@ class TestHindsight:
         with pytest.raises(ValueError, match='keep_episodic_info'):
             HindsightExperienceTransformer(self.SPEC).transform_experience(add_batch_info(batch, info, buffer))
 
-    def test_returns_of_the_stored_rewards_do_not_go_with_other_goals(self):
+    def test_returns_of_stored_rewards_do_not_support_hindsight_goals(self):
         steps = history(6, 1, self.SPEC)
         buffer = stored(steps, max_length=8)
         batch, info = buffer.gather_all()

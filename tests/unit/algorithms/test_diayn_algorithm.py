@@ -141,7 +141,7 @@ def test_first_steps_have_no_metrics():
     assert step.output[:2].tolist() == [0.0, 0.0] and step.output[2] != 0.0
 
 
-def test_no_reward_crosses_the_border_of_an_episode():
+def test_no_reward_crosses_an_episode_boundary():
     algorithm = DIAYNAlgorithm(3, EncodingNetwork(OBSERVATION))
     algorithm.set_on_policy(True)
     step = algorithm.rollout_step(step_of(FIRST, MID, MID), algorithm.get_initial_rollout_state(3))
@@ -185,7 +185,7 @@ def test_observations_are_normalized_by_rollout_statistics():
                           normalize_observation=False)._observation_normalizer is None
 
 
-def test_the_discriminator_learns_from_the_end_of_an_episode_too():
+def test_the_discriminator_also_learns_from_last_steps():
     agent, _ = make('sac')
     agent.unroll(12)
     experience, _ = agent.replay_buffer.get_batch(64, 2)

@@ -110,7 +110,7 @@ def test_skipping_unused_computations_keeps_the_loss(variant, length):
     torch.testing.assert_close(results[0], results[1], atol=1e-5, rtol=1e-4)
 
 
-def test_the_batches_of_an_update_are_as_small_as_they_can_be(monkeypatch):
+def test_an_update_uses_the_smallest_possible_network_batches(monkeypatch):
     seen = []
 
     def forward(self, inputs, state=()):

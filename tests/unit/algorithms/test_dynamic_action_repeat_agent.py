@@ -317,7 +317,7 @@ def test_it_learns_the_optimal_action_of_a_tiny_environment():
 # What does not go together -----------------------------------------------------------------------------------------
 
 
-def test_arguments_that_do_not_fit_are_refused():
+def test_invalid_arguments_are_refused():
     with pytest.raises(ValueError, match='DynamicActionRepeatAgent.K'):
         DynamicActionRepeatAgent(TensorSpec((2, )), ACTION, K=0, rl_algorithm_cls=Scripted)
     with pytest.raises(SpecError, match='continuous'):

@@ -149,7 +149,7 @@ def test_the_whole_time_step_may_be_the_input():
 
 
 @pytest.mark.parametrize('encoder_cls', [memory, encoder])
-def test_sequences_at_once_are_the_loop_over_steps(encoder_cls):
+def test_sequences_match_a_loop_over_steps(encoder_cls):
     algorithm = EncodingAlgorithm(OBSERVATION, ACTION, encoder_cls=encoder_cls)
     steps = time_steps(5, 4)
     assert algorithm.capabilities.trains_sequences_at_once

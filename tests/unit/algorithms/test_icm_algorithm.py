@@ -84,7 +84,7 @@ def test_a_model_with_outputs_of_another_size_is_refused(argument):
     (dict(reward_adapt_speed=-1.0), 'reward_adapt_speed'),
     (dict(encoding_net=partial(LSTMEncodingNetwork, hidden_size=4)), 'encoding_net.*is recurrent'),
 ])
-def test_arguments_that_do_not_fit_are_refused_by_name(arguments, message):
+def test_invalid_arguments_are_refused_by_name(arguments, message):
     with pytest.raises(ConfError, match=message):
         ICMAlgorithm(**{'action_spec': ACTION, 'observation_spec': OBSERVATION, **arguments})
 

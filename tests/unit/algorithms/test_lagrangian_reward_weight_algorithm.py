@@ -37,7 +37,7 @@ def steps(rewards, step_types=None):
 
 # The weights -------------------------------------------------------------------------------------------------------
 
-def test_the_initial_weights_are_those_asked_for_or_sum_to_one():
+def test_the_initial_weights_are_as_given_or_sum_to_one():
     weights = [0.5, 2.0, 30.0]
     for transform in (F.softplus, torch.exp):
         plain = make(init_weights=weights, reward_weight_normalization=False, lambda_transform=transform)
@@ -162,7 +162,7 @@ def test_averaged_prediction_rewards_adjust_the_weights_every_iteration():
         assert algorithm.reward_weights[0] < previous[0] and algorithm.reward_weights[2] > previous[2]
 
 
-def test_without_an_averager_an_exponential_one_is_made():
+def test_the_default_averager_is_exponential():
     made = [make(cls=LagrangianPredRewardWeightAlgorithm, **args)._averager
             for args in ({}, {'pred_rewards_averager_ctor': None})]
     for averager in made:

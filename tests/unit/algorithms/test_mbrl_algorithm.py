@@ -110,7 +110,7 @@ def test_a_reward_may_depend_on_where_a_step_began(num_replicas):
     np.testing.assert_allclose(cost, -by_members - np.array([[0.0], [0.3]]).repeat(4, 1), rtol=1e-5, atol=1e-6)
 
 
-def test_a_learned_reward_sees_where_a_step_began_and_where_it_led():
+def test_a_learned_reward_sees_both_states_of_a_transition():
     """The way made in a step that leads anywhere: neither of the two observations says anything of it alone."""
     torch.manual_seed(0)
     module = LearnedReward(OBSERVATION, ACTION, hidden_size=(32, ))
@@ -167,7 +167,7 @@ def test_terminations_of_an_ensemble_are_functions_of_rows():
 
 
 @pytest.mark.parametrize('planner', list(PLANNERS))
-def test_with_an_exact_model_the_planner_comes_near_the_optimal_controller(planner):
+def test_with_an_exact_model_the_planner_is_nearly_optimal(planner):
     """Linear dynamics, quadratic cost: the optimal cost of H steps is that of Riccati's recursion."""
     torch.manual_seed(0)
     horizon = 8
@@ -213,7 +213,7 @@ def test_a_plan_starts_from_the_previous_one_or_from_the_middle(planner):
     assert state.prev_plan is begun[0]
 
 
-def test_epsilon_greedy_is_the_share_of_random_actions():
+def test_epsilon_greedy_is_the_fraction_of_random_actions():
     algorithm = RandomShootingAlgorithm(OBSERVATION, ACTION, **small)
     algorithm._optimizer.obtain_solution = lambda o, mean, var: (mean, mean[:, 0, 0])
     torch.manual_seed(0)

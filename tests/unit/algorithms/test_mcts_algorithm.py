@@ -153,7 +153,7 @@ def test_an_all_invalid_mask_raises_except_at_ends_and_in_spec_probes():
     algorithm.rollout_step(zeros_from_spec(spec, 2), algorithm.get_initial_rollout_state(2))
 
 
-def test_noise_is_added_in_the_rollout_alone():
+def test_noise_is_added_in_the_rollout_only():
     algorithm = plain(LATENT, ACTION, model=model_of(), num_simulations=30, root_exploration_fraction=1.0,
                       predict_action_sampler=greedy, rollout_action_sampler=greedy)
     latent = torch.randn(20, 3)
@@ -219,7 +219,7 @@ def test_state_and_samplers_are_kept_for_each_environment():
     check_consistent(predicted.state, algorithm.predict_state_spec, 1, 'state')
 
 
-def test_the_same_seed_acts_alike_and_without_a_compiler_too(monkeypatch):
+def test_seeds_reproduce_actions_with_and_without_a_compiler(monkeypatch):
     from alfx.tree_search import build
 
     def run():
@@ -274,7 +274,7 @@ def test_the_documented_policies():
 
 @pytest.mark.parametrize('create', [create_atari_mcts, create_control_mcts, create_go_mcts, create_chess_mcts,
                                     create_shogi_mcts, partial(create_board_game_mcts, dirichlet_alpha=1.0)])
-def test_the_searches_of_the_papers_can_be_made(create):
+def test_the_searches_of_the_papers_can_be_configured(create):
     assert create(LATENT, ACTION).discount in (0.99, 0.997, 1.0)
 
 

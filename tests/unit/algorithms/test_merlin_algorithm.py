@@ -236,7 +236,7 @@ def test_nested_observations_have_an_encoder_and_a_decoder_each():
     assert all('key_net' in name for name in without), 'an empty memory is read by no key'
 
 
-def test_networks_and_constructors_are_taken_for_encoders_and_decoders():
+def test_networks_and_constructors_are_accepted_as_coders():
     spec = {'camera': OTHER, 'state': VECTOR}
     merlin = MerlinAlgorithm(spec, ACTION, encoders={'camera': encoder, 'state': encoder(VECTOR)},
                              decoders={'camera': decoder(TensorSpec((4, )), OTHER), 'state': decoder}, **SIZES)

@@ -202,7 +202,7 @@ def test_agents_train_on_real_and_imagined_data_in_the_stated_proportion(environ
     assert experience.time_step.observation.isfinite().all()
 
 
-def test_the_model_is_trained_apart_from_the_policy_and_every_period():
+def test_the_model_is_trained_separately_and_periodically():
     agent, _ = make_agent()
     model, calls = agent.policy.world_model, []
     agent.policy.train_model = lambda buffer, own=agent.policy.train_model: (

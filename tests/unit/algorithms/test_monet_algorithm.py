@@ -146,7 +146,7 @@ class TestMoNetUNet:
         shapes = [tuple(layer.weight.shape) for layer in network._across]
         assert shapes == [(6, 80), (80, 6)]
 
-    def test_shortcuts_lead_around_the_fully_connected_layers(self):
+    def test_shortcuts_bypass_the_fully_connected_layers(self):
         network = MoNetUNet(TensorSpec((1, 8, 8)), (3, 3), (4, ), 1)
         with torch.no_grad():
             for parameter in network._across.parameters():
@@ -255,7 +255,7 @@ class TestAgent:
         for a, b in zip(*results):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
-    def test_its_update_is_fixed_unless_a_network_keeps_statistics(self):
+    def test_its_update_is_traceable_unless_a_network_keeps_statistics(self):
         assert make_agent()[0].capabilities.traceable_update
         encoder = partial(EncodingNetwork, fc_layer_params=(8, ), use_fc_bn=True)
         assert not make_agent(encoder_cls=encoder)[0].capabilities.traceable_update

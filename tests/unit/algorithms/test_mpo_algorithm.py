@@ -433,7 +433,7 @@ def test_more_m_step_iterations_move_only_the_policy_and_further():
     assert all(torch.equal(a, b) for a, b in zip(moved[1], moved[3]))
 
 
-def test_the_m_step_comes_to_the_weighted_policy():
+def test_the_m_step_converges_to_the_weighted_policy():
     agent, _ = make_agent('discrete', updates=1, actor_optimizer=Adam(lr=3e-2), mstep_iterations=300, unroll_length=12,
                           mini_batch_size=32, target_update_period=1000, alpha_scale=1e-9, dual_constraint=0.3,
                           train_actor_on_first_step=False)

@@ -75,7 +75,7 @@ def test_its_updates_are_traced(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('name, config_args', [('iql', dict(rl_train_after_update_steps=3)), ('td3+bc', {}),
                                                ('cql', {})])
-def test_compiled_updates_are_the_plain_ones_in_every_phase(name, config_args, tmp_path):
+def test_compiled_updates_match_eager_ones_in_every_phase(name, config_args, tmp_path):
     """IQL pretrains first, and then trains with own experience besides."""
     made, path = [], offline_agents.record(tmp_path / 'data')
     for compile in (False, True):

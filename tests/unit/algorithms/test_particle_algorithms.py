@@ -127,7 +127,7 @@ def test_a_hypernetwork_learns_classes(kwargs):
     assert len(algorithm.eval_uncertainty(num_particles=9)) == 6
 
 
-def test_any_network_can_be_a_particle_and_one_of_them_taken_out():
+def test_any_network_can_be_a_particle_and_be_extracted():
     net = Sequential(FC(2, 4, torch.tanh), FC(4, 3))
     algorithm = made(FuncParVIAlgorithm, param_net=net, num_particles=4)
     algorithm.train_iter()

@@ -249,7 +249,7 @@ class _Constant(PolicyLossAddOn):
         return torch.ones(action_distribution.shape[0])
 
 
-def test_a_term_of_ones_own_is_a_subclass_with_one_method():
+def test_a_custom_term_is_a_subclass_with_one_method():
     agent = off_policy_agent('ddpg', [partial(_Constant, weight=3.0)])
     agent.unroll(8)
     experience = nest.map_structure(lambda x: x.transpose(0, 1), agent.replay_buffer.get_batch(6, 2)[0])

@@ -222,7 +222,7 @@ def test_options_out_of_range_are_refused_by_name(wrong):
         PPGAuxOptions(**wrong)
 
 
-def test_an_algorithm_around_it_that_knows_no_phases_is_refused():
+def test_an_outer_algorithm_without_phases_is_refused():
     from alfx.algorithms.rl_algorithm import RLAlgorithm
 
     agent = make()

@@ -351,7 +351,7 @@ def test_a_checkpoint_restores_representation_and_statistics(algorithm):
 
 @every_agent
 @pytest.mark.parametrize('use_rollout_state', [False, True])
-def test_sequences_at_once_are_the_loop_over_steps(algorithm, use_rollout_state, monkeypatch):
+def test_sequences_match_a_loop_over_steps(algorithm, use_rollout_state, monkeypatch):
     agent, _ = agent_of(algorithm, mini_batch_length=3, use_rollout_state=use_rollout_state)
     for _ in range(3):
         agent.unroll(6)
@@ -397,7 +397,7 @@ def test_steps_do_not_change_their_inputs_and_one_environment_is_enough():
         assert torch.equal(old, new)
 
 
-def test_evaluation_leaves_statistics_alone_and_reports_nothing():
+def test_evaluation_changes_no_statistics_and_reports_no_loss():
     agent, env = agent_of('sac')
     agent.train_iter()
     before = [x.clone() for x in agent._representation_learner.buffers()]

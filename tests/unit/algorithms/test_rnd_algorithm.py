@@ -49,7 +49,7 @@ def test_only_the_predictor_is_trained():
 
 @pytest.mark.parametrize('varying', ['target_net', 'encoder_net'])
 @pytest.mark.parametrize('is_in_parent', [False, True])
-def test_the_targets_of_a_row_do_not_depend_on_the_other_rows(varying, is_in_parent):
+def test_targets_of_a_row_do_not_depend_on_other_rows(varying, is_in_parent):
     module = make_rnd(observation_spec=OBSERVATION, **{varying: partial(network, use_fc_bn=True)})
     (nn.ModuleList([module]) if is_in_parent else module).train()
     observation = OBSERVATION.randn((6, ))
@@ -123,7 +123,7 @@ def test_more_frames_than_available_are_refused():
     (dict(target_net=7), 'target_net.*found 7'),
     (dict(target_net=partial(LSTMEncodingNetwork, hidden_size=4)), 'target_net.*is recurrent'),
 ])
-def test_arguments_that_do_not_fit_are_refused_by_name(arguments, message):
+def test_invalid_arguments_are_refused_by_name(arguments, message):
     with pytest.raises(ConfError, match=message):
         make_rnd(**{'observation_spec': OBSERVATION, 'action_spec': ACTION, **arguments})
 
@@ -133,7 +133,7 @@ def test_networks_of_different_outputs_are_refused():
         make_rnd(observation_spec=OBSERVATION, predictor_net=partial(network, last_layer_size=5))
 
 
-def test_a_plain_module_does_as_a_network():
+def test_a_torch_module_can_be_the_network():
     assert make_network(nn.Linear(3, 2), OBSERVATION, ('RNDAlgorithm', 'target_net')).output_spec.shape == (2, )
 
 

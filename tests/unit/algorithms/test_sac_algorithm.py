@@ -388,7 +388,7 @@ def test_actions_of_another_kind_are_refused(action_spec, message):
     (dict(critic_network_cls=partial(CriticNetwork, output_tensor_spec=TensorSpec((5, )))), 'shape'),
     (dict(action_spec=CHOICE, q_network_cls=partial(QNetwork, num_atoms=5)), 'shape'),
 ])
-def test_arguments_that_do_not_fit_are_refused(args, message):
+def test_invalid_arguments_are_refused(args, message):
     with pytest.raises(ValueError, match=message):
         make(**args)
 

@@ -226,7 +226,7 @@ def test_the_loss_matches_a_slow_loop(monkeypatch, kind, environment):
             torch.testing.assert_close(loss.extra.actor[t, b].item(), expected, atol=1e-5, rtol=1e-4)
 
 
-def test_on_policy_the_value_of_the_next_action_taken_is_bootstrapped_from():
+def test_on_policy_training_bootstraps_from_the_next_action_taken():
     agent, _ = agent_of('deterministic', on_policy=True, ou_stddev=0.5)
     rl = agent.policy
     for p in rl._target_critic_networks.parameters():

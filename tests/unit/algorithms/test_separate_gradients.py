@@ -16,7 +16,7 @@ def losses(agent):
     return agent.learner.losses.collected(experience)[:2]
 
 
-def test_the_two_halves_make_the_update_of_the_whole():
+def test_separate_gradient_and_update_steps_match_a_whole_update():
     whole, halves, other = (make_agent('actor-critic', 'discrete')[0] for _ in range(3))
     whole.update_with_gradient(*losses_of(whole))
     gradients = halves.compute_gradients(*losses_of(halves))

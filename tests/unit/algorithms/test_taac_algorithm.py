@@ -91,7 +91,7 @@ def test_the_switch_is_a_softmax_of_the_values_over_the_temperature():
     torch.testing.assert_close(algorithm._switch_distribution(q).probs, torch.softmax(q / 0.5, -1))
 
 
-def test_the_advantage_of_switching_is_clipped_if_asked_for():
+def test_the_switching_advantage_can_be_clipped():
     algorithm = make(b1_advantage_clipping=(0.0, 1.0))
     dist = algorithm._switch_distribution(torch.tensor([[5.0, 0.0], [0.0, 5.0], [0.0, 0.5]]))
     torch.testing.assert_close(dist.probs[:, 1], torch.sigmoid(torch.tensor([0.0, 1.0, 0.5])))
@@ -265,7 +265,7 @@ def test_entropy_targets_are_functions_of_the_spec_of_each_decision():
 @every_class
 @pytest.mark.parametrize('train_on_last', [True, False])
 @pytest.mark.parametrize('reward_spec', [TensorSpec(()), TensorSpec((3, ))])
-def test_training_a_sequence_at_once_gives_the_losses_of_its_steps(cls, train_on_last, reward_spec, monkeypatch):
+def test_training_on_a_sequence_gives_the_losses_of_its_steps(cls, train_on_last, reward_spec, monkeypatch):
     algorithm = make(cls, train_actor_on_last_step=train_on_last, reward_spec=reward_spec)
     # Without noise in action and switch both ways of calling draw the same.
     monkeypatch.setattr('alfx.utils.dist_utils.rsample_action_distribution', lambda dist: _mode(dist))

@@ -116,7 +116,7 @@ def test_the_first_actions_are_uniformly_random():
     assert not is_random(agent.unroll(100)).any()
 
 
-def test_several_ray_workers_share_the_random_steps():
+def test_ray_workers_share_the_random_steps():
     agent, _ = make_agent(Td3Algorithm, batch_size=4, initial_collect_steps=80, num_ray_workers=2)  # 8 steps at a time
     rl = agent.policy
     agent.unroll(9)

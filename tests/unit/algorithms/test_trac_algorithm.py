@@ -92,7 +92,7 @@ def test_distances_of_components_add_up():
     torch.testing.assert_close(together, apart)
 
 
-def test_deterministic_policies_are_as_far_apart_as_their_actions():
+def test_deterministic_policies_differ_by_their_action_distance():
     assert policy_distance(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 4.0]])).tolist() == [5.0]
 
 

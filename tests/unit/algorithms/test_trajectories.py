@@ -61,7 +61,7 @@ def test_inferred_trajectories_are_reachable_by_the_dynamics(inverse):
 
 
 @pytest.mark.parametrize('form', FORMS)
-def test_everything_stays_in_range_and_inputs_are_left_alone(form):
+def test_results_stay_in_range_and_inputs_do_not_change(form):
     torch.manual_seed(0)
     tau = 2 * torch.rand(20, 2 * form.order) - 1
     for _ in range(30):

@@ -56,7 +56,7 @@ class TestAnyLatent:
             assert step.info.kld.shape == step.info.loss.shape == step.info.beta.shape == (batch_size, )
             assert step.state == () and step.info.beta_loss == ()
 
-    def test_inputs_are_left_alone_and_the_same_seed_gives_the_same_sample(self, kind):
+    def test_inputs_do_not_change_and_seeds_reproduce_the_sample(self, kind):
         inputs = inputs_of(IMAGE)
         before = inputs.clone()
         outputs = [make(kind, seed=3).train_step(inputs).output.z for _ in range(2)]
@@ -111,7 +111,7 @@ class TestAnyLatent:
         for a, b in zip(*(nest.flatten((step.output, step.info)) for step in infos)):
             assert torch.equal(a, b)
 
-    def test_the_update_is_fixed(self, kind):
+    def test_the_update_is_traceable(self, kind):
         assert make(kind).capabilities.traceable_update
 
 

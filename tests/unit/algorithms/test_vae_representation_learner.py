@@ -142,7 +142,7 @@ def random_agent(kind, batch_size):
     return agent
 
 
-def test_a_sample_may_be_put_out_in_place_of_the_mode():
+def test_a_sample_can_be_the_output_instead_of_the_mode():
     for output in ('z', 'z_mode'):
         learner, time_step = make('gaussian', output=output), TimeStep(observation=torch.ones(2, 3))
         outputs = [learner.rollout_step(time_step).output for _ in range(2)]

@@ -119,7 +119,7 @@ def test_only_the_rollout_counts_the_use_of_the_codes():
     assert vae._usage.sum() == 6
 
 
-def test_the_update_is_fixed():
+def test_the_update_is_traceable():
     assert make().capabilities.traceable_update
 
 

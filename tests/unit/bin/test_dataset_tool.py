@@ -72,7 +72,7 @@ def test_datasets_are_joined_and_remember_where_they_are_from(run, tmp_path):
     assert found.reference_returns() == (0.0, 10.0)
 
 
-def test_actions_in_other_units_are_not_joined(run, tmp_path):
+def test_datasets_with_other_action_units_are_not_joined(run, tmp_path):
     own, unit = write(tmp_path / 'own'), write(tmp_path / 'unit', action_bounds={'': [[-1.0], [1.0]]})
     torques = write(tmp_path / 'torques', action_bounds={'': [[-2.0], [2.0]]})
     run('mix', own, unit, output=str(tmp_path / 'both'))

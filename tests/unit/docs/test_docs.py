@@ -102,7 +102,7 @@ def test_tested_versions_cover_the_oldest_and_newest_supported_torch():
 
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
-def test_every_link_to_a_file_leads_somewhere(page):
+def test_every_link_to_a_file_has_a_target(page):
     targets = re.findall(r'\]\((?!https?:)([^)#]+)', page.read_text())
     assert [target for target in targets if not (page.parent / target).exists()] == []
 

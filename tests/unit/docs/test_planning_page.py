@@ -7,7 +7,7 @@ from alfx.gin_utils import parsing
 PAGE = pathlib.Path(__file__).parents[3] / 'docs' / 'plan_with_a_model.md'
 
 
-def test_the_cart_of_the_page_comes_to_rest(capsys):
+def test_the_cart_of_the_page_stabilizes(capsys):
     program = re.search(r'<!-- file: cart.py -->\n```python\n(.*?)```', PAGE.read_text(), re.DOTALL).group(1)
     exec(compile(program, 'cart.py', 'exec'), {'__name__': 'cart'})
     printed = capsys.readouterr().out.strip()

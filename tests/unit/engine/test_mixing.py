@@ -65,7 +65,7 @@ def test_weights_are_on_the_device_that_samples_come_to():
                                      for n in (3, 1)]).device.type == 'meta'
 
 
-def test_importance_weights_apply_besides():
+def test_importance_weights_are_applied_in_addition():
     origins = [SampleOrigin(BatchSource(None, 2), BatchInfo(importance_weights=torch.tensor([4.0, 1.0]))),
                SampleOrigin(BatchSource(None, 2), BatchInfo())]
     assert weights_of(config(priority_replay_beta=0.5), origins).tolist() == [1.0, 2.0, 2.0, 2.0]
@@ -251,7 +251,7 @@ def test_the_dataset_can_be_faded_out(dataset):
     assert trained == [2 * trained[2], 2 * trained[2], trained[2], trained[2]]
 
 
-def test_an_algorithm_mixes_in_a_source_of_its_own(dataset, monkeypatch):
+def test_an_algorithm_adds_its_own_batch_source(dataset, monkeypatch):
     agent = make_agent('iql', dataset, unroll_length=4, updates=1, config_args=dict(offline_loss_weight=0.0))
     asked = []
 

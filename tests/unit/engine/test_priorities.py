@@ -53,5 +53,5 @@ def test_a_loss_without_priority_is_refused_with_the_remedy():
         update_priorities(_config(), _Buffer(), BatchInfo(), LossInfo())
 
 
-def test_nothing_is_asked_of_a_buffer_that_samples_uniformly():
+def test_uniform_sampling_updates_no_priorities():
     update_priorities(_config(), SimpleNamespace(prioritized_sampling=False), BatchInfo(), LossInfo())

@@ -191,7 +191,7 @@ def test_moments_cover_all_ranks_as_one_batch(sizes):
         torch.testing.assert_close(found[1], variance, rtol=1e-3, atol=0)
 
 
-def test_moments_of_nothing_at_all_are_none():
+def test_moments_of_no_data_are_none():
     assert on_ranks(lambda ranks: running_stats._pooled_moments(torch.zeros(0), TensorSpec(()), ranks)) == [None, None]
 
 

@@ -48,7 +48,7 @@ def test_data_larger_than_shared_memory_is_refused(monkeypatch):
         StepRing(SPECS, 9999999, CONTEXT)
 
 
-def test_steps_come_out_in_order_around_the_seam_and_as_many_as_fit_go_in():
+def test_steps_keep_their_order_in_a_ring_that_stores_what_fits():
     writer, reader = two_sides(4)
     assert writer.is_untouched
     put, got = 0, []

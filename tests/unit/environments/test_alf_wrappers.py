@@ -157,7 +157,7 @@ class TestActionWrappers:
         time_step = env.step(torch.tensor([[0.25]]))
         assert game.last.tolist() == [0.5] and time_step.prev_action.tolist() == [[0.25]]
 
-    def test_normalization_leaves_discrete_parts_alone(self):
+    def test_normalization_does_not_change_discrete_parts(self):
         env = NormalizedActionWrapper(MixedPolicyUnittestEnv(2, 3))
         assert env.action_spec()['discrete'] == BoundedTensorSpec((), torch.int64, 0, 1)
         record(env, 5)

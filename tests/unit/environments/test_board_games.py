@@ -110,7 +110,7 @@ def test_rewards_with_an_opponent_are_those_of_the_agent():
 
 
 @pytest.mark.parametrize('opponent', [None, random_opponent])
-def test_the_same_seed_gives_the_same_games_and_a_state_is_resumed_exactly(opponent):
+def test_seeds_reproduce_games_and_states_resume_exactly(opponent):
     def run(env, steps):
         return [env.step(torch.arange(3) * 2 + i % 3).observation['board'] for i in range(steps)]
 

@@ -54,7 +54,7 @@ def run(env, actions=()):
 
 class TestFields:
 
-    def test_a_field_of_a_nested_space_is_replaced_and_the_original_left_alone(self):
+    def test_a_nested_field_is_replaced_in_a_copy(self):
         space = ImageEnv(nested=True).observation_space
         new = transform_space(space, 'rest.0', lambda _: spaces.Discrete(9))
         assert new['rest'][0] == spaces.Discrete(9) and new['rest'][1] == spaces.Discrete(2)
@@ -77,7 +77,7 @@ class TestFields:
                                                        r'FrameGrayScale.fields = \[...\]'):
             FrameGrayScale(ImageEnv(nested=True))
 
-    def test_a_wrapper_of_ones_own_defines_two_methods(self):
+    def test_a_custom_wrapper_defines_two_methods(self):
         class Negative(BaseObservationWrapper):
 
             def transform_space(self, observation_space):
@@ -144,7 +144,7 @@ class TestImages:
         with pytest.raises(EnvironmentLoadError, match='not within an image of 6 rows, 4 columns'):
             FrameCrop(ImageEnv(shape), sx=2, width=3, height=4, channel_order=order)
 
-    def test_the_place_of_a_random_crop_changes_with_the_episode_only(self):
+    def test_a_random_crop_moves_only_between_episodes(self):
         class Ramp(ImageEnv):
 
             def _observe(self):

@@ -75,7 +75,7 @@ class TestActions:
         assert action_spec_from_gym_space(space) == {'a': BoundedTensorSpec((2, ), torch.int64, 0, 1),
                                                      'b': BoundedTensorSpec((2, ), torch.int64, 0, 9)}
 
-    def test_bounds_become_minus_one_and_one_if_asked(self):
+    def test_bounds_become_minus_one_and_one_on_request(self):
         space = spaces.Tuple([spaces.Box(0, 4, (2, )), spaces.Box(-INF, INF, (1, )), spaces.Discrete(2)])
         assert action_spec_from_gym_space(space, normalize=True) == (
             BoundedTensorSpec((2, ), torch.float32, -1, 1), TensorSpec((1, )), BoundedTensorSpec((), torch.int64, 0, 1))
@@ -147,7 +147,7 @@ class TestObservations:
         array[:] = 5
         assert (borrowed == 1).all() and (kept == 5).all()
 
-    def test_float64_becomes_float32_and_strided_arrays_are_taken(self):
+    def test_float64_becomes_float32_and_strided_arrays_are_accepted(self):
         codec = ObservationCodec(spaces.Box(-INF, INF, (2, ), np.float64))
         array = np.arange(8.0).reshape(2, 4)[:, ::-2]
         decoded = codec.decode(array, owned=True)

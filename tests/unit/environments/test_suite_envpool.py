@@ -136,7 +136,7 @@ class TestSeeds:
         assert torch.equal(observations[1], observations[4][:, :1])
         assert len(observations[4][0].unique(dim=0)) == len(observations[4][205].unique(dim=0)) == 4
 
-    def test_another_seed_gives_another_sequence_and_so_does_no_seed(self):
+    def test_other_and_missing_seeds_give_other_sequences(self):
         env = suite_envpool.load('Pendulum-v1')
         first = []
         for seed in (1, 2, None, None):
@@ -176,7 +176,7 @@ class TestWhatItLacks:
         cart_poles.reset()
         assert cart_poles.get_state() is None and not cart_poles.resumable
 
-    def test_pictures_need_a_render_mode(self, cart_poles):
+    def test_rendering_needs_a_render_mode(self, cart_poles):
         with pytest.raises(UnsupportedOperationError, match="CartPole-v1 returns no images.*render_mode='rgb_array'"):
             cart_poles.render()
         picture = suite_envpool.load('CartPole-v1', batch_size=2, render_mode='rgb_array').render()

@@ -27,12 +27,12 @@ def episode(env, actions):
 
 class TestCorridor:
 
-    def test_the_actions_that_lead_on_reach_the_end_in_the_fewest_steps(self):
+    def test_the_correct_actions_reach_the_end_in_the_fewest_steps(self):
         env = CorridorEnv()
         assert episode(env, env.actions_on) == (1.0, 24)
         assert episode(env, env.actions_on[:-1]) == (0.0, 23)
 
-    def test_every_other_action_leads_a_cell_back_and_not_out_of_the_first(self):
+    def test_every_other_action_moves_one_cell_back_and_not_below_the_first(self):
         env = CorridorEnv(length=4, num_actions=3)
         env.reset(seed=0)
         right = env.actions_on

@@ -101,7 +101,7 @@ class TestSuccessAtEnd:
         with pytest.raises(EnvironmentLoadError, match="expected one of .'is_success', 'success'., found .*suite_gym"):
             env.step(0)
 
-    def test_success_on_the_way_does_not_count(self):
+    def test_temporary_success_does_not_count(self):
         class Passing(gymnasium.Wrapper):
 
             def step(self, action):

@@ -56,7 +56,7 @@ def test_every_deterministic_memoryless_policy_returns_at_most_half():
     assert best == 0.5
 
 
-def test_cells_of_the_corridor_look_alike_and_walls_hold():
+def test_corridor_cells_look_the_same_and_walls_block():
     env = TMazeEnv(length=3)
     first, _ = env.reset(seed=1)
     assert first[:2].sum() == 1 and first.sum() == 1

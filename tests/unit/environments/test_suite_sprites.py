@@ -99,7 +99,7 @@ class TestEnvironment:
 
         assert all(torch.equal(a, b) for a, b in zip(images(0), images(1)))
 
-    def test_the_mask_is_there_on_request_and_belongs_to_the_image(self):
+    def test_the_mask_is_available_on_request_and_matches_the_image(self):
         plain, masked = load(), load(with_mask=True)
         assert masked.observation_spec()['mask'].maximum == 3
         for env in (plain, masked):

@@ -175,7 +175,7 @@ class TestLoad:
 
 class TestPictures:
 
-    def test_a_picture_of_environment_0(self):
+    def test_an_image_of_environment_0_is_rendered(self):
         env = suite_gym.load('CartPole-v1', batch_size=2)
         frame = env.render('rgb_array')
         assert frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3
@@ -191,7 +191,7 @@ class TestPictures:
         env.render('human')
         env.close()
 
-    def test_no_picture_is_an_error_with_the_remedy(self):
+    def test_a_missing_image_raises_with_the_remedy(self):
         with pytest.raises(UnsupportedOperationError, match="construct it with render_mode='rgb_array'"):
             suite_gym.wrap_env(ChainEnv(3)).render()
         with pytest.raises(EnvironmentLoadError, match='render_mode: expected one of'):

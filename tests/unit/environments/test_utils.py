@@ -36,7 +36,7 @@ def load_batch(name, batch_size):
 
 class TestCreateEnvironment:
 
-    def test_in_this_process_and_in_others_the_same_sequence(self):
+    def test_in_process_and_worker_environments_give_the_same_sequence(self):
         sequences = []
         for arguments in ({'nonparallel': True}, {}, {'batch_size_per_env': 2, 'start_serially': False}):
             with create_environment('CartPole-v1', num_parallel_environments=3, seed=5, **arguments) as env:
@@ -49,7 +49,7 @@ class TestCreateEnvironment:
         torch.testing.assert_close(sequences[0], sequences[1], rtol=0, atol=0)
         torch.testing.assert_close(sequences[0], sequences[2], rtol=0, atol=0)
 
-    def test_environments_have_streams_of_their_own_and_evaluation_has_others(self):
+    def test_environments_and_evaluation_have_their_own_random_streams(self):
         make = partial(create_environment, 'CartPole-v1', num_parallel_environments=2, nonparallel=True, seed=5)
         training, again, evaluation = sequence(make()), sequence(make()), sequence(make(for_evaluation=True))
         torch.testing.assert_close(training, again)
@@ -57,7 +57,7 @@ class TestCreateEnvironment:
         unseeded = create_environment('CartPole-v1', num_parallel_environments=2, nonparallel=True)
         assert not torch.equal(sequence(unseeded), sequence(unseeded))
 
-    def test_evaluation_may_load_otherwise(self):
+    def test_evaluation_may_use_another_loader(self):
         env = create_environment('3', env_load_fn=load_count, eval_env_load_fn=load_batch, for_evaluation=True,
                                  num_parallel_environments=2, nonparallel=True)
         assert isinstance(env, suite_unittest.ValueUnittestEnv)

@@ -125,7 +125,7 @@ class TestErrors:
         with pytest.raises(EnvironmentStepError, match=f"environment 1 of 'SendingEnv' failed in step.*{said}"):
             steps(env, 1)
 
-    def test_a_reward_alone_is_not_stretched_over_several(self):
+    def test_a_reward_of_the_wrong_size_raises(self):
         for sent, said in ((1.0, '1.0'), (np.zeros(3), r'array\(.*'), (None, 'None')):
             env = SerialVectorEnv([partial(SendsSeveral, {'reward': sent})])
             env.reset(seed=0)
@@ -190,7 +190,7 @@ class TestErrors:
         with pytest.raises(EnvironmentStepError, match=r'did not answer step\(\) within 0\.3 s'):
             steps(env, 5)
 
-    def test_errors_travel_between_processes_whole(self):
+    def test_errors_are_passed_between_processes_unchanged(self):
         error = EnvironmentStepError(3, 'Walker', 'step()', 'ValueError: x', 'traceback', 'hint')
         copy = pickle.loads(pickle.dumps(error))
         assert str(copy) == str(error) and copy.index == 3
@@ -359,7 +359,7 @@ class TestProcesses:
         env.close()
         assert re.match(who, caplog.messages[0]) and re.search(r'since \d\d:\d\d:\d\d, for', caplog.messages[0])
 
-    def test_environments_that_are_slow_together_are_not_taken_for_hanging(self, monkeypatch, caplog):
+    def test_slow_environments_are_not_taken_for_hanging(self, monkeypatch, caplog):
         monkeypatch.setattr(processes, 'PATIENCE_SECONDS', 1.6)
         env = SerialVectorEnv([Slow] * 8)
         env.reset(seed=0)
@@ -416,7 +416,7 @@ class TestProcesses:
             time.sleep(0.1)
         assert not any(_runs(pid) for pid in pids)
 
-    def test_methods_are_called_and_pictures_taken_in_the_workers(self):
+    def test_methods_and_rendering_run_in_the_workers(self):
         env = ProcessVectorEnv([partial(ChainEnv, 3, render_mode='rgb_array')] * 3, envs_per_worker=2)
         env.reset(seed=0)
         assert env.render_first().shape == (1, 3, 3)

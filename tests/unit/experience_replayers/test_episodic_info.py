@@ -52,7 +52,7 @@ def test_episodic_info_can_be_enabled_and_disabled_later():
     assert not buffer.keep_episodic_info
 
 
-def test_shapes_broadcast_and_places_are_checked():
+def test_shapes_broadcast_and_positions_are_checked():
     buffer = ReplayBuffer(SPEC, 2, 6, keep_episodic_info=True)
     sequence = time_steps(FIRST, MID, LAST, FIRST)
     buffer.add_sequence(nest.map_structure(lambda x: x.expand(4, 2), sequence))

@@ -163,7 +163,7 @@ def test_recent_steps_get_their_fraction_and_matching_weights(with_replacement):
 
 
 @pytest.mark.parametrize('lockstep', [True, False])
-def test_recent_steps_get_their_share_without_priorities(lockstep):
+def test_recent_steps_get_their_fraction_without_priorities(lockstep):
     buffer = ReplayBuffer(SPEC, 2, 8, recent_data_steps=3, recent_data_ratio=0.5)
     buffer.add_sequence(torch.arange(8).unsqueeze(-1) + 100 * torch.arange(2))
     newest = [7, 7]

@@ -391,7 +391,7 @@ def test_the_buffer_is_saved_by_default_while_it_is_small():
     assert ReplayBuffer(SPEC, 1).checkpoint_limit == 256 * 2**20
 
 
-def test_contents_are_saved_only_when_asked_and_fit_only_the_same_buffer():
+def test_contents_are_saved_on_request_and_fit_only_the_same_buffer():
     plain = ReplayBuffer(TensorSpec(()), 1, 4, enable_checkpoint=False)
     plain.add_batch(torch.ones(1))
     assert plain.state_dict() == {}
@@ -409,7 +409,7 @@ def test_contents_are_saved_only_when_asked_and_fit_only_the_same_buffer():
             other.load_state_dict(saved.state_dict())
 
 
-def test_the_info_of_a_batch_leads_back_to_the_buffer():
+def test_the_batch_info_refers_to_the_buffer():
     buffer = ReplayBuffer(SPEC, 2, 8)
     buffer.add_sequence(cell(torch.arange(40).reshape(20, 2)))
     batch, info = buffer.get_batch(5, 3)

@@ -73,7 +73,7 @@ def test_weights_worked_out_by_hand(small_nodes):
     assert probabilities.tolist() == [0.125, 0.125, 0.25, 0.25, 0.125, 0.125, 0.5, 0.5]
 
 
-def test_a_share_of_one_after_rounding_still_finds_the_last_weight(small_nodes):
+def test_a_fraction_rounded_to_one_finds_the_last_weight(small_nodes):
     tree = SumTree(9)
     tree.set(np.arange(9), np.array([0.1] * 5 + [0.0] * 4))
     assert tree.find(np.array([np.nextafter(1.0, 0.0), 1.0]))[0].tolist() == [4, 4]

@@ -53,7 +53,7 @@ def test_a_number_out_of_range_is_refused_by_the_constructor(arguments, message)
     assert message in str(caught.value)
 
 
-def test_an_argument_given_by_its_place_is_checked_as_well():
+def test_a_positional_argument_is_checked_as_well():
     with pytest.raises(ConfError, match='Ranged.share must be'):
         Ranged(2.0)
 

@@ -186,7 +186,7 @@ def test_zero_and_one_are_false_and_true_where_a_bool_is_wanted(conf):
     assert type(depth) is int and type(scale) is int, 'what may be a number stays one'
 
 
-def test_values_that_fit_their_annotation_pass(conf):
+def test_values_that_match_their_annotation_are_accepted(conf):
     gin_utils.load(conf('''
         Car.engine = None
         Car.doors = [3, 4]

@@ -130,7 +130,7 @@ def test_a_class_without_constructor_takes_no_arguments():
         Bare(1)
 
 
-def test_activations_arrive_as_the_plain_functions():
+def test_activations_are_passed_as_plain_functions():
     gin.parse_config(['Parent.x = @relu', 'Parent.activation = @torch.relu_'])
     made = Parent()
     assert made.x is torch.relu and made.activation is torch.relu_

@@ -95,7 +95,7 @@ def test_two_files_of_one_name_are_both_kept(conf):
     assert read('boat.gin') == "include 'parts/boat.gin'" and read('boat-2.gin') == textwrap.dedent(BASE)
 
 
-def test_the_operative_conf_alone_makes_the_same_things(conf):
+def test_the_operative_conf_alone_reproduces_the_objects(conf):
     start_run(conf)
     gin_utils.load(None, root_dir='run', same_run=False)
     boat = Boat()

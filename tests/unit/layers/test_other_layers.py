@@ -182,7 +182,7 @@ def test_parameters_that_cannot_be_reset_are_named():
     assert all(not torch.equal(a, b) for a, b in zip(before, [p for p in chain.parameters() if p.ndim > 1]))
 
 
-def test_known_in_place_functions_have_counterparts():
+def test_in_place_functions_have_out_of_place_counterparts():
     assert out_of_place(torch.relu_) is torch.relu
     assert out_of_place(F.elu_) is F.elu
     assert out_of_place(partial(F.leaky_relu_, negative_slope=0.3))(torch.tensor(-1.0)) == pytest.approx(-0.3)

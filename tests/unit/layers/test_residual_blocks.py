@@ -19,7 +19,7 @@ def random_parameters(block):
 @pytest.mark.parametrize('transpose', [False, True])
 @pytest.mark.parametrize('v1_5', [False, True])
 @pytest.mark.parametrize('stride, size', [(1, (7, 5)), (2, (7, 6)), (3, (5, 4))])
-def test_the_output_shape_is_known_beforehand(transpose, v1_5, stride, size):
+def test_the_output_shape_is_known_in_advance(transpose, v1_5, stride, size):
     block = layers.BottleneckBlock(3, (3, 5), (4, 2, 6), stride, transpose=transpose, v1_5=v1_5)
     x = torch.randn(2, 3, *size)
     before = x.clone()

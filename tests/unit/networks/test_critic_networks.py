@@ -150,7 +150,7 @@ class TestCriticNetwork:
         for k in (1, 2):
             check_first_of_stack(stack, pair, k)
 
-    def test_the_first_of_a_stack_are_computed_without_the_others(self):
+    def test_leading_replicas_are_computed_without_the_others(self):
         stack = CriticNetwork(PAIR, joint_fc_layer_params=(5, 5), use_fc_ln=True).make_parallel(3)
         pair = inputs()
         expected = stack(pair)[0][:, :2]
@@ -253,11 +253,11 @@ class TestCriticQuantileNetwork:
         assert critic((pair, tau))[0].shape == (4, *shape, 6)
         assert critic.make_parallel(3)((pair, tau))[0].shape == (4, 3, *shape, 6)
 
-    def test_a_fraction_gives_the_same_quantile_wherever_it_stands(self):
+    def test_a_fraction_gives_the_same_quantile_at_any_position(self):
         critic, pair, tau = self.network(), inputs(), torch.rand(4, 6)
         torch.testing.assert_close(critic((pair, tau.flip(1)))[0], critic((pair, tau))[0].flip(1))
 
-    def test_arguments_that_do_not_fit_are_refused(self):
+    def test_invalid_arguments_are_refused(self):
         with pytest.raises(ValueError, match='must end in 5, found'):
             self.network(tau_fc_layer_params=(4, ))
         with pytest.raises(SpecError, match='tau_spec of shape'):

@@ -134,7 +134,7 @@ class TestAll:
         with pytest.raises(SpecError, match='expected a vector'):
             network(TensorSpec((4, 2)), **NETWORKS[name])
 
-    def test_conf_files_know_it_by_its_documented_name(self, name):
+    def test_conf_files_can_use_its_documented_name(self, name):
         gin.clear_config()
         selector = f'alfx.networks.encoding_networks.{name}'
         gin.bind_parameter(f'{selector}.{SIZES[name]}', 3)

@@ -123,7 +123,7 @@ def test_preprocessors_are_made_by_a_constructor_from_the_spec():
     assert net.output_spec == TensorSpec((5, ))
 
 
-def test_two_networks_made_of_the_same_preprocessors_do_not_share_them():
+def test_networks_built_from_the_same_preprocessors_do_not_share_them():
     template = EmbeddingPreprocessor(DISCRETE, 2)
     first, second = (EncodingNetwork(DISCRETE, input_preprocessors=template) for _ in range(2))
     assert not {id(p) for p in first.parameters()} & {id(p) for p in second.parameters()}

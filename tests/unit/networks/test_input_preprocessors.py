@@ -77,7 +77,7 @@ def test_a_preprocessor_with_unknown_input_raises_when_called():
         EmbeddingPreprocessor()(torch.tensor([1]))
 
 
-def test_elsewhere_a_length_has_to_be_given():
+def test_otherwise_a_length_is_required():
     with pytest.raises(ValueError, match='num_classes is unknown'):
         OneHot()(torch.tensor([1]))
 

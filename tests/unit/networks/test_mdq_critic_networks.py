@@ -116,7 +116,7 @@ def test_one_component_is_a_table_of_values():
     assert torch.equal(net.action_qt.bins(greedy)[:, 0], table.argmax(1))
 
 
-def test_a_component_alone_is_computed_as_with_all_others():
+def test_a_component_alone_matches_its_value_among_all_others():
     net = network()
     x = torch.randn(5, 3, net._components._list[0].input_size)
     together = net._components(x)
@@ -153,7 +153,7 @@ def test_the_free_form_sees_actions_between_their_bounds():
     assert drawn['x'].shape == (5, 2) and drawn['y'].shape == (5, )
 
 
-def test_both_forms_are_trained_apart():
+def test_both_forms_are_trained_separately():
     net, observation, action = network(), torch.randn(5, 3), torch.rand(5, 3)
     net((observation, action))[0].sum().backward()
     without = {name for name, p in net.named_parameters() if p.grad is None}

@@ -148,7 +148,7 @@ def test_a_wrong_state_is_refused():
         network(torch.zeros(2, 3), (torch.zeros(2, 4), torch.zeros(2, 5)))
 
 
-def test_probing_leaves_batch_norm_statistics_alone():
+def test_probing_does_not_change_batch_norm_statistics():
     inner = EncodingNetwork(VECTOR, fc_layer_params=(4, ), use_fc_bn=True)
     network = containers.Sequential(inner, layers.FC(4, 2, use_bn=True))
     assert network.output_spec == TensorSpec((2, ))

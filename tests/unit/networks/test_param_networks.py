@@ -59,7 +59,7 @@ def test_initial_parameters_are_drawn_separately_for_each_network():
     assert given.theta is theta and bool(theta.any(dim=1).all())
 
 
-def test_nothing_of_a_call_keeps_the_graph_that_made_the_parameters():
+def test_calls_do_not_retain_the_graph_of_the_parameters():
     given = StackedParameters(network())
     theta = torch.randn(2, 26, requires_grad=True) * 1.0
     given.apply_parameters(theta, torch.randn(5, 3))
@@ -69,7 +69,7 @@ def test_nothing_of_a_call_keeps_the_graph_that_made_the_parameters():
     assert alive() is None
 
 
-def test_computing_moves_no_generator_and_takes_parameters_of_others():
+def test_computing_changes_no_generator_and_accepts_external_parameters():
     given = StackedParameters(network())
     theta = torch.nn.Parameter(given.initial_parameters(2))
     before = torch.get_rng_state()
@@ -93,7 +93,7 @@ def test_parameters_that_networks_share_are_refused():
 
 
 @pytest.mark.parametrize('shared', [True, False])
-def test_a_layer_with_given_parameters_computes_by_them(shared):
+def test_a_layer_uses_given_parameters(shared):
     layer = ParamFC(3, 4, activation=torch.tanh, n_groups=2)
     weight, bias = torch.randn(2, 4, 3), torch.randn(2, 4)
     layer.set_parameters(torch.cat([weight.flatten(1), bias], dim=1))
@@ -107,7 +107,7 @@ def test_a_layer_with_given_parameters_computes_by_them(shared):
         layer.set_parameters(torch.zeros(3, 16))
 
 
-def test_a_convolution_with_given_parameters_computes_by_them():
+def test_a_convolution_uses_given_parameters():
     layer = ParamConv2D(2, 3, 3, activation=torch.tanh, strides=2, padding=1, pooling_kernel=2, use_bias=True)
     weight, bias = torch.randn(4, 3, 2, 3, 3), torch.randn(4, 3)
     layer.set_parameters(torch.cat([weight.flatten(1), bias], dim=1))

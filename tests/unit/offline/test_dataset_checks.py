@@ -86,7 +86,7 @@ def test_discrete_actions_must_be_in_the_action_space(values, is_right):
             check(dataset, spec)
 
 
-def test_other_sizes_of_the_same_kind_of_number_are_taken():
+def test_other_widths_of_the_same_number_type_are_accepted():
     check(make(observation=with_speed(speed=np.zeros((7, 3), np.float64)), reward=np.zeros(5, np.float64)))
 
 
@@ -96,7 +96,7 @@ def test_sequences_longer_than_every_episode_are_refused():
         dataset_checks.check_long_enough(make(), make().episodes, 5)
 
 
-def test_another_environment_that_fits_is_warned_of(caplog):
+def test_another_compatible_environment_logs_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         dataset_checks.check_env_name(make()._replace(about={'env_name': 'Hopper-v4'}), 'Hopper-v5')
     assert 'Hopper-v4' in caplog.text and 'Hopper-v5' in caplog.text

@@ -69,7 +69,7 @@ def test_a_damaged_dataset_is_reported_with_its_location(tmp_path, damage, messa
         dataset_sources.read(str(tmp_path))
 
 
-def test_a_missing_dataset_names_those_beside_it(tmp_path):
+def test_a_missing_dataset_is_reported_with_its_neighbours(tmp_path):
     dataset_folder.write(str(tmp_path / 'pendulum'), make(), {})
     with pytest.raises(DatasetError, match='(?s)pendulums.*beside it: pendulum'):
         dataset_sources.read(str(tmp_path / 'pendulums'))
@@ -118,7 +118,7 @@ def test_a_killed_writer_leaves_the_old_or_the_new_dataset(tmp_path):
     assert len([name for name in os.listdir(path) if name.startswith('data-')]) == 1
 
 
-def test_an_interrupt_when_the_new_one_is_in_place_does_not_take_it_away(tmp_path, monkeypatch):
+def test_an_interrupt_after_the_replacement_keeps_the_new_dataset(tmp_path, monkeypatch):
     dataset_folder.write(str(tmp_path), make(), {})
     replace = os.replace
 

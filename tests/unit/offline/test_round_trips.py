@@ -203,7 +203,7 @@ def test_a_dataset_may_be_a_file_instead_of_memory(tmp_path):
         assert torch.equal(x, y)
 
 
-def test_datasets_are_read_alike_by_every_route(tmp_path):
+def test_datasets_are_read_identically_by_every_route(tmp_path):
     read = [dataset_sources.read(ROUTES[route](tmp_path / route.replace(' ', '_'), made_up(5))).episodes
             for route in ('folder', 'checkpoint', 'file of ALF')]
     for other in read[1:]:

@@ -62,7 +62,7 @@ class TestEveryOptimizer:
         optimizer.step()
         assert [torch.equal(p, b) for p, b in zip(parameters, before)] == [False, False, True, True]
 
-    def test_a_parameter_without_gradient_is_left_alone(self, cls):
+    def test_a_parameter_without_gradient_does_not_change(self, cls):
         parameters, alone = make_parameters(), make_parameters()
         optimizer, only = cls(parameters, lr=0.1), cls(alone[1:], lr=0.1)
         start = parameters[0].detach().clone()
@@ -84,7 +84,7 @@ class TestEveryOptimizer:
         assert_same(run(optimizer, parameters, [0]), run(cls(constant, lr=0.01), constant, [0]), rtol=0, atol=0)
         assert optimizer.param_groups[0]['lr'] == 0.01
 
-    def test_a_group_may_have_a_schedule_of_its_own_or_none(self, cls):
+    def test_a_parameter_group_may_have_its_own_schedule(self, cls):
         optimizer = cls(lr=lambda: 0.5)
         a, b, c = (torch.nn.Parameter(torch.zeros(2)) for _ in range(3))
         optimizer.add_param_group({'params': [a]})

@@ -12,7 +12,7 @@ def moved(start, end):
     return parameter, updater
 
 
-def test_a_step_within_bounds_is_left_alone():
+def test_a_step_within_bounds_does_not_change():
     parameter, updater = moved([1.0, 2.0], [1.5, 2.5])
     change, shrinks = updater.adjust_step(lambda: (parameter[0] - 1.0).abs(), 0.5)
     assert (change.item(), shrinks) == (0.5, 0)

@@ -121,7 +121,7 @@ def has_ended(pid):
         return True
 
 
-def test_a_cluster_that_happens_to_run_is_left_alone(monkeypatch):
+def test_an_existing_cluster_is_not_used(monkeypatch):
     asked = []
     monkeypatch.delenv('RAY_ADDRESS', raising=False)
     ray = types.SimpleNamespace(is_initialized=lambda: False, init=lambda address, **options: asked.append(address),

@@ -176,7 +176,7 @@ picky.first = 40
     assert not (tmp_path / 'search' / 'best.gin').exists()
 
 
-def test_a_function_that_returns_no_number_fails(tmp_path):
+def test_a_trial_without_a_numeric_result_fails(tmp_path):
     text = "import search_functions\nSearch.function = @nothing\nSearch.executor = 'inline'\n"
     with pytest.raises(ConfError, match='must return a number, it returned None'):
         search(tmp_path, text + 'Search.give_up_after = 1\n')

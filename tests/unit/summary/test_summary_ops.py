@@ -141,7 +141,7 @@ def test_an_unwritable_folder_is_logged_and_the_run_continues(tmp_path, caplog):
     assert 'cannot be written' in caplog.text
 
 
-def test_enable_and_disable_take_the_writer_out_and_put_it_back(events):
+def test_enable_and_disable_set_and_remove_the_writer(events):
     with summary.record_if(True):
         summary.disable_summary()
         assert not summary.is_summary_enabled()

@@ -105,7 +105,7 @@ def test_missing_cores_are_refused(number):
 
 
 @needs_affinity
-def test_a_measurement_is_held_to_one_core_unless_more_are_asked_for(monkeypatch):
+def test_a_benchmark_uses_one_core_by_default(monkeypatch):
     import benchmark
 
     commands = []

@@ -24,7 +24,7 @@ def test_recording_and_loading_are_measured(repository):
     assert re.fullmatch(r'load: 2,000 steps in \d+\.\d\d s with \d+\.\d\d times the \d+ MiB of the buffer', load)
 
 
-def test_the_share_of_sampling_is_measured(repository):
+def test_the_fraction_of_time_in_sampling_is_measured(repository):
     pytest.importorskip('mujoco')
     line, = measured(repository, 'sample', '--rounds', '1', '--steps', '100')
     share = float(re.fullmatch(r'sample: (\d+\.\d)% of an update, at [\d,]+ updates/s', line)[1])

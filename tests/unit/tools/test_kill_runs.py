@@ -18,7 +18,7 @@ def state(**changed):
     return {'w': torch.tensor([1.0, math.nan]), 'list': [1, {'x': 2.0}], 'text': 'a'} | changed
 
 
-def test_the_same_is_the_same_also_where_it_is_no_number():
+def test_equal_values_compare_equal_even_if_nan():
     assert not list(differences(state(), state()))
 
 
@@ -97,7 +97,7 @@ for _ in range(12 - len(list(folder.iterdir()))):
 
 
 @pytest.mark.parametrize('spread', [1, 4])
-def test_kills_come_after_as_many_new_checkpoints_as_they_may_be_apart(tmp_path, spread):
+def test_kills_are_spaced_by_the_given_number_of_checkpoints(tmp_path, spread):
     kills = kill_runs.train_with_kills([sys.executable, '-c', WRITER, str(tmp_path)], tmp_path, tmp_path / 'log', 2,
                                        lambda: 0.0, random.Random(spread), spread)
     steps = [after - before for before, after in zip([0, *kills], kills)]

@@ -35,7 +35,7 @@ def test_short_episodes_are_not_favoured(algorithm):
 
 
 @pytest.mark.parametrize('num_episodes, batch_size', [(1, 4), (3, 4), (4, 4), (10, 4), (7, 1)])
-def test_exactly_the_episodes_asked_for_are_measured(algorithm, num_episodes, batch_size):
+def test_exactly_the_given_number_of_episodes_is_evaluated(algorithm, num_episodes, batch_size):
     result = evaluate(WalkEnv(batch_size), algorithm, num_episodes)
     assert len(result.returns) == len(result.lengths) == num_episodes
     assert all(2 <= length < 9 for length in result.lengths)

@@ -276,7 +276,7 @@ def test_profile_is_written(tmp_path):
 # Same seed, resume ---------------------------------------------------------------------------------------------
 
 
-def test_the_same_seed_gives_the_same_parameters_and_another_one_others(tmp_path):
+def test_seeds_determine_the_parameters(tmp_path):
     first, second, other = (parameters(run(tmp_path / str(i), random_seed=seed)) for i, seed in enumerate((3, 3, 4)))
     assert all(torch.equal(a, b) for a, b in zip(first, second))
     assert not all(torch.equal(a, b) for a, b in zip(first, other))

@@ -271,7 +271,7 @@ def delivery(first, count, environments=2):
     return ray_rollout.Delivery(leaves, structure, None, [], [], [])
 
 
-def test_a_stream_is_taken_in_other_portions_than_it_came_in():
+def test_a_stream_can_be_read_in_chunks_of_another_size():
     streams = [ray_rollout._Stream(), ray_rollout._Stream()]
     for first, count in ((0, 3), (3, 4), (7, 1), (8, 3)):
         streams[0].add(delivery(first, count))

@@ -170,7 +170,7 @@ def rewards_seen(algorithm):
     return sum(seen, [])
 
 
-def test_without_bootstrapping_no_step_comes_twice(tmp_path, monkeypatch):
+def test_without_bootstrapping_no_step_is_repeated(tmp_path, monkeypatch):
     algorithm, _ = counting(run_folder(tmp_path, monkeypatch, *SAMPLED))
     assert [rewards(algorithm.unroll(length)) for length in (3, 1, 2)] == [[0, 1, 2], [3], [4, 5]]
 
@@ -217,7 +217,7 @@ def test_weights_are_handed_over_at_the_period(tmp_path, monkeypatch):
     assert updates == [1, 1, 1, 2, 2, 2, 3]
 
 
-def test_a_failed_unroll_leaves_the_share_of_a_step_that_is_due(tmp_path, monkeypatch):
+def test_a_failed_unroll_keeps_the_fraction_of_a_step_that_is_due(tmp_path, monkeypatch):
     algorithm, source = counting(run_folder(tmp_path, monkeypatch, *SAMPLED, 'TrainerConfig.unroll_length=1.5'))
     collect_if_due(algorithm)
 

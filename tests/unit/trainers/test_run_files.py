@@ -36,7 +36,7 @@ def test_a_table_is_truncated_and_continued(tmp_path):
     assert [(r['counter'], r['extra']) for r in read_table(path)] == [('0', '0'), ('1', '2'), ('2', '4'), ('3', '60')]
 
 
-def test_a_number_of_which_the_end_is_still_to_come_is_not_read(tmp_path):
+def test_an_incomplete_number_is_not_read(tmp_path):
     path = tmp_path / 'progress.csv'
     log = ProgressLog(str(path), ('counter', 'loss'))
     log.append({'counter': 1, 'loss': 0.5})

@@ -17,14 +17,14 @@ class LargeEnv(WalkEnv):
 
 
 @pytest.mark.parametrize('env, warned', [(LargeEnv(), True), (WalkEnv(), False)])
-def test_observations_that_do_not_fit_into_memory(tmp_path, caplog, env, warned):
+def test_observations_larger_than_memory_log_a_warning(tmp_path, caplog, env, warned):
     with caplog.at_level(logging.WARNING):
         memory_checks.warn_of_unroll(env, make_config(tmp_path, unroll_length=8))
     assert ('TrainerConfig.unroll_length = 8 steps of 4 environments) take 131072 GiB' in caplog.text) is warned
 
 
 @pytest.mark.parametrize('count, warned', [(os.cpu_count(), False), (100 * os.cpu_count(), True)])
-def test_processes_that_wait_for_each_other(caplog, count, warned):
+def test_many_processes_per_core_log_a_warning(caplog, count, warned):
     memory_checks.warn_of_processes(count, f'--num_processes={count}')
     assert (f'--num_processes={count}: {count} processes share' in caplog.text) is warned
 

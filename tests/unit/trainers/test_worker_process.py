@@ -61,6 +61,6 @@ def test_a_description_has_all_specs_but_cannot_be_stepped():
             call()
 
 
-def test_environments_are_described_without_being_made_in_numbers():
+def test_environments_are_described_without_creating_a_batch():
     described = create_environment(num_parallel_environments=5000, only_described=True)
     assert described.batch_size == 5000 and described.observation_spec().shape == (4, )

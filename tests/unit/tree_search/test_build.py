@@ -91,7 +91,7 @@ def test_compiled_code_can_be_switched_off(monkeypatch, compilations):
 
 
 @needs_compiler
-def test_a_cache_that_others_can_write_to_is_not_used(tmp_path):
+def test_a_cache_writable_by_others_is_not_used(tmp_path):
     folder = tmp_path / 'cache' / 'alfx'
     folder.mkdir(parents=True)
     folder.chmod(0o777)
@@ -100,13 +100,13 @@ def test_a_cache_that_others_can_write_to_is_not_used(tmp_path):
 
 
 @needs_compiler
-def test_a_cache_that_cannot_be_made_is_replaced_by_a_temporary_folder(tmp_path):
+def test_an_uncreatable_cache_is_replaced_by_a_temporary_folder(tmp_path):
     (tmp_path / 'cache').write_text('a file where the folder should be')
     assert build.load().alfx_select
 
 
 @needs_compiler
-def test_processes_that_build_at_once_do_not_disturb_each_other():
+def test_concurrent_builds_do_not_interfere():
     program = 'from alfx.tree_search import build; assert build.load().alfx_select'
     processes = [subprocess.Popen([sys.executable, '-c', program]) for _ in range(3)]
     assert [process.wait(120) for process in processes] == [0, 0, 0]

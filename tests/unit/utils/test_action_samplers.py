@@ -40,7 +40,7 @@ def test_concentration_sharpens_the_probabilities():
     close(CategoricalSeedSampler(4, concentration=0)(MANY, torch.zeros(20000, 4))[0], uniform)
 
 
-def test_kept_noise_gives_the_same_action_again_until_there_is_new_noise():
+def test_kept_noise_repeats_the_action_until_resampled():
     torch.manual_seed(0)
     sampler = CategoricalSeedSampler(4, new_noise_prob=0.0)
     first, noise = sampler(MANY, torch.zeros(20000, 4))

@@ -53,7 +53,7 @@ def test_random_actions_are_repeated_for_lengths_of_the_zeta_distribution():
     torch.testing.assert_close(left[:3], torch.tensor([0.6079, 0.1520, 0.0675]), atol=0.01, rtol=0)
 
 
-def test_a_run_of_random_actions_is_ended_by_its_length_alone():
+def test_a_random_action_sequence_ends_by_its_length_only():
     explore = EpsilonZGreedy(DiscreteAction(SPEC.replace(maximum=3), 'Owner'), 2.0, 'Owner')
     state = LongExplorationState(torch.tensor([2, 0]), torch.tensor([1, 0]))
     taken = []

@@ -90,7 +90,7 @@ def test_a_distribution_is_rebuilt_from_its_leaves(make):
 
 
 @each_kind
-def test_distributions_stack_and_come_apart_again(make):
+def test_distributions_can_be_stacked_and_unstacked(make):
     dists = [make() for _ in range(3)]
     stacked = nest.stack(dists)
     assert stacked.batch_shape == (3, *dists[0].batch_shape) and stacked.event_shape == dists[0].event_shape

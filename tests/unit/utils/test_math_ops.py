@@ -18,7 +18,7 @@ class Holder:
         self.function = function
 
 
-def test_step_functions_arrive_plain_from_a_conf():
+def test_step_functions_are_passed_plain_from_a_conf():
     gin.parse_config("""
         Holder.function = @clipped_exp
         clipped_exp.clip_value_max = 0.0

@@ -154,7 +154,7 @@ def test_the_log_tail_is_an_error_a_fault_or_the_end_of_the_log(how, ending, wor
     assert not os.path.exists(child._fault_file)
 
 
-def test_the_end_of_a_file_is_that_since_a_place_in_it(tmp_path):
+def test_the_end_of_a_file_starts_at_a_given_offset(tmp_path):
     path = tmp_path / 'log'
     assert processes.tail(str(path)) == ''
     path.write_bytes(b'before' + 9000 * b'x' + b'\xff after')

@@ -70,7 +70,7 @@ def test_covariance_agrees_with_numpy():
     assert tensor_utils.cov(torch.randn(5, 10, 3)).shape == (5, 3, 3)
 
 
-def test_gradients_are_scaled_and_other_uses_left_alone():
+def test_gradients_are_scaled_for_one_use_only():
     x = torch.ones(3, requires_grad=True)
     (tensor_utils.scale_gradient(x, 0.1).sum() + x.sum()).backward()
     torch.testing.assert_close(x.grad, torch.full((3, ), 1.1))

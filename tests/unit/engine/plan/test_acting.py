@@ -127,7 +127,7 @@ def test_state_read_outside_of_modules_is_never_frozen(read, compiles, caplog):
         assert not recorded.replayed.num_graphs and told
 
 
-def test_a_number_that_changes_late_is_noticed_at_once(caplog):
+def test_a_late_change_of_a_number_is_detected_at_once(caplog):
     policy = Policy(lambda self: self.number)
     recorded = TracedFunction(policy.act, policy)
     calls(recorded, 20, torch.ones(1, 3))
@@ -181,7 +181,7 @@ def test_a_wrong_graph_is_never_used(net, monkeypatch, caplog):
     assert 'result action' in caplog.text and not recorded.replayed.num_graphs
 
 
-def test_a_copy_of_an_object_has_a_function_of_its_own():
+def test_a_copied_object_has_its_own_traced_function():
     policy = Policy(lambda self: 1.0)
     policy.recorded = TracedFunction(policy.act, policy)
     copied = copy.deepcopy(policy)

@@ -127,7 +127,7 @@ def _changes_an_input(x, y):
 @pytest.mark.parametrize('function', [
     lambda x, y: [torch.mm(x, y).relu_(), x.mean()], lambda x, y: [x + torch.rand_like(x) + y, x * 2],
     _changes_an_input, lambda x, y: [x / 0.0, (x * 0.0) / 0.0]], ids=['product', 'noise', 'in place', 'not finite'])
-def test_the_compiled_code_alone_behaves_the_same(function, monkeypatch):
+def test_compiled_code_called_directly_behaves_the_same(function, monkeypatch):
     found = []
     check = compile._behaves_the_same
     monkeypatch.setattr(compile, '_behaves_the_same', lambda *args: found.append(check(*args)) or found[-1])
@@ -160,7 +160,7 @@ def test_the_called_function_is_the_one_in_c():
 @pytest.mark.parametrize('bare', [
     None, object(), SimpleNamespace(current_callable=len), SimpleNamespace(current_callable=lambda inputs: inputs),
     SimpleNamespace(current_callable=_calls(len)), SimpleNamespace(current_callable=_calls(_calls))])
-def test_a_function_of_another_kind_is_not_taken_for_it(bare):
+def test_functions_of_another_kind_are_not_recognized(bare):
     assert entry_in_c(bare) is None
 
 
@@ -170,7 +170,7 @@ def test_results_that_are_views_of_inputs_stay_views():
     assert results[0].untyped_storage().data_ptr() == mine[0].untyped_storage().data_ptr()
 
 
-def test_code_that_does_something_else_is_not_called_alone():
+def test_code_with_different_results_is_not_called_directly():
     x = torch.randn(3)
     for bare in (lambda inputs: [inputs[0] + 1], lambda inputs: [inputs[0]], lambda inputs: [None],
                  lambda inputs: [], lambda inputs: [(inputs[0] * 2).double()], lambda inputs: inputs[0].missing):

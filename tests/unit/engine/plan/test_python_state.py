@@ -108,7 +108,7 @@ class CountingNetwork(QNetwork):
         return super().forward(inputs, state)
 
 
-def test_a_subclass_of_an_algorithm_is_called_at_every_step():
+def test_a_subclass_without_a_declaration_runs_eagerly():
     agent = make_agent(algorithm_cls=SwitchingDqn)
     algorithm = agent.policy
     algorithm.calls = 0
@@ -117,7 +117,7 @@ def test_a_subclass_of_an_algorithm_is_called_at_every_step():
     assert algorithm.calls == 80
 
 
-def test_a_network_of_ones_own_is_called_at_every_step():
+def test_user_defined_networks_run_at_every_step():
     rl = partial(DqnAlgorithm, q_network_cls=partial(CountingNetwork, fc_layer_params=(8, )), calculate_priority=True,
                  num_critic_replicas=1)
     agent = make_agent(rl=rl)

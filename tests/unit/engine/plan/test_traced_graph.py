@@ -68,7 +68,7 @@ def test_an_error_while_tracing_is_reported_in_one_line():
         traced(Net(), fail, torch.ones(3))
 
 
-def test_attributes_of_modules_are_put_back():
+def test_module_attributes_are_restored():
     def function(net, x):
         net.calls = getattr(net, 'calls', 0) + 1
         net.known = None
@@ -85,7 +85,7 @@ def test_comparisons_become_rare():
     assert due == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 3072, 4096]
 
 
-def test_a_state_is_put_back_with_its_random_numbers():
+def test_a_state_is_restored_with_its_random_numbers():
     x = torch.ones(3)
     state = State([x], {x.device})
     first = torch.rand(2)

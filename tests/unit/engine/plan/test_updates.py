@@ -81,7 +81,7 @@ def test_compiled_updates_match_eager_ones_up_to_rounding(make, atol, never_repl
 
 
 @pytest.mark.compiles
-def test_a_checkpoint_of_a_compiled_agent_fits_a_plain_one(never_replayed):
+def test_a_compiled_agents_checkpoint_loads_into_an_eager_one(never_replayed):
     plain, compiled = make_agent(False), make_agent(True)
     train([plain, compiled], 2)
     plain.load_state_dict(compiled.state_dict())
@@ -103,7 +103,7 @@ def test_compiled_updates_use_several_static_batches_and_replay_uses_one(never_r
 @pytest.mark.compiles
 @pytest.mark.parametrize('when', ['between iterations', 'after each update'])
 @pytest.mark.parametrize('how', ['data', 'object'])
-def test_tensors_that_have_moved_or_are_others_are_noticed(how, when, warm_up, caplog):
+def test_moved_or_replaced_tensors_are_detected(how, when, warm_up, caplog):
     class Exchanging(Fixed):
         own_capabilities = Fixed.own_capabilities
 
@@ -302,7 +302,7 @@ def test_state_read_outside_of_modules_is_never_frozen(name, read, warm_up, monk
         assert not num_graphs(made[0]) and len(told) == 1 and 'to eager mode, which is slower' in told[0]
 
 
-def test_a_number_that_changes_once_in_a_while_is_noticed_at_once(warm_up, caplog):
+def test_a_rare_change_of_a_number_is_detected_at_once(warm_up, caplog):
     def between(agent):
         if len(agent.policy.others) > 20:
             agent.policy.number = 3.0
@@ -365,7 +365,7 @@ def test_tracing_and_comparing_leave_no_trace(warm_up, caplog):
 
 @pytest.mark.compiles
 @pytest.mark.parametrize('compile', [False, True])
-def test_an_update_that_looks_at_values_stays_eager_with_one_warning(compile, warm_up, caplog):
+def test_an_update_that_branches_on_values_stays_eager_with_one_warning(compile, warm_up, caplog):
     made = []
     for count, on in ((10**9, False), (1, compile)):
         warm_up(count)
