@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from trainer_fakes import make_config
+from helpers.trainer_fakes import make_config
 
 from alfx.gin_utils import ConfError
 from alfx import context

@@ -13,7 +13,7 @@ import textwrap
 import gin
 import pytest
 import torch
-from trainer_fakes import SmallPolicy, SmallRegression, WalkEnv, WalkTrainer, load_walk, make_config
+from helpers.trainer_fakes import SmallPolicy, SmallRegression, WalkEnv, WalkTrainer, load_walk, make_config
 
 from alfx import LossInfo, context, gin_utils
 from alfx.algorithms.config import TrainerConfig
@@ -545,9 +545,10 @@ def test_sigusr1_requests_a_checkpoint_and_the_run_continues(tmp_path):
 
 def test_a_run_killed_by_sigkill_resumes_to_the_same_parameters(tmp_path):
     """SIGUSR2 before that shows where the run is."""
+    here = os.path.dirname(os.path.abspath(__file__))
     code = f'''
         import sys
-        sys.path.insert(0, {os.path.dirname(os.path.abspath(__file__))!r})
+        sys.path[:0] = {[here, os.path.dirname(os.path.dirname(here))]!r}
         import signal, torch
         torch.set_num_threads(1)
         from test_policy_trainer import make_config, sends

@@ -5,11 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from trainer_fakes import SmallPolicy, WalkEnv, make_config
+from helpers.trainer_fakes import SmallPolicy, WalkEnv, make_config
 
 from alfx import AlgStep, context
 from alfx.engine.remote.policy_state import load_policy_state, policy_state
@@ -18,6 +19,8 @@ from alfx.utils import random_state
 from alfx.trainers.async_evaluator import Evaluator
 from alfx.runs.evaluator import SyncEvaluator, evaluate, read_results
 from alfx.runs.step_measures import EpisodeMeans
+
+TESTS = str(Path(__file__).parents[2])  # the folder of `helpers`, for other processes
 
 
 @pytest.fixture
@@ -131,7 +134,7 @@ def test_weights_travel_without_optimizers_and_metrics(tmp_path, algorithm):
 
 
 CONF = '''
-import trainer_fakes
+import helpers.trainer_fakes
 TrainerConfig.algorithm_ctor = @SmallPolicy
 TrainerConfig.random_seed = 3
 TrainerConfig.num_eval_episodes = 3
@@ -143,9 +146,8 @@ create_environment.nonparallel = True
 
 @pytest.fixture
 def conf_file(tmp_path, monkeypatch):
-    """A conf that another process finds the fake algorithm and environment by."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    monkeypatch.setenv('PYTHONPATH', os.pathsep.join([here, os.environ.get('PYTHONPATH', '')]))
+    """Path of a conf with the fake algorithm and environment, which other processes can import."""
+    monkeypatch.setenv('PYTHONPATH', os.pathsep.join([TESTS, os.environ.get('PYTHONPATH', '')]))
     path = tmp_path / 'conf.gin'
     path.write_text(CONF)
     return str(path)
@@ -179,7 +181,7 @@ def test_the_evaluation_process_reports_unused_bindings(tmp_path, algorithm, con
     assert evaluator.unused_bindings is None
     evaluator.eval(algorithm, {})
     evaluator.close()
-    assert evaluator.unused_bindings == [('evaluation', 'trainer_fakes.SmallPolicy', 'debug_summaries')]
+    assert evaluator.unused_bindings == [('evaluation', 'helpers.trainer_fakes.SmallPolicy', 'debug_summaries')]
 
 
 def test_an_error_in_the_other_process_keeps_its_message(tmp_path, algorithm, conf_file):
@@ -196,7 +198,7 @@ def test_an_error_in_the_other_process_keeps_its_message(tmp_path, algorithm, co
 STOPPED_EARLY = '''
 import sys
 import torch
-from trainer_fakes import make_config
+from helpers.trainer_fakes import make_config
 from alfx.trainers.async_evaluator import Evaluator
 
 if __name__ == '__main__':
@@ -209,7 +211,7 @@ if __name__ == '__main__':
 def test_a_run_ends_even_if_its_weights_were_never_evaluated(tmp_path):
     program = tmp_path / 'program.py'
     program.write_text(STOPPED_EARLY)
-    path = os.pathsep.join([os.path.dirname(os.path.abspath(__file__)), *filter(None, sys.path)])
+    path = os.pathsep.join([TESTS, *filter(None, sys.path)])
     done = subprocess.run([sys.executable, str(program), str(tmp_path)], env=os.environ | {'PYTHONPATH': path},
                           timeout=50, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

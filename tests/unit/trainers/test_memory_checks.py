@@ -3,7 +3,7 @@ import logging
 import os
 
 import pytest
-from trainer_fakes import WalkEnv, make_config
+from helpers.trainer_fakes import WalkEnv, make_config
 
 from alfx import TensorSpec
 from alfx.environments.utils import create_environment

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from trainer_fakes import SmallPolicy, WalkEnv, WalkTrainer, make_config
+from helpers.trainer_fakes import SmallPolicy, WalkEnv, WalkTrainer, make_config
 
 from alfx import AlgStep, StepType
 from alfx.gin_utils import ConfError
