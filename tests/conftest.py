@@ -1,4 +1,4 @@
-"""What every test starts from: one thread, fixed seeds, no display, process state as in a fresh process."""
+"""Common state of all tests: one thread, fixed seeds, no display, process state as in a fresh process."""
 import atexit
 import gc
 import os
@@ -9,7 +9,7 @@ import tempfile
 # Before torch, MuJoCo and pygame are imported, here and in the processes that tests start.
 for _name in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'OPENBLAS_NUM_THREADS'):
     os.environ[_name] = '1'
-# Ray has its workers wait for everything else that computes; beside other tests they would hardly begin.
+# Ray lowers the priority of its workers; next to other tests they would hardly start.
 os.environ['RAY_worker_niceness'] = '0'
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)  # each process that a test starts would compile all of alfx again
 os.environ['XDG_CONFIG_HOME'] = tempfile.mkdtemp(prefix='alfx_tests_')  # not the user's own configuration
@@ -35,16 +35,16 @@ hypothesis.settings.load_profile('alfx')
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One thread, so that a test computes the same numbers on any number of cores and in any worker; all signals."""
+    """Use one thread, so that results do not depend on the number of cores or workers, and default signal handling."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, for the programs of the tests as well
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """Looks for garbage neither while ten thousand tests are made nor, later, among them, nor after every few tensors.
+    """Disable garbage collection during collection of the tests and make it rarer afterwards.
 
-    A tenth of the time of all tests went there.
+    Garbage collection took a tenth of the time of all tests.
     """
     gc.disable()
     try:
@@ -56,7 +56,7 @@ def pytest_collection():
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves the tests marked `gpu` out where there is no CUDA device; what is waited for at the end begins first."""
+    """Deselect the tests marked `gpu` without a CUDA device; run tests first that others wait for at the end."""
     items.sort(key=lambda item: 'soon_gone' not in getattr(item, 'fixturenames', ()))
     if torch.cuda.is_available():
         return
@@ -75,7 +75,7 @@ def _reset_logging() -> None:
 
 @pytest.fixture(autouse=True)
 def fresh_process_state():
-    """Seeds every generator; leaves no configuration, run mode, counter, writer, or handler of signals or logs."""
+    """Seed all generators; afterwards reset configuration, run mode, counters, writers, signal and log handlers."""
     signals_before = [(number, signal.getsignal(number)) for number in SIGNALS]
     _reset_logging()  # fixtures of a module may have run a program
     random.seed(0)
@@ -116,13 +116,13 @@ def never_replayed(warm_up):
 
 @pytest.fixture
 def repository() -> str:
-    """The folder that holds setup.cfg."""
+    """Path of the folder that holds setup.cfg."""
     return os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 @pytest.fixture
-def with_traits(monkeypatch):
-    """Have a class of algorithms say something else of itself: ``with_traits(cls, traceable_update=False)``."""
+def with_capabilities(monkeypatch):
+    """Return a function that changes capabilities of a class: ``with_capabilities(cls, traceable_update=False)``."""
     def change(cls, **capabilities):
         own_capabilities = cls.own_capabilities
         monkeypatch.setattr(cls, 'own_capabilities', lambda self: own_capabilities(self)._replace(**capabilities))

@@ -1,4 +1,4 @@
-"""What the tests of environments share: kinds of environments, and how their sequences are recorded."""
+"""Kinds of environments, and functions that record their sequences, for the tests of environments."""
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +23,7 @@ from alfx.tensor_specs import BoundedTensorSpec
 
 
 def random_actions(env: AlfEnvironment, generator: torch.Generator) -> Any:
-    """A batch of actions within the specs."""
+    """Return a batch of actions within the specs."""
     def draw(spec: Any) -> torch.Tensor:
         shape = (env.batch_size, *spec.shape)
         if not isinstance(spec, BoundedTensorSpec):
@@ -38,7 +38,7 @@ def random_actions(env: AlfEnvironment, generator: torch.Generator) -> Any:
 
 
 def record(env: AlfEnvironment, steps: int, seed: int = 0, reset: bool = True) -> list[Any]:
-    """The time steps of a reset (if wanted) and of ``steps`` random actions."""
+    """Return the time steps of an optional reset and of ``steps`` random actions."""
     generator = torch.Generator().manual_seed(seed)
     sequence = [env.reset()] if reset else []
     for _ in range(steps):
@@ -47,7 +47,7 @@ def record(env: AlfEnvironment, steps: int, seed: int = 0, reset: bool = True) -
 
 
 def assert_same(first: list[Any], second: list[Any], fields: tuple[str, ...] | None = None) -> None:
-    """Two recorded sequences are equal, tensor by tensor."""
+    """Assert that two recorded sequences are equal, tensor by tensor."""
     assert len(first) == len(second)
     for t, (a, b) in enumerate(zip(first, second)):
         for name in fields or a._fields:
@@ -125,7 +125,7 @@ IN_PROCESSES: dict[str, VectorCtor] = {
 
 def tiny(*constructors: Callable[[], gymnasium.Env], vector: VectorCtor = SerialVectorEnv, seed: int | None = 3,
          **kwargs: Any) -> GymVectorEnvironment:
-    """gymnasium environments of tests as an AlfEnvironment."""
+    """Wrap gymnasium environments of tests as an AlfEnvironment."""
     return GymVectorEnvironment(vector(list(constructors)), seed=seed, **kwargs)
 
 
@@ -167,7 +167,7 @@ def _needs(package: str, make: Callable[..., AlfEnvironment], *args: Any,
     return made
 
 
-# batches that are stepped in C++, whose state nobody can get at
+# batches stepped in C++, whose state is not accessible
 POOLED: dict[str, Callable[[], AlfEnvironment]] = {
     'EnvPool, CartPole': _needs('envpool', suite_envpool.load, 'CartPole-v1', batch_size=3, max_episode_steps=9),
     'EnvPool, Pendulum': _needs('envpool', suite_envpool.load, 'Pendulum-v1', batch_size=2, max_episode_steps=7),

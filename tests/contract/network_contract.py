@@ -1,4 +1,4 @@
-"""What holds for every network, whatever it computes: a class to mix in, see test_networks.py."""
+"""Contract tests of all networks, as a mixin; see test_networks.py."""
 import copy
 import pickle
 
@@ -15,7 +15,7 @@ STACK = 3
 
 
 def random_batch(spec, *outer):
-    """A nest of random tensors ``[*outer, ...]`` within the bounds of ``spec``."""
+    """Return a nest of random tensors ``[*outer, ...]`` within the bounds of ``spec``."""
     return nest.map_structure(lambda s: s.sample(outer) if isinstance(s, BoundedTensorSpec) else s.randn(outer), spec)
 
 
@@ -30,7 +30,7 @@ def assert_same(left, right, **tolerance):
 
 
 def state_after_one_step(network, batch_size):
-    """A state that the network reaches from zeros, so that it is not all zeros."""
+    """Return a state that the network reaches from zeros, so that it is not all zeros."""
     zeros = nest.map_structure(lambda s: s.zeros((batch_size, )), network.state_spec)
     return network(random_batch(network.input_tensor_spec, batch_size), zeros)[1]
 
@@ -47,7 +47,7 @@ def one_of(stacked, i):
 
 
 def parameters_of_one(module, i):
-    """``(parameter, whether it is stacked)`` of what belongs to the i-th network, in order."""
+    """Return ``(parameter, is_stacked)`` of all parameters of the i-th network, in order."""
     if isinstance(module, (NaiveParallelNetwork, layers.NaiveParallelLayer)):
         copies = module._networks if isinstance(module, NaiveParallelNetwork) else module._layers
         return [(p, False) for p in copies[i].parameters()] if isinstance(copies[i], nn.Module) else []
@@ -56,7 +56,7 @@ def parameters_of_one(module, i):
 
 
 class NetworkContract:
-    """Mix in and define ``network()``, which makes the network from scratch."""
+    """Mixin whose subclasses define ``network()``, which creates the network."""
 
     has_parameters = True
 
@@ -262,7 +262,7 @@ class NetworkContract:
 
 
 def assert_same_specs(found, expected):
-    """Equal but for the bounds."""
+    """Return whether two specs are equal except for their bounds."""
     nest.assert_same_structure(expected, found)
     for a, b in zip(leaves(found), leaves(expected)):
         assert (tuple(a.shape), a.dtype) == (tuple(b.shape), b.dtype)

@@ -98,11 +98,11 @@ class TestAlgorithm:
 
 
 @every_algorithm
-@pytest.mark.parametrize('environment', ['discrete', 'continuous', 'mixed', 'nested observation', 'several rewards'])
-def test_infos_recomputed_at_once_train_as_infos_of_the_rollout(algorithm, environment, with_traits):
+@pytest.mark.parametrize('environment', ['discrete', 'continuous', 'mixed', 'nested observation', 'vector reward'])
+def test_infos_recomputed_at_once_train_as_infos_of_the_rollout(algorithm, environment, with_capabilities):
     def train(recompute):
         if not recompute:
-            with_traits(Agent, recomputes_rollout_info=False)
+            with_capabilities(Agent, recomputes_rollout_info=False)
         # one minibatch an epoch: without shuffling, both draw the same random numbers for all that matters
         agent, _ = make_agent(algorithm, environment, seed=1, mini_batch_size=24)
         assert agent.capabilities.recomputes_rollout_info == recompute

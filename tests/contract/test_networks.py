@@ -115,9 +115,9 @@ class TestParallelEncodingNetworkIsANetwork(NetworkContract):
     def network(self):
         return ParallelEncodingNetwork(VECTOR, 2, fc_layer_params=(5, ), activation=torch.tanh)
 
-    test_a_stack_computes_what_its_networks_compute_one_by_one = None
-    test_given_parameters_compute_what_networks_with_them_compute = None
-    test_the_first_networks_of_a_stack_compute_what_they_compute_in_it = None
+    test_a_stack_matches_its_networks_one_by_one = None
+    test_given_parameters_match_networks_that_own_them = None
+    test_leading_networks_of_a_stack_match_the_whole_stack = None
     test_a_stack_can_be_copied_and_knows_its_output = None
 
     def test_a_stack_is_not_stacked_again(self):
@@ -411,7 +411,7 @@ class TestMdqCriticNetwork(NetworkContract):
                                 mid_encoding_layer_params=(4, ), free_form_fc_layer_params=(5, ),
                                 activation=torch.tanh)
 
-    test_gradients_reach_every_parameter = None  # its two forms are trained apart
+    test_gradients_reach_every_parameter = None  # its two forms are trained separately
 
 
 class TestQNetwork(NetworkContract):
@@ -537,7 +537,7 @@ class TestNaiveParallelNetwork(NetworkContract):
     def network(self):
         return NaiveParallelNetwork(LSTMCell(3, 4), 2)
 
-    test_a_stack_computes_what_its_networks_compute_one_by_one = None
+    test_a_stack_matches_its_networks_one_by_one = None
     test_a_stack_can_be_copied_and_knows_its_output = None
 
 

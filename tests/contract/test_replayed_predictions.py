@@ -134,7 +134,7 @@ def test_a_subclass_with_an_undeclared_step_is_not_replayed(cls):
 
 
 @pytest.mark.parametrize('conf', ['sac_pendulum', 'ppo_cart_pole'])
-def test_replayed_evaluations_between_updates_match_eager_ones(conf, with_traits):
+def test_replayed_evaluations_between_updates_match_eager_ones(conf, with_capabilities):
     def returns():
         algorithm, env = make(conf)
         found = []
@@ -147,7 +147,7 @@ def test_replayed_evaluations_between_updates_match_eager_ones(conf, with_traits
 
     played, algorithm = returns()
     assert num_graphs(algorithm)
-    with_traits(Agent, traceable_prediction=False)
+    with_capabilities(Agent, traceable_prediction=False)
     expected, algorithm = returns()
     assert algorithm._replayed is None and torch.equal(played, expected) and len(expected.unique()) > 3
 
@@ -178,12 +178,12 @@ def assert_same(found, expected):
     assert all((a == b).all() and a.shape == b.shape for a, b in zip(found, expected, strict=True))
 
 
-def test_a_dataset_does_not_depend_on_replay_or_block_length(monkeypatch, with_traits):
+def test_a_dataset_does_not_depend_on_replay_or_block_length(monkeypatch, with_capabilities):
     found = recorded()
     for block in (7, 10_000):
         monkeypatch.setattr(recorder, '_BLOCK', block)
         assert_same(recorded(), found)
-    with_traits(Agent, traceable_prediction=False)
+    with_capabilities(Agent, traceable_prediction=False)
     assert_same(recorded(), found)
 
 

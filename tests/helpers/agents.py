@@ -1,4 +1,4 @@
-"""Agents in tiny environments, for the tests that need one."""
+"""Agents in tiny environments."""
 from functools import partial
 
 import torch
@@ -28,7 +28,7 @@ ENVIRONMENTS = {
     'mixed': partial(MixedPolicyUnittestEnv, episode_length=5),
     'recurrent': partial(RNNPolicyUnittestEnv, episode_length=5, gap=2),
     'nested observation': partial(PolicyUnittestEnv, episode_length=5, nested_observation=True),
-    'several rewards': partial(PolicyUnittestEnv, episode_length=5, reward_dim=3),
+    'vector reward': partial(PolicyUnittestEnv, episode_length=5, reward_dim=3),
 }
 
 
@@ -54,7 +54,7 @@ ALGORITHMS = {
 def make_agent(algorithm, environment, batch_size=4, unroll_length=6, seed=0, data_transformer=None,
                learning_rate=1e-2, mini_batch_size=8, mini_batch_length=None, use_rollout_state=None, config_args=None,
                **agent_args):
-    """An agent in an environment, ready to train; ``config_args``: further settings of its ``TrainerConfig``."""
+    """Return an agent in an environment, ready to train; ``config_args``: more settings of its `TrainerConfig`."""
     torch.manual_seed(seed)
     context.reset()
     env = ENVIRONMENTS[environment](batch_size=batch_size)

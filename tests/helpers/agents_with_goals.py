@@ -19,7 +19,7 @@ ENCODER = dict(preprocessing_combiner=NestConcat(), fc_layer_params=(16, ))
 
 
 def combined_networks(algorithm, recurrent=False):
-    """The ``rl_algorithm_cls`` of an agent with goals: 'actor-critic' or 'ppo'."""
+    """Return the ``rl_algorithm_cls`` of an agent with goals: 'actor-critic' or 'ppo'."""
     actor, value = ((ActorDistributionRNNNetwork, ValueRNNNetwork) if recurrent else
                     (ActorDistributionNetwork, ValueNetwork))
     encoder = {**ENCODER, 'lstm_hidden_size': (8, )} if recurrent else ENCODER
@@ -28,7 +28,7 @@ def combined_networks(algorithm, recurrent=False):
 
 
 def make_sac_agent(batch_size=4, seed=0, **agent_args):
-    """An agent that trains SAC on continuous actions, ready to train."""
+    """Return an agent with SAC on continuous actions, ready to train."""
     torch.manual_seed(seed)
     context.reset()
     env = ENVIRONMENTS['continuous'](batch_size=batch_size)

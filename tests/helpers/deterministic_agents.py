@@ -1,6 +1,6 @@
 """Agents with deterministic policies in tiny environments, for the tests of DDPG and TD3.
 
-Other algorithms for continuous actions fit as well, with the names that they have for their ``networks``.
+Other algorithms for continuous actions work as well, with the names of their ``networks``.
 """
 from functools import partial
 
@@ -18,7 +18,7 @@ from alfx.tensor_specs import BoundedTensorSpec
 
 
 class NestedActionEnv(UnittestEnv):
-    """Two actions with bounds of their own: ``first`` (2,) in [-1, 3], ``second`` (1,) in [0, 1].
+    """Two actions with different bounds: ``first`` (2,) in [-1, 3], ``second`` (1,) in [0, 1].
 
     The reward is 1 at the middle of their ranges, 0 at the bounds: the mean of ``1 - |a - middle| / half``.
     """
@@ -36,7 +36,7 @@ continuous = dict(episode_length=5, action_type=ActionType.Continuous)
 ENVIRONMENTS = {
     'continuous': partial(PolicyUnittestEnv, **continuous),
     'nested action': partial(NestedActionEnv, episode_length=5),
-    'several rewards': partial(PolicyUnittestEnv, reward_dim=3, **continuous),
+    'vector reward': partial(PolicyUnittestEnv, reward_dim=3, **continuous),
     'recurrent': partial(RNNPolicyUnittestEnv, gap=1, **continuous),
 }
 
@@ -45,7 +45,7 @@ def make_agent(algorithm_cls, environment='continuous', batch_size=4, seed=0, op
                mini_batch_size=8, mini_batch_length=2, unroll_length=4, initial_collect_steps=0,
                priority_replay=False, updates=2, use_rollout_state=None, policy_loss_addons=(), compile=False,
                num_ray_workers=0, networks=('actor_network_ctor', 'critic_network_ctor'), **algorithm_args):
-    """An agent in an environment, ready to train."""
+    """Return an agent in an environment, ready to train."""
     torch.manual_seed(seed)
     context.reset()
     env = ENVIRONMENTS[environment](batch_size=batch_size)

@@ -1,4 +1,4 @@
-"""Small DQN agents, and others with such a replay buffer, whose updates are played and compiled in tests."""
+"""Small DQN agents, and others with the same replay buffer, for tests of replayed and compiled updates."""
 from functools import partial
 
 import torch
@@ -16,7 +16,7 @@ from alfx.optimizers import Adam
 
 
 class Fixed(DqnAlgorithm):
-    """A DQN whose loss can be spoiled."""
+    """A DQN whose loss can be corrupted."""
 
     own_capabilities = DqnAlgorithm.own_capabilities
 
@@ -31,7 +31,7 @@ class Fixed(DqnAlgorithm):
 
 
 def sac(algorithm_cls=SacAlgorithm, **kwargs):
-    """A constructor of small SAC algorithms, for ``rl``."""
+    """Return a constructor of small SAC algorithms, for ``rl``."""
     return partial(algorithm_cls, actor_network_cls=partial(ActorDistributionNetwork, fc_layer_params=(8, )),
                    critic_network_cls=partial(CriticNetwork, joint_fc_layer_params=(8, )), calculate_priority=True,
                    **kwargs)
@@ -39,7 +39,7 @@ def sac(algorithm_cls=SacAlgorithm, **kwargs):
 
 def make_agent(compile=False, optimizer=None, algorithm_cls=DqnAlgorithm, rl=None, action_type=ActionType.Discrete,
                priority_replay=True, agent_cls=Agent, **config):
-    """An agent in an environment, ready to train: a DQN of class ``algorithm_cls``, or what ``rl`` makes."""
+    """Return an agent in an environment, ready to train: a DQN of class ``algorithm_cls``, or the result of ``rl``."""
     torch.manual_seed(0)
     context.reset()
     env = PolicyUnittestEnv(batch_size=4, episode_length=5, action_type=action_type)
@@ -56,7 +56,7 @@ def make_agent(compile=False, optimizer=None, algorithm_cls=DqnAlgorithm, rl=Non
 
 
 def train(agents, iterations, between=lambda agent: None):
-    """Some iterations of each agent, with the same random numbers."""
+    """Train each agent for some iterations, with the same random numbers."""
     for agent in agents:
         torch.manual_seed(1)
         context.reset()
@@ -66,6 +66,6 @@ def train(agents, iterations, between=lambda agent: None):
 
 
 def assert_same_parameters(agents, atol=1e-5, rtol=1e-4):
-    """Those of the first two agents; with ``atol=rtol=0`` to the bit."""
+    """Assert that the first two agents have the same parameters; bit for bit with ``atol=rtol=0``."""
     for (name, a), (_, b) in zip(agents[0].named_parameters(), agents[1].named_parameters()):
         torch.testing.assert_close(a, b, atol=atol, rtol=rtol, msg=name)

@@ -1,4 +1,4 @@
-"""What holds for every intrinsic reward module, as a mixin; and steps to try them on."""
+"""Contract tests of all intrinsic reward modules, as a mixin, and time steps to try them on."""
 from helpers import agents
 import pytest
 from helpers.plans import num_graphs
@@ -15,7 +15,7 @@ ACTION = BoundedTensorSpec((), torch.int64, 0, 2)
 
 
 def like(spec, outer, generator):
-    """Random numbers ``[*outer, *spec.shape]`` within the bounds of a spec."""
+    """Return random numbers ``[*outer, *spec.shape]`` within the bounds of a spec."""
     if spec.is_discrete:
         low, high = (torch.as_tensor(bound.copy()) for bound in (spec.minimum, spec.maximum))
         uniform = torch.rand(*outer, *spec.shape, generator=generator)
@@ -24,7 +24,7 @@ def like(spec, outer, generator):
 
 
 def random_steps(*outer, observation_spec=OBSERVATION, action_spec=ACTION, seed=0, step_type=None):
-    """Time steps ``[*outer, ...]`` with begins and ends of episodes at random, or with this ``step_type``."""
+    """Return time steps ``[*outer, ...]`` with random episode boundaries, or with the given ``step_type``."""
     generator = torch.Generator().manual_seed(seed)
     if step_type is None:
         step_type = torch.randint(0, 3, outer, generator=generator)
@@ -43,7 +43,7 @@ def zero_state(module, batch):
 
 
 def reward_steps(module, sequence, state=None):
-    """``rollout_step`` for each step of ``[T, B, ...]``: rewards ``[T, B]``."""
+    """Call ``rollout_step`` for each step of ``[T, B, ...]`` and return the rewards ``[T, B]``."""
     state = zero_state(module, sequence.step_type.shape[1]) if state is None else state
     rewards = []
     for t in range(len(sequence.step_type)):
@@ -54,7 +54,7 @@ def reward_steps(module, sequence, state=None):
 
 
 def train_step_by_step(module, sequence, state):
-    """Infos ``[T, B]`` of ``train_step`` one after the other."""
+    """Call ``train_step`` for each step and return the infos ``[T, B]``."""
     infos = []
     for t in range(len(sequence.step_type)):
         step = module.train_step(step_of(sequence, t), state, ())
@@ -64,7 +64,7 @@ def train_step_by_step(module, sequence, state):
 
 
 def total_loss(module, info, sequence):
-    """What is minimised, as the engine sums it up."""
+    """Return the minimized loss, summed as in the engine."""
     return reduce_loss(module.calc_loss(info), valid_masks(sequence.step_type))
 
 
@@ -77,7 +77,7 @@ def parameters(module):
 
 
 class IntrinsicRewardContract:
-    """Mixed into the tests of a module, which define ``make(**arguments)``: one for vectors of three numbers."""
+    """Mixin for the tests of a module, which define ``make(**arguments)``: a module for vectors of three numbers."""
 
     @staticmethod
     def make(**arguments):
@@ -182,7 +182,7 @@ class IntrinsicRewardContract:
         assert all(torch.equal(a, b) for a, b in zip(*results))
 
     def constructor(self, environment):
-        """``make``, or what makes a module that takes the observations of this environment."""
+        """Return ``make``, or a constructor of a module for the observations of this environment."""
         return self.make
 
     @pytest.mark.parametrize('environment', ['continuous', 'discrete', 'mixed'])

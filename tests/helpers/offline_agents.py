@@ -1,4 +1,4 @@
-"""Datasets recorded in tiny environments, and agents that are trained on them."""
+"""Datasets recorded in tiny environments, and agents trained on them."""
 import inspect
 from functools import partial
 
@@ -16,7 +16,7 @@ from alfx.offline import dataset_folder
 
 
 def record(path, environment='continuous', num_steps=120, seed=3):
-    """A dataset of random actions in an environment of ``sac_agents``; returns its path."""
+    """Record a dataset of random actions in an environment of ``sac_agents`` and return its path."""
     torch.manual_seed(seed)
     env = sac_agents.ENVIRONMENTS[environment](batch_size=3)
     env.reset()
@@ -26,9 +26,9 @@ def record(path, environment='continuous', num_steps=120, seed=3):
 
 
 def file_of_alf(path, time_step):
-    """A checkpoint as ALF writes it, with the steps ``[T]`` of one environment; returns its path.
+    """Write a checkpoint in the format of ALF, with the steps ``[T]`` of one environment, and return its path.
 
-    The ring has room for more steps than there are.
+    The ring has room for more than T steps.
     """
     count, leaves = len(time_step.step_type), {}
     for name, field in time_step._asdict().items():
@@ -42,7 +42,7 @@ def file_of_alf(path, time_step):
 
 
 def algorithm(name, environment='continuous'):
-    """Constructor and arguments of an algorithm for ``sac_agents.make_agent``."""
+    """Return constructor and arguments of an algorithm for ``sac_agents.make_agent``."""
     recurrent = environment.startswith('recurrent')
     memory = dict(lstm_hidden_size=(8, )) if recurrent else {}
     if name == 'bc':
@@ -55,7 +55,7 @@ def algorithm(name, environment='continuous'):
 
 
 def make_agent(name, path, environment='continuous', unroll_length=0, config_args=None, agent_args=None, **kwargs):
-    """An agent with an algorithm ('bc', 'iql', 'sac' or a constructor), a dataset, and an environment."""
+    """Return an agent with an algorithm ('bc', 'iql', 'sac' or a constructor), a dataset, and an environment."""
     made, extra = algorithm(name, environment) if isinstance(name, str) else (name, {})
     config_args = dict(offline_buffer_dir=path, **(config_args or {}))
     if not unroll_length:
@@ -64,7 +64,7 @@ def make_agent(name, path, environment='continuous', unroll_length=0, config_arg
 
 
 def _make(made, environment, unroll_length, config_args, agent_args, **kwargs):
-    """``sac_agents.make_agent`` with only those networks that the algorithm has."""
+    """Call ``sac_agents.make_agent`` with only the networks of the algorithm."""
     def construct(observation_spec, action_spec, **arguments):
         cls = made.func if isinstance(made, partial) else made
         names = inspect.signature(cls).parameters
@@ -80,10 +80,10 @@ def _make(made, environment, unroll_length, config_args, agent_args, **kwargs):
 
 
 def parameters(agent):
-    """Copies of all parameters."""
+    """Return copies of all parameters."""
     return {name: p.detach().clone() for name, p in agent.named_parameters()}
 
 
 def differences(first, second):
-    """The names of the parameters in which two such dicts differ."""
+    """Return the names of the parameters that differ between two such dicts."""
     return [name for name in first if not torch.equal(first[name], second[name])]

@@ -1,11 +1,11 @@
-"""A program that trains as one rank or alone, with random numbers that do not depend on how many ranks there are.
+"""A program that trains as one rank or alone, with random numbers that do not depend on the number of ranks.
 
     python tests/helpers/rank_program.py '{"conf": ..., "params": [...], "root_dir": ..., "out": ..., "halves": 2}'
 
-Every rank draws what one process would draw for its part: for noise, all of it is drawn, from a generator that depends
-on nothing but how much has been drawn before, and the part is cut out (:class:`WholeNoise`). What is drawn from the
-replay buffer, and the order of minibatches, is drawn for each part from a generator of its own; one process puts the
-parts together. ``halves`` is the number of parts; the number of ranks is that or 1.
+Every rank draws the same numbers as a single process would for its part. Noise: the whole is drawn, from a generator
+that depends only on the number of draws before, and the part is cut out (:class:`WholeNoise`). Samples of the replay
+buffer and the order of minibatches: each part has its own generator, and a single process concatenates the parts.
+``halves`` is the number of parts; the number of ranks is ``halves`` or 1.
 """
 import json
 import sys
@@ -25,13 +25,13 @@ NOISE = {aten.randn.default, aten.normal_.default, aten.randn_like.default, *UNI
 
 
 class WholeNoise(TorchDispatchMode):
-    """Within it, noise for ``[n, ...]`` is the part of one of ``parts`` of that for the whole.
+    """Mode in which noise for ``[n, ...]`` is one of ``parts`` parts of the noise for the whole.
 
     Args:
-        part: which one; ``None`` for the whole.
-        parts: how many.
-        environments: of a part: rows of what is drawn for a step of the environments.
-        batch: of a part: what is drawn for training has a multiple of that many rows, time-major.
+        part: index of the part; ``None`` for the whole.
+        parts: number of parts.
+        environments: environments of a part: rows drawn for an environment step.
+        batch: batch size of a part: numbers drawn for training have a multiple of that many rows, time-major.
         unroll: steps of an unroll.
     """
 
@@ -71,7 +71,7 @@ class WholeNoise(TorchDispatchMode):
         return rows if self.part is not None else rows * self.parts
 
     def order(self, count):
-        """Of minibatches of single steps: index is ``time * environments + environment``."""
+        """Return the order of minibatches of single steps: the index is ``time * environments + environment``."""
         self.draws += 1
         parts = range(self.parts) if self.part is None else [self.part]
         mine = count if self.part is not None else count // self.parts
@@ -85,7 +85,7 @@ class WholeNoise(TorchDispatchMode):
 
 
 def sample_parts(noise, batch):
-    """In place of ``SequenceSampler.sample``: parts of a batch are drawn from parts of the environments."""
+    """Return a replacement of ``SequenceSampler.sample`` that draws parts of a batch from parts of the environments."""
     count = [0]
 
     def sample(self, batch_size, length):

@@ -28,9 +28,9 @@ ENVIRONMENTS = {
     'mixed': partial(MixedPolicyUnittestEnv, episode_length=5),
     'nested action': partial(NestedActionEnv, episode_length=5),
     'nested observation': partial(PolicyUnittestEnv, nested_observation=True, **continuous),
-    'several rewards': partial(PolicyUnittestEnv, reward_dim=3, **continuous),
-    'several rewards, discrete': partial(PolicyUnittestEnv, reward_dim=3, **discrete),
-    'several rewards, mixed': partial(MixedPolicyUnittestEnv, episode_length=5, reward_dim=3),
+    'vector reward': partial(PolicyUnittestEnv, reward_dim=3, **continuous),
+    'vector reward, discrete': partial(PolicyUnittestEnv, reward_dim=3, **discrete),
+    'vector reward, mixed': partial(MixedPolicyUnittestEnv, episode_length=5, reward_dim=3),
     'recurrent': partial(RNNPolicyUnittestEnv, gap=1, **continuous),
     'recurrent, discrete': partial(RNNPolicyUnittestEnv, gap=1, **discrete),
 }
@@ -38,7 +38,7 @@ squashed_normal = partial(NormalProjectionNetwork, state_dependent_std=True, sca
 
 
 def networks(environment, env, hidden=(16, )):
-    """The networks of an algorithm, as its arguments."""
+    """Return the networks of an algorithm as keyword arguments."""
     recurrent = environment.startswith('recurrent')
     actor, critic, q_network = ((ActorDistributionRNNNetwork, CriticRNNNetwork, QRNNNetwork) if recurrent else
                                 (ActorDistributionNetwork, CriticNetwork, QNetwork))
@@ -60,7 +60,7 @@ def networks(environment, env, hidden=(16, )):
 def make_agent(environment='continuous', algorithm_cls=SacAlgorithm, batch_size=4, seed=0, mini_batch_size=8,
                mini_batch_length=2, unroll_length=4, updates=2, use_rollout_state=None, config_args=None, hidden=(16, ),
                optimizer=None, agent_args=None, **algorithm_args):
-    """An agent in an environment, ready to train."""
+    """Return an agent in an environment, ready to train."""
     torch.manual_seed(seed)
     context.reset()
     env = ENVIRONMENTS[environment](batch_size=batch_size)
@@ -84,7 +84,7 @@ def make_agent(environment='continuous', algorithm_cls=SacAlgorithm, batch_size=
 
 
 def random_steps(algorithm, length, batch, seed=1):
-    """Time steps ``[T, B]`` with terminations, truncations and episode begins at random, and actions."""
+    """Return actions and time steps ``[T, B]`` with random terminations, truncations and first steps."""
     generator = torch.Generator().manual_seed(seed)
 
     def like(spec):

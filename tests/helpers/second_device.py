@@ -1,8 +1,7 @@
-"""A device besides the CPU that every machine has: tensors that say they are elsewhere, and refuse to be mixed.
+"""A simulated second device, so that code that forgets the device of a new tensor fails without a GPU.
 
 Within :func:`second_device` the device 'meta' computes: a tensor there holds an ordinary one, on which every operation
-is done. An operation on tensors of both devices fails as it would with a GPU, and so does ``numpy()``. So whatever
-forgets to say on which device it makes a tensor is found without a GPU.
+runs. An operation on tensors of both devices fails as it would with a GPU, and so does ``numpy()``.
 """
 import contextlib
 
@@ -19,7 +18,7 @@ _CROSSING = (_aten.copy_.default, _aten._to_copy.default, _aten._foreach_copy_.d
 
 
 class SecondDeviceTensor(torch.Tensor):
-    """A tensor on the second device; ``held`` is what it stands for."""
+    """A tensor on the second device; ``held`` is the tensor with its values."""
 
     held: torch.Tensor
 
@@ -84,7 +83,7 @@ def _held(x):
 
 
 class _SecondDevice(TorchDispatchMode):
-    """Also sees what makes tensors of nothing."""
+    """Mode that also intercepts functions that create tensors."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -96,7 +95,7 @@ class _SecondDevice(TorchDispatchMode):
 
 
 class _FromData(TorchFunctionMode):
-    """torch makes tensors of data on 'meta' without asking anybody, and gives no numbers of such ones."""
+    """Mode that creates tensors from data on the second device and returns their values from ``item()``."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -111,6 +110,6 @@ class _FromData(TorchFunctionMode):
 
 @contextlib.contextmanager
 def second_device():
-    """Context manager within which there is one; gives it."""
+    """Enable the second device within the context and return it."""
     with _SecondDevice(), _FromData():
         yield DEVICE

@@ -1,4 +1,4 @@
-"""A tree search on one tree of Python objects, written from the rules alone: slow, and easy to read.
+"""A tree search on one tree of Python objects, written from the rules: slow and easy to read.
 
 It shares nothing with ``alfx.tree_search`` but the meaning of the settings and of the random numbers. Policies are
 solved by bisection, exponentials are those of ``math``.
@@ -7,15 +7,15 @@ import math
 
 
 class Node:
-    """A node: what the model said of it, and what was found below.
+    """A node with the predictions of the model and the results of its subtree.
 
     Args:
-        value, prior: of the model.
-        reward: for arriving here.
-        player: whose turn it is.
+        value, prior: predictions of the model.
+        reward: reward for arriving here.
+        player: player to move.
         over: whether the game is over.
-        depth: of the root it is 0.
-        key: what the model knows this state by.
+        depth: depth in the tree; 0 for the root.
+        key: key of this state in the model.
     """
 
     def __init__(self, value, prior, reward=0.0, player=0, over=False, depth=0, key=()):
@@ -31,11 +31,11 @@ class Node:
 
 
 class SingleTreeSearch:
-    """Searches one tree.
+    """A search of one tree.
 
     Args:
         settings: ``SearchSettings``.
-        model: called as ``model(key, action)``; returns ``(value, reward, over, prior, key)`` of what follows.
+        model: called as ``model(key, action)``; returns ``(value, reward, over, prior, key)`` of the next state.
         draw: called as ``draw(step, path, depth)``; a number in [0, 1) for a sampled choice.
         ties: called as ``ties(step, path)``; numbers to add to the bounds.
         gumbel: noise of the actions of the root.
@@ -45,7 +45,7 @@ class SingleTreeSearch:
         self.s, self.model, self.draw, self.ties, self.gumbel = settings, model, draw, ties, gumbel
 
     def run(self, value, prior, player=0, key=()):
-        """Returns the root after the search."""
+        """Return the root after the search."""
         s = self.s
         self.root = Node(value, prior, player=player, key=key)
         self.root.over = False
@@ -156,7 +156,7 @@ class SingleTreeSearch:
         return max(allowed, key=lambda a: scores[a] + factor * node.prior[a] / (1 + visits[a]) + ties[a])
 
     def policy(self, node, kind):
-        """The regularised policy at ``node``."""
+        """Return the regularised policy at ``node``."""
         allowed = [a for a, p in enumerate(node.prior) if p > 0]
         part = [a for a in allowed if a in node.children] if self.s.unexpanded_value == 'none' else allowed
         policy = list(node.prior)
@@ -206,7 +206,7 @@ def forward_kl(values, prior, c):
 
 
 def reverse_kl(values, prior, c):
-    """``p = c q / (alpha - v)``, alpha by bisection between ``max(v)`` and ``max(v) + c``."""
+    """Return ``p = c q / (alpha - v)``, alpha by bisection between ``max(v)`` and ``max(v) + c``."""
     low, high = 0.0, 1.0  # (alpha - max v) / c
     u = [(v - max(values)) / c for v in values]
     for _ in range(200):
@@ -217,7 +217,7 @@ def reverse_kl(values, prior, c):
 
 
 def considered_visits(m, num_simulations):
-    """Sequential halving among m actions, from its description."""
+    """Return the visits of sequential halving among m actions, from its description."""
     if m <= 1:
         return list(range(num_simulations))
     visits, remaining, sequence = [0] * m, m, []

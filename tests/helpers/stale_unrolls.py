@@ -1,4 +1,4 @@
-"""Unrolls of a policy as it was some iterations ago, in this process."""
+"""Unrolls of a policy of some iterations ago, in this process."""
 import torch
 
 from alfx.engine.remote.remote_unroll import UnrollSource
@@ -6,10 +6,10 @@ from alfx.engine.rollout import rollout, start
 
 
 class StaleUnrolls(UnrollSource):
-    """Steps that a copy of the learner takes, with the weights that it was handed last.
+    """Steps of a copy of the learner, with the weights of the last `update_parameter`.
 
     Args:
-        actor: the same algorithm as the learner's, in an environment of its own.
+        actor: the same algorithm as the learner's, in a separate environment.
     """
 
     def __init__(self, actor):
@@ -31,4 +31,4 @@ class StaleUnrolls(UnrollSource):
                 old.copy_(new)
 
     def close(self):
-        """There is no process to end."""
+        """Do nothing; no process has to end."""

@@ -1,4 +1,4 @@
-"""Supervised runs of all kinds, small ones; as a program, trained as one of several ranks.
+"""Small supervised runs of all kinds; as a program, a run that trains as one of several ranks.
 
     python tests/helpers/supervised_ranks.py OUT
 
@@ -37,7 +37,7 @@ OWN_UPDATES = {  # of a critic, and of a network of inverse products
 
 
 def data():
-    """Three blobs; the last batch is smaller, and its rows cannot be divided by two."""
+    """Return three blobs; the last batch is smaller, with an odd number of rows."""
     generator = torch.Generator().manual_seed(3)
     targets = torch.arange(47) % 3
     centers = torch.tensor([[0.0, 2.0], [2.0, 0.0], [-2.0, -2.0]])
@@ -62,7 +62,7 @@ def parameters(algorithm):
 
 
 def trained(kind):
-    """The parameters after :data:`EPOCHS` epochs."""
+    """Return the parameters after :data:`EPOCHS` epochs."""
     algorithm = made(kind)
     for _ in range(EPOCHS):
         algorithm.train_iter()

@@ -15,7 +15,7 @@ from alfx.trainers.policy_trainer import RLTrainer
 
 
 class WalkEnv(AlfEnvironment):
-    """Environment i moves by the sign of the action plus noise; its episodes last ``lengths[i]`` steps (None: random).
+    """Environments that move by the sign of the action plus noise; episodes last ``lengths[i]`` steps (None: random).
 
     The reward is 1 a step in environments of odd number and 0 in the others, so that the return tells the length.
     """
@@ -74,13 +74,13 @@ class WalkEnv(AlfEnvironment):
 
 @configurable
 def load_walk(environment_name, batch_size=1):
-    """What a conf makes the environment with."""
+    """Load the environments of a conf."""
     return WalkEnv(batch_size)
 
 
 @configurable
 class SmallPolicy(OnPolicyAlgorithm):
-    """Samples actions, and is rewarded for what they did: enough for all of training to take part."""
+    """A minimal on-policy algorithm that uses all parts of training."""
 
     def __init__(self, observation_spec, action_spec, reward_spec=TensorSpec(()), env=None, config=None,
                  debug_summaries=False):
@@ -108,7 +108,7 @@ class SmallPolicy(OnPolicyAlgorithm):
 
 
 class SmallRegression(Algorithm):
-    """Fits a line, an epoch an iteration."""
+    """Linear regression with one epoch per iteration."""
 
     def __init__(self, config=None):
         super().__init__(config=config, optimizer=Adam(lr=1e-1), name='SmallRegression')
@@ -128,7 +128,7 @@ class SmallRegression(Algorithm):
 
 
 class WalkTrainer(RLTrainer):
-    """Trains in ``WalkEnv``."""
+    """A trainer in ``WalkEnv``."""
 
     env_options: dict = {}
 
@@ -137,7 +137,7 @@ class WalkTrainer(RLTrainer):
 
 
 def make_config(root_dir, **values) -> TrainerConfig:
-    """A short run of ``SmallPolicy``."""
+    """Return the configuration of a short run of ``SmallPolicy``."""
     return TrainerConfig(**{**dict(root_dir=str(root_dir), algorithm_ctor=SmallPolicy, random_seed=3, num_iterations=12,
                                    unroll_length=5, num_checkpoints=3, summary_interval=4, num_threads=1,
                                    float32_matmul_precision='highest'), **values})

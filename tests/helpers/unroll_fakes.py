@@ -30,14 +30,14 @@ HERE = str(Path(__file__).parent)
 
 
 class DriftEnv(AlfEnvironment):
-    """Each environment drifts by its action and by noise of its own; episodes last ``length`` steps.
+    """Environments that drift by their action and by separate noise; episodes last ``length`` steps.
 
     Args:
         batch_size: B.
         length: steps of an episode.
-        seconds: how long a step takes.
-        fault: what happens at step ``fault_at``: 'raise', 'kill' or ''.
-        fault_at: counted from 1 in all episodes together.
+        seconds: duration of a step.
+        fault: fault at step ``fault_at``: 'raise', 'kill' or ''.
+        fault_at: step of the fault, counted from 1 over all episodes.
     """
 
     def __init__(self, batch_size, length=6, seconds=0.0, fault='', fault_at=0):
@@ -103,22 +103,22 @@ class DriftEnv(AlfEnvironment):
 
 @configurable
 def load_drift(environment_name, batch_size=1, length=6, seconds=0.0, fault='', fault_at=0):
-    """What a conf makes the environments with."""
+    """Load the environments of a conf."""
     return DriftEnv(batch_size, length, seconds, fault, fault_at)
 
 
 @configurable
 class Steering(RLAlgorithm):
-    """Acts without drawing numbers, so that its steps depend on its parameters and the environment alone.
+    """An algorithm that acts without random numbers: its steps depend only on its parameters and the environment.
 
     It keeps statistics while acting, has a state if it is ``recurrent``, and writes a summary at each step.
 
     Args:
         recurrent: whether actions depend on earlier observations.
-        samples: draw actions at random around those.
+        samples: draw actions at random around them.
         talks: log a line at each step.
-        on_policy: whether it says that it is on-policy.
-        counts: keep statistics. A local unroll takes the step to bootstrap from twice, another process once.
+        on_policy: whether it declares itself on-policy.
+        counts: keep statistics. A local unroll takes the bootstrapping step twice, another process once.
     """
 
     def __init__(self, observation_spec, action_spec, reward_spec=TensorSpec(()), env=None, config=None,
@@ -189,8 +189,8 @@ def run_folder(folder, monkeypatch, *params):
     """Write the conf of a run into a folder, load it, and return its configuration.
 
     Args:
-        folder: made if it does not exist.
-        monkeypatch: of pytest; puts this module on the path of other processes.
+        folder: created if it does not exist.
+        monkeypatch: fixture of pytest; puts this module on the path of other processes.
         params: further bindings.
     """
     monkeypatch.setenv('PYTHONPATH', os.pathsep.join([HERE, os.environ.get('PYTHONPATH', '')]))
@@ -202,7 +202,7 @@ def run_folder(folder, monkeypatch, *params):
 
 
 def make_algorithm(config, env=None):
-    """The algorithm as the trainer makes it, where it acts itself; with ``env`` a description, where others do."""
+    """Return the algorithm of a trainer that acts itself, or of one with other actors if ``env`` is a description."""
     random_state.set_random_seed(config.random_seed)
     env = env or create_environment(seed=config.random_seed)
     return building.create_algorithm(config, env, trains=True)
@@ -220,7 +220,7 @@ class Writer:
 
 
 def wait_for(condition, seconds=60.0):
-    """Wait until ``condition()``; too long is an error."""
+    """Wait until ``condition()`` holds; fail after ``seconds``."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, 'waited too long'
@@ -228,14 +228,14 @@ def wait_for(condition, seconds=60.0):
 
 
 def is_running(pid):
-    """Whether there is a process that has not ended, a zombie not counted."""
+    """Return whether a process runs; a zombie does not count."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] != 'Z'
     return False
 
 
 def children_of(pid):
-    """The processes that a process has started and that have not ended; none of helpers of ``multiprocessing``."""
+    """Return the running children of a process, without the helpers of ``multiprocessing``."""
     found = []
     for folder in Path('/proc').iterdir():
         with contextlib.suppress(OSError, IndexError, ValueError):

@@ -1,9 +1,9 @@
-"""Programs in processes of their own that need not import torch first.
+"""Programs in separate processes that need not import torch first.
 
-To import it takes longer than most of what tests want to see of a program. So one process, started at the first use,
-imports torch and other libraries, but nothing of alfx, and for each program it forks: the program has its own memory,
-process id, session, environment, signals and end, and can be killed like any other. What it cannot show is that
-`python -m ...` finds its way to the program; the tests of the programs themselves do that.
+The import takes longer than most tests of a program. So one process, started at the first use, imports torch and other
+libraries, but nothing of alfx, and forks for each program. The program has its own memory, process id, session,
+environment, signals and exit code, and can be killed like any other. That `python -m ...` finds the program is tested
+by the tests of the programs themselves.
 """
 import contextlib
 import gc
@@ -25,9 +25,9 @@ LIBRARIES = ('torch', 'torch.utils.data', 'numpy', 'gymnasium', 'gin', 'absl.fla
 
 
 class Popen:
-    """Like `subprocess.Popen` of a command of this very Python, as far as the tests of programs need.
+    """The part of `subprocess.Popen` that the tests of programs need, for commands of this Python.
 
-    What goes to a pipe is kept in a file until :meth:`communicate`, so that no process waits for its reader.
+    Output to a pipe is kept in a file until :meth:`communicate`, so that no process waits for its reader.
     """
 
     def __init__(self, args, stdout=None, stderr=None, env=None, cwd=None, start_new_session=False, text=False):
@@ -45,7 +45,7 @@ class Popen:
         self.poll()
 
     def _read_number(self):
-        """The next number that is reported, waiting for it."""
+        """Wait for the next reported number and return it."""
         text = b''
         while not text.endswith(b'\n'):
             part = os.read(self._report, 1)
@@ -93,7 +93,7 @@ class Popen:
 
 
 def run(args, capture_output=False, timeout=None, check=False, **kwargs):
-    """Like `subprocess.run`."""
+    """Run a command as `subprocess.run` does."""
     if capture_output:
         kwargs |= dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process = Popen(args, **kwargs)
@@ -109,7 +109,7 @@ def run(args, capture_output=False, timeout=None, check=False, **kwargs):
 
 
 class _Forker:
-    """The process that has the libraries, and forks; it ends when this one does."""
+    """The process that has imported the libraries and forks; it ends with this process."""
 
     def __init__(self):
         self._socket, theirs = socket.socketpair()
@@ -119,7 +119,7 @@ class _Forker:
         theirs.close()
 
     def ask(self, request, files):
-        """Have a program started whose output goes to the first two files; its id and its end go to the third."""
+        """Start a program with its output in the first two files, and its id and exit status in the third."""
         text = json.dumps(request).encode()
         socket.send_fds(self._socket, [len(text).to_bytes(4, 'big')], files)
         self._socket.sendall(text)
@@ -129,7 +129,7 @@ _forkers = {}
 
 
 def _forker():
-    if os.getpid() not in _forkers:  # none of a process that this one is a fork of
+    if os.getpid() not in _forkers:  # not that of the parent of a forked process
         _forkers[os.getpid()] = _Forker()
     return _forkers[os.getpid()]
 
@@ -138,7 +138,7 @@ def _forker():
 
 
 def serve(channel):
-    """Fork for each request. Returns it in the process that is to run it, and ``None`` when nobody asks any more."""
+    """Fork for each request. Return the request in the process that runs it, and ``None`` after the last one."""
     interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal: that is for the programs
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
@@ -166,7 +166,7 @@ def serve(channel):
 
 
 def become(request, files, search_path):
-    """Run a program as if Python had been started for it."""
+    """Run a program as a new Python process would."""
     out, err, report = files
     if request['start_new_session']:
         os.setsid()
@@ -198,13 +198,13 @@ def become(request, files, search_path):
 
 def main():
     if os.fork():
-        os._exit(0)  # tests look whether they have left children
+        os._exit(0)  # tests check for remaining children
     channel = socket.socket(fileno=int(sys.argv[1]))
     search_path = sys.path[1:]
     sys.path[:] = search_path
     for name in LIBRARIES:
         importlib.import_module(name)
-    gc.freeze()  # what is there already need not be looked through, and copied for it, when a program ends
+    gc.freeze()  # existing objects are not collected, and their pages not copied, when a program ends
     found = serve(channel)
     if found is not None:
         become(*found, search_path)

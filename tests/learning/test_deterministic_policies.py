@@ -30,7 +30,7 @@ def greedy_return(agent, env, episodes=2):
 
 
 # optimal returns; half of it is what a policy gets that ignores the signal or does not remember it
-CASES = {('ddpg', 'continuous'): 4.0, ('ddpg', 'several rewards'): 4.0, ('td3', 'nested action'): 4.0,
+CASES = {('ddpg', 'continuous'): 4.0, ('ddpg', 'vector reward'): 4.0, ('td3', 'nested action'): 4.0,
          ('td3', 'continuous'): 4.0, ('td3', 'recurrent'): 3.0}
 
 

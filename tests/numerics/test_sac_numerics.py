@@ -108,17 +108,17 @@ def soft_value_of_choices(algorithm, observation, weights):
 
 
 @pytest.mark.parametrize('length', [2, 4])
-@pytest.mark.parametrize('environment', ['continuous', 'nested action', 'discrete', 'mixed', 'several rewards',
-                                         'several rewards, discrete', 'several rewards, mixed'])
+@pytest.mark.parametrize('environment', ['continuous', 'nested action', 'discrete', 'mixed', 'vector reward',
+                                         'vector reward, discrete', 'vector reward, mixed'])
 def test_the_critic_loss_matches_a_slow_loop(environment, length, same_noise):
-    several = environment.startswith('several')
+    several = environment.startswith('vector reward')
     algorithm = algorithm_of(environment, reward_weights=[1.0, -0.5, 2.0] if several else None, initial_log_alpha=-0.7)
     weights = weights_of(algorithm)
     steps, action = random_steps(algorithm, length, 12)
     assert (steps.step_type[:-1] == StepType.LAST).any() and (steps.discount[1:] == 0).any()
     _, loss = losses_of(algorithm, steps, action)
     soft_value = soft_value_continuous if environment in ('continuous', 'nested action',
-                                                          'several rewards') else soft_value_of_choices
+                                                          'vector reward') else soft_value_of_choices
     for t in range(length):
         for b in range(12):
             expected = 0.0
@@ -203,9 +203,9 @@ def test_each_part_of_a_mixed_action_has_its_own_alpha(same_noise):
 # The policy ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize('environment', ['discrete', 'several rewards, discrete', 'mixed'])
+@pytest.mark.parametrize('environment', ['discrete', 'vector reward, discrete', 'mixed'])
 def test_a_discrete_action_is_chosen_by_the_exponential_of_its_value(environment, same_noise):
-    several = environment.startswith('several')
+    several = environment.startswith('vector reward')
     algorithm = algorithm_of(environment, reward_weights=[1.0, -0.5, 2.0] if several else None, initial_log_alpha=-2.0)
     weights = weights_of(algorithm)
     steps, action = random_steps(algorithm, 2, 5)
@@ -247,9 +247,9 @@ def test_the_gradient_of_the_value_is_clipped_elementwise(clipping, expected):
     torch.testing.assert_close(found, -torch.tensor([expected] * 4))
 
 
-@pytest.mark.parametrize('environment', ['continuous', 'nested action', 'several rewards'])
+@pytest.mark.parametrize('environment', ['continuous', 'nested action', 'vector reward'])
 def test_the_actor_follows_value_and_entropy_and_trains_no_critic(environment, same_noise):
-    several = environment == 'several rewards'
+    several = environment == 'vector reward'
     algorithm = algorithm_of(environment, reward_weights=[1.0, -0.5, 2.0] if several else None, initial_log_alpha=-0.7)
     steps, action = random_steps(algorithm, 2, 5)
     info, _ = losses_of(algorithm, steps, action)

@@ -176,7 +176,7 @@ class Halved(Representation):
 
 
 def test_reward_weights_see_the_environment_time_step_in_evaluation():
-    agent, env = make_agent('ppo', 'several rewards', reward_weight_algorithm_cls=Weights,
+    agent, env = make_agent('ppo', 'vector reward', reward_weight_algorithm_cls=Weights,
                             representation_learner_cls=Halved)
     agent.rollout_step(env.current_time_step(), agent.get_initial_rollout_state(4))
     step = agent.predict_step(env.current_time_step(), agent.get_initial_predict_state(4))

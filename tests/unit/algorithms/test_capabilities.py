@@ -1,4 +1,4 @@
-"""What wrappers and containers say of themselves: each trait of what is inside, by its rule, without handing it on."""
+"""Capabilities of wrappers and containers, joined from their contents by one rule each."""
 from functools import partial
 
 import pytest
@@ -69,16 +69,16 @@ def test_every_capability_has_a_rule():
 
 
 @everything_around
-@pytest.mark.parametrize('trait', ANY)
-def test_any_rules_are_true_if_one_part_is_true(around, trait):
-    assert not getattr(around(inner()).capabilities, trait)
-    assert getattr(around(inner(**{trait: True})).capabilities, trait)
+@pytest.mark.parametrize('capability', ANY)
+def test_any_rules_are_true_if_one_part_is_true(around, capability):
+    assert not getattr(around(inner()).capabilities, capability)
+    assert getattr(around(inner(**{capability: True})).capabilities, capability)
 
 
 @everything_around
-@pytest.mark.parametrize('trait', [*ALL, *ACTING])
-def test_all_rules_are_false_if_one_part_is_false(around, trait):
-    assert not getattr(around(inner(**{trait: False})).capabilities, trait)
+@pytest.mark.parametrize('capability', [*ALL, *ACTING])
+def test_all_rules_are_false_if_one_part_is_false(around, capability):
+    assert not getattr(around(inner(**{capability: False})).capabilities, capability)
 
 
 @pytest.mark.parametrize('name', ['agent', 'wrapper', 'twice'])
@@ -88,7 +88,7 @@ def test_pure_wrappers_have_the_capabilities_of_their_content(name):
 
 @pytest.mark.parametrize('name', ['container', 'sequence', 'echo', 'action repeat'])
 def test_wrappers_that_change_acting_are_neither_recomputed_nor_traced(name):
-    assert not any(getattr(AROUND[name](inner()).capabilities, trait) for trait in ACTING)
+    assert not any(getattr(AROUND[name](inner()).capabilities, capability) for capability in ACTING)
 
 
 def test_overridden_updates_need_a_declaration_by_their_author():

@@ -185,8 +185,8 @@ def test_the_second_example_trains_like_the_class_written_by_hand(environment, i
     assert all(torch.equal(a, b) for a, b in zip(*trained))
 
 
-def test_the_second_example_trains_like_the_actor_critic_of_this_package(with_traits):
-    with_traits(ActorCriticAlgorithm, recomputes_rollout_info=False)
+def test_the_second_example_trains_like_the_actor_critic_of_this_package(with_capabilities):
+    with_capabilities(ActorCriticAlgorithm, recomputes_rollout_info=False)
 
     def actor_critic(observation_spec, action_spec, **_):
         value_net, actor_net = make_networks(observation_spec, action_spec, False)
@@ -221,9 +221,9 @@ def test_a_checkpoint_of_a_sequence_restores_the_next_step(environment):
 # Off-policy -------------------------------------------------------------------------------------------------------
 
 
-def test_an_algorithm_trained_from_replay_trains_in_a_sequence_as_without(with_traits):
+def test_an_algorithm_trained_from_replay_trains_in_a_sequence_as_without(with_capabilities):
     """PPO, whose advantages are made by ``preprocess_experience``, as the last of a sequence."""
-    with_traits(PPOAlgorithm, recomputes_rollout_info=False)
+    with_capabilities(PPOAlgorithm, recomputes_rollout_info=False)
 
     def ppo(observation_spec, action_spec, config, **_):
         return PPOAlgorithm(observation_spec, action_spec, config=config, loss_class=PPOLoss,

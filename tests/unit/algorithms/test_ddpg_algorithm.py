@@ -178,9 +178,9 @@ def test_train_sequence_trains_as_train_step(algorithm, environment, length, tra
             torch.testing.assert_close(grads[name], gradient, msg=name)
 
 
-@pytest.mark.parametrize('environment', ['continuous', 'nested action', 'several rewards'])
+@pytest.mark.parametrize('environment', ['continuous', 'nested action', 'vector reward'])
 def test_the_loss_matches_a_slow_loop(environment):
-    weights = [1.0, -0.5, 2.0] if environment == 'several rewards' else None
+    weights = [1.0, -0.5, 2.0] if environment == 'vector reward' else None
     agent, _ = agent_of('ddpg', environment, num_critic_replicas=2, reward_weights=weights, action_l2=0.3,
                         critic_loss_ctor=partial(OneStepTDLoss, gamma=0.9))
     rl = agent.policy

@@ -414,7 +414,7 @@ AGENTS = {
     'recurrent': dict(q_network_cls=partial(QRNNNetwork, fc_layer_params=(16, ), lstm_hidden_size=8)),
     'recurrent, double': dict(q_network_cls=partial(QRNNNetwork, fc_layer_params=(16, ), lstm_hidden_size=8),
                               target_net_target_action=False),
-    'several rewards': {},
+    'vector reward': {},
     'long exploration': dict(exploration_length_exponent=2.0, rollout_epsilon_greedy=0.3),
 }
 every_agent = pytest.mark.parametrize('kind', list(AGENTS))
@@ -426,7 +426,7 @@ def make_agent(kind, batch_size=4, seed=0, env_ctor=None, learning_rate=1e-2, dq
     recurrent = kind.startswith('recurrent')
     if env_ctor is None:
         env_ctor = partial(RNNPolicyUnittestEnv, gap=2) if recurrent else PolicyUnittestEnv
-        if kind == 'several rewards':
+        if kind == 'vector reward':
             env_ctor = partial(PolicyUnittestEnv, reward_dim=3)
     env = env_ctor(batch_size, 5)
     env.seed(seed)
@@ -566,7 +566,7 @@ def greedy_return(agent, env, episodes=4):
 
 
 @pytest.mark.parametrize('kind, optimal', [('classic', 4.0), ('default', 4.0), ('rainbow', 4.0), ('recurrent', 2.0),
-                                           ('several rewards', 4.0), ('long exploration', 4.0)])
+                                           ('vector reward', 4.0), ('long exploration', 4.0)])
 def test_the_greedy_policy_becomes_optimal(kind, optimal):
     agent, env = make_agent(kind, batch_size=8, unroll_length=5, mini_batch_size=32, replay_buffer_length=200,
                             num_updates_per_train_iter=5)

@@ -24,7 +24,7 @@ ENVIRONMENTS = {
     'continuous': partial(PolicyUnittestEnv, episode_length=5, action_type=ActionType.Continuous),
     'mixed': partial(MixedPolicyUnittestEnv, episode_length=5),
     'recurrent': partial(RNNPolicyUnittestEnv, episode_length=5, gap=2),
-    'several rewards': partial(PolicyUnittestEnv, episode_length=5, reward_dim=3),
+    'vector reward': partial(PolicyUnittestEnv, episode_length=5, reward_dim=3),
     'actions': partial(PolicyUnittestEnv, episode_length=5, action_type=ActionType.Continuous),
 }
 NETWORKS = {'recurrent': partial(ActorDistributionRNNNetwork, fc_layer_params=(4, ), lstm_hidden_size=(4, )),

@@ -162,14 +162,14 @@ def test_unrolls_of_a_policy_of_ten_iterations_ago_are_learned_from():
     assert total.mean() == 4.0, 'the signal is followed at each of the four steps'
 
 
-@pytest.mark.parametrize('environment', ['discrete', 'continuous', 'several rewards', 'recurrent'])
-def test_on_policy_with_one_update_it_is_actor_critic_with_lambda_returns(environment, monkeypatch, with_traits):
+@pytest.mark.parametrize('environment', ['discrete', 'continuous', 'vector reward', 'recurrent'])
+def test_on_policy_with_one_update_it_is_actor_critic_with_lambda_returns(environment, monkeypatch, with_capabilities):
     common = dict(td_lambda=0.8, td_loss_weight=0.5, entropy_regularization=0.01)
     monkeypatch.setitem(ALGORITHMS, 'impala', partial(ImpalaAlgorithm, loss_class=partial(VTraceLoss, **common)))
     monkeypatch.setitem(ALGORITHMS, 'actor-critic', partial(
         ActorCriticAlgorithm, loss_class=partial(ActorCriticLoss, use_gae=True, **common)))
     if environment == 'recurrent':  # the actor-critic takes the step to bootstrap from, and draws a number for it
-        with_traits(ImpalaAlgorithm, recomputes_rollout_info=False)
+        with_capabilities(ImpalaAlgorithm, recomputes_rollout_info=False)
     results = []
     for algorithm in ('actor-critic', 'impala'):
         agent, _ = make_agent(algorithm, environment, seed=4, mini_batch_size=None, learning_rate=1e-3)
@@ -271,7 +271,7 @@ def test_settings_that_nothing_could_be_learned_with_are_refused_by_name(setting
         agent.policy.check_config(config)
 
 
-@pytest.mark.parametrize('environment', ['discrete', 'recurrent', 'several rewards'])
+@pytest.mark.parametrize('environment', ['discrete', 'recurrent', 'vector reward'])
 def test_replayed_updates_match_eager_ones_bit_for_bit(environment, warm_up):
     results = []
     for played in (False, True):

@@ -46,7 +46,7 @@ def test_the_intrinsic_dimension_has_its_own_value_and_discount():
     assert agent.policy.reward_weights.tolist() == pytest.approx([2.0, 0.3])
 
 
-@pytest.mark.parametrize('environment', ['discrete', 'several rewards'])
+@pytest.mark.parametrize('environment', ['discrete', 'vector reward'])
 @pytest.mark.parametrize('on_policy', [False, True])
 def test_it_trains_with_any_rewards(environment, on_policy):
     rl = (partial(ActorCriticAlgorithm, loss_class=ActorCriticLoss, **NETWORKS) if on_policy else
@@ -54,7 +54,7 @@ def test_it_trains_with_any_rewards(environment, on_policy):
     agent = make(environment, rl)
     for _ in range(3):
         agent.train_iter()
-    assert agent.policy.reward_weights.shape == ((4, ) if environment == 'several rewards' else (2, ))
+    assert agent.policy.reward_weights.shape == ((4, ) if environment == 'vector reward' else (2, ))
     assert all(torch.isfinite(p).all() for p in agent.parameters())
 
 

@@ -176,7 +176,7 @@ def test_the_default_averager_is_exponential():
 def weighted_agent(algorithm='ppo', cls=LagrangianRewardWeightAlgorithm, evaluate=True, **args):
     weights = partial(cls, reward_thresholds=[0.9, None, 0.1], optimizer=Adam(lr=0.05))
     with mock.patch.object(agents, 'TrainerConfig', partial(TrainerConfig, evaluate=evaluate, async_eval=False)):
-        return agents.make_agent(algorithm, 'several rewards', reward_weight_algorithm_cls=weights, **args)
+        return agents.make_agent(algorithm, 'vector reward', reward_weight_algorithm_cls=weights, **args)
 
 
 def state_of(agent):

@@ -40,7 +40,7 @@ class NestedActionEnv(UnittestEnv):
 ENVIRONMENTS = {
     'continuous': partial(PolicyUnittestEnv, episode_length=5, action_type=ActionType.Continuous),
     'nested action': partial(NestedActionEnv, episode_length=5),
-    'several rewards': partial(PolicyUnittestEnv, episode_length=5, action_type=ActionType.Continuous, reward_dim=3),
+    'vector reward': partial(PolicyUnittestEnv, episode_length=5, action_type=ActionType.Continuous, reward_dim=3),
 }
 every_environment = pytest.mark.parametrize('environment', list(ENVIRONMENTS))
 critic_ctor = partial(MdqCriticNetwork, action_qt=partial(ActionQuantizer, action_bins=BINS),
@@ -189,7 +189,7 @@ def test_train_sequence_trains_as_train_step(monkeypatch, environment, length):
             torch.testing.assert_close(grads[name], gradient, msg=name)
 
 
-@pytest.mark.parametrize('environment', ['continuous', 'nested action', 'several rewards'])
+@pytest.mark.parametrize('environment', ['continuous', 'nested action', 'vector reward'])
 def test_the_loss_matches_a_slow_loop(monkeypatch, environment):
     gamma, alpha = 0.9, 0.3
     agent, _ = agent_of(environment, distill_noise=0.0, critic_loss_ctor=partial(OneStepTDLoss, gamma=gamma),
@@ -197,7 +197,7 @@ def test_the_loss_matches_a_slow_loop(monkeypatch, environment):
     rl = agent.policy
     disturb(rl)
     be_greedy(rl, monkeypatch)
-    if environment == 'several rewards':
+    if environment == 'vector reward':
         rl.set_reward_weights(torch.tensor([1.0, -0.5, 2.0]))
     length, batch = 4, 6
     time_step, info = random_steps(rl, length, batch)

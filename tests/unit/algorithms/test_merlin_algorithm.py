@@ -40,7 +40,7 @@ ENVIRONMENTS = {
     'discrete': partial(PolicyUnittestEnv, episode_length=5, action_type=ActionType.Discrete),
     'continuous': partial(PolicyUnittestEnv, episode_length=5, action_type=ActionType.Continuous),
     'mixed': partial(MixedPolicyUnittestEnv, episode_length=5),
-    'several rewards': partial(PolicyUnittestEnv, episode_length=5, reward_dim=3),
+    'vector reward': partial(PolicyUnittestEnv, episode_length=5, reward_dim=3),
     'memory': partial(suite_memory.load, 'TMaze', env_args={'length': 3}),
 }
 
@@ -177,7 +177,7 @@ def test_gradients_flow_within_an_unroll_but_not_into_the_next():
 
 
 def test_the_loss_is_the_sum_of_the_parts_with_their_weights():
-    agent, env = make_agent('several rewards', batch_size=2)
+    agent, env = make_agent('vector reward', batch_size=2)
     merlin = agent.policy
     info = agent.unroll(4).rollout_info.rl
     assert nest.get_nest_shape(info.mbp_info.loss)[:2] == (5, 2)
@@ -192,7 +192,7 @@ def test_the_loss_is_the_sum_of_the_parts_with_their_weights():
 
 
 def test_reward_weights_reach_the_actor():
-    agent, _ = make_agent('several rewards', batch_size=2)
+    agent, _ = make_agent('vector reward', batch_size=2)
     agent.policy.set_reward_weights(torch.tensor([1.0, 2.0, 3.0]))
     info = agent.unroll(2).rollout_info.rl.mba_info
     assert info.reward_weights[0, 0].tolist() == [1, 2, 3] and info.value.shape == (3, 2, 3)

@@ -243,10 +243,10 @@ class TestAgent:
         agent.train_iter()
         assert all(torch.isfinite(p).all() for p in agent.parameters())
 
-    def test_replayed_updates_match_eager_ones(self, with_traits):
+    def test_replayed_updates_match_eager_ones(self, with_capabilities):
         results = []
         for fixed in (True, False):
-            with_traits(MoNetRepresentationLearner, traceable_update=fixed)
+            with_capabilities(MoNetRepresentationLearner, traceable_update=fixed)
             agent, _ = make_agent()
             assert agent.capabilities.traceable_update == fixed
             for _ in range(4):

@@ -318,7 +318,7 @@ def test_without_critics_it_can_act_but_not_train():
 ENVIRONMENTS = {
     'discrete': partial(PolicyUnittestEnv, episode_length=5),
     'continuous': partial(PolicyUnittestEnv, episode_length=5, action_type=ActionType.Continuous),
-    'several rewards': partial(PolicyUnittestEnv, episode_length=5, action_type=ActionType.Continuous, reward_dim=2),
+    'vector reward': partial(PolicyUnittestEnv, episode_length=5, action_type=ActionType.Continuous, reward_dim=2),
     'recurrent': partial(RNNPolicyUnittestEnv, episode_length=5, gap=2),
     'recurrent continuous': partial(RNNPolicyUnittestEnv, episode_length=5, gap=2, action_type=ActionType.Continuous),
 }

@@ -83,7 +83,7 @@ def first_of(batch):
     return nest.map_structure(lambda x: x[:, 0], (batch.time_step, (), batch.rollout_info.rl))
 
 
-@pytest.mark.parametrize('environment', ['discrete', 'continuous', 'nested observation', 'several rewards'])
+@pytest.mark.parametrize('environment', ['discrete', 'continuous', 'nested observation', 'vector reward'])
 @pytest.mark.parametrize('reanalyze_ratio', [0.0, 0.5, 1.0])
 def test_it_trains_with_every_kind_of_environment(environment, reanalyze_ratio):
     args = dict(reanalyze_algorithm_ctor=search_ctor()) if reanalyze_ratio else {}

@@ -16,7 +16,7 @@ from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 from alfx.utils import dist_utils
 
 make_oac = partial(make_agent, algorithm_cls=OacAlgorithm)
-every_environment = pytest.mark.parametrize('environment', ['continuous', 'nested action', 'several rewards',
+every_environment = pytest.mark.parametrize('environment', ['continuous', 'nested action', 'vector reward',
                                                             'nested observation'])
 SPECS = TensorSpec((3, )), BoundedTensorSpec((2, ), torch.float32, -1, 1)
 

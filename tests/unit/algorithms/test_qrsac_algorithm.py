@@ -18,7 +18,7 @@ from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 QUANTILES = 5
 make_agent = partial(make_agent, algorithm_cls=QrsacAlgorithm)
 loss_ctor = partial(OneStepTDQRLoss, num_quantiles=QUANTILES, gamma=0.9)
-every_environment = pytest.mark.parametrize('environment', ['continuous', 'nested action', 'several rewards',
+every_environment = pytest.mark.parametrize('environment', ['continuous', 'nested action', 'vector reward',
                                                             'nested observation', 'recurrent'])
 
 
@@ -52,9 +52,9 @@ def test_one_environment_is_enough_and_a_checkpoint_restores_the_policy(environm
 
 
 @pytest.mark.parametrize('by_mean', [True, False])
-@pytest.mark.parametrize('environment', ['continuous', 'several rewards'])
+@pytest.mark.parametrize('environment', ['continuous', 'vector reward'])
 def test_train_sequence_trains_as_train_step(environment, by_mean, monkeypatch):
-    weights = [1.0, -0.5, 2.0] if environment == 'several rewards' else None
+    weights = [1.0, -0.5, 2.0] if environment == 'vector reward' else None
     agent, _ = make_agent(environment, critic_loss_ctor=loss_ctor, min_critic_by_critic_mean=by_mean,
                           reward_weights=weights)
     algorithm = agent.policy
@@ -101,7 +101,7 @@ def test_bootstrap_quantiles_are_of_one_critic_or_the_minimum_of_each():
     agent, _ = make_agent('continuous', critic_loss_ctor=partial(OneStepTDQRLoss, num_quantiles=2))
     assert agent.policy._pessimistic_value(critics).tolist() == [[0.0, 5.0], [0.0, 1.0]]
     assert agent.policy._actor_value(critics).tolist() == [4.5, 0.5]
-    agent, _ = make_agent('several rewards', critic_loss_ctor=partial(OneStepTDQRLoss, num_quantiles=2),
+    agent, _ = make_agent('vector reward', critic_loss_ctor=partial(OneStepTDQRLoss, num_quantiles=2),
                           reward_weights=[1.0, -1.0, 1.0])
     found = agent.policy._pessimistic_value(torch.stack((critics, critics, critics), 2))
     assert found[0].tolist() == [[0.0, 5.0], [4.0, 10.0], [0.0, 5.0]]

@@ -454,9 +454,9 @@ class FakeEnv:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('environment', ['continuous', 'discrete', 'mixed', 'several rewards', 'nested action'])
+@pytest.mark.parametrize('environment', ['continuous', 'discrete', 'mixed', 'vector reward', 'nested action'])
 def test_it_learns_a_one_step_task(environment):
-    weights = [1.0, 0.0, 0.0] if environment == 'several rewards' else None
+    weights = [1.0, 0.0, 0.0] if environment == 'vector reward' else None
     target_entropy = {'mixed': (0.05, -2.0), 'discrete': 0.05, 'nested action': -4.0}.get(environment, -2.0)
     agent, env = make_agent(environment, batch_size=20, mini_batch_size=64, hidden=(64, 64), updates=4, unroll_length=4,
                             optimizer=Adam(lr=3e-3), initial_log_alpha=-2.0, reward_weights=weights,

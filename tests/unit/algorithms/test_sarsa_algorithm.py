@@ -148,7 +148,7 @@ def gradients(algorithm, loss_info, step_type):
 
 
 @every_kind
-@pytest.mark.parametrize('environment', ['continuous', 'nested action', 'several rewards'])
+@pytest.mark.parametrize('environment', ['continuous', 'nested action', 'vector reward'])
 @pytest.mark.parametrize('length,train_actor_on_last_step', [(2, True), (2, False), (4, True), (4, False)])
 def test_train_sequence_trains_as_train_step(monkeypatch, kind, environment, length, train_actor_on_last_step):
     entropy = dict(use_entropy_reward=True) if kind == 'stochastic' else {}
@@ -179,7 +179,7 @@ def mean_action(algorithm, policy):
 
 
 @every_kind
-@pytest.mark.parametrize('environment', ['continuous', 'nested action', 'several rewards'])
+@pytest.mark.parametrize('environment', ['continuous', 'nested action', 'vector reward'])
 def test_the_loss_matches_a_slow_loop(monkeypatch, kind, environment):
     gamma, alpha = 0.9, 0.3
     entropy = dict(use_entropy_reward=True, initial_alpha=alpha, target_entropy=-0.7) if kind == 'stochastic' else {}
@@ -189,7 +189,7 @@ def test_the_loss_matches_a_slow_loop(monkeypatch, kind, environment):
     for p in [*rl._target_critic_networks.parameters(), *rl._critic_networks.parameters()]:
         p.data.add_(0.3 * torch.randn_like(p))
     monkeypatch.setattr(rl, '_action_of', partial(mean_action, rl))
-    length, batch, rewards = 4, 6, 3 if environment == 'several rewards' else 1
+    length, batch, rewards = 4, 6, 3 if environment == 'vector reward' else 1
     time_step, info = random_steps(rl, length, batch)
     loss = rl.calc_loss(rl.train_sequence(time_step, rl.train_state_spec, info).info)
     assert (time_step.step_type[:-1] == StepType.LAST).any() and (time_step.discount[1:] == 0).any()

@@ -272,7 +272,7 @@ def test_training_recomputes_the_policy_with_the_rollout_states(monkeypatch):
 
 
 def test_reward_weights_reach_the_algorithm_inside(monkeypatch):
-    agent, _ = make(monkeypatch, 'actor-critic', 'several rewards')
+    agent, _ = make(monkeypatch, 'actor-critic', 'vector reward')
     agent.policy.set_reward_weights(torch.tensor([1.0, 2.0, 3.0]))
     assert agent.policy._ac_algorithm.reward_weights.tolist() == [1.0, 2.0, 3.0]
 

@@ -131,7 +131,7 @@ ARGUMENTS = ('--conf', 'sac_pendulum', '--mode', 'random', '--num_steps', '400')
 
 @pytest.mark.processes
 @pytest.mark.slow
-@pytest.mark.parametrize('has_old', [True, False], ids=['over another', 'a new one'])
+@pytest.mark.parametrize('has_old', [True, False], ids=['overwriting', 'new'])
 def test_twenty_kills_of_the_recorder_leave_the_old_dataset_or_the_new_one(tmp_path, has_old):
     """Half of them at any moment, half while it writes."""
     old, new, path = (str(tmp_path / name) for name in ('old', 'new', 'data'))

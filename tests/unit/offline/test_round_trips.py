@@ -45,7 +45,7 @@ def as_online(env, num_steps):
 @pytest.mark.parametrize('kind', ['count', 'chain', 'nested', 'nested, actions in [-1, 1]', 'offset actions',
                                   'two rewards', 'processes', 'Pendulum', 'FrozenLake', 'unittest mixed'])
 def test_recorded_and_loaded_data_equal_the_original(kind, tmp_path):
-    """Boxes, numbers, nests of both, several rewards, actions that begin at 1; ends and cuts; in processes or not."""
+    """Boxes, numbers, nests of both, vector rewards, actions from 1, all kinds of ends, with and without processes."""
     env = KINDS[kind]()
     env.seed(0)
     env.reset()

@@ -1,4 +1,4 @@
-"""Functions that searches in tests maximise or minimise: exact, and quick."""
+"""Fast exact objectives for the tests of searches."""
 import math
 import os
 import time
@@ -8,7 +8,7 @@ from alfx import gin_utils
 
 @gin_utils.configurable
 def bowl(x: float = 0.0, y: float = 1e-3, kind: str = 'round', journal: str = '', gate: str = '', random_seed: int = 0):
-    """Greatest, 0, where x is 3 and log10(y) is -3; `kind` 'flat' is 1 lower everywhere.
+    """Objective with its maximum 0 at x = 3 and log10(y) = -3; `kind` 'flat' is 1 lower everywhere.
 
     A line is added to the file `journal` when it is called, and one when it returns; it waits for the file `gate`.
     """
@@ -23,7 +23,7 @@ def bowl(x: float = 0.0, y: float = 1e-3, kind: str = 'round', journal: str = ''
 
 @gin_utils.configurable
 def climb(report, slope: float = 1.0, steps: int = 10, journal: str = ''):
-    """Reports `slope * step` for each step."""
+    """Report `slope * step` for each step."""
     for step in range(1, steps + 1):
         _note(journal, f'{slope!r} {step}')
         report(step, slope * step)
@@ -32,7 +32,7 @@ def climb(report, slope: float = 1.0, steps: int = 10, journal: str = ''):
 
 @gin_utils.configurable
 def picky(x: int = 0, first: int = 0):
-    """Fails for an odd x, and for every x below `first`; is NaN for 4."""
+    """Raise for odd x and for x below `first`; return NaN for 4."""
     if x % 2 or x < first:
         raise ValueError(f'{x} does not please')
     return math.nan if x == 4 else x
@@ -40,13 +40,13 @@ def picky(x: int = 0, first: int = 0):
 
 @gin_utils.configurable
 def noise(random_seed: int):
-    """A number that depends on the seed alone."""
+    """Return a number that depends only on the seed."""
     return random_seed
 
 
 @gin_utils.configurable
 def nothing():
-    """Forgets to return its value."""
+    """Return nothing by mistake."""
 
 
 def _note(journal: str, line: str) -> None:

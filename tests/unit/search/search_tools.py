@@ -1,4 +1,4 @@
-"""Searches in the process of the test: on functions, or on runs that a generator plays."""
+"""Searches in the process of the test, over functions or over runs simulated by a generator."""
 import csv
 import os
 
@@ -23,38 +23,38 @@ Search.space = {'TrainerConfig.unroll_length': [1, 2, 3, 4, 5, 6]}
 
 
 def prepared(tmp_path, text, params=()):
-    """The search conf that a text is, checked and stored in the folder of the search."""
+    """Return the search conf of a text, checked and stored in the folder of the search."""
     path = tmp_path / 'search.gin'
     path.write_text(text)
     return search_conf.prepare(gin_utils.load(str(path), params), SearchFolder(str(tmp_path / 'search')))
 
 
 def search(tmp_path, text, params=(), play=None):
-    """Run a search to its end; returns it, and what it told."""
+    """Run a search to its end and return it with its log lines."""
     lines = []
     conf = prepared(tmp_path, text, params)
-    make_executor = None if play is None else lambda settings: PlayedExecutor(play)
+    make_executor = None if play is None else lambda settings: SimulatedExecutor(play)
     searching = Searching(conf, str(tmp_path / 'search'), lines.append, make_executor)
     searching.run()
     return searching, lines
 
 
 def trials(tmp_path, text=BOWL):
-    """The trials that a search folder holds, by number."""
+    """Return the trials of a search folder, by number."""
     conf = prepared(tmp_path, text)
     return Study(SearchFolder(str(tmp_path / 'search')).study_file, conf.settings, conf.space).trials()
 
 
 def rows(tmp_path, name='results.csv'):
-    """The table of results."""
+    """Return the table of results."""
     with open(tmp_path / 'search' / name, newline='') as file:
         return list(csv.DictReader(file))
 
 
-class PlayedExecutor:
-    """Executes runs by a generator that yields the returns of evaluations and returns an exit code.
+class SimulatedExecutor:
+    """Executor of runs simulated by a generator that yields evaluation returns and returns an exit code.
 
-    It is called with the run; each poll takes one step of it. None in place of a return lets a poll pass.
+    It is called with the run; each poll takes one step of it. None instead of a return lets a poll pass.
     """
 
     def __init__(self, play):
@@ -105,5 +105,5 @@ class PlayedExecution:
 
 
 def parameter(run, name='TrainerConfig.unroll_length'):
-    """The value of a binding of a run."""
+    """Return the value of a binding of a run."""
     return next(float(param.split(' = ')[1]) for param in run.params if param.startswith(f'{name} ='))

@@ -24,9 +24,9 @@ GRID = TRAINING + "Search.sampler = 'grid'\n"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, request):
-    """No pictures, and no pause before a run is looked at again."""
+    """Disable figures, and the pause between polls of a run."""
     monkeypatch.setattr(searching_module, '_POLL_SECONDS', 0.001)
-    if 'picture' not in request.node.name:
+    if 'figure' not in request.node.name:
         monkeypatch.setattr(results, 'draw', lambda *arguments: None)
 
 
@@ -469,7 +469,7 @@ def test_running_trials_are_logged_when_nothing_else_is(tmp_path, monkeypatch):
 
 
 def test_a_run_that_waits_for_room_is_not_out_of_time(tmp_path, monkeypatch):
-    start = search_tools.PlayedExecutor.start
+    start = search_tools.SimulatedExecutor.start
 
     def queued(self, run, wants_to_stop):
         execution = start(self, run, wants_to_stop)
@@ -480,7 +480,7 @@ def test_a_run_that_waits_for_room_is_not_out_of_time(tmp_path, monkeypatch):
         for _ in range(200):
             yield None
         yield 1.0
-    monkeypatch.setattr(search_tools.PlayedExecutor, 'start', queued)
+    monkeypatch.setattr(search_tools.SimulatedExecutor, 'start', queued)
     search(tmp_path, GRID + 'Search.num_trials = 1\nSearch.run_seconds = 0.1\n', play=play)
     assert rows(tmp_path)[0]['state'] == 'complete'
 

@@ -32,7 +32,7 @@ time.sleep(1000)
 '''
 
 
-@pytest.mark.parametrize('parent', [CHILD, RANK], ids=['child', 'rank that waits for the others'])
+@pytest.mark.parametrize('parent', [CHILD, RANK], ids=['child', 'waiting rank'])
 def test_an_unaware_process_is_killed_when_its_parent_is_gone(tmp_path, parent):
     (tmp_path / 'parent.py').write_text(parent)
     path = os.pathsep.join([os.getcwd(), os.environ.get('PYTHONPATH', '')])

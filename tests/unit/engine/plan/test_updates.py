@@ -58,7 +58,7 @@ def both(warm_up, make, iterations=6, between=lambda agent: None):
     make_agent, lambda: make_agent(optimizer=SGD(lr=0.1, momentum=0.9)), lambda: make_agent(priority_replay=False),
     lambda: make_agent(rl=sac(), action_type=ActionType.Continuous),
     lambda: agents.make_agent('actor-critic', 'discrete')[0], lambda: agents.make_agent('ppo', 'continuous')[0]],
-    ids=['dqn', 'any optimizer', 'samples in one memory', 'a gradient inside', 'on-policy', 'epochs'])
+    ids=['dqn', 'sgd with momentum', 'reused sample memory', 'nested gradient', 'on-policy', 'epochs'])
 def test_replayed_updates_match_eager_ones(make, warm_up, caplog):
     made = both(warm_up, make)
     assert num_graphs(made[0]) and not num_graphs(made[1]) and not warnings_in(caplog)
@@ -71,7 +71,7 @@ def test_replayed_updates_match_eager_ones(make, warm_up, caplog):
     (lambda compile: make_agent(compile, priority_replay=False), 1e-5),
     (lambda compile: make_agent(compile, rl=sac(), action_type=ActionType.Continuous), 2e-5),
     (lambda compile: agents.make_agent('actor-critic', 'discrete', config_args=dict(compile=compile))[0], 1e-5)],
-    ids=['dqn', 'any optimizer', 'samples in several places', 'a gradient inside', 'on-policy'])
+    ids=['dqn', 'sgd with momentum', 'several static batches', 'nested gradient', 'on-policy'])
 def test_compiled_updates_match_eager_ones_up_to_rounding(make, atol, never_replayed, caplog):
     made = [make(compile=on) for on in (False, True)]
     train(made, 4)
