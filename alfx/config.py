@@ -246,6 +246,20 @@ class TrainerConfig:
             raise gin_utils.ConfError(problems)
         self.root_dir = os.path.expanduser(self.root_dir)
 
+    def freeze(self) -> None:
+        """Reject changes from now on; the trainer calls this when training starts.
+
+        Everything that a run was built with has been read from the configuration by then, so a later change would be
+        ignored in part.
+        """
+        self.__dict__['_is_frozen'] = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if '_is_frozen' in self.__dict__:
+            raise AttributeError(f'TrainerConfig.{name} cannot be changed to {value!r} once training has started; '
+                                 'set it in the conf, or before the trainer is created')
+        super().__setattr__(name, value)
+
     @property
     def data_transformer(self) -> Any:
         """Data transformer of the run; None if the conf names none.

@@ -122,6 +122,7 @@ class Trainer:
         with self._running():
             self._resume()
             self._unroll_source = self._start_acting()
+            self._config.freeze()
             while not self._is_finished() and self._signals.stop_signal is None:
                 with context.record_if(self._summary_is_due()):
                     self._train_iter()        # unroll, then update the parameters
