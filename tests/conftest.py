@@ -94,7 +94,7 @@ def fresh_process_state():
 
 @pytest.fixture
 def warm_up(monkeypatch):
-    """A function that sets how often updates and policies are computed step by step before they are played."""
+    """Return a function that sets the number of eager updates and policy calls before graphs are replayed."""
     def set_to(count: int) -> None:
         monkeypatch.setattr(backends, 'WARM_UP', backends.WarmUp(updates=count, calls=count, compiled_calls=count,
                                                            rare_updates=count))
@@ -103,14 +103,14 @@ def warm_up(monkeypatch):
 
 
 @pytest.fixture
-def played_at_once(warm_up):
-    """Updates and policies are played, or compiled, from the second one on."""
+def replayed_at_once(warm_up):
+    """Replay or compile updates and policies from the second call on."""
     warm_up(1)
 
 
 @pytest.fixture
-def never_played(warm_up):
-    """Nothing is played."""
+def never_replayed(warm_up):
+    """Disable replayed graphs."""
     warm_up(10**9)
 
 

@@ -149,8 +149,9 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
                 rewards are transformed.
         """
         super().check_config(config)
-        if config.who_acts:
-            raise ConfError([problem_at('TrainerConfig', config.who_acts, f'= {getattr(config, config.who_acts)!r} '
+        field = config.async_actor_field
+        if field:
+            raise ConfError([problem_at('TrainerConfig', field, f'= {getattr(config, field)!r} '
                                         f'is not supported by {self._name}, whose members act', 'remove it, and train '
                                         'in several processes: --num_processes 2')])
         changes_rewards = [type(t).__name__ for t in getattr(config.data_transformer, 'modules', tuple)()

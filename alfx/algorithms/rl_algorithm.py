@@ -16,7 +16,7 @@ from alfx.engine.stored_unrolls import StoredUnrolls
 from alfx.engine.updater import check_compilable
 from alfx.engine.batches import all_stored_experience
 from alfx.engine.minibatches import check_sequences
-from alfx.engine.plan import Recorded
+from alfx.engine.plan import TracedFunction
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils import ConfError, check_value, configurable
 from alfx.gin_utils.value_checks import problem_at
@@ -101,7 +101,7 @@ class RLAlgorithm(Algorithm):
         self._stored_unrolls: StoredUnrolls | None = None
         self._metrics = MetricSet(self._make_metrics() if env is not None else [])
         self.set_epsilon_greedy(None)
-        self._played: tuple[Hashable, Recorded] | None = None  # what fast_predict_step does, of a prediction_graph_key
+        self._replayed: tuple[Hashable, TracedFunction] | None = None  # key and graph of predict_step
 
     def set_epsilon_greedy(self, epsilon_greedy: float | None) -> None:
         """Set the probability of a random action in ``predict_step``, for algorithms that support it.
@@ -203,10 +203,10 @@ class RLAlgorithm(Algorithm):
         """Run :meth:`predict_step` from a traced graph if possible, with identical output but without info."""
         if not self.capabilities.traceable_prediction:
             return self.predict_step(inputs, state)
-        variant = self.prediction_graph_key
-        if self._played is None or self._played[0] != variant:
-            self._played = variant, Recorded(self._predicted, self)
-        return AlgStep(self._played[1]((inputs.observation, inputs.action_mask)), state, ())
+        graph_key = self.prediction_graph_key
+        if self._replayed is None or self._replayed[0] != graph_key:
+            self._replayed = graph_key, TracedFunction(self._predicted, self)
+        return AlgStep(self._replayed[1]((inputs.observation, inputs.action_mask)), state, ())
 
     def _predicted(self, seen: tuple[NestedTensor, NestedTensor]) -> NestedTensor:
         inputs = TimeStep(observation=seen[0], action_mask=seen[1])
@@ -378,7 +378,7 @@ class RLAlgorithm(Algorithm):
             function: a method from a nest of tensors to a nest of tensors; it may draw random numbers.
             modules: owners of the parameters and buffers that it reads.
         """
-        return Recorded(function, *modules, compiles=self._config is not None and self._config.compile)
+        return TracedFunction(function, *modules, compiles=self._config is not None and self._config.compile)
 
     # Metrics and summaries -------------------------------------------------------------------------------------
 

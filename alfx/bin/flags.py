@@ -231,7 +231,7 @@ def call(main: Callable[[list[str]], Optional[int]], argv: list[str]) -> int:
 def _exit_code(error: BaseException) -> Optional[int]:
     """The exit code of an error whose message says all a user needs; None for others."""
     from alfx.algorithms.base.ownership import OwnershipError
-    from alfx.engine.errors import NonFiniteLossError
+    from alfx.engine.loss_reduction import NonFiniteLossError
     from alfx.environments.environment_errors import (EnvironmentLoadError, EnvironmentStepError,
                                                       UnsupportedOperationError)
     from alfx.tensor_specs import SpecError

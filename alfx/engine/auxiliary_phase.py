@@ -1,9 +1,9 @@
-"""Trains again, every N iterations, on all unrolls since the last time and with another loss.
+"""Auxiliary phases: every N iterations, train on all unrolls since the last phase with another loss.
 
-An algorithm that trains on whole unrolls and drops them asks for this by its ``auxiliary_phase``. The unrolls are
-stored as the environment returned them, with the infos that the iteration has trained on, such as its targets. When the
-phase begins, the infos of ``train_step`` are computed for all of them, and ``auxiliary_reference`` selects what
-``calc_auxiliary_loss`` later compares with, such as the policy before the phase.
+An algorithm that trains on whole unrolls requests this by its ``auxiliary_phase``. The unrolls are stored as the
+environment returned them, with the infos that the iteration trained on, such as its targets. When a phase begins, the
+infos of ``train_step`` are computed for all of them, and ``auxiliary_reference`` selects what ``calc_auxiliary_loss``
+later compares with, such as the policy before the phase.
 """
 import math
 from typing import Any
@@ -24,7 +24,7 @@ from alfx.tensor_specs import NestedTensor
 
 
 class AuxiliaryPhase:
-    """Stores unrolls and trains on them once every so many iterations.
+    """Stores unrolls and trains on them every few iterations.
 
     Args:
         algorithm: root algorithm; it has an ``auxiliary_phase``.
@@ -34,25 +34,25 @@ class AuxiliaryPhase:
     """
 
     def __init__(self, algorithm: Acts, updater: Updater, losses: SequenceLosses, stored: StoredUnrolls):
-        assert algorithm.auxiliary_phase is not None, 'unrolls are stored for a phase'
+        assert algorithm.auxiliary_phase is not None, 'the algorithm has an auxiliary phase'
         self._algorithm, self._updater, self._train_info = algorithm, updater, losses.train_info
         self._settings, self._stored = algorithm.auxiliary_phase, stored
         self._length = self._settings.mini_batch_length or stored.max_steps // self._settings.interval
         self._plan: Eager | None = None
 
     def store(self, unroll: Experience) -> None:
-        """Keep an unroll ``[B, T, ...]`` that an iteration is about to be trained on."""
+        """Store an unroll ``[B, T, ...]`` that an iteration is about to train on."""
         self._stored.store(nest.map_structure(lambda x: x.transpose(0, 1), unroll._replace(batch_info=())))
 
     def run_if_due(self) -> None:
-        """Train if there are the unrolls of ``interval`` iterations."""
+        """Train if the unrolls of ``interval`` iterations have been stored."""
         stored = self._stored
         if stored.num_iterations < self._settings.interval:
             return
         if stored.num_steps:
             with context.auxiliary_context():
                 self._train(stored.sequences(min(self._length, stored.num_steps)))
-        stored.start_anew()
+        stored.start_next_phase()
 
     def _train(self, sequences: Sequences) -> None:
         settings, count = self._settings, len(sequences.positions)
@@ -66,13 +66,14 @@ class AuxiliaryPhase:
                 reference = nest.map_structure(
                     lambda x, chosen=chosen: x.index_select(1, chosen.to(x.device)), references)
                 batch = Batch((self._read(sequences, chosen), reference))
-                with context.record_if(is_last), summary.scope('auxiliary_phase'):  # rare: each writes summaries, once
+                # a phase is rare, so that each one writes summaries, at its last update
+                with context.record_if(is_last), summary.scope('auxiliary_phase'):
                     computed = self._updater.optimize(self.plan, batch, self._optimizers())
                     summary_utils.summarize_loss(computed.loss_info)
 
     @property
     def plan(self) -> Eager:
-        """How gradients are computed."""
+        """Plan that computes the gradients."""
         if self._plan is None:
             algorithm, updater = self._algorithm, self._updater
             params = [p for o in self._optimizers() for group in o.param_groups for p in group['params']]
@@ -82,26 +83,26 @@ class AuxiliaryPhase:
         return self._plan
 
     def invalidate_caches(self) -> None:
-        """The tensors of the algorithm have been moved: forget what has been made for where they were."""
+        """Drop the plan, because the tensors of the algorithm have been moved."""
         self._plan = None
 
     def _losses(self, batch: tuple[Experience, NestedTensor]) -> tuple[LossInfo, Tensor | None, NestedTensor]:
-        """What is minimised for experience and references ``[T, B, ...]``."""
+        """Return losses, masks and infos for experience and references ``[T, B, ...]``."""
         experience, reference = batch
         info = self._train_info(experience)
         loss_info, masks = loss_reduction.masked_loss(self._algorithm.calc_auxiliary_loss(info, reference),
-                                               experience.time_step.step_type, bootstraps=False)
+                                                      experience.time_step.step_type, bootstraps=False)
         return loss_info, masks, info
 
     def _references(self, sequences: Sequences, batch_size: int) -> NestedTensor:
-        """What is kept of all sequences as they are now: ``[T, N, ...]``."""
+        """Compute the references ``[T, N, ...]`` of all sequences with the present parameters."""
         with torch.no_grad(), context.record_if(False):
             parts = [self._algorithm.auxiliary_reference(self._train_info(self._read(sequences, chosen)))
                      for chosen in torch.arange(len(sequences.positions)).split(batch_size)]
         return nest.map_structure(lambda *x: torch.cat(x, 1), *parts)
 
     def _read(self, sequences: Sequences, chosen: Tensor) -> Experience:
-        """Transformed sequences ``[T, B, ...]``."""
+        """Return transformed sequences ``[T, B, ...]``."""
         buffer = self._stored.replay_buffer
         assert buffer is not None, 'something has been stored'
         length = min(self._length, self._stored.num_steps)
@@ -110,6 +111,6 @@ class AuxiliaryPhase:
         return nest.map_structure(lambda x: x.transpose(0, 1), experience)
 
     def _optimizers(self) -> list[Any]:
-        """Those that make the steps of the phase."""
+        """Return the optimizers of the phase."""
         own = self._algorithm.auxiliary_optimizer
         return self._algorithm.optimized_parameters()[0] if own is None else [own]

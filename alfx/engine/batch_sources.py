@@ -1,20 +1,20 @@
-"""Minibatches that are drawn from several sources at once: own experience, stored datasets, imagined steps.
+"""Minibatches that are drawn from several sources at once: collected data, stored datasets, imagined steps.
 
-A source is whatever has ``get_batch`` as ``ReplayBuffer`` has it; a :class:`Share` says how much of a minibatch comes
-from it. An update then minimises, with the steps of ``s`` masked as always,
+A source is any object with the method ``get_batch`` of ``ReplayBuffer``. A :class:`BatchSource` sets how much of a
+minibatch comes from it. An update then minimizes, with the steps of source ``s`` masked as usual,
 
-    sum over shares s of  weight[s] * (mean loss of the samples of s)
+    sum over sources s of  weight[s] * (mean loss of the samples of s)
 
-which is the sum of the losses of one minibatch from each. It is computed from one minibatch ``[T, B]`` that holds all
-samples side by side, those of ``s`` with the importance weight ``weight[s] * B / batch_size[s]``: one pass of the
-networks, and whatever records or compiles updates sees one like any other. With ``weight[s] = batch_size[s] / B`` it is
-the plain mean over the whole minibatch.
+This is the sum of the losses of one minibatch from each source. It is computed from a single minibatch ``[T, B]``, the
+concatenation of all samples, in which the samples of ``s`` have the importance weight ``weight[s] * B /
+batch_size[s]``. The networks therefore run once, and updates can be traced and compiled as usual. With ``weight[s] =
+batch_size[s] / B`` the result is the plain mean over the minibatch.
 
-To mix in a source of one's own, override ``Algorithm.batch_sources``::
+Override ``Algorithm.batch_sources`` to add your own source::
 
-    def batch_sources(self, share):  # half of it imagined
-        half = share.batch_size // 2
-        return [share._replace(batch_size=half, weight=0.5), Share(self._imagined, half, weight=0.5)]
+    def batch_sources(self, collected):  # replace half of the batch by imagined data
+        half = collected.batch_size // 2
+        return [collected._replace(batch_size=half, weight=0.5), BatchSource(self._imagined, half, weight=0.5)]
 """
 import enum
 from collections.abc import Callable, Hashable, Sequence
@@ -32,24 +32,25 @@ from alfx.experience_replayers.replay_buffer import ReplayBuffer
 
 
 class Source(Protocol):
-    """Where samples come from; a ``ReplayBuffer`` is one."""
+    """Source of samples; a ``ReplayBuffer`` is one."""
 
     def get_batch(self, batch_size: int, batch_length: int) -> tuple[Experience, BatchInfo]:
-        """Experience ``[batch_size, batch_length, ...]``, untransformed, and where it came from.
+        """Return experience ``[batch_size, batch_length, ...]``, not transformed, and its origin.
 
-        Its nest is that of the replay buffer, with ``()`` for what is not known; of that no source is trained on what
-        another does not know.
+        It has the structure of the replay buffer, with ``()`` for missing fields. Fields that one source does not have
+        are not trained on from any other source either.
         """
 
 
 class BatchSource(NamedTuple):
-    """How much of each minibatch comes from a source.
+    """Source of a part of each minibatch.
 
     Attributes:
-        source: where from.
-        batch_size: so many sequences.
+        source: object with ``get_batch``.
+        batch_size: number of sequences in a minibatch.
         weight: factor of their mean loss, a number or a schedule.
-        is_offline: whether ``train_step_offline`` and ``calc_loss_offline`` compute that loss, if they differ.
+        is_offline: whether ``train_step_offline`` and ``calc_loss_offline`` compute the loss, if the algorithm
+            overrides them.
     """
 
     source: Any
@@ -58,50 +59,55 @@ class BatchSource(NamedTuple):
     is_offline: bool = False
 
     def current_weight(self) -> float:
-        """The factor now."""
+        """Return the present factor."""
         return self.weight if isinstance(self.weight, (int, float)) else self.weight()
 
 
 class SampleOrigin(NamedTuple):
-    """Where some columns of a minibatch came from."""
+    """Origin of some columns of a minibatch.
 
-    share: BatchSource
+    Attributes:
+        source: source that they were sampled from.
+        batch_info: see ``ReplayBuffer.get_batch``.
+    """
+
+    source: BatchSource
     batch_info: BatchInfo
 
 
 class Sample(NamedTuple):
-    """What an update is made from.
+    """Minibatch for an update.
 
     Attributes:
-        experience: ``[T, B, ...]``; ``None`` if all is kept apart.
-        offline_batch: ``[T, B, ...]``, whose losses the offline hooks compute; ``None`` if there is nothing of that
-            kind. Its columns come after those of ``experience``.
-        origins: where the columns came from, in order; empty for what is not sampled.
-        slot: the memory that holds ``experience`` now and other samples later, if there is any.
+        experience: ``[T, B, ...]``; ``None`` if everything is in ``offline_batch``.
+        offline_batch: ``[T, B, ...]`` whose losses the offline hooks compute; ``None`` if there is none. Its columns
+            come after those of ``experience``.
+        origins: origins of the columns, in order; empty if nothing was sampled.
+        static_batch: memory that holds ``experience`` now and other samples later; ``None`` if there is none.
     """
 
     experience: Any
     offline_batch: Any = None
     origins: tuple[SampleOrigin, ...] = ()
-    slot: StaticBatch | None = None
+    static_batch: StaticBatch | None = None
 
     @property
     def logged_batch(self) -> Experience:
-        """What is shown as trained on: own experience, where there is any."""
+        """Experience to summarize: collected data if there is any, else the offline batch."""
         return self.offline_batch if self.experience is None else self.experience
 
 
 class Stage(enum.Enum):
-    """What an iteration trains on."""
+    """Data that an iteration trains on."""
 
-    ONLINE = 'own experience'
-    PRETRAIN = 'stored datasets, before anything is collected'
+    ONLINE = 'collected data'
+    PRETRAIN = 'stored datasets, before data is collected'
     OFFLINE = 'stored datasets'
     HYBRID = 'both'
 
 
 def stage_of(settings: TrainerConfig, has_offline: bool, counter: int) -> Stage:
-    """What an iteration trains on that begins when the global counter is ``counter``."""
+    """Return the data to train on in an iteration that begins when the global counter is ``counter``."""
     if not has_offline:
         return Stage.ONLINE
     if counter < settings.rl_train_after_update_steps:
@@ -112,61 +118,61 @@ def stage_of(settings: TrainerConfig, has_offline: bool, counter: int) -> Stage:
 
 
 def weights_of(settings: TrainerConfig, origins: Sequence[SampleOrigin]) -> Tensor | tuple[()]:
-    """Weights ``[B]`` of the columns of a minibatch; ``()`` if all are 1."""
+    """Return the importance weights ``[B]`` of the columns of a minibatch; ``()`` if all are 1."""
     infos = [priority_updates.importance_weights(settings, origin.batch_info).importance_weights for origin in origins]
-    if len(origins) == 1 and origins[0].share.current_weight() == 1.0:
+    if len(origins) == 1 and origins[0].source.current_weight() == 1.0:
         return infos[0]
-    total = sum(origin.share.batch_size for origin in origins)
-    factors = [origin.share.current_weight() * total / origin.share.batch_size for origin in origins]
+    total = sum(origin.source.batch_size for origin in origins)
+    factors = [origin.source.current_weight() * total / origin.source.batch_size for origin in origins]
     if all(factor == 1.0 for factor in factors) and not any(isinstance(x, Tensor) for x in infos):
         return ()
-    device = context.get_default_device()  # where samples come to, and their importance weights
-    return torch.cat([x * factor if isinstance(x, Tensor) else torch.full((origin.share.batch_size, ), factor,
+    device = context.get_default_device()  # device of samples and importance weights
+    return torch.cat([x * factor if isinstance(x, Tensor) else torch.full((origin.source.batch_size, ), factor,
                                                                           device=device)
                       for x, factor, origin in zip(infos, factors, origins)])
 
 
 def update_priorities(settings: TrainerConfig, origins: Sequence[SampleOrigin], loss_info: LossInfo) -> None:
-    """Give the sampled sequences new priorities, each in the buffer that it came from; see
-    ``engine/priority_updates.py``.
+    """Update the priorities of the sampled sequences, each in its own buffer, see :mod:`alfx.engine.priority_updates`.
 
     Args:
-        settings: of the run.
-        origins: of the columns of the minibatch.
-        loss_info: ``priority`` is ``[B]``.
+        settings: configuration of the run.
+        origins: origins of the columns of the minibatch.
+        loss_info: losses; ``priority`` is ``[B]``.
     """
     first = 0
-    for share, batch_info in origins:
-        end = first + share.batch_size
-        if isinstance(share.source, ReplayBuffer):
-            of_share = loss_info
+    for source, batch_info in origins:
+        end = first + source.batch_size
+        if isinstance(source.source, ReplayBuffer):
+            own_loss = loss_info
             if isinstance(loss_info.priority, Tensor):
-                of_share = loss_info._replace(priority=loss_info.priority[first:end])
-            priority_updates.update_priorities(settings, share.source, batch_info, of_share)
+                own_loss = loss_info._replace(priority=loss_info.priority[first:end])
+            priority_updates.update_priorities(settings, source.source, batch_info, own_loss)
         first = end
 
 
-def concatenate(own: LossInfo, offline: LossInfo) -> LossInfo:
-    """The losses ``[T, B1]`` and ``[T, B2]`` of two minibatches as ``[T, B1 + B2]``; scalar losses are added up."""
+def concatenate(collected: LossInfo, offline: LossInfo) -> LossInfo:
+    """Concatenate the losses ``[T, B1]`` and ``[T, B2]`` of two minibatches to ``[T, B1 + B2]``; add scalar losses."""
     def both(name: str, join: Callable[[list[Tensor]], Tensor]) -> Any:
-        found = [x for x in (getattr(own, name), getattr(offline, name)) if isinstance(x, Tensor)]
+        found = [x for x in (getattr(collected, name), getattr(offline, name)) if isinstance(x, Tensor)]
         return join(found) if found else ()
 
-    if isinstance(own.loss, Tensor) != isinstance(offline.loss, Tensor):
-        raise ValueError('calc_loss and calc_loss_offline have to return a loss [T, B] both, or neither')
+    if isinstance(collected.loss, Tensor) != isinstance(offline.loss, Tensor):
+        raise ValueError('calc_loss and calc_loss_offline: expected a loss [T, B] from both or from neither')
     return LossInfo(loss=both('loss', lambda x: torch.cat(x, 1)),
                     scalar_loss=both('scalar_loss', lambda x: torch.stack(x).sum()),
-                    extra={'online': own.extra, 'offline': offline.extra}, priority=both('priority', torch.cat))
+                    extra={'online': collected.extra, 'offline': offline.extra}, priority=both('priority', torch.cat))
 
 
 class BatchConcatenator:
-    """Puts samples side by side. Which of their leaves all have is found out once."""
+    """Concatenates samples. The leaves that all of them have are looked up only once per structure."""
 
     def __init__(self) -> None:
         self._plans: dict[Hashable, tuple[list[list[int]], Any]] = {}
 
     def __call__(self, parts: Sequence[Experience]) -> Experience:
-        """``[T, B1, ...]``, ``[T, B2, ...]``, ... to ``[T, B1 + B2 + ..., ...]``, of the leaves that all have."""
+        """Concatenate ``[T, B1, ...]``, ``[T, B2, ...]``, ... to ``[T, B1 + B2 + ..., ...]``, for leaves that all have.
+        """
         if len(parts) == 1:
             return parts[0]
         flat = [nest.flatten_with_structure(part) for part in parts]
@@ -181,7 +187,7 @@ class BatchConcatenator:
 
 
 def _common(parts: list[Any]) -> list[Any]:
-    """The nests with ``()`` in place of all that one of them does not have."""
+    """Return the nests with ``()`` for everything that one of them does not have."""
     first = parts[0]
     if all(isinstance(part, int) for part in parts):
         return parts

@@ -1,6 +1,6 @@
-"""How noisy the gradient is: the simple noise scale of McCandlish et al. 2018 (arXiv:1812.06162, appendix A.1).
+"""Gradient noise: the simple noise scale of McCandlish et al. 2018 (arXiv:1812.06162, appendix A.1).
 
-Differs from the paper in that both gradients are of one batch, the small one of a part of its samples.
+Unlike in the paper, both gradients come from the same batch: the small batch is a part of the large one.
 """
 import torch
 from torch import nn
@@ -14,8 +14,8 @@ class GradientNoiseScale(nn.Module):
         |G|^2 = (B |g_B|^2 - b |g_b|^2) / (B - b)
         S     = (|g_b|^2 - |g_B|^2) / (1 / b - 1 / B)
 
-    Both are averaged over the calls, then divided. Batches much smaller than the result waste no sample, much larger
-    ones hardly learn more from an update.
+    Both are averaged over the calls, then divided. A batch much smaller than the result uses every sample efficiently;
+    a batch much larger hardly improves an update further.
 
     Args:
         ratio: b / B.
@@ -31,18 +31,18 @@ class GradientNoiseScale(nn.Module):
         self._ratio = ratio
         self._update_rate = update_rate
         for name in ('_squared_norm', '_trace', '_calls'):
-            self.register_buffer(name, torch.zeros(()), persistent=False)  # of summaries only
+            self.register_buffer(name, torch.zeros(()), persistent=False)  # only for summaries
 
     def forward(self, loss: torch.Tensor, parameters: list[nn.Parameter]) -> torch.Tensor | tuple[()]:
-        """The estimate after one more batch.
+        """Update the estimate with one more batch and return it.
 
         Args:
-            loss: masked loss ``[T, B]`` with its graph, which is kept. The samples are its B columns, or its T rows
-                if there is only one column.
-            parameters: what the gradients are taken of.
+            loss: masked loss ``[T, B]`` with its graph, which is kept. The samples are its B columns, or its T rows if
+                there is only one column.
+            parameters: parameters whose gradients are taken.
 
         Returns:
-            scalar tensor; ``()`` if the batch is a single sample.
+            Scalar tensor; ``()`` if the batch is a single sample.
         """
         samples = loss if loss.shape[1] > 1 else loss.transpose(0, 1)
         size = samples.shape[1]

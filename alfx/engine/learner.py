@@ -176,7 +176,7 @@ class Learner:
         if not self._algorithm.capabilities.traceable_update:
             return None
         plan = self.updater.plan(losses)
-        return StaticBatchRequest(in_place=plan.accepts_static_batches) if plan.reads_slots else None
+        return StaticBatchRequest(in_place=plan.accepts_static_batches) if plan.supports_static_batches else None
 
     @property
     def _records_every_update(self) -> bool:
@@ -204,7 +204,8 @@ class Learner:
         if sample.offline_batch is not None:
             losses = self.losses.offline if experience is None else self.losses.hybrid
             experience = sample.offline_batch if experience is None else (experience, sample.offline_batch)
-        computed = self.update(losses, Batch(experience, weights_of(self._settings, sample.origins), sample.slot))
+        batch = Batch(experience, weights_of(self._settings, sample.origins), sample.static_batch)
+        computed = self.update(losses, batch)
         update_priorities(self._settings, sample.origins, computed.loss_info)
         self._after_update(sample.logged_batch, computed)
 

@@ -1,6 +1,6 @@
-"""From losses to the scalar that is minimised: masks, reduction, what is said of a loss that is not finite.
+"""Losses of a batch: masks, reduction to the scalar that is minimized, and the error for losses that are not finite.
 
-Pure functions of tensors. The update itself is in :mod:`alfx.engine.learner`.
+All functions are pure functions of tensors. Gradient steps are in :mod:`alfx.engine.updater`.
 """
 from typing import Any
 
@@ -11,14 +11,18 @@ from alfx.data_structures import LossInfo, valid_masks
 from alfx.tensor_specs import NestedTensor
 
 
+class NonFiniteLossError(RuntimeError):
+    """A loss is NaN or infinite. It is raised before the update, so that all parameters are still valid."""
+
+
 def reduce_loss(loss_info: LossInfo, masks: torch.Tensor | None = None, weight: float = 1.0,
                 importance_weights: torch.Tensor | tuple[()] = ()) -> torch.Tensor:
-    """The scalar to minimise: the masked and weighted mean of ``loss`` over ``T * B``, plus ``scalar_loss``.
+    """Return the scalar to minimize: the masked and weighted mean of ``loss`` over ``T * B``, plus ``scalar_loss``.
 
     Args:
-        loss_info: ``loss`` is ``[T, B]`` or ``()``.
+        loss_info: losses; ``loss`` is ``[T, B]`` or ``()``.
         masks: float32 ``[T, B]``.
-        weight: factor of the whole.
+        weight: factor of the result.
         importance_weights: ``[B]`` or ``()``.
 
     Raises:
@@ -28,8 +32,8 @@ def reduce_loss(loss_info: LossInfo, masks: torch.Tensor | None = None, weight: 
     loss = loss_info.loss
     if isinstance(loss, torch.Tensor):
         if masks is not None and loss.shape != masks.shape:
-            raise ValueError(f'calc_loss has to return a loss of shape [T, B] = {list(masks.shape)}, found '
-                             f'{list(loss.shape)}; sum over further dimensions first')
+            raise ValueError(f'calc_loss: expected a loss of shape [T, B] = {list(masks.shape)}, found '
+                             f'{list(loss.shape)}; sum over the other dimensions first')
         if masks is not None:
             loss = loss * masks
         if isinstance(importance_weights, torch.Tensor):
@@ -38,19 +42,19 @@ def reduce_loss(loss_info: LossInfo, masks: torch.Tensor | None = None, weight: 
     if isinstance(loss_info.scalar_loss, torch.Tensor):
         total = total + loss_info.scalar_loss
     if not isinstance(total, torch.Tensor):
-        raise ValueError('calc_loss returned neither a loss nor a scalar_loss')
+        raise ValueError('calc_loss: expected a LossInfo with loss or scalar_loss, found neither')
     return total if weight == 1.0 else total * weight
 
 
 def weighted(loss_info: LossInfo, weight: float) -> LossInfo:
-    """``loss_info`` with ``loss`` and ``scalar_loss`` multiplied by a number."""
+    """Return ``loss_info`` with ``loss`` and ``scalar_loss`` multiplied by a number."""
     losses = {name: getattr(loss_info, name) for name in ('loss', 'scalar_loss')}
     return loss_info if weight == 1.0 else loss_info._replace(**{
         name: x * weight for name, x in losses.items() if isinstance(x, torch.Tensor)})
 
 
 def masked_means(extra: NestedTensor, masks: torch.Tensor | None) -> NestedTensor:
-    """Statistics of shape ``[T, B]`` averaged over the valid steps, any other over everything."""
+    """Average statistics of shape ``[T, B, ...]`` over the valid steps, and all others over all elements."""
     def mean(x: Any) -> Any:
         if not isinstance(x, torch.Tensor):
             return x
@@ -64,7 +68,7 @@ def masked_means(extra: NestedTensor, masks: torch.Tensor | None) -> NestedTenso
 
 
 def describe_non_finite(name: str, loss_info: LossInfo) -> str:
-    """Which parts of the loss of the algorithm called ``name`` are not finite."""
+    """Return the error message that names the losses of the algorithm ``name`` which are not finite."""
     def is_bad(value: Any) -> bool:
         return isinstance(value, torch.Tensor) and not bool(torch.isfinite(value.detach().float()).all())
 
@@ -72,22 +76,22 @@ def describe_non_finite(name: str, loss_info: LossInfo) -> str:
     bad = [path or 'extra' for path, leaf in named if is_bad(leaf)]
     names = bad or [field for field in ('loss', 'scalar_loss') if is_bad(getattr(loss_info, field))] or ['loss']
     return (f"the loss of {name} is NaN or infinite at update {context.get_global_counter()}: "
-            f"{', '.join(names)}; the parameters are those before this update. Common causes: too high a learning "
-            'rate, no gradient clipping, rewards or observations of very large size')
+            f"{', '.join(names)}; the parameters have not been changed by this update. Common causes: a learning rate "
+            'that is too high, no gradient clipping, very large rewards or observations')
 
 
 def masked_loss(loss_info: LossInfo, step_type: torch.Tensor, bootstraps: bool) -> tuple[LossInfo, torch.Tensor]:
-    """What counts of the losses of sequences.
+    """Mask the losses of sequences, and drop the last step if it is there only to bootstrap from.
 
     Args:
-        loss_info: ``loss`` is ``[T, B]``.
-        step_type: ``[T, B]``.
-        bootstraps: the last step is there only to bootstrap from; it is cut off.
+        loss_info: losses; ``loss`` is ``[T, B]``.
+        step_type: step types ``[T, B]``.
+        bootstraps: drop the last step.
 
     Returns:
         tuple:
-        - ``loss_info``, of ``[T - 1, B]`` with ``bootstraps``
-        - masks of the shape of its ``loss``
+        - ``loss_info``, ``[T - 1, B]`` with ``bootstraps``
+        - masks of the shape of ``loss``
     """
     if not bootstraps:
         return loss_info, valid_masks(step_type)
@@ -96,6 +100,6 @@ def masked_loss(loss_info: LossInfo, step_type: torch.Tensor, bootstraps: bool) 
         return x[:-1] if isinstance(x, torch.Tensor) and x.shape[:2] == step_type.shape else x
 
     loss_info = loss_info._replace(loss=cut(loss_info.loss))
-    if context.should_record_summaries():  # otherwise nobody looks at the extra
+    if context.should_record_summaries():  # otherwise extra is not used
         loss_info = loss_info._replace(extra=nest.map_structure(cut, loss_info.extra))
     return loss_info, valid_masks(step_type[:-1])

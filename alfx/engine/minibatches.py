@@ -1,6 +1,6 @@
-"""Cutting what the replay buffer holds into minibatches, and the infos that a minibatch is trained on.
+"""Cutting of the contents of a replay buffer into minibatches, and the training infos of a minibatch.
 
-The order in which :class:`~alfx.engine.learner.Learner` does that is its own business.
+:class:`~alfx.engine.batches.Batches` decides in which order these functions are called.
 """
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,14 +16,14 @@ from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils.value_checks import problem_at
 from alfx.tensor_specs import NestedTensor
 
-_DRAWN_TOGETHER = 2**22  # bytes of small samples that are worth it to be drawn at once
+_BYTES_PER_DRAW = 2**22  # small samples are drawn together up to this size
 
 
 def check_sequences(settings: TrainerConfig, needs_previous_step: bool = False) -> None:
-    """Refuse lengths of sequences that nothing can be learned from, or that would fail in a later iteration.
+    """Raise an error for sequence lengths from which nothing can be learned, or that would fail in a later iteration.
 
     Args:
-        settings: of the run.
+        settings: configuration of the run.
         needs_previous_step: see :class:`~alfx.engine.capabilities.Capabilities`.
 
     Raises:
@@ -34,44 +34,45 @@ def check_sequences(settings: TrainerConfig, needs_previous_step: bool = False) 
                                           else 1)
     if needs_previous_step and length < 2 and not settings.use_rollout_state:
         raise gin_utils.ConfError([problem_at(
-            'TrainerConfig', 'mini_batch_length', f'= {length}: a part of the algorithm learns from a step and the one '
-            'before it, and finds none in sequences of one step',
+            'TrainerConfig', 'mini_batch_length', f'= {length}: a part of the algorithm learns from pairs of '
+            'steps, and sequences of one step contain no pair',
             'set TrainerConfig.mini_batch_length to 2 or more, or TrainerConfig.use_rollout_state = True')])
     if settings.trains_on_whole_unrolls and length > 1 and not settings.unroll_length:
         raise gin_utils.ConfError([problem_at(
-            'TrainerConfig', 'mini_batch_length', f'= {length} with TrainerConfig.unroll_length = 0: unrolls of any '
-            'length cannot be cut into sequences of that one', 'set mini_batch_length to 1, or unroll_length')])
+            'TrainerConfig', 'mini_batch_length', f'= {length} with TrainerConfig.unroll_length = 0: unrolls of '
+            'varying length cannot be cut into sequences of this length',
+            'set mini_batch_length to 1, or set unroll_length')])
     if settings.trains_on_whole_unrolls and length > 1 and settings.unroll_length % length:
         raise gin_utils.ConfError([problem_at(
             'TrainerConfig', 'mini_batch_length', f'= {length} does not divide TrainerConfig.unroll_length = '
-            f'{settings.unroll_length}: an unroll cannot be cut into sequences of that length',
-            'make unroll_length a multiple of it')])
+            f'{settings.unroll_length}: an unroll cannot be cut into sequences of this length',
+            'make unroll_length a multiple of mini_batch_length')])
 
 
 def has_collected(buffer: ReplayBuffer, steps: int) -> bool:
-    """Whether so many steps have been stored, in all environments together, overwritten ones included."""
+    """Return whether ``steps`` steps have been stored, summed over environments, including overwritten ones."""
     return not steps or buffer.total_size >= steps or int(buffer.current_pos.sum()) >= steps
 
 
 def can_sample(buffer: ReplayBuffer, length: int, initial_steps: int) -> bool:
-    """Whether ``initial_steps`` have been collected, and there are sequences of ``length`` steps."""
+    """Return whether ``initial_steps`` have been collected and sequences of ``length`` steps are available."""
     return steps_in(buffer) - buffer.num_earliest_frames_ignored >= length and has_collected(buffer, initial_steps)
 
 
 def steps_in(buffer: ReplayBuffer) -> int:
-    """How many steps of each environment are stored, on average."""
+    """Return the number of stored steps per environment, on average."""
     return buffer.total_size // buffer.num_environments
 
 
 def sequence_length(settings: TrainerConfig, steps: int) -> int:
-    """``mini_batch_length``; by default that of an unroll. There are ``steps`` to train on."""
+    """Return ``mini_batch_length``, by default the length of an unroll. There are ``steps`` steps to train on."""
     if settings.mini_batch_length:
         return settings.mini_batch_length
     return steps if settings.clear_replay_buffer else min(max(int(settings.unroll_length), 1), steps)
 
 
 def drop_context(experience: Experience, batch_info: BatchInfo, count: int) -> tuple[Experience, BatchInfo]:
-    """Leave out the first ``count`` steps, which are kept for the frame stacks of those that follow."""
+    """Drop the first ``count`` steps, which are stored only for the frame stacks of later steps."""
     if not count:
         return experience, batch_info
     batch_info = batch_info._replace(positions=batch_info.positions + count)
@@ -81,8 +82,8 @@ def drop_context(experience: Experience, batch_info: BatchInfo, count: int) -> t
 def as_sequences(experience: Experience, length: int, overlap: bool = False) -> Experience:
     """Cut ``[B, T, ...]`` into sequences of ``length`` steps, time-major: ``[length, B * (T // length), ...]``.
 
-    With ``overlap`` each has one step more, which is the first one of the next: ``[length + 1, B * ((T - 1) // length),
-    ...]``. The oldest steps are left out if ``length`` does not divide T (T - 1).
+    With ``overlap`` each sequence has one more step, the first step of the next sequence: ``[length + 1, B * ((T - 1)
+    // length), ...]``. The oldest steps are dropped if ``length`` does not divide T (or T - 1).
     """
     first = (experience.time_step.step_type.shape[1] - overlap) % length
 
@@ -97,9 +98,9 @@ def as_sequences(experience: Experience, length: int, overlap: bool = False) -> 
 
 
 def minibatches(sequences: Experience, count: int, batch_size: int) -> Iterator[tuple[Experience, bool]]:
-    """Yield the ``count`` sequences (dimension 1) in random order, and whether these are the last ones.
+    """Yield the ``count`` sequences (dimension 1) in random order, and whether a minibatch is the last one.
 
-    All at once, order does not matter.
+    A single minibatch of all sequences keeps their order.
     """
     if batch_size == count:
         yield sequences, True
@@ -112,22 +113,22 @@ def minibatches(sequences: Experience, count: int, batch_size: int) -> Iterator[
 
 
 def samples_per_draw(buffer: ReplayBuffer, steps: int) -> int:
-    """How many samples of so many steps are drawn at once: drawing many small ones takes little longer than one.
+    """Return how many samples of ``steps`` steps to draw at once: many small ones take little longer than one.
 
-    One at a time where an update changes what is drawn for the next.
+    The result is 1 if an update changes the probabilities of the next sample.
     """
-    return 1 if buffer.prioritized_sampling else max(_DRAWN_TOGETHER // (steps * buffer.bytes_per_step), 1)
+    return 1 if buffer.prioritized_sampling else max(_BYTES_PER_DRAW // (steps * buffer.bytes_per_step), 1)
 
 
 def compute_train_info(algorithm: Trains, experience: Experience, independent: bool, offline: bool = False
                        ) -> NestedTensor:
-    """The infos ``[T, B, ...]`` of ``train_step`` for experience ``[T, B, ...]``.
+    """Compute the infos ``[T, B, ...]`` of ``train_step`` for experience ``[T, B, ...]``.
 
     Args:
-        algorithm: trains.
+        algorithm: algorithm to train.
         experience: ``[T, B, ...]``.
-        independent: compute all steps at once, otherwise one after the other, as a state connects them.
-        offline: the infos of ``train_step_offline`` instead.
+        independent: compute all steps at once; otherwise one after the other, connected by the state.
+        offline: compute the infos of ``train_step_offline`` instead.
     """
     length, batch = experience.time_step.step_type.shape
     train_step: Any = algorithm.train_step
@@ -154,7 +155,7 @@ def compute_train_info(algorithm: Trains, experience: Experience, independent: b
 
 def _train_info_at_once(algorithm: Trains, train_sequence: Callable[..., AlgStep], experience: Experience, length: int,
                         batch: int) -> NestedTensor:
-    """``train_sequence``, with the state of the rollout or zeros at each step."""
+    """Call ``train_sequence`` with the rollout state, or with zeros, at each step."""
     state = algorithm.get_initial_train_state(length * batch)
     if nest.flatten(state):
         if algorithm.use_rollout_state and nest.flatten(experience.state):

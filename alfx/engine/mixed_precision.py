@@ -1,9 +1,9 @@
 """Automatic mixed precision: networks compute in 16 bits, everything around them in 32.
 
-A network is entered with ``torch.autocast`` and what it returns is float32 again. So distributions, losses, targets,
-normalizers and what is stored for replay stay in float32, as do the parameters and the state of the optimizers. The
-16 bits are bfloat16, whose range is that of float32, wherever the device has it; elsewhere they are float16, and the
-loss is scaled so that small gradients do not vanish (Micikevicius et al. 2018, arXiv:1710.03740).
+Networks run under ``torch.autocast`` and return float32. Distributions, losses, targets, normalizers and stored
+experience therefore stay in float32, as do the parameters and the state of optimizers. The 16-bit type is bfloat16,
+which has the range of float32, wherever the device supports it. Elsewhere it is float16, and the loss is scaled so that
+small gradients do not vanish (Micikevicius et al. 2018, arXiv:1710.03740).
 """
 import logging
 from collections.abc import Sequence
@@ -13,27 +13,27 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, nest
-from alfx.engine.errors import NonFiniteLossError
+from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.networks.network import Network
 
 logger = logging.getLogger(__name__)
 
 _HALF = (torch.bfloat16, torch.float16)
-_LEAST_SCALE = 2.0**-14  # gradients that are infinite with this are not so because of the scale
+_LEAST_SCALE = 2.0**-14  # with this scale, infinite gradients have another cause
 
 
 class MixedPrecision:
-    """Makes the networks of an algorithm compute in 16 bits, from now on.
+    """Makes the networks of an algorithm compute in 16 bits.
 
     Args:
-        module: holds the networks: each :class:`~alfx.networks.network.Network` in it, those that are parts of others
-            too, so that every network sees and returns what its specs say.
-        device: that the networks are on.
-        dtype: ``torch.bfloat16`` or ``torch.float16``; ``None``: what the device is made for.
+        module: module with the networks: every :class:`~alfx.networks.network.Network` in it, including parts of other
+            networks, so that each sees and returns what its specs promise.
+        device: device of the networks.
+        dtype: ``torch.bfloat16`` or ``torch.float16``; ``None`` for the best type of the device.
 
     Attributes:
-        dtype: of the computation.
-        scaler: scales losses; ``None`` with bfloat16, which needs none.
+        dtype: type of the computation.
+        scaler: scales losses; ``None`` with bfloat16, which does not need it.
     """
 
     def __init__(self, module: nn.Module, device: torch.device, dtype: torch.dtype | None = None):
@@ -48,17 +48,17 @@ class MixedPrecision:
                     '; losses are scaled' if self.scaler is not None else '')
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds: the scale, if losses are scaled."""
+        """Return the state for a checkpoint: the scale, if losses are scaled."""
         return {} if self.scaler is None else self.scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`; a state of another kind of precision, or of none, changes nothing."""
+        """Restore :meth:`state_dict`; a state of another precision is ignored."""
         if self.scaler is not None and state:
             self.scaler.load_state_dict(state)
 
 
 class LossScaler:
-    """Scales losses, and skips updates whose gradients are infinite because of that.
+    """Scales losses, and skips updates whose gradients are infinite because of the scale.
 
     Args:
         device_type: 'cpu' or 'cuda'.
@@ -69,18 +69,18 @@ class LossScaler:
 
     @property
     def scale(self) -> float:
-        """The factor."""
+        """Present factor of the loss."""
         return self._scaler.get_scale()
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """``loss`` times the scale."""
+        """Return ``loss`` times the scale."""
         return self._scaler.scale(loss)
 
     def step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Unscale the gradients, then let the optimizers clip and step; not those that have infinite gradients.
+        """Unscale the gradients, then let the optimizers clip and step, except for those with infinite gradients.
 
         Raises:
-            NonFiniteLossError: the scale has become so small that it is not the reason; no parameter has been changed.
+            NonFiniteLossError: the scale is so small that it cannot be the cause; no parameter has been changed.
         """
         with_gradients = [optimizer for optimizer in optimizers if any(
             p.grad is not None for group in optimizer.param_groups for p in group['params'])]
@@ -92,15 +92,15 @@ class LossScaler:
         self._scaler.update()
         if self.scale < _LEAST_SCALE:
             raise NonFiniteLossError(f'the gradients are NaN or infinite at update {context.get_global_counter()}, '
-                                     f'though the loss is not, and scaling it by {self.scale:.3g} does not help; the '
-                                     'parameters are those before this update')
+                                     f'although the loss is finite and is scaled by only {self.scale:.3g}; the '
+                                     'parameters have not been changed by this update')
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale and since when it is good."""
+        """Return the scale and the number of updates since it last changed."""
         return self._scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
+        """Restore :meth:`state_dict`."""
         self._scaler.load_state_dict(state)
 
 
@@ -112,13 +112,17 @@ class _Autocast:
         self._entered: list[Any] = []
 
     def enter(self, network: nn.Module, args: Any) -> None:
-        """Before the call. The weights are cast anew in each: those cast without gradients are of no use to others."""
+        """Enter autocast before the call.
+
+        Weights are cast again at each call, because weights that were cast without gradients cannot be used with
+        gradients.
+        """
         autocast = torch.autocast(self._device_type, self._dtype)
         autocast.__enter__()
         self._entered.append(autocast)
 
     def leave(self, network: nn.Module, args: Any, output: Any) -> Any:
-        """After the call, also one that failed: what it returned, in float32."""
+        """Leave autocast after the call, even if it failed, and return the output in float32."""
         self._entered.pop().__exit__(None, None, None)
         if output is None or not any(x.dtype in _HALF for x in nest.flatten(output) if isinstance(x, Tensor)):
             return output

@@ -1,6 +1,6 @@
-"""Finding out, before the first environment step, what an algorithm's steps return.
+"""Specs of the results of an algorithm, found by one step on zeros before the first environment step.
 
-One step on zeros, without gradients, with the random streams and all buffers put back afterwards.
+The step runs without gradients, and all random number generators and buffers are restored afterwards.
 """
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ _BATCH = 2
 
 @contextmanager
 def unchanged(module: Any) -> Iterator[None]:
-    """Within it no gradients are recorded; afterwards the buffers and the random streams are as before."""
+    """Context manager that disables gradients and restores buffers and random number generators at its end."""
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     devices = [torch.cuda.current_device()] if context.get_default_device().type == 'cuda' else []
     with torch.random.fork_rng(devices=devices), torch.no_grad():
@@ -42,7 +42,7 @@ def _rollout_step(algorithm: Acts, step_spec: TimeStep) -> AlgStep:
 
 
 def rollout_info_spec(algorithm: Acts, step_spec: TimeStep) -> NestedTensorSpec:
-    """The spec of the infos of the rollout of ``algorithm``.
+    """Return the spec of the rollout infos of ``algorithm``.
 
     Args:
         algorithm: root algorithm.
@@ -58,15 +58,15 @@ def rollout_info_spec(algorithm: Acts, step_spec: TimeStep) -> NestedTensorSpec:
 
 
 def steps_spec(algorithm: Acts, raw_step_spec: TimeStep) -> Steps:
-    """The specs of one step of one environment as :func:`alfx.engine.rollout.unroll` collects it.
+    """Return the specs of one step of one environment as :func:`alfx.engine.rollout.rollout` collects it.
 
     Args:
         algorithm: root algorithm that has been finalized.
-        raw_step_spec: spec of the time step as the environment gives it.
+        raw_step_spec: spec of the time step as the environment returns it.
     """
     device = algorithm.device
     raw = nest.map_structure(lambda x: x.to(device), zeros_from_spec(raw_step_spec, _BATCH))
-    raw = raw._replace(step_type=torch.full_like(raw.step_type, StepType.LAST))  # where nothing has to be possible
+    raw = raw._replace(step_type=torch.full_like(raw.step_type, StepType.LAST))  # a LAST step needs no valid action
     with unchanged(algorithm), context.rollout_context(), context.record_if(False):
         inputs, _ = algorithm.transform_timestep(raw, algorithm.get_initial_transform_state(_BATCH))
         state = algorithm.get_initial_rollout_state(_BATCH)
@@ -89,11 +89,11 @@ def _check(found: NestedTensorSpec, spec: NestedTensorSpec, where: str) -> None:
 
 
 def experience_spec(algorithm: Acts, raw_step_spec: TimeStep) -> NestedTensorSpec:
-    """The spec of what goes into the replay buffer of ``algorithm``.
+    """Return the spec of the experience in the replay buffer of ``algorithm``.
 
     Args:
         algorithm: root algorithm whose ``rollout_info_spec`` is known.
-        raw_step_spec: spec of the time step as the environment gives it.
+        raw_step_spec: spec of the time step as the environment returns it.
     """
     state = algorithm.rollout_state_spec if algorithm.use_rollout_state else ()
     plain = nest.map_structure(TensorSpec.from_spec, (raw_step_spec, algorithm.action_spec, state))

@@ -1,4 +1,4 @@
-"""The unrolls that an auxiliary phase trains on; see :mod:`alfx.engine.auxiliary_phase`."""
+"""Storage of the unrolls that an auxiliary phase trains on; see :mod:`alfx.engine.auxiliary_phase`."""
 import logging
 from typing import Any, NamedTuple, Protocol
 
@@ -13,13 +13,13 @@ logger = logging.getLogger(__name__)
 
 
 class PhaseSettings(Protocol):
-    """How an auxiliary phase trains.
+    """Settings of an auxiliary phase.
 
     Attributes:
         interval: iterations from one phase to the next.
-        mini_batch_length: steps of a training sequence; ``None``: those of an unroll.
-        mini_batch_size: sequences in a minibatch; of several processes that train together, of all of them.
-        num_updates_per_train_iter: passes over what is stored.
+        mini_batch_length: steps of a training sequence; ``None`` for the length of an unroll.
+        mini_batch_size: sequences in a minibatch, summed over all processes that train together.
+        num_updates_per_train_iter: passes over the stored unrolls.
     """
 
     @property
@@ -36,26 +36,26 @@ class PhaseSettings(Protocol):
 
 
 class Sequences(NamedTuple):
-    """Where sequences begin: int64 ``[N]`` each, in an order in which all environments come together."""
+    """Starts of sequences, int64 ``[N]`` each, ordered so that the sequences of all environments alternate."""
 
     env_ids: Tensor
     positions: Tensor
 
 
 class StoredUnrolls(nn.Module):
-    """The unrolls since the last phase, and how many iterations they are of.
+    """The unrolls since the last phase and the number of their iterations.
 
-    It is part of the algorithm, as its checkpoint has to hold them.
+    It is a part of the algorithm, because the checkpoint of the algorithm has to contain it.
 
     Args:
-        max_steps: of each environment, in all unrolls between two phases.
-        context_steps: earlier steps to keep, for the frame stacks of the first ones.
-        checkpoint_limit: bytes; more than that is not part of checkpoints.
+        max_steps: maximum number of steps of each environment in all unrolls between two phases.
+        context_steps: earlier steps to keep for the frame stacks of the first ones.
+        checkpoint_limit: maximum size in bytes; larger contents are not saved in checkpoints.
 
     Attributes:
-        num_iterations: that have been stored since the last phase.
-        num_steps: of each environment, in these.
-        replay_buffer: holds them; ``None`` before the first unroll.
+        num_iterations: iterations stored since the last phase.
+        num_steps: steps of each environment in these.
+        replay_buffer: storage; ``None`` before the first unroll.
     """
 
     def __init__(self, max_steps: int, context_steps: int, checkpoint_limit: int):
@@ -63,10 +63,10 @@ class StoredUnrolls(nn.Module):
         self.max_steps, self._context_steps, self._checkpoint_limit = max_steps, context_steps, checkpoint_limit
         self.num_iterations = self.num_steps = 0
         self.replay_buffer: ReplayBuffer | None = None
-        self._loaded: dict[str, Any] = {}  # contents of a checkpoint, until there is a buffer for them
+        self._loaded: dict[str, Any] = {}  # contents of a checkpoint, until the buffer exists
 
     def store(self, unroll: Experience) -> None:
-        """Keep an unroll ``[T, B, ...]`` and count it."""
+        """Store an unroll ``[T, B, ...]`` and count it."""
         if self.replay_buffer is None:
             self._build(unroll)
         assert self.replay_buffer is not None, 'it has been built'
@@ -81,19 +81,19 @@ class StoredUnrolls(nn.Module):
         self.replay_buffer.checkpoint_limit = self._checkpoint_limit
         if self.replay_buffer.num_bytes(self.max_steps + self._context_steps) > self._checkpoint_limit:
             logger.warning('the unrolls of an auxiliary phase will be larger than '
-                           'TrainerConfig.replay_checkpoint_megabytes, and then not be part of checkpoints: a run that '
-                           'goes on does so without those before, not exactly')
-        self._take_over()
+                           'TrainerConfig.replay_checkpoint_megabytes, so that checkpoints do not contain them: a '
+                           'resumed run starts without them and does not repeat exactly')
+        self._load()
 
-    def _take_over(self) -> None:
-        """Put what has been loaded into the buffer."""
+    def _load(self) -> None:
+        """Move the loaded state into the buffer."""
         assert self.replay_buffer is not None, 'it has been built'
         self.replay_buffer.load_state_dict(self._loaded)
         self._loaded = {}
         self.num_steps = min(self.num_steps, int(self.replay_buffer.current_size.min()))
 
     def sequences(self, length: int) -> Sequences:
-        """All of what is stored in sequences of ``length`` steps; of what does not fit the oldest steps are left out.
+        """Return everything stored as sequences of ``length`` steps; the oldest steps that do not fill one are dropped.
         """
         assert self.replay_buffer is not None, 'something has been stored'
         ends = self.replay_buffer.current_pos
@@ -102,28 +102,28 @@ class StoredUnrolls(nn.Module):
         env_ids = torch.arange(len(ends)).expand(positions.shape)
         return Sequences(env_ids.reshape(-1), positions.reshape(-1))
 
-    def start_anew(self) -> None:
-        """What is stored has been used up; it stays as context of what follows."""
+    def start_next_phase(self) -> None:
+        """Start counting for the next phase; stored steps remain only as context of later ones."""
         self.num_iterations = self.num_steps = 0
         if self.replay_buffer is not None and not self._context_steps:
             self.replay_buffer.clear()
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Counters, and the contents unless they are too large."""
+        """Return the counters, and the contents unless they are too large."""
         buffer = self._loaded if self.replay_buffer is None else self.replay_buffer.state_dict()
         return {'num_iterations': self.num_iterations, 'num_steps': self.num_steps,
                 **({'replay_buffer': buffer} if buffer else {})}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """The inverse of :meth:`get_extra_state`."""
+        """Restore :meth:`get_extra_state`."""
         self.num_iterations, self.num_steps = state['num_iterations'], state['num_steps']
         self._loaded = state.get('replay_buffer', {})
         if self.replay_buffer is not None:
             self.replay_buffer.clear()
-            self._take_over()
+            self._load()
 
     def join_states(self, states: list[dict[str, Any]]) -> dict[str, Any]:
-        """The state of one process with the environments of several, from the state of each."""
+        """Join the states of several processes into the state of one process with all their environments."""
         extra = [state['_extra_state'] for state in states]
         if not all('replay_buffer' in x for x in extra):
             return {'_extra_state': {k: v for k, v in extra[0].items() if k != 'replay_buffer'}}
@@ -131,7 +131,7 @@ class StoredUnrolls(nn.Module):
         return {'_extra_state': {**extra[0], 'replay_buffer': joined}}
 
     def share_of_state(self, state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
-        """The state of one of ``size`` processes that share the environments of one."""
+        """Return the part of the state of one process that belongs to process ``rank`` of ``size``."""
         extra = state['_extra_state']
         if 'replay_buffer' not in extra:
             return state

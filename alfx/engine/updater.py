@@ -15,7 +15,7 @@ from alfx import context
 from alfx.data_structures import BatchInfo, LossInfo
 from alfx.engine import loss_reduction
 from alfx.engine.contract import Updates
-from alfx.engine.errors import NonFiniteLossError
+from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.engine.gradient_noise import GradientNoiseScale
 from alfx.engine.mixed_precision import LossScaler, MixedPrecision
 from alfx.engine.plan import Batch, Computed, Eager, Objective, make_plan
@@ -152,7 +152,7 @@ class Updater:
         algorithm, scaler = self._algorithm, self.scaler
         return Objective(module=cast(nn.Module, algorithm), losses=losses,
                          params=[p for _, p in algorithm.optimized_parameters()[1]], name=algorithm.name,
-                         variant=self.graph_key,
+                         graph_key=self.graph_key,
                          scaled=None if scaler is None else scaler.scaled, gradient_noise=self.noise_scale)
 
     def graph_key(self) -> Hashable:

@@ -1,6 +1,5 @@
 """Environments: gymnasium vector environments in, batched :class:`~alfx.data_structures.TimeStep` out.
 
-Start at :mod:`alfx.environments.utils` (``create_environment``) for how one is made, at
-:mod:`alfx.environments.alf_environment` for what it promises, and at
-:mod:`alfx.environments.gym_vector_environment` for how gymnasium is turned into it.
+Start at :mod:`alfx.environments.utils` (``create_environment``), which creates an environment. The interface is in
+:mod:`alfx.environments.alf_environment`; :mod:`alfx.environments.gym_vector_environment` adapts gymnasium to it.
 """

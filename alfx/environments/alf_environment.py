@@ -1,7 +1,7 @@
 """The interface of every environment: batched, tensors in, :class:`~alfx.data_structures.TimeStep` out.
 
 ``B`` environments are stepped together; ``B`` = 1 is a batch like any other. Read next:
-:mod:`alfx.environments.gym_vector_environment` (the one implementation for gymnasium) and
+:mod:`alfx.environments.gym_vector_environment` (the adapter of gymnasium) and
 :mod:`alfx.environments.alf_wrappers` (wrappers around a whole batch).
 """
 import abc
@@ -17,7 +17,7 @@ from alfx import data_structures as ds
 from alfx import nest
 from alfx.data_structures import TimeStep
 from alfx.environments.environment_errors import UnsupportedOperationError
-from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 
 _EPISODES = 10
 
@@ -25,19 +25,19 @@ _EPISODES = 10
 class AlfEnvironment(abc.ABC):
     """``B`` environments that are stepped together.
 
-    What holds for the sequence of time steps of each of them:
+    The time steps of each environment follow these rules:
 
-    - An episode is ``FIRST, MID, ..., MID, LAST``; after LAST comes the FIRST of the next episode, whatever
-      the action given.
-    - LAST carries the true final observation. ``discount`` is 0 where the episode terminated; a truncation
-      keeps it.
+    - An episode is ``FIRST, MID, ..., MID, LAST``. The step after LAST is the FIRST of the next episode, whatever the
+      action.
+    - LAST carries the true final observation. ``discount`` is 0 if the episode terminated; a truncation does not change
+      it.
     - FIRST has reward 0, discount 1 and a ``prev_action`` of zeros.
     - All tensors are on the CPU, and a later step never writes to the tensors of an earlier one.
     """
 
     _current: TimeStep | None = None
 
-    # What it is ------------------------------------------------------------------------------------------------
+    # Description -----------------------------------------------------------------------------------------------
 
     @property
     @abc.abstractmethod
@@ -46,38 +46,38 @@ class AlfEnvironment(abc.ABC):
 
     @abc.abstractmethod
     def observation_spec(self) -> NestedTensorSpec:
-        """Spec of one environment's observation, without ``B``."""
+        """Return the spec of one environment's observation, without ``B``."""
 
     @abc.abstractmethod
     def action_spec(self) -> NestedTensorSpec:
-        """Spec of one environment's action, without ``B``; leaves are float32 or int64."""
+        """Return the spec of one environment's action, without ``B``; leaves are float32 or int64."""
 
     def reward_spec(self) -> TensorSpec:
-        """Spec of one environment's reward: ``()`` or ``(K,)``."""
+        """Return the spec of one environment's reward: ``()`` or ``(K,)``."""
         return TensorSpec(())
 
     def env_info_spec(self) -> NestedTensorSpec:
-        """Spec of ``TimeStep.env_info``; ``()`` if there is none."""
+        """Return the spec of ``TimeStep.env_info``; ``()`` if there are no infos."""
         return ()
 
     def time_step_spec(self) -> TimeStep:
-        """Spec of the time steps of one environment."""
+        """Return the spec of one environment's time steps."""
         spec = ds.time_step_spec(self.observation_spec(), self.action_spec(), self.reward_spec())
         return spec._replace(env_info=self.env_info_spec())
 
     @property
     def is_tensor_based(self) -> bool:
-        """Always True: actions and time steps are tensors."""
+        """Return True: actions and time steps are tensors."""
         return True
 
     @property
     def batched(self) -> bool:
-        """Always True: actions and time steps have the dimension ``B``."""
+        """Return True: actions and time steps have the dimension ``B``."""
         return True
 
     @property
     def num_tasks(self) -> int:
-        """Number of tasks between which the environment can switch."""
+        """Number of tasks that the environment can switch between."""
         return 1
 
     @property
@@ -87,18 +87,18 @@ class AlfEnvironment(abc.ABC):
 
     @property
     def name(self) -> str:
-        """What to call the environment in messages."""
+        """Name of the environment in messages."""
         return type(self).__name__
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What gymnasium calls metadata: 'render_modes', 'render_fps', ..."""
+        """Metadata of gymnasium: 'render_modes', 'render_fps', ..."""
         return {}
 
     # Stepping --------------------------------------------------------------------------------------------------
 
     def reset(self) -> TimeStep:
-        """Start a new episode in every environment; returns FIRST steps ``[B, ...]``."""
+        """Start a new episode in every environment and return FIRST steps ``[B, ...]``."""
         self._current = self._reset()
         return self._current
 
@@ -106,8 +106,8 @@ class AlfEnvironment(abc.ABC):
         """Take one step in every environment.
 
         Args:
-            action: nest ``[B, ...]`` of :meth:`action_spec`. It is ignored by environments whose current step is
-                LAST: these yield FIRST. If nothing was ever reset, all of them do.
+            action: nest ``[B, ...]`` of :meth:`action_spec`. Environments whose current step is LAST ignore it and
+                yield FIRST; so do all environments if none was reset yet.
 
         Returns:
             Time steps ``[B, ...]``.
@@ -122,11 +122,11 @@ class AlfEnvironment(abc.ABC):
         return self._current
 
     def current_time_step(self) -> TimeStep:
-        """The time step that ``reset`` or ``step`` returned last; resets if there is none yet."""
+        """Return the time step that ``reset`` or ``step`` returned last; reset if there is none yet."""
         return self.reset() if self._current is None else self._current
 
     def final_infos(self) -> dict[int, dict[str, float]]:
-        """The numbers in the infos of the episodes that ended with the current step, by environment and name."""
+        """Return the numbers in the infos of the episodes that ended with the current step, by environment and name."""
         return {}
 
     @functools.cached_property
@@ -134,15 +134,15 @@ class AlfEnvironment(abc.ABC):
         return latest_episodes(self.batch_size)
 
     def latest_final_infos(self) -> list[dict[str, float]]:
-        """Those of the latest episodes, the oldest first, as many as :func:`latest_episodes` keeps."""
+        """Return the final infos of the latest episodes, oldest first; :func:`latest_episodes` limits their number."""
         return list(self._latest_final_infos)
 
     def add_final_infos(self, infos: Iterable[dict[str, float]]) -> None:
-        """Those of episodes that have just ended, here or in other processes."""
+        """Add the final infos of episodes that have just ended, in this process or in others."""
         self._latest_final_infos.extend(infos)
 
     def _set_final_infos(self, state: dict[str, Any]) -> None:
-        """Take those that :meth:`get_state` has put into its ``state``; earlier versions had none there."""
+        """Restore the final infos from a state of :meth:`get_state`; states of earlier versions have none."""
         self._latest_final_infos.clear()
         self.add_final_infos(state.get('final_infos', ()))
 
@@ -157,77 +157,78 @@ class AlfEnvironment(abc.ABC):
     def request_reset(self, mask: torch.Tensor) -> None:
         """End the current episodes of some environments from outside: their next step is FIRST.
 
-        What wrappers that end episodes are made of. The step at hand stays what it is; the caller marks it LAST.
+        Wrappers that end episodes call this. The current step is not changed; the caller marks it LAST.
 
         Args:
             mask: bool ``[B]``.
 
         Raises:
-            UnsupportedOperationError: this kind of environment cannot.
+            UnsupportedOperationError: this kind of environment does not support it.
         """
         raise UnsupportedOperationError(f'{self.name} cannot end the episodes of some environments of the batch')
 
     def reset_envs(self, mask: torch.Tensor) -> TimeStep:
-        """Start a new episode in some environments at once.
+        """Start a new episode in some environments immediately.
 
         Args:
             mask: bool ``[B]``.
 
         Returns:
-            Time steps ``[B, ...]``: FIRST where ``mask``, the current step elsewhere. It becomes the current one.
+            Time steps ``[B, ...]``: FIRST where ``mask``, the current step elsewhere. They become the current step.
 
         Raises:
-            UnsupportedOperationError: this kind of environment cannot.
+            UnsupportedOperationError: this kind of environment does not support it.
         """
         raise UnsupportedOperationError(f'{self.name} cannot reset some environments of the batch')
 
     def seed(self, seed: int | None) -> None:
-        """Give each environment its own stream of random numbers derived from ``seed``, from the next reset on.
+        """Give each environment its own stream of random numbers, derived from ``seed``.
 
-        The next ``step`` resets all environments, so that the same seed gives the same sequence at any time.
+        The next ``step`` resets all environments, so the same seed gives the same sequence at any time.
         """
         self._current = None
         self._seed(seed)
 
     @abc.abstractmethod
     def _seed(self, seed: int | None) -> None:
-        """Take ``seed`` for the next reset."""
+        """Use ``seed`` at the next reset."""
 
     # Saving ----------------------------------------------------------------------------------------------------
 
     @property
     def resumable(self) -> bool:
-        """Whether :meth:`get_state` gives a state now."""
+        """Return whether :meth:`get_state` can currently return a state."""
         return self.get_state() is not None
 
     def get_state(self) -> Any:
-        """All that is needed to go on exactly from here, as a picklable object; ``None`` if that is impossible."""
+        """Return the state needed to continue exactly from here, as a picklable object; ``None`` if it cannot be saved.
+        """
         return None
 
     def set_state(self, state: Any) -> None:
-        """Go on exactly from where :meth:`get_state` was called on an equally constructed environment.
+        """Continue exactly from a state of :meth:`get_state` of an equally constructed environment.
 
         Raises:
-            UnsupportedOperationError: this kind of environment cannot.
-            ValueError: the state is of another kind or number of environments.
+            UnsupportedOperationError: this kind of environment does not support it.
+            ValueError: the state is of another kind of environment or another batch size.
         """
         raise UnsupportedOperationError(f'the state of {self.name} cannot be restored')
 
-    # Showing and closing ---------------------------------------------------------------------------------------
+    # Rendering and closing -------------------------------------------------------------------------------------
 
     def render(self, mode: str = 'rgb_array') -> np.ndarray | None:
-        """Show environment 0.
+        """Render environment 0.
 
         Args:
-            mode: 'rgb_array': return a picture, uint8 ``[H, W, 3]``; 'human': show it in a window.
+            mode: 'rgb_array': return an image, uint8 ``[H, W, 3]``; 'human': show it in a window.
 
         Raises:
-            UnsupportedOperationError: there is nothing to show, or no display.
+            UnsupportedOperationError: the environment cannot be rendered, or there is no display.
         """
         raise UnsupportedOperationError(f'{self.name} cannot be rendered')
 
     def close(self) -> None:  # noqa: B027 - nothing to free is the common case
-        """Free what the environments hold; may be called more than once."""
+        """Free the resources of the environments; may be called more than once."""
 
     def __enter__(self) -> 'AlfEnvironment':
         return self
@@ -237,11 +238,19 @@ class AlfEnvironment(abc.ABC):
 
 
 def latest_episodes(batch_size: int) -> collections.deque:
-    """Keeps what there is to tell of the latest episodes: of ten at least, and one for each of ``B`` environments."""
+    """Return an empty queue for results of the latest episodes; it holds the last ``max(10, B)`` of them."""
     return collections.deque(maxlen=max(_EPISODES, batch_size))
 
 
 def select(mask: torch.Tensor, ours: NestedTensor, theirs: NestedTensor) -> NestedTensor:
-    """The nest whose rows are those of ``ours`` where ``mask``, bool ``[B]``, and those of ``theirs`` elsewhere."""
+    """Return a nest with the rows of ``ours`` where ``mask``, bool ``[B]``, and the rows of ``theirs`` elsewhere."""
     return nest.map_structure(
         lambda x, y: torch.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, y), ours, theirs)
+
+
+def check_action(action: NestedTensor, spec: NestedTensorSpec, batch_size: int) -> None:
+    """Raise ``SpecError`` unless ``action`` has the structure and the shapes of ``spec``."""
+    found = [tuple(leaf.shape) for leaf in nest.flatten(action)]
+    expected = [(batch_size, *leaf.shape) for leaf in nest.flatten(spec)]
+    if found != expected:
+        raise SpecError(f'action: expected tensors of shapes {expected} (batch size first), found {found}')

@@ -1,4 +1,4 @@
-"""One gymnasium environment as a batch of 1, and specs of gymnasium spaces."""
+"""One gymnasium environment as a batch of size 1, and the tensor specs of gymnasium spaces."""
 from typing import Any
 
 import gymnasium
@@ -19,7 +19,7 @@ class AlfGymWrapper(GymVectorEnvironment):
         env_id: ``TimeStep.env_id``; ``None``: 0.
         discount: the discount of every step that is neither FIRST nor a termination.
         auto_reset: must be True: LAST is always followed by FIRST.
-        simplify_box_bounds: make bounds that are equal for all elements scalars.
+        simplify_box_bounds: use a scalar bound where the bound is the same for all elements.
         **kwargs: further arguments of :class:`GymVectorEnvironment`.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Wrappers around a whole batch of environments, to be listed in ``suite_gym.load.alf_env_wrappers``, innermost first.
+"""Wrappers around a whole batch of environments, for ``suite_gym.load.alf_env_wrappers`` (innermost first).
 
-All are vectorised. Wrappers around single gymnasium environments are in :mod:`alfx.environments.gym_wrappers`; those
-that join environments or switch between tasks in :mod:`alfx.environments.multitask_wrappers`.
+All of them are vectorized. Wrappers around single gymnasium environments are in :mod:`alfx.environments.gym_wrappers`.
+Wrappers that join environments or switch between tasks are in :mod:`alfx.environments.multitask_wrappers`.
 """
 import cProfile
 import itertools
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class _EpisodeLimit(AlfEnvironmentBaseWrapper):
-    """Base of wrappers that truncate episodes: turns the step at which a limit is reached into LAST."""
+    """Base class of wrappers that truncate episodes: the step at which a limit is reached becomes LAST."""
 
     _STATE: tuple[str, ...] = ('_elapsed', '_limits')
 
@@ -74,19 +74,19 @@ class _EpisodeLimit(AlfEnvironmentBaseWrapper):
 
 @configurable
 class TimeLimit(_EpisodeLimit):
-    """Truncates episodes after ``duration`` steps; the discount of the LAST step stays what it was.
+    """Truncates episodes after ``duration`` steps; the discount of the LAST step is not changed.
 
     Args:
         env: the environment.
-        duration: number of steps from FIRST to LAST; a sequence: one for each environment.
+        duration: number of steps from FIRST to LAST, or a sequence of one number for each environment.
     """
 
     def __init__(self, env: AlfEnvironment, duration: int | Sequence[int]):
         super().__init__(env)
         limits = np.asarray(duration)
         if limits.shape not in ((), (self.batch_size, )) or limits.min() < 1:
-            raise EnvironmentLoadError(f'TimeLimit.duration: expected a number of at least 1, or {self.batch_size} of '
-                                       f'them, found {duration}')
+            raise EnvironmentLoadError('TimeLimit.duration: expected a number of at least 1, or a sequence of '
+                                       f'{self.batch_size} such numbers, found {duration}')
         self._limits[:] = limits
 
     @property
@@ -97,12 +97,12 @@ class TimeLimit(_EpisodeLimit):
 
 @configurable
 class RandomFirstEpisodeLength(_EpisodeLimit):
-    """Truncates the first episodes of each environment at random, so that environments do not end in step.
+    """Truncates the first episodes of each environment at random, so that the environments do not end in lockstep.
 
     Args:
         env: the environment.
-        random_length_range: lengths are drawn from 1 to this, inclusive.
-        num_episodes: how many episodes of each environment.
+        random_length_range: maximum length; lengths are drawn uniformly from 1 to this number, inclusive.
+        num_episodes: number of episodes of each environment that are truncated.
     """
 
     _STATE = ('_elapsed', '_limits', '_begun_episodes', '_generator')
@@ -130,7 +130,7 @@ class RandomFirstEpisodeLength(_EpisodeLimit):
 
 @configurable
 class NonEpisodicAgent(AlfEnvironmentBaseWrapper):
-    """Lets terminations look like truncations: the discount of LAST is never 0.
+    """Makes terminations look like truncations: the discount of LAST is never 0.
 
     Args:
         env: the environment.
@@ -148,7 +148,7 @@ class NonEpisodicAgent(AlfEnvironmentBaseWrapper):
 
 @configurable
 class ActionObservationWrapper(AlfEnvironmentBaseWrapper):
-    """The observation becomes ``{'observation': ..., 'prev_action': ...}``."""
+    """Adds the previous action: the observation becomes ``{'observation': ..., 'prev_action': ...}``."""
 
     def observation_spec(self) -> NestedTensorSpec:
         return {'observation': self._env.observation_spec(), 'prev_action': self._env.action_spec()}
@@ -160,11 +160,11 @@ class ActionObservationWrapper(AlfEnvironmentBaseWrapper):
 
 @configurable
 class ScalarRewardWrapper(AlfEnvironmentBaseWrapper):
-    """Several rewards become one, their weighted sum.
+    """Turns a multi-dimensional reward into a scalar, the weighted sum of its components.
 
     Args:
         env: an environment with rewards ``[B, K]``.
-        reward_weights: K weights; ``None``: only the first reward counts.
+        reward_weights: K weights; ``None`` uses the first component only.
     """
 
     def __init__(self, env: AlfEnvironment, reward_weights: Sequence[float] | None = None):
@@ -186,7 +186,7 @@ class ScalarRewardWrapper(AlfEnvironmentBaseWrapper):
 
 
 class _ActionWrapper(AlfEnvironmentBaseWrapper):
-    """Base of wrappers with another action spec: ``prev_action`` is the action given from outside."""
+    """Base class of wrappers that change the action spec; ``prev_action`` is the action before the conversion."""
 
     def _outer(self, time_step: TimeStep, action: NestedTensor | None) -> TimeStep:
         if action is None:
@@ -207,11 +207,11 @@ def _bounded_continuous(env: AlfEnvironment, wrapper: str) -> BoundedTensorSpec:
 
 @configurable
 class DiscreteActionWrapper(_ActionWrapper):
-    """Makes a continuous action discrete: each of its D elements takes one of ``actions_num`` evenly spaced values.
+    """Discretizes a continuous action: each of its D elements takes one of ``actions_num`` evenly spaced values.
 
     Args:
         env: an environment with one bounded continuous action ``(D,)``.
-        actions_num: values of each element, the bounds among them; there are ``actions_num ** D`` actions.
+        actions_num: number of values of each element, including both bounds; there are ``actions_num ** D`` actions.
     """
 
     def __init__(self, env: AlfEnvironment, actions_num: int):
@@ -234,7 +234,7 @@ class DiscreteActionWrapper(_ActionWrapper):
 
 
 class NormalizedActionWrapper(_ActionWrapper):
-    """Lets all bounded continuous parts of the action be given in [-1, 1].
+    """Rescales all bounded continuous parts of the action to [-1, 1].
 
     ``suite_gym.load`` does the same without a wrapper (``wrap_env.normalize_action``).
 
@@ -263,7 +263,7 @@ def _is_scaled(spec: TensorSpec) -> bool:
 
 
 def _scale(spec: TensorSpec) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Middle and half width of the bounds."""
+    """Return the middle and the half width of the bounds; ``None`` for an action that is not rescaled."""
     if not _is_scaled(spec):
         return None
     assert isinstance(spec, BoundedTensorSpec)
@@ -273,14 +273,14 @@ def _scale(spec: TensorSpec) -> tuple[torch.Tensor, torch.Tensor] | None:
 
 @configurable
 class TemporallyCorrelatedNoiseWrapper(AlfEnvironmentBaseWrapper):
-    """An environment that disturbs continuous actions by noise correlated in time.
+    """Adds temporally correlated noise to continuous actions.
 
     ``noise[t] = past_noise_weight * noise[t-1] + sigma * normal``, from 0 at the start of each episode; the sum of
-    action and noise is clipped to the bounds of the action. ``prev_action`` stays the action that was given.
+    action and noise is clipped to the bounds of the action. ``prev_action`` is the action without noise.
 
     Args:
         env: an environment with one bounded continuous action.
-        sigma: standard deviation of what is added to the noise at each step.
+        sigma: standard deviation of the random number added to the noise at each step.
         past_noise_weight: 0 for white noise, 1 for a random walk.
     """
 
@@ -316,12 +316,12 @@ class TemporallyCorrelatedNoiseWrapper(AlfEnvironmentBaseWrapper):
 
 @configurable
 class AtariTerminalOnLifeLossWrapper(AlfEnvironmentBaseWrapper):
-    """Lets the loss of a life end an episode by termination, without resetting the game (Mnih et al. 2015).
+    """Ends an episode by termination when a life is lost, without resetting the game (Mnih et al. 2015).
 
-    The step after such a LAST is FIRST: the game goes on by a no-operation. Should that end the game, it is reset.
+    The step after such a LAST is FIRST: the game continues with a no-op. If the no-op ends the game, the game is reset.
 
     Args:
-        env: an environment whose ``env_info`` has 'lives' and whose action 0 is no operation (``suite_atari.load``).
+        env: an environment whose ``env_info`` has 'lives' and whose action 0 is a no-op (``suite_atari.load``).
     """
 
     _STATE = ('_lives', '_lost')
@@ -330,8 +330,8 @@ class AtariTerminalOnLifeLossWrapper(AlfEnvironmentBaseWrapper):
         super().__init__(env)
         spec = env.env_info_spec()
         if not isinstance(spec, dict) or 'lives' not in spec:
-            raise EnvironmentLoadError('AtariTerminalOnLifeLossWrapper: the environment does not tell its lives; load '
-                                       "it with suite_atari.load, or with env_info_keys=('lives',)")
+            raise EnvironmentLoadError("AtariTerminalOnLifeLossWrapper: env_info has no 'lives'; load the environment "
+                                       "with suite_atari.load, or with env_info_keys=('lives',)")
         self._lives = torch.zeros(self.batch_size)
         self._lost = torch.zeros(self.batch_size, dtype=torch.bool)
 
@@ -364,7 +364,7 @@ class PerformanceProfiler(AlfEnvironmentBaseWrapper):
     Args:
         env: the environment.
         process_profile_fn: called with the ``cProfile.Profile`` of the last ``process_steps`` steps.
-        process_steps: after how many steps.
+        process_steps: number of steps between two calls.
     """
 
     def __init__(self, env: AlfEnvironment, process_profile_fn: Callable[[cProfile.Profile], Any], process_steps: int):

@@ -1,21 +1,24 @@
-"""Vector environments of every autoreset mode as ones with next-step autoreset.
+"""Adapters that give vector environments of any autoreset mode next-step autoreset.
 
 gymnasium vector environments start the next episode of a sub-environment in one of three ways (metadata
-'autoreset_mode'): the step after the last one ignores its action and returns the reset observation (NEXT_STEP,
-what a time-step sequence FIRST, MID, ..., LAST, FIRST is made of); the last step returns the reset observation and
-the final one in its infos (SAME_STEP); or the caller resets (DISABLED).
+'autoreset_mode'):
 
-Under the latter two, the step at which an environment yields FIRST must not move it, while the others move. How
-that is had depends on the environment:
+- NEXT_STEP: the step after the last one ignores its action and returns the reset observation. The sequence FIRST, MID,
+  ..., LAST, FIRST needs this mode.
+- SAME_STEP: the last step returns the reset observation, and the final observation in its infos.
+- DISABLED: the caller resets.
+
+In the latter two modes, the environments whose next step is FIRST must stand still while the others move. The adapter
+depends on the environment:
 
 =========================  ==========================================================================================
-gymnasium's SyncVectorEnv  its environments are stepped one by one anyway: :class:`SerialVectorEnv` takes them over
-gymnasium's AsyncVectorEnv only the workers of the other environments are told to step (:class:`_PartialAsync`)
-can reset some (DISABLED,  it is moved and reset again (:class:`_ResetAgain`): one reset more, with the same
-ale-py's AtariVectorEnv,   distribution of episodes, but other random numbers than under NEXT_STEP
+gymnasium's SyncVectorEnv  :class:`SerialVectorEnv` takes over its environments and steps them one by one
+gymnasium's AsyncVectorEnv only the workers of the other environments receive a step command (:class:`_PartialAsync`)
+can reset some (DISABLED,  the environment moves and is reset again (:class:`_ResetAgain`): one more reset, with the
+ale-py's AtariVectorEnv,   same distribution of episodes, but other random numbers than in NEXT_STEP mode
 metadata 'reset_mask')
 any other SAME_STEP        its FIRST shows the observation *after* the ignored action (:class:`_DropFirstStep`): a
-                           slightly different task, whose episodes are one step shorter; a warning says so
+                           slightly different task, whose episodes are one step shorter; a warning is logged
 =========================  ==========================================================================================
 
 The first two give exactly the sequences of NEXT_STEP.
@@ -35,20 +38,20 @@ Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
 def autoreset_mode(vector_env: VectorEnv) -> AutoresetMode:
-    """The mode that ``vector_env`` declares; one that declares none is taken to have NEXT_STEP, as gymnasium does.
+    """Return the mode that ``vector_env`` declares; without a declaration NEXT_STEP, as gymnasium does.
 
     Raises:
         ValueError: an unknown mode.
     """
     mode = vector_env.metadata.get('autoreset_mode')
     if mode is None:
-        _log.warning("%s does not declare metadata['autoreset_mode']: taken to be NEXT_STEP", vector_env)
+        _log.warning("%s does not declare metadata['autoreset_mode']: assuming NEXT_STEP", vector_env)
         return AutoresetMode.NEXT_STEP
     return AutoresetMode(mode)
 
 
 def with_next_step_autoreset(vector_env: VectorEnv) -> VectorEnv:
-    """``vector_env``, or something around it, with next-step autoreset; ``vector_env`` must not be used any more."""
+    """Return ``vector_env`` with next-step autoreset, wrapped if necessary; use only the returned object afterwards."""
     if isinstance(vector_env, SupervisedVectorEnv):
         return vector_env
     if type(vector_env) is SyncVectorEnv and vector_env.observation_mode == 'same':
@@ -61,24 +64,24 @@ def with_next_step_autoreset(vector_env: VectorEnv) -> VectorEnv:
     if mode is AutoresetMode.DISABLED or can_reset_some(vector_env):
         return _ResetAgain(vector_env, mode)
     _log.warning('%s resets within the last step and cannot reset single environments: every episode will begin with '
-                 'the observation after an ignored action. Construct it with autoreset_mode=NEXT_STEP if it can.',
+                 'the observation after an ignored action. Construct it with autoreset_mode=NEXT_STEP if possible.',
                  vector_env)
     return _DropFirstStep(vector_env, mode)
 
 
 def can_reset_some(vector_env: VectorEnv) -> bool:
-    """Whether ``reset(options={'reset_mask': ...})`` is known to reset only the environments in the mask."""
+    """Return whether ``reset(options={'reset_mask': ...})`` is known to reset only the environments in the mask."""
     if isinstance(vector_env, NextStepAutoreset):
         return can_reset_some(vector_env.env)
     inner = vector_env.unwrapped
-    if 'reset_mask' in inner.metadata:  # not of gymnasium: how an environment of your own can say so
+    if 'reset_mask' in inner.metadata:  # not part of gymnasium: custom environments can declare their support with it
         return bool(inner.metadata['reset_mask'])
     return (isinstance(inner, (SyncVectorEnv, AsyncVectorEnv, SupervisedVectorEnv))
             or type(inner).__name__ == 'AtariVectorEnv' or autoreset_mode(inner) is AutoresetMode.DISABLED)
 
 
 class NextStepAutoreset(VectorWrapper):
-    """Common part: holds the reset observations of SAME_STEP back until the step in which they are due.
+    """Base class of the adapters: holds the reset observations of SAME_STEP back until the step in which they are due.
 
     Args:
         env: the vector environment.
@@ -100,7 +103,7 @@ class NextStepAutoreset(VectorWrapper):
         return observation, infos
 
     def step(self, actions: Any) -> Step:
-        """Step all environments; those whose episode ended yield their reset observation instead."""
+        """Step all environments; those whose episode ended return their reset observation instead."""
         due = self._due
         if not due.any():
             return self._after(*self.env.step(actions))
@@ -110,12 +113,12 @@ class NextStepAutoreset(VectorWrapper):
         return self._after(observation, rewards, terminated & moving, truncated & moving, infos)
 
     def _step_others(self, actions: Any, due: np.ndarray) -> Step:
-        """Step the environments that are not due; the rows of those that are hold their reset observation."""
+        """Step the environments that are not due for a reset; the rows of the others hold their reset observation."""
         raise NotImplementedError
 
     def _after(self, observation: Any, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray,
                infos: dict[str, Any]) -> Step:
-        """Exchange the reset observations of SAME_STEP for the final ones."""
+        """Replace the reset observations of SAME_STEP by the final observations."""
         self._due = done = np.logical_or(terminated, truncated)
         if self._mode is not AutoresetMode.SAME_STEP or not done.any():
             return observation, rewards, terminated, truncated, infos
@@ -129,7 +132,7 @@ class NextStepAutoreset(VectorWrapper):
         return copied(self, observation)
 
     def _put(self, observation: Any, rows: np.ndarray, source: Any) -> None:
-        """Copy ``rows`` of ``source`` into ``observation``; it is batched, or an array of single observations."""
+        """Copy ``rows`` of ``source``, a batch or an array of single observations, into ``observation``."""
         if isinstance(source, np.ndarray) and source.dtype == object:
             for i in rows:
                 self._put_one(observation, i, source[i])
@@ -145,7 +148,7 @@ class NextStepAutoreset(VectorWrapper):
             leaf[i] = value
 
     def _with_held(self, result: Step, due: np.ndarray) -> Step:
-        """``result`` with the reset observations and infos that were held back for the environments in ``due``."""
+        """Return ``result`` with the held-back reset observations and infos of the environments in ``due``."""
         observation, rewards, terminated, truncated, infos = result
         observation = self._copy(observation)
         self._put(observation, np.flatnonzero(due), self._held[0])
@@ -153,7 +156,7 @@ class NextStepAutoreset(VectorWrapper):
 
 
 class _PartialAsync(NextStepAutoreset):
-    """gymnasium's AsyncVectorEnv: the workers are spoken to one by one."""
+    """Adapter of gymnasium's AsyncVectorEnv that sends commands to its workers one by one."""
 
     env: AsyncVectorEnv
 
@@ -181,7 +184,7 @@ class _PartialAsync(NextStepAutoreset):
 
 
 class _ResetAgain(NextStepAutoreset):
-    """Environments that can reset single ones: those that are due move with the others and are then reset."""
+    """Adapter of environments that can reset single ones: those due move with the others and are then reset."""
 
     def _step_others(self, actions: Any, due: np.ndarray) -> Step:
         rows = np.flatnonzero(due)
@@ -199,7 +202,7 @@ class _ResetAgain(NextStepAutoreset):
 
 
 class _DropFirstStep(NextStepAutoreset):
-    """Any other environment with SAME_STEP: those that are due show what they see after the ignored action."""
+    """Adapter of any other SAME_STEP environment: those due show the observation after the ignored action."""
 
     def _step_others(self, actions: Any, due: np.ndarray) -> Step:
         if due.all():
@@ -208,13 +211,13 @@ class _DropFirstStep(NextStepAutoreset):
 
 
 def copied(env: VectorEnv, observation: Any) -> Any:
-    """A copy of a batch of observations of ``env``."""
+    """Return a copy of a batch of observations of ``env``."""
     leaves = flatten_sample(env.single_observation_space, observation)
     return unflatten_sample(env.single_observation_space, [np.array(leaf) for leaf in leaves])
 
 
 def with_rows(env: VectorEnv, observation: Any, rows: np.ndarray, source: Any) -> Any:
-    """A copy of a batch of observations of ``env`` with ``rows`` taken from another batch."""
+    """Return a copy of a batch of observations of ``env`` with ``rows`` taken from another batch."""
     result = copied(env, observation)
     for leaf, value in zip(flatten_sample(env.single_observation_space, result),
                            flatten_sample(env.single_observation_space, source)):
@@ -223,7 +226,7 @@ def with_rows(env: VectorEnv, observation: Any, rows: np.ndarray, source: Any) -
 
 
 def _standstill(observation: Any, infos: dict[str, Any]) -> Step:
-    """The result of a step in which all environments are due, so that none moves."""
+    """Return the result of a step in which all environments are due for a reset, so that none moves."""
     count = len(_first_leaf(observation))
     return observation, np.zeros(count), np.zeros(count, bool), np.zeros(count, bool), infos
 
@@ -235,14 +238,14 @@ def _first_leaf(observation: Any) -> Any:
 
 
 def _with_final_infos(infos: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:
-    """The infos of a SAME_STEP step with those of the final steps at ``rows``, not those of the resets."""
+    """Return the infos of a SAME_STEP step with the infos of the final steps, not of the resets, at ``rows``."""
     final = infos.get('final_info')
     rest = {key: value for key, value in infos.items() if not key.lstrip('_').startswith('final_')}
     return rest if final is None else merged_infos(rest, final, rows)
 
 
 def merged_infos(infos: dict[str, Any], other: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:
-    """``infos`` with ``rows`` replaced by those of ``other``; a key that only one has is absent in the other's rows."""
+    """Return ``infos`` with ``rows`` taken from ``other``; a key missing in one of them is 0 in its rows."""
     merged: dict[str, Any] = {}
     for key in infos.keys() | other.keys():
         mine, theirs = infos.get(key), other.get(key)

@@ -1,8 +1,8 @@
-"""Games of two players in which k stones in a row win, batched: one environment is one game.
+"""Batched two-player games in which k stones in a row win; one environment is one game.
 
-The rules are plain functions of boards (:class:`Rules`), numpy arrays of any number of positions at once, so that a
-search with an exact model, an opponent and the environment share them. Both players are the agent unless there is an
-opponent in the environment; rewards are those of player 0, who begins.
+The rules are pure functions of boards (:class:`Rules`), numpy arrays of any number of positions, so the environment,
+its opponents and a search with an exact model share them. Without an opponent the agent plays both players, and
+rewards are those of player 0, who begins.
 """
 from collections.abc import Callable
 from typing import Any
@@ -11,10 +11,9 @@ import numpy as np
 import torch
 
 from alfx.data_structures import StepType, TimeStep
-from alfx.environments.alf_environment import AlfEnvironment, select
+from alfx.environments.alf_environment import AlfEnvironment, check_action, select
 from alfx.environments.rendering import Window
 from alfx.environments.seeding import batch_seed
-from alfx.environments.suite_unittest import check_action
 from alfx.gin_utils import configurable
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.tree_search.batched_search import Prediction, TreeSearch
@@ -24,16 +23,17 @@ OUTCOMES = ('lost', 'drawn', 'won')
 
 
 class Rules:
-    """k in a row on a board.
+    """Rules of "k in a row" on a rectangular board.
 
-    A position is int8 ``[rows, columns]``: 1 for a stone of player 0, -1 for one of player 1. An action is a square,
-    row by row, or with ``gravity`` a column, in which the stone falls down.
+    A position is int8 ``[rows, columns]``: 1 for a stone of player 0, -1 for a stone of player 1, 0 for an empty
+    square. An action is the index of a square, row by row. With ``gravity`` it is a column, in which the stone falls
+    down.
 
     Args:
-        rows: of the board.
-        columns: of the board.
-        in_a_row: k.
-        gravity: whether stones fall to row ``rows - 1``.
+        rows: number of rows.
+        columns: number of columns.
+        in_a_row: k, the number of stones in a row that wins.
+        gravity: whether stones fall towards row ``rows - 1``.
 
     Raises:
         ValueError: no k stones in a row fit on the board.
@@ -48,7 +48,7 @@ class Rules:
         self._lines = self._all_lines()
 
     def _all_lines(self) -> np.ndarray:
-        """The squares of each line of k, ``[lines, k]``."""
+        """Return the squares of each line of k, ``[lines, k]``."""
         k, lines = self.in_a_row, []
         for down, right in ((0, 1), (1, 0), (1, 1), (1, -1)):
             for row in range(self.rows):
@@ -59,11 +59,11 @@ class Rules:
         return np.array(lines)
 
     def valid(self, board: np.ndarray) -> np.ndarray:
-        """Which actions are possible, bool ``[B, num_actions]``, on boards ``[B, rows, columns]``."""
+        """Return the mask of legal actions, bool ``[B, num_actions]``, on boards ``[B, rows, columns]``."""
         return (board[:, 0] if self.gravity else board.reshape(-1, self.rows * self.columns)) == 0
 
     def play(self, board: np.ndarray, action: np.ndarray, stone: np.ndarray) -> np.ndarray:
-        """The boards after actions ``[B]`` that are possible, with stones ``[B]`` (1 or -1)."""
+        """Return the boards after legal actions ``[B]`` with stones ``[B]`` (1 or -1)."""
         board, index = board.copy(), np.arange(len(board))
         if self.gravity:
             row = (board[index, :, action] == 0).sum(-1) - 1
@@ -73,39 +73,39 @@ class Rules:
         return board
 
     def winner(self, board: np.ndarray) -> np.ndarray:
-        """1 or -1 for the player who has k in a row, else 0; int8 ``[B]``."""
+        """Return 1 or -1 for the player who has k in a row, else 0; int8 ``[B]``."""
         sums = board.reshape(-1, self.rows * self.columns)[:, self._lines].sum(-1, dtype=np.int16)
         won, lost = (sums == self.in_a_row).any(-1), (sums == -self.in_a_row).any(-1)
         return won.astype(np.int8) - lost.astype(np.int8)
 
     def is_over(self, board: np.ndarray) -> np.ndarray:
-        """Whether somebody has won or the board is full, bool ``[B]``."""
+        """Return whether a player has won or the board is full, bool ``[B]``."""
         return (self.winner(board) != 0) | ~self.valid(board).any(-1)
 
     def to_play(self, board: np.ndarray) -> np.ndarray:
-        """Whose turn it is, 0 or 1, int8 ``[B]``."""
+        """Return the player to move, 0 or 1, int8 ``[B]``."""
         return ((board != 0).sum((1, 2)) % 2).astype(np.int8)
 
 
 Opponent = Callable[[Rules, np.ndarray, np.random.Generator], np.ndarray]
-"""Called with the rules, boards ``[B, rows, columns]`` and a generator; returns its actions ``[B]``."""
+"""Opponent: called with the rules, boards ``[B, rows, columns]`` and a generator; returns its actions ``[B]``."""
 
 
 @configurable
 def random_opponent(rules: Rules, board: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Each possible action alike."""
+    """Choose uniformly among the legal actions."""
     return (rng.random((len(board), rules.num_actions)) * rules.valid(board)).argmax(-1)
 
 
 @configurable
 class MinimaxOpponent:
-    """Plays perfectly, each of the best actions alike; for games as small as TicTacToe."""
+    """Opponent that plays perfectly and chooses uniformly among the best actions; for games as small as TicTacToe."""
 
     def __init__(self) -> None:
         self._values: dict[bytes, int] = {}
 
     def __call__(self, rules: Rules, board: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """See :data:`Opponent`."""
+        """Return the actions for a batch of boards, see :data:`Opponent`."""
         actions = []
         for position in board:
             best = self.best_actions(rules, position)
@@ -113,13 +113,13 @@ class MinimaxOpponent:
         return np.array(actions)
 
     def best_actions(self, rules: Rules, position: np.ndarray) -> list[int]:
-        """All actions whose outcome is the best one, on a board ``[rows, columns]``."""
+        """Return all actions with the best outcome on a board ``[rows, columns]``."""
         values = self._values_after(rules, position)
         best = max(values.values())
         return [action for action, value in values.items() if value == best]
 
     def value(self, rules: Rules, position: np.ndarray) -> int:
-        """The outcome for player 0 if both play perfectly: 1, 0 or -1."""
+        """Return the outcome for player 0 if both play perfectly: 1, 0 or -1."""
         key = position.tobytes()
         if key not in self._values:
             if rules.is_over(position[None])[0]:
@@ -130,7 +130,7 @@ class MinimaxOpponent:
         return self._values[key]
 
     def _values_after(self, rules: Rules, position: np.ndarray) -> dict[int, int]:
-        """The value for the player to move after each possible action."""
+        """Return the value for the player to move after each legal action."""
         possible = np.flatnonzero(rules.valid(position[None])[0])
         sign = 1 - 2 * int(rules.to_play(position[None])[0])
         after = rules.play(np.repeat(position[None], len(possible), 0), possible, np.full(len(possible), sign))
@@ -138,19 +138,19 @@ class MinimaxOpponent:
 
 
 class GameModel:
-    """The game as a model to search with: it knows the rules and nothing else.
+    """Exact model of the game for tree search; it knows the rules and nothing else.
 
-    The prior is the same for all possible actions, the value of a position that is not decided is 0.
+    The prior is uniform over legal actions, and the value of an undecided position is 0.
 
     Args:
-        rules: of the game.
+        rules: rules of the game.
     """
 
     def __init__(self, rules: Rules):
         self._rules = rules
 
     def predict(self, board: torch.Tensor, reward: Any = ()) -> Prediction:
-        """What is known of boards, int8 ``[N, rows, columns]``."""
+        """Return the prediction for boards, int8 ``[N, rows, columns]``."""
         boards = board.numpy()
         valid = torch.from_numpy(self._rules.valid(boards)).double()
         return Prediction(torch.zeros(len(boards), dtype=torch.float64), reward,
@@ -158,7 +158,7 @@ class GameModel:
                           action_probs=valid / valid.sum(-1, keepdim=True).clamp_min(1), state=board)
 
     def __call__(self, board: torch.Tensor, action: torch.Tensor) -> Prediction:
-        """What follows actions ``[N]``; behind the end of a game nothing changes."""
+        """Return the prediction after actions ``[N]``; a finished game does not change."""
         before, index = board.numpy(), action.numpy()
         possible = self._rules.valid(before)[np.arange(len(before)), index]
         after = before.copy()
@@ -169,10 +169,10 @@ class GameModel:
 
 @configurable
 class SearchOpponent:
-    """Searches with the rules alone, then plays the most visited action.
+    """Opponent that runs a tree search with the rules alone and plays the most visited action.
 
     Args:
-        num_simulations: of a search; the more, the better it plays.
+        num_simulations: simulations of each search; more of them play better.
     """
 
     def __init__(self, num_simulations: int = 200):
@@ -180,7 +180,7 @@ class SearchOpponent:
                                                  break_tie_eps=1e-3))
 
     def __call__(self, rules: Rules, board: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """See :data:`Opponent`."""
+        """Return the actions for a batch of boards, see :data:`Opponent`."""
         model = GameModel(rules)
         root = model.predict(torch.from_numpy(board))
         with torch.random.fork_rng(devices=[]):
@@ -190,26 +190,26 @@ class SearchOpponent:
 
 
 class BoardGame(AlfEnvironment):
-    """``batch_size`` games at once.
+    """``batch_size`` games that are played at the same time.
 
     The observation is a dictionary: 'board', float32 ``[rows, columns]`` (1: player 0, -1: player 1, 0: empty);
-    'valid_action_mask', bool ``[num_actions]``; 'to_play', int8, 0 or 1; 'steps', int32, the moves so far. With
-    ``board_only`` it is the board alone. At LAST everything is masked.
+    'valid_action_mask', bool ``[num_actions]``; 'to_play', int8, 0 or 1; 'steps', int32, the number of moves so far.
+    With ``board_only`` the observation is the board alone. At LAST all actions are masked.
 
-    The reward is 1 where player 0 wins, -1 where player 1 does, and 0 otherwise. Who makes a move that is not possible
-    loses at once.
+    The reward is 1 if player 0 wins, -1 if player 1 wins, and 0 otherwise. A player who makes an illegal move loses
+    immediately.
 
-    With an opponent the agent is one of the players, the environment moves for the other one, and rewards are those of
-    the agent. ``env_info`` then has 'lost', 'drawn' and 'won', float32, at LAST 1 for what came out, elsewhere 0;
-    without an opponent it is the outcome of player 0.
+    With an opponent, the agent is one of the players, the environment moves for the other one, and rewards are those of
+    the agent. ``env_info`` has 'lost', 'drawn' and 'won', float32: at LAST 1 for the outcome of the agent (without an
+    opponent: of player 0), elsewhere 0.
 
     Args:
-        rules: of the game.
+        rules: rules of the game.
         batch_size: B.
-        opponent: who else plays; ``None``: the agent plays both sides.
-        agent_player: 0 or 1, which player the agent is; ``None``: they change from game to game, half of the
-            environments begin with each. Only with an opponent.
-        board_only: the observation is the board.
+        opponent: the other player; ``None``: the agent plays both sides.
+        agent_player: the agent's side, 0 or 1; ``None``: the agent changes sides from game to game, and half of the
+            environments begin with each side. Only with an opponent.
+        board_only: use the board as the observation.
 
     Raises:
         ValueError: an argument is out of range.
@@ -227,7 +227,7 @@ class BoardGame(AlfEnvironment):
         self._rng = np.random.default_rng()
         self._board = np.zeros((batch_size, rules.rows, rules.columns), np.int8)
         self._agent = np.zeros(batch_size, np.int64)
-        self._ended = np.zeros(batch_size, bool)  # from outside
+        self._ended = np.zeros(batch_size, bool)  # by request_reset
         self._window: Window | None = None
         self._begin_sides()
 
@@ -238,7 +238,7 @@ class BoardGame(AlfEnvironment):
 
     @property
     def rules(self) -> Rules:
-        """The rules of the game."""
+        """Rules of the game."""
         return self._rules
 
     @property
@@ -270,8 +270,8 @@ class BoardGame(AlfEnvironment):
                                np.zeros(self._batch_size, np.int64))
 
     def _open(self, games: np.ndarray) -> None:
-        """Let the opponent begin the games that are new where it is player 0."""
-        self._let_opponent_move(games & (self._agent == 1))
+        """Let the opponent make the first move of new games in which it is player 0."""
+        self._move_opponent(games & (self._agent == 1))
 
     def _step(self, action: NestedTensor) -> TimeStep:
         action = self._checked(action)
@@ -289,7 +289,7 @@ class BoardGame(AlfEnvironment):
         over = playing & (~possible | self._rules.is_over(self._board))
         if self._opponent is not None:
             going = playing & ~over
-            self._let_opponent_move(going)
+            self._move_opponent(going)
             reward += np.where(going, self._rules.winner(self._board), 0)
             over |= going & self._rules.is_over(self._board)
             reward *= 1 - 2 * self._agent
@@ -297,7 +297,7 @@ class BoardGame(AlfEnvironment):
         return self._time_step(step_type, reward, np.where(new, 0, action))
 
     def _start(self, games: np.ndarray) -> None:
-        """Start new games, with the other side for the agent unless that is fixed."""
+        """Start new games; the agent changes sides unless its side is fixed."""
         self._board[games] = 0
         if self._opponent is not None and self._agent_player is None:
             self._agent = np.where(games, 1 - self._agent, self._agent)
@@ -306,7 +306,7 @@ class BoardGame(AlfEnvironment):
     def _move(self, games: np.ndarray, action: np.ndarray, stone: np.ndarray) -> None:
         self._board[games] = self._rules.play(self._board[games], action[games], stone[games])
 
-    def _let_opponent_move(self, games: np.ndarray) -> None:
+    def _move_opponent(self, games: np.ndarray) -> None:
         if self._opponent is None or not games.any():
             return
         boards = self._board[games]
@@ -337,7 +337,7 @@ class BoardGame(AlfEnvironment):
         return observation
 
     def observe(self, board: np.ndarray) -> Any:
-        """The observation of boards ``[N, rows, columns]``, any number of them."""
+        """Return the observation of any number of boards ``[N, rows, columns]``."""
         stones = torch.from_numpy(board.astype(np.float32))
         if self._board_only:
             return stones
@@ -345,7 +345,7 @@ class BoardGame(AlfEnvironment):
                 'to_play': torch.from_numpy(self._rules.to_play(board)),
                 'steps': torch.from_numpy((board != 0).sum((1, 2)).astype(np.int32))}
 
-    # The rest --------------------------------------------------------------------------------------------------
+    # Resets, state and rendering -------------------------------------------------------------------------------
 
     def request_reset(self, mask: torch.Tensor) -> None:
         self._ended = self._ended | mask.numpy()
@@ -371,7 +371,7 @@ class BoardGame(AlfEnvironment):
         self._rng.bit_generator.state = state['rng']
 
     def render(self, mode: str = 'rgb_array') -> np.ndarray | None:
-        """Game 0: in a window ('human'), or as a picture."""
+        """Show game 0 in a window ('human'), or return its image."""
         if mode == 'rgb_array':
             return picture(self._board[0])
         if self._window is None:
@@ -386,7 +386,7 @@ class BoardGame(AlfEnvironment):
 
 
 def picture(board: np.ndarray, square: int = 32) -> np.ndarray:
-    """A board as a picture, uint8 ``[H, W, 3]``: red stones of player 0, blue ones of player 1."""
+    """Return an image of a board, uint8 ``[H, W, 3]``: red stones of player 0, blue stones of player 1."""
     colours = np.array([[235, 235, 225], [200, 60, 50], [50, 80, 200]], np.uint8)  # of 0, 1 and -1
     cells = colours[board.astype(np.int64)].repeat(square, 0).repeat(square, 1)
     cells[::square], cells[:, ::square] = 90, 90
@@ -396,12 +396,12 @@ def picture(board: np.ndarray, square: int = 32) -> np.ndarray:
 @configurable
 def load(name: str = 'tic_tac_toe', batch_size: int = 1, opponent: Opponent | None = None,
          agent_player: int | None = None) -> BoardGame:
-    """A batch of one of the games.
+    """Create a batch of one of the games.
 
     Args:
         name: 'tic_tac_toe' (3 x 3, 3 in a row) or 'connect_four' (6 x 7 with gravity, 4 in a row).
         batch_size: B.
-        opponent: see :class:`BoardGame`: ``@random_opponent`` or ``@MinimaxOpponent()``, for instance.
+        opponent: see :class:`BoardGame`; for example ``@random_opponent`` or ``@MinimaxOpponent()``.
         agent_player: see :class:`BoardGame`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""An environment that checks itself: every time step against its specs and against the order of steps."""
+"""Wrapper that checks every time step against the specs and the order of steps."""
 from typing import Any
 
 import numpy as np
@@ -14,17 +14,21 @@ from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec,
 
 @configurable(module=_MODULE)
 class CheckedEnvironment(AlfEnvironmentBaseWrapper):
-    """Checks actions and time steps; for tests and for environments that are being written.
+    """Checks actions and time steps; for tests and for environments under development.
 
-    Checked are the structure, shapes, dtypes and bounds of actions and time steps; that all numbers are finite; that
-    FIRST, MID, ..., LAST follow each other; that FIRST has reward 0, discount 1 and a zero ``prev_action``, and other
-    steps the action that was given; that no step writes to the tensors of the one before.
+    It checks that
+
+    - actions and time steps have the structure, shapes, dtypes and bounds of their specs;
+    - all numbers are finite;
+    - FIRST, MID, ..., LAST follow each other;
+    - FIRST has reward 0, discount 1 and a zero ``prev_action``, and ``prev_action`` of other steps is the given action;
+    - no step writes to the tensors of the previous step.
 
     Args:
         env: the environment.
 
     Raises:
-        SpecError: in ``reset`` and ``step``: what is wrong, and where.
+        SpecError: in ``reset`` and ``step``; the message names the tensor and the problem.
     """
 
     def __init__(self, env: AlfEnvironment):
@@ -69,13 +73,14 @@ class CheckedEnvironment(AlfEnvironmentBaseWrapper):
         _require(not bool(middle.any()), 'discount', '0 only at LAST', time_step.discount)
         if self._last is not None:
             for (path, now), then in zip(nest.flatten_with_path(self._last), nest.flatten(self._copy)):
-                _require(torch.equal(now, then), path, 'a step that writes to no tensor of the one before', now)
+                _require(torch.equal(now, then), path, 'a step that does not write to tensors of the previous step',
+                         now)
 
     def _check_order(self, time_step: TimeStep) -> None:
         assert self._last is not None
         ended = self._last.is_last()
-        _require(torch.equal(time_step.is_first(), ended), 'step_type', f'FIRST exactly where the step before was LAST '
-                 f'({self._last.step_type.tolist()})', time_step.step_type)
+        _require(torch.equal(time_step.is_first(), ended), 'step_type', 'FIRST exactly where the previous step was '
+                 f'LAST ({self._last.step_type.tolist()})', time_step.step_type)
         _require(torch.equal(time_step.env_id, self._last.env_id), 'env_id', 'the same as before', time_step.env_id)
 
     def set_state(self, state: Any) -> None:
@@ -90,7 +95,7 @@ def _require(condition: bool, where: str, expected: str, found: Any) -> None:
 
 
 def _check_values(nested: NestedTensor, spec: NestedTensorSpec, where: str) -> None:
-    """Structure, shapes, dtypes, bounds and finiteness."""
+    """Check the structure, shapes, dtypes, bounds and finiteness of a nest."""
     check_consistent(nested, spec, where=where)
     for (path, leaf_spec), tensor in zip(nest.flatten_with_path(spec), nest.flatten(nested)):
         place = f'{where}.{path}' if path else where

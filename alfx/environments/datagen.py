@@ -1,6 +1,7 @@
-"""Data to train on without environments: functions that return ``(train_loader, test_loader)``.
+"""Data sets for supervised learning, without environments: functions that return ``(train_loader, test_loader)``.
 
-A conf binds one to ``data_creator``; another one, or the same in a scope, to ``data_creator_outlier``::
+A conf binds one of them to ``data_creator``, and another one, or the same in another scope, to
+``data_creator_outlier``::
 
     FuncParVIAlgorithm.data_creator = @inlier/load_digits
     FuncParVIAlgorithm.data_creator_outlier = @outlier/load_digits
@@ -23,10 +24,10 @@ Loaders = tuple[TensorLoader, TensorLoader]
 
 @functools.cache
 def digit_images() -> tuple[np.ndarray, np.ndarray]:
-    """The 1,797 images of handwritten digits that come with scikit-learn.
+    """Return the 1,797 images of handwritten digits that come with scikit-learn.
 
     Returns:
-        float32 ``[1797, 1, 8, 8]`` from 0 (paper) to 1 (ink), and labels, int64 ``[1797]``; they cannot be written to.
+        Images, float32 ``[1797, 1, 8, 8]`` from 0 (paper) to 1 (ink), and labels, int64 ``[1797]``; both read-only.
 
     Raises:
         ConfError: scikit-learn is not installed.
@@ -34,7 +35,7 @@ def digit_images() -> tuple[np.ndarray, np.ndarray]:
     try:
         from sklearn import datasets
     except ImportError as error:
-        raise ConfError('the digits come with scikit-learn, which is not installed',
+        raise ConfError('the digit images come with scikit-learn, which is not installed',
                         pip_install('digits')) from error
     data = datasets.load_digits()
     images, labels = (data.images / 16).astype(np.float32)[:, None], data.target.astype(np.int64)
@@ -45,7 +46,7 @@ def digit_images() -> tuple[np.ndarray, np.ndarray]:
 
 @configurable
 def load_digits(label_idx: Sequence[int] | None = None, train_bs: int = 100, test_bs: int = 500) -> Loaders:
-    """Handwritten digits, images ``[1, 8, 8]`` from 0 to 1, of the UCI repository (https://doi.org/10.24432/C50P49).
+    """Return loaders of handwritten digits, images ``[1, 8, 8]`` from 0 to 1 (UCI, https://doi.org/10.24432/C50P49).
 
     Every fifth of the 1,797 images is a test image.
 
@@ -55,11 +56,11 @@ def load_digits(label_idx: Sequence[int] | None = None, train_bs: int = 100, tes
         test_bs: batch size for tests.
 
     Raises:
-        ConfError: scikit-learn is not installed, or ``label_idx`` are no different digits.
+        ConfError: scikit-learn is not installed, or ``label_idx`` is not a sequence of distinct digits.
     """
     chosen = tuple(range(10)) if label_idx is None else tuple(label_idx)
     if not chosen or len(set(chosen)) != len(chosen) or not set(chosen) <= set(range(10)):
-        raise ConfError(f'load_digits.label_idx: expected different digits from 0 to 9, found {label_idx!r}')
+        raise ConfError(f'load_digits.label_idx: expected distinct digits from 0 to 9, found {label_idx!r}')
     images, labels = (torch.tensor(x) for x in digit_images())
     classes = torch.full((10, ), -1)
     classes[list(chosen)] = torch.arange(len(chosen))
@@ -72,16 +73,16 @@ def load_digits(label_idx: Sequence[int] | None = None, train_bs: int = 100, tes
 @configurable
 def load_test(train_bs: int = 50, test_bs: int = 50, input_dim: int = 3, output_dim: int = 1, size: int = 1000,
               noise_stddev: float = 0.0, seed: int = 0) -> Loaders:
-    """Linear regression with standard normal inputs and weights; as many samples for tests.
+    """Return loaders of a linear regression problem with standard normal inputs and weights.
 
     Args:
         train_bs: batch size for training.
         test_bs: batch size for tests.
         input_dim: number of inputs.
         output_dim: number of outputs.
-        size: number of samples.
+        size: number of training samples, and of test samples.
         noise_stddev: standard deviation of the noise on the outputs.
-        seed: of the weights, the inputs and the noise.
+        seed: seed of the weights, the inputs and the noise.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -98,14 +99,14 @@ def load_test(train_bs: int = 50, test_bs: int = 50, input_dim: int = 3, output_
 @configurable
 def load_curve(train_bs: int = 80, test_bs: int = 80, size: int = 80, noise_stddev: float = 0.1, seed: int = 0
                ) -> Loaders:
-    """Regression on ``y = x^3`` with a gap: x is uniform in [-1, -0.5] and [0.5, 1], and likewise for tests.
+    """Return loaders of regression on ``y = x^3`` with a gap: x is uniform in [-1, -0.5] and [0.5, 1].
 
     Args:
         train_bs: batch size for training.
         test_bs: batch size for tests.
-        size: number of samples.
+        size: number of training samples, and of test samples.
         noise_stddev: standard deviation of the noise on y.
-        seed: of the samples.
+        seed: seed of the samples.
     """
     generator = torch.Generator().manual_seed(seed)
     x = 0.5 + 0.5 * torch.rand(2 * size, 1, generator=generator)

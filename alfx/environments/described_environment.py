@@ -1,4 +1,4 @@
-"""An environment that is only known by its specs, for a process that lets others step it."""
+"""Description of an environment by its specs, for a process that leaves stepping to other processes."""
 from typing import Any
 
 from alfx.data_structures import TimeStep
@@ -14,7 +14,7 @@ class DescribedEnvironment(AlfEnvironment):
 
     Args:
         env: one such environment, or a batch of them; it may be closed afterwards.
-        batch_size: ``B`` of the batch that is described.
+        batch_size: ``B`` of the described batch.
     """
 
     def __init__(self, env: AlfEnvironment, batch_size: int):
@@ -62,4 +62,4 @@ class DescribedEnvironment(AlfEnvironment):
         raise UnsupportedOperationError(f'{self._name} is stepped by other processes and cannot be stepped in this one')
 
     def _seed(self, seed: int | None) -> None:
-        """Nothing: who steps the environments has seeded them."""
+        """Do nothing: the processes that step the environments have seeded them."""

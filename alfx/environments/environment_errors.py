@@ -1,4 +1,4 @@
-"""What goes wrong with environments, each with the remedy in its message."""
+"""Errors of environments; each message contains the remedy."""
 import difflib
 from collections.abc import Iterable
 
@@ -6,27 +6,27 @@ from alfx.tensor_specs import SpecError
 
 
 class UnsupportedSpaceError(SpecError):
-    """A gymnasium space that has no tensor spec; the message says where in the nest it is."""
+    """A gymnasium space that has no tensor spec; the message contains its path in the nest."""
 
 
 class EnvironmentLoadError(ValueError):
-    """An environment that cannot be made: an unknown name, a missing package, an argument without meaning."""
+    """An environment that cannot be created: an unknown name, a missing package, an invalid argument."""
 
 
 class UnsupportedOperationError(RuntimeError):
-    """An operation that this kind of environment cannot do."""
+    """An operation that this kind of environment does not support."""
 
 
 class EnvironmentStepError(RuntimeError):
     """An environment raised, or the process that ran it died.
 
     Args:
-        index: which environment of the batch; ``None``: not known.
-        name: what the environment is called, usually its id.
-        during: what it was doing: 'step()', 'reset()', 'its constructor'.
-        reason: one line: the error it raised, or how its process ended.
-        details: the traceback of the environment itself; '' if there is none.
-        hint: what to do.
+        index: index of the environment in the batch; ``None``: unknown.
+        name: name of the environment, usually its id.
+        during: the call that failed: 'step()', 'reset()', 'its constructor'.
+        reason: one line: the error that was raised, or how the process ended.
+        details: the traceback inside the environment; '' if there is none.
+        hint: remedy.
     """
 
     def __init__(self, index: int | None, name: str, during: str, reason: str, details: str = '', hint: str = ''):
@@ -45,7 +45,7 @@ class EnvironmentStepError(RuntimeError):
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The ``count`` names most like ``name``, ignoring case; fewer if few are like it."""
+    """Return up to ``count`` names that resemble ``name``, ignoring case."""
     by_lower: dict[str, str] = {}
     for candidate in known:
         by_lower[candidate.lower()] = candidate

@@ -1,7 +1,7 @@
-"""Several gymnasium environments that one process steps, one after the other, with errors told apart.
+"""A group of gymnasium environments that one process steps one after the other, with errors per environment.
 
-What :class:`~alfx.environments.vector_env.SerialVectorEnv` and each worker of
-:class:`~alfx.environments.process_vector_env.ProcessVectorEnv` run, so that both give the same sequences.
+:class:`~alfx.environments.vector_env.SerialVectorEnv` and each worker of
+:class:`~alfx.environments.process_vector_env.ProcessVectorEnv` run such a group, so both give the same sequences.
 """
 import logging
 import math
@@ -28,7 +28,7 @@ Info = tuple[int, dict[str, Any]]
 
 
 class Buffers(NamedTuple):
-    """Where the results of a step are written; row i belongs to environment i.
+    """Buffers for the results of a step; row i belongs to environment i.
 
     Fields:
         observations: arrays ``[n, ...]`` in the structure of the space.
@@ -44,7 +44,7 @@ class Buffers(NamedTuple):
 
 
 class EnvSpaces(NamedTuple):
-    """The spaces that all environments of a batch share, and the shape of their rewards."""
+    """Spaces that all environments of a batch share, and the shape of their rewards."""
 
     observation: spaces.Space
     action: spaces.Space
@@ -52,7 +52,8 @@ class EnvSpaces(NamedTuple):
 
     @classmethod
     def of(cls, env: gymnasium.Env) -> 'EnvSpaces':
-        """Those of ``env``; environments with several rewards declare a ``reward_space``, as MO-Gymnasium does."""
+        """Return the spaces of ``env``; a multi-dimensional reward is declared by ``reward_space``, as in MO-Gymnasium.
+        """
         reward_space = getattr(env.unwrapped, 'reward_space', None)
         shape = () if reward_space is None else tuple(reward_space.shape)
         return cls(env.observation_space, env.action_space, shape)
@@ -63,17 +64,17 @@ class EnvironmentGroup:
 
     Args:
         env_fns: constructors.
-        first_index: index of the first of them in the whole batch, for messages.
-        name: what to call them in messages.
-        max_restarts: how often each may be constructed anew after it raised. One that raised in a step yields
-            its last known observation, reward 0 and a truncation, then a reset of the new environment.
-        info_keys: what to keep of the info dicts; ``None``: everything.
-        expected: the spaces that all must have; ``None``: those of the first.
+        first_index: index of the first environment in the whole batch, for messages.
+        name: name of the environments in messages.
+        max_restarts: how often each environment may be constructed again after it raised. An environment that raised
+            in a step yields its last known observation, reward 0 and a truncation, then a reset of the new environment.
+        info_keys: keys of the info dicts that are kept; ``None``: all.
+        expected: spaces that all environments must have; ``None``: the spaces of the first.
 
     Attributes:
         envs: the environments.
-        restarts: how often each was restarted.
-        name: what to call them in messages.
+        restarts: how often each environment was restarted.
+        name: name of the environments in messages.
 
     Raises:
         EnvironmentStepError: in all methods, if an environment raises and has no restart left.
@@ -89,7 +90,7 @@ class EnvironmentGroup:
         count = len(self._env_fns)
         self.restarts = [0] * count
         self._pending = [True] * count
-        self._steps = [0] * count  # of the episode
+        self._steps = [0] * count  # since the last reset
         self._seeds: list[int | None] = [None] * count
         self._base_seeds: list[int | None] = [None] * count
         self._guard = _Guard(self._handle)
@@ -110,9 +111,9 @@ class EnvironmentGroup:
         """Step every environment, resetting those whose last step ended an episode.
 
         Args:
-            actions: one for each environment.
-            out: where results are written.
-            previous: the results of the step before: the last known observation of one that raises.
+            actions: one action for each environment.
+            out: buffers for the results.
+            previous: the results of the previous step; an environment that raises repeats its observation from there.
 
         Returns:
             ``[(environment, info), ...]``.
@@ -120,12 +121,12 @@ class EnvironmentGroup:
         infos: list[Info] = []
         observations, rewards, terminations, truncations = out
         pending, flat, keep = self._pending, self._flat, self.info_keys != ()
-        shape = self._observation_shapes[0] if flat else ()  # a number cannot be stretched over more than its place
+        shape = self._observation_shapes[0] if flat else ()  # a scalar cannot be broadcast by mistake
         is_finite = math.isfinite if rewards.ndim == 1 else partial(_all_finite, shape=rewards.shape[1:])
         i, count = 0, len(self.envs)
         while i < count:
             self._cursor = i
-            result: Any = _NOTHING_YET
+            result: Any = _NO_RESULT
             try:
                 if pending[i]:
                     self._during = 'reset()'
@@ -155,14 +156,14 @@ class EnvironmentGroup:
             except (Exception, SystemExit) as error:
                 if isinstance(error, _SELF_EXPLANATORY):
                     raise
-                if result is not _NOTHING_YET and (wrong := self._what_is_wrong(i, result, rewards.shape[1:])):
+                if result is not _NO_RESULT and (wrong := self._describe_invalid(i, result, rewards.shape[1:])):
                     error = TypeError(wrong).with_traceback(error.__traceback__)
-                if pending[i]:  # it raised in a reset: the new one is reset in its place
+                if pending[i]:  # it raised in a reset: reset the new environment
                     self._handle(error)
                     continue
                 self._recover(error, out, previous)
             i += 1
-        if self._floats and self._may_have_nan(observations):  # of all at once: a call for each one is felt
+        if self._floats and self._may_have_nan(observations):  # one call for the whole batch: calls cost time
             for i in range(count):
                 self._cursor, self._during = i, 'step()'
                 with _Guard(lambda error: self._recover(error, out, previous)):
@@ -180,17 +181,18 @@ class EnvironmentGroup:
         leaves = self._leaves(observations)
         for leaf in self._floats:
             x = leaves[leaf]
-            if not math.isfinite(np.vdot(x, x)):  # in a third of the time of np.isnan; infinities are looked at again
+            # takes a third of the time of np.isnan; infinities are checked again in _check_finite
+            if not math.isfinite(np.vdot(x, x)):
                 return True
         return False
 
     def _check_finite(self, i: int, observations: Any) -> None:
-        """Refuse NaN in what environment ``i`` has observed, which would be in every parameter after an update."""
+        """Raise if the observation of environment ``i`` has NaN, which an update would spread to every parameter."""
         leaves = self._leaves(observations)
         for leaf in self._floats:
             if np.isnan(leaves[leaf][i]).any():
                 path = flatten_space(self.envs[i].observation_space, 'observation')[leaf][0]
-                raise ValueError(f'{path} of step {self._steps[i]} of its episode has NaN in it')
+                raise ValueError(f'{path} of step {self._steps[i]} of its episode contains NaN')
 
     def _check_flags(self, i: int, terminated: Any, truncated: Any) -> None:
         for name, flag in (('terminated', terminated), ('truncated', truncated)):
@@ -198,14 +200,14 @@ class EnvironmentGroup:
                                                                and flag in (0, 1)):
                 raise TypeError(f'{name} of step {self._steps[i]} of its episode is {flag!r}, expected True or False')
 
-    def _what_is_wrong(self, i: int, result: Any, reward_shape: tuple[int, ...]) -> str:
-        """What of a step's result is not of its kind; '' if that is not what the error is about."""
+    def _describe_invalid(self, i: int, result: Any, reward_shape: tuple[int, ...]) -> str:
+        """Return a description of an invalid step result; '' if the result has the right types and shapes."""
         names = 'observation, reward, terminated, truncated, info'
         if not isinstance(result, tuple):
             return f'it returned a {type(result).__name__}, expected a tuple of 5: {names}'
         if len(result) != 5:
-            old = ('\n  it seems to have the old interface of gym, with one flag for the end of an episode: return '
-                   'terminated and truncated in its place') if len(result) == 4 else ''
+            old = ('\n  this looks like the old interface of gym, with one flag for the end of an episode: return '
+                   'terminated and truncated instead') if len(result) == 4 else ''
             return f'it returned {len(result)} values, expected 5: {names}{old}'
         reward = result[1]
         if isinstance(reward, str) or reward is None or np.shape(reward) != reward_shape:
@@ -214,7 +216,7 @@ class EnvironmentGroup:
         return ''
 
     def _repeat(self, i: int, out: Buffers, previous: Buffers | None) -> None:
-        """Environment ``i`` raised in a step and was restarted: give this step a result."""
+        """Give this step a result for environment ``i``, which raised and was restarted."""
         self._pending[i] = True
         assert previous is not None
         for row, last in zip(flatten_sample(self.envs[i].observation_space, out.observations),
@@ -227,10 +229,10 @@ class EnvironmentGroup:
         """Reset the environments ``rows`` and write their rows of ``out``.
 
         Args:
-            rows: which.
-            seeds: one for each environment of the group, ``None`` where its stream goes on.
-            options: what gymnasium's ``reset`` takes.
-            out: where results are written.
+            rows: indices of the environments.
+            seeds: one for each environment of the group; ``None`` where its random stream continues.
+            options: options of gymnasium's ``reset``.
+            out: buffers for the results.
         """
         infos: list[Info] = []
         for i in rows:
@@ -259,7 +261,7 @@ class EnvironmentGroup:
         return info
 
     def request_reset(self, rows: Iterable[int]) -> None:
-        """Let the next step reset the environments ``rows``."""
+        """Reset the environments ``rows`` at the next step."""
         for i in rows:
             self._pending[i] = True
 
@@ -275,19 +277,19 @@ class EnvironmentGroup:
             array[i] = value
 
     def _check(self, env: gymnasium.Env, observation: Any) -> None:
-        # numpy would stretch an observation of a wrong shape over its row without a word, and take None for NaN
+        # numpy would silently broadcast an observation of a wrong shape over its row, and convert None to NaN
         for (path, space), value, shape in zip(flatten_space(env.observation_space, 'observation'),
                                                flatten_sample(env.observation_space, observation),
                                                self._observation_shapes):
             if np.shape(value) != shape or value is None:
                 found = 'None' if value is None else f'shape {np.shape(value)}'
-                raise ValueError(f'{path}: its space says {space}, but {self._during} returned {found}')
+                raise ValueError(f'{path}: expected a sample of its space {space}, but {self._during} returned {found}')
 
     def _kept(self, info: dict[str, Any], has_ended: bool = False) -> dict[str, Any]:
         keys = self.info_keys
         if keys is None:
             return info
-        if has_ended:  # how an episode has gone is told by its last info
+        if has_ended:  # the last info contains the results of the episode
             return {key: value for key, value in info.items() if key in keys or isinstance(value, _NUMBERS)}
         return {key: info[key] for key in keys if key in info}
 
@@ -304,16 +306,16 @@ class EnvironmentGroup:
         if self.spaces is None:
             self.spaces = found
         elif found != self.spaces:
-            raise EnvironmentLoadError(f'environment {self._first + i} of {self.name!r} has other spaces than the '
-                                       f'first one: expected {self.spaces}, found {found}')
+            raise EnvironmentLoadError(f'environment {self._first + i} of {self.name!r} has different spaces from the '
+                                       f'first: expected {self.spaces}, found {found}')
         return env
 
-    def at_work(self) -> str:
-        """Which environment is at work, and in which call."""
+    def current_call(self) -> str:
+        """Return the environment that is running and the call it is in, for messages."""
         return f'environment {self._first + self._cursor} of {self.name!r} in {self._during}'
 
     def _handle(self, error: Exception | SystemExit) -> None:
-        """Restart the environment that raised, or give up."""
+        """Restart the environment that raised, or raise ``EnvironmentStepError``."""
         i = self._cursor
         if self.restarts[i] >= self._max_restarts:
             self._fail(error)
@@ -328,8 +330,8 @@ class EnvironmentGroup:
 
     def _fail(self, error: Exception | SystemExit) -> None:
         i = self._cursor
-        hint = (f'it was restarted {self.restarts[i]} times, as often as max_restarts allows' if self._max_restarts else
-                'max_restarts of create_environment lets it be restarted')
+        hint = (f'it was restarted {self.restarts[i]} times, the limit set by max_restarts' if self._max_restarts else
+                'set create_environment.max_restarts to restart it')
         reason = (f'it called sys.exit({error.code})' if isinstance(error, SystemExit) else
                   f'{type(error).__name__}: {error}')
         raise EnvironmentStepError(self._first + i, self.name, self._during, reason,
@@ -340,27 +342,27 @@ class EnvironmentGroup:
                                                self.name, error)):
             self.envs[i].close()
 
-    # The rest --------------------------------------------------------------------------------------------------
+    # State, attributes and closing -----------------------------------------------------------------------------
 
     def get_states(self) -> list[Any]:
-        """For each environment ``(bytes, next step resets, ...)``, or ``None`` where there is no exact state."""
+        """Return ``(bytes, next step resets, ...)`` for each environment; ``None`` for one that cannot be saved."""
         states = [saved_state.capture(env) for env in self.envs]
         rest = zip(self._pending, self._seeds, self._base_seeds, self.restarts)
         return [None if state is None else (state, *more) for state, more in zip(states, rest)]
 
     def set_states(self, states: Sequence[Any]) -> None:
-        """What :meth:`get_states` gave."""
+        """Restore the states of :meth:`get_states`."""
         for i, (state, pending, seed, base_seed, restarts) in enumerate(states):
             saved_state.restore(self.envs[i], state)
             self._pending[i], self._seeds[i], self._base_seeds[i], self.restarts[i] = pending, seed, base_seed, restarts
 
     def inherit(self, seeds: Sequence[int | None], restarts: Sequence[int]) -> None:
-        """Replace environments that died with their process: their base seeds, and how often each was restarted."""
+        """Continue for environments that died with their process, given their base seeds and numbers of restarts."""
         self._base_seeds, self.restarts = list(seeds), list(restarts)
         self._seeds = [derived_seed(seed, count) for seed, count in zip(seeds, restarts)]
 
     def call(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """The attribute or the result of the method ``name`` of each environment."""
+        """Return the attribute ``name``, or the result of the method ``name``, of each environment."""
         values = []
         for i, env in enumerate(self.envs):
             self._cursor, self._during = i, f'{name}()'
@@ -370,7 +372,7 @@ class EnvironmentGroup:
         return values
 
     def close(self) -> None:
-        """Close all environments; one that fails is logged and the others are closed all the same."""
+        """Close all environments; a failure is logged and the other environments are still closed."""
         for i in range(len(self.envs)):
             self._close(i)
         self.envs = []
@@ -378,16 +380,16 @@ class EnvironmentGroup:
 
 def _all_finite(reward: Any, shape: tuple[int, ...]) -> bool:
     if np.shape(reward) != shape:
-        raise ValueError('its reward has another shape')  # in words: _what_is_wrong
+        raise ValueError('its reward has another shape')  # replaced by the message of _describe_invalid
     return bool(np.isfinite(reward).all())
 
 
-_NOTHING_YET = object()
+_NO_RESULT = object()
 _SELF_EXPLANATORY = (EnvironmentStepError, EnvironmentLoadError, UnsupportedSpaceError, ConfError)
 
 
 class _Guard:
-    """Context manager that hands an error or ``sys.exit`` (not an interrupt) inside it to ``handle`` and goes on."""
+    """Context manager that passes an error or ``sys.exit`` (not an interrupt) inside it to ``handle`` and continues."""
 
     def __init__(self, handle: Callable[[Exception | SystemExit], None]):
         self._handle = handle
@@ -403,7 +405,7 @@ class _Guard:
 
 
 def _format(error: Exception | SystemExit) -> str:
-    """The traceback of ``error`` from the first frame below this module."""
+    """Return the traceback of ``error`` from the first frame below this module."""
     frames = error.__traceback__
     while frames is not None and frames.tb_next is not None and frames.tb_frame.f_globals.get('__name__') == __name__:
         frames = frames.tb_next

@@ -1,4 +1,6 @@
-"""The part of :mod:`alfx.environments.gym_wrappers` that concerns actions and the ends of episodes."""
+"""Wrappers of gymnasium environments for actions and ends of episodes, exported by
+:mod:`alfx.environments.gym_wrappers`.
+"""
 from typing import Any
 
 import gymnasium
@@ -13,7 +15,7 @@ _MODULE = 'alfx.environments.gym_wrappers'
 
 
 class _ContinuousActions(gymnasium.ActionWrapper):
-    """Base of wrappers that change the floating point leaves of the action, however it is nested."""
+    """Base class of wrappers that change the floating point leaves of the action, however it is nested."""
 
     def __init__(self, env: gymnasium.Env):
         super().__init__(env)
@@ -24,22 +26,22 @@ class _ContinuousActions(gymnasium.ActionWrapper):
         self.action_space = _rebuilt(env.action_space, leaves)
 
     def action(self, action: Any) -> Any:
-        """The action for the wrapped environment."""
+        """Return the action for the wrapped environment."""
         space = self.env.action_space
         return unflatten_sample(space, [part if box is None else self._inner_action(np.asarray(part), box)
                                         for part, box in zip(flatten_sample(space, action), self._boxes)])
 
     def _outer(self, box: spaces.Box) -> spaces.Box:
-        """The space that is seen from outside of a ``box`` of the wrapped environment."""
+        """Return the space seen from outside for a ``box`` of the wrapped environment."""
         raise NotImplementedError(f'{type(self).__name__}._outer')
 
     def _inner_action(self, action: np.ndarray, box: spaces.Box) -> np.ndarray:
-        """The action in ``box`` for the action given from outside."""
+        """Return the action in ``box`` for an action given from outside."""
         raise NotImplementedError(f'{type(self).__name__}._inner_action')
 
 
 def _rebuilt(space: spaces.Space, leaves: list[spaces.Space]) -> spaces.Space:
-    """``space`` with its fundamental spaces replaced."""
+    """Return ``space`` with its fundamental spaces replaced by ``leaves``."""
     def build(nested: Any) -> spaces.Space:
         if isinstance(nested, dict):
             return spaces.Dict({key: build(part) for key, part in nested.items()})
@@ -52,12 +54,12 @@ def _rebuilt(space: spaces.Space, leaves: list[spaces.Space]) -> spaces.Space:
 
 @configurable(module=_MODULE)
 class ContinuousActionClip(_ContinuousActions):
-    """Clips continuous actions to their bounds and to ``[min_v, max_v]``; what was unbounded becomes bounded.
+    """Clips continuous actions to their bounds and to ``[min_v, max_v]``; unbounded actions become bounded.
 
     Args:
         env: the environment.
-        min_v: least value.
-        max_v: greatest value.
+        min_v: minimum value.
+        max_v: maximum value.
     """
 
     def __init__(self, env: gymnasium.Env, min_v: float = -1.e9, max_v: float = 1.e9):
@@ -76,7 +78,7 @@ class ContinuousActionClip(_ContinuousActions):
 
 @configurable(module=_MODULE)
 class ContinuousActionMapping(_ContinuousActions):
-    """Lets continuous actions be given in ``[low, high]`` and maps them linearly to the environment's bounds.
+    """Rescales continuous actions: they are given in ``[low, high]`` and mapped linearly to the environment's bounds.
 
     Args:
         env: an environment whose continuous actions all have finite bounds.
@@ -92,7 +94,7 @@ class ContinuousActionMapping(_ContinuousActions):
 
     def _outer(self, box: spaces.Box) -> spaces.Box:
         if not box.is_bounded():
-            raise EnvironmentLoadError(f'{type(self).__name__}: {box} has infinite bounds and no linear map; put '
+            raise EnvironmentLoadError(f'{type(self).__name__}: expected finite bounds, found {box}; put '
                                        'ContinuousActionClip before it')
         return spaces.Box(self._low, self._high, box.shape, box.dtype.type)
 
@@ -103,7 +105,7 @@ class ContinuousActionMapping(_ContinuousActions):
 
 @configurable(module=_MODULE)
 class NormalizedAction(ContinuousActionMapping):
-    """Lets continuous actions be given in [-1, 1].
+    """Rescales continuous actions to [-1, 1].
 
     Args:
         env: an environment whose continuous actions all have finite bounds.
@@ -115,9 +117,9 @@ class NormalizedAction(ContinuousActionMapping):
 
 @configurable(module=_MODULE)
 class NonEpisodicEnv(gymnasium.Wrapper):
-    """An environment whose episodes never end, neither by termination nor by truncation.
+    """Ignores all ends of episodes, terminations and truncations.
 
-    The environment must allow that it is stepped past its own ends.
+    The environment must allow steps after its own end of an episode.
 
     Args:
         env: the environment.

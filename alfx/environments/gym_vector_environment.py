@@ -1,7 +1,7 @@
-"""The adapter: a gymnasium vector environment in, :class:`~alfx.data_structures.TimeStep` of tensors out.
+"""Adapter: a gymnasium vector environment in, :class:`~alfx.data_structures.TimeStep` of tensors out.
 
-One crossing between numpy and tensors a step, no Python loop over environments. Any autoreset mode gives the same
-sequence of time steps; :mod:`alfx.environments.autoreset` says how.
+Each step converts once between numpy and tensors, without a Python loop over environments. Any autoreset mode gives
+the same sequence of time steps, see :mod:`alfx.environments.autoreset`.
 """
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,18 +28,18 @@ class GymVectorEnvironment(AlfEnvironment):
     """A gymnasium vector environment as an :class:`AlfEnvironment`.
 
     Args:
-        vector_env: sync, async, natively batched or one of alfx's own; of any autoreset mode. It belongs to the
-            adapter from here on.
+        vector_env: a sync, async, natively batched or alfx vector environment, of any autoreset mode. The adapter owns
+            it from now on.
         discount: the discount of every step that is neither FIRST nor a termination.
-        env_id: ``TimeStep.env_id`` of environment 0; the others count on from it.
-        env_info_keys: which numbers of the info dicts become ``TimeStep.env_info``, a dict ``[B, ...]`` that is 0
-            where an environment gave none: names (float32 scalars), or a mapping from names to specs.
-        normalize_action: continuous actions with finite bounds are given in [-1, 1].
-        clip_action: continuous actions with finite bounds are clipped to them.
-        simplify_box_bounds: make bounds that are equal for all elements scalars.
+        env_id: ``TimeStep.env_id`` of environment 0; the other environments count up from it.
+        env_info_keys: numbers of the info dicts that become ``TimeStep.env_info``, a dict ``[B, ...]`` that is 0 where
+            an environment gave none: names (float32 scalars), or a mapping from names to specs.
+        normalize_action: rescale continuous actions with finite bounds to [-1, 1].
+        clip_action: clip continuous actions with finite bounds.
+        simplify_box_bounds: use a scalar bound where the bound is the same for all elements.
         float_dtype: numpy type of floating point observations.
         seed: see :meth:`seed`; ``None``: unpredictable.
-        name: what to call it in messages; '': what the vector environment calls itself.
+        name: name in messages; '': the name of the vector environment.
 
     Raises:
         UnsupportedSpaceError: a space has no tensor spec.
@@ -55,7 +55,7 @@ class GymVectorEnvironment(AlfEnvironment):
         self._batch_size = env.num_envs
         self._name = name or _name(vector_env)
         self._discount = float(discount)
-        # of a step at which no episode begins or ends
+        # step types and discounts of a step at which no episode begins or ends
         self._mid_types = np.ones(self._batch_size, np.int32)
         self._mid_discounts = np.full(self._batch_size, self._discount, np.float32)
         self._owned = getattr(env, 'owns_arrays', False)
@@ -68,17 +68,17 @@ class GymVectorEnvironment(AlfEnvironment):
         self._info_specs = dict(env_info_keys)
         if isinstance(env, SupervisedVectorEnv):
             env.info_keys = tuple(self._info_specs)
-        self._first: np.ndarray | None = None  # the next step of these is FIRST
-        self._forced: np.ndarray | None = None  # likewise, but the vector environment does not know
+        self._first: np.ndarray | None = None  # environments whose next step is FIRST
+        self._forced: np.ndarray | None = None  # of these, the ones that the vector environment will not reset itself
         self._seeds: list[int | None] | None = environment_seeds(seed, self._batch_size)
         self._window: Window | None = None
         self._final_infos: dict[int, dict[str, float]] = {}
 
-    # What it is ------------------------------------------------------------------------------------------------
+    # Description -----------------------------------------------------------------------------------------------
 
     @property
     def gym(self) -> VectorEnv:
-        """The vector environment, with next-step autoreset."""
+        """Vector environment, with next-step autoreset."""
         return self._env
 
     @property
@@ -106,11 +106,11 @@ class GymVectorEnvironment(AlfEnvironment):
         return dict(self._info_specs) if self._info_specs else ()
 
     def encode_action(self, action: NestedTensor) -> Any:
-        """Actions ``[B, ...]`` as the vector environment takes them: in its own bounds."""
+        """Return actions ``[B, ...]`` in the format and bounds of the vector environment."""
         return self._actions.encode(action)[0]
 
     def action_in_bounds(self, action: NestedTensor) -> NestedTensor:
-        """The same as tensors, without leaving torch."""
+        """Return actions in the bounds of the vector environment as tensors, without leaving torch."""
         return self._actions.in_bounds(action)
 
     # Stepping --------------------------------------------------------------------------------------------------
@@ -133,13 +133,13 @@ class GymVectorEnvironment(AlfEnvironment):
             observation, reward, terminated, truncated, infos = self._env.step(encoded)
         else:
             observation, reward, terminated, truncated, infos = self._step_and_force(encoded)
-        if not self._owned:  # natively batched environments need not give numpy arrays
+        if not self._owned:  # natively batched environments may return something other than numpy arrays
             count = self._batch_size
             reward = received.checked_rewards(reward, (count, *self._reward_spec.shape), first, self._name)
             terminated = received.checked_flags(terminated, count, 'terminated', self._name)
             truncated = received.checked_flags(truncated, count, 'truncated', self._name)
         rewards, step_types, discounts = reward.astype(np.float32), self._mid_types.copy(), self._mid_discounts.copy()
-        # searched as bytes, which takes a third of the time of np.count_nonzero
+        # a search in bytes takes a third of the time of np.count_nonzero
         if first is not None or 1 in terminated.tobytes() or 1 in truncated.tobytes():
             done = terminated | truncated
             step_types += done
@@ -150,7 +150,7 @@ class GymVectorEnvironment(AlfEnvironment):
                 for leaf in given:
                     leaf[first] = 0
             self._first = done if np.count_nonzero(done) else None
-            self._final_infos = {} if self._first is None else self._numbers(infos, done)
+            self._final_infos = {} if self._first is None else self._episode_numbers(infos, done)
             self.add_final_infos(self._final_infos.values())
         from_numpy = torch.from_numpy
         return TimeStep(from_numpy(step_types), from_numpy(rewards), from_numpy(discounts),
@@ -173,8 +173,8 @@ class GymVectorEnvironment(AlfEnvironment):
             decoded[key] = torch.from_numpy(values)
         return decoded
 
-    def _numbers(self, infos: dict[str, Any], done: np.ndarray) -> dict[int, dict[str, float]]:
-        """What the infos of episodes that end tell, but for what ``TimeStep.env_info`` has."""
+    def _episode_numbers(self, infos: dict[str, Any], done: np.ndarray) -> dict[int, dict[str, float]]:
+        """Return the numbers in the infos of ended episodes, except those in ``env_info``, by environment and name."""
         found: dict[int, dict[str, float]] = {}
         for key, values in infos.items():
             if key in self._info_specs or key.startswith('_') or not isinstance(values, np.ndarray):
@@ -196,7 +196,7 @@ class GymVectorEnvironment(AlfEnvironment):
         if isinstance(self._env, SupervisedVectorEnv):
             self._env.request_reset(rows)
         elif autoreset.can_reset_some(self._env):
-            # it cannot be told in advance: it moves once more, unseen, before it is reset
+            # the reset cannot be requested in advance: it takes one more step, which is dropped, before the reset
             self._forced = rows.copy() if self._forced is None else self._forced | rows
         else:
             super().request_reset(mask)
@@ -241,7 +241,7 @@ class GymVectorEnvironment(AlfEnvironment):
         if isinstance(self._env, SupervisedVectorEnv):
             envs: Any = self._env.get_states()
         elif isinstance(self._env.unwrapped, AsyncVectorEnv):
-            envs = None  # its workers understand no such command
+            envs = None  # its workers have no command for it
         else:
             envs = saved_state.capture(self._env)
         if envs is None:
@@ -252,8 +252,8 @@ class GymVectorEnvironment(AlfEnvironment):
 
     def set_state(self, state: Any) -> None:
         if state['format'] != _STATE_FORMAT or state['batch_size'] != self._batch_size:
-            raise ValueError(f"the saved state is of {state['batch_size']} environments (format {state['format']}), "
-                             f'expected {self._batch_size} (format {_STATE_FORMAT})')
+            raise ValueError(f"saved state: expected {self._batch_size} environments (format {_STATE_FORMAT}), found "
+                             f"{state['batch_size']} (format {state['format']})")
         if isinstance(self._env, SupervisedVectorEnv):
             self._env.set_states(state['envs'])
         else:
@@ -263,14 +263,14 @@ class GymVectorEnvironment(AlfEnvironment):
         self._final_infos = {}
         self._set_final_infos(state)
 
-    # Showing and closing ---------------------------------------------------------------------------------------
+    # Rendering and closing -------------------------------------------------------------------------------------
 
     def render(self, mode: str = 'rgb_array') -> np.ndarray | None:
         if mode not in ('rgb_array', 'human'):
             raise ValueError(f"render mode: expected 'rgb_array' or 'human', found {mode!r}")
         self.current_time_step()
         if self._env.render_mode == 'human' and mode == 'human':
-            return None  # it shows itself at every step
+            return None  # the environment renders itself at every step
         frame = None
         if self._env.render_mode is not None:
             if isinstance(self._env, SupervisedVectorEnv):
@@ -279,8 +279,8 @@ class GymVectorEnvironment(AlfEnvironment):
                 frame = (self._env.render() or (None, ))[0]
         if not isinstance(frame, np.ndarray):
             raise UnsupportedOperationError(
-                f'{self.name} gives no pictures: its render_mode is {self._env.render_mode!r}; construct it with '
-                f"render_mode='rgb_array' (it offers {self._env.metadata.get('render_modes', [])})")
+                f'{self.name} returns no images: its render_mode is {self._env.render_mode!r}; construct it with '
+                f"render_mode='rgb_array' (supported: {self._env.metadata.get('render_modes', [])})")
         if mode == 'rgb_array':
             return frame
         if self._window is None:
@@ -295,7 +295,7 @@ class GymVectorEnvironment(AlfEnvironment):
 
 
 def _seed_argument(env: VectorEnv, seeds: list[int | None] | None) -> Any:
-    """``seeds`` as ``env.reset`` takes them."""
+    """Return ``seeds`` in the form that ``env.reset`` accepts."""
     if seeds is None or seeds[0] is None:
         return None
     inner = env if isinstance(env, SupervisedVectorEnv) else env.unwrapped
@@ -303,7 +303,7 @@ def _seed_argument(env: VectorEnv, seeds: list[int | None] | None) -> Any:
         return seeds
     if type(inner).__name__ == 'AtariVectorEnv':
         return np.array(seeds)
-    return seeds[0]  # environments batched natively have one stream, or derive theirs from one number
+    return seeds[0]  # natively batched environments have one stream, or derive several from one seed
 
 
 def _name(env: VectorEnv) -> str:

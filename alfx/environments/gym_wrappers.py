@@ -1,7 +1,7 @@
-"""Wrappers around one gymnasium environment, to be listed in ``suite_gym.load.gym_env_wrappers``, innermost first.
+"""Wrappers around one gymnasium environment, for ``suite_gym.load.gym_env_wrappers`` (innermost first).
 
 Wrappers of observations take ``fields``: paths such as ``'camera.front'`` of the parts of a Dict or Tuple
-observation that they change; without it they change the whole observation. Images are ``(H, W, C)`` unless
+observation that they change. Without ``fields`` they change the whole observation. Images are ``(H, W, C)`` unless
 ``channel_order='channels_first'`` is given. Wrappers around a whole batch are in
 :mod:`alfx.environments.alf_wrappers`.
 """
@@ -31,12 +31,12 @@ StepResult = tuple[Any, Any, bool, bool, dict[str, Any]]
 
 def transform_space(observation_space: spaces.Space, field: str | None,
                     func: Callable[[spaces.Space], spaces.Space]) -> spaces.Space:
-    """``observation_space`` with the part at the path ``field`` replaced by ``func`` of it.
+    """Return ``observation_space`` with the part at the path ``field`` replaced by ``func`` of that part.
 
     Args:
-        observation_space: left as it is.
+        observation_space: the space; it is not modified.
         field: keys of Dict and positions in Tuple spaces joined by dots; ``None`` or '': the whole space.
-        func: maps the space there to the new one.
+        func: maps the old space of the field to the new one.
 
     Raises:
         EnvironmentLoadError: there is no such field.
@@ -78,7 +78,7 @@ def _replaced(observation: Any, path: Sequence[str], value: Any) -> Any:
 
 @configurable
 class BaseObservationWrapper(gymnasium.ObservationWrapper):
-    """Base of wrappers that change some fields of the observation.
+    """Base class of wrappers that change some fields of the observation.
 
     A subclass defines :meth:`transform_space` and :meth:`transform_observation`.
 
@@ -97,32 +97,32 @@ class BaseObservationWrapper(gymnasium.ObservationWrapper):
         self.observation_space = space
 
     def observation(self, observation: Any) -> Any:
-        """The changed observation; the given one is left as it is."""
+        """Return the changed observation; the argument is not modified."""
         for field, path in zip(self._fields, self._paths):
             observation = _replaced(observation, path, self.transform_observation(_get(observation, path), field))
         return observation
 
     def transform_space(self, observation_space: spaces.Space) -> spaces.Space:
-        """The new space of a field."""
+        """Return the new space of a field."""
         raise NotImplementedError(f'{type(self).__name__}.transform_space')
 
     def transform_observation(self, observation: Any, field: str) -> Any:
-        """The new value of a field.
+        """Return the new value of a field.
 
         Args:
-            observation: its value.
-            field: its path; '' for the whole observation.
+            observation: the value of the field.
+            field: the path of the field; '' for the whole observation.
         """
         raise NotImplementedError(f'{type(self).__name__}.transform_observation')
 
 
 @configurable
 class ImageChannelFirst(BaseObservationWrapper):
-    """Images ``(H, W, C)`` -> ``(C, H, W)``.
+    """Transposes images from ``(H, W, C)`` to ``(C, H, W)``.
 
     Args:
         env: the environment.
-        fields: which fields to change; ``None``: every uint8 Box of rank 3 that :func:`is_channels_last_image`.
+        fields: fields to change; ``None``: every field for which :func:`is_channels_last_image` holds.
     """
 
     def __init__(self, env: gymnasium.Env, fields: Sequence[str] | None = None):
@@ -138,7 +138,7 @@ class ImageChannelFirst(BaseObservationWrapper):
 
 
 def _paths(space: spaces.Space, path: str = '') -> list[tuple[str, spaces.Space]]:
-    """``[(path of the field, fundamental space), ...]``."""
+    """Return ``[(path of the field, fundamental space), ...]``."""
     if isinstance(space, spaces.Dict):
         parts: list[tuple[Any, spaces.Space]] = list(space.spaces.items())
     elif isinstance(space, spaces.Tuple):
@@ -150,12 +150,12 @@ def _paths(space: spaces.Space, path: str = '') -> list[tuple[str, spaces.Space]
 
 @configurable
 class ObservationSubset(BaseObservationWrapper):
-    """Keeps chosen elements of a flat observation, e.g. ``indices=(0, 2)`` hides the velocities of CartPole.
+    """Keeps selected elements of a flat observation; ``indices=(0, 2)`` hides the velocities of CartPole.
 
     Args:
         env: the environment.
-        indices: which elements to keep, in this order.
-        fields: which fields to change, each a Box of rank 1; ``None``: the whole observation.
+        indices: indices of the elements to keep, in this order.
+        fields: fields to change, each a Box of rank 1; ``None``: the whole observation.
     """
 
     def __init__(self, env: gymnasium.Env, indices: Sequence[int], fields: Sequence[str] | None = None):
@@ -176,14 +176,14 @@ class ObservationSubset(BaseObservationWrapper):
 
 @configurable
 class FrameStack(BaseObservationWrapper):
-    """Joins the last ``stack_size`` observations along the channels, oldest first; an episode starts with copies.
+    """Concatenates the last ``stack_size`` observations along the channels, oldest first.
 
     Args:
         env: the environment.
-        stack_size: how many.
+        stack_size: number of observations; at the start of an episode, the stack is filled with copies of the first.
         channel_order: 'channels_last': along the last axis; 'channels_first': along the first. Images without a
             channel axis (rank 2) get one.
-        fields: which fields to change; ``None``: the whole observation.
+        fields: fields to change; ``None``: the whole observation.
     """
 
     def __init__(self, env: gymnasium.Env, stack_size: int = 4, channel_order: str = 'channels_last',
@@ -219,13 +219,13 @@ class FrameStack(BaseObservationWrapper):
 
 @configurable
 class FrameResize(BaseObservationWrapper):
-    """Scales images ``(H, W, C)`` or ``(H, W)``; needs opencv.
+    """Resizes images ``(H, W, C)`` or ``(H, W)``; needs opencv.
 
     Args:
         env: the environment.
         width: new width.
         height: new height.
-        fields: which fields to change; ``None``: the whole observation.
+        fields: fields to change; ``None``: the whole observation.
         interpolation: a constant of opencv such as ``cv2.INTER_LINEAR``; ``None``: ``cv2.INTER_AREA``.
     """
 
@@ -248,16 +248,16 @@ class FrameResize(BaseObservationWrapper):
 
 @configurable
 class FrameCrop(BaseObservationWrapper):
-    """Cuts a fixed rectangle out of images.
+    """Crops images to a fixed rectangle.
 
     Args:
         env: the environment.
         sx: first column.
         sy: first row.
-        width: of the rectangle.
-        height: of the rectangle.
+        width: width of the rectangle.
+        height: height of the rectangle.
         channel_order: 'channels_last' or 'channels_first'.
-        fields: which fields to change; ``None``: the whole observation.
+        fields: fields to change; ``None``: the whole observation.
     """
 
     def __init__(self, env: gymnasium.Env, sx: int = 0, sy: int = 0, width: int = 84, height: int = 84,
@@ -282,7 +282,7 @@ class FrameCrop(BaseObservationWrapper):
 
 
 class _EpisodicAugmentation(BaseObservationWrapper):
-    """Base of wrappers that draw a random change at each reset and keep it during the episode."""
+    """Base class of wrappers that draw a random change at each reset and keep it during the episode."""
 
     _generator: np.random.Generator | None = None
 
@@ -293,20 +293,20 @@ class _EpisodicAugmentation(BaseObservationWrapper):
         return super().reset(seed=seed, options=options)
 
     def _draw(self, generator: np.random.Generator) -> None:
-        """Draw the change of the episode that begins."""
+        """Draw the change for the new episode."""
         raise NotImplementedError(f'{type(self).__name__}._draw')
 
 
 @configurable
 class EpisodicRandomFrameCrop(_EpisodicAugmentation):
-    """Cuts a rectangle out of images whose place is drawn for each episode.
+    """Crops images to a rectangle whose position is drawn for each episode.
 
     Args:
         env: the environment.
-        cropping_fraction: its height and width as a fraction of the image's.
+        cropping_fraction: height and width of the rectangle as a fraction of those of the image.
         channel_order: 'channels_last' or 'channels_first'.
-        share_cropping: use the same relative place for all fields.
-        fields: which fields to change; ``None``: the whole observation.
+        share_cropping: use the same relative position for all fields.
+        fields: fields to change; ``None``: the whole observation.
     """
 
     def __init__(self, env: gymnasium.Env, cropping_fraction: float = 0.8, channel_order: str = 'channels_last',
@@ -342,14 +342,14 @@ class EpisodicRandomFrameCrop(_EpisodicAugmentation):
 
 @configurable
 class FrameFlip(_EpisodicAugmentation):
-    """Mirrors all images of an episode, with probabilities drawn for each episode.
+    """Flips all images of an episode, with a random choice for each episode.
 
     Args:
         env: the environment.
-        ud_flip_prob: probability of turning them upside down.
-        lr_flip_prob: probability of exchanging left and right.
+        ud_flip_prob: probability of a vertical flip.
+        lr_flip_prob: probability of a horizontal flip.
         channel_order: 'channels_last' or 'channels_first'.
-        fields: which fields to change; ``None``: the whole observation.
+        fields: fields to change; ``None``: the whole observation.
     """
 
     def __init__(self, env: gymnasium.Env, ud_flip_prob: float = 0.5, lr_flip_prob: float = 0.5,
@@ -372,11 +372,11 @@ class FrameFlip(_EpisodicAugmentation):
 
 @configurable
 class FrameGrayScale(BaseObservationWrapper):
-    """RGB images ``(H, W, 3)``, uint8 -> their luma ``(H, W, 1)`` (ITU-R BT.601, in the integers of opencv).
+    """Converts RGB images ``(H, W, 3)``, uint8, to their luma ``(H, W, 1)`` (ITU-R BT.601, in the integers of opencv).
 
     Args:
         env: the environment.
-        fields: which fields to change; ``None``: the whole observation.
+        fields: fields to change; ``None``: the whole observation.
     """
 
     def transform_space(self, observation_space: spaces.Space) -> spaces.Space:
@@ -391,11 +391,11 @@ class FrameGrayScale(BaseObservationWrapper):
 
 @configurable
 class FrameSkip(gymnasium.Wrapper):
-    """Repeats each action; rewards are summed, the last observation is seen.
+    """Repeats each action, sums the rewards and returns the last observation.
 
     Args:
         env: the environment.
-        skip: how often.
+        skip: number of repetitions.
     """
 
     def __init__(self, env: gymnasium.Env, skip: int):
@@ -416,23 +416,24 @@ class FrameSkip(gymnasium.Wrapper):
 
 @configurable
 class DMAtariPreprocessing(gymnasium.Wrapper):
-    """What DeepMind's agents see of Atari (Mnih et al. 2015, Methods; Machado et al. 2018, arXiv:1709.06009, table 5).
+    """DeepMind's preprocessing of Atari games.
 
-    Each action is repeated; the last two frames are joined by their maximum, made gray and scaled. An episode begins
-    with a random number of no-operations, and with FIRE in games that wait for it. Rewards are neither clipped here
-    nor does the loss of a life end an episode: see ``data_transformer.RewardClipping`` and
+    The protocol is that of Mnih et al. 2015 (Methods) and Machado et al. 2018 (arXiv:1709.06009, table 5).
+    Each action is repeated; the last two frames are combined by their maximum, converted to gray and resized. An
+    episode begins with a random number of no-ops, and with FIRE in games that wait for it. This wrapper neither clips
+    rewards nor ends episodes when a life is lost: see ``data_transformer.RewardClipping`` and
     ``alf_wrappers.AtariTerminalOnLifeLossWrapper``.
 
     Args:
-        env: an environment that repeats no action by itself (``suite_atari.load``, or ``frameskip=1``) and yields RGB
-            or gray images.
-        frame_skip: how often each action is repeated.
-        noop_max: most no-operations at the start; 0: none.
-        screen_size: height and width of what is seen.
-        gray_scale: whether it is gray, ``(screen_size, screen_size, 1)``, or RGB.
+        env: an environment that does not repeat actions itself (``suite_atari.load``, or ``frameskip=1``) and yields
+            RGB or gray images.
+        frame_skip: number of times each action is repeated.
+        noop_max: maximum number of no-ops at the start; 0: none.
+        screen_size: height and width of the observation.
+        gray_scale: convert the observation to gray, ``(screen_size, screen_size, 1)``; otherwise it stays RGB.
 
     Raises:
-        EnvironmentLoadError: the environment repeats actions by itself; or no opencv.
+        EnvironmentLoadError: the environment repeats actions itself, or opencv is missing.
     """
 
     def __init__(self, env: gymnasium.Env, frame_skip: int = 4, noop_max: int = 30, screen_size: int = 84,
@@ -455,7 +456,7 @@ class DMAtariPreprocessing(gymnasium.Wrapper):
         self._fires = len(meanings) > 1 and meanings[1] == 'FIRE'
 
     def fire(self, observation: np.ndarray, info: dict[str, Any]) -> tuple[np.ndarray, dict[str, Any]]:
-        """Press FIRE once, in games that have it as action 1; an episode that this ends is started anew."""
+        """Press FIRE once in games that have it as action 1; reset again if this ends the episode."""
         if not self._fires:
             return observation, info
         return self._start_with(1, 1, observation, info)
@@ -473,7 +474,7 @@ class DMAtariPreprocessing(gymnasium.Wrapper):
             count = int(self.env.unwrapped.np_random.integers(1, self._noop_max + 1))
             observation, info = self._start_with(0, count, observation, info)
         observation, info = self.fire(observation, info)
-        return self._seen(observation), info
+        return self._processed(observation), info
 
     def step(self, action: Any) -> StepResult:
         total, previous = 0.0, None
@@ -485,9 +486,9 @@ class DMAtariPreprocessing(gymnasium.Wrapper):
             previous = observation
         # a sprite may be drawn in every other frame only
         frame = observation if previous is None else np.maximum(previous, observation)
-        return self._seen(frame), total, terminated, truncated, info
+        return self._processed(frame), total, terminated, truncated, info
 
-    def _seen(self, frame: np.ndarray) -> np.ndarray:
+    def _processed(self, frame: np.ndarray) -> np.ndarray:
         gray = luma(frame) if self._to_gray else frame
         scaled = self._cv2.resize(gray, (self._size, self._size), interpolation=self._cv2.INTER_AREA)
         return scaled.reshape(self.observation_space.shape)

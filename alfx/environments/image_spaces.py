@@ -1,4 +1,4 @@
-"""What the wrappers of images in :mod:`alfx.environments.gym_wrappers` have in common."""
+"""Helpers shared by the image wrappers in :mod:`alfx.environments.gym_wrappers`."""
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +10,7 @@ from alfx.utils.extras import pip_install
 
 
 def require_box(space: spaces.Space, wrapper: Any, *ranks: int) -> spaces.Box:
-    """``space``, which must be a Box, of one of ``ranks`` if there are any.
+    """Return ``space``, which must be a Box whose rank is one of ``ranks`` if any are given.
 
     Raises:
         EnvironmentLoadError: it is not; the message names the class of ``wrapper``.
@@ -18,18 +18,18 @@ def require_box(space: spaces.Space, wrapper: Any, *ranks: int) -> spaces.Box:
     if not isinstance(space, spaces.Box) or (ranks and len(space.shape) not in ranks):
         name = type(wrapper).__name__
         rank = f' of {" or ".join(map(str, ranks))} dimensions' if ranks else ''
-        raise EnvironmentLoadError(f'{name}: expected a Box{rank}, found {space}; give the fields that are such boxes: '
-                                   f'{name}.fields = [...]')
+        raise EnvironmentLoadError(f'{name}: expected a Box{rank}, found {space}; name the fields that are such boxes '
+                                   f'in {name}.fields = [...]')
     return space
 
 
 def box_like(space: spaces.Box, func: Callable[[np.ndarray], np.ndarray]) -> spaces.Box:
-    """The Box whose bounds are ``func`` of those of ``space``."""
+    """Return a Box whose bounds are ``func`` of the bounds of ``space``."""
     return spaces.Box(func(space.low), func(space.high), dtype=space.dtype.type)
 
 
 def image_axes(channel_order: str) -> tuple[int, int]:
-    """Height and width axes of an image."""
+    """Return the height and width axes of an image."""
     if channel_order not in ('channels_last', 'channels_first'):
         raise EnvironmentLoadError("channel_order: expected 'channels_last' or 'channels_first', found "
                                    f'{channel_order!r}')
@@ -37,17 +37,17 @@ def image_axes(channel_order: str) -> tuple[int, int]:
 
 
 def is_channels_last_image(space: spaces.Space) -> bool:
-    """Whether ``space`` looks like images ``(H, W, C)``: a uint8 Box of rank 3 whose first axis is not the shortest."""
+    """Return whether ``space`` looks like images ``(H, W, C)``: uint8, rank 3, first axis not the shortest."""
     if not isinstance(space, spaces.Box) or len(space.shape) != 3 or space.dtype != np.uint8:
         return False
     return space.shape[0] >= min(space.shape[1:])
 
 
 def opencv(wrapper: str) -> Any:
-    """The module ``cv2``.
+    """Return the module ``cv2``.
 
     Raises:
-        EnvironmentLoadError: it is not installed; says how to get it.
+        EnvironmentLoadError: it is not installed; the message says how to install it.
     """
     try:
         import cv2
@@ -57,6 +57,6 @@ def opencv(wrapper: str) -> Any:
 
 
 def luma(image: np.ndarray) -> np.ndarray:
-    """Brightness ``(H, W)`` of an RGB image ``(H, W, 3)``, both uint8."""
+    """Return the luma ``(H, W)`` of an RGB image ``(H, W, 3)``, both uint8."""
     red, green, blue = (image[..., i].astype(np.uint32) for i in range(3))
     return ((red * 9798 + green * 19235 + blue * 3735 + 16384) >> 15).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Making gymnasium environments by name, with errors that say what to install or which name was meant."""
+"""Creation of gymnasium environments by name; errors suggest the package to install or a similar name."""
 import importlib
 import logging
 import re
@@ -16,10 +16,10 @@ from alfx.utils.extras import pip_install
 
 _log = logging.getLogger(__name__)
 
-# packages whose import registers environments: what their ids look like
+# packages that register environments when imported: patterns of their ids
 _PLUGINS = {'ale_py': r'ALE/|.*NoFrameskip-v', 'minigrid': r'MiniGrid-|BabyAI-', 'shimmy': r'dm_control/',
             'gymnasium_robotics': r'Fetch|HandReach|HandManipulate|AdroitHand|FrankaKitchen|PointMaze|AntMaze'}
-# what an entry point needs, and the extra that installs it
+# prefix of an entry point: the extra that installs what it needs
 _EXTRAS = {'gymnasium.envs.box2d': 'box2d', 'gymnasium.envs.mujoco': 'mujoco', 'ale_py': 'atari',
            'minigrid': 'minigrid', 'gymnasium_robotics': 'robotics'}
 RENDER_MODES = ('rgb_array', 'human', None)
@@ -27,13 +27,13 @@ RENDER_MODES = ('rgb_array', 'human', None)
 
 def make_env(environment_name: str, max_episode_steps: int | None = None, render_mode: str | None = 'rgb_array',
              env_args: Mapping[str, Any] | None = None) -> gymnasium.Env:
-    """The gymnasium environment ``environment_name``.
+    """Create the gymnasium environment ``environment_name``.
 
     Args:
         environment_name: a registered id, or 'module:id', which imports the module first.
         max_episode_steps: steps after which an episode is truncated; ``None``: as registered; 0: never.
-        render_mode: 'human' shows every step; 'rgb_array' allows pictures and costs nothing until one is asked for
-            (it becomes ``None`` in environments that have no pictures).
+        render_mode: 'human' shows every step; 'rgb_array' allows images and costs nothing until one is requested (it
+            becomes ``None`` in environments that cannot be rendered).
         env_args: further arguments of the environment's constructor.
 
     Raises:
@@ -45,19 +45,19 @@ def make_env(environment_name: str, max_episode_steps: int | None = None, render
     arguments = dict(env_args or {})
     if 'xml_file' in arguments:
         gin_utils.require_trust(f'the model xml_file = {arguments["xml_file"]!r} of {environment_name}')
-    with _explained(environment_name, spec):
+    with _translated_errors(environment_name, spec):
         if render_mode is not None:
             modes = _metadata(spec).get('render_modes') or ()
             if render_mode in modes or (render_mode == 'human' and 'rgb_array' in modes):
                 arguments['render_mode'] = render_mode
-        # the checker costs as much as a step of CartPole; alf_wrappers.CheckedEnvironment checks more
+        # gymnasium's checker costs as much as a step of CartPole; alf_wrappers.CheckedEnvironment checks more
         return gymnasium.make(spec, max_episode_steps=-1 if max_episode_steps == 0 else max_episode_steps,
                               disable_env_checker=True, **arguments)
 
 
 def make_native(environment_name: str, batch_size: int, max_episode_steps: int | None = None,
                 env_args: Mapping[str, Any] | None = None) -> VectorEnv:
-    """The natively batched implementation of ``environment_name``.
+    """Create the natively batched implementation of ``environment_name``.
 
     Args:
         environment_name: a registered id with a ``vector_entry_point``.
@@ -66,7 +66,7 @@ def make_native(environment_name: str, batch_size: int, max_episode_steps: int |
         env_args: further arguments of the constructor.
 
     Raises:
-        EnvironmentLoadError: there is no such implementation, or as for :func:`make_env`.
+        EnvironmentLoadError: there is no such implementation, or for the reasons of :func:`make_env`.
     """
     spec = find_spec(environment_name)
     if spec.vector_entry_point is None:
@@ -74,19 +74,19 @@ def make_native(environment_name: str, batch_size: int, max_episode_steps: int |
     arguments = dict(env_args or {})
     if max_episode_steps is not None:
         arguments['max_episode_steps'] = max_episode_steps
-    with _explained(environment_name, spec):
+    with _translated_errors(environment_name, spec):
         return gymnasium.make_vec(spec, num_envs=batch_size, vectorization_mode='vector_entry_point', **arguments)
 
 
 def find_spec(environment_name: str) -> EnvSpec:
-    """The specification registered as ``environment_name``; importing what registers it if that is known.
+    """Return the specification registered as ``environment_name``, importing the package that registers it if known.
 
     Raises:
-        EnvironmentLoadError: there is none; the message names the nearest ones.
+        EnvironmentLoadError: no such environment; the message suggests similar names.
     """
     module, _, name = environment_name.rpartition(':')
     if not gin_utils.is_trusted():
-        return _own_spec(environment_name)
+        return _builtin_spec(environment_name)
     if module:
         _import(module, f'{environment_name!r} names the module {module!r}')
     for package, pattern in _PLUGINS.items():
@@ -104,23 +104,23 @@ def find_spec(environment_name: str) -> EnvSpec:
     raise EnvironmentLoadError(_unknown(name))
 
 
-def _own_spec(environment_name: str) -> EnvSpec:
-    """The specification of a task of gymnasium itself, without importing anything else.
+def _builtin_spec(environment_name: str) -> EnvSpec:
+    """Return the specification of an environment of gymnasium itself, without importing anything else.
 
     Raises:
-        ConfError: it is none.
+        ConfError: it belongs to another package, which an untrusted conf may not import.
     """
     spec = registry.get(environment_name)
     entry_points = () if spec is None else (spec.entry_point, spec.vector_entry_point)
     if spec is None or not all(entry is None or isinstance(entry, str) and entry.startswith('gymnasium.envs.')
                                for entry in entry_points):
         gin_utils.require_trust(f'the environment {environment_name!r}')
-    assert spec is not None, 'it would have been refused'
+    assert spec is not None, 'require_trust raises otherwise'
     return spec
 
 
 def _versions(name: str) -> list[str]:
-    """What is registered under a name, with or without its version, in any version."""
+    """Return the registered ids that differ from ``name`` in their version only."""
     stem = re.sub(r'-v\d+$', '', name)
     return sorted(known for known in registry if re.fullmatch(re.escape(stem) + r'-v\d+', known))
 
@@ -132,7 +132,7 @@ def _version(name: str) -> int:
 def _unknown(name: str) -> str:
     suggestions = _versions(name) or nearest(name, registry)
     hint = f'did you mean {" or ".join(map(repr, suggestions))}?' if suggestions else (
-        'gymnasium.registry lists all; an environment of your own is registered by importing its module: '
+        'gymnasium.registry lists all; to register a custom environment, import its module: '
         f"'your_module:{name}'")
     return f'no environment is registered as {name!r}; {hint}'
 
@@ -167,8 +167,8 @@ def _metadata(spec: EnvSpec) -> Mapping[str, Any]:
 
 
 @contextmanager
-def _explained(name: str, spec: EnvSpec) -> Iterator[None]:
-    """Turns what gymnasium raises into :class:`EnvironmentLoadError`."""
+def _translated_errors(name: str, spec: EnvSpec) -> Iterator[None]:
+    """Translate the errors of gymnasium into :class:`EnvironmentLoadError`."""
     try:
         yield
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:

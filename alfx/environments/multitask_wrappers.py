@@ -1,4 +1,4 @@
-"""The part of :mod:`alfx.environments.alf_wrappers` that joins environments and switches between tasks."""
+"""Wrappers that join environments or switch between tasks, exported by :mod:`alfx.environments.alf_wrappers`."""
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,8 +16,8 @@ from alfx.gin_utils import configurable
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 
 
-class _Several(AlfEnvironment):
-    """Base of environments made of several with equal specs."""
+class _MultiEnvironment(AlfEnvironment):
+    """Base class of environments that contain several environments with equal specs."""
 
     def __init__(self, envs: Sequence[AlfEnvironment]):
         if not envs:
@@ -27,7 +27,7 @@ class _Several(AlfEnvironment):
         for i, env in enumerate(self._envs):
             if env.time_step_spec() != first.time_step_spec():
                 raise EnvironmentLoadError(f'{type(self).__name__}: environment {i} has other specs than the first: '
-                                           f'{env.time_step_spec()} instead of {first.time_step_spec()}')
+                                           f'expected {first.time_step_spec()}, found {env.time_step_spec()}')
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -77,11 +77,11 @@ class _Several(AlfEnvironment):
             env.close()
 
 
-class BatchEnvironmentWrapper(_Several):
-    """Several environments joined into one batch; they are stepped one after the other.
+class BatchEnvironmentWrapper(_MultiEnvironment):
+    """Joins several environments into one batch; they are stepped one after the other.
 
     Args:
-        envs: environments with equal specs, each of any batch size. ``env_id`` counts from 0 through all.
+        envs: environments with equal specs, each of any batch size. ``env_id`` numbers all of them from 0.
     """
 
     def __init__(self, envs: Sequence[AlfEnvironment]):
@@ -91,7 +91,7 @@ class BatchEnvironmentWrapper(_Several):
 
     def _seed(self, seed: int | None) -> None:
         first = context.first_environment() // self._sizes[0]
-        with context.environments_from(0):  # each of them has a seed of its own already
+        with context.environments_from(0):  # each of them already has its own seed
             for i, env in enumerate(self._envs):
                 env.seed(derived_seed(seed, first + i))
 
@@ -137,17 +137,17 @@ class BatchEnvironmentWrapper(_Several):
         return self._envs[0].render(mode)
 
 
-class MultitaskWrapper(_Several):
-    """Several tasks, one of which is at work: a batch of 1 whose action also says which task comes next.
+class MultitaskWrapper(_MultiEnvironment):
+    """Several tasks, one of which is active: a batch of 1 whose action also chooses the next task.
 
-    The action is ``{'task_id': [1], 'action': ...}``. ``task_id`` matters where the action does not: at LAST it
-    chooses the task of the next episode. ``env_info`` has the 'task_id' at work. For more environments join several
-    by :class:`BatchEnvironmentWrapper`.
+    The action is ``{'task_id': [1], 'action': ...}``. ``task_id`` is used at LAST only, where it chooses the task of
+    the next episode; ``action`` is used everywhere else. ``env_info`` contains the active 'task_id'. For a larger
+    batch, join several of these by :class:`BatchEnvironmentWrapper`.
 
     Args:
         envs: one environment for each task, of batch size 1, with equal specs.
         task_names: name of each task.
-        env_id: ``TimeStep.env_id``; the first episode is of task ``env_id % num_tasks``.
+        env_id: ``TimeStep.env_id``; the first episode has task ``env_id % num_tasks``.
     """
 
     def __init__(self, envs: Sequence[AlfEnvironment], task_names: Sequence[str], env_id: int | None = None):
@@ -168,10 +168,10 @@ class MultitaskWrapper(_Several):
     @classmethod
     def load(cls, load_fn: Callable[..., AlfEnvironment], environment_name: Sequence[str], env_id: int | None = None,
              **kwargs: Any) -> 'MultitaskWrapper':
-        """One task for each of several environment names.
+        """Create a wrapper with one task for each environment name.
 
         Args:
-            load_fn: makes an environment of batch size 1 of a name.
+            load_fn: creates an environment of batch size 1 from a name.
             environment_name: the names.
             env_id: see the class.
             **kwargs: further arguments of ``load_fn``.
@@ -243,19 +243,19 @@ class MultitaskWrapper(_Several):
 
 @configurable(module=_MODULE)
 class CurriculumWrapper(AlfEnvironmentBaseWrapper):
-    """Chooses tasks by how fast the agent learns them.
+    """Chooses tasks by the agent's learning progress.
 
-    The score of an episode is its mean reward a step. For each task two moving averages of scores are kept, a fast
-    one (current) and a slow one (past); their difference is the progress. The next episode of an environment is of
-    task k with a probability proportional to ``1 + (f - 1) * max(progress_k, 0) / max_j progress_j``; f rises from 1
-    to ``progress_favor`` during the first ``warmup_period * num_tasks`` episodes. The numbers are in ``env_info``.
+    The score of an episode is its mean reward per step. For each task two moving averages of scores are kept, a fast
+    one (current) and a slow one (past); their difference is the progress. The next episode of an environment has task k
+    with a probability proportional to ``1 + (f - 1) * max(progress_k, 0) / max_j progress_j``; f rises from 1 to
+    ``progress_favor`` during the first ``warmup_period * num_tasks`` episodes. ``env_info`` contains these numbers.
 
     Args:
         env: :class:`MultitaskWrapper` or a batch of them.
-        progress_favor: how much likelier the task of the fastest progress is than one without any.
-        current_score_update_rate: weight of an episode in the fast average.
-        past_score_update_rate: weight of an episode in the slow one.
-        warmup_period: see above.
+        progress_favor: how much more likely the task with the fastest progress is than a task without progress.
+        current_score_update_rate: weight of a new episode in the fast average.
+        past_score_update_rate: weight of a new episode in the slow average.
+        warmup_period: episodes per task until ``progress_favor`` is reached.
     """
 
     _STATE = ('_sums', '_lengths', '_current_score', '_past_score', '_counts', '_generator', '_next')
@@ -291,7 +291,7 @@ class CurriculumWrapper(AlfEnvironmentBaseWrapper):
         self._generator = np.random.default_rng(batch_seed(seed, 2))
 
     def task_probabilities(self) -> np.ndarray:
-        """``[num_tasks]``: of being chosen next."""
+        """Return the probability of each task to be chosen next, ``[num_tasks]``."""
         progress = np.maximum(self._current_score - self._past_score, 0)
         favor = 1 + (self._favor - 1) * min(1.0, self._counts.sum() / self._warmup)
         weights = 1 + (favor - 1) * progress / max(progress.max(), 1e-30)

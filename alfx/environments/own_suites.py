@@ -1,6 +1,6 @@
-"""What the suites of alfx's own environments have in common: ``load``, which makes a batch of one of them by name.
+"""Helpers shared by the suites of environments that alfx defines itself: ``load``, which creates a batch by name.
 
-The environments are gymnasium classes in pure Python, each with ``num_steps``, the length of an episode.
+The environments are gymnasium classes in pure Python. Each has ``num_steps``, the length of an episode.
 """
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -34,7 +34,7 @@ def _make(constructor: Constructor, max_episode_steps: StepLimit | None, env_arg
 def constructor_of(kind: str, environments: Mapping[str, Constructor], name: str,
                    max_episode_steps: StepLimit | None, env_args: Mapping[str, Any] | None,
                    wrappers: Sequence[EnvWrapper]) -> Callable[[], gymnasium.Env]:
-    """What makes one environment of a suite, in its wrappers; for the arguments see :func:`make_load` and ``load``.
+    """Return a constructor of one environment of a suite, with its wrappers; for the arguments see :func:`make_load`.
 
     Raises:
         EnvironmentLoadError: an unknown name.
@@ -47,17 +47,17 @@ def constructor_of(kind: str, environments: Mapping[str, Constructor], name: str
 
 def make_load(module: str, kind: str, environments: Mapping[str, Constructor], wrappers: Sequence[EnvWrapper] = (),
               env_info_keys: Sequence[str] = ()) -> Callable[..., AlfEnvironment]:
-    """The function ``load`` of a suite, which conf files know as ``<module>.load``.
+    """Return the function ``load`` of a suite, which conf files know as ``<module>.load``.
 
     Args:
         module: name of the module of the suite.
-        kind: what its environments are, for messages: 'environment with goals'.
-        environments: constructor of each environment by its name; what it makes has ``num_steps``.
-        wrappers: around every environment, inside those that the caller of ``load`` asks for.
-        env_info_keys: which numbers of the info dicts become ``TimeStep.env_info``.
+        kind: kind of the environments in messages, such as 'environment with goals'.
+        environments: constructor of each environment by its name; the environments have ``num_steps``.
+        wrappers: wrappers around every environment, inside the wrappers given to ``load``.
+        env_info_keys: numbers of the info dicts that become ``TimeStep.env_info``.
 
     Returns:
-        A configurable with the arguments of :func:`alfx.environments.suite_gym.load` that apply.
+        A configurable with the applicable arguments of :func:`alfx.environments.suite_gym.load`.
     """
 
     def load(environment_name: str, env_id: int | None = None, discount: float = 1.0,
@@ -65,7 +65,7 @@ def make_load(module: str, kind: str, environments: Mapping[str, Constructor], w
              alf_env_wrappers: Sequence[AlfWrapper] = (), batch_size: int = 1,
              vector_env: VectorEnvCtor = SerialVectorEnv,
              env_args: Mapping[str, Any] | None = None) -> AlfEnvironment:
-        """A batch of one of these environments.
+        """Create a batch of one of these environments.
 
         Args:
             environment_name: a name of the suite.
@@ -76,11 +76,11 @@ def make_load(module: str, kind: str, environments: Mapping[str, Constructor], w
             gym_env_wrappers: wrappers around each gymnasium environment, innermost first.
             alf_env_wrappers: wrappers around the whole batch, innermost first.
             batch_size: ``B``.
-            vector_env: makes a gymnasium vector environment of constructors.
+            vector_env: creates a gymnasium vector environment from constructors.
             env_args: arguments of the environment's constructor.
 
         Raises:
-            EnvironmentLoadError: an unknown name, or no environment at all.
+            EnvironmentLoadError: an unknown name, or ``batch_size`` < 1.
         """
         make = constructor_of(kind, environments, environment_name, max_episode_steps, env_args,
                               (*wrappers, *gym_env_wrappers))

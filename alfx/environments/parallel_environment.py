@@ -18,11 +18,11 @@ class ParallelAlfEnvironment(GymVectorEnvironment):
         env_constructors: constructors of gymnasium environments.
         start_serially: wait for each process to be ready before the next is started.
         blocking: must be False: all processes step at the same time.
-        flatten: must be True: steps travel as flat arrays in shared memory.
+        flatten: must be True: steps are exchanged as flat arrays in shared memory.
         num_spare_envs_for_reload: must be 0: a process that dies is replaced by a new one (``max_restarts``).
-        torch_num_threads_per_env: threads of torch in each process.
-        max_restarts: how often each environment may be made anew after it raised or its process died.
-        envs_per_worker: how many environments one process steps.
+        torch_num_threads_per_env: torch threads in each process.
+        max_restarts: how often each environment may be created again after it raised or its process died.
+        envs_per_worker: number of environments in each process.
         **kwargs: further arguments of :class:`GymVectorEnvironment`.
 
     Raises:

@@ -1,7 +1,7 @@
-"""A vector environment whose environments run in other processes, several in each if wanted.
+"""A vector environment whose environments run in other processes, one or several in each.
 
-The parent's half: starting, talking to, replacing and ending the processes. The workers' half and the memory that
-both share are in :mod:`alfx.environments.worker`.
+This is the parent's side: starting, messaging, replacing and ending the processes. The workers' side and the shared
+memory are in :mod:`alfx.environments.worker`.
 """
 import contextlib
 import logging
@@ -30,26 +30,26 @@ _DEAD = (EOFError, BrokenPipeError, ConnectionResetError)
 
 
 class _WorkerDied(Exception):
-    """A worker ended without a word, or gave no answer in time; the message says how."""
+    """A worker ended without an answer, or did not answer in time; the message says which."""
 
 
 class _Worker(Child):
-    """One worker process as the parent sees it."""
+    """Handle of one worker process in the parent."""
 
     def __init__(self, context: Any, arguments: WorkerArguments, timeout: float | None):
         self.rows = arguments.rows
         self._name, self._call, self._timeout = arguments.name, 'its constructor', timeout
-        self._unread = 1  # it says when it is ready
+        self._unread = 1  # the worker sends a message when it is ready
         super().__init__(context, work, (arguments, ), f'{arguments.name}[{self.rows.start}:{self.rows.stop}]')
 
-    def at_work(self) -> str:
-        """Which environments it has, and in which call they are."""
+    def current_call(self) -> str:
+        """Return the worker's environments and the call they are in, for messages."""
         first, last = self.rows.start, self.rows.stop - 1
         which = f'environment {first}' if first == last else f'one of environments {first} to {last}'
         return f'{which} of {self._name!r} in {self._call}'
 
     def send(self, message: bytes, call: str = 'step()') -> None:
-        """Send a message; answers to earlier ones that an interrupt left unread are dropped."""
+        """Send a message; first drop answers to earlier messages that an interrupt left unread."""
         while self._unread:
             self.receive()
         self._call = call
@@ -64,7 +64,7 @@ class _Worker(Child):
         self.send(COMMAND + pickle.dumps((name, arguments)), f'{name}()')
 
     def receive(self) -> Any:
-        """The answer to the oldest message.
+        """Return the answer to the oldest message.
 
         Raises:
             EnvironmentStepError: an environment raised in the worker, which has ended.
@@ -73,7 +73,7 @@ class _Worker(Child):
         try:
             if self._timeout is not None and not self.pipe.poll(self._timeout):
                 self.end(0.0)
-                raise _WorkerDied(f'its process gave no answer within {self._timeout} s to {self._call}')
+                raise _WorkerDied(f'its process did not answer {self._call} within {self._timeout} s')
             answer = self.pipe.recv_bytes()
         except _DEAD:
             self._unread = 0
@@ -86,7 +86,7 @@ class _Worker(Child):
         return pickle.loads(answer[1:])
 
     def ask_to_end(self) -> None:
-        """Tell the worker to end, if it still listens."""
+        """Ask the worker to end, if it is still listening."""
         with contextlib.suppress(OSError):
             self.pipe.send_bytes(COMMAND + pickle.dumps(('close', ())))
 
@@ -102,30 +102,31 @@ def _end_all(workers: list[_Worker]) -> None:
 
 @configurable
 class ProcessVectorEnv(SupervisedVectorEnv):
-    """Environments that run in other processes.
+    """Vector environment whose environments run in other processes.
 
     Args:
         env_fns: constructors of gymnasium environments.
-        envs_per_worker: how many environments one process steps; the last one may have fewer.
-        max_restarts: how often each environment may be made anew after it raised or its process died. It yields
-            its last known observation, reward 0 and a truncation, then a reset of the new environment.
-        name: what to call them in messages; '': the id of the first.
+        envs_per_worker: number of environments in each process; the last process may have fewer.
+        max_restarts: how often each environment may be created again after it raised or its process died. The
+            environment then yields its last known observation, reward 0 and a truncation, and next a reset of the new
+            environment.
+        name: name of the environments in messages; '': the id of the first.
         start_serially: wait for each process to be ready before the next is started.
-        torch_num_threads: of each worker, if torch is imported there.
-        context: how processes are started: 'fork', 'forkserver' or 'spawn'; ``None``: 'fork' where there is it.
-            Under 'fork' they inherit everything. Under the other two ``env_fns`` are cloudpickled and the bindings
-            of the conf are sent along, but what a program registers at run time (gymnasium ids) is not known there.
-        timeout: seconds after which a worker that gives no answer counts as dead; ``None``: never.
+        torch_num_threads: torch threads of each worker, if torch is imported there.
+        context: start method of the processes: 'fork', 'forkserver' or 'spawn'; ``None``: 'fork' where available. With
+            'fork' the processes inherit everything. With the other two, ``env_fns`` are cloudpickled and the bindings
+            of the conf are sent along, but registrations at run time (gymnasium ids) are lost.
+        timeout: seconds after which a worker that does not answer counts as dead; ``None``: never.
 
     Raises:
         EnvironmentLoadError: the environments have different spaces.
         UnsupportedSpaceError: a space has no tensor spec.
-        EnvironmentStepError: in all methods: an environment raised and may not be restarted. Then all processes
-            have been ended.
+        EnvironmentStepError: in all methods: an environment raised and may not be restarted. All processes have been
+            ended.
     """
 
     owns_arrays = True
-    _if_it_hangs = 'create_environment.worker_timeout ends one after so many seconds'
+    _hang_hint = 'set create_environment.worker_timeout to end such a process after a number of seconds'
 
     def __init__(self, env_fns: Sequence[EnvFn], envs_per_worker: int = 1, max_restarts: int = 0, name: str = '',
                  start_serially: bool = True, torch_num_threads: int = 1, context: str | None = None,
@@ -133,7 +134,7 @@ class ProcessVectorEnv(SupervisedVectorEnv):
         if not env_fns or envs_per_worker < 1:
             raise EnvironmentLoadError(f'expected at least one environment and one per worker, found {len(env_fns)} '
                                        f'environments, {envs_per_worker} per worker')
-        example = env_fns[0]()  # its spaces are needed before there can be shared memory
+        example = env_fns[0]()  # its spaces determine the size of the shared memory
         env_spaces = EnvSpaces.of(example)
         super().__init__(env_spaces, len(env_fns), example.metadata, example.render_mode,
                          name or environment_name(example))
@@ -208,11 +209,11 @@ class ProcessVectorEnv(SupervisedVectorEnv):
         return out, infos
 
     def _exchange_restarting(self, send: Any, resets: np.ndarray) -> list[Info]:
-        """Send something to every worker, then collect the answers; a worker that dies is replaced.
+        """Send a message to every worker and collect the answers; a worker that dies is replaced.
 
         Args:
             send: sends the message to a worker.
-            resets: which environments the message resets rather than steps.
+            resets: environments that the message resets rather than steps, bool ``[num_envs]``.
         """
         dead: dict[int, str] = {}
         for k, worker in enumerate(self._workers):
@@ -224,7 +225,7 @@ class ProcessVectorEnv(SupervisedVectorEnv):
         for k, worker in enumerate(self._workers):
             if k not in dead:
                 try:
-                    first, self._watch.who = worker.rows.start, worker.at_work
+                    first, self._watch.current_call = worker.rows.start, worker.current_call
                     infos += [(first + i, info) for i, info in worker.receive() or ()]
                 except _WorkerDied as death:
                     dead[k] = str(death)
@@ -233,7 +234,7 @@ class ProcessVectorEnv(SupervisedVectorEnv):
         return infos
 
     def _replace(self, k: int, reason: str, resets: np.ndarray) -> list[Info]:
-        """Start worker ``k`` anew and give its environments a result of the step at hand."""
+        """Start worker ``k`` again and give its environments a result of the current step."""
         rows = self._workers[k].rows
         self._workers[k].end(0.0)
         lost = range(rows.start, rows.stop)
@@ -248,7 +249,7 @@ class ProcessVectorEnv(SupervisedVectorEnv):
         self._receive(worker)
         worker.command('inherit', [self._seeds[i] for i in lost], [self._restarts[i] for i in lost])
         self._receive(worker)
-        # the others keep their last known observation
+        # environments that are not reset keep their last known observation
         worker.command('reset', self._current, [i - rows.start for i in lost if resets[i]], None, None)
         infos = [(rows.start + i, info) for i, info in self._receive(worker)]
         out = self._results[self._current]
@@ -256,10 +257,10 @@ class ProcessVectorEnv(SupervisedVectorEnv):
         out.rewards[ended], out.terminations[ended], out.truncations[ended] = 0, False, True
         return infos
 
-    # Talking to workers ----------------------------------------------------------------------------------------
+    # Messages to workers ---------------------------------------------------------------------------------------
 
     def _receive(self, worker: _Worker) -> Any:
-        self._watch.who = worker.at_work
+        self._watch.current_call = worker.current_call
         try:
             return worker.receive()
         except _WorkerDied as death:
@@ -267,7 +268,7 @@ class ProcessVectorEnv(SupervisedVectorEnv):
             raise EnvironmentStepError(rows[0], self.name, 'its worker process', str(death), hint=_hint(rows)) from None
 
     def _ask(self, workers: Sequence[_Worker], name: str, *arguments: Any) -> list[Any]:
-        """The answers of ``workers`` to a command; no worker is restarted."""
+        """Return the answers of ``workers`` to a command; no worker is restarted."""
         self._assert_open()
         with self._ending_all_on_error(), self._watch:
             try:
@@ -322,7 +323,7 @@ class ProcessVectorEnv(SupervisedVectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         """End all processes; those that do not end within ``processes.GRACE_SECONDS`` are killed."""
-        if hasattr(self, '_finalizer'):  # older gymnasium also closes what could not be constructed
+        if hasattr(self, '_finalizer'):  # older gymnasium also closes an object whose constructor failed
             self._finalizer()
 
     @property
@@ -333,4 +334,4 @@ class ProcessVectorEnv(SupervisedVectorEnv):
 
 def _hint(rows: range) -> str:
     together = '' if len(rows) == 1 else f'environments {rows[0]} to {rows[-1]} ran in that process; '
-    return together + 'max_restarts of create_environment lets environments be restarted'
+    return together + 'set create_environment.max_restarts to restart environments'

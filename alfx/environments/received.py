@@ -1,6 +1,6 @@
-"""What an environment that batches by itself has sent: numbers of each that can be learned from, or whose they are not.
+"""Checks of the results of natively batched environments: finite rewards, valid flags, observations without NaN.
 
-What is in alfx's own vector environments is looked at one by one (:mod:`alfx.environments.environment_group`).
+The environments in alfx's own vector environments are checked one by one (:mod:`alfx.environments.environment_group`).
 """
 from typing import Any
 
@@ -13,17 +13,17 @@ from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 
 
 def checked_rewards(rewards: Any, shape: tuple[int, ...], ignored: np.ndarray | None, name: str) -> np.ndarray:
-    """The rewards of a step as an array.
+    """Return the rewards of a step as an array.
 
     Args:
-        rewards: of the step.
-        shape: ``[B]`` or ``[B, K]``, which they must have.
-        ignored: bool ``[B]``: those that will not be used; None for none.
-        name: what the environment is called.
+        rewards: rewards of the step.
+        shape: expected shape, ``[B]`` or ``[B, K]``.
+        ignored: environments whose reward is not used, bool ``[B]``; ``None``: none.
+        name: name of the environments in messages.
 
     Raises:
-        EnvironmentStepError: they are no finite numbers; the message names the first environment of which that is so.
-            Or there are not as many as there should be.
+        EnvironmentStepError: a reward is not a finite number (the message names the first such environment), or the
+            shape is wrong.
     """
     array = np.asarray(rewards)
     _check_shape(array, shape, 'their reward', 'step()', name)
@@ -42,15 +42,15 @@ def checked_rewards(rewards: Any, shape: tuple[int, ...], ignored: np.ndarray | 
 
 
 def _check_shape(found: Any, shape: tuple[int, ...], what: str, during: str, name: str) -> None:
-    if found.shape != shape:  # it would be stretched over the batch without a word
+    if found.shape != shape:  # it would be broadcast over the batch silently
         raise EnvironmentStepError(None, name, during, f'{what} has shape {tuple(found.shape)}, expected {shape}')
 
 
 def checked_flags(flags: Any, batch_size: int, what: str, name: str) -> np.ndarray:
-    """``terminated`` or ``truncated`` as an array of bools ``[B]``.
+    """Return ``terminated`` or ``truncated`` as a bool array ``[B]``.
 
     Raises:
-        EnvironmentStepError: some are neither True nor False, or there are not ``batch_size`` of them.
+        EnvironmentStepError: some are neither True nor False, or the shape is wrong.
     """
     array = np.asarray(flags)
     _check_shape(array, (batch_size, ), what, 'step()', name)
@@ -65,15 +65,15 @@ def checked_flags(flags: Any, batch_size: int, what: str, name: str) -> np.ndarr
 
 def check_observation(observation: NestedTensor, spec: NestedTensorSpec, batch_size: int, during: str,
                       name: str) -> None:
-    """Refuse NaN in an observation ``[B, ...]``, which would be in every parameter after an update, and other shapes.
+    """Check that an observation ``[B, ...]`` has the shapes of its spec and no NaN, which an update would spread.
 
     Raises:
-        EnvironmentStepError: there is; the message names the first environment that sent it. Or a part of the
-            observation does not have the shape of its spec for each environment.
+        EnvironmentStepError: there is a NaN (the message names the first environment that sent one), or a part of the
+            observation does not have the shape of its spec.
     """
     for (path, leaf), part in zip(nest.flatten_with_path(observation), nest.flatten(spec)):
         _check_shape(leaf, (batch_size, *part.shape), f'their observation{f".{path}" if path else ""}', during, name)
-        # a sum is NaN as well, in a fraction of the time; infinities of both signs are looked at again
+        # the sum is NaN too and takes a fraction of the time; infinities of both signs need the second check
         if leaf.dtype.is_floating_point and torch.isnan(leaf.sum()) and torch.isnan(leaf).any():
             row = int(torch.isnan(leaf).reshape(len(leaf), -1).any(1).int().argmax())
-            raise EnvironmentStepError(row, name, during, f"its observation{f'.{path}' if path else ''} has NaN in it")
+            raise EnvironmentStepError(row, name, during, f"its observation{f'.{path}' if path else ''} contains NaN")

@@ -1,4 +1,4 @@
-"""A window for pictures of an environment."""
+"""A window that shows images of an environment."""
 from typing import Any
 
 import numpy as np
@@ -7,10 +7,10 @@ from alfx.environments.environment_errors import UnsupportedOperationError
 
 
 class Window:
-    """Shows pictures in a window; it opens with the first one.
+    """Shows images in a window, which opens with the first image.
 
     Args:
-        title: of the window.
+        title: title of the window.
     """
 
     def __init__(self, title: str):
@@ -21,13 +21,13 @@ class Window:
         """Show ``frame``, uint8 ``[H, W, 3]``.
 
         Raises:
-            UnsupportedOperationError: there is no pygame or no display.
+            UnsupportedOperationError: pygame is missing, or there is no display.
         """
         try:
             import pygame
         except ImportError:
             raise UnsupportedOperationError('showing an environment needs pygame: pip install pygame; '
-                                            "render('rgb_array') gives pictures without it") from None
+                                            "render('rgb_array') returns images without it") from None
         height, width = frame.shape[:2]
         try:
             if self._screen is None or self._screen.get_size() != (width, height):
@@ -38,7 +38,7 @@ class Window:
             pygame.event.pump()
             pygame.display.flip()
         except pygame.error as error:
-            raise UnsupportedOperationError(f"no window can be opened ({error}); render('rgb_array') gives pictures "
+            raise UnsupportedOperationError(f"cannot open a window ({error}); render('rgb_array') returns images "
                                             'without one') from None
 
     def close(self) -> None:

@@ -1,10 +1,10 @@
-"""The exact state of a gymnasium environment as bytes, so that a run can go on as if it had not stopped.
+"""Exact state of a gymnasium environment as bytes, with which a run resumes with identical results.
 
-What Python holds (counters, arrays, generators, of the environment and of every wrapper) is pickled. What a
-simulator holds is asked from the simulator: pickling a whole MuJoCo or Atari environment would restart its
-episode. Where neither works (Box2D) there is no state: :func:`capture` returns ``None``.
+The state in Python (counters, arrays, generators, of the environment and of every wrapper) is pickled. The state of a
+simulator is saved by the simulator itself, because pickling a whole MuJoCo or Atari environment would restart its
+episode. Where neither works (Box2D), :func:`capture` returns ``None``.
 
-The bytes are a pickle: only restore what your own run has saved. :mod:`alfx.utils.checkpoint_utils` sees to that.
+The bytes are a pickle: restore only states of your own runs. :mod:`alfx.utils.checkpoint_utils` ensures that.
 """
 import functools
 import io
@@ -20,7 +20,7 @@ import gymnasium
 import numpy as np
 
 _VERSION = 2
-_LARGEST_OF_MODEL = 2**16  # bytes of an array
+_MAX_MODEL_ARRAY_BYTES = 2**16
 _log = logging.getLogger(__name__)
 
 # Attributes that belong to the process or to a window, not to the episode.
@@ -31,12 +31,12 @@ _SKIPPED_MODULES = ('pygame', 'glfw', 'OpenGL', 'logging', 'threading', 'multipr
 
 
 class _Simulator(NamedTuple):
-    """How one kind of simulator gives and takes its state.
+    """Functions that save and load the state of one kind of simulator.
 
     Fields:
-        attribute: the attribute of the innermost environment that holds it.
-        save: the simulator's state as something that can be pickled exactly.
-        load: ``load(environment, state)`` puts it back.
+        attribute: the attribute of the innermost environment that holds the simulator.
+        save: returns the simulator's state as an object that can be pickled exactly.
+        load: ``load(environment, state)`` restores it.
     """
 
     attribute: str
@@ -45,7 +45,7 @@ class _Simulator(NamedTuple):
 
 
 def capture(env: Any) -> bytes | None:
-    """The state of ``env`` and of all its wrappers, or ``None`` where there is no exact one.
+    """Return the state of ``env`` and of all its wrappers, or ``None`` if it cannot be saved exactly.
 
     Args:
         env: a gymnasium environment or natively batched vector environment.
@@ -58,22 +58,22 @@ def capture(env: Any) -> bytes | None:
     buffer = io.BytesIO()
     try:
         for layer in layers:
-            object.__reduce_ex__(layer, 4)  # raises for an object that holds more than its attributes, in native code
+            object.__reduce_ex__(layer, 4)  # raises for an object with state in native code
         _Pickler(buffer, layers).dump((_VERSION, _shape(layers), simulated, attributes))
     except (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        _tell_once(f'{env} has no state that can be saved: {error}')
+        _log_once(f'the state of {env} cannot be saved: {error}')
         return None
     return zlib.compress(buffer.getvalue(), 1)
 
 
 @functools.cache
-def _tell_once(text: str) -> None:
-    """Log a line, but not again with each checkpoint."""
+def _log_once(text: str) -> None:
+    """Log a line once, not again with each checkpoint."""
     _log.info('%s', text)
 
 
 def restore(env: Any, state: bytes) -> None:
-    """Put the state that :func:`capture` gave into ``env``, which must have been made in the same way.
+    """Restore a state of :func:`capture` in ``env``, which must have been constructed in the same way.
 
     Raises:
         ValueError: the state is of an environment with other wrappers, or of another version of this format.
@@ -95,7 +95,7 @@ def restore(env: Any, state: bytes) -> None:
 
 
 def _layers(env: Any) -> Iterator[Any]:
-    """``env`` and what it wraps, outermost first."""
+    """Yield ``env`` and the environments that it wraps, outermost first."""
     while isinstance(env, (gymnasium.Wrapper, gymnasium.vector.VectorWrapper)):
         yield env
         env = env.env
@@ -115,7 +115,7 @@ def _is_state(key: str, value: Any, layer: Any, simulator: _Simulator | None) ->
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles references to the environments themselves as references, and refuses what would restart."""
+    """Pickler that stores the environments themselves as references and rejects objects that would restart."""
 
     def __init__(self, file: io.BytesIO, layers: list[Any]):
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
@@ -126,7 +126,7 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, gymnasium.utils.EzPickle):
-            raise pickle.PicklingError(f'pickling {type(obj).__name__} would construct it anew')
+            raise pickle.PicklingError(f'unpickling {type(obj).__name__} would construct a new one')
         return NotImplemented
 
 
@@ -140,14 +140,14 @@ class _Unpickler(pickle.Unpickler):
         return self._layers[pid]
 
 
-# One small function a suite ------------------------------------------------------------------------------------
+# Simulators ----------------------------------------------------------------------------------------------------
 
 
 def _simulator(env: Any) -> _Simulator | None:
-    """How the simulator in ``env`` is saved; ``None`` if all its state is in Python."""
+    """Return the functions for the simulator in ``env``; ``None`` if all its state is in Python."""
     for module, attribute, kind, simulator in _SIMULATORS:
         loaded = sys.modules.get(module)
-        # not a property that hands on the simulator of an environment inside, which is not one of the layers
+        # vars: a property may return the simulator of an inner environment that is not one of the layers
         if loaded is not None and isinstance(vars(env).get(attribute), getattr(loaded, kind)):
             return simulator
     return None
@@ -155,11 +155,11 @@ def _simulator(env: Any) -> _Simulator | None:
 
 def _save_mujoco(env: Any) -> Any:
     # The whole MjData, not only mj_getState: observations and rewards also read quantities that the last step
-    # derived (positions of bodies, contact forces), and mj_forward would not give the same ones. Of the model what
-    # an environment may draw anew for an episode (positions of goals, masses), not its meshes and textures.
+    # derived (positions of bodies, contact forces), and mj_forward would not reproduce them. Of the model, the small
+    # arrays that an environment may change in each episode (positions of goals, masses), not meshes and textures.
     arrays = {name: getattr(env.model, name) for name in dir(env.model) if not name.startswith('_')}
     small = {name: array.copy() for name, array in arrays.items()
-             if isinstance(array, np.ndarray) and array.dtype.kind in 'fiu' and array.nbytes <= _LARGEST_OF_MODEL}
+             if isinstance(array, np.ndarray) and array.dtype.kind in 'fiu' and array.nbytes <= _MAX_MODEL_ARRAY_BYTES}
     return pickle.dumps(env.data, protocol=pickle.HIGHEST_PROTOCOL), small
 
 

@@ -1,4 +1,4 @@
-"""Seeds: every environment of a run gets its own stream from the run's one seed."""
+"""Seeds: every environment of a run gets its own stream, derived from the seed of the run."""
 import numpy as np
 
 from alfx import context
@@ -7,15 +7,15 @@ _BITS = 2**31 - 1
 
 
 def environment_seeds(seed: int | None, count: int, purpose: int = 0) -> list[int | None]:
-    """One seed in ``[0, 2**31)`` for each of ``count`` environments; ``None`` for each if ``seed`` is ``None``.
+    """Return one seed in ``[0, 2**31)`` for each of ``count`` environments; all are ``None`` if ``seed`` is ``None``.
 
-    Environment i gets the same seed whatever ``count`` is, and whichever process has it: they are numbered from
-    ``context.first_environment()``.
+    The seed of environment i depends neither on ``count`` nor on the process that steps it: environments are numbered
+    from ``context.first_environment()``.
 
     Args:
-        seed: the run's seed.
+        seed: seed of the run.
         count: number of environments.
-        purpose: streams for different purposes (0: training, 1: evaluation) are unrelated.
+        purpose: number of the purpose (0: training, 1: evaluation); streams of different purposes are unrelated.
     """
     if seed is None:
         return [None] * count
@@ -24,12 +24,12 @@ def environment_seeds(seed: int | None, count: int, purpose: int = 0) -> list[in
 
 
 def derived_seed(seed: int | None, *key: int) -> int | None:
-    """A seed unrelated to ``seed`` that is determined by it and ``key``; ``None`` gives ``None``."""
+    """Return a seed that is determined by ``seed`` and ``key`` but unrelated to ``seed``; ``None`` for ``None``."""
     return None if seed is None else _number(np.random.SeedSequence(seed, spawn_key=key))
 
 
 def batch_seed(seed: int | None, *key: int) -> int | None:
-    """:func:`derived_seed` for random numbers that a whole batch shares: other ones in each process of a run."""
+    """Return :func:`derived_seed` for random numbers shared by a whole batch; it differs between processes of a run."""
     first = context.first_environment()
     return derived_seed(seed, *key, first) if first else derived_seed(seed, *key)
 

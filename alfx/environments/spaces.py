@@ -1,7 +1,7 @@
-"""gymnasium spaces <-> tensor specs, and batches of their samples <-> nests of tensors.
+"""Conversion of gymnasium spaces to tensor specs, and of batches of their samples to and from nests of tensors.
 
-Box, Discrete (any ``start``), MultiDiscrete, MultiBinary, and Dict and Tuple of these at will become specs;
-anything else is refused with the place where it is.
+Supported are Box, Discrete (any ``start``), MultiDiscrete, MultiBinary, and any nesting of these in Dict and Tuple.
+Other spaces raise an error that contains their path in the nest.
 """
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,30 +24,30 @@ _HINTS = {
     'Graph': 'encode it as arrays of a fixed size with a wrapper among gym_env_wrappers',
     'OneOf': 'encode the choice as a Dict of Discrete and Box with a wrapper among gym_env_wrappers',
 }
-# integer types that torch lacks or computes poorly with, and what holds all their values
+# integer types that torch lacks or supports poorly: a type that holds all their values
 _WIDER = {'bool': np.uint8, 'uint16': np.int32, 'uint32': np.int64}
 _INT64 = np.iinfo(np.int64)
 
 
 def tensor_spec_from_gym_space(space: spaces.Space, simplify_box_bounds: bool = True,
                                float_dtype: Any = np.float32, where: str = 'space') -> NestedTensorSpec:
-    """The nest of specs of the samples of ``space``.
+    """Return the nest of specs of the samples of ``space``.
 
-    - ``Discrete(n, start)``: ``BoundedTensorSpec((), int64, start, start + n - 1)``; MultiDiscrete likewise.
+    - ``Discrete(n, start)``: ``BoundedTensorSpec((), int64, start, start + n - 1)``; MultiDiscrete: int64 of its shape.
     - ``MultiBinary``: int8 bounded by 0 and 1.
     - ``Box``: floating point becomes ``float_dtype``, integers keep their type (uint16 and uint32 become the next
-      signed type, bool becomes uint8). Bounded where every bound is finite in that type; a Box with any
+      signed type, bool becomes uint8). The spec is bounded if every bound is finite in that type; a Box with any
       infinite bound becomes a plain ``TensorSpec``.
     - ``Dict`` and ``Tuple``: dict and tuple.
 
     Args:
         space: the space of one environment.
-        simplify_box_bounds: make bounds that are equal for all elements scalars.
+        simplify_box_bounds: use a scalar bound where the bound is the same for all elements.
         float_dtype: numpy type of floating point leaves.
-        where: what to call ``space`` in errors.
+        where: name of ``space`` in errors.
 
     Raises:
-        UnsupportedSpaceError: another kind of space; the message says where it is in the nest.
+        UnsupportedSpaceError: another kind of space; the message contains its path in the nest.
     """
     if isinstance(space, spaces.Dict):
         return {key: tensor_spec_from_gym_space(child, simplify_box_bounds, float_dtype, f'{where}[{key!r}]')
@@ -72,15 +72,15 @@ def tensor_spec_from_gym_space(space: spaces.Space, simplify_box_bounds: bool = 
 
 
 def action_spec_from_gym_space(space: spaces.Space, normalize: bool = False, where: str = 'action') -> NestedTensorSpec:
-    """The nest of specs of actions: like :func:`tensor_spec_from_gym_space`, but integers are always int64.
+    """Return the nest of specs of actions: like :func:`tensor_spec_from_gym_space`, but integers are always int64.
 
     Args:
         space: the action space of one environment.
         normalize: give floating point actions with finite bounds the bounds -1 and 1.
-        where: what to call ``space`` in errors.
+        where: name of ``space`` in errors.
 
     Raises:
-        UnsupportedSpaceError: also for a floating point action only some of whose bounds are finite.
+        UnsupportedSpaceError: also for a floating point action with some finite and some infinite bounds.
     """
     spec = tensor_spec_from_gym_space(space, where=where)
     leaves = [_action_leaf(leaf_spec, leaf, path, normalize)
@@ -101,7 +101,7 @@ def _action_leaf(spec: TensorSpec, space: spaces.Space, where: str, normalize: b
 
 
 def _finite_bounds(space: spaces.Box, dtype: np.dtype) -> np.ndarray:
-    """bool ``[2, *shape]``: which lower and upper bounds are finite as ``dtype``."""
+    """Return which lower and upper bounds are finite as ``dtype``, bool ``[2, *shape]``."""
     if dtype.kind == 'f':
         most = float(np.finfo(dtype).max)
         values = np.stack([space.low, space.high]).astype(np.float64)
@@ -130,7 +130,7 @@ def _bounded(shape: Sequence[int], dtype: torch.dtype, low: np.ndarray, high: np
 
 
 def _leaf_dtype(space: spaces.Space, float_dtype: Any, where: str) -> np.dtype:
-    """The numpy type in which samples of a fundamental ``space`` become tensors."""
+    """Return the numpy type in which samples of a fundamental ``space`` become tensors."""
     if not isinstance(space, spaces.Box):
         return np.dtype(np.int8 if isinstance(space, spaces.MultiBinary) else np.int64)
     dtype = np.dtype(space.dtype)
@@ -138,13 +138,13 @@ def _leaf_dtype(space: spaces.Space, float_dtype: Any, where: str) -> np.dtype:
         return np.dtype(float_dtype)
     if dtype == np.uint64:
         if space.high.size and int(space.high.max()) > _INT64.max:
-            raise UnsupportedSpaceError(f'{where}: the bounds of {space} do not fit into int64; give it smaller ones')
+            raise UnsupportedSpaceError(f'{where}: the bounds of {space} do not fit into int64; use smaller bounds')
         return np.dtype(np.int64)
     return np.dtype(_WIDER.get(dtype.name, dtype))
 
 
 def flatten_space(space: spaces.Space, where: str = 'space') -> list[tuple[str, spaces.Space]]:
-    """``[(place, fundamental space), ...]`` in the order in which a nest visits its leaves."""
+    """Return ``[(path, fundamental space), ...]`` in the order in which a nest visits its leaves."""
     if isinstance(space, spaces.Dict):
         return [leaf for key in sorted(space.spaces) for leaf in flatten_space(space[key], f'{where}[{key!r}]')]
     if isinstance(space, spaces.Tuple):
@@ -153,7 +153,7 @@ def flatten_space(space: spaces.Space, where: str = 'space') -> list[tuple[str, 
 
 
 def flatten_sample(space: spaces.Space, sample: Any) -> list[Any]:
-    """The parts of a (batched) sample of ``space``, in the order of :func:`flatten_space`."""
+    """Return the parts of a (batched) sample of ``space``, in the order of :func:`flatten_space`."""
     if isinstance(space, spaces.Dict):
         return [leaf for key in sorted(space.spaces) for leaf in flatten_sample(space[key], sample[key])]
     if isinstance(space, spaces.Tuple):
@@ -162,7 +162,8 @@ def flatten_sample(space: spaces.Space, sample: Any) -> list[Any]:
 
 
 def unflatten_sample(space: spaces.Space, leaves: Sequence[Any]) -> Any:
-    """The inverse of :func:`flatten_sample`: dicts in the key order of the space, tuples."""
+    """Return the sample with these leaves, the inverse of :func:`flatten_sample`; dicts keep the order of the space.
+    """
     remaining = iter(leaves)
     return _take(space, remaining.__next__)
 
@@ -177,12 +178,12 @@ def _take(space: spaces.Space, take: Callable[[], Any]) -> Any:
 
 
 class ObservationCodec:
-    """Batches of observations as numpy arrays -> nests of tensors.
+    """Converter of batches of observations from numpy arrays to nests of tensors.
 
     Args:
         space: the observation space of one environment.
         simplify_box_bounds: see :func:`tensor_spec_from_gym_space`.
-        float_dtype: likewise.
+        float_dtype: see :func:`tensor_spec_from_gym_space`.
 
     Attributes:
         spec: the nest of specs of one observation.
@@ -197,11 +198,11 @@ class ObservationCodec:
         self._dtype = self._dtypes[0] if self._is_leaf else None
 
     def decode(self, observation: Any, owned: bool) -> NestedTensor:
-        """The tensors ``[B, ...]`` of a batch of observations.
+        """Return a batch of observations as tensors ``[B, ...]``.
 
         Args:
-            observation: what a gymnasium vector environment returns.
-            owned: whether nothing else will ever write to its arrays; otherwise they are copied.
+            observation: the observations of a gymnasium vector environment.
+            owned: no one else will ever write to the arrays; otherwise they are copied.
         """
         if self._is_leaf:
             if owned and type(observation) is np.ndarray and observation.dtype == self._dtype:
@@ -220,13 +221,13 @@ def _tensor(array: Any, dtype: Any, owned: bool) -> torch.Tensor:
 
 
 class ActionCodec:
-    """Nests of action tensors ``[B, ...]`` -> batches of actions as a gymnasium vector environment takes them.
+    """Converter of nests of action tensors ``[B, ...]`` to batches of actions of a gymnasium vector environment.
 
     Args:
         space: the action space of one environment.
         batch_size: ``B``.
-        normalize: floating point actions with finite bounds are given in [-1, 1] and mapped to their bounds.
-        clip: clip floating point actions with finite bounds to them (after the mapping).
+        normalize: rescale floating point actions with finite bounds from [-1, 1] to their bounds.
+        clip: clip floating point actions with finite bounds (after the rescaling).
 
     Attributes:
         spec: the nest of specs of one action.
@@ -250,9 +251,9 @@ class ActionCodec:
             self._plain_dtype = np.dtype(space.dtype) if is_plain else None
 
     def encode(self, action: NestedTensor) -> tuple[Any, list[np.ndarray]]:
-        """The batch of actions for the environment, and copies of the given ones, leaf by leaf, as the specs say.
+        """Return the actions for the environment, and copies of the given leaves in the types of the specs.
 
-        Neither shares the memory of the tensors or of the other.
+        The arrays share memory neither with the tensors nor with each other.
 
         Raises:
             SpecError: the action has another structure or shape than the specs.
@@ -276,12 +277,12 @@ class ActionCodec:
         return unflatten_sample(self._space, encoded), given
 
     def in_bounds(self, action: NestedTensor) -> NestedTensor:
-        """What :meth:`encode` makes of actions, without leaving torch: nest of tensors ``[B, ...]``."""
+        """Return the actions of :meth:`encode` as a nest of tensors ``[B, ...]``, without leaving torch."""
         leaves = [mapping(leaf) for mapping, leaf in zip(self._mappings, nest.flatten(action))]
         return nest.pack_sequence_as(self.spec, leaves)
 
     def pack(self, leaves: Sequence[np.ndarray]) -> NestedTensor:
-        """The nest of actions with these leaves, as tensors that share their memory."""
+        """Return the nest of actions with these leaves, as tensors that share their memory."""
         if self._is_leaf:
             return torch.from_numpy(leaves[0])
         return self._structure.unflatten([torch.from_numpy(leaf) for leaf in leaves])
@@ -293,7 +294,7 @@ class ActionCodec:
 
 
 def _is_mapped(spec: TensorSpec, normalize: bool, clip: bool) -> bool:
-    """Whether the actions of ``spec`` reach the environment scaled or clipped."""
+    """Return whether actions of ``spec`` are rescaled or clipped for the environment."""
     return isinstance(spec, BoundedTensorSpec) and spec.is_continuous and spec.numel > 0 and (normalize or clip)
 
 
@@ -318,7 +319,7 @@ def _action_mapping(space: spaces.Space, spec: TensorSpec, normalize: bool,
     is_centred = not offset.any()
 
     def convert(action: torch.Tensor) -> torch.Tensor:
-        # by torch, as the policy before it: the first use of numpy's arithmetic after an update takes long
+        # in torch, like the policy: the first numpy arithmetic after an update is slow
         if action.dtype != scale.dtype:
             action = action.to(scale.dtype)
         action = action * scale
@@ -332,7 +333,7 @@ def _action_mapping(space: spaces.Space, spec: TensorSpec, normalize: bool,
 
 
 def _bounds(space: spaces.Box) -> tuple[Any, Any]:
-    """The bounds of all elements: numbers if all are bounded alike, which is quicker, otherwise tensors."""
+    """Return the bounds of all elements: numbers if all elements have the same (faster), otherwise tensors."""
     low, high = space.low, space.high
     if np.all(low == low.flat[0]) and np.all(high == high.flat[0]):
         return low.flat[0].item(), high.flat[0].item()

@@ -1,4 +1,4 @@
-"""Atari 2600 games of the Arcade Learning Environment, prepared as DeepMind's agents see them."""
+"""Atari 2600 games of the Arcade Learning Environment, with DeepMind's preprocessing."""
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -22,39 +22,39 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
          stack_size: int = 4, sticky_action_probability: float = 0.25, full_action_space: bool = False,
          env_info_keys: Sequence[str] = ('lives', ), env_args: Mapping[str, Any] | None = None,
          render_mode: str | None = 'rgb_array') -> AlfEnvironment:
-    """A batch of an Atari game: gray images uint8 ``(stack_size, screen_size, screen_size)``.
+    """Create a batch of an Atari game: gray images uint8 ``(stack_size, screen_size, screen_size)``.
 
     Args:
         environment_name: 'Pong', or an id such as 'ALE/Pong-v5'.
         env_id: ``TimeStep.env_id`` of the first environment.
         discount: the discount of every step that is neither FIRST nor a termination.
-        max_episode_steps: steps (of ``frame_skip`` frames) after which an episode is truncated; ``None``: no other
-            limit than that of 108,000 frames; a sequence: one for each environment.
-        gym_env_wrappers: further wrappers, around the preprocessing and before the stacking.
+        max_episode_steps: steps (of ``frame_skip`` frames) after which an episode is truncated; ``None``: only the
+            game's limit of 108,000 frames; a sequence: one number for each environment.
+        gym_env_wrappers: further wrappers, between the preprocessing and the stacking.
         alf_env_wrappers: wrappers around the whole batch, innermost first, such as
             ``alf_wrappers.AtariTerminalOnLifeLossWrapper``.
         batch_size: ``B``.
-        vector_env: makes a gymnasium vector environment of constructors.
-        frame_skip: how often each action is repeated.
-        noop_max: most no-operations at the start of an episode.
+        vector_env: creates a gymnasium vector environment from constructors.
+        frame_skip: number of times each action is repeated.
+        noop_max: maximum number of no-ops at the start of an episode.
         screen_size: height and width of the images.
-        stack_size: how many images are joined.
-        sticky_action_probability: probability that the game repeats the action before instead (Machado et al. 2018,
+        stack_size: number of stacked images.
+        sticky_action_probability: probability that the game repeats the previous action instead (Machado et al. 2018,
             arXiv:1709.06009); 0 for the protocol of Mnih et al. 2015.
-        full_action_space: all 18 actions instead of those that the game uses.
-        env_info_keys: which numbers of the info dicts become ``TimeStep.env_info``.
+        full_action_space: use all 18 actions instead of the actions that the game needs.
+        env_info_keys: numbers of the info dicts that become ``TimeStep.env_info``.
         env_args: further arguments of ``ale_py.AtariEnv``.
         render_mode: 'human' shows every step; 'rgb_array' allows ``render``.
 
     Raises:
-        EnvironmentLoadError: an unknown game, or packages of the extra ``atari`` are missing.
+        EnvironmentLoadError: an unknown game, or the extra ``atari`` is not installed.
     """
     name = environment_name if '/' in environment_name or '-v' in environment_name else f'ALE/{environment_name}-v5'
     wrappers = [partial(DMAtariPreprocessing, frame_skip=frame_skip, noop_max=noop_max, screen_size=screen_size),
                 *gym_env_wrappers, partial(FrameStack, stack_size=stack_size)]
     arguments = {'frameskip': 1, 'obs_type': 'grayscale', 'repeat_action_probability': sticky_action_probability,
                  'full_action_space': full_action_space, **(env_args or {})}
-    if max_episode_steps is not None:  # the games' own limit would count frames
+    if max_episode_steps is not None:  # the argument of the game would count frames
         alf_env_wrappers = [partial(TimeLimit, duration=max_episode_steps), *alf_env_wrappers]
     return suite_gym.load(name, env_id=env_id, discount=discount, gym_env_wrappers=wrappers,
                           alf_env_wrappers=alf_env_wrappers, image_channel_first=True, batch_size=batch_size,

@@ -1,8 +1,8 @@
-"""Handwritten digits as observations: small images to learn representations of, which come with scikit-learn.
+"""Handwritten digits as observations: small images for representation learning, which come with scikit-learn.
 
 1,797 digits of 13 writers, 8 x 8 pixels: the test part of E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten
-Digits", UCI Machine Learning Repository 1998 (https://doi.org/10.24432/C50P49). For evaluation on digits that were not
-trained on, a conf gives the environments of evaluation another split::
+Digits", UCI Machine Learning Repository 1998 (https://doi.org/10.24432/C50P49). To evaluate on digits that were not
+used for training, give the evaluation environments another split::
 
     create_environment.env_load_fn = @suite_digits.load
     create_environment.eval_env_load_fn = @evaluation/suite_digits.load
@@ -21,23 +21,23 @@ from alfx.gin_utils import ConfError
 from alfx.environments.datagen import digit_images
 
 SPLITS = ('all', 'test', 'train')
-"""'test': every fifth image; 'train': the other ones."""
+"""Names of the splits. 'test': every fifth image; 'train': the other images."""
 
 
 @functools.cache
 def load_digits(split: str = 'all') -> tuple[np.ndarray, np.ndarray]:
-    """The images and what they show.
+    """Return the images and labels of a split.
 
     Args:
         split: one of :data:`SPLITS`.
 
     Returns:
         Images, float32 ``[N, 1, 8, 8]`` of 17 shades from 0 (paper) to 1 (ink), and labels, int64 ``[N]`` from 0 to 9;
-        they cannot be written to. N is 1,797; 360 for 'test' and 1,437 for 'train'.
+        both read-only. N is 1,797; 360 for 'test' and 1,437 for 'train'.
 
     Raises:
         EnvironmentLoadError: scikit-learn is not installed.
-        ValueError: no such split.
+        ValueError: an unknown split.
     """
     if split not in SPLITS:
         raise ValueError(f'split: expected one of {SPLITS}, found {split!r}')
@@ -54,15 +54,15 @@ def load_digits(split: str = 'all') -> tuple[np.ndarray, np.ndarray]:
 
 
 class DigitsEnv(gymnasium.Env):
-    """Shows a uniformly random digit at each step; the action is a guess which one.
+    """Shows a uniformly random digit at each step; the action is a guess of the digit.
 
-    The reward is 1 for the right guess of the digit that was shown before the action, otherwise 0. Episodes are
-    truncated. The optimal return is ``num_steps``, that of random guesses a tenth of it.
+    The reward is 1 if the action is the digit shown before it, otherwise 0. Episodes are truncated. The optimal return
+    is ``num_steps``; random guesses get a tenth of it.
 
     Args:
-        split: which images: one of :data:`SPLITS`.
-        with_label: observe ``{'image': float32 (1, 8, 8), 'label': int64 ()}`` in place of the image alone.
-        num_steps: of an episode, which has one image more.
+        split: the images to use: one of :data:`SPLITS`.
+        with_label: observe ``{'image': float32 (1, 8, 8), 'label': int64 ()}`` instead of the image alone.
+        num_steps: number of steps of an episode, which has one more image.
 
     Raises:
         EnvironmentLoadError: scikit-learn is not installed.

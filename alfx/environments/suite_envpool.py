@@ -1,6 +1,6 @@
-"""EnvPool's environments: batches that C++ threads step, without Python between (Weng et al. 2022, arXiv:2206.10558).
+"""Environments of EnvPool (Weng et al. 2022, arXiv:2206.10558): batches stepped by C++ threads, without Python.
 
-They plug into the same adapter as gymnasium's vector environments and give the same sequences of time steps.
+They use the same adapter as gymnasium's vector environments and give the same sequences of time steps.
 """
 import warnings
 from collections.abc import Mapping, Sequence
@@ -22,8 +22,8 @@ from alfx.tensor_specs import TensorSpec
 from alfx.gin_utils.value_checks import StepLimit
 from alfx.utils.extras import pip_install
 
-# Where the time limit decides nothing but when an episode is cut off. EnvPool does not tell a termination that falls on
-# the last step from a truncation; for these the limit is kept here, so that both are seen.
+# Families whose time limit only truncates episodes. EnvPool does not distinguish a termination at the last step from a
+# truncation; for these families this module applies the limit, which keeps the two apart.
 _PLAIN_LIMITS = ('envpool.atari', 'envpool.box2d', 'envpool.classic_control', 'envpool.mujoco.gym',
                  'envpool.mujoco.robotics', 'envpool.toy_text')
 _NO_LIMIT = 2**30
@@ -38,37 +38,37 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
          image_channel_first: bool = True, batch_size: int = 1, num_threads: int = 0,
          env_args: Mapping[str, Any] | None = None, env_info_keys: Sequence[str] | Mapping[str, TensorSpec] = (),
          render_mode: str | None = None) -> AlfEnvironment:
-    """A batch of EnvPool's environment ``environment_name``; needs the extra ``envpool``.
+    """Create a batch of EnvPool's environment ``environment_name``; needs the extra ``envpool``.
 
-    Environment i draws from a stream of its own. The state of the environments cannot be saved: a run that is resumed
-    begins new episodes. Continuous actions are given in [-1, 1] and clipped, as by ``suite_gym.load``.
+    Each environment has its own random stream. Their state cannot be saved, so a resumed run begins new episodes.
+    Continuous actions are given in [-1, 1] and clipped, as by ``suite_gym.load``.
 
     Args:
         environment_name: a name of ``envpool.list_all_envs()``, such as 'CartPole-v1', 'HalfCheetah-v4' or 'Pong-v5'.
         env_id: ``TimeStep.env_id`` of the first environment.
         discount: the discount of every step that is neither FIRST nor a termination.
-        max_episode_steps: steps after which an episode is truncated; ``None``: as registered; 0: never. In
-            classic control, toy text, Box2D, Atari and Gym's MuJoCo tasks, an episode that terminates in that very
-            step counts as terminated, as in gymnasium; in other families EnvPool reports it as truncated.
+        max_episode_steps: steps after which an episode is truncated; ``None``: as registered; 0: never. An episode
+            that terminates at exactly this step counts as terminated in classic control, toy text, Box2D, Atari and
+            Gym's MuJoCo tasks, as in gymnasium; in other families EnvPool reports it as truncated.
         alf_env_wrappers: wrappers around the whole batch, innermost first.
-        image_channel_first: make images ``(C, H, W)`` of ``(H, W, C)``.
+        image_channel_first: transpose images from ``(H, W, C)`` to ``(C, H, W)``.
         batch_size: ``B``.
-        num_threads: that step them; 0: EnvPool decides.
+        num_threads: number of threads that step the environments; 0: EnvPool decides.
         env_args: further options of the environment, such as ``frame_skip`` or ``reward_clip`` for Atari.
-        env_info_keys: which of EnvPool's infos become ``TimeStep.env_info``: names of float32 scalars, or a mapping
-            from names to specs.
-        render_mode: 'rgb_array' allows ``render`` where EnvPool can draw the environment.
+        env_info_keys: infos of EnvPool that become ``TimeStep.env_info``: names of float32 scalars, or a mapping from
+            names to specs.
+        render_mode: 'rgb_array' allows ``render`` where EnvPool can render the environment.
 
     Raises:
-        EnvironmentLoadError: an unknown name, option or info, EnvPool is missing, an environment of several players.
+        EnvironmentLoadError: an unknown name, option or info, a multi-player environment, or EnvPool is missing.
         UnsupportedSpaceError: a space has no tensor spec.
     """
     vector_env = EnvPoolVectorEnv(environment_name, batch_size, max_episode_steps, image_channel_first, num_threads,
                                   env_args, render_mode)
     unknown = [key for key in env_info_keys if key not in vector_env.info_names]
     if unknown:
-        raise EnvironmentLoadError(f'env_info_keys: {environment_name} of EnvPool gives no info {unknown[0]!r}; it '
-                                   f'gives {sorted(vector_env.info_names)}')
+        raise EnvironmentLoadError(f'env_info_keys: {environment_name} of EnvPool has no info {unknown[0]!r}; expected '
+                                   f'some of {sorted(vector_env.info_names)}')
     return suite_gym.wrap_env(vector_env, env_id=env_id, discount=discount, alf_env_wrappers=alf_env_wrappers,
                               image_channel_first=False, env_info_keys=env_info_keys)
 
@@ -76,14 +76,14 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
 class EnvPoolVectorEnv(VectorEnv):
     """A pool as a gymnasium vector environment with next-step autoreset.
 
-    EnvPool takes its seeds when a pool is made, so that a reset with seeds makes a new one.
+    EnvPool takes its seeds when a pool is created, so a reset with seeds creates a new pool.
 
     Args:
         name: EnvPool's name of the environment.
         num_envs: number of environments.
         max_episode_steps: see :func:`load`.
-        image_channel_first: likewise.
-        num_threads: likewise.
+        image_channel_first: see :func:`load`.
+        num_threads: see :func:`load`.
         options: further options of the environment.
         render_mode: 'rgb_array' or ``None``.
 
@@ -91,11 +91,11 @@ class EnvPoolVectorEnv(VectorEnv):
         info_names: names of the infos.
 
     Raises:
-        EnvironmentLoadError: as for :func:`load`.
+        EnvironmentLoadError: for the reasons of :func:`load`.
         UnsupportedSpaceError: a space has no tensor spec.
     """
 
-    owns_arrays = True  # a pool allocates what each step returns
+    owns_arrays = True  # a pool allocates new arrays at each step
 
     def __init__(self, name: str, num_envs: int, max_episode_steps: StepLimit | None = None,
                  image_channel_first: bool = True, num_threads: int = 0, options: Mapping[str, Any] | None = None,
@@ -105,7 +105,7 @@ class EnvPoolVectorEnv(VectorEnv):
                                        f'{num_envs} and {num_threads}')
         if render_mode not in (None, 'rgb_array'):
             raise EnvironmentLoadError(f"render_mode: expected 'rgb_array' or None for EnvPool, found {render_mode!r}; "
-                                       "with 'rgb_array', the program play shows them in a window")
+                                       "with 'rgb_array', the command play shows the images in a window")
         self._envpool = _import_envpool()
         self._options = {**_checked_options(self._envpool, name, dict(options or {})), 'num_envs': num_envs,
                          'num_threads': num_threads}
@@ -114,7 +114,7 @@ class EnvPoolVectorEnv(VectorEnv):
         spec = _make(self._envpool.make_spec, name, self._options)
         if spec.config.max_num_players != 1:
             raise EnvironmentLoadError(f'{name} of EnvPool has {spec.config.max_num_players} players: only '
-                                       'environments of one are supported')
+                                       'single-player environments are supported')
         self.name, self.num_envs, self.render_mode = name, num_envs, render_mode
         self._limit = self._choose_limit(max_episode_steps, spec)
         self.metadata = {'render_modes': ['rgb_array'], 'autoreset_mode': AutoresetMode.NEXT_STEP, 'reset_mask': True,
@@ -123,11 +123,11 @@ class EnvPoolVectorEnv(VectorEnv):
                            if key.startswith('info:') and '.' not in key} | {'elapsed_step'}
         self._set_spaces(spec, image_channel_first)
         self._pool: Any = None
-        self._due: np.ndarray | None = None  # the pool does not know that their episodes are over
+        self._due: np.ndarray | None = None  # environments to reset next, whose limit the pool does not know
         self._last: tuple[list[np.ndarray], dict[str, Any]] = ([], {})
 
     def _choose_limit(self, steps: int | None, spec: Any) -> int | None:
-        """The limit that is kept here, or None if the pool keeps it."""
+        """Return the limit that this class applies, or ``None`` if the pool applies it."""
         if steps is not None and steps < 0:
             raise EnvironmentLoadError(f'max_episode_steps: expected at least 0, found {steps}')
         family = self._envpool.registration.registry.specs[self.name][0]
@@ -136,17 +136,17 @@ class EnvPoolVectorEnv(VectorEnv):
             limit = spec.config.max_episode_steps if steps is None else steps
             return limit if 0 < limit < _NO_LIMIT else None
         if steps == 0:
-            raise EnvironmentLoadError(f'max_episode_steps=0: {self.name} of EnvPool needs a limit, which may be part '
-                                       'of its rewards; give one or leave it out')
+            raise EnvironmentLoadError(f'max_episode_steps=0: {self.name} of EnvPool needs a limit, because its '
+                                       'rewards may depend on it; use a positive number or None')
         if steps is not None:
             self._options['max_episode_steps'] = steps
         return None
 
     def _set_spaces(self, spec: Any, image_channel_first: bool) -> None:
-        with warnings.catch_warnings():  # of bounds that are rounded to the type of the space
+        with warnings.catch_warnings():  # about bounds that are rounded to the type of the space
             warnings.simplefilter('ignore')
             space, self.single_action_space = spec.gymnasium_observation_space, spec.gymnasium_action_space
-        tensor_spec_from_gym_space(space, where='observation')  # refuses by name what batch_space would fail on
+        tensor_spec_from_gym_space(space, where='observation')  # raises a clearer error than batch_space
         leaves = [leaf for _, leaf in flatten_space(space)]
         self._turned = [image_channel_first and is_channels_last_image(leaf) for leaf in leaves]
         self.single_observation_space = unflatten_sample(space, [
@@ -162,12 +162,12 @@ class EnvPoolVectorEnv(VectorEnv):
         """Reset all environments, or those of ``options['reset_mask']``.
 
         Args:
-            seed: a number for each environment, or one for all of them together; makes a new pool.
+            seed: one number for each environment, or one number from which their seeds are derived; creates a new pool.
             options: ``reset_mask``: bool ``[num_envs]``.
         """
         mask = (options or {}).get('reset_mask')
         if seed is not None or self._pool is None:
-            self._make_pool(seed)
+            self._create_pool(seed)
             mask = None
         rows = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
         leaves, infos = self._reset_rows(rows)
@@ -180,7 +180,7 @@ class EnvPoolVectorEnv(VectorEnv):
         return self._observation(leaves), infos
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Step all environments; those whose episode ended yield the first observation of the next one."""
+        """Step all environments; those whose episode ended return the first observation of the next episode."""
         if self._pool is None:
             raise UnsupportedOperationError(f'{self.name} of EnvPool: call reset() before step()')
         if self._due is None:
@@ -192,13 +192,13 @@ class EnvPoolVectorEnv(VectorEnv):
             over = infos['elapsed_step'] >= self._limit
             if over.any():
                 truncated = truncated | over
-                due = over & ~terminated  # those that terminated the pool resets by itself
+                due = over & ~terminated  # the pool itself resets environments that terminated
                 self._due = due if due.any() else None
         self._last = leaves, infos
         return self._observation(leaves), rewards, terminated, truncated, infos
 
     def _step_others(self, actions: Any, due: np.ndarray) -> tuple:
-        """Reset those that are due, step the others."""
+        """Reset the environments that are due and step the others."""
         parts: list[tuple] = []
         moving = np.flatnonzero(~due).astype(np.int32)
         if len(moving):
@@ -217,7 +217,7 @@ class EnvPoolVectorEnv(VectorEnv):
                 _scattered_infos(count, [(part[0], part[5]) for part in parts]))
 
     def _reset_rows(self, rows: np.ndarray) -> tuple[list[np.ndarray], dict[str, Any]]:
-        """Observations and infos of the environments ``rows``, in that order, after a reset."""
+        """Reset the environments ``rows`` and return their observations and infos in that order."""
         observation, infos = self._pool.reset(rows.astype(np.int32))
         order = np.argsort(infos['env_id'])
         leaves, infos = self._leaves(observation), _flat(infos)
@@ -238,26 +238,26 @@ class EnvPoolVectorEnv(VectorEnv):
     def _observation(self, leaves: list[np.ndarray]) -> Any:
         return unflatten_sample(self.single_observation_space, leaves)
 
-    def _make_pool(self, seed: Any) -> None:
-        self._pool = None  # its threads end before new ones begin
+    def _create_pool(self, seed: Any) -> None:
+        self._pool = None  # ends its threads before the new pool starts its own
         if seed is None or isinstance(seed, (int, np.integer)):
             seeds = np.random.SeedSequence(seed).generate_state(self.num_envs) & 0x7fffffff
         else:
             seeds = np.asarray(seed)
         options = {**self._options, 'env_seed': [int(x) for x in seeds]}
         self._pool = _make(self._envpool.make_gymnasium, self.name, options)
-        with warnings.catch_warnings():  # the pool makes its spaces at its first step
+        with warnings.catch_warnings():  # the pool would otherwise create its spaces at the first step
             warnings.simplefilter('ignore')
             assert self._pool.observation_space is not None
         self._due = None
 
-    # Showing and closing ---------------------------------------------------------------------------------------
+    # Rendering and closing -------------------------------------------------------------------------------------
 
     def render(self) -> tuple[np.ndarray, ...] | None:
-        """A picture uint8 ``[H, W, 3]`` of environment 0; ``None`` without a ``render_mode``.
+        """Return an image uint8 ``[H, W, 3]`` of environment 0; ``None`` without a ``render_mode``.
 
         Raises:
-            UnsupportedOperationError: EnvPool cannot draw this environment.
+            UnsupportedOperationError: EnvPool cannot render this environment.
         """
         if self.render_mode is None:
             return None
@@ -266,10 +266,10 @@ class EnvPoolVectorEnv(VectorEnv):
         try:
             return tuple(self._pool.render())
         except RuntimeError as error:
-            raise UnsupportedOperationError(f'EnvPool cannot draw {self.name}: {error}') from error
+            raise UnsupportedOperationError(f'EnvPool cannot render {self.name}: {error}') from error
 
     def close_extras(self, **kwargs: Any) -> None:
-        """End the threads."""
+        """End the threads of the pool."""
         self._pool = None
 
     def __reduce__(self) -> Any:
@@ -287,7 +287,7 @@ def _import_envpool() -> Any:
 
 
 def _checked_options(envpool: Any, name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """``options``, all of which the environment ``name`` has."""
+    """Return ``options``; raise for an unknown environment or option."""
     registered = envpool.list_all_envs()
     if name not in registered:
         stem = name.rsplit('/', 1)[-1]
@@ -297,23 +297,23 @@ def _checked_options(envpool: Any, name: str, options: dict[str, Any]) -> dict[s
     known = [key for key in _make(envpool.make_spec, name, {})._config_keys if key not in _INSTEAD]
     for key in options:
         if key in _INSTEAD:
-            raise EnvironmentLoadError(f'env_args[{key!r}] is not taken for EnvPool: it is given by {_INSTEAD[key]}')
+            raise EnvironmentLoadError(f'env_args[{key!r}] is not accepted for EnvPool: set {_INSTEAD[key]} instead')
         if key not in known and key not in _SETTINGS:
             similar = nearest(key, known) or known
             raise EnvironmentLoadError(f'{name} of EnvPool has no option {key!r} (env_args); did you mean '
                                        f'{" or ".join(map(repr, similar))}?')
     if options.get('noop_max', 1) < 1:
         raise EnvironmentLoadError(f"env_args['noop_max']: expected at least 1, found {options['noop_max']}; EnvPool "
-                                   'draws from 0 to noop_max - 1 no-operations, so that 1 means none')
+                                   'draws from 0 to noop_max - 1 no-ops, so 1 means none')
     return options
 
 
 def _make(maker: Any, name: str, options: dict[str, Any]) -> Any:
-    """What EnvPool makes; with errors that say what it was."""
+    """Return the result of EnvPool's function ``maker``; its errors become ``EnvironmentLoadError``."""
     try:
         return maker(name, **options)
     except (ImportError, AssertionError, ValueError, TypeError, RuntimeError, OSError) as error:
-        raise EnvironmentLoadError(f'EnvPool cannot make {name}: {error}') from error
+        raise EnvironmentLoadError(f'EnvPool cannot create {name}: {error}') from error
 
 
 def _channel_first(space: spaces.Space) -> spaces.Box:
@@ -322,12 +322,12 @@ def _channel_first(space: spaces.Space) -> spaces.Box:
 
 
 def _flat(infos: dict[str, Any]) -> dict[str, Any]:
-    """The infos of the environments, without those of players."""
+    """Return the infos of the environments, without the infos of players."""
     return {key: value for key, value in infos.items() if isinstance(value, np.ndarray)}
 
 
 def _scattered(count: int, parts: Sequence[tuple[Any, Sequence[np.ndarray]]]) -> list[np.ndarray]:
-    """Arrays ``[count, ...]`` put together of parts: ``(rows, arrays of these rows)``."""
+    """Return arrays ``[count, ...]`` assembled from parts: ``(rows, arrays of these rows)``."""
     result = []
     for arrays in zip(*(arrays for _, arrays in parts)):
         whole = np.empty((count, *arrays[0].shape[1:]), arrays[0].dtype)
@@ -338,6 +338,6 @@ def _scattered(count: int, parts: Sequence[tuple[Any, Sequence[np.ndarray]]]) ->
 
 
 def _scattered_infos(count: int, parts: Sequence[tuple[Any, dict[str, Any]]]) -> dict[str, Any]:
-    """The same for infos, which have the same keys."""
+    """Return infos assembled from parts that have the same keys: ``(rows, infos of these rows)``."""
     names = list(parts[0][1])
     return dict(zip(names, _scattered(count, [(rows, [infos[name] for name in names]) for rows, infos in parts])))

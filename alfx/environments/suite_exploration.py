@@ -1,4 +1,4 @@
-"""A corridor whose end no random policy finds: what is learned in it shows what an exploration bonus is worth."""
+"""A hard-exploration corridor whose end a random policy almost never finds, as a test of exploration bonuses."""
 from typing import Any
 
 import gymnasium
@@ -9,23 +9,23 @@ from alfx.environments.own_suites import make_load
 
 
 class CorridorEnv(gymnasium.Env):
-    """A corridor of cells, in each of which one of the actions leads on and every other one leads a cell back.
+    """A corridor of cells. In each cell one action moves forward, and every other action moves one cell back.
 
     An episode begins in cell 0, where the wrong actions change nothing, and terminates with reward 1 in the last cell;
-    all other rewards are 0. So the return is 1 or 0, and the optimal policy reaches the end in ``length - 1`` steps.
-    Which action leads on is drawn for each cell once, from ``layout_seed``, and never changes: what is right in one
-    cell says nothing about another, and no drift of the policy towards one action helps. The observation is the cell,
-    one-hot.
+    all other rewards are 0. The return is therefore 1 or 0, and the optimal policy reaches the end in ``length - 1``
+    steps. The action that moves forward is drawn once for each cell, from ``layout_seed``, and never changes: the right
+    action of one cell gives no information about another, and a bias of the policy towards one action does not help.
+    The observation is the cell, one-hot.
 
     With k actions a random policy walks with drift ``(2 - k) / k``: the cell is about geometrically distributed with
-    ratio ``1 / (k - 1)``, and the end is found exponentially rarely in ``length``. By default that is once in 250
-    million steps: see :meth:`goals_of_random_policy`.
+    ratio ``1 / (k - 1)``, and the probability of finding the end decreases exponentially with ``length``. By default
+    the end is found once in 250 million steps: see :meth:`goals_of_random_policy`.
 
     Args:
         length: number of cells, at least 2.
         num_actions: k, at least 2.
-        num_steps: of an episode, at least ``length - 1``.
-        layout_seed: what draws the actions that lead on.
+        num_steps: number of steps of an episode, at least ``length - 1``.
+        layout_seed: seed of the actions that move forward.
 
     Raises:
         ValueError: a number is too small.
@@ -48,7 +48,7 @@ class CorridorEnv(gymnasium.Env):
 
     @property
     def actions_on(self) -> list[int]:
-        """The action that leads on, for each cell but the last."""
+        """Action that moves forward, for each cell except the last."""
         return list(self._actions_on)
 
     def reset(self, *, seed: int | None = None,
@@ -63,12 +63,12 @@ class CorridorEnv(gymnasium.Env):
         return self._observations[self._cell].copy(), float(at_the_end), at_the_end, False, {}
 
     def random_policy(self) -> tuple[float, float]:
-        """How a uniformly random policy fares in an episode, exactly.
+        """Compute the exact performance of a uniformly random policy in an episode.
 
-        With p[t, c] the probability of being in cell c after t steps, the end absorbing:
+        With p[t, c] the probability of being in cell c after t steps, where the last cell is absorbing:
 
             p[0, 0] = 1
-            p[t + 1, c + 1] += p[t, c] / k              for each c but the last
+            p[t + 1, c + 1] += p[t, c] / k              for each c except the last
             p[t + 1, max(c - 1, 0)] += p[t, c] * (k - 1) / k
             success = p[num_steps, last],  steps = sum_{t < num_steps} (1 - p[t, last])
 
@@ -86,7 +86,7 @@ class CorridorEnv(gymnasium.Env):
         return float(success), steps
 
     def goals_of_random_policy(self, steps: int) -> float:
-        """How often a uniformly random policy finds the end in so many steps, on average, in the long run."""
+        """Return how often a uniformly random policy finds the end in so many steps, on average in the long run."""
         success, steps_of_episode = self.random_policy()
         return steps * success / steps_of_episode
 

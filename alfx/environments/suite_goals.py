@@ -1,7 +1,7 @@
-"""Small environments with goals, in pure Python: learned in seconds with hindsight, and not at all without it.
+"""Small goal-conditioned environments in pure Python: solved in seconds with hindsight, and not at all without it.
 
 Observations are dicts of ``observation``, ``achieved_goal`` and ``desired_goal``, rewards are sparse, and
-``TimeStep.env_info`` tells the success, as in :mod:`alfx.environments.suite_robotics`.
+``TimeStep.env_info`` contains the success, as in :mod:`alfx.environments.suite_robotics`.
 """
 from typing import Any
 
@@ -16,12 +16,12 @@ Step = tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]
 
 
 class GoalEnv(gymnasium.Env):
-    """Base of these environments: the reward is 0 where the goal is reached, -1 elsewhere.
+    """Base class of these environments: the reward is 0 where the goal is reached, -1 elsewhere.
 
     Args:
-        state_space: of the state, which is what is achieved and observed.
-        action_space: of the actions.
-        terminate: whether reaching the goal terminates the episode.
+        state_space: space of the state, which is both the observation and the achieved goal.
+        action_space: space of the actions.
+        terminate: terminate the episode when the goal is reached.
     """
 
     metadata: dict[str, Any] = {'render_modes': []}
@@ -34,15 +34,15 @@ class GoalEnv(gymnasium.Env):
         self._state = self._goal = np.zeros(state_space.shape, np.float32)
 
     def _draw(self) -> tuple[np.ndarray, np.ndarray]:
-        """State and goal of a new episode."""
+        """Return the state and the goal of a new episode."""
         raise NotImplementedError(f'{type(self).__name__}._draw')
 
     def _move(self, action: Any) -> np.ndarray:
-        """The state after an action, a new array."""
+        """Return the state after an action, as a new array."""
         raise NotImplementedError(f'{type(self).__name__}._move')
 
     def _reached(self) -> bool:
-        """Whether the state is the goal."""
+        """Return whether the state is the goal."""
         raise NotImplementedError(f'{type(self).__name__}._reached')
 
     def _observe(self) -> dict[str, np.ndarray]:
@@ -61,10 +61,10 @@ class GoalEnv(gymnasium.Env):
 
 
 class BitFlipEnv(GoalEnv):
-    """Bits to be flipped one at a time until they are those of the goal (Andrychowicz et al. 2017, section 3.1).
+    """Bits that have to be flipped one at a time until they equal the goal (Andrychowicz et al. 2017, section 3.1).
 
-    State and goal are uniformly random and differ. Reaching the goal terminates the episode, as there is no action that
-    would stay there. With k bits that differ the optimal return is ``-(k - 1)``.
+    State and goal are uniformly random and differ. Reaching the goal terminates the episode, because no action would
+    keep the state there. With k bits that differ the optimal return is ``-(k - 1)``.
 
     Args:
         num_bits: n, the number of bits, of actions, and of steps of an episode.
@@ -91,16 +91,16 @@ class BitFlipEnv(GoalEnv):
 
 
 class PointGoalEnv(GoalEnv):
-    """A point in a box, ``[-1, 1]`` in every direction, that is to be moved to a goal; 50 steps an episode.
+    """A point in a box, ``[-1, 1]`` in every direction, that has to be moved to a goal; an episode has 50 steps.
 
     An action is the movement, at most ``speed`` in each direction. The goal is reached within the Euclidean distance
-    0.05, as in the Fetch tasks. The point starts in the middle, and goals are uniformly random: the farthest takes
+    0.05, as in the Fetch tasks. The point starts in the center, and goals are uniformly random: the farthest takes
     ``ceil(1 / speed)`` steps.
 
     Args:
-        num_dimensions: of the box.
-        speed: the largest movement.
-        terminate: whether reaching the goal terminates the episode.
+        num_dimensions: number of dimensions of the box.
+        speed: maximum movement per step.
+        terminate: terminate the episode when the goal is reached.
     """
 
     def __init__(self, num_dimensions: int = 2, speed: float = 0.1, terminate: bool = False):

@@ -1,8 +1,8 @@
 """gymnasium environments by their registered names.
 
-:func:`load` is what ``create_environment.env_load_fn`` is by default. Classic control, toy text, Box2D, MuJoCo, Atari
-('ALE/Pong-v5') and MiniGrid are found by their ids; :mod:`alfx.environments.suite_atari` and
-:mod:`alfx.environments.suite_minigrid` also prepare their observations.
+:func:`load` is the default of ``create_environment.env_load_fn``. It finds classic control, toy text, Box2D, MuJoCo,
+Atari ('ALE/Pong-v5') and MiniGrid by their ids. :mod:`alfx.environments.suite_atari` and
+:mod:`alfx.environments.suite_minigrid` also preprocess their observations.
 """
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -33,7 +33,7 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
          vector_env: VectorEnvCtor = SerialVectorEnv, native: bool = False, env_args: Mapping[str, Any] | None = None,
          env_info_keys: Sequence[str] | Mapping[str, TensorSpec] = (),
          render_mode: str | None = 'rgb_array') -> AlfEnvironment:
-    """A batch of the environment ``environment_name``.
+    """Create a batch of the environment ``environment_name``.
 
     Continuous actions are given in [-1, 1] and clipped: see ``wrap_env.normalize_action`` and
     ``wrap_env.clip_action``.
@@ -43,15 +43,15 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
         env_id: ``TimeStep.env_id`` of the first environment.
         discount: the discount of every step that is neither FIRST nor a termination.
         max_episode_steps: steps after which an episode is truncated; ``None``: as registered; 0: never; a sequence:
-            one for each environment.
+            one number for each environment.
         gym_env_wrappers: wrappers around each gymnasium environment, innermost first.
         alf_env_wrappers: wrappers around the whole batch, innermost first.
-        image_channel_first: make images ``(C, H, W)``: see ``gym_wrappers.ImageChannelFirst``.
+        image_channel_first: transpose images to ``(C, H, W)``: see ``gym_wrappers.ImageChannelFirst``.
         batch_size: ``B``.
-        vector_env: makes a gymnasium vector environment of constructors.
-        native: use the natively batched implementation, where there is one; it takes no ``gym_env_wrappers``.
+        vector_env: creates a gymnasium vector environment from constructors.
+        native: use the natively batched implementation, if it exists; it does not support ``gym_env_wrappers``.
         env_args: further arguments of the environment's constructor.
-        env_info_keys: which numbers of the info dicts become ``TimeStep.env_info``: names of float32 scalars, or a
+        env_info_keys: numbers of the info dicts that become ``TimeStep.env_info``: names of float32 scalars, or a
             mapping from names to specs.
         render_mode: 'human' shows every step; 'rgb_array' allows ``render``.
 
@@ -65,7 +65,7 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
         vectorized = _native(environment_name, max_episode_steps, gym_env_wrappers, image_channel_first, batch_size,
                              env_args)
     else:
-        making.find_spec(environment_name)  # in this process, so that an unknown name is an error of its own
+        making.find_spec(environment_name)  # raises for an unknown name in this process, not in a worker
         if max_episode_steps is None or isinstance(max_episode_steps, int):
             max_episode_steps = [max_episode_steps] * batch_size  # type: ignore[list-item]
         if len(max_episode_steps) != batch_size:
@@ -98,14 +98,14 @@ def _native(environment_name: str, max_episode_steps: Any, gym_env_wrappers: Seq
             image_channel_first: bool, batch_size: int, env_args: Mapping[str, Any] | None) -> VectorEnv:
     if gym_env_wrappers:
         raise EnvironmentLoadError('native=True: a natively batched environment has no single environments that '
-                                   'gym_env_wrappers could wrap; leave one of the two out')
+                                   'gym_env_wrappers could wrap; use only one of the two')
     if not (max_episode_steps is None or isinstance(max_episode_steps, int)):
         raise EnvironmentLoadError('native=True: max_episode_steps must be one number for all environments')
     vectorized = making.make_native(environment_name, batch_size, max_episode_steps, env_args)
     if image_channel_first and any(gym_wrappers.is_channels_last_image(leaf)
                                    for _, leaf in flatten_space(vectorized.single_observation_space)):
-        raise EnvironmentLoadError(f'native=True: {environment_name} yields images (H, W, C), which are not turned '
-                                   'around for natively batched environments; give image_channel_first=False')
+        raise EnvironmentLoadError(f'native=True: {environment_name} yields images (H, W, C), which are not transposed '
+                                   'for natively batched environments; set image_channel_first=False')
     return vectorized
 
 
@@ -116,19 +116,19 @@ def wrap_env(gym_env: gymnasium.Env | VectorEnv, env_id: int | None = None, disc
              normalize_action: bool = True, clip_action: bool = True, alf_env_wrappers: Sequence[AlfWrapper] = (),
              image_channel_first: bool = True, auto_reset: bool = True,
              env_info_keys: Sequence[str] | Mapping[str, TensorSpec] = ()) -> AlfEnvironment:
-    """An environment that already exists as an :class:`AlfEnvironment`.
+    """Convert an existing gymnasium environment to an :class:`AlfEnvironment`.
 
     Args:
         gym_env: one gymnasium environment (a batch of 1), or a vector environment.
         env_id: ``TimeStep.env_id`` of the first environment.
         discount: the discount of every step that is neither FIRST nor a termination.
-        max_episode_steps: steps after which an episode is truncated; 0: no other limit than the environment's own.
+        max_episode_steps: steps after which an episode is truncated; 0: only the limit of the environment itself.
         gym_env_wrappers: wrappers around the gymnasium environment, innermost first; none for a vector environment.
-        time_limit_wrapper: what truncates episodes after ``max_episode_steps``.
-        normalize_action: continuous actions with finite bounds are given in [-1, 1].
-        clip_action: continuous actions with finite bounds are clipped to them.
+        time_limit_wrapper: wrapper that truncates episodes after ``max_episode_steps``.
+        normalize_action: rescale continuous actions with finite bounds to [-1, 1].
+        clip_action: clip continuous actions with finite bounds.
         alf_env_wrappers: wrappers around the whole batch, innermost first.
-        image_channel_first: make images ``(C, H, W)``; not for a vector environment.
+        image_channel_first: transpose images to ``(C, H, W)``; not for a vector environment.
         auto_reset: must be True: LAST is always followed by FIRST.
         env_info_keys: see :func:`load`.
 

@@ -1,4 +1,4 @@
-"""Tasks that cannot be solved without memory: what is needed at the end is seen only at the start."""
+"""Tasks that need memory: information that is needed at the end is visible only at the start."""
 from typing import Any
 
 import gymnasium
@@ -9,20 +9,21 @@ from alfx.environments.own_suites import make_load
 
 
 class TMazeEnv(gymnasium.Env):
-    """A corridor that ends in a junction; a cue in its first cell tells which way to turn there (Bakker 2001, NeurIPS).
+    """A corridor that ends in a junction; a cue in its first cell shows which way to turn there (Bakker 2001, NeurIPS).
 
-    An episode begins in the first cell, with a cue that is left or right with equal probability. The action 0 leads a
-    cell on; in the junction it changes nothing. 1 (left) and 2 (right) change nothing in the corridor. In the junction
-    they end the episode, with reward 1 for the turn that the cue told and 0 for the other; all other rewards are 0.
+    An episode begins in the first cell, with a cue that is left or right with equal probability. Action 0 moves one
+    cell forward; at the junction it changes nothing. Actions 1 (left) and 2 (right) change nothing in the corridor. At
+    the junction they end the episode, with reward 1 for the turn that the cue showed and 0 for the other; all other
+    rewards are 0.
 
     The observation is a one-hot vector of four: cue left, cue right, corridor, junction. The cells of the corridor look
-    alike. So the return is 1 or 0; with memory the optimal policy always gets 1, in ``length + 1`` steps. A policy
-    without memory decides in the junction by an observation that has nothing to do with the cue, and gets 0.5 at most.
+    alike. The return is therefore 1 or 0; with memory the optimal policy always gets 1, in ``length + 1`` steps. The
+    observation at the junction is independent of the cue, so a policy without memory gets 0.5 at most.
 
     Args:
         length: steps from the first cell to the junction, at least 1.
-        num_steps: of an episode, at least ``length + 1``; ``None``: four times as many, by which a uniformly random
-            policy reaches the end in most episodes.
+        num_steps: number of steps of an episode, at least ``length + 1``; ``None``: four times as many, with which a
+            uniformly random policy reaches the end in most episodes.
 
     Raises:
         ValueError: a number is too small.

@@ -1,4 +1,4 @@
-"""MiniGrid and BabyAI: grid worlds whose observations are given as networks can use them."""
+"""MiniGrid and BabyAI: grid worlds with observations encoded for neural networks."""
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.gym_wrappers import ImageChannelFirst
 from alfx.environments.making import EnvWrapper
 
-# kinds of objects, colours and states of minigrid.core.constants: the largest value of each channel, plus one
+# number of object kinds, colors and states in minigrid.core.constants: the largest value of each channel, plus one
 _CHANNEL_SIZES = (11, 6, 3)
 _OBSERVATIONS = ('one_hot', 'image', 'indices')
 
@@ -25,12 +25,12 @@ class MiniGridObservation(gymnasium.ObservationWrapper):
 
     Args:
         env: a MiniGrid environment.
-        observation: 'one_hot': uint8 ``(H, W, 20)`` with kind, colour and state of each cell one-hot; 'image': uint8
+        observation: 'one_hot': uint8 ``(H, W, 20)`` with kind, color and state of each cell one-hot; 'image': uint8
             ``(H, W, 3)`` with these as numbers; 'indices': int64 ``(H, W, 3)``, bounded, for embeddings.
-        direction: also give the agent's direction: then the observation is a dict of 'image' and 'direction'.
+        direction: include the agent's direction: the observation is a dict of 'image' and 'direction'.
 
     Raises:
-        EnvironmentLoadError: unknown ``observation``, or the environment yields no grid.
+        EnvironmentLoadError: unknown ``observation``, or the environment has no grid.
     """
 
     def __init__(self, env: gymnasium.Env, observation: str = 'one_hot', direction: bool = False):
@@ -54,7 +54,7 @@ class MiniGridObservation(gymnasium.ObservationWrapper):
         self.observation_space = spaces.Dict({'image': image, 'direction': space['direction']}) if direction else image
 
     def observation(self, observation: dict[str, Any]) -> Any:
-        """The encoded grid, with the direction if that was wanted."""
+        """Return the encoded grid, with the direction if requested."""
         grid = observation['image']
         if self._kind == 'one_hot':
             encoded = np.zeros((*grid.shape[:2], sum(_CHANNEL_SIZES)), np.uint8)
@@ -70,19 +70,19 @@ class MiniGridObservation(gymnasium.ObservationWrapper):
 def load(gym_env_wrappers: Sequence[EnvWrapper], env_info_keys: Sequence[str], image_channel_first: bool,
          observation: str = 'one_hot', direction: bool = False, fully_observable: bool = False,
          **kwargs: Any) -> AlfEnvironment:
-    """A batch of a MiniGrid environment.
+    """Create a batch of a MiniGrid environment.
 
     Args:
         gym_env_wrappers: wrappers around the encoded observation, innermost first.
-        env_info_keys: which numbers of the info dicts become ``TimeStep.env_info``.
-        image_channel_first: make the grid ``(C, H, W)``; not with ``observation='indices'``.
+        env_info_keys: numbers of the info dicts that become ``TimeStep.env_info``.
+        image_channel_first: transpose the grid to ``(C, H, W)``; not with ``observation='indices'``.
         observation: 'one_hot', 'image' or 'indices': see :class:`MiniGridObservation`.
-        direction: also give the agent's direction.
-        fully_observable: show the whole grid instead of the agent's view.
-        kwargs: those of :func:`~alfx.environments.suite_gym.load`, except ``native``.
+        direction: include the agent's direction in the observation.
+        fully_observable: observe the whole grid instead of the agent's view.
+        kwargs: arguments of :func:`~alfx.environments.suite_gym.load`, except ``native``.
 
     Raises:
-        EnvironmentLoadError: an unknown name, or the package of the extra ``minigrid`` is missing.
+        EnvironmentLoadError: an unknown name, or the extra ``minigrid`` is not installed.
     """
     wrappers = [partial(MiniGridObservation, observation=observation, direction=direction), *gym_env_wrappers]
     if fully_observable:
@@ -93,5 +93,5 @@ def load(gym_env_wrappers: Sequence[EnvWrapper], env_info_keys: Sequence[str], i
 
 
 def _fully_observable(env: gymnasium.Env) -> gymnasium.Env:
-    from minigrid.wrappers import FullyObsWrapper  # the extra is there: the environment has been made
+    from minigrid.wrappers import FullyObsWrapper  # the extra is installed if env exists
     return FullyObsWrapper(env)

@@ -1,4 +1,4 @@
-"""A small environment with mixed actions, a choice and a number, whose optimal return is known in closed form."""
+"""A small environment with mixed discrete and continuous actions, whose optimal return is known in closed form."""
 from typing import Any
 
 import gymnasium
@@ -9,15 +9,16 @@ from alfx.environments.own_suites import make_load
 
 
 class GearsEnv(gymnasium.Env):
-    """A point on a line is to be brought to 0 with one of two gears and a thrust; 10 steps an episode.
+    """A point on a line that has to be brought to 0 with one of two gears and a thrust; an episode has 10 steps.
 
     The state x is uniformly random in [-1, 1]. An action ``(gear, thrust)`` moves it by ``reach[gear] * thrust`` with
     thrust in [-1, 1] and ``reach = (0.1, 1)``; the reward is ``-|x| - cost[gear]`` at the new x, with ``cost = (0,
-    0.5)``. So the high gear pays from some distance on, once, and with the right thrust. From x the optimal return is
+    0.5)``. The high gear therefore pays off beyond some distance, once, and with the right thrust. The optimal return
+    from x is
 
         ``-min(0.5, sum_{i=1..10} max(|x| - 0.1 i, 0))``,
 
-    the high gear being the better choice from ``|x| = 11 / 30`` on. Its mean over initial states is -0.3683.
+    where the high gear is the better choice from ``|x| = 11 / 30`` on. Its mean over initial states is -0.3683.
     """
 
     metadata: dict[str, Any] = {'render_modes': []}
@@ -32,7 +33,7 @@ class GearsEnv(gymnasium.Env):
 
     @classmethod
     def optimal_return(cls, x: float) -> float:
-        """The greatest return of an episode that begins at ``x``."""
+        """Return the maximum return of an episode that begins at ``x``."""
         low = sum(max(abs(x) - cls.reach[0] * i, 0.0) for i in range(1, cls.num_steps + 1))
         return -min(cls.cost[1], low)
 

@@ -1,10 +1,9 @@
 """gymnasium-robotics: goals to reach with a Fetch arm, a Shadow hand, a point or an ant in a maze.
 
 An observation is a dict of ``observation``, ``achieved_goal`` and ``desired_goal``. Rewards are sparse, -1 until the
-goal is reached and 0 while it is; ids with 'Dense' give the negative distance. The episodes of the Fetch and Shadow
-hand tasks never terminate. Whether the goal is reached at the end of an episode is in ``TimeStep.env_info``, from where
-evaluations take the success rate. Read next: ``HindsightExperienceTransformer`` of
-:mod:`alfx.algorithms.data_transformer`.
+goal is reached and 0 while it is; ids with 'Dense' use the negative distance. The episodes of the Fetch and Shadow hand
+tasks never terminate. ``TimeStep.env_info`` contains the success at the end of an episode, from which evaluations
+compute the success rate. Read next: ``HindsightExperienceTransformer`` of :mod:`alfx.algorithms.data_transformer`.
 """
 from collections.abc import Sequence
 from functools import partial
@@ -25,24 +24,23 @@ _SUCCESS_KEYS = ('is_success', 'success')
 
 @gin_utils.configurable
 class SuccessAtEnd(gymnasium.Wrapper):
-    """Puts ``info['success']`` at the last step of an episode: 1 if the goal is reached there, else 0; 0 elsewhere.
+    """Sets ``info['success']``: 1 at the last step of an episode if the goal is reached there, else 0.
 
-    The sum over an episode is thus whether it succeeded, and the mean over episodes the success rate.
+    The sum over an episode is 1 for a success, and the mean over episodes is the success rate.
 
     Args:
-        env: an environment that says at each step whether the goal is reached, as ``is_success`` or ``success``. It
-            includes the time limit.
+        env: an environment whose info contains ``is_success`` or ``success`` at each step. It includes the time limit.
 
     Raises:
-        EnvironmentLoadError: from ``step``: the environment does not say it.
+        EnvironmentLoadError: from ``step``: the info contains neither.
     """
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         key = next((key for key in _SUCCESS_KEYS if key in info), None)
         if key is None:
-            raise EnvironmentLoadError(f'{self.env.unwrapped} does not say in its info whether the goal is reached '
-                                       f'(expected one of {_SUCCESS_KEYS}, found {sorted(info)}); load it with '
+            raise EnvironmentLoadError(f'{self.env.unwrapped}: its info does not contain whether the goal is reached: '
+                                       f'expected one of {_SUCCESS_KEYS}, found {sorted(info)}; load it with '
                                        '@suite_gym.load')
         success = float(info[key]) if terminated or truncated else 0.0
         return observation, reward, terminated, truncated, {**info, 'success': success}
@@ -52,19 +50,19 @@ class SuccessAtEnd(gymnasium.Wrapper):
 @gin_utils.takes_arguments_of(suite_gym.load, without=('image_channel_first', 'native'))
 def load(gym_env_wrappers: Sequence[EnvWrapper], env_info_keys: Sequence[str], concat_desired_goal: bool = False,
          **kwargs: Any) -> AlfEnvironment:
-    """A batch of an environment of gymnasium-robotics.
+    """Create a batch of an environment of gymnasium-robotics.
 
     ``TimeStep.env_info`` is a dict with ``success`` of :class:`SuccessAtEnd`.
 
     Args:
         gym_env_wrappers: wrappers around each gymnasium environment, innermost first.
-        env_info_keys: which further numbers of the info dicts become ``TimeStep.env_info``.
-        concat_desired_goal: the observation is one vector, ``desired_goal`` followed by ``observation``; without
-            ``achieved_goal``, which relabelling goals in hindsight needs.
-        kwargs: those of :func:`~alfx.environments.suite_gym.load`, except ``image_channel_first`` and ``native``.
+        env_info_keys: further numbers of the info dicts that become ``TimeStep.env_info``.
+        concat_desired_goal: use one vector as the observation, ``desired_goal`` followed by ``observation``. It lacks
+            ``achieved_goal``, which hindsight relabelling needs.
+        kwargs: arguments of :func:`~alfx.environments.suite_gym.load`, except ``image_channel_first`` and ``native``.
 
     Raises:
-        EnvironmentLoadError: an unknown name, or the packages of the extra ``robotics`` are missing.
+        EnvironmentLoadError: an unknown name, or the extra ``robotics`` is not installed.
     """
     concat = [_GoalAndState, FlattenObservation] if concat_desired_goal else []
     return suite_gym.load(gym_env_wrappers=[SuccessAtEnd, *concat, *gym_env_wrappers], image_channel_first=False,

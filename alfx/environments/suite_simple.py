@@ -1,4 +1,4 @@
-"""Small environments that show one thing each, by the names and arguments that confs know them by."""
+"""Small environments that each demonstrate one property, with the names and arguments that confs use."""
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -20,15 +20,15 @@ from alfx.gin_utils.value_checks import StepLimit
 
 
 class StochasticWithRiskyBranch(gymnasium.Env):
-    """A choice between a safe and a risky branch, which a model that knows no chance takes for the better one.
+    """A choice between a safe and a risky branch; a deterministic model prefers the risky one by mistake.
 
     In the first step action 0 leads to the safe branch and action 1 to the risky one, where the task is won with
-    probability 0.7 and lost otherwise. The second step, with any action, gives the reward: 0.5 on the safe branch, 1
-    where it is won and -2 where it is lost, and ends the episode. So the expected returns are
+    probability 0.7 and lost otherwise. The second step, with any action, gives the reward and ends the episode: 0.5 on
+    the safe branch, 1 for a win and -2 for a loss. The expected returns are
 
         safe  0.5        risky  0.7 * 1 - 0.3 * 2 = 0.1
 
-    while what most likely follows on the risky branch is worth 1. The observation is one-hot: start, safe, won, lost.
+    while the most likely outcome of the risky branch is worth 1. The observation is one-hot: start, safe, won, lost.
     """
 
     metadata: dict[str, Any] = {'render_modes': []}
@@ -63,20 +63,20 @@ def load(game: str, env_id: int | None = None, env_args: Mapping[str, Any] | Non
          frame_skip: int | None = None, frame_stack: int | None = None, gym_env_wrappers: Sequence[EnvWrapper] = (),
          alf_env_wrappers: Sequence[AlfWrapper] = (), max_episode_steps: StepLimit = 0, batch_size: int = 1,
          vector_env: VectorEnvCtor = SerialVectorEnv) -> AlfEnvironment:
-    """A batch of a simple environment.
+    """Create a batch of a simple environment.
 
     Args:
-        game: its name: ``'StochasticWithRiskyBranch'``.
+        game: name of the environment: ``'StochasticWithRiskyBranch'``.
         env_id: ``TimeStep.env_id`` of the first environment.
-        env_args: arguments of its constructor.
+        env_args: arguments of the environment's constructor.
         discount: the discount of every step that is neither FIRST nor a termination.
-        frame_skip: how often each action is repeated.
-        frame_stack: how many observations are joined.
+        frame_skip: number of times each action is repeated; ``None``: once.
+        frame_stack: number of stacked observations; ``None``: no stacking.
         gym_env_wrappers: wrappers around each gymnasium environment, innermost first.
         alf_env_wrappers: wrappers around the whole batch, innermost first.
         max_episode_steps: steps after which an episode is truncated; 0: never.
         batch_size: ``B``.
-        vector_env: makes a gymnasium vector environment of constructors.
+        vector_env: creates a gymnasium vector environment from constructors.
 
     Raises:
         EnvironmentLoadError: an unknown name, or an argument out of range.

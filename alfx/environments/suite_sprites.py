@@ -1,7 +1,7 @@
-"""Random images of a few coloured shapes, with the true segmentation: data for learning to tell objects apart.
+"""Random images of a few colored shapes with the true segmentation: data for object-centric learning.
 
-They are in the manner of multi-dSprites (Kabra et al. 2019, https://github.com/google-deepmind/multi_object_datasets),
-drawn by :func:`draw_sprites` in place of being stored, and smaller.
+The images resemble multi-dSprites (Kabra et al. 2019, https://github.com/google-deepmind/multi_object_datasets). They
+are smaller, and :func:`draw_sprites` draws them instead of reading stored images.
 """
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from gymnasium import spaces
 from alfx.environments.own_suites import make_load
 
 SHAPES = ('disc', 'square', 'triangle')
-"""The shapes there are; all have the same circumscribed circle."""
+"""Names of the shapes; all have the same circumscribed circle."""
 
 
 def draw_sprites(generator: np.random.Generator, count: int, image_size: int = 16,
@@ -23,21 +23,21 @@ def draw_sprites(generator: np.random.Generator, count: int, image_size: int = 1
                  hue_jitter: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
     """Draw ``count`` images at once.
 
-    Number, shapes, places, diameters and angles of the sprites, the hues and the grey of the background are uniformly
-    random. A sprite lies within the image, and may cover those drawn before it, wholly in rare cases. Edges are sharp:
-    a pixel belongs to the last sprite that its centre is inside of.
+    Number, shapes, positions, diameters and angles of the sprites, the hues and the gray of the background are
+    uniformly random. A sprite lies within the image, and may cover earlier sprites, completely in rare cases. Edges are
+    sharp: a pixel belongs to the last sprite that contains its center.
 
     Args:
         generator: draws the random numbers; each image takes the same number of them.
         count: number of images, ``N``.
         image_size: height and width in pixels, ``S``.
-        num_sprites: least and greatest number of sprites.
-        shapes: out of :data:`SHAPES`.
-        diameter: least and greatest diameter of the circumscribed circle, as part of the image size.
-        background: least and greatest brightness of the background, from 0 (black) to 1 (white).
-        hue_jitter: the hues of an image, which are saturated and bright, lie at ``(u + (i + hue_jitter * v_i) / n)``
-            on the colour circle for sprite i of n, u in [0, 1], ``v_i`` in [-0.5, 0.5]. 0: as different as can be;
-            1: neighbours may have the same hue.
+        num_sprites: minimum and maximum number of sprites.
+        shapes: subset of :data:`SHAPES`.
+        diameter: minimum and maximum diameter of the circumscribed circle, as a fraction of the image size.
+        background: minimum and maximum brightness of the background, from 0 (black) to 1 (white).
+        hue_jitter: the hues of an image, which are saturated and bright, lie at ``(u + (i + hue_jitter * v_i) / n)`` on
+            the color circle for sprite i of n, u in [0, 1], ``v_i`` in [-0.5, 0.5]. 0: as different as possible; 1:
+            neighbors may have the same hue.
 
     Returns:
         Images, uint8 ``[N, 3, S, S]``, and segmentations, uint8 ``[N, S, S]``: 0 for the background, i for the i-th
@@ -70,20 +70,20 @@ def _check(image_size: int, num_sprites: tuple[int, int], shapes: Sequence[str],
     if image_size < 1:
         raise ValueError(f'image_size: expected at least 1, found {image_size}')
     if not 1 <= num_sprites[0] <= num_sprites[1] <= 255:
-        raise ValueError(f'num_sprites: expected 1 <= least <= greatest <= 255, found {num_sprites}')
+        raise ValueError(f'num_sprites: expected 1 <= minimum <= maximum <= 255, found {num_sprites}')
     unknown = [shape for shape in shapes if shape not in SHAPES]
     if unknown or not shapes:
         raise ValueError(f'shapes: expected one or more of {SHAPES}, found {tuple(shapes)}')
     for name, (least, greatest) in (('diameter', diameter), ('background', background)):
         if not 0 <= least <= greatest <= 1:
-            raise ValueError(f'{name}: expected 0 <= least <= greatest <= 1, found {(least, greatest)}')
+            raise ValueError(f'{name}: expected 0 <= minimum <= maximum <= 1, found {(least, greatest)}')
     if not 0 <= hue_jitter <= 1:
         raise ValueError(f'hue_jitter: expected a number in [0, 1], found {hue_jitter}')
 
 
 def _inside(kind: np.ndarray, row: np.ndarray, column: np.ndarray, radius: np.ndarray, angle: np.ndarray,
             size: int) -> np.ndarray:
-    """bool ``[N, K, S, S]``: which centres of pixels are inside of which shape; the arguments are ``[N, K]``."""
+    """Return which pixel centers are inside which shape, bool ``[N, K, S, S]``; the arguments are ``[N, K]``."""
     centre = np.arange(size) + 0.5
     down = (centre[:, None] - row[..., None, None]) / radius[..., None, None]
     right = (centre[None, :] - column[..., None, None]) / radius[..., None, None]
@@ -98,7 +98,7 @@ def _inside(kind: np.ndarray, row: np.ndarray, column: np.ndarray, radius: np.nd
 
 
 def _saturated(hue: np.ndarray) -> np.ndarray:
-    """Red, green and blue ``[..., 3]`` of the brightest saturated colours of these hues, which have period 1."""
+    """Return red, green and blue ``[..., 3]`` of the brightest saturated colors of these hues, which have period 1."""
     k = (np.array([5.0, 3.0, 1.0]) + 6 * hue[..., None]) % 6
     return 1 - np.clip(np.minimum(k, 4 - k), 0, 1)
 
@@ -106,17 +106,17 @@ def _saturated(hue: np.ndarray) -> np.ndarray:
 class SpritesEnv(gymnasium.Env):
     """Shows a random image at each step, whatever the action; rewards are 0, and episodes are truncated.
 
-    The images of an episode are drawn at once, when it begins.
+    All images of an episode are drawn when it begins.
 
     Args:
         image_size: height and width in pixels, ``S``.
-        num_sprites: see :func:`draw_sprites`, as all that follow up to ``hue_jitter``.
-        shapes: likewise.
-        diameter: likewise.
-        background: likewise.
-        hue_jitter: likewise.
-        with_mask: observe ``{'image': uint8 (3, S, S), 'mask': uint8 (S, S)}`` in place of the image alone.
-        num_steps: of an episode, which has one image more.
+        num_sprites: see :func:`draw_sprites`.
+        shapes: see :func:`draw_sprites`.
+        diameter: see :func:`draw_sprites`.
+        background: see :func:`draw_sprites`.
+        hue_jitter: see :func:`draw_sprites`.
+        with_mask: observe ``{'image': uint8 (3, S, S), 'mask': uint8 (S, S)}`` instead of the image alone.
+        num_steps: number of steps of an episode, which has one more image.
 
     Raises:
         ValueError: an argument is out of range.
@@ -152,7 +152,7 @@ class SpritesEnv(gymnasium.Env):
         return self._observe(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self._t = (self._t + 1) % len(self._images)  # starts again only where nothing ends its episodes
+        self._t = (self._t + 1) % len(self._images)  # wraps around only without a time limit
         return self._observe(), 0.0, False, False, {}
 
 

@@ -1,4 +1,4 @@
-"""A small environment with two rewards, whose best trade-off between them is known in closed form."""
+"""A small environment with a two-dimensional reward, whose best trade-off is known in closed form."""
 import math
 from typing import Any
 
@@ -10,16 +10,16 @@ from alfx.environments.own_suites import make_load
 
 
 class FuelEnv(gymnasium.Env):
-    """Driving as far as possible on the fuel there is; 20 steps an episode.
+    """Drive as far as possible with little fuel; an episode has 20 steps.
 
     The observation is the slope g of the road, uniformly random in [0.5, 1.5] at each step; the action is the throttle
-    u in [0, 1]. The rewards are the progress ``g u`` and minus the fuel that it takes, ``-u**2``. With weights ``w`` of
+    u in [0, 1]. The rewards are the progress ``g u`` and minus the fuel consumption, ``-u**2``. With weights ``w`` of
     the two the best throttle is ``min(k g, 1)`` with ``k = w[0] / (2 w[1])``, and as long as ``1.5 k <= 1`` a step
     yields on average, with ``E[g**2] = 13 / 12``,
 
         progress  13/12 k          fuel  13/12 k**2
 
-    so that of all policies which take ``fuel <= 0.48`` a step the best one makes ``sqrt(13/12 fuel)`` of progress, with
+    Among all policies that use ``fuel <= 0.48`` per step, the best one makes ``sqrt(13/12 fuel)`` of progress, with
     ``k = sqrt(12/13 fuel)``. The ``env_info`` has the means of both rewards over the steps of an episode.
     """
 
@@ -35,12 +35,12 @@ class FuelEnv(gymnasium.Env):
 
     @classmethod
     def optimal_progress(cls, fuel: float) -> float:
-        """The greatest mean progress of a step for this mean fuel of a step, at most 0.48."""
+        """Return the maximum mean progress per step for this mean fuel per step, at most 0.48."""
         return math.sqrt(cls.mean_square_slope * fuel)
 
     @classmethod
     def optimal_weight_ratio(cls, fuel: float) -> float:
-        """``w[1] / w[0]`` of the weights of the rewards with which the best policy takes this mean fuel."""
+        """Return the reward weights' ratio ``w[1] / w[0]`` with which the best policy uses this mean fuel."""
         return math.sqrt(cls.mean_square_slope / fuel) / 2
 
     def reset(self, *, seed: int | None = None,

@@ -1,9 +1,9 @@
 """Tiny batched environments of tensors whose optimal value is known in closed form, for tests of algorithms.
 
-An episode has ``n = episode_length`` time steps, FIRST and LAST included, hence ``n - 1`` rewards; all environments
-of the batch end together, by termination. With discount g, "return" below is that of FIRST, and ``S(k) =
-1 + g + ... + g**(k-1) = (1 - g**k) / (1 - g)``. With ``reward_dim`` K > 1 the reward has the components ``r, 2 r, ...,
-K r``, and so have returns.
+An episode has ``n = episode_length`` time steps, including FIRST and LAST, hence ``n - 1`` rewards. All environments
+of the batch end together, by termination. With discount g, "return" below is the return from FIRST, and ``S(k) =
+1 + g + ... + g**(k-1) = (1 - g**k) / (1 - g)``. With ``reward_dim`` K > 1 rewards and returns have the components
+``r, 2 r, ..., K r``.
 
 gymnasium environments for tests are in :mod:`alfx.environments.suite_unittest_gym`.
 """
@@ -14,10 +14,9 @@ import torch
 
 from alfx import nest
 from alfx.data_structures import StepType, TimeStep
-from alfx.environments.alf_environment import AlfEnvironment, select
+from alfx.environments.alf_environment import AlfEnvironment, check_action, select
 from alfx.environments.seeding import batch_seed
-from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec,
-                               zeros_from_spec)
+from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, zeros_from_spec)
 
 
 class ActionType(enum.Enum):
@@ -28,7 +27,7 @@ class ActionType(enum.Enum):
 
 
 class UnittestEnv(AlfEnvironment):
-    """Base of the environments: noise is seen, and every reward is 0.
+    """Base class of these environments: observations are noise, and every reward is 0.
 
     The first element of the observation is the signal, the others are noise; both are -1 or 1.
 
@@ -37,8 +36,8 @@ class UnittestEnv(AlfEnvironment):
         episode_length: number of time steps of an episode, at least 2.
         obs_dim: size of the observation.
         action_type: Discrete: int64 ``()``, 0 or 1; Continuous: float32 ``(1,)`` in [-1, 1].
-        nested_observation: the observation is ``{'signal': (obs_dim,), 'noise': (image (3,) uint8, int64 ())}``.
-        reward_dim: number of rewards; 1: the reward is ``[B]``.
+        nested_observation: use the observation ``{'signal': (obs_dim,), 'noise': (image (3,) uint8, int64 ())}``.
+        reward_dim: dimension of the reward; 1: the reward is ``[B]``.
     """
 
     def __init__(self, batch_size: int, episode_length: int, obs_dim: int = 1,
@@ -55,7 +54,7 @@ class UnittestEnv(AlfEnvironment):
         self._t = torch.zeros(batch_size, dtype=torch.int32)
         self._signal = torch.zeros(batch_size)
 
-    # What it is ------------------------------------------------------------------------------------------------
+    # Description -----------------------------------------------------------------------------------------------
 
     @property
     def batch_size(self) -> int:
@@ -77,15 +76,15 @@ class UnittestEnv(AlfEnvironment):
     # Dynamics --------------------------------------------------------------------------------------------------
 
     def _reward(self, action: NestedTensor, t: torch.Tensor) -> torch.Tensor:
-        """Reward ``[B]`` for arriving at step ``t`` (int32 ``[B]``, from 1) of the episode by ``action``."""
+        """Return the reward ``[B]`` for arriving at step ``t`` (int32 ``[B]``, from 1) of the episode by ``action``."""
         return torch.zeros(self._batch_size)
 
-    def _shown(self, signal: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        """What the first element of the observation shows ``[B]`` at step ``t``."""
+    def _visible_signal(self, signal: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        """Return the first element of the observation ``[B]`` at step ``t``."""
         return signal
 
     def _draw_signal(self, previous: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        """The signal ``[B]`` at step ``t``."""
+        """Return the signal ``[B]`` at step ``t``."""
         return self._signs(self._batch_size)
 
     def _signs(self, *shape: int) -> torch.Tensor:
@@ -116,7 +115,7 @@ class UnittestEnv(AlfEnvironment):
     def _observe(self) -> NestedTensor:
         self._signal = self._draw_signal(self._signal, self._t)
         observation = self._signs(self._batch_size, self._obs_dim)
-        observation[:, 0] = self._shown(self._signal, self._t)
+        observation[:, 0] = self._visible_signal(self._signal, self._t)
         if not self._nested:
             return observation
         image = torch.randint(0, 256, (self._batch_size, 3), generator=self._generator).to(torch.uint8)
@@ -135,7 +134,7 @@ class UnittestEnv(AlfEnvironment):
         return self._current
 
     def _seed(self, seed: int | None) -> None:
-        # not the seed itself: torch's own generator, from which policies draw, may have been given the same one
+        # not the seed itself: torch's global generator, from which policies draw, may have the same seed
         own = batch_seed(seed, 0)
         self._generator.seed() if own is None else self._generator.manual_seed(own)
 
@@ -150,14 +149,6 @@ class UnittestEnv(AlfEnvironment):
         self._generator.set_state(state['generator'])
 
 
-def check_action(action: NestedTensor, spec: NestedTensorSpec, batch_size: int) -> None:
-    """Raise ``SpecError`` unless ``action`` has the structure and the shapes of ``spec``."""
-    found = [tuple(leaf.shape) for leaf in nest.flatten(action)]
-    expected = [(batch_size, *leaf.shape) for leaf in nest.flatten(spec)]
-    if found != expected:
-        raise SpecError(f'action: expected tensors of shapes {expected} (batch size first), found {found}')
-
-
 def _action_spec(action_type: ActionType) -> BoundedTensorSpec:
     if action_type is ActionType.Discrete:
         return BoundedTensorSpec((), torch.int64, 0, 1)
@@ -165,17 +156,19 @@ def _action_spec(action_type: ActionType) -> BoundedTensorSpec:
 
 
 def _agreement(action: torch.Tensor, signal: torch.Tensor) -> torch.Tensor:
-    """``[B]``: 1 for the right action, less for others. The right one is 0 or 1 (discrete), -0.5 or 0.5 (continuous)
-    for the signals -1 and 1."""
+    """Return 1 for the right action, less for others, ``[B]``.
+
+    The right actions for the signals -1 and 1 are 0 and 1 (discrete), or -0.5 and 0.5 (continuous).
+    """
     if action.dtype.is_floating_point:
         return 1 - (action.detach().reshape(len(action), -1)[:, 0] - 0.5 * signal).abs()
     return (action * 2 - 1 == signal).to(torch.float32)
 
 
 class ValueUnittestEnv(UnittestEnv):
-    """Every reward is 1, whatever the action.
+    """Environment in which every reward is 1, whatever the action.
 
-    The return is ``S(n - 1)``; the value at step t is ``S(n - 1 - t)``, of any policy.
+    The return is ``S(n - 1)``; the value at step t is ``S(n - 1 - t)``, for any policy.
     """
 
     def _reward(self, action: NestedTensor, t: torch.Tensor) -> torch.Tensor:
@@ -183,12 +176,12 @@ class ValueUnittestEnv(UnittestEnv):
 
 
 class PolicyUnittestEnv(UnittestEnv):
-    """The reward is 1 for an action that agrees with the signal that was seen.
+    """Environment that rewards actions that agree with the observed signal.
 
-    A discrete action agrees if it is 0 at signal -1 and 1 at signal 1; otherwise the reward is 0. For a continuous
-    action a at signal s the reward is ``1 - |a - s / 2|``.
+    A discrete action agrees if it is 0 at signal -1 and 1 at signal 1, with reward 1; otherwise the reward is 0. For a
+    continuous action a at signal s the reward is ``1 - |a - s / 2|``.
 
-    The optimal return is ``S(n - 1)``; that of a uniformly random discrete policy is half of it.
+    The optimal return is ``S(n - 1)``; a uniformly random discrete policy gets half of it.
     """
 
     def _reward(self, action: NestedTensor, t: torch.Tensor) -> torch.Tensor:
@@ -196,7 +189,7 @@ class PolicyUnittestEnv(UnittestEnv):
 
 
 class MixedPolicyUnittestEnv(UnittestEnv):
-    """As :class:`PolicyUnittestEnv`, with an action ``{'discrete': int64 (), 'continuous': float32 (1,)}``.
+    """:class:`PolicyUnittestEnv` with an action ``{'discrete': int64 (), 'continuous': float32 (1,)}``.
 
     The reward is the mean of the rewards of both parts. The optimal return is ``S(n - 1)``.
 
@@ -205,7 +198,7 @@ class MixedPolicyUnittestEnv(UnittestEnv):
         episode_length: number of time steps of an episode.
         obs_dim: size of the observation.
         nested_observation: see :class:`UnittestEnv`.
-        reward_dim: likewise.
+        reward_dim: see :class:`UnittestEnv`.
     """
 
     def __init__(self, batch_size: int, episode_length: int, obs_dim: int = 1, nested_observation: bool = False,
@@ -221,20 +214,20 @@ class MixedPolicyUnittestEnv(UnittestEnv):
 
 
 class RNNPolicyUnittestEnv(UnittestEnv):
-    """The signal of the episode is seen at FIRST only (0 later), and asked for ``gap`` steps later.
+    """Environment that shows the signal of the episode at FIRST only (0 later) and rewards it ``gap`` steps later.
 
-    Arriving at steps 1 to ``gap`` is rewarded by 0; from then on the reward is that of :class:`PolicyUnittestEnv` for
-    the signal of FIRST. The optimal return is ``g**gap * S(n - 1 - gap)``; without memory it is half of it (discrete
+    The reward for arriving at steps 1 to ``gap`` is 0; later rewards are those of :class:`PolicyUnittestEnv` for the
+    signal of FIRST. The optimal return is ``g**gap * S(n - 1 - gap)``; without memory it is half of it (discrete
     actions).
 
     Args:
         batch_size: ``B``.
         episode_length: number of time steps of an episode, at least ``gap + 2``.
-        gap: see above.
+        gap: number of steps without reward.
         action_type: see :class:`UnittestEnv`.
         obs_dim: size of the observation.
         nested_observation: see :class:`UnittestEnv`.
-        reward_dim: likewise.
+        reward_dim: see :class:`UnittestEnv`.
     """
 
     def __init__(self, batch_size: int, episode_length: int, gap: int = 3,
@@ -248,7 +241,7 @@ class RNNPolicyUnittestEnv(UnittestEnv):
     def _draw_signal(self, previous: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         return torch.where(t == 0, self._signs(self._batch_size), previous)
 
-    def _shown(self, signal: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    def _visible_signal(self, signal: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         return torch.where(t == 0, signal, 0.0)
 
     def _reward(self, action: NestedTensor, t: torch.Tensor) -> torch.Tensor:

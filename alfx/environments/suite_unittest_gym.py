@@ -1,4 +1,4 @@
-"""Tiny gymnasium environments for tests, registered nowhere: each shows one thing that must be handled right."""
+"""Tiny gymnasium environments for tests; each needs one special case of the adapter. They are not registered."""
 import os
 import signal
 from typing import Any
@@ -11,15 +11,15 @@ Step = tuple[Any, float, bool, bool, dict[str, Any]]
 
 
 class ChainEnv(gymnasium.Env):
-    """A chain of ``length`` states: 1 moves right, 0 left (not beyond the first); the last state ends the episode.
+    """A chain of ``length`` states: action 1 moves right, 0 left (not beyond the first); the last state is terminal.
 
-    The reward is 1 for arriving there. From state s the optimal return is ``g ** (length - 2 - s)``, from the start
-    ``g ** (length - 2)``. The observation is the state, one-hot. With ``start_noise`` the episode starts in a random
-    state of the first ``start_noise + 1``.
+    The reward is 1 for arriving at the last state. From state s the optimal return is ``g ** (length - 2 - s)``, from
+    the start ``g ** (length - 2)``. The observation is the state, one-hot. With ``start_noise`` the episode starts in a
+    random state among the first ``start_noise + 1``.
 
     Args:
         length: number of states, at least 2.
-        start_noise: see above.
+        start_noise: largest initial state.
     """
 
     metadata = {'render_modes': ['rgb_array'], 'render_fps': 10}
@@ -54,14 +54,15 @@ class ChainEnv(gymnasium.Env):
 
 
 class CountEnv(gymnasium.Env):
-    """Counts its steps; ends after ``length`` of them, by truncation or termination; rewards are random.
+    """Counts its steps and ends after ``length`` of them, by truncation or termination; rewards are random.
 
     The observation is (episode, counted from the last seed; step; last action; random number).
 
     Args:
-        length: number of steps; each episode is longer than the one before by 1 up to ``length + 3``, then short again.
-        terminate: whether episodes end by termination.
-        one_buffer: every step overwrites the array of the observation before, as environments in native code do.
+        length: number of steps; each episode is 1 step longer than the previous, up to ``length + 3``, then short
+            again.
+        terminate: end episodes by termination instead of truncation.
+        one_buffer: overwrite the array of the previous observation at every step, as environments in native code do.
     """
 
     def __init__(self, length: int = 3, terminate: bool = False, one_buffer: bool = True):
@@ -91,10 +92,10 @@ class CountEnv(gymnasium.Env):
 
 
 class DictEnv(gymnasium.Env):
-    """Observations and actions are nested, with every kind of space that is supported; episodes are truncated.
+    """Environment with nested observations and actions of every supported kind of space; episodes are truncated.
 
-    The reward is 1 if the action's parts repeat what the observation asks for, else 0. Episodes have 4 steps: the
-    optimal return is ``S(4)``, in the notation of :mod:`alfx.environments.suite_unittest`.
+    The reward is 1 if ``action['move']`` equals ``observation['wanted']``, else 0. Episodes have 4 steps: the optimal
+    return is ``S(4)``, in the notation of :mod:`alfx.environments.suite_unittest`.
     """
 
     def __init__(self) -> None:
@@ -133,7 +134,7 @@ class DictEnv(gymnasium.Env):
 
 
 class OffsetActionEnv(gymnasium.Env):
-    """Discrete actions and observations that do not start at 0: the reward is 1 for the action 5 + observation - 10.
+    """Discrete actions and observations that do not start at 0; the reward is 1 for the action 5 + observation - 10.
 
     Episodes have 3 steps and terminate: the optimal return is ``S(3)``.
     """
@@ -157,7 +158,8 @@ class OffsetActionEnv(gymnasium.Env):
 
 
 class MultiRewardEnv(CountEnv):
-    """A :class:`CountEnv` with two rewards, (1, number of the step); it declares them as MO-Gymnasium does."""
+    """A :class:`CountEnv` with the reward (1, number of the step); it declares ``reward_space`` as MO-Gymnasium does.
+    """
 
     reward_space = spaces.Box(0, np.inf, (2, ), np.float32)
 
@@ -167,12 +169,12 @@ class MultiRewardEnv(CountEnv):
 
 
 class RaisingEnv(CountEnv):
-    """A :class:`CountEnv` that goes wrong once it has made ``after`` steps (``reset``: after that many episodes).
+    """A :class:`CountEnv` that fails after ``after`` steps.
 
     Args:
-        where: 'step': raises there; 'reset': likewise; 'init': in the constructor; 'kill': its process is killed;
-            'hang': its step never returns.
-        after: see above.
+        where: 'step': raise in ``step``; 'reset': raise in ``reset``; 'init': raise in the constructor; 'kill': kill
+            the process; 'hang': never return from ``step``.
+        after: number of steps until the failure; with 'reset' the number of episodes.
         length: see :class:`CountEnv`.
     """
 

@@ -1,12 +1,12 @@
-"""gymnasium vector environments that report, restart, save and end episodes of single environments.
+"""gymnasium vector environments that report, restart and save single environments, and end their episodes.
 
-:class:`SupervisedVectorEnv` is what the two kinds share; :class:`SerialVectorEnv` steps its environments in this
-process, :class:`~alfx.environments.process_vector_env.ProcessVectorEnv` in others. For the same seed both give the
-same sequences. They differ from gymnasium's SyncVectorEnv and AsyncVectorEnv in that
+:class:`SupervisedVectorEnv` is the base class. :class:`SerialVectorEnv` steps its environments in this process,
+:class:`~alfx.environments.process_vector_env.ProcessVectorEnv` in others. For the same seed both give the same
+sequences. They differ from gymnasium's SyncVectorEnv and AsyncVectorEnv:
 
-- an environment that raises is named, with its own traceback, and restarted where that is allowed;
-- single environments can be told to reset (``request_reset``), and their states saved and restored;
-- the arrays that a step returns are never written to again (``owns_arrays``), so that nothing needs a copy.
+- The error of an environment names it and contains its traceback, and it is restarted where that is allowed.
+- Single environments can be reset (``request_reset``), and their states saved and restored.
+- The arrays that a step returns are never written to again (``owns_arrays``), so no copies are needed.
 """
 import abc
 import copy
@@ -32,27 +32,27 @@ _log = logging.getLogger(__name__)
 
 
 class SupervisedVectorEnv(VectorEnv, abc.ABC):
-    """A vector environment with next-step autoreset whose single environments can be got at.
+    """A vector environment with next-step autoreset and access to single environments.
 
     Args:
         env_spaces: the spaces of one environment.
         count: number of environments.
-        metadata: of one environment.
-        render_mode: likewise.
-        name: what to call the environments in messages.
+        metadata: metadata of one environment.
+        render_mode: render mode of one environment.
+        name: name of the environments in messages.
 
     Attributes:
-        info_keys: what to keep of the info dicts; ``None``: everything.
-        reward_space: batched space of the rewards, where they are not scalar.
-        owns_arrays: whether arrays that were returned are never written to again.
+        info_keys: keys of the info dicts that are kept; ``None``: all.
+        reward_space: batched space of the rewards, if they are multi-dimensional.
+        owns_arrays: returned arrays are never written to again.
     """
 
     owns_arrays = False
-    _if_it_hangs = 'in a process of its own (create_environment.nonparallel = False) it could be ended'
+    _hang_hint = 'set create_environment.nonparallel = False to run it in a separate process, which can be ended'
 
     def __init__(self, env_spaces: EnvSpaces, count: int, metadata: dict[str, Any], render_mode: str | None,
                  name: str):
-        # refuses by name what batch_space would fail on
+        # clearer errors than those of batch_space
         tensor_spec_from_gym_space(env_spaces.observation, where='observation')
         tensor_spec_from_gym_space(env_spaces.action, where='action')
         self.name = name
@@ -72,7 +72,7 @@ class SupervisedVectorEnv(VectorEnv, abc.ABC):
         self._flat_observation = not isinstance(self.single_observation_space, (spaces.Dict, spaces.Tuple))
         self._info_keys: tuple[str, ...] | None = None
         self._busy = False
-        self._watch = Watch(self._if_it_hangs)
+        self._watch = Watch(self._hang_hint)
 
     @property
     def info_keys(self) -> tuple[str, ...] | None:
@@ -90,10 +90,10 @@ class SupervisedVectorEnv(VectorEnv, abc.ABC):
 
         Args:
             seed: a list with one seed (or ``None``) for each environment, or a number: ``seed + i`` for each.
-            options: what the environments' ``reset`` takes, and ``reset_mask``: bool ``[num_envs]``.
+            options: options of the environments' ``reset``, and ``reset_mask``: bool ``[num_envs]``.
 
         Returns:
-            Observations and infos of all environments: of those that were not reset, the last ones.
+            Observations and infos of all environments; those that were not reset repeat their last observation.
         """
         self._assert_open()
         options = dict(options) if options else {}
@@ -122,7 +122,7 @@ class SupervisedVectorEnv(VectorEnv, abc.ABC):
         """
         if self.closed or self._busy:
             self._assert_open()
-            raise RuntimeError('the last step was interrupted, and some environments have moved on: call reset() first')
+            raise RuntimeError('the last step was interrupted, and some environments have moved: call reset() first')
         self._busy = True
         with self._watch:
             out, infos = self._step(actions)
@@ -140,7 +140,7 @@ class SupervisedVectorEnv(VectorEnv, abc.ABC):
         return collected
 
     def _rows(self, actions: Any) -> list[Any]:
-        """Nests of actions, one for each environment."""
+        """Return nests of actions, one for each environment."""
         columns = flatten_sample(self.single_action_space, actions)
         return [unflatten_sample(self.single_action_space, row) for row in zip(*columns)]
 
@@ -150,7 +150,7 @@ class SupervisedVectorEnv(VectorEnv, abc.ABC):
         return Buffers(unflatten_sample(self.single_observation_space, arrays), np.zeros((count, *self.reward_shape)),
                        np.zeros(count, bool), np.zeros(count, bool))
 
-    # What each kind does in its own way ------------------------------------------------------------------------
+    # Methods of subclasses -------------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def _reset(self, mask: np.ndarray, seeds: list[int | None] | None,
@@ -163,46 +163,46 @@ class SupervisedVectorEnv(VectorEnv, abc.ABC):
 
     @abc.abstractmethod
     def _set_info_keys(self, keys: tuple[str, ...] | None) -> None:
-        """Keep only these of the infos."""
+        """Keep only these keys of the infos."""
 
     @abc.abstractmethod
     def request_reset(self, mask: np.ndarray) -> None:
-        """Let the next step reset the environments in ``mask``, bool ``[num_envs]``."""
+        """Reset the environments in ``mask``, bool ``[num_envs]``, at the next step."""
 
     @abc.abstractmethod
     def get_states(self) -> list[Any] | None:
-        """The exact state of each environment; ``None`` if one has none or a step was interrupted."""
+        """Return the exact state of each environment; ``None`` if one cannot be saved or a step was interrupted."""
 
     @abc.abstractmethod
     def set_states(self, states: list[Any]) -> None:
-        """What :meth:`get_states` gave."""
+        """Restore the states of :meth:`get_states`."""
 
     @abc.abstractmethod
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """The attribute or the result of the method ``name`` of each environment."""
+        """Return the attribute ``name``, or the result of the method ``name``, of each environment."""
 
     @abc.abstractmethod
     def render_first(self) -> Any:
-        """What ``render()`` of environment 0 returns."""
+        """Return the result of ``render()`` of environment 0."""
 
     @property
     @abc.abstractmethod
     def restarts(self) -> np.ndarray:
-        """int ``[num_envs]``: how often each environment was restarted."""
+        """Number of restarts of each environment, int ``[num_envs]``."""
 
     def render(self) -> tuple[Any, ...]:
-        """What ``render()`` of each environment returns."""
+        """Return the results of ``render()`` of all environments."""
         return self.call('render')
 
 
 @configurable
 class SerialVectorEnv(SupervisedVectorEnv):
-    """Environments that are stepped one after the other in this process.
+    """Vector environment that steps its environments one after the other in this process.
 
     Args:
         env_fns: constructors of gymnasium environments.
-        max_restarts: how often each environment may be constructed anew after it raised.
-        name: what to call them in messages; '': the id of the first.
+        max_restarts: how often each environment may be constructed again after it raised.
+        name: name of the environments in messages; '': the id of the first.
 
     Raises:
         EnvironmentLoadError: the environments have different spaces.
@@ -221,14 +221,14 @@ class SerialVectorEnv(SupervisedVectorEnv):
         super().__init__(self._group.spaces, len(env_fns), first.metadata, first.render_mode,
                          name or environment_name(first))
         self._group.name = self.name
-        self._watch.who = self._group.at_work
+        self._watch.current_call = self._group.current_call
         self._last: Buffers | None = None
         if self._flat_observation:
             self._shape, self._dtype = (self.num_envs, *self._leaves[0][0]), self._leaves[0][1]
 
     @classmethod
     def adopt(cls, vector_env: SyncVectorEnv) -> 'SerialVectorEnv':
-        """The environments of a gymnasium SyncVectorEnv, which must not be used any more."""
+        """Take over the environments of a gymnasium SyncVectorEnv, which must not be used any more."""
         adopted = cls([partial(_identity, env) for env in vector_env.envs])
         vector_env.closed = True
         return adopted
@@ -290,12 +290,12 @@ class SerialVectorEnv(SupervisedVectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close all environments."""
-        if hasattr(self, '_group'):  # older gymnasium also closes what could not be constructed
+        if hasattr(self, '_group'):  # older gymnasium also closes an object whose constructor failed
             self._group.close()
 
 
 def environment_name(env: gymnasium.Env) -> str:
-    """The id of ``env``, or the name of its class."""
+    """Return the id of ``env``, or the name of its class."""
     return env.spec.id if env.spec is not None else type(env.unwrapped).__name__
 
 

@@ -1,7 +1,7 @@
-"""The process that steps some of the environments of a :class:`ProcessVectorEnv`, and what it shares with the parent.
+"""Worker process that steps some environments of a :class:`ProcessVectorEnv`, and the memory shared with the parent.
 
-Observations, rewards, flags and actions are in shared memory; a pipe carries one byte a step each way. Results are
-written to two sets of buffers in turn, so that the last known observation survives a worker that dies while it
+Observations, rewards, flags and actions are in shared memory; a pipe carries one byte per step in each direction.
+Results are written to two sets of buffers in turn, so the last known observation survives a worker that dies while it
 writes.
 """
 import contextlib
@@ -22,14 +22,14 @@ from alfx.environments.spaces import flatten_sample, flatten_space, unflatten_sa
 from alfx.tensor_specs import TensorSpec
 from alfx.utils.shared_memory import SharedTensors
 
-# What a worker answers: done; done with infos or a result (a pickle follows); an environment raised (likewise).
+# Answers of a worker: done; done with infos or a result (a pickle follows); an environment raised (a pickle follows).
 DONE, RESULT, ERROR = b'd', b'r', b'e'
-# What the parent sends: step into buffers 0 or 1; anything else (a pickled command follows).
+# Messages of the parent: step into buffers 0 or 1; any other command (a pickle follows).
 STEP_0, STEP_1, COMMAND = b'0', b'1', b'c'
 
 
 class SharedSteps:
-    """What the parent and all workers share: two sets of result buffers, the actions.
+    """Shared memory of the parent and all workers: two sets of result buffers, and the actions.
 
     Args:
         env_spaces: spaces of one environment.
@@ -55,28 +55,28 @@ class SharedSteps:
                 for memory, (shape, dtype) in zip(self._memory[part].tensors, self._parts[part])]
 
     def buffers(self, which: int, rows: slice = slice(None)) -> Buffers:
-        """Result buffers 0 or 1, of the environments ``rows``."""
+        """Return result buffers 0 or 1 of the environments ``rows``."""
         *observations, rewards, terminations, truncations = self._arrays(which, rows)
         return Buffers(unflatten_sample(self._spaces.observation, observations), rewards, terminations, truncations)
 
     def actions(self, rows: slice = slice(None)) -> list[np.ndarray]:
-        """The leaves of the actions of the environments ``rows``."""
+        """Return the leaves of the actions of the environments ``rows``."""
         return self._arrays(2, rows)
 
 
 class WorkerArguments(NamedTuple):
-    """What a worker is started with.
+    """Arguments of a worker process.
 
     Fields:
         env_fns: the constructors, cloudpickled for a process that does not inherit them.
-        rows: which environments of the batch they are.
-        spaces: what the environments must have.
+        rows: indices of the environments in the batch.
+        spaces: spaces that the environments must have.
         shared: the shared memory.
-        name: what to call the environments in messages.
-        max_restarts: of each environment, less those already used.
-        info_keys: what to keep of the infos.
-        num_threads: for torch.
-        conf: what gin was configured with, for processes that do not inherit it; '' if they do.
+        name: name of the environments in messages.
+        max_restarts: restarts allowed for each environment, less those already used.
+        info_keys: keys of the infos that are kept.
+        num_threads: number of torch threads.
+        conf: gin configuration for processes that do not inherit it; '' if they do.
     """
 
     env_fns: bytes | list[EnvFn]
@@ -91,7 +91,7 @@ class WorkerArguments(NamedTuple):
 
 
 def work(pipe: Connection, arguments: WorkerArguments) -> None:
-    """Run in the worker until the parent says 'close' or is gone."""
+    """Serve the parent in the worker process until it sends 'close' or ends."""
     torch.set_num_threads(arguments.num_threads)
     with _Reporting(pipe, arguments.name):
         worker = _Worker(arguments)
@@ -101,7 +101,7 @@ def work(pipe: Connection, arguments: WorkerArguments) -> None:
 
 
 class _Reporting:
-    """Context manager that tells the parent of the error that ends the worker."""
+    """Context manager that sends the error that ends the worker to the parent."""
 
     def __init__(self, pipe: Connection, name: str):
         self._pipe, self._name = pipe, name
@@ -110,7 +110,7 @@ class _Reporting:
         return None
 
     def __exit__(self, kind: type | None, error: BaseException | None, _: Any) -> bool:
-        # EOFError and OSError of the pipe: the parent is gone or no longer listens, nobody is left to tell
+        # EOFError and OSError of the pipe: the parent has ended or no longer listens
         if isinstance(error, Exception) and not isinstance(error, (EOFError, BrokenPipeError, ConnectionResetError)):
             if not isinstance(error, (EnvironmentStepError, EnvironmentLoadError)):
                 error = EnvironmentStepError(None, self._name, 'its worker process', f'{type(error).__name__}: {error}',
@@ -122,7 +122,7 @@ class _Reporting:
 
 
 class _Worker:
-    """The environments of one worker and its rows of the shared memory."""
+    """Environments of one worker and its rows of the shared memory."""
 
     def __init__(self, arguments: WorkerArguments):
         env_fns = arguments.env_fns
@@ -137,7 +137,7 @@ class _Worker:
         self._flat = not isinstance(self._action_space, (spaces.Dict, spaces.Tuple))
 
     def step(self, which: int) -> list:
-        """Step into result buffers ``which``."""
+        """Step the environments and write to result buffers ``which``."""
         # copies: an environment may write to its action or keep it
         columns = [actions.copy() for actions in self._actions]
         rows = list(columns[0]) if self._flat else [unflatten_sample(self._action_space, row)
@@ -145,7 +145,7 @@ class _Worker:
         return self.group.step(rows, self._buffers[which], self._buffers[1 - which])
 
     def reset(self, which: int, rows: list[int], seeds: list[int | None] | None, options: dict | None) -> list:
-        """Reset the environments ``rows``; the others' rows are copied from the other buffers."""
+        """Reset the environments ``rows``; the rows of the others are copied from the other buffers."""
         out, last = self._buffers[which], self._buffers[1 - which]
         observation_space = self.group.envs[0].observation_space
         for new, old in zip([*flatten_sample(observation_space, out.observations), *out[1:]],

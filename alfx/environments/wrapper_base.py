@@ -1,4 +1,4 @@
-"""The base of wrappers around an :class:`AlfEnvironment`."""
+"""Base class of wrappers around an :class:`AlfEnvironment`."""
 import copy
 from collections.abc import Iterable
 from typing import Any
@@ -17,8 +17,8 @@ _MODULE = 'alfx.environments.alf_wrappers'
 class AlfEnvironmentBaseWrapper(AlfEnvironment):
     """A wrapper that changes nothing.
 
-    A subclass changes actions in ``_inner`` and time steps in ``_outer``; if it has state of its own, it overrides
-    ``_reset``, ``_step`` and ``reset_envs`` and names its attributes in ``_STATE``.
+    A subclass changes actions in ``_inner`` and time steps in ``_outer``. A subclass with its own state overrides
+    ``_reset``, ``_step`` and ``reset_envs`` and lists its attributes in ``_STATE``.
 
     Args:
         env: the environment.
@@ -30,17 +30,17 @@ class AlfEnvironmentBaseWrapper(AlfEnvironment):
         self._env = env
 
     def wrapped_env(self) -> AlfEnvironment:
-        """What this wraps."""
+        """Return the wrapped environment."""
         return self._env
 
     # Stepping --------------------------------------------------------------------------------------------------
 
     def _inner(self, action: NestedTensor) -> NestedTensor:
-        """The action of the wrapped environment for the one given from outside."""
+        """Return the action of the wrapped environment for an action given from outside."""
         return action
 
     def _outer(self, time_step: TimeStep, action: NestedTensor | None) -> TimeStep:
-        """The time step to give out for one of the wrapped environment.
+        """Return the outer time step for a time step of the wrapped environment.
 
         Args:
             time_step: it is not changed.
@@ -74,7 +74,7 @@ class AlfEnvironmentBaseWrapper(AlfEnvironment):
     def _seed(self, seed: int | None) -> None:
         self._env.seed(seed)
 
-    # What it is ------------------------------------------------------------------------------------------------
+    # Description -----------------------------------------------------------------------------------------------
 
     @property
     def batch_size(self) -> int:
@@ -108,7 +108,7 @@ class AlfEnvironmentBaseWrapper(AlfEnvironment):
     def env_info_spec(self) -> NestedTensorSpec:
         return self._env.env_info_spec()
 
-    # Saving, showing, closing ----------------------------------------------------------------------------------
+    # Saving, rendering and closing -----------------------------------------------------------------------------
 
     def get_state(self) -> Any:
         inner = self._env.get_state()
@@ -120,8 +120,8 @@ class AlfEnvironmentBaseWrapper(AlfEnvironment):
 
     def set_state(self, state: Any) -> None:
         if state.get('wrapper') != type(self).__name__:
-            raise ValueError(f"the saved state is of a {state.get('wrapper')}, expected a {type(self).__name__}: the "
-                             'environment has other wrappers than when it was saved')
+            raise ValueError(f"saved state: expected a {type(self).__name__}, found a {state.get('wrapper')}: the "
+                             'environment had other wrappers when it was saved')
         self._env.set_state(state['env'])
         for name, value in state['own'].items():
             current = getattr(self, name)

@@ -16,7 +16,7 @@ import torch
 
 from alfx import context, gin_utils, summary
 from alfx.config import TrainerConfig
-from alfx.engine.errors import NonFiniteLossError
+from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.engine.updater import check_compilable
 from alfx.trainers import cpu_tuning
 from alfx.runs import forking

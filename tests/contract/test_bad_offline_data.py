@@ -14,7 +14,7 @@ import torch
 
 from alfx import context, gin_utils
 from alfx.algorithms.config import TrainerConfig
-from alfx.engine.errors import NonFiniteLossError
+from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.gin_utils import ConfError
 from alfx.offline import dataset_folder
 from alfx.offline.dataset_episodes import Episodes

@@ -24,7 +24,7 @@ PATIENCE = 240  # seconds, for anything at all: the machine may be busy
 COMMON = ('create_environment.num_parallel_environments=4', 'create_environment.nonparallel=True',
           'TrainerConfig.num_env_steps=0', 'TrainerConfig.evaluate=False', 'TrainerConfig.random_seed=5',
           'TrainerConfig.ddp_paras_check_interval=1', 'TrainerConfig.float32_matmul_precision="highest"')
-NUMBERS = {  # 61 updates, the last ones played from a record, twice; 60 updates
+NUMBERS = {  # 61 updates, the last ones replayed from a traced graph, twice; 60 updates
     'sac_pendulum': ('TrainerConfig.num_iterations=70', 'TrainerConfig.initial_collect_steps=40',
                      'TrainerConfig.mini_batch_size=32', 'TrainerConfig.unroll_length=1'),
     # smooth: a ReLU at its kink is on for one order of a sum and off for another, which Adam makes a whole step of;
@@ -105,7 +105,7 @@ ranks.mean(torch.ones(3))
 assert 'torch._dynamo' not in sys.modules
 import torch._dynamo  # imports what would keep the group
 sys.setswitchinterval(1000)  # the threads let go of what they exchanged when this one waits for something, not before
-ranks.add_up(torch.ones(3))
+ranks.all_reduce(torch.ones(3))
 data_parallel.leave()
 assert not any('gloo' in name for name in threads()) and len(threads()) <= len(joined) - 3, (joined, threads())
 """

@@ -120,7 +120,7 @@ def test_a_compiled_update_is_a_cuda_graph_and_computes_what_the_plain_one_does(
             trainer = train('hindsight', _folder(tmp_path, str(compiled)), monkeypatch, gpu,
                             f'TrainerConfig.compile = {compiled}\nTrainerConfig.summarize_first_interval = False\n')
         found.append(tensors_of(trainer.algorithm))
-    assert 'is a CUDA graph' in caplog.text
+    assert 'is captured as a CUDA graph' in caplog.text
     for name, x in found[0].items():
         torch.testing.assert_close(x, found[1][name], rtol=1e-2, atol=1e-3, msg=name)
 

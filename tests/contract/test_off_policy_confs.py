@@ -102,17 +102,17 @@ def differences(a, b):
 
 
 @pytest.mark.parametrize('conf', CONFS)
-def test_same_seed_same_parameters_also_when_played_from_a_record_and_when_resumed(conf, tmp_path, monkeypatch, warm_up,
+def test_same_seed_same_parameters_also_when_replayed_and_when_resumed(conf, tmp_path, monkeypatch, warm_up,
                                                                                    caplog):
-    """To the bit. The second run of the seed is the one that is played, for each run takes long."""
+    """To the bit. The second run of the seed is the one that is replayed, because each run takes long."""
     recorded = []
     make = Replayed._make
 
-    def make_and_note(form, request):
-        kept = make(form, request)
-        if isinstance(form.task, UpdateTask):
+    def make_and_note(backend, request):
+        cached = make(backend, request)
+        if isinstance(backend.task, UpdateTask):
             recorded.append(1)
-        return kept
+        return cached
 
     monkeypatch.setattr(Replayed, '_make', make_and_note)
     first, second, resumed = tmp_path / 'first', tmp_path / 'second', tmp_path / 'resumed'
@@ -129,7 +129,7 @@ def test_same_seed_same_parameters_also_when_played_from_a_record_and_when_resum
     warm_up(3)
     assert differences(expected, train(conf, second)) == [], 'the second run is another one'
     assert bool(recorded) == (conf not in STEP_BY_STEP)
-    assert 'it would be another one' not in caplog.text
+    assert 'its result would be different' not in caplog.text
 
 
 @pytest.mark.parametrize('setting, at_start', [

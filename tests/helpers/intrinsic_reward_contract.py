@@ -1,7 +1,7 @@
 """What holds for every intrinsic reward module, as a mixin; and steps to try them on."""
 from helpers import agents
 import pytest
-from helpers.plans import num_records
+from helpers.plans import num_graphs
 from helpers import sac_agents
 import torch
 
@@ -209,7 +209,7 @@ class IntrinsicRewardContract:
             assert agent.capabilities.traceable_update
             for _ in range(4):
                 agent.train_iter()
-            assert bool(num_records(agent)) == (updates_before == 2)
+            assert bool(num_graphs(agent)) == (updates_before == 2)
             results.append(parameters(agent))
         assert all(torch.equal(a, b) for a, b in zip(*results))
 

@@ -1,22 +1,22 @@
-"""What has become of the plans of an algorithm, for tests that have to know that something was played at all."""
+"""State of the plans of an algorithm, for tests that check that graphs were replayed at all."""
 import logging
 
 from alfx.engine.plan import TracedPlan
 
 
-def forms(agent):
-    """All forms of its updates that have been made."""
+def backends_of(agent):
+    """Return the backends that exist for the updates of an agent."""
     plan = agent.updater.plan(agent.learner.losses.unroll,
                               True) if agent.on_policy else agent.updater.plan(agent.learner.losses.collected)
-    return [form for form in (plan.played, plan.compiled) if form is not None] if isinstance(plan, TracedPlan) else []
+    return [x for x in (plan.replayed, plan.compiled) if x is not None] if isinstance(plan, TracedPlan) else []
 
 
-def num_records(agent):
-    """How many records of its updates are in use."""
-    return sum(form.num_records for form in forms(agent))
+def num_graphs(agent):
+    """Return the number of traced graphs of its updates that are in use."""
+    return sum(backend.num_graphs for backend in backends_of(agent))
 
 
 def warnings_in(caplog):
-    """What plans have warned of."""
+    """Return the warnings of plans."""
     return [record.getMessage() for record in caplog.records
             if record.levelno >= logging.WARNING and record.name.startswith('alfx.engine.plan')]

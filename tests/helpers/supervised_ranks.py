@@ -81,7 +81,7 @@ def main(out):
         for _ in range(EPOCHS):
             algorithm.train_iter()
         plan = algorithm.updater.plan(algorithm._batch_losses)
-        assert not algorithm.capabilities.traceable_update or plan.played.num_records == 2, kind
+        assert not algorithm.capabilities.traceable_update or plan.replayed.num_graphs == 2, kind
         found[kind] = parameters(algorithm)
     torch.save(found, f'{out}.{ranks.rank}')
     data_parallel.leave()

@@ -67,7 +67,7 @@ def test_compiled_updates_are_those_of_the_formulas(monkeypatch):
         assert abs(computed.loss_info.loss.item() - loss.item()) < 1e-6
         errors.append(max((p.detach() - e).abs().max().item() for p, e in zip(params, expected)))
         assert isinstance(plan, TracedPlan)
-        counts.append(plan.compiled.num_records)
+        counts.append(plan.compiled.num_graphs)
         return computed
 
     torch.manual_seed(0)

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from alfx.engine.plan import Recorded
+from alfx.engine.plan import TracedFunction
 from alfx.engine.plan import backends
 from alfx.tree_search import build
 from alfx.tree_search.batched_search import Form, Prediction, TreeSearch
@@ -99,7 +99,7 @@ def alfx_runs(B: int, A: int, S: int, network: Network, tensors: bool) -> dict[s
 
 def recorded(network: Network, compiles: bool) -> Form:
     """Return the function that traces the model as in :class:`~alfx.algorithms.mcts_algorithm.MCTSAlgorithm`."""
-    return lambda function, memory: Recorded(function, network, memory, compiles=compiles, what='the model')
+    return lambda function, memory: TracedFunction(function, network, memory, compiles=compiles, name='the model')
 
 
 def mctx_runs(B: int, A: int, S: int, network: Network) -> dict[str, Run]:

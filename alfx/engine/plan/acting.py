@@ -1,7 +1,7 @@
-"""A function of networks in the fastest form there is, as updates are: for acting, which calls a policy on a few rows.
+"""Functions of networks on the fastest available backend, for acting: a policy is called on a few rows at a time.
 
-There the layers take less time than the calls of modules and distributions around them. Results are equal to the bit,
-or up to rounding if the function is compiled.
+At that size the layers take less time than the calls of modules and distributions around them. Results are
+bit-identical, or equal up to rounding if the function is compiled.
 """
 import copy
 from collections.abc import Callable, Sequence
@@ -12,61 +12,66 @@ from torch import Tensor, nn
 
 from alfx import nest
 from alfx.engine.plan import backends
-from alfx.engine.plan.verification import Parts
+from alfx.engine.plan.backends import GraphRequest, GraphTask, Replayed
 from alfx.engine.plan.compile import Compiled
-from alfx.engine.plan.backends import Replayed, GraphRequest, GraphTask
-from alfx.engine.plan.recorder import Record, Recorder
+from alfx.engine.plan.traced_graph import TracedGraph, Tracer
+from alfx.engine.plan.verification import Parts
 from alfx.tensor_specs import NestedTensor
 
 
-class Recorded(GraphTask):
-    """Plays a function, one record for each structure and layout of its input.
+class TracedFunction(GraphTask):
+    """Function that runs from traced graphs, one for each structure and layout of its input.
 
-    The function may do anything: if a graph would not compute the same, or cannot be traced, the function itself is
-    called. Tensors that it reads may change between calls in any way. A graph is traced again when a number changes
-    that an object from outside alfx keeps in Python. A function that changes such a number itself is not traced; see
+    The function may contain any code: the function itself is called where a graph cannot be traced or would give
+    another result. Tensors that it reads may change between calls. A graph is traced again when a number changes that
+    an object from outside alfx keeps in Python. A function that changes such a number itself is never traced; see
     :mod:`alfx.engine.plan.python_state`.
 
     Args:
-        function: from a nest of tensors to a nest of tensors; it may draw random numbers. If it belongs to an object it
-            is a bound method or ``functools.partial`` of it, so that a copy of the object has one of its own.
-        modules: hold the parameters and buffers that it reads.
-        compiles: whether records on the CPU are compiled.
-        what: the function is, for messages.
+        function: from a nest of tensors to a nest of tensors; may draw random numbers. A function that belongs to an
+            object has to be a bound method or a ``functools.partial`` of one, so that a copy of the object calls its
+            own method.
+        modules: modules that hold the parameters and buffers which the function reads.
+        compiles: compile the graphs on the CPU.
+        name: name of the function, for messages.
+
+    Attributes:
+        replayed: backend that replays graphs.
+        compiled: backend that compiles graphs; ``None`` if nothing is compiled.
     """
 
     def __init__(self, function: Callable[[NestedTensor], NestedTensor], *modules: nn.Module, compiles: bool = False,
-                 what: str = 'how to act') -> None:
+                 name: str = 'acting') -> None:
         self._function, self._modules, self._compiles = function, modules, compiles
-        self.recorder = Recorder(function, modules, what)
+        self.tracer = Tracer(function, modules, name)
         self._result_trees: dict[Any, Any] = {}
-        self.played = Replayed(function, self, backends.WARM_UP.calls)
-        self.compiled = Compiled(self.played, self, backends.WARM_UP.compiled_calls) if compiles else None
-        self._form = self.compiled or self.played
+        self.replayed = Replayed(function, self, backends.WARM_UP.calls)
+        self.compiled = Compiled(self.replayed, self, backends.WARM_UP.compiled_calls) if compiles else None
+        self._backend = self.compiled or self.replayed
 
-    def __deepcopy__(self, memo: Any) -> 'Recorded':
-        return Recorded(copy.deepcopy(self._function, memo), *copy.deepcopy(self._modules, memo),
-                        compiles=self._compiles, what=self.recorder.what)
+    def __deepcopy__(self, memo: Any) -> 'TracedFunction':
+        return TracedFunction(copy.deepcopy(self._function, memo), *copy.deepcopy(self._modules, memo),
+                              compiles=self._compiles, name=self.tracer.name)
 
     def __call__(self, inputs: NestedTensor) -> NestedTensor:
-        """What the function returns for ``inputs``; where gradients are recorded, by calling it."""
+        """Return the result of the function; while gradients are enabled, by calling the function itself."""
         if torch.is_grad_enabled():
             return self._function(inputs)
-        return self._form(inputs)
+        return self._backend(inputs)
 
-    # As the forms see it -----------------------------------------------------------------------------------------
+    # Interface of the backends -----------------------------------------------------------------------------------
 
-    def request(self, asked: NestedTensor, in_place: bool) -> GraphRequest:
-        """The tensors of the input; the tree of a single one is ``None``."""
-        if isinstance(asked, Tensor):
-            return GraphRequest([asked], None, (asked.shape, asked.stride(), asked.dtype, asked.get_device()))
-        leaves, tree = nest.flatten_with_structure(asked)
+    def request(self, inputs: NestedTensor, in_place: bool) -> GraphRequest:
+        """Flatten the input; a single tensor has the tree ``None``."""
+        if isinstance(inputs, Tensor):
+            return GraphRequest([inputs], None, (inputs.shape, inputs.stride(), inputs.dtype, inputs.get_device()))
+        leaves, tree = nest.flatten_with_structure(inputs)
         return GraphRequest(leaves, tree, (tree, *[(x.shape, x.stride(), x.dtype, x.get_device()) for x in leaves]))
 
-    def record(self, request: GraphRequest) -> Record:
-        """From tensors and the leaves of the input to those of the result."""
+    def trace(self, request: GraphRequest) -> TracedGraph:
+        """Trace the function from the leaves of the input to the leaves of the result."""
         def call(named: dict[str, Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
-            result = self.recorder.call(named, leaves[0] if request.tree is None else request.tree.unflatten(leaves))
+            result = self.tracer.call(named, leaves[0] if request.tree is None else request.tree.unflatten(leaves))
             self._result_trees[request.key] = None
             if isinstance(result, Tensor):
                 return [result]
@@ -74,14 +79,14 @@ class Recorded(GraphTask):
             return results
 
         with torch.no_grad():
-            return self.recorder.record(call, request.leaves)
+            return self.tracer.trace(call, request.leaves)
 
-    def parts(self, answer: NestedTensor) -> Parts:
-        """The tensors of a result."""
-        return [(f'result {path}'.strip(), x) for path, x in nest.flatten_with_path(answer)]
+    def parts(self, output: NestedTensor) -> Parts:
+        """Return the tensors of a result with their paths."""
+        return [(f'result {path}'.strip(), x) for path, x in nest.flatten_with_path(output)]
 
-    def answer(self, results: Sequence[Any], request: GraphRequest) -> NestedTensor:
-        """The result, in tensors of its own."""
+    def output(self, results: Sequence[Any], request: GraphRequest) -> NestedTensor:
+        """Return the result as a nest of copies."""
         results = [x.clone() for x in results]
         tree = self._result_trees[request.key]
         return results[0] if tree is None else tree.unflatten(results)

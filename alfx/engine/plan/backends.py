@@ -1,14 +1,15 @@
-"""Forms of a computation, each wrapped round the one below it: faster, able to do less, and held against it.
+"""Backends of a computation: replayed from a traced graph, compiled, or captured as a CUDA graph.
 
-``Replayed(Eager)``, ``Compiled(Replayed)`` and ``Captured(Compiled)`` differ in how a record is carried out
-(``_make``) and in what they leave to the form below. All have this in common:
+Each backend wraps a slower, more general one, falls back to it, and is verified against it. ``Replayed(Eager)``,
+``Compiled(Replayed)`` and ``Captured(Compiled)`` differ in how they execute a graph (``_make``) and in what they leave
+to their fallback. They have this in common:
 
-- A record is made for each variant and layout of a request, once that has been asked for a number of times.
-- At its first call, at the second, fourth, eighth, ..., and at every update that is made step by step anyway since it
-  writes summaries, the form below computes as well, from the same random numbers and buffers, and the results are
-  compared. So what changes between calls without a record knowing of it, such as a number kept in Python, is noticed:
-  at once if it changes at each call.
-- What differs, or cannot be made, is not used any more from then on, and the log says why.
+- A graph is created for each graph key and each layout of the inputs, after the warm-up calls.
+- The fallback computes as well at calls 1, 2, 4, 8, ..., at every 1024th call, and at every update that runs eagerly
+  anyway because it writes summaries. Both start from the same random numbers and buffers, and the results are
+  compared. This detects values that change without the graph seeing them; a value that changes at every call is
+  detected at once.
+- A graph that gives other results, or that cannot be created, is not used any more. The log contains the reason.
 """
 import logging
 from collections.abc import Callable, Hashable, Sequence
@@ -18,22 +19,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from alfx.engine.plan.verification import (Parts, State, record_collectives, replay_collectives, difference,
-                                           is_check_due, no_collectives, tolerance_of)
 from alfx.engine.plan.program import Program
-from alfx.engine.plan.recorder import NotRecordableError, Record, Recorder, first_line
+from alfx.engine.plan.traced_graph import NotTraceableError, TracedGraph, Tracer, first_line
+from alfx.engine.plan.verification import (Parts, State, difference, is_check_due, no_collectives, record_collectives,
+                                           replay_collectives, tolerance_of)
 
 logger = logging.getLogger(__name__)
 
-Play = Callable[[list[Tensor]], Sequence[Tensor | None]]
+Run = Callable[[list[Tensor]], Sequence[Tensor | None]]
 
 
 class WarmUp(NamedTuple):
-    """How often a form leaves each variant and layout of a request to the form below before it makes a record.
+    """Number of calls, per graph key and layout, that a backend leaves to its fallback before it creates a graph.
 
-    Recording takes as long as some hundred updates: a short run is over before that pays. Who asks for compiling trains
-    for long: the sooner an update is compiled the better. Rare updates are those of which an iteration makes one: as
-    many as take the time of a record pass before there is one.
+    Tracing takes as long as about a hundred updates, which does not pay in a short run. A run with
+    ``TrainerConfig.compile`` is assumed to be long, so that compiling starts early. Rare updates happen once per
+    iteration: as many of them run eagerly as take the time of one tracing.
     """
 
     updates: int = 50
@@ -48,17 +49,17 @@ WARM_UP = WarmUp()
 
 
 class UnsupportedError(RuntimeError):
-    """A record cannot be carried out in some form."""
+    """A backend cannot execute a traced graph."""
 
 
 class GraphRequest(NamedTuple):
-    """What is asked for, flat.
+    """Flattened inputs of one call.
 
     Attributes:
-        leaves: all tensors that change from request to request.
-        tree: their structure.
+        leaves: all tensors that change from call to call.
+        tree: structure of the leaves.
         key: requests with the same key are the same operations on tensors of the same layout.
-        num_reused: the first so many leaves are the same tensors in each request with that key, with other values.
+        num_reused: number of first leaves that are the same tensors, with new values, in every request with this key.
     """
 
     leaves: list[Tensor]
@@ -68,117 +69,119 @@ class GraphRequest(NamedTuple):
 
 
 class GraphTask:
-    """What is computed: an update, or a policy. The forms know no more of it than this.
+    """Computation that backends execute: an update, or a policy. Backends know nothing else of it.
 
     Attributes:
-        recorder: of what it calls.
+        tracer: traces the functions that it calls.
     """
 
-    recorder: Recorder
+    tracer: Tracer
 
-    def request(self, asked: Any, in_place: bool) -> GraphRequest:
-        """What is asked for, flat.
+    def request(self, inputs: Any, in_place: bool) -> GraphRequest:
+        """Flatten the inputs of one call.
 
-        With ``in_place`` it is taken from where it is, if others are going to be there as well; otherwise it may be
-        anywhere, but without gaps between its numbers.
+        Args:
+            inputs: inputs of the call.
+            in_place: use the tensors where they are, if later inputs will be in the same memory. Otherwise tensors may
+                be anywhere, but have to be contiguous.
         """
         raise NotImplementedError
 
-    def record(self, request: GraphRequest) -> Record:
-        """What is computed, as a record from ``request.leaves`` to a list of tensors and ``None``."""
+    def trace(self, request: GraphRequest) -> TracedGraph:
+        """Trace the computation as a graph from ``request.leaves`` to a list of tensors and ``None``."""
         raise NotImplementedError
 
-    def parts(self, answer: Any) -> Parts:
-        """The parts of an answer, with their names, in the order in which a record returns them."""
+    def parts(self, output: Any) -> Parts:
+        """Return the named parts of an output, in the order in which a graph returns them."""
         raise NotImplementedError
 
-    def answer(self, results: Sequence[Tensor | None], request: GraphRequest) -> Any:
-        """The answer that a record has given, whose results the next one overwrites."""
+    def output(self, results: Sequence[Tensor | None], request: GraphRequest) -> Any:
+        """Return the output for the results of a graph, which its next call overwrites."""
         raise NotImplementedError
 
     def must_be_eager(self) -> bool:
-        """Whether Python code has to see this request, as where summaries are written."""
+        """Return whether this call needs Python code, for example because it writes summaries."""
         return False
 
-    def is_comparable(self, answer: Any) -> bool:
-        """Whether a form can be held against an answer."""
+    def is_comparable(self, output: Any) -> bool:
+        """Return whether a backend can be verified against this output."""
         return True
 
 
 @dataclass(eq=False)
 class CachedGraph:
-    """A record, how to carry it out, and how often that has been done."""
+    """Traced graph with the function that executes it and the number of its calls."""
 
-    record: Record
-    play: Play
+    graph: TracedGraph
+    run: Run
     count: int = 0
 
 
 class Backend:
-    """Base of all forms but the first, which is a function that computes step by step.
+    """Base class of all backends except the eager function at the bottom.
 
     Args:
-        below: what to fall back to and to be compared with.
-        task: what is computed.
-        warm_up: how often what is below computes first.
+        fallback: function to fall back to and to be verified against.
+        task: computation to execute.
+        warm_up: number of calls, per key of a request, that the fallback computes first.
     """
 
-    verb = ''  # for messages
-    _is_exact = False  # whether results are those of the form below to the bit
-    _takes_in_place = False
+    label = ''  # for messages
+    _is_exact = False  # whether results are bit-identical to those of the fallback
+    _in_place = False
 
-    def __init__(self, below: Callable[[Any], Any], task: GraphTask, warm_up: int) -> None:
-        self.below, self.task, self._warm_up = below, task, warm_up
-        self._kept: dict[Hashable, CachedGraph] = {}
+    def __init__(self, fallback: Callable[[Any], Any], task: GraphTask, warm_up: int) -> None:
+        self.fallback, self.task, self._warm_up = fallback, task, warm_up
+        self._graphs: dict[Hashable, CachedGraph] = {}
         self._counts: dict[Hashable, int] = {}
         self.has_stopped = False
 
-    def __call__(self, asked: Any) -> Any:
-        """The answer, to the bit or up to rounding that of the form below."""
+    def __call__(self, inputs: Any) -> Any:
+        """Return the output of the fallback, bit-identical or up to rounding."""
         if self.has_stopped:
-            return self.below(asked)
+            return self.fallback(inputs)
         task = self.task
-        request = task.request(asked, self._takes_in_place)
-        kept = self._kept.get(request.key)
-        if kept is not None and not kept.record.is_current:
-            if kept.count < self._warm_up:  # its tensors move often: not worth a record each time
+        request = task.request(inputs, self._in_place)
+        cached = self._graphs.get(request.key)
+        if cached is not None and not cached.graph.is_current:
+            if cached.count < self._warm_up:  # its tensors move too often to trace again each time
                 self._counts[request.key] = 0
-            kept = None
-            del self._kept[request.key]
+            cached = None
+            del self._graphs[request.key]
         if task.must_be_eager():
-            return self.below(asked) if kept is None else self._compared(asked, request, kept, False)
-        if kept is None:
-            kept = self._make_if_due(request)
-        if kept is None:
-            return self.below(asked)
-        kept.count += 1
-        if is_check_due(kept.count):
-            return self._compared(asked, request, kept, True)
-        return task.answer(kept.play(request.leaves), request)
+            return self.fallback(inputs) if cached is None else self._verified(inputs, request, cached, False)
+        if cached is None:
+            cached = self._make_if_due(request)
+        if cached is None:
+            return self.fallback(inputs)
+        cached.count += 1
+        if is_check_due(cached.count):
+            return self._verified(inputs, request, cached, True)
+        return task.output(cached.run(request.leaves), request)
 
     @property
-    def num_records(self) -> int:
-        """How many records it has."""
-        return len(self._kept)
+    def num_graphs(self) -> int:
+        """Number of graphs in use."""
+        return len(self._graphs)
 
-    def _stop(self, reason: str, with_below: bool = False) -> None:
-        """Leave everything to the form below from now on, or ``with_below`` to the slowest one, and say so."""
-        form = self
-        form.has_stopped = True
-        while with_below and isinstance(form.below, Backend):
-            form = form.below
-            form.has_stopped = True
-        self._kept.clear()
-        verb = form.below.verb if isinstance(form.below, Backend) else 'computed step by step'
-        logger.warning('%s is %s from now on, which takes longer than if it were %s: %s', self.task.recorder.what,
-                       verb, self.verb, reason)
+    def _stop(self, reason: str, all_backends: bool = False) -> None:
+        """Fall back from now on, with ``all_backends`` to eager mode, and log the reason."""
+        backend = self
+        backend.has_stopped = True
+        while all_backends and isinstance(backend.fallback, Backend):
+            backend = backend.fallback
+            backend.has_stopped = True
+        self._graphs.clear()
+        slower = backend.fallback.label if isinstance(backend.fallback, Backend) else 'eager mode'
+        logger.warning('%s falls back from %s to %s, which is slower: %s', self.task.tracer.name, self.label, slower,
+                       reason)
 
     def _make(self, request: GraphRequest) -> CachedGraph | None:
-        """A record and how to carry it out; ``None``: not yet.
+        """Create a graph and the function that executes it; ``None`` if it is too early.
 
         Raises:
-            NotRecordableError: there can be no record.
-            UnsupportedError: it cannot be carried out in this form.
+            NotTraceableError: the computation cannot be traced.
+            UnsupportedError: this backend cannot execute the graph.
         """
         raise NotImplementedError
 
@@ -186,70 +189,71 @@ class Backend:
         count = self._counts[request.key] = self._counts.get(request.key, 0) + 1
         if count <= self._warm_up:
             return None
-        kept = None
+        cached = None
         try:
             with no_collectives(), torch.random.fork_rng():
-                kept = self._make(request)
-        except NotRecordableError as error:
-            self._stop(f'it cannot be recorded: {error}', with_below=True)
+                cached = self._make(request)
+        except NotTraceableError as error:
+            self._stop(f'it cannot be traced: {error}', all_backends=True)
         except UnsupportedError as error:
             self._stop(str(error))
-        if kept is not None:
-            self._kept[request.key] = kept
-        return kept
+        if cached is not None:
+            self._graphs[request.key] = cached
+        return cached
 
-    def _compared(self, asked: Any, request: GraphRequest, kept: CachedGraph, prefers_own: bool) -> Any:
-        """The answer of the form below, or with ``prefers_own`` that of this one if they agree."""
-        task, record = self.task, kept.record
-        names, written = [name for name, _ in record.written], [x for _, x in record.written]
-        devices = {x.device for x in (*record.fixed, *request.leaves)}
-        answers: list[Tensor] = []
-        before, versions = State(written, devices), record.versions()
-        with record_collectives(answers):
-            expected = self.below(asked)
-        missed = {name for name, version in record.versions().items() if versions[name] != version} - set(names)
+    def _verified(self, inputs: Any, request: GraphRequest, cached: CachedGraph, prefers_own: bool) -> Any:
+        """Return the output of the fallback, or with ``prefers_own`` of this backend if both agree."""
+        task, graph = self.task, cached.graph
+        names, written = [name for name, _ in graph.written], [x for _, x in graph.written]
+        devices = {x.device for x in (*graph.fixed, *request.leaves)}
+        collectives: list[Tensor] = []
+        before, versions = State(written, devices), graph.versions()
+        with record_collectives(collectives):
+            expected = self.fallback(inputs)
+        missed = {name for name, version in graph.versions().items() if versions[name] != version} - set(names)
         after = State(written, devices)
         if not task.is_comparable(expected):
             return expected
-        before.put_back()
+        before.restore()
         parts = [(name, None if x is None else x.detach().clone()) for name, x in task.parts(expected)]
         try:
-            with replay_collectives(answers):
-                results = kept.play(request.leaves)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the form below has done the work
-            after.put_back()
+            with replay_collectives(collectives):
+                results = cached.run(request.leaves)
+        except Exception as error:  # noqa: BLE001 - of any kind: the fallback has computed the result
+            after.restore()
             self._stop(f'{type(error).__name__}: {first_line(error)}')
             return expected
-        own, tolerance = State(written, devices), tolerance_of(record, self._is_exact)
+        own, tolerance = State(written, devices), tolerance_of(graph, self._is_exact)
         if own.has_same_streams(after):
             found = [(name, x) for (name, _), x in zip(parts, results, strict=True)]
             reason = (f'{min(missed).removeprefix("read.0.")} is written to' if missed else
                       difference([*parts, *after.parts(names)], [*found, *own.parts(names)], tolerance))
-        else:  # summaries have drawn some as well: nothing can be compared this time
-            reason = 'it draws other random numbers' if prefers_own else None
+        else:  # summaries have drawn random numbers as well: nothing can be compared this time
+            reason = 'it draws different random numbers' if prefers_own else None
         if reason is None and prefers_own:
-            return task.answer(results, request)
-        after.put_back()
+            return task.output(results, request)
+        after.restore()
         if reason is not None:
-            self._stop(f'it would be another one: {reason}')
+            self._stop(f'its result would be different: {reason}')
         return expected
 
 
 class Replayed(Backend):
-    """Plays records: the same operations on the same numbers, without Python and autograd in between.
+    """Replays traced graphs: the same operations on the same numbers, without Python code and autograd in between.
 
-    An update of small networks takes most of its time for deciding what to do: calls of modules, of distributions, of
-    the loss, and the bookkeeping of autograd and of memory. The results are equal to the bit.
+    An update of small networks spends most of its time outside the operations: in calls of modules, distributions and
+    losses, and in the bookkeeping of autograd and memory. Results are bit-identical.
     """
 
-    verb = 'played from a record'
+    label = 'a replayed graph'
     _is_exact = True
-    _takes_in_place = True
+    _in_place = True
 
     def _make(self, request: GraphRequest) -> CachedGraph:
-        record = self.task.record(request)
+        graph = self.task.trace(request)
         try:
-            program = Program(record.graph, record.fixed, request.leaves, request.num_reused)
-        except Exception as error:  # of any kind: an operation that is called in a way the program does not know
-            raise UnsupportedError(f'it cannot be laid out: {type(error).__name__}: {first_line(error)}') from error
-        return CachedGraph(record, program)
+            program = Program(graph.graph, graph.fixed, request.leaves, request.num_reused)
+        except Exception as error:  # of any kind: an operation is called in a way that the program does not know
+            raise UnsupportedError(f'its graph cannot be replayed: {type(error).__name__}: '
+                                   f'{first_line(error)}') from error
+        return CachedGraph(graph, program)

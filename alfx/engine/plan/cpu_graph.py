@@ -1,10 +1,10 @@
-"""A recorded update, or policy, made ready for ``torch.compile``'s backend on a CPU.
+"""Preparation of traced graphs for the backend of ``torch.compile`` on a CPU.
 
-What remains of an update there once it is compiled are its matrix products. The backend leaves them to a library, and
-what surrounds them as they are recorded costs a fifth of the time of small networks: biases are copied into the results
-before the products are added to them, and products with a single row or column in between are sums over strides. The
-library is also far from its best where a result has few rows or columns, as that of a critic's last layer: such a
-product reads a matrix once, which the loop that computes the matrix can do in passing. That is worth a tenth of an
+A compiled update on a CPU spends most of its time in matrix products. The backend leaves them to a library, and the
+operations around them cost a fifth of the time of small networks in the form in which they are traced: biases are
+copied into the results before the products are added, and products with a single row or column in between are sums over
+strides. The library is also slow for results with few rows or columns, such as the last layer of a critic. Such a
+product reads a matrix once, which the loop that computes the matrix can do at the same time; this saves a tenth of an
 update of SAC or TD3. Results differ by rounding.
 """
 from typing import Any
@@ -18,21 +18,22 @@ _aten = torch.ops.aten
 _WITHOUT_BIAS: dict[Any, Any] = {_aten.addmm.default: _aten.mm.default, _aten.baddbmm.default: _aten.bmm.default}
 _FEW_TERMS = 8
 _FEW_VECTORS = 4
-_MAX_MATRIX = 2**18  # elements; a larger one leaves the cache between the reads of two of its columns
+_MAX_MATRIX = 2**18  # elements; a larger matrix leaves the cache between the reads of two of its columns
 PRODUCTS = (_aten.mm.default, _aten.bmm.default)
 
-# Settings of the backend. The patterns that it looks for would put the biases back. Calls from C++ are cheaper. Loops
-# that share less than these bytes, as two calls of a network share its biases, are not joined: the first would wait
-# for what the second reads, and find its own matrices no longer in the cache.
+# Settings of the backend. Its pattern matcher would undo the separation of biases. Calls from C++ are cheaper. Loops
+# that share fewer bytes than this threshold, such as the biases of a network that is called twice, are not fused: the
+# first would wait for the inputs of the second, and its own matrices would have left the cache by then.
 SETTINGS = {'pattern_matcher': False, 'cpp_wrapper': True, 'score_fusion_memory_threshold': 8192}
 
 
 def prepare(graph: fx.GraphModule) -> None:
-    """Change a graph of aten operations, whose nodes know their values' shapes (``meta['val']``), in place.
+    """Change a graph of aten operations in place; each node has to know the shape of its value (``meta['val']``).
 
-    - A product plus a bias becomes a product and an addition, which is done together with the activation after it.
-    - A product whose results are sums of few terms is written as these sums, done together with what follows.
-    - A product of a small matrix with few vectors is written as a sum for each, done together with what precedes.
+    - A product plus a bias becomes a product and an addition, which is fused with the activation after it.
+    - A product whose results are sums of few terms is written as these sums, fused with the operations after it.
+    - A product of a small matrix with few vectors is written as a sum for each vector, fused with the operations before
+      it.
     """
     for node in list(graph.graph.nodes):
         if node.target in _WITHOUT_BIAS and len(node.args) == 3 and not node.kwargs:
@@ -43,7 +44,7 @@ def prepare(graph: fx.GraphModule) -> None:
         elif node.target in PRODUCTS and _has_few_vectors(node):
             _write_as_reductions(graph.graph, node)
     for node in graph.graph.nodes:
-        node.meta.pop('val', None)  # the backend finds out by itself, and takes these for those of another run of it
+        node.meta.pop('val', None)  # the backend computes it, and would mistake this one for its own
     graph.recompile()
 
 
@@ -57,13 +58,13 @@ def _separate_bias(graph: fx.Graph, node: Any) -> None:
 
 
 def _num_terms(product: Any) -> float:
-    """How many products of elements an element of the result is the sum of."""
+    """Number of products that are summed for each element of the result."""
     value = product.args[0].meta.get('val')
     return float('inf') if value is None else value.shape[-1]
 
 
 def _write_as_sum(graph: fx.Graph, product: Any) -> None:
-    """Columns of the left matrix times rows of the right one."""
+    """Replace a product by a sum over columns of the left matrix times rows of the right one."""
     left, right = product.args
     if 'val' in right.meta and (right.meta['val'].stride()[-1] != 1 or _is_computed(right)):
         right = _contiguous(graph, product, right)
@@ -80,7 +81,7 @@ def _write_as_sum(graph: fx.Graph, product: Any) -> None:
 
 
 def _has_few_vectors(product: Any) -> bool:
-    """Whether the result has few rows or columns, and the matrix that they are read from is small."""
+    """Return whether the result has few rows or columns and the matrix that they are computed from is small."""
     value = product.meta.get('val')
     if value is None:
         return False
@@ -89,15 +90,15 @@ def _has_few_vectors(product: Any) -> bool:
 
 
 def _write_as_reductions(graph: fx.Graph, product: Any) -> None:
-    """Each column of the result is the matrix times a vector, element by element, summed; or each row is."""
+    """Replace a product by one sum per column of the result, over the matrix times a vector; or one sum per row."""
     left, right = product.args
     rows, columns = product.meta['val'].shape[-2:]
     with graph.inserting_before(product):
-        turned = graph.call_function(_aten.transpose.int, (right, -2, -1))
-        turned.meta = {'val': right.meta['val'].transpose(-2, -1)}
-    matrix, vectors, dim = (left, turned, -1) if columns <= rows else (turned, left, -2)
+        transposed = graph.call_function(_aten.transpose.int, (right, -2, -1))
+        transposed.meta = {'val': right.meta['val'].transpose(-2, -1)}
+    matrix, vectors, dim = (left, transposed, -1) if columns <= rows else (transposed, left, -2)
     if _is_computed(vectors) or _last_stride(matrix) == 1 != _last_stride(vectors):
-        vectors = _contiguous(graph, product, vectors)  # computed once; of both, the elements of a sum are neighbours
+        vectors = _contiguous(graph, product, vectors)  # computed once; the elements of a sum are adjacent in both
     sums = []
     with graph.inserting_before(product):
         for i in range(min(rows, columns)):
@@ -113,15 +114,15 @@ def _last_stride(node: Any) -> int:
 
 
 def _is_computed(node: Any) -> bool:
-    """Whether a loop that reads a node may compute it again: it does not lie in memory for some other reason."""
-    while node.op == 'call_function' and shares_memory(node) and not written_by(node):  # a view, or a part
+    """Return whether a loop that reads a node may compute it again, because nothing else stores it in memory."""
+    while node.op == 'call_function' and shares_memory(node) and not written_by(node):  # a view, or one of a list
         node = node.args[0]
     is_pointwise = torch.Tag.pointwise in getattr(node.target, 'tags', ())
-    return node.op == 'call_function' and is_pointwise and not written_by(node)  # what is written lies in memory anyway
+    return node.op == 'call_function' and is_pointwise and not written_by(node)  # else in memory anyway
 
 
 def _contiguous(graph: fx.Graph, product: Any, operand: Any) -> Any:
-    """A copy of an operand whose elements are neighbours."""
+    """Add a contiguous copy of an operand."""
     value = operand.meta['val']
     strides = list(torch.empty(value.shape, device='meta').stride())
     with graph.inserting_before(product):
@@ -131,7 +132,7 @@ def _contiguous(graph: fx.Graph, product: Any, operand: Any) -> Any:
 
 
 def _replace(graph: fx.Graph, node: Any, new: Any) -> None:
-    """Put ``new``, which has the same value, in the place of ``node``."""
+    """Replace ``node`` by ``new``, which has the same value."""
     new.meta = dict(node.meta)
     node.replace_all_uses_with(new)
     graph.erase_node(node)

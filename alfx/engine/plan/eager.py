@@ -1,6 +1,6 @@
-"""What a plan is asked for, the gradients of an objective for a batch, and the plan that computes them step by step.
+"""Objective, batch and result of an update, and the plan that computes its gradients in eager mode.
 
-Every other one is held against that.
+All other plans are verified against this one.
 """
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
@@ -10,69 +10,70 @@ from torch import Tensor, nn
 
 from alfx import context, nest
 from alfx.data_structures import LossInfo
-from alfx.engine.plan.program import copied
 from alfx.engine.loss_reduction import masked_means, reduce_loss
+from alfx.engine.plan.program import copied
 from alfx.experience_replayers.batch_reader import StaticBatch
 from alfx.tensor_specs import NestedTensor
 
 Losses = Callable[[Any], tuple[LossInfo, Tensor | None, NestedTensor]]
 
 
-def _no_variants() -> Hashable:
+def _no_graph_key() -> Hashable:
     return None
 
 
 class Objective(NamedTuple):
-    """A loss to be minimised.
+    """Loss to minimize.
 
-    Callables that belong to an object are its bound methods or ``functools.partial`` of it, not functions that hold it
-    (``lambda``): otherwise a copy of the object would train the original.
+    Callables that belong to an object are bound methods or a ``functools.partial`` of one, not functions that hold the
+    object (``lambda``): otherwise a copy of the object would train the original.
 
     Attributes:
-        module: holds every parameter and buffer that ``losses`` reads.
-        losses: from a batch to its losses, of which ``loss`` is ``[T, B]``; masks ``[T, B]`` of the steps that count,
-            or ``None`` if all do; and the infos that the losses were made from, for whoever looks at them after the
-            update.
-        params: what is trained, in the order of the optimizers.
-        name: whose objective it is, for messages.
-        variant: which one of several fixed objectives is next, where they take turns.
-        scaled: what the loss is multiplied by before it goes backward; ``None`` for 1. Where that is so, what follows
-            depends on the gradients, and each update is made step by step.
-        gradient_noise: from the masked losses ``[T, B]`` and ``params`` to a noise scale, where summaries are written.
+        module: module that holds every parameter and buffer that ``losses`` reads.
+        losses: function from a batch to its losses, whose ``loss`` is ``[T, B]``; masks ``[T, B]`` of the valid steps,
+            or ``None`` if all are valid; and the infos that the losses were computed from, for use after the update.
+        params: trained parameters, in the order of the optimizers.
+        name: name of the owner, for messages.
+        graph_key: returns the key of the next update, if the objective alternates between several sequences of
+            operations. Each key has its own traced graph.
+        scaled: multiplies the loss by a factor before the backward pass; ``None`` for 1. With a factor the update is
+            always eager, because the gradients decide what follows.
+        gradient_noise: function from the masked losses ``[T, B]`` and ``params`` to a noise scale, called where
+            summaries are written.
     """
 
     module: nn.Module
     losses: Losses
     params: Sequence[nn.Parameter]
     name: str
-    variant: Callable[[], Hashable] = _no_variants
+    graph_key: Callable[[], Hashable] = _no_graph_key
     scaled: Callable[[Tensor], Tensor] | None = None
     gradient_noise: Callable[[Tensor, Sequence[nn.Parameter]], Any] | None = None
 
 
 class Batch(NamedTuple):
-    """What an update is made from.
+    """Input of an update.
 
     Attributes:
-        experience: nest of tensors, in whatever form ``Objective.losses`` takes it.
+        experience: nest of tensors, in the structure that ``Objective.losses`` takes.
         weights: importance weights ``[B]``, or ``()``.
-        slot: the memory that holds ``experience`` now and other batches later, if there is any.
+        static_batch: memory that holds ``experience`` now and other batches later; ``None`` if there is none.
     """
 
     experience: NestedTensor
     weights: Tensor | tuple[()] = ()
-    slot: StaticBatch | None = None
+    static_batch: StaticBatch | None = None
 
 
 class Computed(NamedTuple):
-    """What was computed besides gradients.
+    """Results of an update besides its gradients.
 
     Attributes:
-        loss_info: ``loss`` is a scalar without gradient; ``priority`` is ``[B]`` or ``()``. Where summaries are written
-            it is complete, with the masked means of ``extra``; otherwise more may be missing. The next update may
-            overwrite it.
-        train_info: what the losses were made from; ``()`` where no Python code has seen it.
-        parts: the losses as they were, before means were taken; ``None`` where no Python code has seen them.
+        loss_info: ``loss`` is a scalar without gradient; ``priority`` is ``[B]`` or ``()``. It is complete, with the
+            masked means of ``extra``, where summaries are written; otherwise other fields may be missing. The next
+            update may overwrite it.
+        train_info: infos that the losses were computed from; ``()`` if no Python code has run.
+        parts: losses before means are taken; ``None`` if no Python code has run.
     """
 
     loss_info: LossInfo
@@ -81,31 +82,34 @@ class Computed(NamedTuple):
 
 
 class Eager:
-    """A plan, which is how gradients are computed: calls the losses, and goes backward. Others give the same numbers.
+    """Plan that computes gradients in eager mode: it calls the losses and runs the backward pass.
+
+    Other plans give the same results.
 
     Args:
-        objective: what to compute.
+        objective: loss to minimize.
 
     Attributes:
-        reads_slots: whether it pays to read batches into the same memory each time.
-        accepts_static_batches: whether there is a record for each place; otherwise for all of one layout.
+        supports_static_batches: whether it pays to read batches into the same memory each time.
+        accepts_static_batches: whether graphs work on that memory itself, one graph for each place. Otherwise there is
+            one graph for each layout, and batches are copied.
     """
 
-    reads_slots = accepts_static_batches = False
+    supports_static_batches = accepts_static_batches = False
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
 
     def gradients(self, batch: Batch) -> Computed:
-        """Leave the gradients of the objective in the ``grad`` of its parameters, ``None`` where it does not depend on
-        one.
+        """Store the gradients in the ``grad`` of the parameters, ``None`` for a parameter that the loss does not depend
+        on.
 
-        No parameter is changed. Whether the loss is finite, whether gradients are averaged over processes, and the
-        steps of optimizers are the business of the caller.
+        No parameter is changed. The caller checks whether the loss is finite, averages gradients over processes and
+        lets the optimizers step.
         """
         objective, experience = self.objective, batch.experience
-        if batch.slot is not None:
-            experience = nest.map_structure(copied, experience)  # who calculates losses may keep parts of it
+        if batch.static_batch is not None:
+            experience = nest.map_structure(copied, experience)  # the losses may keep parts of it
         parts, masks, train_info = objective.losses(experience)
         total = reduce_loss(parts, masks, 1.0, batch.weights)
         loss_info, is_recording = parts, context.should_record_summaries()
@@ -121,15 +125,15 @@ class Eager:
         return Computed(loss_info, train_info, parts)
 
     def explain(self, batch: Batch) -> LossInfo:
-        """The losses of a batch once more, before means are taken, to name the part that is not finite.
+        """Compute the losses of a batch again, before means are taken, to name the part that is not finite.
 
-        Other processes that train together with this one are not asked: they have gone on.
+        No other process takes part, because the other processes do not call this.
         """
         with context.alone():
             return self.objective.losses(batch.experience)[0]
 
     def _gradient_noise(self, loss: Tensor | tuple[()], masks: Tensor | None) -> Tensor | tuple[()]:
-        """The noise scale of the gradient of ``loss`` ``[T, B]``, ``()`` where there is none."""
+        """Return the noise scale of the gradient of ``loss`` ``[T, B]``; ``()`` if the loss has another shape."""
         assert self.objective.gradient_noise is not None
         if not isinstance(loss, Tensor) or loss.ndim != 2:
             return ()

@@ -1,7 +1,7 @@
-"""Notices numbers that Python code keeps, which a traced graph would freeze.
+"""Detection of changes of numbers kept in Python, which a traced graph would freeze.
 
-Code of alfx and of torch keeps nothing in Python that decides what a traced function computes, or says so by its graph
-key. A class from elsewhere may: a counter, a switch, a threshold that changes during training. While a function is
+Classes of alfx and torch keep nothing in Python that decides what a traced function computes, or include it in their
+graph key. Other classes may keep a counter, a switch, or a threshold that changes during training. While a function is
 traced, the plain attributes that it reads of such objects are noted; the graph is dropped when one of them changes.
 """
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
-"""What plans use of torch that it does not promise to keep, in one place.
+"""Everything that plans use of torch without a guarantee of stability.
 
-Nothing else of :mod:`alfx.engine` imports a private module of torch or reads a private attribute of its objects.
+No other module of :mod:`alfx.engine` imports a private module of torch or reads a private attribute of its objects.
 """
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -14,21 +14,21 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary as TensorKeyDictionary  # noqa: F401
 
 below_autograd = torch._C._AutoDispatchBelowAutograd
-"""Context manager within which operations do not even ask autograd; as in :mod:`alfx.optimizers.autograd`."""
+"""Context manager in which operations bypass autograd; as in :mod:`alfx.optimizers.autograd`."""
 
 
 def storage_key(x: Tensor) -> int:
-    """The same number for tensors that share their memory, however little of it."""
+    """Return a number that tensors have in common if they share memory."""
     return x.untyped_storage()._cdata
 
 
 def version_of(x: Tensor) -> int:
-    """How often a tensor has been written to, at least."""
+    """Return a lower bound of the number of writes to a tensor."""
     return x._version
 
 
 def tensors_of(root: nn.Module) -> list[tuple[str, Any, Tensor]]:
-    """``(name, place, tensor)`` of all parameters and buffers, each once; a place is ``(dictionary, key)``."""
+    """Return ``(name, place, tensor)`` of all parameters and buffers, each once; a place is ``(dictionary, key)``."""
     found, seen = [], set()
     for prefix, module in root.named_modules():
         for tensors in (module._parameters, module._buffers):
@@ -39,18 +39,18 @@ def tensors_of(root: nn.Module) -> list[tuple[str, Any, Tensor]]:
     return found
 
 
-# Records -------------------------------------------------------------------------------------------------------------
+# Graphs --------------------------------------------------------------------------------------------------------------
 
 
 def remove_dead_code(graph: fx.GraphModule) -> None:
-    """Leave out operations whose results nobody uses; not those that change a tensor or draw random numbers."""
+    """Remove operations whose results are not used, except for those that change a tensor or draw random numbers."""
     graph.graph.eliminate_dead_code(is_impure_node=lambda node: (
         node.op in ('placeholder', 'output') or bool(written_by(node)) or draws_numbers(node.target)))
     graph.recompile()
 
 
 def values_of_nodes(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> dict[fx.Node, Any]:
-    """What each node of a graph computes from ``inputs``, which are changed if it changes them."""
+    """Compute the value of each node of a graph from ``inputs``; inputs that the graph writes to are changed."""
     trial = fx.Interpreter(graph, garbage_collect_values=False)
     with torch.no_grad():
         trial.run(*inputs)
@@ -61,7 +61,7 @@ def values_of_nodes(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> dict[fx.
 
 
 def written_by(node: fx.Node) -> list[fx.Node]:
-    """What an operation changes in place."""
+    """Return the nodes that an operation changes in place."""
     schema: Any = getattr(node.target, '_schema', None)
     if schema is None or not schema.is_mutable:
         return []
@@ -72,25 +72,29 @@ def written_by(node: fx.Node) -> list[fx.Node]:
 
 
 def shares_memory(node: fx.Node) -> bool:
-    """Whether the result of a node may lie in the memory of its inputs: a view, a part, what was changed in place."""
+    """Return whether the result of a node may share memory with its inputs: a view, an element of a list, an operation
+    in place.
+    """
     schema: Any = getattr(node.target, '_schema', None)
     return schema is None or any(x.alias_info is not None for x in schema.returns)
 
 
 def draws_numbers(op: Any) -> bool:
-    """Whether an operation draws random numbers."""
+    """Return whether an operation draws random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(op, 'tags', ())
 
 
 def method_in_place(op: Any) -> Callable[..., Any]:
-    """The method of tensors that takes the same arguments as an operation which works in place."""
+    """Return the method of tensors that takes the same arguments as an operation in place."""
     name = op._overloadpacket.__name__
     return getattr(torch.Tensor, name, op) if name.endswith('_') and not name.startswith('_') else op
 
 
 @functools.cache
 def out_variant(op: Any) -> tuple[Any, list[str]]:
-    """The overload of ``op`` that writes into given tensors, and what it calls them; ``None`` if there is none."""
+    """Return the overload of ``op`` that writes into given tensors, and their argument names; ``None`` if there is
+    none.
+    """
     expected = [(a.name, str(a.type)) for a in op._schema.arguments]
     for name in op._overloadpacket.overloads():
         overload = getattr(op._overloadpacket, name)
@@ -102,9 +106,9 @@ def out_variant(op: Any) -> tuple[Any, list[str]]:
 
 
 def has_kernel(op: Any, device: torch.device) -> bool:
-    """Whether ``op`` has a kernel of its own, as opposed to being done by other operations.
+    """Return whether ``op`` has its own kernel, instead of being composed of other operations.
 
-    An operation that writes to a given place and has none computes as usual, and copies the result there.
+    An out variant without a kernel computes as usual and copies the result.
     """
     key = torch._C._dispatch_key_for_device(device.type)
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
@@ -114,7 +118,7 @@ def has_kernel(op: Any, device: torch.device) -> bool:
 
 
 def compiler_settings(settings: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Context manager within which torch.compile's backend has these settings."""
+    """Context manager that sets options of the backend of ``torch.compile``."""
     from torch._inductor import config
 
     found: AbstractContextManager[None] = config.patch(dict(settings))
@@ -124,13 +128,13 @@ def compiler_settings(settings: Mapping[str, Any]) -> AbstractContextManager[Non
 def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor],
                   inner: list[tuple[Any, Sequence[Any]]] | None = None,
                   operations_kept: Sequence[Any] = ()) -> Callable[..., Any]:
-    """``graph`` as a compiled function of tensors. The backend may put off its work until the first call.
+    """Compile ``graph`` into a function of tensors. The backend may compile at the first call only.
 
     Args:
-        graph: of aten operations.
+        graph: graph of aten operations.
         inputs: examples of its inputs.
-        inner: is added the compiled code, without what is around it, and examples of what that takes.
-        operations_kept: are not taken apart.
+        inner: list to which the compiled code, without the code around it, and examples of its inputs are appended.
+        operations_kept: operations that are not decomposed.
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
@@ -148,16 +152,16 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor],
 
 
 def in_order_of_strides() -> Any:
-    """The operation that copies a tensor, if need be, so that it has given strides."""
+    """Return the operation that copies a tensor, if necessary, so that it has given strides."""
     from torch._inductor import inductor_prims
 
     return inductor_prims.force_stride_order
 
 
 def entry_in_c(bare: Any) -> Callable[[list[Tensor]], Sequence[Any]] | None:
-    """The function in C++ that compiled code ends in, without the functions in Python around it; ``None`` if not found.
+    """Return the C++ function that compiled code calls, without the Python functions around it; ``None`` if not found.
 
-    The way to it goes through generated code, of which nothing is promised: who uses it compares its results.
+    It is found in generated code, which may change at any time, so the caller has to compare its results.
     """
     try:
         wrapper = bare.current_callable
@@ -167,7 +171,7 @@ def entry_in_c(bare: Any) -> Callable[[list[Tensor]], Sequence[Any]] | None:
         tensors = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
     except (AttributeError, TypeError, ValueError):
         return None
-    does_more = {'extend', 'item'} & set(used)  # with constants, with numbers among the results
+    does_more = {'extend', 'item'} & set(used)  # handles constants, or numbers among the results
     if does_more or not {handles.__name__, tensors.__name__} <= set(used) or not isinstance(entry, BuiltinFunctionType):
         return None
     return lambda inputs: tensors(entry(handles(inputs)))

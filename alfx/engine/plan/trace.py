@@ -1,8 +1,7 @@
-"""The operations that a function does, written down as a graph while it is called once.
+"""Tracing of the operations of a function as a graph, while the function is called once.
 
-That is what torch's ``make_fx`` is for, whose first call imports torch's compiler: it takes longer than everything else
-that happens at the start of a run. A plan needs little of it: tensors have the shapes that they have, and only what is
-done with them counts.
+``make_fx`` of torch does this as well, but its first call imports torch's compiler, which takes longer than everything
+else at the start of a run. Plans need little of it: shapes are constant, and only the operations on tensors matter.
 """
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -19,19 +18,19 @@ _LIFT, _LIFT_COPY = torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh
 
 
 def make_graph(function: Callable[..., Any], inputs: Sequence[Tensor]) -> fx.GraphModule:
-    """``function(*inputs)`` as a graph of aten operations, backward passes within it included.
+    """Return ``function(*inputs)`` as a graph of aten operations, including backward passes.
 
-    The graph has a ``placeholder`` for each input. Tensors from elsewhere are its attributes (``get_attr``), which are
-    copied before use if they are numbers written in the code (``lift_fresh_copy``). ``meta['val']`` of each node is a
-    tensor without memory that has the shape, strides and type of its value.
+    The graph has a ``placeholder`` for each input. Tensors from elsewhere are its attributes (``get_attr``); literals
+    are copied before use (``lift_fresh_copy``). ``meta['val']`` of each node is a tensor without memory that has the
+    shape, strides and type of its value.
 
     Args:
-        function: is called once, with ``inputs``; what it writes to is changed.
+        function: function to trace; it is called once with ``inputs``, and tensors that it writes to are changed.
         inputs: tensors.
 
     Raises:
-        TypeError: an operation is given something that cannot be part of a graph, such as a random generator.
-        RuntimeError: what is done depends on the value of a tensor.
+        TypeError: an operation has an argument that cannot be part of a graph, such as a random generator.
+        RuntimeError: the operations depend on the value of a tensor.
     """
     tracer = _Tracer()
     for index, x in enumerate(inputs):
@@ -43,22 +42,22 @@ def make_graph(function: Callable[..., Any], inputs: Sequence[Tensor]) -> fx.Gra
 
 
 class _Tracer(TorchDispatchMode):
-    """Adds each operation that is done within it to a graph.
+    """Adds each operation to a graph.
 
     Attributes:
         graph: the graph.
-        outer: tensors that are neither inputs nor results of an operation, by the names that the graph has for them.
+        outer: tensors that are neither inputs nor results of an operation, by their names in the graph.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.graph, self.outer = fx.Graph(), dict[str, Tensor]()
-        self._nodes: Any = TensorKeyDictionary()  # the node that computes a tensor, or was the last to write to it
-        self._literals = set[fx.Node]()  # what can be computed from numbers written in the code alone
+        self._nodes: Any = TensorKeyDictionary()  # the node that computed a tensor or was the last to write to it
+        self._literals = set[fx.Node]()  # nodes that depend on literals alone
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # what torch would put around the method below imports the compiler
+        return False  # the wrapper that torch would add to the method below imports the compiler
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (),
                            kwargs: Mapping[str, Any] | None = None) -> Any:
@@ -66,19 +65,19 @@ class _Tracer(TorchDispatchMode):
         given = (*args, *kwargs.values())
         values = [x for value in given for x in (value if isinstance(value, (list, tuple)) else [value])]
         tensors = [x for x in values if isinstance(x, Tensor)]
-        if not any(has_kernel(func, x.device) for x in tensors):  # a kernel rounds in another way than its parts
+        if not any(has_kernel(func, x.device) for x in tensors):  # a kernel rounds differently from its parts
             with self:
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
-        if func == _LIFT:  # not itself: otherwise what is done to it in place would be done to the attribute
+        if func == _LIFT:  # a copy, so that operations in place do not change the attribute
             func = _LIFT_COPY
         known = [self._nodes.get(x) for x in tensors]
         from_literals = bool(known) and all(node is None or node in self._literals for node in known)
         if torch.Tag.data_dependent_output in func.tags:
             if from_literals:
                 return func(*args, **kwargs)
-            raise RuntimeError(f'{func} asks for the value of a tensor, which may be another one at the next call')
+            raise RuntimeError(f'{func} reads the value of a tensor, which may differ at the next call')
         node = self.graph.call_function(func, self.argument(args), self.argument(kwargs))
         if from_literals and not draws_numbers(func) and (func == _LIFT_COPY or None not in known):
             self._literals.add(node)
@@ -89,7 +88,7 @@ class _Tracer(TorchDispatchMode):
         return result
 
     def follow(self, value: Any, node: fx.Node) -> None:
-        """``value``, a tensor or a sequence of them, is what ``node`` computes."""
+        """Store that ``node`` computes ``value``, a tensor or a sequence of them."""
         if isinstance(value, Tensor):
             self._nodes[value] = node
             node.meta['val'] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device='meta')
@@ -101,7 +100,7 @@ class _Tracer(TorchDispatchMode):
                 self.follow(x, part)
 
     def argument(self, value: Any) -> Any:
-        """``value`` with nodes in place of tensors."""
+        """Return ``value`` with nodes instead of tensors."""
         if isinstance(value, Tensor):
             return self._node_of(value)
         if isinstance(value, (list, tuple)):
@@ -110,7 +109,7 @@ class _Tracer(TorchDispatchMode):
             return {name: self.argument(x) for name, x in value.items()}
         if value is None or isinstance(value, _PLAIN):
             return value
-        raise TypeError(f'a {type(value).__name__} cannot be part of a record')
+        raise TypeError(f'a {type(value).__name__} cannot be part of a graph')
 
     def _node_of(self, x: Tensor) -> fx.Node:
         node = self._nodes.get(x)

@@ -1,8 +1,8 @@
-"""What travels between the learner and a process that acts on the same machine, in shared memory.
+"""Exchange of steps and weights between the learner and an actor process on the same machine, in shared memory.
 
-Steps go one way through a :class:`~alfx.engine.remote.shared_tensors.StepRing`, with what acting itself changes
-(statistics of normalizers, counts); weights go the other way. Both sides hold the same object: the learner makes it and
-starts the other process with it.
+Steps go to the learner through a :class:`~alfx.engine.remote.shared_tensors.StepRing`, together with tensors that
+acting changes (statistics of normalizers, counts). Weights go to the actor. Both processes hold the same object: the
+learner creates it and starts the actor with it.
 """
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
@@ -17,16 +17,16 @@ from alfx.engine.remote.shared_tensors import Published, StepRing
 from alfx.engine.rollout import Steps, metric_fields
 from alfx.tensor_specs import TensorSpec
 
-_STOP, _RECORD, _RECORD_ORDERS = 0, 1, 2  # what the learner's orders are
+_STOP, _RECORD, _RECORD_ORDERS = 0, 1, 2  # fields of the learner's orders: stop, summary step, their number
 
 
 class Timing(NamedTuple):
-    """How long steps took, and how old they are; float64 ``[T]`` each.
+    """Durations and ages of steps; float64 ``[T]`` each.
 
     Attributes:
-        env_step: seconds for stepping the environments.
-        step: seconds for all of a step, waiting for room in the queue not included.
-        global_counter: the learner's counter when it handed over the weights that acted.
+        env_step: seconds in the step of the environments.
+        step: seconds of the whole step, without waiting for space in the queue.
+        global_counter: the learner's counter when it published the weights that were used.
     """
 
     env_step: Any
@@ -39,9 +39,9 @@ class UnrollChannel:
 
     Args:
         algorithm: the learner's root algorithm.
-        env: has ``batch_size`` and ``time_step_spec``.
-        queue_size: how many steps may wait.
-        mp_context: the multiprocessing context that starts the other process.
+        env: environment with ``batch_size`` and ``time_step_spec``.
+        queue_size: maximum number of steps that wait.
+        mp_context: multiprocessing context that starts the other process.
 
     Raises:
         ConfError: there is too little shared memory.
@@ -71,21 +71,21 @@ class UnrollChannel:
         self._record_orders_seen = 0
 
     def _record(self, steps: Steps, timing: Timing) -> tuple:
-        """What goes through the ring: nothing twice."""
+        """Return the nest that goes through the ring, without duplicates."""
         return (steps.experience, (steps.env_steps if self._with_env_steps else (),
                                    steps.inputs if self._with_inputs else ()), timing)
 
     # Learner ---------------------------------------------------------------------------------------------------
 
     def get(self, out: Sequence[torch.Tensor], first: int, at_most: int, timeout: float) -> int:
-        """Take steps; see ``StepRing.get``."""
+        """Take steps from the ring; see :meth:`StepRing.get <alfx.engine.remote.shared_tensors.StepRing.get>`."""
         return self.ring.get(out, first, at_most, timeout)
 
     def steps_of(self, leaves: Sequence[torch.Tensor], keeps_inputs: bool) -> tuple[Steps, Timing]:
-        """The steps ``[T, B, ...]`` whose leaves came through the ring.
+        """Return the steps ``[T, B, ...]`` with leaves that came through the ring.
 
         Args:
-            leaves: ``[T, ...]``, as of ``StepRing.empty_steps``.
+            leaves: ``[T, ...]``, as from ``StepRing.empty_steps``.
             keeps_inputs: whether the algorithm needs the transformed time steps.
         """
         experience, (env_steps, inputs), timing = nest.unflatten(self._structure, leaves)
@@ -99,12 +99,12 @@ class UnrollChannel:
 
     def publish_weights(self, tensors: dict[str, torch.Tensor], global_counter: int, progresses: dict[str, float],
                         look_around: Callable[[], None]) -> None:
-        """Hand on weights.
+        """Publish new weights for the actor.
 
         Args:
-            tensors: as of ``policy_tensors``.
+            tensors: result of ``policy_tensors``.
             global_counter: the learner's counter.
-            progresses: what schedules depend on.
+            progresses: progress values that schedules depend on.
             look_around: called now and then while waiting; may raise.
         """
         numbers = torch.tensor([float(global_counter), *(progresses[name] for name in self._progress_names)],
@@ -119,7 +119,7 @@ class UnrollChannel:
 
     def take_statistics(self, write: Callable[[dict[str, torch.Tensor]], None],
                         look_around: Callable[[], None]) -> None:
-        """Call ``write(tensors)`` with what acting has changed, by key, if there is something new."""
+        """Call ``write(tensors)`` with the tensors that acting has changed, by key, if there are new ones."""
 
         def read(shared: list[torch.Tensor]) -> None:
             is_changed = shared[-1].tolist()
@@ -128,23 +128,23 @@ class UnrollChannel:
         self._statistics.take(read, look_around)
 
     def ask_for_summaries(self, step: int) -> None:
-        """Let the next step that is taken be one that records summaries, and writes them at ``step``."""
+        """Request that the actor records summaries in its next step and writes them at ``step``."""
         self._orders[_RECORD] = step
         self._orders[_RECORD_ORDERS] += 1
 
     def stop(self) -> None:
-        """Let the other process end."""
+        """Ask the actor process to end."""
         self._orders[_STOP] = 1
 
-    # The process that acts -------------------------------------------------------------------------------------
+    # Actor process ---------------------------------------------------------------------------------------------
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the process shall end."""
+        """Return whether the actor process has been asked to end."""
         return bool(self._orders[_STOP])
 
     def take_summary_order(self) -> int | None:
-        """Where to write the summaries of the next step that is taken, ``None`` for no summaries."""
+        """Return the step at which to write the summaries of the next environment step; ``None`` for no summaries."""
         orders = self._orders[_RECORD_ORDERS]
         if orders == self._record_orders_seen:
             return None
@@ -153,7 +153,7 @@ class UnrollChannel:
 
     def take_weights(self, load: Callable[[dict[str, torch.Tensor], int, dict[str, float]], None],
                      look_around: Callable[[], None]) -> bool:
-        """Call ``load(tensors, global_counter, progresses)`` if there are new weights; returns whether there are."""
+        """Call ``load(tensors, global_counter, progresses)`` if there are new weights; return whether there are."""
 
         def read(shared: list[torch.Tensor]) -> None:
             counter, *progresses = shared[-1].tolist()
@@ -162,10 +162,10 @@ class UnrollChannel:
         return self._weights.take(read, look_around)
 
     def put(self, steps: Steps, timing: Timing) -> None:
-        """Put in one step, ``[1, B, ...]`` and ``[1]``, for which there is room.
+        """Put one step, ``[1, B, ...]`` and ``[1]``, into the ring, which has space for it.
 
         Raises:
-            ValueError: it is not what the learner expects.
+            ValueError: the step does not match the specs of the learner.
         """
         leaves = [leaf[0] for leaf in nest.flatten(self._record(steps, timing))]
         if self.ring.is_untouched:
@@ -174,7 +174,7 @@ class UnrollChannel:
 
     def publish_statistics(self, changed: Collection[str], tensor: Callable[[str], torch.Tensor],
                            look_around: Callable[[], None]) -> None:
-        """Hand on what acting has changed: ``tensor(key)`` for each of the keys ``changed``."""
+        """Publish the tensors that acting has changed: ``tensor(key)`` for each key in ``changed``."""
 
         def write(shared: list[torch.Tensor]) -> None:
             for key in changed:
@@ -191,5 +191,4 @@ class UnrollChannel:
         if found != self._leaves:
             wrong = [f'{path}: expected {a}, found {b}' for path, a, b in zip(self._paths, self._leaves, found)
                      if a != b] or [f'expected {len(self._leaves)} tensors, found {len(found)}']
-            raise ValueError('a step is not what the trainer expects; the environment gives something else than its '
-                             'specs say:\n  ' + '\n  '.join(wrong))
+            raise ValueError('a step of the environment does not match its specs:\n  ' + '\n  '.join(wrong))

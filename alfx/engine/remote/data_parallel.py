@@ -1,13 +1,13 @@
-"""Several processes that train as one: each has its share of the environments and of every batch.
+"""Data-parallel training: several processes train as one, each with its share of the environments and of every batch.
 
-The processes, *ranks* 0 to N - 1, hold the same parameters. Each goes backward through its share of a batch; the
-gradients are averaged, and all make the same step of the optimizer. So N ranks do what one process does with the whole.
-The processes are started by ``torchrun`` or by ``bin/train.py --num_processes``; they talk to each other through
-``torch.distributed``: gloo on the CPU, NCCL between GPUs. Whatever asks the other ranks has to be reached by all of
-them equally often and in the same order.
+The processes, *ranks* 0 to N - 1, hold the same parameters. Each computes the gradients of its share of a batch; the
+gradients are averaged, and all ranks make the same optimizer step. N ranks therefore do what a single process does with
+the whole batch. ``torchrun`` or ``bin/train.py --num_processes`` starts the processes, which communicate through
+``torch.distributed``: gloo on the CPU, NCCL between GPUs. All ranks have to make the same collective calls in the same
+order.
 
-A rank that dies is noticed by the others in the next exchange, since its connections are closed, or, where that does
-not show, by its process id. There is no limit to how long a rank may be slow.
+A rank that dies is noticed by the others at the next collective, because its connections are closed, or else by its
+process id. A slow rank is waited for without limit.
 """
 import datetime
 import importlib
@@ -22,39 +22,39 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, gin_utils
-from alfx.engine.errors import NonFiniteLossError
+from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.gin_utils.value_checks import problem_at
 from alfx.utils.processes import GRACE_SECONDS, LOOK_AROUND_SECONDS, LostProcessError, ending_with_parent, is_running
 
 _JOIN = datetime.timedelta(minutes=10)
 _FOREVER = datetime.timedelta(days=7)
 _LOOK_AROUND = datetime.timedelta(seconds=LOOK_AROUND_SECONDS)
-PREFIX = 'alfx'  # of the keys in the store
-_FAILED, _FOLLOWED = 'failed', 'followed'  # ended by an error of its own, or because another rank was lost
+PREFIX = 'alfx'  # prefix of the keys in the store
+_FAILED, _FOLLOWED = 'failed', 'followed'  # ended with its own error, or because another rank was lost
 
 
 class _Peer(NamedTuple):
-    """Where a rank runs."""
+    """Process id and host of a rank."""
 
     pid: int
     host: str
 
 
 class _Report(NamedTuple):
-    """What a rank said before it ended: ``_FAILED`` or ``_FOLLOWED``, and its error."""
+    """Report of a rank before it ended: ``_FAILED`` or ``_FOLLOWED``, and its error message."""
 
     kind: str
-    words: str
+    message: str
 
 
 class Ranks:
     """The processes that train together, seen from one of them.
 
     Args:
-        rank: number of this process.
-        size: N, how many there are.
-        store: the store of ``torch.distributed`` that all can reach.
-        device: where the networks are.
+        rank: rank of this process.
+        size: number N of processes.
+        store: store of ``torch.distributed`` that all processes can reach.
+        device: device of the networks.
     """
 
     def __init__(self, rank: int, size: int, store: Any, device: torch.device):
@@ -66,18 +66,18 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which alone writes files and evaluates."""
+        """Return whether this is rank 0, the only rank that writes files and evaluates."""
         return self.rank == 0
 
     def barrier(self) -> None:
-        """Tell the others where this rank runs, and get to know where they do."""
+        """Publish the location of this rank, and wait for the locations of all others."""
         self._store.set(f'peer/{self.rank}', json.dumps([os.getpid(), socket.gethostname()]))
         self._peers = [_Peer(*json.loads(self._store.get(f'peer/{r}'))) for r in range(self.size)]
 
     # Shares ----------------------------------------------------------------------------------------------------
 
     def share(self, owner: str, field: str, count: int) -> int:
-        """What one rank gets of ``count``, a setting of the conf.
+        """Return the share of each rank of ``count``, a setting of the conf.
 
         Raises:
             ConfError: it cannot be divided evenly.
@@ -85,47 +85,47 @@ class Ranks:
         return share(owner, field, count, self.size)
 
     def own_rows(self, tensor: Tensor) -> Tensor:
-        """The part of ``tensor`` ``[n, ...]`` that belongs to this rank; empty if there are too few rows for all."""
+        """Return the part of ``tensor`` ``[n, ...]`` that belongs to this rank; empty if there are too few rows."""
         return tensor.tensor_split(self.size)[self.rank]
 
     # Exchanges -------------------------------------------------------------------------------------------------
 
     def mean(self, tensor: Tensor) -> Tensor:
-        """The average over all ranks of a tensor that has the same shape in all of them; without gradient."""
+        """Return the mean over all ranks of a tensor that has the same shape in all of them; without gradient."""
         return self._mean(tensor.detach())
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Replace ``tensor`` by its sum over all ranks.
 
         Raises:
-            LostProcessError: a rank is gone.
+            LostProcessError: a rank has ended.
         """
         import torch.distributed as dist
         self._exchange(lambda: dist.all_reduce(tensor, async_op=True))
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """``[N, ...]``: a tensor of the same shape of all ranks."""
-        everything = tensor.new_zeros((self.size, *tensor.shape))
-        everything[self.rank] = tensor.detach()
-        self.all_reduce(everything)
-        return everything
+        """Return the tensors of all ranks, which have the same shape, as ``[N, ...]``."""
+        gathered = tensor.new_zeros((self.size, *tensor.shape))
+        gathered[self.rank] = tensor.detach()
+        self.all_reduce(gathered)
+        return gathered
 
-    def gather_objects(self, thing: Any) -> list[Any] | None:
-        """What all ranks have, in their order, for rank 0; ``None`` for the others. It is pickled on the way."""
+    def gather_objects(self, value: Any) -> list[Any] | None:
+        """Return the objects of all ranks in order on rank 0, and ``None`` on the others. Objects are pickled."""
         import torch.distributed as dist
-        everything: list[Any] | None = [None] * self.size if self.is_first else None
-        self._attempt(lambda: dist.gather_object(thing, everything, dst=0))
-        return everything
+        gathered: list[Any] | None = [None] * self.size if self.is_first else None
+        self._attempt(lambda: dist.gather_object(value, gathered, dst=0))
+        return gathered
 
-    def broadcast_from_rank0(self, thing: Any) -> Any:
-        """What rank 0 has. It is pickled on the way."""
+    def broadcast_from_rank0(self, value: Any) -> Any:
+        """Return the object of rank 0. It is pickled."""
         import torch.distributed as dist
-        box = [thing if self.is_first else None]
+        box = [value if self.is_first else None]
         self._attempt(lambda: dist.broadcast_object_list(box, src=0))
         return box[0]
 
     def same_random_numbers(self) -> None:
-        """Let torch draw the same random numbers in all ranks from now on, those that rank 0 would draw."""
+        """Give the random number generators of torch in all ranks the state that they have in rank 0."""
         on_device = self.device.type == 'cuda'
         states = self.broadcast_from_rank0((torch.get_rng_state(), torch.cuda.get_rng_state() if on_device else None))
         torch.set_rng_state(states[0])
@@ -134,21 +134,21 @@ class Ranks:
 
     @torch.no_grad()
     def copy_from_rank0(self, tensors: Sequence[Tensor]) -> None:
-        """Give ``tensors``, equally made in all ranks, the values that they have in rank 0."""
+        """Copy the values of ``tensors``, which have the same shapes in all ranks, from rank 0."""
         values = self.broadcast_from_rank0([tensor.detach().cpu() for tensor in tensors] if self.is_first else None)
         if not self.is_first:
             for tensor, value in zip(tensors, values, strict=True):
                 tensor.copy_(value)
 
     def average_gradients(self, params: Sequence[nn.Parameter]) -> None:
-        """Average the gradients of ``params``, which are the same in all ranks; see :class:`GradientAverager`."""
+        """Average the gradients of ``params``, the same parameters in all ranks; see :class:`GradientAverager`."""
         key = tuple(map(id, params))
         if key not in self._averagers:
             self._averagers[key] = GradientAverager(self, params)
         self._averagers[key].average()
 
     def _exchange(self, start: Callable[[], Any]) -> None:
-        """Start an exchange, and wait until it is done; signals are served meanwhile."""
+        """Start a collective and wait until it is done; signals are handled meanwhile."""
         work = self._attempt(start)
         if self.device.type != 'cpu':
             return self._wait_for_device(work)
@@ -157,12 +157,12 @@ class Ranks:
                 work.wait(_LOOK_AROUND)
                 return None
             except RuntimeError:
-                if work.is_completed():  # it may have ended well just after the time was up
+                if work.is_completed():  # it may have succeeded just after the timeout
                     return self._attempt(work.wait)
             self._look_around()
 
     def _wait_for_device(self, work: Any) -> None:
-        """NCCL notices no death: look after the others while it works."""
+        """Wait for NCCL, which does not notice dead ranks, and check the other ranks meanwhile."""
         look_at = time.monotonic() + LOOK_AROUND_SECONDS
         while not work.is_completed():
             if time.monotonic() > look_at:
@@ -175,23 +175,23 @@ class Ranks:
         try:
             return call()
         except RuntimeError as error:
-            raise self._explained(error) from error
+            raise self._lost_process_error(error) from error
 
-    # Deaths ----------------------------------------------------------------------------------------------------
+    # Lost ranks ------------------------------------------------------------------------------------------------
 
     def report(self, error: BaseException) -> None:
-        """Tell the others why this rank is about to end."""
+        """Tell the other ranks why this one is about to end."""
         kind = _FOLLOWED if isinstance(error, LostProcessError) else _FAILED
-        words = f'{type(error).__name__}: {gin_utils.plain_text(error)}'
-        self._ask(lambda: self._store.set(f'report/{self.rank}', json.dumps([kind, words])))
+        message = f'{type(error).__name__}: {gin_utils.plain_text(error)}'
+        self._query_store(lambda: self._store.set(f'report/{self.rank}', json.dumps([kind, message])))
 
     def survivors(self) -> list[int]:
-        """The ranks that are neither gone nor about to end for an error of their own; this one is always one."""
+        """Return the ranks that have neither ended nor failed with their own error; always includes this rank."""
         lost = self._lost()
         return [r for r in range(self.size) if r == self.rank or r not in lost]
 
     def _lost(self) -> dict[int, _Report | None]:
-        """The ranks that are gone or failed, with what they said."""
+        """Return the ranks that have ended or failed, with their reports."""
         lost = {}
         for r, peer in enumerate(self._peers):
             if r == self.rank:
@@ -202,27 +202,28 @@ class Ranks:
         return lost
 
     def _report_of(self, rank: int) -> _Report | None:
-        found = self._said(f'report/{rank}')
+        found = self._read_store(f'report/{rank}')
         return None if found is None else _Report(*json.loads(found))
 
     @staticmethod
-    def _ask(question: Callable[[], Any]) -> Any:
-        """An answer of the store; ``None`` if it is gone as well."""
+    def _query_store(question: Callable[[], Any]) -> Any:
+        """Return the result of a query of the store; ``None`` if the store is gone as well."""
         try:
             return question()
         except RuntimeError:
             return None
 
     def _look_around(self) -> None:
-        """
+        """Check the other ranks.
+
         Raises:
-            LostProcessError: a rank is gone.
+            LostProcessError: a rank has ended.
         """
         if self._lost():
-            raise self._explained(None)
+            raise self._lost_process_error(None)
 
-    def _explained(self, error: RuntimeError | None) -> LostProcessError:
-        """Who is gone, after an exchange has failed."""
+    def _lost_process_error(self, error: RuntimeError | None) -> LostProcessError:
+        """Return the error that names the lost rank after a collective has failed."""
         until = time.monotonic() + GRACE_SECONDS
         while not (lost := self._lost()) and time.monotonic() < until:
             time.sleep(0.05)
@@ -234,27 +235,28 @@ class Ranks:
         rank = causes[0]
         report, name = lost[rank], f'rank {rank} (pid {self._peers[rank].pid} on {self._peers[rank].host})'
         if report is not None:
-            return LostProcessError(name, 'ended with an error', report.words)
-        ending = self._ending_of(rank)
-        return LostProcessError(name, ending or 'ended without a word, most likely killed (often for want of memory)')
+            return LostProcessError(name, 'ended with an error', report.message)
+        ending = self._exit_of(rank)
+        return LostProcessError(name, ending or 'ended without an error message; most likely killed, often for lack of '
+                                'memory')
 
-    def _ending_of(self, rank: int) -> str | None:
-        """How a rank ended, if the program that started it tells."""
+    def _exit_of(self, rank: int) -> str | None:
+        """Return how a rank ended, if the program that started it reports this."""
         until = time.monotonic() + LOOK_AROUND_SECONDS
         while time.monotonic() < until:
-            found = self._said(ending_key(rank))
+            found = self._read_store(ending_key(rank))
             if found is not None:
                 return found.decode()
             time.sleep(0.05)
         return None
 
-    def _said(self, key: str) -> bytes | None:
-        """What is in the store; ``None`` if that is nothing."""
-        return self._ask(lambda: self._store.get(key) if self._store.check([key]) else None)
+    def _read_store(self, key: str) -> bytes | None:
+        """Return a value of the store; ``None`` if there is none."""
+        return self._query_store(lambda: self._store.get(key) if self._store.check([key]) else None)
 
 
 def share(owner: str, field: str, count: int, size: int) -> int:
-    """What each of ``size`` ranks gets of ``count``, a setting of the conf.
+    """Return the share of each of ``size`` ranks of ``count``, a setting of the conf.
 
     Raises:
         ConfError: it cannot be divided evenly.
@@ -262,20 +264,20 @@ def share(owner: str, field: str, count: int, size: int) -> int:
     if count % size:
         raise gin_utils.ConfError([problem_at(
             owner, field, f'= {count} cannot be divided among {size} processes',
-            f'make it a multiple of {size}, or train in another number of processes')])
+            f'make it a multiple of {size}, or change the number of processes')])
     return count // size
 
 
 def ending_key(rank: int) -> str:
-    """Where a program that started the ranks puts into the store how one has ended."""
+    """Return the key under which the program that started the ranks stores how one has ended."""
     return f'ending/{rank}'
 
 
 class GradientAverager:
-    """Averages the gradients of some parameters over all ranks, in one exchange for each kind of number.
+    """Averages the gradients of parameters over all ranks, with one collective per device and dtype.
 
-    A parameter that a rank did not use counts with gradient zero there. One that no rank used stays without gradient,
-    as in one process.
+    A parameter that a rank did not use counts there with gradient zero. A parameter that no rank used keeps no
+    gradient, as in a single process.
 
     Args:
         ranks: the processes.
@@ -302,11 +304,11 @@ class GradientAverager:
 
     @torch.no_grad()
     def average(self) -> None:
-        """Replace the gradients by their average over the ranks.
+        """Replace the gradients by their mean over the ranks.
 
         Raises:
-            NonFiniteLossError: another rank had no finite loss; no parameter has been changed.
-            LostProcessError: a rank is gone; no parameter has been changed.
+            NonFiniteLossError: the loss of another rank is not finite; no parameter has been changed.
+            LostProcessError: a rank has ended; no parameter has been changed.
         """
         grads: list[Any] = [param.grad for param in self._params]
         used = [grad is not None for grad in grads]
@@ -324,10 +326,10 @@ class GradientAverager:
             param.grad = view if is_used else None
 
     def report_bad_loss(self) -> None:
-        """What :meth:`average` is to the other ranks, in one whose loss is not finite, so that all of them stop.
+        """Take part in :meth:`average` of the other ranks with a loss that is not finite, so that all of them stop.
 
         Raises:
-            LostProcessError: a rank is gone.
+            LostProcessError: a rank has ended.
         """
         for flat in self._flat:
             flat.zero_()
@@ -340,16 +342,17 @@ class GradientAverager:
         bad = self._is_bad.nonzero().flatten().tolist()
         if bad and is_good:
             raise NonFiniteLossError(f'the loss is NaN or infinite in rank {", ".join(map(str, bad))}, at update '
-                                     f'{context.get_global_counter()}; that rank says in which part. The parameters '
-                                     'are those before this update')
+                                     f'{context.get_global_counter()}; the log of that rank names the part. The '
+                                     'parameters have not been changed by this update')
         for flat in self._flat:
             flat.div_(self._ranks.size)
 
 
 def average_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Average the gradients of what ``optimizer`` owns over the processes that train together, if there are several.
+    """Average the gradients of the parameters of ``optimizer`` over the processes that train together, if there are
+    several.
 
-    For a step that an algorithm makes itself; in every other update the engine does it.
+    Only for a step that an algorithm makes itself; every other update includes this.
     """
     ranks = context.get_ranks()
     if ranks is not None:
@@ -360,63 +363,64 @@ def average_gradients(optimizer: torch.optim.Optimizer) -> None:
 
 
 def is_started() -> bool:
-    """Whether ``torchrun`` or the like has started this process as one of several, by what is in its environment."""
+    """Return whether ``torchrun`` or a similar program has started this process as one of several."""
     return int(os.environ.get('WORLD_SIZE', '1')) > 1 and 'RANK' in os.environ
 
 
 def local_rank() -> int:
-    """The number of this process among those on its machine, which is that of its GPU."""
+    """Return the index of this process on its machine, which is also the index of its GPU."""
     return int(os.environ.get('LOCAL_RANK', os.environ.get('RANK', '0')))
 
 
 def join(device: torch.device) -> Ranks:
-    """Join the other processes, as ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` say; all wait for all.
+    """Join the other processes, as set by ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``; each waits for
+    all.
 
-    From then on ``context.get_ranks()`` returns what this returns.
+    Afterwards ``context.get_ranks()`` returns the same object.
 
     Args:
-        device: where the networks will be.
+        device: device of the networks.
 
     Raises:
-        RuntimeError: the environment variables are missing, or not all ranks come within ten minutes.
+        RuntimeError: environment variables are missing, or not all ranks join within ten minutes.
     """
     import torch.distributed as dist
     missing = [name for name in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT') if name not in os.environ]
     if missing:
-        raise RuntimeError(f'the environment has no {", ".join(missing)}: training in several processes is started by '
-                           'torchrun --nproc_per_node=N -m alfx.bin.train, or with --num_processes N')
+        raise RuntimeError(f'environment variables not set: {", ".join(missing)}; start training in several processes '
+                           'by torchrun --nproc_per_node=N -m alfx.bin.train, or with --num_processes N')
     rank, size = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
-    with ending_with_parent():  # with it the store may be gone, which is looked for until the time is up
+    with ending_with_parent():  # the store may end with it, and this would wait until the timeout
         store, _, _ = next(dist.rendezvous('env://', rank, size, timeout=_JOIN))
     store.set_timeout(_JOIN)
-    restarts = os.environ.get('TORCHELASTIC_RESTART_COUNT', '')  # torchrun keeps its store when it starts anew
+    restarts = os.environ.get('TORCHELASTIC_RESTART_COUNT', '')  # torchrun keeps its store when it restarts
     store = dist.PrefixStore('/'.join(filter(None, (PREFIX, restarts))), store)
     ranks = Ranks(rank, size, store, device)
     ranks.barrier()
     if device.type != 'cpu':
         torch.cuda.set_device(device)
-    importlib.import_module('torch.distributed.nn')  # imported later, its defaults would keep the group alive
+    importlib.import_module('torch.distributed.nn')  # imported later, its default arguments would keep the group alive
     dist.init_process_group('gloo' if device.type == 'cpu' else 'cpu:gloo,cuda:nccl', store=store, rank=rank,
                             world_size=size, timeout=_FOREVER)
-    ranks.all_reduce(torch.zeros(1, device=device))  # all connections are made now
+    ranks.all_reduce(torch.zeros(1, device=device))  # opens all connections
     context.set_ranks(ranks)
     return ranks
 
 
 def leave() -> None:
-    """Leave the other processes; nothing happens if there are none."""
+    """Leave the other processes; without others this does nothing."""
     import torch.distributed as dist
     context.set_ranks(None)
     if dist.is_available() and dist.is_initialized():
-        # Its threads need the interpreter to let go of the last tensors, and its end waits for them. While it does they
-        # can have it if the end comes as Python gives up the group; torch 2.6 would end it before, and wait for ever.
+        # The threads of the group need the interpreter to release their last tensors, and its end waits for them. They
+        # get the interpreter if Python releases the group last; torch 2.6 would end it earlier and wait forever.
         backend = dist.group.WORLD._get_backend(torch.device('cpu'))  # type: ignore[union-attr]
         dist.destroy_process_group()
         del backend
 
 
 def _give_up_device() -> None:
-    """Let go of exchanges between GPUs that will never end."""
+    """Abort collectives between GPUs that will never end."""
     import torch.distributed as dist
     abort = getattr(dist.distributed_c10d, '_abort_process_group', None)
     if abort is not None and dist.is_initialized():
@@ -424,14 +428,14 @@ def _give_up_device() -> None:
 
 
 def _mean_op() -> Callable[[Tensor], Tensor]:
-    """The average over ranks as an operation of torch, which a recorded update holds like any other."""
+    """Return the mean over ranks as an operation of torch, which traced graphs can contain."""
     global _op
     if _op is None:
         name, library = 'mean_over_ranks', torch.library.Library('alfx', 'FRAGMENT')
         library.define(f'{name}(Tensor tensor) -> Tensor', tags=(torch.Tag.pt2_compliant_tag, ))
         library.impl(name, _mean_over_ranks, 'CompositeExplicitAutograd')
         torch.library.register_fake(f'alfx::{name}', torch.empty_like, lib=library)
-        _op = library, getattr(torch.ops.alfx, name)  # the operation is there as long as its library is
+        _op = library, getattr(torch.ops.alfx, name)  # the operation exists as long as its library
     return _op[1]
 
 

@@ -1,8 +1,9 @@
-"""Where unrolls come from when other processes act: the learner's half of the seam.
+"""Unrolls from other processes, on the side of the learner.
 
-A worker (``trainers/acting/rollout_worker.py``) produces an endless *stream* of steps. An :class:`UnrollSource` brings
-them here, from one process (``algorithms/async_unroller.py``) or from many; :class:`RemoteUnroll` cuts the stream into
-unrolls that look like those of :func:`alfx.engine.rollout.unroll`, so that the learner treats both the same.
+A worker (:mod:`alfx.trainers.acting.rollout_worker`) produces an endless *stream* of steps. An :class:`UnrollSource`
+transfers them to this process, from one worker (:mod:`alfx.algorithms.async_unroller`) or from many.
+:class:`RemoteUnroll` cuts the stream into unrolls that look like those of :func:`alfx.engine.rollout.rollout`, so that
+the learner treats both the same.
 """
 import abc
 import logging
@@ -22,41 +23,41 @@ logger = logging.getLogger(__name__)
 
 
 class UnrollSource(abc.ABC):
-    """Brings the steps that other processes take."""
+    """Transfers the steps of other processes to this one."""
 
     @abc.abstractmethod
     def gather(self, length: int, at_least: int | None = None) -> Steps | None:
-        """The next steps of the stream.
+        """Return the next steps of the stream.
 
         Args:
-            length: how many, at most; of each environment.
-            at_least: wait for so many; ``None``: for ``length`` of them.
+            length: maximum number of steps of each environment.
+            at_least: number of steps to wait for; ``None`` for ``length``.
 
         Returns:
             The steps; ``None`` if there are none, which only happens with ``at_least=0``.
 
         Raises:
-            LostProcessError: a process that the stream cannot do without is gone.
+            LostProcessError: a process that the stream needs has ended.
         """
 
     @abc.abstractmethod
     def update_parameter(self, algorithm: Acts) -> None:
-        """Hand the present weights, the global counter and the progresses to those who act.
+        """Send the present weights, the global counter and the progress values to the actors.
 
-        What acting itself changes (:meth:`take_statistics`) is not overwritten.
+        Tensors that acting changes (:meth:`take_statistics`) are not overwritten.
 
         Raises:
-            LostProcessError: as of :meth:`gather`.
+            LostProcessError: see :meth:`gather`.
         """
 
-    def take_statistics(self, algorithm: Acts) -> None:  # noqa: B027 - where nothing comes, nothing is taken
-        """Write the latest statistics that acting changes into the learner's ``algorithm``; called after ``gather``.
+    def take_statistics(self, algorithm: Acts) -> None:  # noqa: B027 - optional
+        """Write the latest statistics of acting into the learner's ``algorithm``; called after :meth:`gather`.
 
-        They belong to worker 0. Where they come with the steps, ``gather`` keeps them until this is called.
+        The statistics of worker 0 are used. If they arrive with the steps, ``gather`` keeps them until this is called.
         """
 
-    def wants_summaries(self, step: int) -> None:  # noqa: B027 - a source may have none
-        """Let summaries be recorded while acting, at this step; called in iterations that write them."""
+    def wants_summaries(self, step: int) -> None:  # noqa: B027 - optional
+        """Request summaries of acting at this step; called in iterations that write summaries."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -66,27 +67,27 @@ class UnrollSource(abc.ABC):
 class RemoteUnroll:
     """Cuts the stream of a source into unrolls.
 
-    Where an unroll ends with a step to bootstrap from, this is the first step of the next one, as in a local unroll;
-    only that it is really taken, once.
+    If an unroll ends with a step to bootstrap from, this step is the first one of the next unroll, as in a local
+    unroll; but here it is actually taken, once.
 
     Args:
-        source: brings the steps; :meth:`close` closes it.
-        update_period: hand it the weights every so many iterations.
+        source: source of the steps; :meth:`close` closes it.
+        update_period: iterations between two transfers of the weights.
     """
 
     def __init__(self, source: UnrollSource, update_period: int):
         self._source = source
         self._update_period = update_period
         self._iteration = 0
-        self._kept: Steps | None = None
+        self._bootstrap_step: Steps | None = None
 
     def start_iteration(self, algorithm: Acts, records: bool, summary_step: int) -> None:
-        """Hand on the weights if it is time to; called once an iteration, before :meth:`unroll`.
+        """Send the weights if it is time to; called once per iteration, before :meth:`unroll`.
 
         Args:
-            algorithm: the learner's.
+            algorithm: the learner's algorithm.
             records: whether the iteration records summaries.
-            summary_step: where it writes them.
+            summary_step: step at which it writes them.
         """
         if self._iteration % self._update_period == 0:
             self._source.update_parameter(algorithm)
@@ -95,19 +96,19 @@ class RemoteUnroll:
             self._source.wants_summaries(summary_step)
 
     def unroll(self, algorithm: Acts, length: int, at_least: int, bootstrap: bool) -> Steps | None:
-        """The next unroll.
+        """Return the next unroll.
 
         Args:
-            algorithm: the learner's; gets the statistics that come with the steps.
-            length: environment steps, at most.
-            at_least: wait for so many.
+            algorithm: the learner's algorithm; it receives the statistics that come with the steps.
+            length: maximum number of environment steps.
+            at_least: number of steps to wait for.
             bootstrap: append one more step, from which values can be bootstrapped.
 
         Returns:
             Steps ``[T, B, ...]`` on the device of ``algorithm``, ``T`` from ``at_least`` to ``length``; experience and
             inputs are ``[T + 1, B, ...]`` with ``bootstrap``. ``None`` for ``T = 0``.
         """
-        more = int(bootstrap and self._kept is None)
+        more = int(bootstrap and self._bootstrap_step is None)
         steps = self._source.gather(length + more, at_least + more if at_least else 0)
         if steps is None:
             return None
@@ -117,10 +118,10 @@ class RemoteUnroll:
             steps = map_steps(lambda x: x.to(device), steps)
         if not bootstrap:
             return steps
-        if self._kept is not None:
-            steps = map_steps(lambda a, b: torch.cat((a, b)), self._kept, steps)
+        if self._bootstrap_step is not None:
+            steps = map_steps(lambda a, b: torch.cat((a, b)), self._bootstrap_step, steps)
         count = steps.env_steps.step_type.shape[0] - 1
-        self._kept = map_steps(lambda x: x[count:].clone(), steps)
+        self._bootstrap_step = map_steps(lambda x: x[count:].clone(), steps)
         if not count:
             return None
         return steps._replace(env_steps=nest.map_structure(lambda x: x[:count], steps.env_steps))
@@ -131,10 +132,10 @@ class RemoteUnroll:
 
 
 class ActingStatistics:
-    """Writes what acting changes in another process into the learner's algorithm.
+    """Writes tensors that acting changes in another process into the learner's algorithm.
 
     Args:
-        algorithm: the learner's.
+        algorithm: the learner's algorithm.
     """
 
     def __init__(self, algorithm: Acts):
@@ -143,13 +144,13 @@ class ActingStatistics:
         self._warned = False
 
     def write(self, values: dict[str, torch.Tensor]) -> None:
-        """Take over tensors by key, as of ``RolloutWorker.statistics``."""
+        """Copy tensors by key, as returned by ``RolloutWorker.statistics``."""
         look_up_buffers(self._tensors, self._buffers)
         changed_here = [key for key, version in self._versions.items() if self._tensors[key]._version != version]
         if changed_here and not self._warned:
             self._warned = True
-            logger.warning('both acting and training change %s: acting takes place in another process, and what it '
-                           'makes of them replaces what training does', ', '.join(changed_here))
+            logger.warning('both acting and training change %s: the values of the asynchronous actor overwrite those '
+                           'of training', ', '.join(changed_here))
         with torch.no_grad():
             for key, value in values.items():
                 self._tensors[key].copy_(value)
@@ -157,48 +158,48 @@ class ActingStatistics:
 
 
 def check_source(algorithm: Acts, config: Any, option: str) -> None:
-    """Refuse what cannot be trained on the steps of other processes.
+    """Raise an error for an algorithm that cannot be trained on the steps of other processes.
 
     Args:
-        algorithm: the root algorithm.
-        config: of the run.
-        option: the field of ``TrainerConfig`` that asks for it: 'async_unroll'.
+        algorithm: root algorithm.
+        config: configuration of the run.
+        option: field of ``TrainerConfig`` that enables asynchronous actors, such as 'async_unroll'.
 
     Raises:
-        ConfError: the algorithm learns only from what its present parameters do.
+        ConfError: the algorithm only learns from steps of its present parameters.
     """
     value = getattr(config, option)
     if algorithm.on_policy:
         raise ConfError([problem_at(
-            'TrainerConfig', option, f'= {value!r}: {algorithm.name} is on-policy: it learns only from what its '
-            'present parameters did, and steps of another process are older',
-            'leave it out, or use an algorithm that corrects for that (ImpalaAlgorithm) or is off-policy')])
+            'TrainerConfig', option, f'= {value!r}: {algorithm.name} is on-policy: it learns only from steps of its '
+            'present parameters, and the steps of asynchronous actors are older',
+            'leave it out, or use ImpalaAlgorithm, which corrects for that, or an off-policy algorithm')])
 
 
 def conf_file_of(config: Any, option: str) -> str:
-    """The conf in the run folder, from which other processes make environments and algorithm anew.
+    """Return the conf in the run folder, from which other processes create environments and algorithm.
 
     Args:
-        config: of the run.
-        option: as in :func:`check_source`.
+        config: configuration of the run.
+        option: see :func:`check_source`.
 
     Raises:
-        ConfError: there is none.
+        ConfError: there is no such file.
     """
     conf_file = os.path.join(config.root_dir, 'conf', 'config.gin')
     if not os.path.isfile(conf_file):
         raise ConfError([problem_at(
-            'TrainerConfig', option, f'= {getattr(config, option)!r}: other processes make environments and algorithm '
-            f'anew from the conf of the run, but there is no {conf_file}',
-            'start the run by alfx.bin.train, or call gin_utils.write_conf before')])
+            'TrainerConfig', option, f'= {getattr(config, option)!r}: other processes create environments and '
+            f'algorithm from the conf of the run, but there is no {conf_file}',
+            'start the run with alfx.bin.train, or call gin_utils.write_conf first')])
     return conf_file
 
 
 def worker_settings(config: Any) -> dict[str, Any]:
-    """What a process that acts or evaluates has to know besides the conf: plain values that can be sent anywhere.
+    """Return what a process that acts or evaluates needs besides the conf: plain values that can be sent anywhere.
 
     Args:
-        config: of the run; its random seed has been drawn.
+        config: configuration of the run; its random seed has been drawn.
     """
     iteration = int(context.get_progress('iterations'))
     return {'root_dir': config.root_dir, 'random_seed': config.random_seed, 'summary_axis': config.summary_axis,

@@ -1,7 +1,7 @@
-"""What travels between processes of this machine through memory that they share.
+"""Exchange of tensors between processes of one machine through shared memory.
 
-Nothing here can be left locked by a process that is killed: counting semaphores have no owner, and whoever waits for
-one looks every now and then whether the others are still there.
+A process that is killed never leaves a lock behind that others need: counting semaphores have no owner, and a process
+that waits for one regularly checks that the others are still running.
 """
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,12 +14,12 @@ from alfx.utils.shared_memory import SharedTensors
 
 
 class StepRing:
-    """A bounded queue of steps between one process that writes and one that reads.
+    """Bounded queue of steps between one writing and one reading process.
 
     Args:
-        step_specs: of the tensors of one step.
-        size: how many steps it holds.
-        context: the multiprocessing context that starts the other process.
+        step_specs: specs of the tensors of one step.
+        size: maximum number of steps.
+        context: multiprocessing context that starts the other process.
     """
 
     def __init__(self, step_specs: Sequence[TensorSpec], size: int, context: Any):
@@ -27,12 +27,12 @@ class StepRing:
         self._shared = SharedTensors([TensorSpec((size, *spec.shape), spec.dtype) for spec in step_specs],
                                      f'a queue of {size} steps (TrainerConfig.unroll_queue_size)')
         self._free, self._filled = context.Semaphore(size), context.Semaphore(0)
-        self._position = 0  # of the next step, in each process its own
+        self._position = 0  # of the next step; each process has its own
         self._count = 0
 
     @property
     def nbytes(self) -> int:
-        """The size of the shared memory."""
+        """Size of the shared memory."""
         return self._shared.nbytes
 
     @property
@@ -41,11 +41,12 @@ class StepRing:
         return not self._count
 
     def wait_for_room(self, timeout: float = POLL_SECONDS) -> bool:
-        """Writer: wait until there is room for one step, and take it; False if there is none yet."""
+        """Writer: wait for space for one step and reserve it; return False if there is none after ``timeout`` seconds.
+        """
         return self._free.acquire(timeout=timeout)
 
     def put(self, step: Sequence[torch.Tensor]) -> None:
-        """Writer: put in a step for which there is room."""
+        """Writer: put in a step for which space is reserved."""
         for row, tensor in zip(self._shared.tensors, step):
             row[self._position].copy_(tensor)
         self._position = (self._position + 1) % self.size
@@ -53,16 +54,16 @@ class StepRing:
         self._filled.release()
 
     def get(self, out: Sequence[torch.Tensor], first: int, at_most: int, timeout: float = POLL_SECONDS) -> int:
-        """Reader: take the oldest steps that are there.
+        """Reader: take the oldest steps available.
 
         Args:
             out: tensors ``[T, ...]`` that the steps are copied into.
-            first: where in them.
-            at_most: how many.
-            timeout: wait so long for the first one.
+            first: position of the first step in ``out``.
+            at_most: maximum number of steps.
+            timeout: seconds to wait for the first step.
 
         Returns:
-            How many there were.
+            Number of steps taken.
         """
         if not at_most or not (self._filled.acquire(timeout=timeout) if timeout else self._filled.acquire(False)):
             return 0
@@ -81,17 +82,17 @@ class StepRing:
         return count
 
     def empty_steps(self, count: int) -> list[torch.Tensor]:
-        """Reader: tensors ``[count, ...]`` for :meth:`get`."""
+        """Reader: return tensors ``[count, ...]`` for :meth:`get`."""
         return [torch.empty((count, *rows.shape[1:]), dtype=rows.dtype) for rows in self._shared.tensors]
 
 
 class Published:
-    """The latest version of some tensors, from one process to another; never seen half-written.
+    """Latest version of some tensors, from one process to another; never seen half-written.
 
     Args:
-        specs: of the tensors.
-        purpose: see :class:`SharedTensors`.
-        context: the multiprocessing context that starts the other process.
+        specs: specs of the tensors.
+        purpose: see :class:`~alfx.utils.shared_memory.SharedTensors`.
+        context: multiprocessing context that starts the other process.
     """
 
     def __init__(self, specs: Sequence[TensorSpec], purpose: str, context: Any):
@@ -104,7 +105,7 @@ class Published:
         """Write a new version.
 
         Args:
-            write: gets the shared tensors.
+            write: receives the shared tensors.
             look_around: called now and then while the other process reads; may raise.
         """
         self._acquire(look_around)
@@ -115,10 +116,10 @@ class Published:
             self._lock.release()
 
     def take(self, read: Callable[[list[torch.Tensor]], None], look_around: Callable[[], None]) -> bool:
-        """Read the latest version if it has not been read yet; returns whether that is so.
+        """Read the latest version if it has not been read yet; return whether it is new.
 
         Args:
-            read: gets the shared tensors, and copies what it needs.
+            read: receives the shared tensors, and copies what it needs.
             look_around: called now and then while the other process writes; may raise.
         """
         if int(self._version.tensors[0]) == self._seen:

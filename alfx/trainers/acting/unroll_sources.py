@@ -20,7 +20,7 @@ def create_environment(config: TrainerConfig) -> Any:
     from alfx.environments import utils
     from alfx.environments.described_environment import DescribedEnvironment
     from alfx.offline.dataset_spaces import RecordedEnvironment
-    options: dict[str, Any] = {'only_described': True} if config.who_acts else {}
+    options: dict[str, Any] = {'only_described': True} if config.async_actor_field else {}
     if datasets := config.offline_datasets():
         options['described_by'] = partial(RecordedEnvironment, datasets)
     env = utils.create_environment(seed=config.random_seed, **options)
@@ -39,8 +39,8 @@ def check(algorithm: Any, config: TrainerConfig) -> None:
     Raises:
         ConfError: that is so, or what they need is not installed.
     """
-    if config.who_acts:
-        check_source(algorithm, config, config.who_acts)
+    if config.async_actor_field:
+        check_source(algorithm, config, config.async_actor_field)
     if config.num_ray_workers:
         from alfx.trainers.acting.ray_cluster import import_ray
         import_ray(f'TrainerConfig.num_ray_workers = {config.num_ray_workers}')

@@ -93,7 +93,7 @@ def test_home_is_expanded_in_the_run_folder(monkeypatch, tmp_path):
     ('priority_replay_alpha', -0.1, 'must be a number or a callable >= 0, found float -0.1'),
     ('num_threads', 0, 'must be an int >= 1 or None, found int 0'),
     ('float32_matmul_precision', 'hihg', 'must be one of'),
-    ('data_transformer_ctor', 3, 'must hold constructors, found int 3'),
+    ('data_transformer_ctor', 3, 'must contain constructors, found int 3'),
     ('algorithm_ctor', 3, 'must be a callable, found int 3'),
 ])
 def test_a_wrong_value_is_refused_by_name(name, value, expected):
@@ -118,10 +118,10 @@ def test_the_nearest_choice_is_suggested():
     (dict(code_snapshots=['no/such/file.py']), 'code_snapshots', 'no/such/file.py'),
     (dict(async_unroll=True, unroll_length=0), 'max_unroll_length', 'nothing would be collected'),
     (dict(async_unroll=True, max_unroll_length=5), 'max_unroll_length', 'unroll_length = 0'),
-    (dict(async_unroll=True, ml_type='sl'), 'async_unroll', 'nothing to act in'),
+    (dict(async_unroll=True, ml_type='sl'), 'async_unroll', 'has no environments'),
     (dict(async_unroll=True, unroll_with_grad=True), 'async_unroll', 'unroll_with_grad'),
-    (dict(num_ray_workers=2, async_unroll=True), 'num_ray_workers', 'either Ray workers act'),
-    (dict(num_ray_workers=2, ml_type='sl'), 'num_ray_workers', 'nothing to act in'),
+    (dict(num_ray_workers=2, async_unroll=True), 'num_ray_workers', 'only one of them'),
+    (dict(num_ray_workers=2, ml_type='sl'), 'num_ray_workers', 'has no environments'),
     (dict(num_ray_workers=2, unroll_with_grad=True), 'num_ray_workers', 'unroll_with_grad'),
     (dict(num_ray_workers=2, unroll_step_interval=0.1), 'unroll_step_interval', 'async_unroll'),
     (dict(num_ray_workers=2, unroll_length=0), 'unroll_length', 'no environment would ever be stepped'),
@@ -137,7 +137,7 @@ def test_conflicting_options_are_refused(kwargs, first, also):
 
 
 def test_conflicts_of_what_is_not_available_are_reported_too():
-    assert any('no meaning' in p for p in problems_of(priority_replay=True))
+    assert any('no effect' in p for p in problems_of(priority_replay=True))
 
 
 @pytest.mark.parametrize('kwargs', [
@@ -170,7 +170,7 @@ def test_unrolls_are_trained_on_whole_if_the_buffer_is_used_whole_and_cleared(wh
 def test_what_has_a_meaning_only_with_a_dataset_is_refused_without(kwargs):
     name = next(iter(kwargs))
     found, = problems_of(**kwargs)
-    assert found.startswith(f'TrainerConfig.{name} = ') and 'only with TrainerConfig.offline_buffer_dir' in found
+    assert found.startswith(f'TrainerConfig.{name} = ') and 'without TrainerConfig.offline_buffer_dir' in found
 
 
 def offline(**kwargs):

@@ -372,7 +372,7 @@ def test_a_record_of_acting_adds_the_noise_of_each_step_with_the_same_random_num
             noisy = rl._bounds.add_noise(action, nest.map_structure(lambda a: torch.randn_like(a) * level[0], action))
         assert all(map(torch.equal, nest.flatten(step.output), nest.flatten(noisy)))
         assert torch.equal(torch.rand(()), drawn)
-    assert rl._noisy_policy.played.num_records
+    assert rl._noisy_policy.replayed.num_graphs
 
 
 # Targets, priorities, arguments --------------------------------------------------------------------------------------

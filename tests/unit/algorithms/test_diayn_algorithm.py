@@ -2,7 +2,7 @@
 from functools import partial
 
 import pytest
-from helpers.plans import num_records
+from helpers.plans import num_graphs
 import torch
 from helpers.agents import make_agent
 from helpers.agents_with_goals import combined_networks, make_sac_agent
@@ -204,7 +204,7 @@ def test_updates_of_sac_with_skills_are_recorded_and_equal_those_made_step_by_st
         warm_up(1 if recorded else 10**9)
         for _ in range(4):
             agent.train_iter()
-        assert bool(num_records(agent)) == recorded
+        assert bool(num_graphs(agent)) == recorded
         return parameters(agent)
 
     for a, b in zip(train(True), train(False)):

@@ -279,7 +279,7 @@ def test_a_record_of_acting_explores_by_the_epsilon_of_each_step_with_the_same_r
         assert torch.equal(action, algorithm._discrete.explore(greedy, algorithm._rollout_epsilon_greedy()) + 2)
         assert torch.equal(torch.rand(()), drawn)
         taken.add(tuple(action.tolist()))
-    assert algorithm._exploring.played.num_records and len(taken) > 1
+    assert algorithm._exploring.replayed.num_graphs and len(taken) > 1
 
 
 def test_a_record_of_acting_explores_although_the_buffers_have_been_set_back():

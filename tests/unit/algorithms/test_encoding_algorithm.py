@@ -2,7 +2,7 @@
 from functools import partial
 
 import pytest
-from helpers.plans import num_records
+from helpers.plans import num_graphs
 import torch
 from helpers.agents import make_agent
 from torch import nn
@@ -221,7 +221,7 @@ def test_a_played_update_is_the_plain_one(warm_up):
         agent, _ = sac_agent(partial(EncodingAlgorithm, encoder_cls=encoder))
         for _ in range(2):
             agent.train_iter()
-        assert bool(num_records(agent)) == (before == 1)
+        assert bool(num_graphs(agent)) == (before == 1)
         results.append(list(agent.parameters()))
     for a, b in zip(*results):
         torch.testing.assert_close(a, b)

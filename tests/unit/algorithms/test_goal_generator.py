@@ -2,7 +2,7 @@
 from functools import partial
 
 import pytest
-from helpers.plans import num_records
+from helpers.plans import num_graphs
 import torch
 from helpers.agents import make_agent
 from helpers.agents_with_goals import combined_networks, make_sac_agent
@@ -111,9 +111,9 @@ def test_the_policy_of_an_agent_is_trained_with_the_goals_that_it_acted_with(alg
         assert seen and {tuple(goal) for goals in seen for goal in goals.flatten(0, -2).tolist()} <= known
 
 
-def test_goals_do_not_keep_updates_of_sac_from_being_recorded(played_at_once):
+def test_goals_do_not_keep_updates_of_sac_from_being_recorded(replayed_at_once):
     agent, _ = make_sac_agent(goal_generator=partial(RandomCategoricalGoalGenerator, num_of_goals=3))
     assert agent.capabilities.traceable_update
     for _ in range(4):
         agent.train_iter()
-    assert num_records(agent) and all(torch.isfinite(p).all() for p in agent.parameters())
+    assert num_graphs(agent) and all(torch.isfinite(p).all() for p in agent.parameters())

@@ -2,7 +2,7 @@
 from functools import partial
 
 import pytest
-from helpers.plans import num_records
+from helpers.plans import num_graphs
 import torch
 from helpers.agents import ALGORITHMS, ENVIRONMENTS, make_agent
 from helpers.stale_unrolls import StaleUnrolls
@@ -278,6 +278,6 @@ def test_a_played_update_gives_the_bits_of_one_made_step_by_step(environment, wa
         agent, _ = make_agent('impala', environment, mini_batch_size=None)
         for _ in range(5):
             agent.train_iter()
-        assert bool(num_records(agent)) == played
+        assert bool(num_graphs(agent)) == played
         results.append(parameters(agent))
     assert all(torch.equal(a, b) for a, b in zip(*results))

@@ -6,7 +6,7 @@ from helpers import offline_agents
 import pytest
 import torch
 from helpers.offline_agents import differences, make_agent, parameters
-from helpers.plans import num_records
+from helpers.plans import num_graphs
 
 from alfx import context
 from alfx.algorithms.awac_algorithm import AwacAlgorithm
@@ -68,7 +68,7 @@ def test_its_updates_are_recorded(name, tmp_path):
     agent = agent_of(name, tmp_path, updates=25)
     for _ in range(6):
         agent.train_iter()
-    assert num_records(agent)
+    assert num_graphs(agent)
 
 
 @pytest.mark.compiles
@@ -86,7 +86,7 @@ def test_compiled_updates_are_the_plain_ones_in_every_phase(name, config_args, t
             agent.train_iter()
             context.increment_global_counter()
         made.append(agent)
-    assert num_records(made[1])
+    assert num_graphs(made[1])
     for (path, x), (_, y) in zip(*(agent.named_parameters() for agent in made)):
         torch.testing.assert_close(x, y, atol=1e-5, rtol=1e-4, msg=lambda text, path=path: f'{path}: {text}')
 

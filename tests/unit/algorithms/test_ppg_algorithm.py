@@ -183,7 +183,7 @@ def test_a_phase_is_played_to_the_bit_and_compiled_up_to_rounding(warm_up, caplo
         return agent
 
     stepwise, played, compiled = after_phase(10**9, False), after_phase(1, False), after_phase(1, True)
-    assert played.learner.phase.plan.played.num_records == compiled.learner.phase.plan.compiled.num_records == 1
+    assert played.learner.phase.plan.replayed.num_graphs == compiled.learner.phase.plan.compiled.num_graphs == 1
     assert all(torch.equal(a, b) for a, b in zip(parameters(stepwise), parameters(played)))
     for a, b in zip(parameters(stepwise), parameters(compiled)):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)

@@ -2,7 +2,7 @@
 from functools import partial
 
 import pytest
-from helpers.plans import num_records
+from helpers.plans import num_graphs
 import torch
 from helpers.agents import make_agent
 from test_encoding_algorithm import sac_agent
@@ -426,7 +426,7 @@ def test_a_played_update_is_the_plain_one(warm_up):
         agent, _ = agent_of('sac', num_unroll_steps=1, decoder_ctor=reward_decoder)
         for _ in range(2):
             agent.train_iter()
-        assert bool(num_records(agent)) == (before == 1)
+        assert bool(num_graphs(agent)) == (before == 1)
         results.append(parameters(agent))
     for a, b in zip(*results):
         torch.testing.assert_close(a, b)

@@ -4,7 +4,7 @@ import torch
 from helpers.agents import make_agent
 
 from alfx.data_structures import LossInfo
-from alfx.engine.errors import NonFiniteLossError
+from alfx.engine.loss_reduction import NonFiniteLossError
 
 
 def parameters(agent):

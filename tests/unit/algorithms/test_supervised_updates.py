@@ -28,13 +28,13 @@ def test_an_epoch_that_is_played_from_records_is_the_same_to_the_bit(kind, warm_
         found.append(parameters(algorithm))
     assert all(torch.equal(x, found[1][name]) for name, x in found[0].items())
     plan = algorithm.updater.plan(algorithm._batch_losses)
-    assert isinstance(plan, TracedPlan) and plan.played.num_records == 2, 'whole batches and the last one'
+    assert isinstance(plan, TracedPlan) and plan.replayed.num_graphs == 2, 'whole batches and the last one'
     assert not warnings_in(caplog)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['functions'])
-def test_an_epoch_that_is_compiled_is_the_same_up_to_rounding(kind, played_at_once, caplog):
+def test_an_epoch_that_is_compiled_is_the_same_up_to_rounding(kind, replayed_at_once, caplog):
     found = []
     for compiles in (False, True):
         algorithm = made(kind)
@@ -44,7 +44,7 @@ def test_an_epoch_that_is_compiled_is_the_same_up_to_rounding(kind, played_at_on
         found.append(parameters(algorithm))
     for name, x in found[0].items():
         torch.testing.assert_close(found[1][name], x, rtol=1e-3, atol=1e-5)
-    assert algorithm.updater.plan(algorithm._batch_losses).compiled.num_records == 2
+    assert algorithm.updater.plan(algorithm._batch_losses).compiled.num_graphs == 2
     assert not warnings_in(caplog)
 
 
@@ -57,11 +57,11 @@ def test_what_makes_updates_of_its_own_is_trained_step_by_step(kind):
     assert any(not torch.equal(x, before[name]) for name, x in parameters(algorithm).items())
 
 
-def test_another_number_of_networks_in_an_epoch_is_another_update(played_at_once, caplog):
+def test_another_number_of_networks_in_an_epoch_is_another_update(replayed_at_once, caplog):
     algorithm = made('hypernetwork')
     for number in (None, 3, None, 3):
         algorithm.train_iter(number)
-    assert algorithm.updater.plan(algorithm._batch_losses).played.num_records == 4
+    assert algorithm.updater.plan(algorithm._batch_losses).replayed.num_graphs == 4
     assert not warnings_in(caplog)
 
 

@@ -2,7 +2,7 @@
 from unittest import mock
 
 import pytest
-from helpers.plans import forms
+from helpers.plans import backends_of
 import torch
 from helpers.deterministic_agents import make_agent
 
@@ -206,8 +206,8 @@ def test_the_compiled_update_does_what_the_update_does():
         torch.manual_seed(1)
         for _ in range(3):
             agent.train_iter()
-    played, compiled = forms(agents[1])
-    assert compiled.num_records == 2 and not played.num_records  # with and without the policy
+    played, compiled = backends_of(agents[1])
+    assert compiled.num_graphs == 2 and not played.num_graphs  # with and without the policy
     for (name, a), (_, b) in zip(*(agent.named_parameters() for agent in agents)):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4, msg=name)
 

@@ -2,7 +2,7 @@
 from functools import partial
 
 import pytest
-from helpers.plans import num_records
+from helpers.plans import num_graphs
 import torch
 from helpers.agents import make_agent
 
@@ -122,7 +122,7 @@ class TestLearner:
             for _ in range(4):
                 agent.train_iter()
             results.append([p.detach().clone() for p in agent.parameters()])
-            assert bool(num_records(agent)) == (updates_before == 2)
+            assert bool(num_graphs(agent)) == (updates_before == 2)
         for a, b in zip(*results):
             torch.testing.assert_close(a, b)
 

@@ -10,7 +10,7 @@ from absl.testing import flagsaver
 from alfx import gin_utils
 from alfx.algorithms.base.ownership import OwnershipError
 from alfx.bin import flags as conf_flags
-from alfx.engine.errors import NonFiniteLossError
+from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.environments.environment_errors import EnvironmentLoadError, EnvironmentStepError
 from alfx.tensor_specs import SpecError
 from alfx.trainers.team.team import ParameterMismatchError

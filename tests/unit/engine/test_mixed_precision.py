@@ -6,12 +6,12 @@ import pytest
 from helpers import sac_agents
 import torch
 from helpers.dqn_agents import make_agent as make_dqn_agent
-from helpers.plans import num_records
+from helpers.plans import num_graphs
 
 from alfx import nest
 from alfx.algorithms.config import TrainerConfig
 from alfx.data_structures import LossInfo
-from alfx.engine.errors import NonFiniteLossError
+from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.engine.capabilities import Capabilities
 from alfx.engine.updater import Updater
 from alfx.engine.mixed_precision import LossScaler, MixedPrecision
@@ -78,7 +78,7 @@ def test_gradients_are_those_of_float32_as_far_as_bfloat16_goes(name, amp, monke
 
 
 @pytest.mark.parametrize('name', MAKERS)
-def test_only_networks_compute_in_16_bits_and_nothing_of_it_is_kept(name, amp, never_played):
+def test_only_networks_compute_in_16_bits_and_nothing_of_it_is_kept(name, amp, never_replayed):
     amp(True)
     agent = MAKERS[name]()
     types = watched_products(agent)
@@ -114,7 +114,7 @@ def test_a_recorded_update_is_the_plain_one_in_bfloat16_too(amp, warm_up):
         torch.manual_seed(1)
         for _ in range(4):
             agent.train_iter()
-        assert bool(num_records(agent)) == played
+        assert bool(num_graphs(agent)) == played
         results.append([p.detach().clone() for p in agent.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*results))
 
@@ -198,7 +198,7 @@ class TestLossScaling:
 
     def test_gradients_that_stay_infinite_stop_the_run(self):
         owner = _Owner(LossScaler('cpu'))
-        with pytest.raises(NonFiniteLossError, match='though the loss is not'):
+        with pytest.raises(NonFiniteLossError, match='although the loss is finite'):
             for _ in range(100):
                 owner.update(_with_gradient(owner.weight, float('inf')))
         assert torch.equal(owner.weight, torch.ones(2))

@@ -75,7 +75,7 @@ def test_losses_side_by_side_are_added_up():
     a = LossInfo(loss=torch.ones(2, 3), scalar_loss=torch.tensor(1.0), extra='a', priority=torch.ones(3))
     found = concatenate(a, LossInfo(loss=torch.zeros(2, 1), extra='b', priority=torch.zeros(1)))
     assert found.loss.shape == (2, 4) and float(found.scalar_loss) == 1 and found.priority.tolist() == [1, 1, 1, 0]
-    with pytest.raises(ValueError, match='both, or neither'):
+    with pytest.raises(ValueError, match='from both or from neither'):
         concatenate(a, LossInfo(scalar_loss=torch.tensor(0.0)))
 
 
@@ -265,7 +265,7 @@ def test_an_algorithm_mixes_in_a_source_of_its_own(dataset, monkeypatch):
     assert asked == [(2, 2)] * 2
 
 
-# Recorded updates ----------------------------------------------------------------------------------------------------
+# Traced updates ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize('name, unroll_length, config_args', [
@@ -280,7 +280,7 @@ def test_played_updates_are_the_plain_ones(name, unroll_length, config_args, dat
         agent = make_agent(name, dataset, unroll_length=unroll_length, config_args=config_args, **priorities)
         iterate(agent, 7)
         made.append(agent)
-    records = [sum(form.num_records for form in (plan.played, plan.compiled) if form is not None)
+    records = [sum(backend.num_graphs for backend in (plan.replayed, plan.compiled) if backend is not None)
                for plan in made[0].updater._plans.values()]
     assert sum(records) >= (2 if unroll_length and 'priority_replay' not in config_args and any(
         'rl_train' in key for key in config_args) else 1)

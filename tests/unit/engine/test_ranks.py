@@ -9,7 +9,7 @@ from torch import nn
 
 from alfx import context
 from alfx.data_structures import TimeStep
-from alfx.engine.errors import NonFiniteLossError
+from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.engine.remote.data_parallel import GradientAverager, Ranks, average_gradients, is_started
 from alfx.gin_utils import ConfError
 from alfx.metrics.metrics import AverageReturnMetric, EnvironmentSteps, MetricBuffer

@@ -126,7 +126,7 @@ class TestTimeStepWrappers:
 
     def test_a_state_of_other_wrappers_is_refused(self):
         state = TimeLimit(count_env(2), 3).get_state()
-        with pytest.raises(ValueError, match='of a TimeLimit, expected a NonEpisodicAgent'):
+        with pytest.raises(ValueError, match='expected a NonEpisodicAgent, found a TimeLimit'):
             NonEpisodicAgent(count_env(2)).set_state(state)
 
 
@@ -338,7 +338,7 @@ class TestCheckedEnvironment:
 
         env = CheckedEnvironment(Writing(PolicyUnittestEnv(2, 5)))
         env.reset()
-        with pytest.raises(SpecError, match='observation: expected a step that writes to no tensor'):
+        with pytest.raises(SpecError, match='observation: expected a step that does not write to tensors'):
             env.step(torch.zeros(2, dtype=torch.int64))
 
     def test_an_action_out_of_bounds_is_refused(self):

@@ -52,7 +52,7 @@ NAN = np.array([[0, 0], [0, 0], [0, np.nan]], np.float32)
     ({'terminated': np.array(['no', 'no', 'no'])}, 0, "terminated is 'no', expected True or False"),
     ({'truncated': [0, 1, 2]}, 2, 'truncated is 2, expected True or False'),
     ({'truncated': [False, None, False]}, 1, 'truncated is None'),
-    ({'speed': NAN}, 2, r'its observation\.speed has NaN in it'),
+    ({'speed': NAN}, 2, r'its observation\.speed contains NaN'),
 ])
 def test_what_is_no_number_names_the_environment_that_sent_it(sent, row, said):
     with pytest.raises(EnvironmentStepError, match=rf"environment {row} of 'Pool' failed in step\(\): {said}"):

@@ -157,9 +157,9 @@ class TestWhatItLacks:
         (dict(environment_name='CartPol-v1'), "no environment 'CartPol-v1'; did you mean .*'CartPole-v1'"),
         (dict(environment_name='ALE/Pong-v5'), "no environment 'ALE/Pong-v5'; did you mean 'Pong-v5'"),
         (dict(env_args={'frame_skp': 2}, environment_name='Pong-v5'), "no option 'frame_skp' .*'frame_skip'"),
-        (dict(env_args={'seed': 2}), r"env_args\['seed'\] is not taken .*: it is given by the seed of the run"),
+        (dict(env_args={'seed': 2}), r"env_args\['seed'\] is not accepted .*: set the seed of the run instead"),
         (dict(env_args={'noop_max': 0}, environment_name='Pong-v5'), 'expected at least 1, found 0'),
-        (dict(env_info_keys=('lives', )), "gives no info 'lives'; it gives .*'elapsed_step'"),
+        (dict(env_info_keys=('lives', )), "has no info 'lives'; expected some of .*'elapsed_step'"),
         (dict(render_mode='human'), "expected 'rgb_array' or None"),
         (dict(batch_size=0), 'batch_size of at least 1'),
         (dict(env_args={'max_num_players': 2}), '2 players'),
@@ -177,7 +177,7 @@ class TestWhatItLacks:
         assert cart_poles.get_state() is None and not cart_poles.resumable
 
     def test_pictures_need_a_render_mode(self, cart_poles):
-        with pytest.raises(UnsupportedOperationError, match="CartPole-v1 gives no pictures.*render_mode='rgb_array'"):
+        with pytest.raises(UnsupportedOperationError, match="CartPole-v1 returns no images.*render_mode='rgb_array'"):
             cart_poles.render()
         picture = suite_envpool.load('CartPole-v1', batch_size=2, render_mode='rgb_array').render()
         assert picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3 and picture.std() > 0

@@ -106,15 +106,15 @@ class TestErrors:
         ({'reward': None}, 'the reward of step 2 of its episode is None, expected a number'),
         ({'reward': '1.0'}, "the reward of step 2 of its episode is '1.0', expected a number"),
         ({'reward': np.zeros(2)}, 'the reward of step 2 of its episode is array.*, expected a number'),
-        ({'observation': None}, r'observation: its space says .*, but step\(\) returned None'),
-        ({'observation': np.zeros(3)}, r'observation: its space says .*, but step\(\) returned shape \(3,\)'),
-        ({'observation': np.zeros(1)}, r'observation: its space says .*, but step\(\) returned shape \(1,\)'),
-        ({'observation': 0.0}, r'observation: its space says .*, but step\(\) returned shape \(\)'),
+        ({'observation': None}, r'observation: expected a sample .*, but step\(\) returned None'),
+        ({'observation': np.zeros(3)}, r'observation: expected a sample .*, but step\(\) returned shape \(3,\)'),
+        ({'observation': np.zeros(1)}, r'observation: expected a sample .*, but step\(\) returned shape \(1,\)'),
+        ({'observation': 0.0}, r'observation: expected a sample .*, but step\(\) returned shape \(\)'),
         ((np.zeros(2), 0.0, False, {}), 'it returned 4 values, expected 5: observation, reward, terminated, '
          'truncated, info\n.*old interface'),
         (np.zeros(5), 'it returned a ndarray, expected a tuple of 5: observation, reward, terminated, truncated'),
         (7, 'it returned a int, expected a tuple of 5'),
-        ({'observation': [0.0, np.nan]}, 'observation of step 2 of its episode has NaN in it'),
+        ({'observation': [0.0, np.nan]}, 'observation of step 2 of its episode contains NaN'),
         ({'terminated': 'no'}, "terminated of step 2 of its episode is 'no', expected True or False"),
         ({'truncated': None}, 'truncated of step 2 of its episode is None, expected True or False'),
     ])
@@ -136,7 +136,7 @@ class TestErrors:
     def test_a_field_of_another_shape_is_not_stretched_over_its_row(self):
         env = SerialVectorEnv([SendsFields])
         env.reset(seed=0)
-        with pytest.raises(EnvironmentStepError, match=r'small.*: its space says .*, but step\(\) returned '
+        with pytest.raises(EnvironmentStepError, match=r'small.*: expected a sample .*, but step\(\) returned '
                            r'shape \(1,\)'):
             steps(env, 1)
 
@@ -156,7 +156,7 @@ class TestErrors:
 
     @BOTH
     def test_different_spaces_are_refused(self, make):
-        with pytest.raises(EnvironmentLoadError, match='environment 1 of .* has other spaces'):
+        with pytest.raises(EnvironmentLoadError, match='environment 1 of .* has different spaces'):
             make([partial(ChainEnv, 3), partial(ChainEnv, 4)])
 
     def test_what_is_no_gymnasium_environment_is_refused(self):
@@ -187,7 +187,7 @@ class TestErrors:
         env.reset(seed=0)
         for worker in env._workers:
             worker._timeout = 0.3
-        with pytest.raises(EnvironmentStepError, match=r'gave no answer within 0\.3 s'):
+        with pytest.raises(EnvironmentStepError, match=r'did not answer step\(\) within 0\.3 s'):
             steps(env, 5)
 
     def test_errors_travel_between_processes_whole(self):

@@ -49,7 +49,7 @@ def test_a_run_that_is_never_good_enough_goes_on_to_its_end(tmp_path):
 
 
 @pytest.mark.parametrize('params, message', [
-    (['TrainerConfig.stop_at_return = 5.0'], 'stop_at_return = 5 is compared with evaluations'),
+    (['TrainerConfig.stop_at_return = 5.0'], 'stop_at_return = 5 needs evaluations'),
     (['TrainerConfig.num_episodes = 5', 'TrainerConfig.num_summaries = 10'], 'num_summaries = 10 needs the number'),
     ([], 'never end')])
 def test_settings_that_contradict_each_other_are_refused(tmp_path, params, message):

@@ -17,7 +17,7 @@ from trainer_fakes import SmallPolicy, SmallRegression, WalkEnv, WalkTrainer, lo
 
 from alfx import LossInfo, context, gin_utils
 from alfx.algorithms.config import TrainerConfig
-from alfx.engine.errors import NonFiniteLossError
+from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.engine.remote.data_parallel import Ranks
 from alfx.runs import building
 from alfx.runs import run_files

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from alfx.engine.plan import Recorded
+from alfx.engine.plan import TracedFunction
 from alfx.engine.plan import backends
 from alfx.tree_search.batched_search import Prediction, TreeSearch
 from alfx.tree_search.trees import SearchSettings
@@ -44,7 +44,7 @@ def test_only_the_latest_sizes_of_batches_are_kept():
 
 
 def test_what_is_not_kept_is_gone_at_once():
-    search = TreeSearch(SearchSettings(4), form=lambda function, memory: Recorded(function, memory))
+    search = TreeSearch(SearchSettings(4), form=lambda function, memory: TracedFunction(function, memory))
     gc.disable()
     try:
         run(search, 1)
@@ -95,7 +95,7 @@ def test_a_recorded_search_finds_what_one_step_by_step_finds(monkeypatch, caplog
     network, settings, made = Network(names_actions), SearchSettings(8, **options), []
 
     def form(function, memory):
-        made.append(Recorded(function, network, memory, compiles=compiles))
+        made.append(TracedFunction(function, network, memory, compiles=compiles))
         return made[-1]
 
     plain, recorded = TreeSearch(settings), TreeSearch(settings, form=form)
@@ -107,5 +107,5 @@ def test_a_recorded_search_finds_what_one_step_by_step_finds(monkeypatch, caplog
             torch.testing.assert_close(torch.from_numpy(trees[0].ints), torch.from_numpy(trees[1].ints), rtol=0, atol=0)
             torch.testing.assert_close(torch.from_numpy(trees[0].floats), torch.from_numpy(trees[1].floats),
                                        **(dict(rtol=1e-5, atol=1e-6) if compiles else dict(rtol=0, atol=0)))
-    form = made[0].compiled if compiles else made[0].played
-    assert len(made) == 1 and form.num_records >= 1 and not form.has_stopped, caplog.text
+    backend = made[0].compiled if compiles else made[0].replayed
+    assert len(made) == 1 and backend.num_graphs >= 1 and not backend.has_stopped, caplog.text

@@ -1,4 +1,4 @@
-"""A recorded function gives what the function gives, to the bit; compiled, up to rounding; whatever it does."""
+"""A traced function gives bit-identical results; compiled, results that are equal up to rounding."""
 import copy
 import functools
 
@@ -8,13 +8,13 @@ from helpers.plans import warnings_in
 from torch import nn
 
 from alfx import context
-from alfx.engine.plan import Recorded, compile
+from alfx.engine.plan import TracedFunction, compile
 from alfx.engine.plan.backends import Replayed
 from alfx.utils.schedulers import LinearScheduler
 
 
 @pytest.fixture(autouse=True)
-def record_soon(warm_up):
+def trace_soon(warm_up):
     warm_up(2)
 
 
@@ -38,60 +38,60 @@ def test_it_gives_what_the_function_gives_also_after_the_parameters_have_changed
         mean = net(inputs['x'])
         return mean + torch.randn_like(mean), [mean.argmax(-1)]
 
-    recorded = Recorded(act, net)
+    recorded = TracedFunction(act, net)
     for _ in range(3):
         for (a, [b]), (c, [d]) in zip(calls(act, 5), calls(recorded, 5)):
             assert torch.equal(a, c) and torch.equal(b, d) and b.dtype == d.dtype
         with torch.no_grad():
             for p in net.parameters():
                 p.add_(0.1)
-        assert recorded.played._kept
+        assert recorded.replayed._graphs
     net[0].weight.data = net[0].weight.data.neg()  # lies elsewhere
     assert all(torch.equal(a[0], b[0]) for a, b in zip(calls(act, 3), calls(recorded, 3)))
 
 
 def test_results_are_kept_by_the_next_call(net):
-    recorded = Recorded(lambda inputs: net(inputs['x']), net)
+    recorded = TracedFunction(lambda inputs: net(inputs['x']), net)
     results = calls(recorded, 6)
     assert all(torch.equal(a, b) for a, b in zip(results, calls(recorded, 6)))
     assert len({x.data_ptr() for x in results}) == 6
 
 
 def test_with_gradients_it_is_the_function_itself(net):
-    recorded = Recorded(lambda x: net(x), net)
+    recorded = TracedFunction(lambda x: net(x), net)
     calls(recorded, 4, torch.ones(1, 3))
-    assert recorded.played._kept
+    assert recorded.replayed._graphs
     assert recorded(torch.ones(1, 3)).requires_grad
 
 
-def test_each_batch_size_has_a_record(net):
-    recorded = Recorded(lambda x: net(x), net)
+def test_each_batch_size_has_a_graph(net):
+    recorded = TracedFunction(lambda x: net(x), net)
     for size in (1, 4, 1):
         with torch.no_grad():
             assert torch.equal(calls(recorded, 4, torch.ones(size, 3))[-1], net(torch.ones(size, 3)))
-    assert len(recorded.played._kept) == 2
+    assert len(recorded.replayed._graphs) == 2
 
 
-def test_each_layout_and_type_has_a_record():
-    recorded = Recorded(lambda x: 2 * x)
+def test_each_layout_and_type_has_a_graph():
+    recorded = TracedFunction(lambda x: 2 * x)
     x = torch.arange(6.)
     for inputs in (x.reshape(2, 3), x.reshape(3, 2).T, x.reshape(2, 3).long()):
         result = calls(recorded, 4, inputs)[-1]
         assert torch.equal(result, 2 * inputs) and result.dtype == inputs.dtype
-    assert len(recorded.played._kept) == 3
+    assert len(recorded.replayed._graphs) == 3
 
 
 def test_a_function_that_looks_at_values_is_called_as_it_is(net, caplog):
     def act(x):
         return net(x) if x.sum() > 0 else -net(x)
 
-    recorded = Recorded(act, net)
+    recorded = TracedFunction(act, net)
     for sign in (1, -1, 1, -1, 1):
         with torch.no_grad():
             assert torch.equal(recorded(sign * torch.ones(1, 3)), act(sign * torch.ones(1, 3)))
-    assert not recorded.played.num_records
+    assert not recorded.replayed.num_graphs
     (told, ) = warnings_in(caplog)
-    assert told.startswith('how to act is computed step by step from now on') and 'it cannot be recorded' in told
+    assert told.startswith('acting falls back from a replayed graph to eager mode') and 'it cannot be traced' in told
 
 
 class Policy(nn.Module):
@@ -111,7 +111,7 @@ class Policy(nn.Module):
 @pytest.mark.parametrize('read', ['number', 'schedule()', 'others[-1]', 'own'])
 def test_what_a_function_reads_besides_its_modules_is_never_frozen(read, compiles, caplog):
     policy = Policy(lambda self: eval(f'self.{read}'))
-    recorded = Recorded(policy.act, policy, compiles=compiles)
+    recorded = TracedFunction(policy.act, policy, compiles=compiles)
     with torch.no_grad():
         for i in range(12):
             policy.number = 1.0 + 0.1 * i
@@ -121,15 +121,15 @@ def test_what_a_function_reads_besides_its_modules_is_never_frozen(read, compile
             x = torch.randn(2, 3)
             torch.testing.assert_close(recorded(x), policy.act(x))
     told = warnings_in(caplog)
-    if read in ('own', 'number', 'others[-1]'):  # read where it is, or a new graph for each value
+    if read in ('own', 'number', 'others[-1]'):  # read in place, or a new graph for each value
         assert not told
     else:
-        assert not recorded.played.num_records and told
+        assert not recorded.replayed.num_graphs and told
 
 
 def test_a_number_that_changes_late_is_noticed_at_once(caplog):
     policy = Policy(lambda self: self.number)
-    recorded = Recorded(policy.act, policy)
+    recorded = TracedFunction(policy.act, policy)
     calls(recorded, 20, torch.ones(1, 3))
     policy.number = 2.0
     for found in calls(recorded, 40, torch.ones(1, 3)):
@@ -159,38 +159,38 @@ class Counting(nn.Module):
 def test_a_function_that_counts_its_calls_is_called_each_time(name, is_partial, caplog, monkeypatch):
     monkeypatch.setattr(Counting, 'in_class', 0)
     policy = Counting(name == 'in_class')
-    recorded = Recorded(functools.partial(policy.act) if is_partial else policy.act, policy.layer)
+    recorded = TracedFunction(functools.partial(policy.act) if is_partial else policy.act, policy.layer)
     found = calls(recorded, 40, torch.ones(1, 3))
-    assert torch.equal(found[-1], -found[0]) and not recorded.played.num_records
+    assert torch.equal(found[-1], -found[0]) and not recorded.replayed.num_graphs
     (told, ) = warnings_in(caplog)
-    assert f'it sets Counting.{name}, which a traced graph would not' in told
+    assert f'it sets Counting.{name}, which a graph cannot do' in told
 
 
-def test_a_wrong_record_is_never_used(net, monkeypatch, caplog):
+def test_a_wrong_graph_is_never_used(net, monkeypatch, caplog):
     make = Replayed._make
 
     def spoiled(*args):
-        kept = make(*args)
-        play, kept.play = kept.play, lambda leaves: [x * 1.0001 for x in play(leaves)]
-        return kept
+        cached = make(*args)
+        run, cached.run = cached.run, lambda leaves: [x * 1.0001 for x in run(leaves)]
+        return cached
 
     monkeypatch.setattr(Replayed, '_make', spoiled)
-    recorded = Recorded(lambda x: {'action': net(x)}, net)
+    recorded = TracedFunction(lambda x: {'action': net(x)}, net)
     for result in calls(recorded, 6, torch.ones(1, 3)):
         assert torch.equal(result['action'], net(torch.ones(1, 3)))
-    assert 'result action' in caplog.text and not recorded.played.num_records
+    assert 'result action' in caplog.text and not recorded.replayed.num_graphs
 
 
 def test_a_copy_of_an_object_has_a_function_of_its_own():
     policy = Policy(lambda self: 1.0)
-    policy.recorded = Recorded(policy.act, policy)
+    policy.recorded = TracedFunction(policy.act, policy)
     copied = copy.deepcopy(policy)
     with torch.no_grad():
         copied.layer.weight.mul_(2)
         for _ in range(5):
             x = torch.randn(1, 3)
             assert torch.equal(policy.recorded(x), policy.act(x)) and torch.equal(copied.recorded(x), copied.act(x))
-    assert copied.recorded.played.num_records
+    assert copied.recorded.replayed.num_graphs
 
 
 @pytest.mark.slow
@@ -199,7 +199,7 @@ def test_compiled_it_gives_the_same_up_to_rounding_with_the_same_random_numbers(
         mean = net(inputs['x'])
         return mean + torch.randn_like(mean), [mean.argmax(-1), torch.rand(1) < 0.5]
 
-    recorded = Recorded(act, net, nn.Linear(2, 2), compiles=True)  # whose parameters nobody reads
+    recorded = TracedFunction(act, net, nn.Linear(2, 2), compiles=True)  # whose parameters nobody reads
     for _ in range(2):
         for (a, [b, c]), (d, [e, f]) in zip(calls(act, 12), calls(recorded, 12)):
             torch.testing.assert_close(a, d)
@@ -207,21 +207,21 @@ def test_compiled_it_gives_the_same_up_to_rounding_with_the_same_random_numbers(
         with torch.no_grad():
             for p in net.parameters():
                 p.add_(0.1)
-    (kept, ) = recorded.compiled._kept.values()
-    assert len(kept.record.fixed) == 4
+    (cached, ) = recorded.compiled._graphs.values()
+    assert len(cached.graph.fixed) == 4
     net[0].weight.data = net[0].weight.data.neg()  # lies elsewhere
-    assert not kept.record.is_current
+    assert not cached.graph.is_current
     for a, b in zip(calls(act, 3), calls(recorded, 3)):
         torch.testing.assert_close(a[0], b[0])
-    assert next(iter(recorded.compiled._kept.values())) is not kept and not warnings_in(caplog)
+    assert next(iter(recorded.compiled._graphs.values())) is not cached and not warnings_in(caplog)
 
 
 @pytest.mark.slow
 def test_compiled_it_returns_no_memory_that_somebody_else_writes_to(net):
     scale = nn.Parameter(torch.ones(2))
     owner = nn.ParameterList([scale])
-    recorded = Recorded(lambda x: (net(x), owner[0].expand(len(x), 2)), net, owner, compiles=True)
-    results = calls(recorded, 5, torch.ones(1, 3))[2:]  # from the record
+    recorded = TracedFunction(lambda x: (net(x), owner[0].expand(len(x), 2)), net, owner, compiles=True)
+    results = calls(recorded, 5, torch.ones(1, 3))[2:]  # from the graph
     with torch.no_grad():
         scale.add_(1.0)
     assert all(torch.equal(s, torch.ones(1, 2)) for _, s in results)
@@ -229,14 +229,14 @@ def test_compiled_it_returns_no_memory_that_somebody_else_writes_to(net):
     assert len({values.data_ptr() for values, _ in results}) == 3
 
 
-def test_where_the_compiler_fails_the_record_is_played(net, monkeypatch, caplog):
+def test_if_the_compiler_fails_the_graph_is_replayed(net, monkeypatch, caplog):
     def fail(*_):
         raise RuntimeError('no compiler')
 
     monkeypatch.setattr(compile, 'compiled', fail)
-    recorded = Recorded(lambda x: net(x), net, compiles=True)
+    recorded = TracedFunction(lambda x: net(x), net, compiles=True)
     assert torch.equal(calls(recorded, 8, torch.ones(1, 3))[-1], net(torch.ones(1, 3)))
-    assert recorded.played.num_records == 1 and 'no compiler' in caplog.text
+    assert recorded.replayed.num_graphs == 1 and 'no compiler' in caplog.text
 
 
 @pytest.mark.slow
@@ -245,7 +245,7 @@ def test_compiled_results_in_the_same_memory_are_copied(net):
         value = net(x)
         return value, value.view(-1)
 
-    recorded = Recorded(act, net, compiles=True)
+    recorded = TracedFunction(act, net, compiles=True)
     value, flat = calls(recorded, 4, torch.ones(1, 3))[-1]
     value.add_(1)
     torch.testing.assert_close(flat, net(torch.ones(1, 3)).view(-1))

@@ -127,10 +127,10 @@ def _changes_an_input(x, y):
 @pytest.mark.parametrize('function', [
     lambda x, y: [torch.mm(x, y).relu_(), x.mean()], lambda x, y: [x + torch.rand_like(x) + y, x * 2],
     _changes_an_input, lambda x, y: [x / 0.0, (x * 0.0) / 0.0]], ids=['product', 'noise', 'in place', 'not finite'])
-def test_the_compiled_code_alone_does_the_same(function, monkeypatch):
+def test_the_compiled_code_alone_behaves_the_same(function, monkeypatch):
     found = []
-    check = compile._does_the_same
-    monkeypatch.setattr(compile, '_does_the_same', lambda *args: found.append(check(*args)) or found[-1])
+    check = compile._behaves_the_same
+    monkeypatch.setattr(compile, '_behaves_the_same', lambda *args: found.append(check(*args)) or found[-1])
     with torch._inductor.config.patch(fallback_random=True):
         _of_graph(function, torch.randn(16, 16), torch.randn(16, 16))
     assert found == [True]
@@ -174,5 +174,5 @@ def test_code_that_does_something_else_is_not_called_alone():
     x = torch.randn(3)
     for bare in (lambda inputs: [inputs[0] + 1], lambda inputs: [inputs[0]], lambda inputs: [None],
                  lambda inputs: [], lambda inputs: [(inputs[0] * 2).double()], lambda inputs: inputs[0].missing):
-        assert not compile._does_the_same(bare, [x], [x], [x * 2])
-    assert compile._does_the_same(lambda inputs: [inputs[0] * 2], [x], [x], [x * 2])
+        assert not compile._behaves_the_same(bare, [x], [x], [x * 2])
+    assert compile._behaves_the_same(lambda inputs: [inputs[0] * 2], [x], [x], [x * 2])

@@ -7,7 +7,7 @@ from helpers.dqn_agents import make_agent
 from torch import nn
 
 from alfx.algorithms.dqn_algorithm import DqnAlgorithm
-from alfx.engine.plan.acting import Recorded
+from alfx.engine.plan.acting import TracedFunction
 from alfx.engine.plan.python_state import Guard, PythonState
 from alfx.networks.q_networks import QNetwork
 
@@ -48,7 +48,7 @@ class Alternating(Layer):
 
 
 def results(layer, count, change=lambda layer, call: None):
-    function, x, found = Recorded(layer, layer), torch.ones(2, 1), []
+    function, x, found = TracedFunction(layer, layer), torch.ones(2, 1), []
     with torch.no_grad():
         for call in range(count):
             change(layer, call)
@@ -64,7 +64,7 @@ def test_a_number_changed_from_outside_selects_another_graph(name, value):
 
     found, function = results(Layer(), 2 * SWITCH, change)
     assert found == [2.0] * SWITCH + [3.0] * SWITCH
-    assert function.played.num_records == 1
+    assert function.replayed.num_graphs == 1
 
 
 def test_a_number_of_a_class_selects_another_graph(monkeypatch):
@@ -80,7 +80,7 @@ def test_a_number_of_a_class_selects_another_graph(monkeypatch):
     (Counting, [2.0] * (SWITCH - 1) + [-1.0] * 101), (Alternating, [-1.0, 1.0] * ((SWITCH + 100) // 2))])
 def test_a_layer_that_changes_its_own_number_is_called_every_time(cls, expected):
     found, function = results(cls(), SWITCH + 100)
-    assert found == expected and not function.played.num_records
+    assert found == expected and not function.replayed.num_graphs
 
 
 def test_modules_of_alfx_and_torch_keep_nothing_to_notice():

@@ -88,20 +88,20 @@ def test_a_number_in_the_code_is_copied_before_it_is_changed():
     lambda x: (x + 1).item(), lambda x: bool(x > 0), lambda x: torch.equal(x, x + 1),
     lambda x: torch.tensor(1.0).add_(x).item(), lambda x: _added(torch.tensor(1.0), x).item()])
 def test_to_ask_for_a_value_that_may_change_is_refused(ask):
-    with pytest.raises(RuntimeError, match='may be another one at the next call'):
+    with pytest.raises(RuntimeError, match='may differ at the next call'):
         make_graph(lambda x: [x * ask(x)], [torch.ones(())])
 
 
 def test_to_ask_for_a_number_that_is_written_in_the_code_is_not():
     graph = check(lambda x: [x * (torch.tensor([2.0, 1.0]).split(1)[0] * 2).item()], torch.ones(3))
     assert torch.equal(graph(torch.ones(3))[0], torch.full((3, ), 4.0))
-    with pytest.raises(RuntimeError, match='may be another one'):
+    with pytest.raises(RuntimeError, match='may differ at the next call'):
         make_graph(lambda x: [x * torch.rand_like(torch.tensor(1.0)).item()], [torch.ones(3)])
 
 
 def test_what_no_graph_can_hold_is_refused():
     generator = torch.Generator()
-    with pytest.raises(TypeError, match='a Generator cannot be part of a record'):
+    with pytest.raises(TypeError, match='a Generator cannot be part of a graph'):
         make_graph(lambda x: [x + torch.rand(3, generator=generator)], [torch.ones(3)])
 
 

@@ -1,4 +1,4 @@
-"""Updates that are played or compiled are those made step by step, whatever an algorithm does; or they are not used."""
+"""Replayed and compiled updates give the results of eager mode, whatever an algorithm does; or they are not used."""
 import copy
 from functools import partial
 
@@ -6,14 +6,14 @@ from helpers import agents
 import pytest
 import torch
 from helpers.dqn_agents import Fixed, assert_same_parameters, make_agent, sac, train
-from helpers.plans import forms, num_records, warnings_in
+from helpers.plans import backends_of, num_graphs, warnings_in
 
 from alfx import context, summary
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
 from alfx.algorithms.dqn_algorithm import DqnAlgorithm
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm
 from alfx.algorithms.sac_algorithm import SacAlgorithm
-from alfx.engine.errors import NonFiniteLossError
+from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.engine.plan import TracedPlan, compile
 from alfx.engine.plan.backends import Replayed
 from alfx.engine.remote.data_parallel import Ranks
@@ -28,11 +28,11 @@ EXACT = dict(atol=0.0, rtol=0.0)
 
 
 class Changing(DqnAlgorithm):
-    """A subclass which does not say that its update is fixed."""
+    """Subclass that does not declare its update traceable."""
 
 
 class Peeking(Fixed):
-    """It says that its update is fixed, but the sign of a loss decides how it goes on."""
+    """It declares its update traceable, but the sign of a loss decides which operations follow."""
 
     own_capabilities = Fixed.own_capabilities
 
@@ -42,7 +42,7 @@ class Peeking(Fixed):
 
 
 def both(warm_up, make, iterations=6, between=lambda agent: None):
-    """The same agent played, and made step by step, after some iterations."""
+    """Return the same agent trained with replayed and with eager updates."""
     made = []
     for count in (1, 10**9):
         warm_up(count)
@@ -59,9 +59,9 @@ def both(warm_up, make, iterations=6, between=lambda agent: None):
     lambda: make_agent(rl=sac(), action_type=ActionType.Continuous),
     lambda: agents.make_agent('actor-critic', 'discrete')[0], lambda: agents.make_agent('ppo', 'continuous')[0]],
     ids=['dqn', 'any optimizer', 'samples in one memory', 'a gradient inside', 'on-policy', 'epochs'])
-def test_a_played_update_is_the_plain_one(make, warm_up, caplog):
+def test_a_replayed_update_is_the_plain_one(make, warm_up, caplog):
     made = both(warm_up, make)
-    assert num_records(made[0]) and not num_records(made[1]) and not warnings_in(caplog)
+    assert num_graphs(made[0]) and not num_graphs(made[1]) and not warnings_in(caplog)
     assert_same_parameters(made, **EXACT)
 
 
@@ -72,16 +72,16 @@ def test_a_played_update_is_the_plain_one(make, warm_up, caplog):
     (lambda compile: make_agent(compile, rl=sac(), action_type=ActionType.Continuous), 2e-5),
     (lambda compile: agents.make_agent('actor-critic', 'discrete', config_args=dict(compile=compile))[0], 1e-5)],
     ids=['dqn', 'any optimizer', 'samples in several places', 'a gradient inside', 'on-policy'])
-def test_a_compiled_update_is_the_plain_one_up_to_rounding(make, atol, never_played, caplog):
+def test_a_compiled_update_is_the_plain_one_up_to_rounding(make, atol, never_replayed, caplog):
     made = [make(compile=on) for on in (False, True)]
     train(made, 4)
-    _, compiled = forms(made[1])
-    assert compiled.num_records == 1 and not warnings_in(caplog)
+    _, compiled = backends_of(made[1])
+    assert compiled.num_graphs == 1 and not warnings_in(caplog)
     assert_same_parameters(made, atol=atol, rtol=1e-3)
 
 
 @pytest.mark.compiles
-def test_a_checkpoint_of_a_compiled_agent_fits_a_plain_one(never_played):
+def test_a_checkpoint_of_a_compiled_agent_fits_a_plain_one(never_replayed):
     plain, compiled = make_agent(False), make_agent(True)
     train([plain, compiled], 2)
     plain.load_state_dict(compiled.state_dict())
@@ -94,7 +94,7 @@ def test_a_checkpoint_of_a_compiled_agent_fits_a_plain_one(never_played):
 
 
 @pytest.mark.compiles
-def test_samples_are_read_into_several_places_for_compiled_updates_and_one_for_played_ones(never_played):
+def test_samples_are_read_into_several_places_for_compiled_updates_and_one_for_replayed(never_replayed):
     plain, compiled = [make_agent(on, priority_replay=False) for on in (False, True)]
     train([plain, compiled], 2)
     assert len(compiled.learner.batches.reader.slots) == 3 and len(plain.learner.batches.reader.slots) == 1
@@ -124,11 +124,11 @@ def test_tensors_that_have_moved_or_are_others_are_noticed(how, when, warm_up, c
             agent.policy.exchange()
 
     made = both(warm_up, lambda: make_agent(algorithm_cls=Exchanging, priority_replay=False), between=between)
-    assert num_records(made[0]) and not warnings_in(caplog)
+    assert num_graphs(made[0]) and not warnings_in(caplog)
     assert_same_parameters(made, **EXACT)
 
 
-def test_updates_that_take_turns_only_later_have_a_record_each(played_at_once):
+def test_updates_that_take_turns_only_later_have_a_graph_each(replayed_at_once):
     class Turning(Fixed):
         own_capabilities = Fixed.own_capabilities
         turn = None
@@ -139,13 +139,13 @@ def test_updates_that_take_turns_only_later_have_a_record_each(played_at_once):
 
     agent = make_agent(algorithm_cls=Turning, priority_replay=False)
     train([agent], 3)
-    assert num_records(agent) == 1
+    assert num_graphs(agent) == 1
     agent.policy.turn = 'other'
     train([agent], 3)
-    assert num_records(agent) == 2
+    assert num_graphs(agent) == 2
 
 
-def test_a_loaded_checkpoint_is_seen_by_the_record(played_at_once):
+def test_a_loaded_checkpoint_is_seen_by_the_graph(replayed_at_once):
     agent, other = make_agent(priority_replay=False), make_agent(priority_replay=False)
     train([agent], 3)
     state = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in agent.state_dict().items()}
@@ -155,17 +155,17 @@ def test_a_loaded_checkpoint_is_seen_by_the_record(played_at_once):
         trained.learner.collector.due = lambda trained_before: None
         torch.manual_seed(2)
         trained.train_iter()
-    assert num_records(agent)
+    assert num_graphs(agent)
     assert_same_parameters([agent, other], **EXACT)
 
 
-def test_a_copied_agent_trains_itself(played_at_once):
+def test_a_copied_agent_trains_itself(replayed_at_once):
     agent = make_agent(rl=sac(), action_type=ActionType.Continuous)
     train([agent], 3)
     copied = copy.deepcopy(agent)
     before = [p.detach().clone() for p in agent.parameters() if p.requires_grad]
     copied.train_iter()
-    assert num_records(agent) and num_records(copied)
+    assert num_graphs(agent) and num_graphs(copied)
     assert all(torch.equal(a, b) for a, b in zip(before, (p for p in agent.parameters() if p.requires_grad)))
     assert not any(torch.equal(a, b) for a, b in zip(before, (p for p in copied.parameters() if p.requires_grad)))
 
@@ -181,7 +181,7 @@ def test_a_copied_agent_trains_as_its_original():
     assert_same_parameters(agents, **EXACT)
 
 
-def test_a_copied_agent_acts_by_its_own_networks(played_at_once):
+def test_a_copied_agent_acts_by_its_own_networks(replayed_at_once):
     agent = make_agent(rl=sac(), action_type=ActionType.Continuous)
     train([agent], 3)
     copied = copy.deepcopy(agent)
@@ -194,16 +194,16 @@ def test_a_copied_agent_acts_by_its_own_networks(played_at_once):
             assert torch.isnan(copied.policy._sampled_action(observation)).all()
 
 
-def test_few_updates_are_not_worth_a_record():
+def test_few_updates_are_not_worth_a_graph():
     agent = make_agent()
     agent.train_iter()
-    assert not num_records(agent)
+    assert not num_graphs(agent)
 
 
-# What an algorithm may do without knowing of records -----------------------------------------------------------------
+# What an algorithm may do without knowing of graphs ------------------------------------------------------------------
 
 
-def test_a_subclass_has_to_say_again_that_its_update_is_fixed(played_at_once):
+def test_a_subclass_has_to_say_again_that_its_update_is_fixed(replayed_at_once):
     agent = make_agent(algorithm_cls=Changing)
     assert not agent.policy.capabilities.traceable_update
     train([agent], 3)
@@ -293,13 +293,13 @@ def test_what_an_algorithm_reads_besides_its_modules_is_never_frozen(name, read,
     monkeypatch.setattr(Reading, 'read', staticmethod(read))
     made = both(warm_up, READING[name])
     assert_same_parameters(made, **EXACT)
-    if read is tensor_in_place:  # a graph reads it where it is
-        assert num_records(made[0]) and not warnings_in(caplog)
+    if read is tensor_in_place:  # a graph reads it in place
+        assert num_graphs(made[0]) and not warnings_in(caplog)
     elif read is not schedule:  # a graph depends on the value
         assert not warnings_in(caplog)
     else:
         told = [x for x in warnings_in(caplog) if x.startswith('the update of ')]
-        assert not num_records(made[0]) and len(told) == 1 and 'computed step by step from now on' in told[0]
+        assert not num_graphs(made[0]) and len(told) == 1 and 'to eager mode, which is slower' in told[0]
 
 
 def test_a_number_that_changes_once_in_a_while_is_noticed_at_once(warm_up, caplog):
@@ -321,7 +321,7 @@ def test_a_number_that_changes_once_in_a_while_is_noticed_at_once(warm_up, caplo
     warm_up(10**9)
     eager = make_agent(algorithm_cls=Constant)
     train([eager], 7, between)
-    assert num_records(agent) and not num_records(eager) and not warnings_in(caplog)
+    assert num_graphs(agent) and not num_graphs(eager) and not warnings_in(caplog)
     assert_same_parameters([agent, eager], **EXACT)
 
 
@@ -355,9 +355,9 @@ class Counting(Fixed):
         self.seen.append((float(self.latest), getattr(self, 'count', 0), int(torch.get_rng_state().sum())))
 
 
-def test_recording_and_comparing_leave_no_trace(warm_up, caplog):
+def test_tracing_and_comparing_leave_no_trace(warm_up, caplog):
     made = both(warm_up, lambda: make_agent(algorithm_cls=Counting))
-    assert num_records(made[0]) and not warnings_in(caplog)
+    assert num_graphs(made[0]) and not warnings_in(caplog)
     assert_same_parameters(made, **EXACT)
     seen, expected = ([x for x in agent.policy.seen] for agent in made)
     assert seen == expected
@@ -365,7 +365,7 @@ def test_recording_and_comparing_leave_no_trace(warm_up, caplog):
 
 @pytest.mark.compiles
 @pytest.mark.parametrize('compile', [False, True])
-def test_an_update_that_looks_at_values_is_made_step_by_step_with_one_warning(compile, warm_up, caplog):
+def test_an_update_that_looks_at_values_stays_eager_with_one_warning(compile, warm_up, caplog):
     made = []
     for count, on in ((10**9, False), (1, compile)):
         warm_up(count)
@@ -373,7 +373,7 @@ def test_an_update_that_looks_at_values_is_made_step_by_step_with_one_warning(co
         train(made[-1:], 3)
     assert_same_parameters(made, **EXACT)
     (told, ) = [x for x in warnings_in(caplog) if 'update' in x]
-    assert 'it cannot be recorded' in told and ('compiled' in told) == compile
+    assert 'it cannot be traced' in told and ('compiled' in told) == compile
 
 
 # A wrong plan is not used --------------------------------------------------------------------------------------------
@@ -387,29 +387,29 @@ def _spoiled(place, results):
 
 @pytest.mark.compiles
 @pytest.mark.parametrize('place, part', [(0, 'the loss'), (1, 'the priority'), (2, 'the gradient of _rl_algorithm.')])
-@pytest.mark.parametrize('form', ['played', 'compiled'])
-def test_a_form_that_computes_something_else_is_never_used_and_the_warning_names_the_part(form, place, part, warm_up,
-                                                                                        monkeypatch, caplog):
+@pytest.mark.parametrize('backend', ['replayed', 'compiled'])
+def test_a_backend_with_other_results_is_never_used_and_the_warning_names_the_part(backend, place, part, warm_up,
+                                                                               monkeypatch, caplog):
     def spoil(make):
         def spoiled(*args):
-            kept = make(*args)
-            play, kept.play = kept.play, lambda leaves: _spoiled(place, play(leaves))
-            return kept
+            cached = make(*args)
+            run, cached.run = cached.run, lambda leaves: _spoiled(place, run(leaves))
+            return cached
         return spoiled
 
-    cls = Replayed if form == 'played' else compile.Compiled
+    cls = Replayed if backend == 'replayed' else compile.Compiled
     monkeypatch.setattr(cls, '_make', spoil(cls._make))
     warm_up(10**9)
     plain = make_agent()
     train([plain], 3)
-    if form == 'played':
+    if backend == 'replayed':
         warm_up(1)
-    agent = make_agent(form == 'compiled')
+    agent = make_agent(backend == 'compiled')
     train([agent], 3)
     assert_same_parameters([plain, agent], **EXACT)
-    assert num_records(agent) == 0
+    assert num_graphs(agent) == 0
     (told, ) = [x for x in warnings_in(caplog) if x.startswith('the update')]
-    assert part in told and told.startswith('the update of AgentAlgorithm is ')
+    assert part in told and told.startswith('the update of AgentAlgorithm falls back ')
 
 
 def test_a_buffer_that_is_written_to_in_python_only_is_noticed(warm_up, caplog):
@@ -423,7 +423,7 @@ def test_a_buffer_that_is_written_to_in_python_only_is_noticed(warm_up, caplog):
 
     made = both(warm_up, lambda: make_agent(algorithm_cls=Sometimes))
     assert_same_parameters(made, **EXACT)
-    assert not num_records(made[0]) and '_rl_algorithm.factor is written to' in caplog.text
+    assert not num_graphs(made[0]) and '_rl_algorithm.factor is written to' in caplog.text
 
 
 def _is_recording():
@@ -431,7 +431,7 @@ def _is_recording():
     return _get_current_dispatch_mode() is not None
 
 
-def test_without_a_compiler_updates_and_policies_are_played_with_one_warning_each(warm_up, monkeypatch, caplog):
+def test_without_a_compiler_graphs_are_replayed_with_one_warning_each(warm_up, monkeypatch, caplog):
     def fail(*_):
         raise RuntimeError('no C++ compiler')
 
@@ -440,11 +440,11 @@ def test_without_a_compiler_updates_and_policies_are_played_with_one_warning_eac
     made = [make_agent(True), make_agent(False)]
     train(made, 3)
     assert_same_parameters(made, **EXACT)
-    played, compiled = forms(made[0])
-    assert played.num_records and not compiled.num_records
+    replayed, compiled = backends_of(made[0])
+    assert replayed.num_graphs and not compiled.num_graphs
     told = [x for x in warnings_in(caplog) if 'no C++ compiler' in x]
-    assert sorted(x.partition(' is ')[0] for x in told) == ['how to act', 'the update of AgentAlgorithm']
-    assert all('played from a record from now on' in x for x in told)
+    assert sorted(x.partition(' falls back ')[0] for x in told) == ['acting', 'the update of AgentAlgorithm']
+    assert all('falls back from compiled code to a replayed graph' in x for x in told)
 
 
 def test_an_error_of_the_compiler_itself_is_told_in_one_line(warm_up, monkeypatch, caplog):
@@ -457,7 +457,7 @@ def test_an_error_of_the_compiler_itself_is_told_in_one_line(warm_up, monkeypatc
     train([agent], 3)
     (told, ) = [x for x in warnings_in(caplog) if x.startswith('the update')]
     assert "SyntaxError: 'tmp5' was not declared" in told and 'many lines' not in told
-    assert num_records(agent)
+    assert num_graphs(agent)
 
 
 # Losses that are not finite, and other processes ---------------------------------------------------------------------
@@ -465,10 +465,10 @@ def test_an_error_of_the_compiler_itself_is_told_in_one_line(warm_up, monkeypatc
 
 @pytest.mark.compiles
 @pytest.mark.parametrize('compile', [False, True])
-def test_a_loss_that_is_not_finite_stops_the_run_with_its_name_and_changes_no_parameter(compile, played_at_once):
+def test_a_loss_that_is_not_finite_stops_the_run_with_its_name_and_changes_no_parameter(compile, replayed_at_once):
     agent = make_agent(compile, algorithm_cls=Fixed)
     train([agent], 2)
-    assert num_records(agent)
+    assert num_graphs(agent)
     before = [p.detach().clone() for p in agent.parameters()]
     agent.policy.factor.fill_(float('nan'))
     with pytest.raises(NonFiniteLossError, match='critic'):
@@ -488,7 +488,7 @@ class CountingRanks(Ranks):
 
 
 class Asking(Fixed):
-    """Its loss asks the other ranks."""
+    """Its loss is averaged over all ranks."""
 
     own_capabilities = Fixed.own_capabilities
 
@@ -517,9 +517,9 @@ def in_ranks(agent):
 @pytest.mark.compiles
 @pytest.mark.parametrize('algorithm_cls', [Asking, Gathering])
 @pytest.mark.parametrize('compile', [False, True])
-def test_every_update_asks_the_other_ranks_equally_often_also_where_it_is_recorded_and_compared(compile, algorithm_cls,
-                                                                                                played_at_once):
-    """Otherwise a question meets another one of theirs: they hang, or average numbers of different meaning."""
+def test_every_update_asks_the_other_ranks_equally_often_also_when_it_is_traced_and_compared(compile, algorithm_cls,
+                                                                                             replayed_at_once):
+    """Otherwise collectives of different ranks are mismatched: they hang, or average unrelated numbers."""
     agent = make_agent(compile, algorithm_cls=algorithm_cls)
     ranks = in_ranks(agent)
     asked = []
@@ -530,7 +530,7 @@ def test_every_update_asks_the_other_ranks_equally_often_also_where_it_is_record
         asked.append(list(ranks.sizes))
     of_an_update = asked[0][:len(asked[0]) // 3]
     assert asked == [3 * of_an_update] * 5 and len(of_an_update) == 2
-    assert bool(num_records(agent)) == (algorithm_cls is Asking)
+    assert bool(num_graphs(agent)) == (algorithm_cls is Asking)
     ranks.sizes.clear()
     agent.policy.factor.fill_(float('nan'))
     with pytest.raises(NonFiniteLossError, match='critic'):
@@ -552,7 +552,7 @@ class Keeping(Fixed):
         return super().calc_loss(info)
 
 
-def test_a_batch_that_an_algorithm_keeps_is_not_overwritten(never_played):
+def test_a_batch_that_an_algorithm_keeps_is_not_overwritten(never_replayed):
     agent = make_agent(algorithm_cls=Keeping, priority_replay=False)
     kept = agent.policy.kept = []
     train([agent], 4)
@@ -572,7 +572,7 @@ class Shifting(DqnAlgorithm):
 
 @pytest.mark.parametrize('priority_replay', [False, True])
 @pytest.mark.parametrize('algorithm_cls', [DqnAlgorithm, Shifting])
-def test_samples_read_into_one_memory_give_the_parameters_of_others(algorithm_cls, priority_replay, played_at_once):
+def test_samples_read_into_one_memory_give_the_parameters_of_others(algorithm_cls, priority_replay, replayed_at_once):
     made = []
     for reuses in (True, False):
         agent = make_agent(algorithm_cls=algorithm_cls, priority_replay=priority_replay)
@@ -583,7 +583,7 @@ def test_samples_read_into_one_memory_give_the_parameters_of_others(algorithm_cl
             agent.learner.invalidate_caches()
         for _ in range(4):
             agent.train_iter()
-        assert num_records(agent)
+        assert num_graphs(agent)
         assert (agent.learner.batches.reader is not None) == (reuses and algorithm_cls is DqnAlgorithm)
         made.append(agent)
     assert_same_parameters(made, **EXACT)

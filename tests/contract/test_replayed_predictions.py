@@ -55,8 +55,8 @@ def assert_plays(algorithm, env, count, seed=0, mask=()):
             env.step(output)
 
 
-def num_records(algorithm):
-    return algorithm._played[1].played.num_records
+def num_graphs(algorithm):
+    return algorithm._replayed[1].replayed.num_graphs
 
 
 @pytest.mark.parametrize('conf', FIXED)
@@ -69,7 +69,7 @@ def test_what_is_played_is_what_is_predicted_also_after_training_and_with_anothe
             for p in algorithm.parameters():
                 p.add_(0.01)
         assert_plays(algorithm, env, 3)
-        assert num_records(algorithm) == 1
+        assert num_graphs(algorithm) == 1
     assert not warnings_in(caplog)
 
 
@@ -79,7 +79,7 @@ def test_another_epsilon_counts_at_once():
     with torch.no_grad():
         outputs = [algorithm.fast_predict_step(inputs, algorithm.get_initial_predict_state(BATCH)).output
                    for _ in range(20)]
-        assert num_records(algorithm) and all(torch.equal(outputs[0], x) for x in outputs)
+        assert num_graphs(algorithm) and all(torch.equal(outputs[0], x) for x in outputs)
         building.set_epsilon_greedy(algorithm, 1.0)
         outputs = [algorithm.fast_predict_step(inputs, algorithm.get_initial_predict_state(BATCH)).output
                    for _ in range(20)]
@@ -91,7 +91,7 @@ def test_masks_of_actions_are_looked_at_at_each_step(conf):
     algorithm, env = make(conf)
     for mask in ([True, True], [True, False], [False, True]):
         assert_plays(algorithm, env, 4, mask=torch.tensor([mask] * BATCH))
-    assert num_records(algorithm) == 1
+    assert num_graphs(algorithm) == 1
 
 
 @pytest.mark.parametrize('conf', OTHERS.values(), ids=OTHERS)
@@ -105,7 +105,7 @@ def test_everything_else_is_computed_as_it_is(conf):
         torch.manual_seed(0)
         with context.eval_context(), torch.no_grad():
             found.append(nest.flatten(nest.map_structure(torch.as_tensor, tuple(step(inputs, state)[:2]))))
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True)) and algorithm._played is None
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True)) and algorithm._replayed is None
 
 
 class Looking(SacAlgorithm):
@@ -144,10 +144,10 @@ def test_evaluations_between_updates_are_those_that_are_not_played(conf, with_tr
         return torch.cat(found), algorithm
 
     played, algorithm = returns()
-    assert num_records(algorithm)
+    assert num_graphs(algorithm)
     with_traits(Agent, traceable_prediction=False)
     expected, algorithm = returns()
-    assert algorithm._played is None and torch.equal(played, expected) and len(expected.unique()) > 3
+    assert algorithm._replayed is None and torch.equal(played, expected) and len(expected.unique()) > 3
 
 
 class Interrupting:

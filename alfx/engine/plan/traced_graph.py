@@ -1,8 +1,8 @@
-"""What a function of networks does, recorded operation by operation as a function of everything that may change.
+"""Traced graphs: the operations of a function of networks, as a function of everything that may change.
 
-That is the losses and gradients of an update, or a policy. A record can be played (:mod:`alfx.engine.plan.program`) or
-compiled (:mod:`alfx.engine.plan.compile`). It is right as long as the function does the same operations at each call;
-nobody has to promise that: :mod:`alfx.engine.plan.backends` compares.
+The function is the losses and gradients of an update, or a policy. A traced graph can be replayed
+(:mod:`alfx.engine.plan.program`) or compiled (:mod:`alfx.engine.plan.compile`). It is correct as long as the function
+does the same operations at each call, which :mod:`alfx.engine.plan.backends` verifies.
 """
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,12 +23,12 @@ _LITERALS = ('aten.lift_fresh_copy.default', 'aten.lift_fresh.default')
 _HALF = (torch.bfloat16, torch.float16)
 
 
-class NotRecordableError(RuntimeError):
-    """Something in a function cannot be recorded, or would not be the same at the next call."""
+class NotTraceableError(RuntimeError):
+    """A function cannot be traced, or would not do the same at the next call."""
 
 
 class _Root(nn.Module):
-    """The function as a module whose parameters can be exchanged for a call."""
+    """Function as a module whose parameters can be replaced for a call."""
 
     def __init__(self, function: Callable[..., Any], modules: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -39,20 +39,20 @@ class _Root(nn.Module):
         return self._function(*inputs)
 
 
-class Record:
-    """A graph, and the tensors that it works on.
+class TracedGraph:
+    """Graph with the tensors that it works on.
 
     Args:
-        graph: from ``fixed`` and then the leaves that change from call to call to what the function returns.
-        fixed: tensors that are read, and may be written to, where they are, as ``(name, place, tensor)``. A place is
-            ``(dictionary, key)`` of a module; ``None`` for those that the function has from elsewhere.
-        guard: Python numbers that it depends on.
+        graph: graph from ``fixed``, then the leaves that change between calls, to the results of the function.
+        fixed: tensors that are read, and may be written to, in place, as ``(name, place, tensor)``. A place is
+            ``(dictionary, key)`` of a module; ``None`` for a tensor that belongs to no module.
+        guard: Python numbers that the graph depends on.
 
     Attributes:
-        fixed: those tensors that the graph makes use of.
+        fixed: tensors of the argument ``fixed`` that the graph uses.
         written: names and tensors that the graph writes to.
-        asks_other_ranks: whether it waits for other processes in between, which no CUDA graph can.
-        is_half: whether it computes in 16 bits, here and there.
+        has_collectives: whether it communicates with other processes, which a CUDA graph cannot do.
+        is_half: whether some of it is computed in 16 bits.
     """
 
     def __init__(self, graph: fx.GraphModule, fixed: Sequence[tuple[str, Any, Tensor]], guard: Guard) -> None:
@@ -71,51 +71,52 @@ class Record:
         self._places = [([x], 0) if place is None else place for place, x in used]
         self._addresses = [x.data_ptr() for _, x in used]
         nodes = list(graph.graph.nodes)
-        self.asks_other_ranks = any('mean_over_ranks' in str(node.target) for node in nodes)
+        self.has_collectives = any('mean_over_ranks' in str(node.target) for node in nodes)
         self.is_half = any(getattr(node.meta.get('val'), 'dtype', None) in _HALF for node in nodes)
 
     @property
     def is_current(self) -> bool:
-        """Whether all the tensors that it works on still are where they were, and no others have taken their place."""
+        """Return whether all tensors that the graph works on are in place and not replaced, and the guard holds."""
         return ([tensors[key].data_ptr() for tensors, key in self._places] == self._addresses
                 and self._guard.changed() is None)
 
     def versions(self) -> dict[str, Any]:
-        """Of each parameter and buffer, used or not, which tensor it is and how often that has been written to."""
+        """Return, for each parameter and buffer, used or not, its identity and the number of writes to it."""
         found = {name: tensors[key] for name, (tensors, key) in self._named}
         return {name: (id(x), None if x is None else version_of(x)) for name, x in found.items()}
 
 
-class Recorder:
-    """Makes records of a function.
+class Tracer:
+    """Traces a function as graphs.
 
     Args:
-        function: of nests of tensors.
-        modules: hold the parameters and buffers that it reads.
-        what: the function is, for messages.
+        function: function of nests of tensors.
+        modules: modules that hold the parameters and buffers which the function reads.
+        name: name of the function, for messages.
     """
 
-    def __init__(self, function: Callable[..., Any], modules: Sequence[nn.Module], what: str) -> None:
-        self._root, self.what = _Root(function, modules), what
+    def __init__(self, function: Callable[..., Any], modules: Sequence[nn.Module], name: str) -> None:
+        self._root, self.name = _Root(function, modules), name
         bound = getattr(function, 'func', function)  # of a functools.partial
         self._python_state = PythonState(getattr(bound, '__self__', None), *modules)
 
     def call(self, named: dict[str, Tensor], *inputs: Any) -> Any:
-        """What the function returns with tensors in the place of those with these names."""
+        """Call the function with the given tensors, by name, instead of those of the modules."""
         return torch.func.functional_call(self._root, named, inputs)
 
     def tensors(self) -> list[tuple[str, Any, Tensor]]:
-        """``(name, place, tensor)`` of all parameters and buffers, each once; a place is ``(dictionary, key)``."""
+        """Return ``(name, place, tensor)`` of all parameters and buffers, each once; a place is ``(dictionary, key)``.
+        """
         return tensors_of(self._root)
 
-    def record(self, function: Callable[[dict[str, Tensor], Sequence[Tensor]], list[Any]],
-               leaves: Sequence[Tensor]) -> Record:
-        """Record ``function`` of the named tensors and of ``leaves``, which calls :meth:`call`.
+    def trace(self, function: Callable[[dict[str, Tensor], Sequence[Tensor]], list[Any]],
+               leaves: Sequence[Tensor]) -> TracedGraph:
+        """Trace ``function`` of the named tensors and of ``leaves``, which calls :meth:`call`.
 
-        It is called with copies, and no attribute of a module is another one afterwards.
+        It is called with copies, and the attributes of all modules are restored afterwards.
 
         Raises:
-            NotRecordableError: whatever went wrong.
+            NotTraceableError: the function cannot be traced.
         """
         tensors = self.tensors()
         names = [name for name, _, _ in tensors]
@@ -124,29 +125,29 @@ class Recorder:
         def flat(*flat_inputs: Tensor) -> list[Any]:
             return function(dict(zip(names, flat_inputs)), flat_inputs[len(names):])
 
-        with disallow_scheduler(), context.record_if(False), _attributes_unchanged(self._root):
+        with disallow_scheduler(), context.record_if(False), _restored_attributes(self._root):
             before = self._python_state.all_attributes()
             try:
                 with self._python_state.noted() as read:
                     graph = make_graph(flat, [copied(x.detach()) for x in inputs])
                 remove_dead_code(graph)
-            except Exception as error:  # of any kind: the same call went well when it was made with real numbers
-                raise NotRecordableError(f'{type(error).__name__}: {first_line(error)}') from error
+            except Exception as error:  # of any kind: the same call succeeds in eager mode
+                raise NotTraceableError(f'{type(error).__name__}: {first_line(error)}') from error
             changed = before.changed(read)
             if changed is not None:
-                raise NotRecordableError(f'it sets {changed}, which a traced graph would not')
-        return Record(graph, [*tensors, *((f'a tensor of shape {tuple(x.shape)} outside of all modules', None, x)
-                                          for x in _as_inputs(graph, inputs, len(names)))], Guard(read))
+                raise NotTraceableError(f'it sets {changed}, which a graph cannot do')
+        return TracedGraph(graph, [*tensors, *((f'a tensor of shape {tuple(x.shape)} outside of all modules', None, x)
+                                               for x in _as_inputs(graph, inputs, len(names)))], Guard(read))
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, without what torch adds for who wrote the code."""
+    """Return the first line of an error message, without the details that torch adds for developers."""
     return str(error).strip().partition('\n')[0]
 
 
 @contextmanager
-def _attributes_unchanged(root: nn.Module) -> Iterator[None]:
-    """Context manager that gives the modules the attributes back that they had, such as counters and what they keep."""
+def _restored_attributes(root: nn.Module) -> Iterator[None]:
+    """Context manager that restores the attributes of the modules, such as counters and caches."""
     before = [(vars(module), dict(vars(module))) for module in root.modules()]
     try:
         yield
@@ -158,14 +159,14 @@ def _attributes_unchanged(root: nn.Module) -> Iterator[None]:
 
 
 def _as_inputs(graph: fx.GraphModule, inputs: Sequence[Tensor], count: int) -> list[Tensor]:
-    """Make inputs of the tensors that a graph holds, but for numbers written in the code, and return them.
+    """Turn the tensors that a graph holds into inputs, except for literals, and return them.
 
-    A tensor that belongs to no module may be changed in place at any time; a graph that has it as a constant would not
-    see that. It comes after the first ``count`` inputs.
+    A tensor that belongs to no module may be changed in place at any time, which a graph that holds it as a constant
+    would not see. The new inputs come after the first ``count`` inputs.
 
     Raises:
-        NotRecordableError: one of them is among ``inputs``: reached in a way that no other tensor can be put in its
-            place.
+        NotTraceableError: one of them is among ``inputs``, so that the function reaches it in a way that allows no
+            replacement.
     """
     mine = {storage_key(x) for x in inputs if x.numel()}
     placeholders = [node for node in graph.graph.nodes if node.op == 'placeholder']
@@ -176,7 +177,7 @@ def _as_inputs(graph: fx.GraphModule, inputs: Sequence[Tensor], count: int) -> l
         if not isinstance(value, Tensor) or all(str(user.target) in _LITERALS for user in node.users):
             continue
         if value.numel() and storage_key(value) in mine:
-            raise NotRecordableError(f'it reaches a parameter or buffer of shape {tuple(value.shape)} past its modules')
+            raise NotTraceableError(f'it uses a parameter or buffer of shape {tuple(value.shape)} without its module')
         if node.target not in found:
             with graph.graph.inserting_before(first_leaf):
                 found[node.target] = graph.graph.placeholder(f'outer_{len(found)}'), value
@@ -188,7 +189,7 @@ def _as_inputs(graph: fx.GraphModule, inputs: Sequence[Tensor], count: int) -> l
 
 
 def _written_inputs(graph: fx.GraphModule) -> set[fx.Node]:
-    """The inputs that a graph changes in place, directly or through views."""
+    """Return the inputs that a graph changes in place, directly or through views."""
     origins: dict[fx.Node, set[fx.Node]] = {}
     written: set[fx.Node] = set()
     for node in graph.graph.nodes:

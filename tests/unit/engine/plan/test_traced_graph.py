@@ -1,4 +1,4 @@
-"""What a record knows of the tensors that it works on."""
+"""Traced graphs know the tensors that they work on."""
 import re
 
 import pytest
@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from alfx.engine.plan.verification import State, difference, is_check_due
-from alfx.engine.plan.recorder import NotRecordableError, Recorder
+from alfx.engine.plan.traced_graph import NotTraceableError, Tracer
 
 
 class Net(nn.Module):
@@ -17,10 +17,10 @@ class Net(nn.Module):
         self.register_buffer('count', torch.zeros(2))
 
 
-def record_of(net, function, *leaves):
-    recorder = Recorder(lambda *inputs: function(net, *inputs), [net], 'a function')
+def traced(net, function, *leaves):
+    tracer = Tracer(lambda *inputs: function(net, *inputs), [net], 'a function')
     with torch.no_grad():
-        return recorder.record(lambda named, inputs: [recorder.call(named, *inputs)], leaves)
+        return tracer.trace(lambda named, inputs: [tracer.call(named, *inputs)], leaves)
 
 
 def test_it_knows_which_tensors_are_read_and_written_also_through_views():
@@ -28,44 +28,44 @@ def test_it_knows_which_tensors_are_read_and_written_also_through_views():
         net.count[1:].add_(1)
         return net.weight * x
 
-    record = record_of(Net(), function, torch.ones(3))
-    assert len(record.fixed) == 2 and [name for name, _ in record.written] == ['read.0.count']
+    graph = traced(Net(), function, torch.ones(3))
+    assert len(graph.fixed) == 2 and [name for name, _ in graph.written] == ['read.0.count']
 
 
 def test_it_is_current_as_long_as_tensors_stay_where_they_are():
     net = Net()
-    record = record_of(net, lambda net, x: net.weight * x + net.count.sum(), torch.ones(3))
+    graph = traced(net, lambda net, x: net.weight * x + net.count.sum(), torch.ones(3))
     net.weight.data.mul_(2)
     net.unused.data = net.unused.data.clone()
-    assert record.is_current
+    assert graph.is_current
     net.count = net.count.clone()  # another object of the same name
-    assert not record.is_current
-    record = record_of(net, lambda net, x: net.weight * x, torch.ones(3))
+    assert not graph.is_current
+    graph = traced(net, lambda net, x: net.weight * x, torch.ones(3))
     net.weight.data = net.weight.data.clone()
-    assert not record.is_current
+    assert not graph.is_current
 
 
 def test_a_tensor_outside_of_the_modules_is_an_input_and_a_number_in_the_code_is_none():
     outer = torch.ones(3)
-    record = record_of(Net(), lambda net, x: net.weight * x * outer + outer + torch.tensor([1., 2., 3.]), torch.ones(3))
-    assert len(record.fixed) == 2 and record.fixed[1].data_ptr() == outer.data_ptr()
-    kinds = [node.op for node in record.graph.graph.nodes]
+    graph = traced(Net(), lambda net, x: net.weight * x * outer + outer + torch.tensor([1., 2., 3.]), torch.ones(3))
+    assert len(graph.fixed) == 2 and graph.fixed[1].data_ptr() == outer.data_ptr()
+    kinds = [node.op for node in graph.graph.graph.nodes]
     assert kinds[:3] == ['placeholder'] * 3 and kinds.count('get_attr') == 1
 
 
 def test_a_parameter_that_is_reached_past_its_module_is_no_constant():
     net = Net()
     hidden = net.weight
-    with pytest.raises(NotRecordableError, match=r'a parameter or buffer of shape \(3,\) past its modules'):
-        record_of(net, lambda net, x: hidden * x, torch.ones(3))
+    with pytest.raises(NotTraceableError, match=r'a parameter or buffer of shape \(3,\) without its module'):
+        traced(net, lambda net, x: hidden * x, torch.ones(3))
 
 
-def test_whatever_goes_wrong_while_recording_is_told_in_one_line():
+def test_an_error_while_tracing_is_reported_in_one_line():
     def fail(net, x):
         raise KeyError('this\nand that')
 
-    with pytest.raises(NotRecordableError, match="^KeyError: 'this"):
-        record_of(Net(), fail, torch.ones(3))
+    with pytest.raises(NotTraceableError, match="^KeyError: 'this"):
+        traced(Net(), fail, torch.ones(3))
 
 
 def test_attributes_of_modules_are_put_back():
@@ -76,7 +76,7 @@ def test_attributes_of_modules_are_put_back():
 
     net = Net()
     net.known = 3
-    record_of(net, function, torch.ones(3))
+    traced(net, function, torch.ones(3))
     assert net.known == 3 and not hasattr(net, 'calls')
 
 
@@ -91,7 +91,7 @@ def test_a_state_is_put_back_with_its_random_numbers():
     first = torch.rand(2)
     assert not state.has_same_streams(State([x], {x.device}))
     x.add_(1)
-    state.put_back()
+    state.restore()
     assert torch.equal(x, torch.ones(3)) and torch.equal(torch.rand(2), first)
 
 
@@ -99,8 +99,8 @@ GRADIENT = torch.tensor([3.0, 4.0])
 
 
 @pytest.mark.parametrize('found, tolerance, told', [
-    (GRADIENT, 0.0, None), (GRADIENT * (1 + 1e-6), 0.0, 'is another one'), (GRADIENT * (1 + 1e-6), 1e-3, None),
-    (GRADIENT * 1.01, 1e-3, 'differs by 0.01 of its length, more than 0.001'), (None, 1e-3, 'is missing'),
+    (GRADIENT, 0.0, None), (GRADIENT * (1 + 1e-6), 0.0, 'differs$'), (GRADIENT * (1 + 1e-6), 1e-3, None),
+    (GRADIENT * 1.01, 1e-3, 'differs by 0.01 of its norm, more than 0.001'), (None, 1e-3, 'is missing'),
     (GRADIENT.double(), 1e-3, 'torch.float64'), (GRADIENT[:1], 1e-3, r'\(1,\)'),
     (GRADIENT * float('nan'), 1e-3, 'differs by nan')])
 def test_a_part_that_differs_is_named_with_its_distance(found, tolerance, told):
