@@ -155,7 +155,7 @@ def main() -> int:
     """Do what the command line asks for; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--conf', nargs='+', default=[], help='names of shipped confs; none: all not stored yet')
-    parser.add_argument('--num_steps', type=int, default=10_000, help='how many observed steps to compare')
+    parser.add_argument('--num_steps', type=int, default=10_000, help='number of environment steps to compare')
     parser.add_argument('--seconds', type=int, default=900, help='that a conf may take at most')
     parser.add_argument('--json', type=Path, default=ROOT / 'docs' / 'exports.json', help='the stored numbers')
     parser.add_argument('--page', type=Path, default=ROOT / 'docs' / 'export_a_policy.md', help='where the table is')

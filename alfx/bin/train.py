@@ -61,7 +61,7 @@ def _train(conf: Any, root_dir: str, rank: int = -1) -> int:
         with run_lock.held(root_dir):
             return _run(_make_trainer(root_dir, conf.conf_file, rank), root_dir)
     print(f'run folder: {root_dir}', flush=True)
-    with run_files.made_folder(root_dir), run_lock.held(root_dir):
+    with run_files.created_folder(root_dir), run_lock.held(root_dir):
         open_log = policy_flags.log_to_file_later()
         trainer = _make_trainer(root_dir, conf.conf_file, rank)
         open_log(os.path.join(root_dir, 'train.log'))

@@ -1,4 +1,4 @@
-"""What would only fail in the first update, and is known before the first step in the environment."""
+"""Checks before the first environment step for settings that would make the first update fail."""
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,29 +14,28 @@ from alfx.tensor_specs import NestedTensorSpec
 
 
 def check_observation(observation_spec: NestedTensorSpec) -> None:
-    """Refuse an observation that has no elements.
+    """Check that every observation has elements.
 
     Raises:
-        ConfError: names the field.
+        ConfError: an observation has no elements; the message names the field.
     """
     for path, spec in nest.flatten_with_path(observation_spec):
         if spec.numel == 0:
             raise ConfError([problem_at(
                 'create_environment', 'env_name', f'has an observation{f" {path!r}" if path else ""} without elements, '
-                f'of shape {tuple(spec.shape)}: nothing can be learned from it',
-                'leave it out by a wrapper, or choose another environment')])
+                f'of shape {tuple(spec.shape)}', 'remove it with a wrapper, or choose another environment')])
 
 
 def check_learning(algorithm: Any, config: TrainerConfig, env: Any) -> None:
-    """Refuse settings with which an algorithm cannot make an update.
+    """Check that an algorithm can be trained with the settings of the run.
 
     Args:
-        algorithm: before ``finalize``.
-        config: of the run.
-        env: the batched environment.
+        algorithm: the algorithm, before ``finalize``.
+        config: configuration of the run.
+        env: batched environment.
 
     Raises:
-        ConfError: names the settings.
+        ConfError: settings are incompatible with the algorithm; the message names them.
     """
     if algorithm.on_policy is False:
         problems = [*_too_short_sequences(algorithm, config), *_missing_priorities(algorithm, config)]
@@ -47,12 +46,12 @@ def check_learning(algorithm: Any, config: TrainerConfig, env: Any) -> None:
 
 
 def _too_long_unrolls(config: TrainerConfig, env: Any) -> Iterator[Problem]:
-    """A replay buffer, which has its own check, is made for other ways of training."""
+    """Yield a problem if an unroll does not fit into memory. Replay buffers have their own check."""
     step = sum(spec.numel * spec.dtype.itemsize for spec in nest.flatten(env.observation_spec()))
-    needed, there_is = int(config.unroll_length) * env.batch_size * step, memory_of(torch.device('cpu'))
-    if needed > there_is:
+    needed, available = int(config.unroll_length) * env.batch_size * step, memory_of(torch.device('cpu'))
+    if needed > available:
         yield problem_at('TrainerConfig', 'unroll_length', f'= {config.unroll_length:g}: the observations of an unroll '
-                         f'take {needed:,} bytes; there are {there_is:,} bytes of memory', 'shorten it')
+                         f'need {needed:,} bytes, but only {available:,} bytes of memory are available', 'reduce it')
 
 
 def _too_short_sequences(algorithm: Any, config: TrainerConfig) -> Iterator[Problem]:
@@ -60,14 +59,13 @@ def _too_short_sequences(algorithm: Any, config: TrainerConfig) -> Iterator[Prob
     length = config.mini_batch_length or unroll
     losses = [type(part).__name__ for part in algorithm.modules() if isinstance(part, TDLoss)]
     if length < 2 and losses:
-        yield problem_at('TrainerConfig', 'mini_batch_length', f'= {length}: {losses[0]} learns from a step and the '
-                         'one that follows, and finds none in sequences of one step',
-                         'set it to 2, which makes one transition of each sample')
+        yield problem_at('TrainerConfig', 'mini_batch_length', f'= {length}: {losses[0]} learns from transitions, but '
+                         'sequences of one step contain none', 'set it to 2, so that each sample is one transition')
 
 
 def _missing_priorities(algorithm: Any, config: TrainerConfig) -> Iterator[Problem]:
     able = [part for part in algorithm.modules() if hasattr(part, '_calculate_priority')]
     if config.priority_replay and able and not any(part._calculate_priority for part in able):
         name = type(able[0]).__name__
-        yield problem_at('TrainerConfig', 'priority_replay', f'= True, but {name} gives no priorities',
+        yield problem_at('TrainerConfig', 'priority_replay', f'= True, but {name} computes no priorities',
                          f'set {name}.calculate_priority = True')

@@ -368,7 +368,7 @@ class Trainer:
         report = os.path.join(self._config.root_dir, 'py_train.INFO') if self._config.profiling else None
         over_env_steps = self._config.summarizes_over_env_steps
         try:
-            with (run_files.made_folder(self._config.root_dir), run_lock.held(self._config.root_dir),
+            with (run_files.created_folder(self._config.root_dir), run_lock.held(self._config.root_dir),
                   self._signals.handled(), summary.push_summary_writer(self._summary.writer),
                   context.summaries_at(self.current_env_steps if over_env_steps else None), profiled(report)):
                 try:

@@ -154,7 +154,7 @@ Search.sampler = 'grid'
 Search.space = {'picky.x': 'integer(0, 5)'}
 """
     _, lines = search(tmp_path, text)
-    found = [(row['state'], row['value'], row['last words']) for row in rows(tmp_path)]
+    found = [(row['state'], row['value'], row['log tail']) for row in rows(tmp_path)]
     assert found[0] == ('complete', '0.0', '') and found[2] == ('complete', '2.0', '')
     assert found[1] == ('failed', '', 'ValueError: 1 does not please')
     assert found[4] == ('failed', '', 'the value is nan')
@@ -203,7 +203,7 @@ def test_when_one_seed_fails_the_others_of_its_trial_are_stopped(tmp_path):
         return 0
     search(tmp_path, GRID + 'Search.num_seeds = 2\nSearch.num_parallel = 2\n', play=play)
     assert [row['state'] for row in rows(tmp_path)] == ['complete', 'failed'] + ['complete'] * 4
-    assert rows(tmp_path)[1]['last words'] == 'ValueError: played to fail'
+    assert rows(tmp_path)[1]['log tail'] == 'ValueError: played to fail'
 
 
 def test_a_run_that_a_signal_ends_goes_on_and_is_given_up_when_that_repeats(tmp_path):
