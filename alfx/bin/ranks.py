@@ -104,9 +104,9 @@ def start(count: int, root_dir: str) -> int:
     from alfx.algorithms.config import TrainerConfig
     from alfx.bin.launch import launch
     from alfx.engine.remote.data_parallel import share
-    from alfx.trainers import memory_checks
+    from alfx.runs import start_checks
     from alfx.trainers.team.team import shares_of
-    memory_checks.warn_of_processes(count, f'--num_processes={count}')
+    start_checks.warn_of_processes(count, f'--num_processes={count}')
     config = TrainerConfig(root_dir=root_dir)
     shares_of(config, count)
     if config.ml_type == 'rl':

@@ -1,16 +1,23 @@
-"""Checks before the first environment step for settings that would make the first update fail."""
+"""Checks at the start of a run: errors for settings that make the first update fail, and warnings for large sizes."""
+import logging
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from alfx import nest
+from alfx import context, nest
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.td_loss import TDLoss
 from alfx.experience_replayers.row_store import memory_of
 from alfx.gin_utils import ConfError, Problem
 from alfx.gin_utils.value_checks import problem_at
 from alfx.tensor_specs import NestedTensorSpec
+
+logger = logging.getLogger(__name__)
+_GIBIBYTE = 2**30
+_SHARE_OF_MEMORY = 0.5
+_MANY_PROCESSES = 4  # per core
 
 
 def check_observation(observation_spec: NestedTensorSpec) -> None:
@@ -43,6 +50,54 @@ def check_learning(algorithm: Any, config: TrainerConfig, env: Any) -> None:
         problems = list(_too_long_unrolls(config, env))
     if problems:
         raise ConfError(problems)
+
+
+def warn_of_processes(count: int, setting: str) -> None:
+    """Warn if too many processes would share the cores of this machine.
+
+    Args:
+        count: number of processes.
+        setting: the setting or flag with its value, for the message.
+    """
+    cores = os.cpu_count() or 1
+    if count > _MANY_PROCESSES * cores:
+        logger.warning('%s: %d processes share the %d core(s) of this machine and will mostly wait for each other',
+                       setting, count, cores)
+
+
+def warn_of_unroll(env: Any, config: TrainerConfig) -> None:
+    """Warn if the observations of one unroll need more than half of the memory of this machine.
+
+    Args:
+        env: environments of this process.
+        config: configuration of the run.
+    """
+    length = max(1, int(config.unroll_length or config.max_unroll_length))
+    specs = nest.flatten(env.observation_spec())
+    num_bytes = sum(spec.numel * spec.dtype.itemsize for spec in specs) * length * env.batch_size * context.num_ranks()
+    memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    if num_bytes > _SHARE_OF_MEMORY * memory:
+        logger.warning('the observations of one unroll (TrainerConfig.unroll_length = %d steps of %d environments) '
+                       'need %.0f GiB, but this machine has %.0f GiB of memory', length,
+                       env.batch_size * context.num_ranks(), num_bytes / _GIBIBYTE, memory / _GIBIBYTE)
+
+
+def warn_of_mini_batch(num_environments: int, config: TrainerConfig) -> None:
+    """Warn if a minibatch is larger than the unroll on which an algorithm trains.
+
+    Args:
+        num_environments: number of environments of the run.
+        config: configuration of the run.
+    """
+    steps = int(config.unroll_length)
+    if not (config.trains_on_whole_unrolls and config.mini_batch_size and steps):
+        return
+    length = config.mini_batch_length or steps
+    count = num_environments * (steps // length)
+    if 0 < count < config.mini_batch_size:
+        logger.warning('TrainerConfig.mini_batch_size = %d, but an unroll of %d steps of %d environments has only %d '
+                       'sequences of %d step(s): every update uses all of them', config.mini_batch_size, steps,
+                       num_environments, count, length)
 
 
 def _too_long_unrolls(config: TrainerConfig, env: Any) -> Iterator[Problem]:

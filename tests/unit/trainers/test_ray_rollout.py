@@ -277,7 +277,7 @@ def test_a_stream_is_taken_in_other_portions_than_it_came_in():
     streams[1].add(delivery(1000, 11))
     seen = []
     for count in (1, 6, 3):
-        leaves = ray_rollout._side_by_side([list(stream.take(count)) for stream in streams], 2)
+        leaves = ray_rollout._concatenate([list(stream.take(count)) for stream in streams], 2)
         steps = nest.unflatten(streams[0].structure, leaves)
         assert steps['inputs'] is None and torch.equal(
             steps['experience']['time_step']['reward'], steps['env_steps']['step_type'] + 0.5)
