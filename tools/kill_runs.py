@@ -38,7 +38,7 @@ _NUM_CHECKPOINTS = 40
 _TIMES = ('seconds', 'saved_at')  # of the run's state
 _POLL_SECONDS = 0.005
 _FIRST_WAIT_SECONDS = 0.1
-_SAYS_SO = ('not exactly', 'does not go on exactly', 'rounds differently', 'new episodes')  # in the log of a run
+_SAYS_SO = ('not exactly', 'uninterrupted run', 'rounds differently', 'new episodes')  # in the log of a run
 
 
 class Outcome(NamedTuple):

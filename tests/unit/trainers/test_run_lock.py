@@ -17,7 +17,7 @@ from alfx.runs import run_lock
 
 HOLDER = """
 import sys, time
-from alfx.trainers import run_lock
+from alfx.runs import run_lock
 with run_lock.held(sys.argv[1]):
     print('held', flush=True)
     time.sleep(100)

@@ -20,7 +20,7 @@ class LargeEnv(WalkEnv):
 def test_observations_that_do_not_fit_into_memory(tmp_path, caplog, env, warned):
     with caplog.at_level(logging.WARNING):
         start_checks.warn_of_unroll(env, make_config(tmp_path, unroll_length=8))
-    assert ('TrainerConfig.unroll_length = 8 steps of 4 environments) take 131072 GiB' in caplog.text) is warned
+    assert ('TrainerConfig.unroll_length = 8 steps of 4 environments) need 131072 GiB' in caplog.text) is warned
 
 
 @pytest.mark.parametrize('count, warned', [(os.cpu_count(), False), (100 * os.cpu_count(), True)])
@@ -39,7 +39,7 @@ def test_minibatches_larger_than_what_is_trained_on(tmp_path, caplog, size, warn
     with caplog.at_level(logging.WARNING):
         start_checks.warn_of_mini_batch(4, make_config(tmp_path, unroll_length=10, mini_batch_length=2,
                                                         mini_batch_size=size))
-    assert ('an unroll of 10 steps of 4 environments has 20 sequences of 2 step(s)' in caplog.text) is warned
+    assert ('an unroll of 10 steps of 4 environments has only 20 sequences of 2 step(s)' in caplog.text) is warned
 
 
 def test_samples_from_replay_may_be_of_any_size(tmp_path, caplog):
