@@ -165,7 +165,7 @@ def test_a_worker_that_dies_again_and_again_ends_the_run(make, caplog):
     with pytest.raises(LostProcessError, match='rollout worker 0 .* died without delivering a step') as caught:
         source.gather(10)
     assert 'worker process has died' in caught.value.log_tail
-    assert len([r for r in caplog.records if 'a new worker replaces it' in r.getMessage()]) == ray_rollout.MAX_DEATHS - 1
+    assert len([r for r in caplog.records if 'worker replaces it' in r.getMessage()]) == ray_rollout.MAX_DEATHS - 1
 
 
 # Whole runs ----------------------------------------------------------------------------------------------------
