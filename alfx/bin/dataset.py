@@ -2,11 +2,11 @@
 
 Examples:
 
-  python -m alfx.bin.dataset show data/pendulum
-  python -m alfx.bin.dataset check data/pendulum --conf iql_pendulum
-  python -m alfx.bin.dataset mix data/random data/expert --output data/both
-  python -m alfx.bin.dataset filter data/both --top 0.1 --output data/best
-  python -m alfx.bin.dataset convert runs/sac --output data/replay
+  alfx dataset show data/pendulum
+  alfx dataset check data/pendulum --conf iql_pendulum
+  alfx dataset mix data/random data/expert --output data/both
+  alfx dataset filter data/both --top 0.1 --output data/best
+  alfx dataset convert runs/sac --output data/replay
 
 A dataset is a dataset folder, a run folder or checkpoint with a replay buffer, or minari:ID.
 """
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
     if command not in _COMMANDS:
         raise gin_utils.ConfError(f'expected one of {", ".join(_COMMANDS)}, found {command}', '--help shows examples')
     if not names:
-        raise gin_utils.ConfError('no dataset is given', f'python -m alfx.bin.dataset {command} FOLDER')
+        raise gin_utils.ConfError('no dataset is given', f'alfx dataset {command} FOLDER')
     if command in ('filter', 'convert') and len(names) > 1:
         raise gin_utils.ConfError(f'{command} takes one dataset, found {len(names)}', 'mix joins several into one')
     policy_flags.set_up_logging()

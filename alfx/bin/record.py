@@ -2,9 +2,9 @@
 
 Examples:
 
-  python -m alfx.bin.record --root_dir runs/pendulum --dataset data/pendulum-expert --num_steps 20000
-  python -m alfx.bin.record --root_dir runs/pendulum --dataset data/pendulum-random --mode random
-  python -m alfx.bin.record --conf sac_pendulum --dataset data/pendulum-random --mode random
+  alfx record --root_dir runs/pendulum --dataset data/pendulum-expert --num_steps 20000
+  alfx record --root_dir runs/pendulum --dataset data/pendulum-random --mode random
+  alfx record --conf sac_pendulum --dataset data/pendulum-random --mode random
 
 Observations, actions and rewards are recorded as the environment returns them, before any data transformer. Ctrl-C
 stops the recording and keeps the completed episodes. The dataset is written atomically: completely or not at all.

@@ -147,7 +147,7 @@ class RemoteRun:
     """Ray actor of a run.
 
     Args:
-        fields: fields of the :class:`~alfx.search.run_process.Run`, with paths on the machine of the search.
+        fields: fields of the :class:`~alfx.search.run_process.Run`, with paths on the machine of the search folder.
         base_text: conf shared by all trials.
         token_file: file in the search folder.
         token: content of that file; if this machine reads anything else, it cannot access the search folder.

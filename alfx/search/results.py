@@ -13,7 +13,7 @@ from alfx.search.search_folder import SearchFolder, write_text
 from alfx.search.search_conf import SearchConf, full_name
 from alfx.search.study import Study
 
-_SHARE_OF_TIME = 0.05  # largest fraction of the time spent on writing these files during the search
+_SHARE_OF_TIME = 0.05  # largest fraction of the time spent on writing these files during the hyperparameter search
 _WORDS = {'RUNNING': 'running', 'COMPLETE': 'complete', 'PRUNED': 'pruned', 'FAIL': 'failed'}
 _MAX_SLICES = 12
 

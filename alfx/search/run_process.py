@@ -74,7 +74,7 @@ def main(run: Run) -> None:
 
 
 def _exit_with_search() -> None:
-    """Wait until standard input closes because the search has ended, then stop this process."""
+    """Wait until standard input closes because the hyperparameter search has ended, then stop this process."""
     while os.read(0, 1024):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

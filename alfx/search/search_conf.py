@@ -34,7 +34,7 @@ class SearchConf(NamedTuple):
         text: text of the whole conf, with includes and ``--conf_param`` resolved.
         location: location of ``Search.space`` for error messages.
         must_be_used: bindings of the user's conf and of the command line that each trial must use, so that an unused
-            binding is found in the first run, not after the whole search.
+            binding is found in the first run, not after the whole hyperparameter search.
     """
     settings: Search
     space: dict[str, space_module.Values]
@@ -76,7 +76,8 @@ def _always_used(conf: gin_utils.Conf, base: Iterable[locations.Binding],
                  space: dict[str, space_module.Values]) -> tuple[str, ...]:
     """Return the bindings of the user's conf that every trial must use.
 
-    None, if the search chooses between values that are not numbers: they may decide which bindings are used.
+    The result is empty if the search space contains choices that are not numbers, because they may decide which
+    bindings are used.
     """
     if any(isinstance(values, space_module.Choice) and not all(map(_is_number, values.texts))
            for values in space.values()):
@@ -142,10 +143,10 @@ def prepare(conf: gin_utils.Conf, folder: SearchFolder) -> SearchConf:
 
     Args:
         conf: the loaded conf.
-        folder: search folder; if it contains a search already, the conf must belong to this search.
+        folder: search folder; if it already contains a hyperparameter search, the conf must belong to it.
 
     Raises:
-        ConfError: the conf has errors, or the folder contains a different search.
+        ConfError: the conf has errors, or the folder contains a different hyperparameter search.
     """
     try:
         search = read(conf)
@@ -154,7 +155,7 @@ def prepare(conf: gin_utils.Conf, folder: SearchFolder) -> SearchConf:
     if os.path.abspath(conf.conf_file) == folder.conf_file:  # its includes are already resolved
         search = search._replace(must_be_used=())
     stored = read_text(folder.conf_file)
-    if stored is not None and os.path.isfile(folder.study_file):  # the search has started
+    if stored is not None and os.path.isfile(folder.study_file):  # the hyperparameter search has started
         check_same_search(stored, search, folder.root_dir)
     write_text(folder.base_file, search.base_text)
     for file in conf.modules if stored is None else ():  # runs import them from the folder of the base conf
@@ -288,7 +289,7 @@ def check_same_search(old_text: str, conf: SearchConf, root_dir: str) -> None:
     """Check that a search folder belongs to a conf.
 
     Args:
-        old_text: text of the conf that the search was started with.
+        old_text: text of the conf that the hyperparameter search was started with.
         conf: conf to resume with; settings that :class:`Search` marks as changeable may differ.
         root_dir: search folder, for the message.
 
@@ -302,7 +303,8 @@ def check_same_search(old_text: str, conf: SearchConf, root_dir: str) -> None:
                 if old.get(key) != new.get(key) and key not in free]
     if problems:
         raise ConfError([Problem('', problem) for problem in problems[:-1]]
-                        + [Problem('', problems[-1], 'use another --root_dir, or omit --conf to resume the search')])
+                        + [Problem('', problems[-1], 'use another --root_dir, or omit --conf to resume the '
+                                   'hyperparameter search')])
 
 
 def _bindings_of(text: str) -> dict[str, str]:

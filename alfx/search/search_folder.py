@@ -3,7 +3,7 @@
     ROOT/search/search.gin   search conf, with includes and --conf_param resolved
     ROOT/search/base.gin     conf shared by all trials
     ROOT/search/study.log    the trials, in the journal format of optuna
-    ROOT/search/lock         held by the process of the search
+    ROOT/search/lock         held by the process of the hyperparameter search
     ROOT/trials/0007/params.gin     parameters of a trial
     ROOT/trials/0007/seed_0/        run folder of its first seed
     ROOT/trials/0007/seed_0.log     output of that run
@@ -61,7 +61,7 @@ class SearchFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 file.seek(0)
-                raise ConfError(f'another search is running in {self.root_dir}: {file.read().strip()}',
+                raise ConfError(f'another hyperparameter search is running in {self.root_dir}: {file.read().strip()}',
                                 'wait for it, stop it, or use another --root_dir') from None
             file.truncate(0)
             file.write(f'process {os.getpid()} on {socket.gethostname()} since {time.strftime("%Y-%m-%d %H:%M:%S")}\n')

@@ -46,13 +46,13 @@ class Search:
 
     Execution:
         executor: 'process': a separate process for each run; 'ray': actors on a Ray cluster; 'inline': calls one after
-            the other in the process of the search, for a fast ``function``.
+            the other in the process of the hyperparameter search, for a fast ``function``.
         num_parallel: number of parallel runs.
         threads_per_run: number of torch threads per run; None: the CPU cores divided by the number of parallel runs.
         device: see ``--device`` of ``alfx.bin.train``.
         run_seconds: time limit of a run; the run is stopped and keeps the score it has reached.
-        total_seconds: time limit of the search; it can be resumed later.
-        give_up_after: stop the search if this many trials fail before any succeeds.
+        total_seconds: time limit of the hyperparameter search; it can be resumed later.
+        give_up_after: stop the hyperparameter search if this many trials fail before any succeeds.
         ray_address: 'host:port' of a Ray cluster, or 'auto' for the cluster of this machine; None: the environment
             variable RAY_ADDRESS, or else a new, separate cluster on this machine.
         cpus_per_run: number of CPUs that Ray reserves for each run.

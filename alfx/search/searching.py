@@ -1,7 +1,7 @@
 """Main loop of a hyperparameter search, which starts, monitors and stops runs and records the trials.
 
-:meth:`Searching.run` is the loop. Every decision is written to the study before it takes effect, so the search can be
-killed at any time and resumed.
+:meth:`Searching.run` is the loop. Every decision is written to the study before it takes effect, so the
+hyperparameter search can be killed at any time and resumed.
 """
 import contextlib
 import dataclasses
@@ -65,7 +65,7 @@ class ActiveRun:
         active: trial of the run.
         execution: handle of the run.
         started: start time, by ``time.monotonic``.
-        earlier_seconds: duration of the run before the search was resumed.
+        earlier_seconds: duration of the run before the hyperparameter search was resumed.
         asked_to_stop: time at which the run was asked to stop; None if it was not.
         out_of_time: whether it was asked to stop because of ``run_seconds``.
         is_dropped: whether the result of the run is ignored, because its trial has ended.
@@ -122,7 +122,7 @@ class Searching:
         self.stop_signal: int | None = None
 
     def run(self) -> bool:
-        """Run trials until all have ended, or until a limit or a signal stops the search.
+        """Run trials until all have ended, or until a limit or a signal stops the hyperparameter search.
 
         Returns:
             Whether all trials have ended.
@@ -181,7 +181,7 @@ class Searching:
         return len(self._study.trials()) < self._study.num_trials
 
     def _resume(self) -> None:
-        """Continue the trials that were running when the search stopped."""
+        """Continue the trials that were running when the hyperparameter search stopped."""
         running = self._study.running()
         ended = len(self._study.trials()) - len(running)
         if ended or running:

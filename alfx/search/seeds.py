@@ -1,7 +1,7 @@
 """Random seeds of the runs of a hyperparameter search.
 
-The seed of a run is a hash of the trial and the repeat, with the seed of the search as key. The hash is an invertible
-function of 32-bit numbers, so the seeds look random and no two runs of a search have the same seed.
+The seed of a run is a hash of the trial and the repeat, with ``Search.seed`` as key. The hash is an invertible function
+of 32-bit numbers, so the seeds look random and no two runs of a hyperparameter search have the same seed.
 """
 from alfx.gin_utils import ConfError
 
@@ -16,13 +16,13 @@ def run_seed(search_seed: int, trial: int, repeat: int) -> int:
     """Return the ``TrainerConfig.random_seed`` of a run.
 
     Args:
-        search_seed: seed of the search, in ``[0, 2**32)``.
+        search_seed: seed of the hyperparameter search, in ``[0, 2**32)``.
         trial: number of the trial, less than ``MAX_TRIALS``.
         repeat: index of the seed within the trial, less than ``MAX_SEEDS``.
 
     Returns:
-        A number in ``[0, 2**32)``, different for each ``(trial, repeat)`` of a search. It depends on nothing else, so a
-        trial keeps its seeds if the number of trials or seeds is increased.
+        A number in ``[0, 2**32)``, different for each ``(trial, repeat)`` of a hyperparameter search. It depends on
+        nothing else, so a trial keeps its seeds if the number of trials or seeds is increased.
 
     Raises:
         ConfError: an argument is out of range.
@@ -37,8 +37,8 @@ def run_seed(search_seed: int, trial: int, repeat: int) -> int:
 def sampler_seed(search_seed: int, trial: int) -> int:
     """Return the seed of the sampler for the parameters of a trial, in ``[0, 2**32)``.
 
-    Each trial has its own seed, so a resumed search samples the same values as an uninterrupted search, and never
-    repeats earlier samples.
+    Each trial has its own seed, so a resumed hyperparameter search samples the same values as an uninterrupted one,
+    and never repeats earlier samples.
     """
     return _hash(_hash(trial) ^ _hash(search_seed ^ 0x85EBCA6B))
 

@@ -45,7 +45,7 @@ class Study:
 
     Args:
         path: file of the study; it need not exist.
-        settings: settings of the search.
+        settings: settings of the hyperparameter search.
         space: values to try for each binding.
 
     Raises:
@@ -161,7 +161,7 @@ class Study:
         return tuple(getattr(self._optuna.trial.TrialState, name) for name in names)
 
     def _sampler(self, number: int) -> Any:
-        """Return a sampler for one trial, with its own seed, so that a resumed search samples the same values."""
+        """Return a sampler for one trial, with its own seed, so that the samples do not depend on interruptions."""
         settings, arguments = self._settings, dict(self._settings.sampler_arguments)
         if 'seed' in arguments:
             raise ConfError("Search.sampler_arguments: 'seed' cannot be set here", 'set Search.seed instead')

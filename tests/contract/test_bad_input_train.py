@@ -370,7 +370,7 @@ def test_a_field_of_a_plain_observation_is_told_as_such(run_train):
 @pytest.mark.parametrize('settings, said', [
     ({'RANK': 'x', 'WORLD_SIZE': 'y'}, "environment variable WORLD_SIZE: expected a number, found 'y'"),
     ({'RANK': 'x', 'WORLD_SIZE': '2'}, "environment variable RANK: expected a number, found 'x'"),
-    ({'RANK': '0', 'WORLD_SIZE': '2'}, 'no MASTER_ADDR and no MASTER_PORT'),
+    ({'RANK': '0', 'WORLD_SIZE': '2'}, 'not MASTER_ADDR and MASTER_PORT'),
 ])
 def test_an_incomplete_environment_of_ranks_is_told_with_a_remedy(run_train, monkeypatch, settings, said):
     for name, value in settings.items():

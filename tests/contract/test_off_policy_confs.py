@@ -133,7 +133,7 @@ def test_same_seed_same_parameters_also_when_played_from_a_record_and_when_resum
 
 
 @pytest.mark.parametrize('setting, at_start', [
-    ('TrainerConfig.replay_checkpoint_megabytes = 0.001', 'replay_buffer will hold 1 MiB'),
+    ('TrainerConfig.replay_checkpoint_megabytes = 0.001', 'replay_buffer will need 1 MiB'),
     ('ReplayBuffer.enable_checkpoint = False', 'ReplayBuffer.enable_checkpoint = False'),
     ('ReplayBuffer.enable_checkpoint = True', ''),
     ('ReplayBuffer.enable_checkpoint = None', ''),

@@ -100,7 +100,7 @@ def test_stopped_and_killed_searches_leave_no_process_behind_and_go_on_with_the_
         return process
     first = start(2, '--conf', str(conf))
     second = run('--root_dir', root)
-    assert second.returncode == 2 and f'another search is running in {root}: process {first.pid}' in second.stderr
+    assert second.returncode == 2 and f'search is running in {root}: process {first.pid}' in second.stderr
     first.send_signal(signal.SIGINT)
     output, _ = first.communicate(timeout=60)
     assert first.returncode == 128 + signal.SIGINT and 'to resume: ' in output, output

@@ -406,7 +406,7 @@ def test_two_searches_in_one_folder_are_refused_by_name_until_one_has_died(tmp_p
     pid = in_a_child(hold)
     try:
         wait_until(gate.exists)
-        with pytest.raises(ConfError, match=f'another search is running in {tmp_path}/search: process {pid} on '):
+        with pytest.raises(ConfError, match=f'search is running in {tmp_path}/search: process {pid} on '):
             with folder.locked():
                 pass
     finally:
