@@ -1,7 +1,7 @@
-"""The command ``alfx``: finds the program that its first argument names, and runs it.
+"""The command ``alfx``. It runs the program that its first argument names.
 
-Every module of this folder that can be run is a program: ``alfx train ...`` is ``python -m alfx.bin.train ...``. What
-is here imports nothing but the standard library, so that ``alfx list`` and ``alfx help`` answer at once.
+Every executable module of this folder is a program: ``alfx train ...`` is ``python -m alfx.bin.train ...``. This module
+imports only the standard library, so that ``alfx list`` and ``alfx help`` respond quickly.
 """
 import ast
 import difflib
@@ -20,7 +20,7 @@ _started_as: list[str] = []  # how the user called the command; empty for python
 
 
 def programs() -> dict[str, str]:
-    """What each program does, in a sentence, by its name; those used most come first."""
+    """Return the name and a one-sentence summary of each program, the most common programs first."""
     found = {}
     for file in os.listdir(_FOLDER):
         name, extension = os.path.splitext(file)
@@ -31,25 +31,25 @@ def programs() -> dict[str, str]:
 
 
 def source(name: str) -> str:
-    """The text of a module of this folder."""
+    """Return the source code of a module of this folder."""
     with open(os.path.join(_FOLDER, f'{name}.py'), encoding='utf8') as file:
         return file.read()
 
 
 def is_program(text: str) -> bool:
-    """Whether a module of this text can be run."""
+    """Return whether a module with this source code can be run as a program."""
     return re.search(r"^if __name__ == '__main__':", text, re.MULTILINE) is not None
 
 
 def command_of(program: str, *arguments: str) -> str:
-    """What to type to run a program, in the way in which this one was called."""
+    """Return the command line that runs a program, in the same style as the current command line."""
     start = _started_as or [python(), '-m']
     words = [*start, program] if _started_as else [*start, f'alfx.bin.{program}']
     return ' '.join([*words, *map(shlex.quote, arguments)])
 
 
 def python() -> str:
-    """What to call this Python by: ``python`` where that is the one, else its path."""
+    """Return the command of this Python interpreter: ``python`` if that is the one on the path, otherwise its file."""
     found = shutil.which('python')
     if found is not None and os.path.abspath(found) == os.path.abspath(sys.executable):
         return 'python'
@@ -61,10 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a program.
 
     Args:
-        arguments: its name and its arguments; default those of this process.
+        arguments: the name of the program and its arguments; default: the arguments of this process.
 
     Returns:
-        The exit code, if the program does not end the process itself.
+        The exit code, unless the program exits the process itself.
     """
     program, *rest = (sys.argv[1:] if arguments is None else arguments) or ['--help']
     if program in ('--version', '-V'):
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if program not in known:
         nearest = difflib.get_close_matches(program, known, n=1)
-        hint = f"did you mean '{nearest[0]}'?" if nearest else f'there are {", ".join(known)}'
+        hint = f"did you mean '{nearest[0]}'?" if nearest else f'available: {", ".join(known)}'
         print(f"alfx has no command '{program}'\n  {hint}", file=sys.stderr)
         return 2
     _started_as[:] = [python(), '-m', 'alfx'] if sys.argv[0].endswith('__main__.py') else ['alfx']
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         runpy.run_module(f'alfx.bin.{program}', run_name='__main__', alter_sys=True)
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has seen enough, as with `| head`
+    except BrokenPipeError:  # the reader closed the pipe, for example `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     return 0
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _overview(known: dict[str, str]) -> str:
     width = max(map(len, known))
     return '\n'.join([
-        'Train, watch and compare reinforcement-learning agents.', '', 'usage: alfx COMMAND ...', '',
+        'Train, evaluate and compare reinforcement-learning agents.', '', 'usage: alfx COMMAND ...', '',
         *(f'  {name:{width}}  {text}' for name, text in known.items()), '',
-        'alfx COMMAND --help tells its options, alfx --version the version.', '',
-        'To begin with: alfx train ppo_cart_pole --root_dir runs/cart_pole'])
+        'alfx COMMAND --help shows the options of a command, alfx --version the version.', '',
+        'Get started: alfx train ppo_cart_pole --root_dir runs/cart_pole'])

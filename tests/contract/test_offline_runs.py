@@ -225,7 +225,7 @@ def test_a_run_without_the_environment_learns_the_same_from_the_data():
     for x, y in zip(there.algorithm.parameters(), without.algorithm.parameters()):
         assert torch.equal(x, y)
     for setting in ('unroll_length = 4', 'evaluate = True'):
-        with pytest.raises(ConfError, match=f"env_name = 'offline': there is nothing to act in, but .*{setting}"):
+        with pytest.raises(ConfError, match=f"env_name = 'offline' has no environment to act in, but .*{setting}"):
             train('iql_pendulum', 'other', NOWHERE, f'TrainerConfig.{setting}')
     with gin_utils.loaded('iql_pendulum', [NOWHERE]), pytest.raises(ConfError, match='nothing to act in'):
         building.create_eval_environment(TrainerConfig(root_dir=''), 1)

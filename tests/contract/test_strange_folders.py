@@ -117,5 +117,5 @@ def test_the_state_of_environments_is_taken_from_the_user_s_own_runs_alone(run, 
     gin_utils.clear()
     log = (tmp_path / 'copy' / 'train.log').read_text()
     assert 'was not written with the key of this user' in log and user_key.path() in log
-    assert 'new episodes begin' in log
+    assert 'new episodes start' in log
     assert os.stat(user_key.path()).st_mode & 0o777 == 0o600 and len(Path(user_key.path()).read_bytes()) == 32

@@ -93,12 +93,12 @@ def test_a_sound_dataset_is_told_from_one_that_is_not(run, tmp_path):
 @pytest.mark.parametrize('arguments, flags, message', [
     ([], {}, 'expected one of show, check, mix'), (['shwo', 'a'], {}, 'expected one of'), (['show'], {}, 'no dataset'),
     (['mix', 'a'], {}, 'add --output'), (['filter', 'a', 'b'], {}, 'takes one dataset'),
-    (['filter', 'a'], dict(output='c'), 'nothing says what to keep'),
+    (['filter', 'a'], dict(output='c'), 'no criterion is given'),
     (['filter', 'a'], dict(output='c', min_return=99.0), 'no episode is left'),
     (['convert', 'a'], dict(output='b'), 'already'),
     (['mix', 'a', 'wide'], dict(output='c'), r'wide: observation is float32 \(3,\), in a it is float32 \(2,\)'),
-    (['convert', 'a'], dict(output='c', reference_returns=['3', '1']), 'a higher one'),
-    (['convert', 'a'], dict(output='c', reference_returns=['3', 'x']), 'a higher one'),
+    (['convert', 'a'], dict(output='c', reference_returns=['3', '1']), 'a larger return of an expert'),
+    (['convert', 'a'], dict(output='c', reference_returns=['3', 'x']), 'a larger return of an expert'),
     (['convert', 'file'], dict(output='c'), 'file: .*name a checkpoint'),
 ])
 def test_what_cannot_be_done_is_said(run, tmp_path, monkeypatch, arguments, flags, message):

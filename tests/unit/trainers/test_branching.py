@@ -72,12 +72,12 @@ def test_a_changed_learning_rate_takes_effect_at_the_branch(run, tmp_path):
 
 
 def test_what_cannot_be_branched_is_refused(run, tmp_path):
-    with pytest.raises(gin_utils.ConfError, match='has no checkpoint 1234567\n  it has '):
+    with pytest.raises(gin_utils.ConfError, match='has no checkpoint 1234567\n  available: '):
         forking.branch(run, 1234567, [], str(tmp_path / 'new'))
     with pytest.raises(gin_utils.ConfError, match="did you mean 'lr'"):
         forking.branch(run, 'latest', ['ppo/Adam.lrr = 1'], str(tmp_path / 'new'))
     assert not (tmp_path / 'new').exists()
-    with pytest.raises(gin_utils.ConfError, match='exists already'):
+    with pytest.raises(gin_utils.ConfError, match='already exists'):
         forking.branch(run, 'latest', [], run)
 
 

@@ -162,7 +162,7 @@ def test_another_process_evaluates_and_reports_and_its_death_is_noticed(tmp_path
     _wait_for(lambda: messages.extend(evaluator.messages()) or len(messages) == 2)
     os.kill(evaluator._process.pid, signal.SIGKILL)
     _wait_for(lambda: messages.extend(evaluator.messages()) or any('died' in m for m in messages))
-    assert any('was killed by SIGKILL' in m and 'starts another' in m for m in messages)
+    assert any('was killed by SIGKILL' in m and 'starts a new one' in m for m in messages)
     assert sum('evaluation at' in m for m in messages) == 2
     context.set_global_counter(7)
     evaluator.eval(algorithm, {'EnvironmentSteps': 70, 'Iterations': 7})  # in a new process

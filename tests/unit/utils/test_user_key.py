@@ -20,10 +20,10 @@ def test_it_is_made_once_and_for_the_user_alone():
 
 
 @pytest.mark.parametrize('spoil, said', [
-    (lambda name: os.chmod(name, 0o644), 'others may read it'),
+    (lambda name: os.chmod(name, 0o644), 'other users can read it'),
     (lambda name: os.truncate(name, 5), 'damaged'),
-    (lambda name: os.remove(name) or os.mkdir(name), 'cannot be made or read'),
-    (lambda name: os.remove(name) or os.symlink('nowhere', name), 'cannot be made or read'),
+    (lambda name: os.remove(name) or os.mkdir(name), 'cannot be created or read'),
+    (lambda name: os.remove(name) or os.symlink('nowhere', name), 'cannot be created or read'),
 ])
 def test_what_is_no_secret_is_no_key(spoil, said):
     user_key()
