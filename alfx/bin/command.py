@@ -15,7 +15,8 @@ import sys
 from collections.abc import Sequence
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
-_FIRST = ('train', 'evaluate', 'play', 'plot', 'check', 'compare', 'search', 'branch', 'list', 'show', 'help')
+_FIRST = ('train', 'evaluate', 'play', 'plot', 'check', 'compare', 'search', 'fork', 'list', 'show', 'help')
+_ALIASES = {'branch': 'fork'}  # former names of programs
 _started_as: list[str] = []  # how the user called the command; empty for python -m alfx.bin.<name>
 
 
@@ -24,7 +25,7 @@ def programs() -> dict[str, str]:
     found = {}
     for file in os.listdir(_FOLDER):
         name, extension = os.path.splitext(file)
-        if extension == '.py' and is_program(text := source(name)):
+        if extension == '.py' and name not in _ALIASES and is_program(text := source(name)):
             found[name] = (ast.get_docstring(ast.parse(text)) or '').split('\n\n')[0].replace('\n', ' ')
     order = [name for name in _FIRST if name in found]
     return {name: found[name] for name in [*order, *sorted(found.keys() - order)]}
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from alfx import __version__
         print(f'alfx {__version__}')
         return 0
-    known = programs()
+    known, program = programs(), _ALIASES.get(program, program)
     if program in ('--help', '-h', '-?') or program == 'help' and not rest:
         print(_overview(known))
         return 0

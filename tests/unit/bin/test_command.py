@@ -204,3 +204,10 @@ def test_who_reads_may_stop_reading():
 def test_help_tells_ranges_in_words(capsys):
     assert help_program.main(['PPOLoss']) == 0
     assert '# float in [0, 1] or Sequence[float in [0, 1]]' in capsys.readouterr().out
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize('words', [['-m', 'alfx', 'fork'], ['-m', 'alfx', 'branch'], ['-m', 'alfx.bin.branch']])
+def test_fork_can_be_called_by_its_former_name(words):
+    done = subprocess.run([sys.executable, *words, '--help'], capture_output=True, text=True)
+    assert 'Fork a run from a checkpoint' in done.stdout + done.stderr

@@ -82,7 +82,7 @@ def test_what_cannot_be_branched_is_refused(run, tmp_path):
 
 
 def test_the_command_makes_the_folder_and_tells_how_to_start_it(run, tmp_path):
-    done = warm_starts.run([sys.executable, '-m', 'alfx', 'branch', run, '--set', 'ppo/Adam.lr=1e-5', '--nostart',
+    done = warm_starts.run([sys.executable, '-m', 'alfx', 'fork', run, '--set', 'ppo/Adam.lr=1e-5', '--nostart',
                            '--root_dir', str(tmp_path / 'new')], capture_output=True, text=True, check=True, timeout=60)
     assert f'train --root_dir {tmp_path / "new"}' in done.stdout and 'ppo/Adam.lr=1e-5' in done.stdout
     assert forking.branched_at(str(tmp_path / 'new')) == steps_of(run)[-1]
