@@ -125,7 +125,7 @@ def test_help_tells_the_nearest_name(capsys):
 def test_programs_are_run_with_their_own_arguments_and_help_is_no_error():
     said = run('train', '--help').stdout
     assert said.startswith('Train the algorithm described by a conf file.') and '--conf_param' in said and 'gin_file' not in said
-    assert run('help', 'plot').stdout.startswith('Draw the learning curves')
+    assert run('help', 'plot').stdout.startswith('Plot the learning curves')
     shown = run('show', 'ppo_cart_pole', '--conf_param', 'PPOLoss.gamma=0.5').stdout
     assert 'PPOLoss.gamma = 0.5' in shown
     assert '# --conf_param, overrides ppo.gin:' in shown and ', ppo_cart_pole.gin:' in shown
