@@ -124,7 +124,8 @@ def test_help_tells_the_nearest_name(capsys):
 @pytest.mark.processes
 def test_programs_are_run_with_their_own_arguments_and_help_is_no_error():
     said = run('train', '--help').stdout
-    assert said.startswith('Train the algorithm described by a conf file.') and '--conf_param' in said and 'gin_file' not in said
+    assert said.startswith('Train the algorithm described by a conf file.')
+    assert '--conf_param' in said and 'gin_file' not in said
     assert run('help', 'plot').stdout.startswith('Plot the learning curves')
     shown = run('show', 'ppo_cart_pole', '--conf_param', 'PPOLoss.gamma=0.5').stdout
     assert 'PPOLoss.gamma = 0.5' in shown
