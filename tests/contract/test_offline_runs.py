@@ -227,7 +227,7 @@ def test_a_run_without_the_environment_learns_the_same_from_the_data():
     for setting in ('unroll_length = 4', 'evaluate = True'):
         with pytest.raises(ConfError, match=f"env_name = 'offline': there is nothing to act in, but .*{setting}"):
             train('iql_pendulum', 'other', NOWHERE, f'TrainerConfig.{setting}')
-    with gin_utils.loaded('iql_pendulum', [NOWHERE]), pytest.raises(ConfError, match='nothing to act in'):
+    with gin_utils.loaded('iql_pendulum', [NOWHERE]), pytest.raises(ConfError, match='no environment to act in'):
         building.create_eval_environment(TrainerConfig(root_dir=''), 1)
 
 
@@ -251,7 +251,7 @@ def test_specs_that_a_dataset_tells_are_those_of_its_environment(tmp_path):
         assert getattr(found, method)() == getattr(Environment(), method)()
     assert found.batch_size == 3
     dataset_folder.write(str(tmp_path / 'a'), dataset_folder.read(str(tmp_path / 'a')).episodes, {}, overwrite=True)
-    with pytest.raises(ConfError, match='does not tell the specs of its environment'):
+    with pytest.raises(ConfError, match='does not contain the specs of its environment'):
         dataset_spaces.RecordedEnvironment([str(tmp_path / 'a')], 3)
 
 
