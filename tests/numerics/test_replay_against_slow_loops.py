@@ -231,7 +231,7 @@ class Player:
     def drop_all_but(self, keep):
         sizes = {len(steps) for steps in self.slow.envs}
         if len(sizes) > 1 or not max(sizes) or len(set(self.slow.positions)) > 1:
-            with pytest.raises(ValueError, match='rewind'):
+            with pytest.raises(ValueError, match='drop_all_but'):
                 self.buffer.drop_all_but(keep)
             return
         kept = self.buffer.drop_all_but(keep)

@@ -326,11 +326,11 @@ def test_environment_ids_must_be_distinct_environments(env_ids):
 
 def test_environments_are_rewound_together_or_not_at_all():
     buffer = ReplayBuffer(TensorSpec(()), 2, 4)
-    with pytest.raises(ValueError, match=r'rewind: .*found \[0, 0\]'):
+    with pytest.raises(ValueError, match=r'drop_all_but: .*found \[0, 0\]'):
         buffer.drop_all_but(1)
     buffer.add_batch(torch.zeros(2))
     buffer.add_batch(torch.zeros(1), torch.tensor([1]))
-    with pytest.raises(ValueError, match=r'rewind: .*found \[1, 2\]'):
+    with pytest.raises(ValueError, match=r'drop_all_but: .*found \[1, 2\]'):
         buffer.drop_all_but(1)
 
 
@@ -339,7 +339,7 @@ def test_a_position_that_was_overwritten_is_refused():
     buffer.add_sequence(torch.arange(5.).reshape(5, 1))
     assert buffer.get_field('', torch.tensor([0]), torch.tensor([[2], [4]])).tolist() == [[2], [4]]
     for position in (1, 5):
-        with pytest.raises(ValueError, match='holds 2 to 4'):
+        with pytest.raises(ValueError, match='in the buffer, from 2 to 4'):
             buffer.get_field('', torch.tensor(0), torch.tensor(position))
 
 
