@@ -261,7 +261,8 @@ def _check_memory(num_rows: int, num_columns: int, num_bytes: int, device: torch
     raise ConfError([problem_at(
         'TrainerConfig', min(bound)[1] if bound else 'replay_buffer_length', f'needs {needed:,} bytes of memory for a '
         f'buffer of {num_rows:,} steps of {num_columns} environment(s) with {num_bytes} bytes each, found '
-        f'{available:,} bytes', 'shorten it, use fewer environments, or store the buffer on disk: ReplayBuffer.memory_map_dir')])
+        f'{available:,} bytes', 'shorten it, use fewer environments, or store the buffer on disk: '
+        'ReplayBuffer.memory_map_dir')])
 
 
 def memory_of(device: torch.device) -> int:

@@ -151,7 +151,7 @@ operation = st.one_of(
     st.tuples(st.just('priorities'), st.integers(1, 6)),
     st.tuples(st.just('priorities'), st.integers(1, 6)),
     st.tuples(st.just('clear'), st.one_of(st.none(), some_envs)),
-    st.tuples(st.just('rewind'), st.integers(0, 4)),
+    st.tuples(st.just('drop_all_but'), st.integers(0, 4)),
     st.tuples(st.just('dequeue'), st.tuples(st.integers(1, 3), st.one_of(st.none(), some_envs))),
     st.tuples(st.just('cut off'), some_envs),
     st.tuples(st.just('reload'), st.none()),
@@ -366,7 +366,7 @@ def test_uniform_sampling_takes_each_sequence_once_before_any_comes_again(histor
 
 
 @settings(max_examples=1500)
-@example([('sequence', 3), ('all', True), ('rewind', 4), ('all', True)], (7, 0), 0, True, None)
+@example([('sequence', 3), ('all', True), ('drop_all_but', 4), ('all', True)], (7, 0), 0, True, None)
 @given(histories, sizes, st.integers(0, 2**32), st.booleans(), st.sampled_from([None, 7.0]))
 def test_episodes_and_returns_are_those_of_a_walk_along_the_steps(history, size, seed, wild, after_truncation):
     player = make_player(*size, seed, wild, record_episodic_return=True, gamma=GAMMA, default_return=DEFAULT,
