@@ -21,14 +21,14 @@ class Dataset(NamedTuple):
         episodes: the contents.
         about: metadata that can be written as JSON: the source, ``reference_returns``, ``env_name``.
         fingerprint: hash of the contents, independent of their location.
-        is_vouched_for: the contents were verified against a stored digest.
+        is_verified: the contents were verified against a stored digest.
     """
 
     name: str
     episodes: Episodes
     about: dict[str, Any]
     fingerprint: str
-    is_vouched_for: bool = False
+    is_verified: bool = False
 
     def reference_returns(self) -> tuple[float, float] | None:
         """Return the returns of a random and an expert policy; ``None`` if they are unknown or the first is not lower.

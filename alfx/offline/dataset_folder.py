@@ -140,7 +140,7 @@ def read(path: str) -> Dataset:
     except KeyError as error:
         raise DatasetError(f'{os.path.join(path, MANIFEST)}: the array {error} is missing',
                            'record the dataset again') from error
-    return Dataset(path, episodes, manifest['about'], fingerprint_of(found), is_vouched_for=True)
+    return Dataset(path, episodes, manifest['about'], fingerprint_of(found), is_verified=True)
 
 
 def read_manifest(path: str) -> dict[str, Any]:

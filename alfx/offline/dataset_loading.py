@@ -32,7 +32,7 @@ def load(names: Sequence[str], num_steps: int | None, observation_spec: NestedTe
     datasets = []
     for name in names:
         dataset = dataset_sources.read(name)
-        if not dataset.is_vouched_for:
+        if not dataset.is_verified:
             logger.warning('%s: there is no digest to verify its contents with; changes cannot be detected', name)
         dataset_checks.check_consistent(dataset)
         dataset_checks.check_env_name(dataset, env_name)

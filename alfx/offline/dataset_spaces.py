@@ -14,7 +14,7 @@ from alfx.offline.dataset_files import DatasetError
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 
 
-def told(env: Any) -> dict[str, Any]:
+def specs_as_json(env: Any) -> dict[str, Any]:
     """Return the specs of an environment as JSON, for the metadata of a dataset; ``{}`` if they are not plain dicts."""
     specs = {'observation': env.observation_spec(), 'action': env.action_spec(), 'reward': env.reward_spec()}
     if not all(_is_of_dicts(spec) for spec in specs.values()):

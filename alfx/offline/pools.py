@@ -34,7 +34,7 @@ class Demonstration:
 
 
 def score_of(time_step: TimeStep) -> float:
-    """Return the return of the steps ``[L, ...]`` of an episode; the reward at FIRST is ignored."""
+    """Return the sum of the rewards of the steps ``[L, ...]`` of an episode; the reward at FIRST is ignored."""
     return float((time_step.reward * (time_step.step_type != StepType.FIRST)).sum())
 
 
@@ -43,8 +43,8 @@ class Pools:
 
     Args:
         given: initial episodes; they are in the pool with reward.
-        rho: initial probability of replaying an episode with reward.
-        phi: initial probability of replaying an episode of the other pool.
+        rho: initial fraction of all episodes, collected and replayed, that are replays of episodes with reward.
+        phi: initial fraction of all episodes that are replays from the other pool.
         alpha: episodes of the other pool are drawn in proportion to ``max_value ** alpha``.
         capacity: maximum number of episodes in both pools together.
         threshold: minimum score of an episode with reward; ``None``: the minimum score of ``given``.
@@ -59,7 +59,7 @@ class Pools:
 
     @property
     def rho(self) -> float:
-        """Current probability of replaying an episode with reward; it increases as ``phi`` decreases."""
+        """Current fraction of replays of episodes with reward; it increases as ``phi`` decreases."""
         return self._total - self.phi
 
     def add(self, demo: Demonstration) -> None:

@@ -45,7 +45,7 @@ def read(path: str) -> Dataset:
     if not parts:
         raise DatasetError(f'{path}: its replay buffer contains no episode', 'train the run for longer')
     episodes = joined(parts)
-    return Dataset(path, episodes, {'checkpoint': os.path.abspath(path)}, fingerprint(episodes), is_vouched_for=True)
+    return Dataset(path, episodes, {'checkpoint': os.path.abspath(path)}, fingerprint(episodes), is_verified=True)
 
 
 def _episodes(leaves: dict[str, torch.Tensor]) -> Episodes | None:

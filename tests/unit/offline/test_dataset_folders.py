@@ -23,7 +23,7 @@ def test_what_is_read_is_what_was_written(tmp_path):
     dataset_folder.write(path, make(), {'env_name': 'x', 'reference_returns': [0.0, 2.0]})
     found = dataset_sources.read(path)
     assert fingerprint(found.episodes) == fingerprint(make()) == found.fingerprint
-    assert found.episodes.observation['a/b'].tolist() == [0, 1, 2, 3, 4] and found.is_vouched_for
+    assert found.episodes.observation['a/b'].tolist() == [0, 1, 2, 3, 4] and found.is_verified
     assert found.about['env_name'] == 'x' and found.reference_returns() == (0.0, 2.0)
 
 
