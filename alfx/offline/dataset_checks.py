@@ -127,8 +127,7 @@ def _is_convertible(array: np.ndarray, dtype: np.dtype) -> bool:
 
 
 def _range_problem(array: np.ndarray, spec: TensorSpec) -> tuple[int, int, int, int] | None:
-    """Return the limits of integers and their actual range, ``(low, high, minimum, maximum)``; ``None`` if within.
-    """
+    """Return the limits of integers and their actual range, ``(low, high, minimum, maximum)``; ``None`` if within."""
     limits = np.iinfo(spec.dtype_str)
     low, high = limits.min, limits.max
     if isinstance(spec, BoundedTensorSpec):
