@@ -85,7 +85,7 @@ def _actor() -> tuple[Any, Any, dict[str, Any]]:
         if FLAGS.epsilon_greedy is None:
             building.set_epsilon_greedy(algorithm, 1.0 if FLAGS.mode == 'sampled' else 0.0)
         act = recorder.Policy(algorithm, count)
-    about |= dataset_spaces.told(env)
+    about |= dataset_spaces.specs_as_json(env)
     for scale, is_correlated in ((FLAGS.noise, False), (FLAGS.correlated_noise, True)):
         if scale:
             act = recorder.with_noise(act, env.action_spec(), scale, is_correlated)

@@ -119,10 +119,10 @@ LATE_MISTAKES = {
     'actions in place of distributions for PPO': ('ppo_pendulum', 'PPOAlgorithm.actor_network_ctor = @ActorNetwork',
                                                   'for example @ActorDistributionNetwork'),
     'a buffer larger than the memory': ('sac_pendulum', 'TrainerConfig.replay_buffer_length = 1e11',
-                                        'TrainerConfig.replay_buffer_length asks for a buffer of 100,000,000,000 steps '
-                                        'of 1 environment(s) of 48 bytes each, 4,800,000,000,000 bytes; there are'),
+                                        'TrainerConfig.replay_buffer_length needs 4,800,000,000,000 bytes of memory '
+                                        'for a buffer of 100,000,000,000 steps of 1 environment(s) with 48 bytes each'),
     'an unroll larger than the memory': ('ppo_cart_pole', 'TrainerConfig.unroll_length = 1e9',
-                                         'TrainerConfig.unroll_length asks for a buffer of 1,000,000,001 steps'),
+                                         'bytes of memory for a buffer of 1,000,000,001 steps'),
     'an unroll on-policy': ('ac_cart_pole', 'TrainerConfig.unroll_length = 1e10', 'the observations of an unroll need'),
     'a loss for another algorithm': ('ppo_cart_pole', 'PPOAlgorithm.loss_class = @TDLoss',
                                      '@TDLoss creates an instance of TDLoss'),
