@@ -147,7 +147,7 @@ class TrainerConfig:
         num_threads: threads of torch; None chooses by the size of the networks.
         float32_matmul_precision: 'highest', 'high' or 'medium' as for ``torch.set_float32_matmul_precision``; None
             measures and chooses at the start.
-        compile: compile the update into one function, for algorithms whose update is the same operations every time.
+        compile: compile the update into one function; the algorithm has to execute the same operations in every update.
             Compiling takes some seconds at the start and pays for small networks. On a GPU the function becomes a CUDA
             graph if it can be captured. On a CPU the rollout policy of SAC, DDPG, TD3 and DQN is compiled as well,
             unless it is recurrent.

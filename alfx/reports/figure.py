@@ -1,4 +1,4 @@
-"""Plots of curves as inline SVG without scripts, fonts or external files. The colours are variables of the page."""
+"""Plots of curves as inline SVG without scripts, fonts or external files. The colors are variables of the page."""
 import html
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ def draw(curves: Mapping[str, tuple[int, Curves]], x_label: str, y_label: str, t
     """Return a plot of the curves of several methods.
 
     Args:
-        curves: number of the colour and curves of each method; at least one.
+        curves: number of the color and curves of each method; at least one.
         x_label: label of the horizontal axis.
         y_label: label of the vertical axis.
         title: text for screen readers.
@@ -44,8 +44,8 @@ def draw(curves: Mapping[str, tuple[int, Curves]], x_label: str, y_label: str, t
         parts.append(f'<path class="grid" d="M{x:.1f} {_TOP:g}V{bottom:g}"/><text x="{x:.1f}" y="{bottom + 17:g}" '
                      f'text-anchor="middle">{short(tick)}</text>')
     for method, (number, curve) in curves.items():
-        colour, name = f'c{number % 8}', html.escape(method)
-        parts.append(f'<g class="{colour}"><title>{name}</title>')
+        color, name = f'c{number % 8}', html.escape(method)
+        parts.append(f'<g class="{color}"><title>{name}</title>')
         if np.isfinite(curve.low).all():
             around = np.concatenate([curve.x, curve.x[::-1]])
             band = scale.path(around, np.concatenate([curve.high, curve.low[::-1]]))

@@ -10,7 +10,7 @@ import alfx
 from alfx.reports import figure
 from alfx.reports.collecting import Interval, Report
 
-_COLOURS = (('#0969da', '#58a6ff'), ('#bc4c00', '#f0883e'), ('#1a7f37', '#3fb950'), ('#8250df', '#bc8cff'),
+_COLORS = (('#0969da', '#58a6ff'), ('#bc4c00', '#f0883e'), ('#1a7f37', '#3fb950'), ('#8250df', '#bc8cff'),
             ('#bf3989', '#f778ba'), ('#0b7285', '#39c5cf'), ('#7d6608', '#d4b106'), ('#57606a', '#8b949e'))
 _STYLE = '''
 :root{color-scheme:light dark;--back:#fff;--text:#1f2328;--faint:#59636e;--line:#d1d9e0;--head:#f6f8fa;LIGHT}
@@ -34,7 +34,7 @@ th,td{padding:.3rem .7rem;border-bottom:1px solid var(--line);text-align:right;v
 font-variant-numeric:tabular-nums}
 th{background:var(--head)}th:first-child,td:first-child,.text td,.text th{text-align:left}
 td{max-width:30rem;overflow-wrap:anywhere}
-COLOURS
+COLORS
 @media print{body{max-width:none}.table{overflow:visible}}
 '''
 
@@ -71,9 +71,9 @@ def render(report: Report, title: str) -> str:
 
 
 def _style() -> str:
-    light, dark = (''.join(f'--c{i}:{pair[shade]};' for i, pair in enumerate(_COLOURS)) for shade in (0, 1))
-    colours = ''.join(f'.c{i}{{color:var(--c{i})}}' for i in range(len(_COLOURS)))
-    return _STYLE.replace('LIGHT', light).replace('DARK', dark).replace('COLOURS', colours)
+    light, dark = (''.join(f'--c{i}:{pair[shade]};' for i, pair in enumerate(_COLORS)) for shade in (0, 1))
+    colors = ''.join(f'.c{i}{{color:var(--c{i})}}' for i in range(len(_COLORS)))
+    return _STYLE.replace('LIGHT', light).replace('DARK', dark).replace('COLORS', colors)
 
 
 def _summary(report: Report) -> str:
@@ -84,7 +84,7 @@ def _summary(report: Report) -> str:
 
 
 def _legend(methods: Sequence[str]) -> str:
-    return '<ul class="legend">' + ''.join(f'<li class="c{i % len(_COLOURS)}"><b></b><span>{_text(method)}</span></li>'
+    return '<ul class="legend">' + ''.join(f'<li class="c{i % len(_COLORS)}"><b></b><span>{_text(method)}</span></li>'
                                            for i, method in enumerate(methods)) + '</ul>'
 
 

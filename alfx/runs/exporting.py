@@ -120,18 +120,18 @@ def export(policy: Policy, name: str) -> torch.export.ExportedProgram:
                           'use it with alfx.load(run).predict') from error
     drawn = sorted({str(node.target) for node in _used_nodes(program) if _draws(node.target)})
     if drawn:
-        raise ExportError(f'the policy of {name} cannot be exported: it draws random numbers even when it '
-                          f'acts greedily ({", ".join(drawn)})', 'use it with alfx.load(run).predict')
+        raise ExportError(f'the policy of {name} cannot be exported: it draws random numbers even in '
+                          f'greedy mode ({", ".join(drawn)})', 'use it with alfx.load(run).predict')
     return program
 
 
 def _reason(error: Exception) -> str:
     kind = type(error).__name__
     if 'DataDependent' in kind or 'data-dependent' in str(error):
-        return 'its control flow depends on computed values, as in a tree search'
+        return 'its control flow depends on the values of tensors, for example in a search'
     text = str(error).strip() or kind
     if '.numpy()' in text:
-        return 'it computes outside of torch, as in a tree search'
+        return 'a part of it runs outside of torch, for example a tree search'
     return f'{kind}: {text.splitlines()[0]}'
 
 

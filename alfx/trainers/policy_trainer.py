@@ -1,7 +1,7 @@
 """Trainers, which run the schedule of a run from its start or its latest checkpoint to its end.
 
-:meth:`Trainer.train` is the schedule. An iteration is implemented by ``train_iter`` in ``algorithms/rl_algorithm.py``;
-``run_state.py`` contains the state saved in checkpoints.
+:meth:`Trainer.train` is the schedule. :meth:`alfx.engine.learner.Learner.iterate` runs one iteration;
+:mod:`alfx.trainers.run_state` contains the state that is saved in checkpoints.
 """
 import contextlib
 import logging
@@ -196,7 +196,7 @@ class Trainer:
 
     def _eval_is_due(self) -> bool:
         number, rest = divmod(self._state.iteration, self._eval_interval)
-        num_evals = self._config.num_evals  # the last is at the end, which may be later than planned
+        num_evals = self._config.num_evals  # the last one is at the end of the run, which may be later
         return self._config.evaluate and not rest and (num_evals is None or number < num_evals)
 
     def _evaluate(self) -> None:

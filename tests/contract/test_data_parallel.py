@@ -82,7 +82,7 @@ def train_parts(folder, conf, num_ranks):
 @pytest.mark.slow
 @pytest.mark.parametrize('conf', NUMBERS)
 def test_two_ranks_with_half_the_batch_each_give_the_parameters_of_one_process(tmp_path, conf):
-    """PPO clips by the global norm and normalises advantages, over the whole batch; see
+    """PPO clips by the global norm and normalizes advantages, over the whole batch; see
     tests/helpers/rank_program.py for how the random numbers are kept the same."""
     whole, = train_parts(tmp_path, conf, 1)
     first, second = train_parts(tmp_path, conf, 2)

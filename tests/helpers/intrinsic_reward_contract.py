@@ -64,7 +64,7 @@ def train_step_by_step(module, sequence, state):
 
 
 def total_loss(module, info, sequence):
-    """What is minimised, as the engine sums it up."""
+    """What is minimized, as the engine sums it up."""
     return reduce_loss(module.calc_loss(info), valid_masks(sequence.step_type))
 
 

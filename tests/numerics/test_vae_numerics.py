@@ -1,4 +1,4 @@
-"""Divergences, gradient estimators, bound and quantisation of autoencoders against slow code and closed forms."""
+"""Divergences, gradient estimators, bound and quantization of autoencoders against slow code and closed forms."""
 import math
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Training from the replay buffer: how much is trained on when, in which sequences, and what is summarised."""
+"""Training from the replay buffer: how much is trained on when, in which sequences, and what is summarized."""
 from functools import partial
 
 import pytest

@@ -1,4 +1,4 @@
-"""Functions that searches in tests maximise or minimise: exact, and quick."""
+"""Functions that searches in tests maximize or minimize: exact, and quick."""
 import math
 import os
 import time
