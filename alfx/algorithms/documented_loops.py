@@ -1,7 +1,7 @@
 """The documented training methods of an algorithm, each of which forwards to its learner or updater.
 
 A trainer drives the learner directly. These methods exist for code that trains an algorithm by itself, and for classes
-that override one of them: a :class:`CustomLearner` then calls the overriding method instead of its own.
+that override one of them: a :class:`CustomLearner` then calls the overriding method in the iteration.
 """
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
