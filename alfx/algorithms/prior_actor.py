@@ -1,6 +1,6 @@
 """Fixed policies used as priors of KL-regularized reinforcement learning.
 
-A learner (:mod:`alfx.algorithms.sac_algorithm`) keeps its policy close to the distribution that :meth:`train_step` of a
+A learner (:mod:`alfx.algorithms.sac_algorithm`) keeps its policy close to the distribution that ``train_step`` of a
 prior returns: ``KL(policy || prior)`` replaces the negative entropy. A prior has no parameters.
 """
 from collections.abc import Sequence
