@@ -147,7 +147,7 @@ class TrainerConfig:
         num_threads: threads of torch; None chooses by the size of the networks.
         float32_matmul_precision: 'highest', 'high' or 'medium' as for ``torch.set_float32_matmul_precision``; None
             measures and chooses at the start.
-        compile: compile the update into one function, for algorithms whose update is the same operations every time.
+        compile: compile the update into one function; the algorithm has to execute the same operations in every update.
             Compiling takes some seconds at the start and pays for small networks. On a GPU the function becomes a CUDA
             graph if it can be captured. On a CPU the rollout policy of SAC, DDPG, TD3 and DQN is compiled as well,
             unless it is recurrent.
@@ -245,6 +245,20 @@ class TrainerConfig:
         if problems:
             raise gin_utils.ConfError(problems)
         self.root_dir = os.path.expanduser(self.root_dir)
+
+    def freeze(self) -> None:
+        """Reject changes from now on; the trainer calls this when training starts.
+
+        Everything that a run was built with has been read from the configuration by then, so a later change would be
+        ignored in part.
+        """
+        self.__dict__['_is_frozen'] = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if '_is_frozen' in self.__dict__:
+            raise AttributeError(f'TrainerConfig.{name} cannot be changed to {value!r} once training has started; '
+                                 'set it in the conf, or before the trainer is created')
+        super().__setattr__(name, value)
 
     @property
     def data_transformer(self) -> Any:

@@ -16,7 +16,7 @@ _TRUNCATED_STD = 0.87962566103423978
 
 
 class InitialWeights(NamedTuple):
-    """The scheme that layers without an initializer of their own follow; see :func:`initial_weights`."""
+    """The scheme that layers without a separate initializer follow; see :func:`initial_weights`."""
 
     weights: str
     biases: str
@@ -26,7 +26,7 @@ class InitialWeights(NamedTuple):
 @configurable
 def initial_weights(weights: str = 'variance_scaling', biases: str = 'zeros', last_layers: str = 'small'
                     ) -> InitialWeights:
-    """Choose the initial weights of all layers that are given no initializer of their own.
+    """Choose the initial weights of all layers without a separate initializer.
 
     Off-policy algorithms learn much faster with ``'torch'`` than with ``'variance_scaling'``, whose weights are 2.4
     times as large for ReLU networks; the shipped confs choose the scheme of each family by measurement.

@@ -1,7 +1,6 @@
-"""What a program or notebook uses of alfx: ``alfx.train``, ``alfx.load``, ``alfx.read_progress``.
+"""Python interface of alfx for programs and notebooks: ``alfx.train``, ``alfx.load`` and ``alfx.read_progress``.
 
-Each of them loads the conf that it needs and forgets it before it returns. Random numbers of the caller stay as they
-were.
+Each function loads the conf that it needs and clears it before it returns. The random state of the caller is preserved.
 """
 import os
 import signal
@@ -26,21 +25,22 @@ __all__ = ['load', 'read_progress', 'train']
 
 def load(run: str, checkpoint_step: int | str = 'latest', epsilon_greedy: float | None = 0.0,
          device: str = 'cpu') -> Policy:
-    """The trained policy of a run, ready to act.
+    """Load the trained policy of a run.
 
     Args:
-        run: the run folder. Its conf may import modules: load only what you trust.
-        checkpoint_step: which checkpoint: the N of ``ckpt-N``, or 'latest'.
-        epsilon_greedy: chance of sampling an action instead of taking the most likely one; None for what the conf says.
-        device: where networks are: 'cpu', 'cuda', 'cuda:N', or 'auto' for the first GPU if there is one.
+        run: run folder. Its conf may import modules, so load only folders that you trust.
+        checkpoint_step: checkpoint to load: the N of ``ckpt-N``, or 'latest'.
+        epsilon_greedy: probability of sampling an action instead of taking the most likely action; None for the value
+            in the conf.
+        device: device of the networks: 'cpu', 'cuda', 'cuda:N', or 'auto' for the first GPU if one is available.
 
     Raises:
-        ConfError: the folder holds no run in environments, or there is no such device.
-        CheckpointError: there is no such checkpoint, or it does not fit.
+        ConfError: the run has no environment, or the folder or device does not exist.
+        CheckpointError: the checkpoint does not exist or does not match the algorithm.
     """
     run = os.path.abspath(os.path.expanduser(run))
     if not os.path.isdir(run):
-        raise gin_utils.ConfError(f'there is no run folder {run}', 'give the root_dir of a run')
+        raise gin_utils.ConfError(f'run folder {run} does not exist', 'set root_dir to the folder of a run')
     devices.use_device(devices.find_device(device))
     with gin_utils.loaded(None, root_dir=run, same_run=False, allow_unused=True), random_state.preserved():
         env, algorithm = playing.make_policy(run, num_environments=1, epsilon_greedy=epsilon_greedy)
@@ -53,31 +53,31 @@ def load(run: str, checkpoint_step: int | str = 'latest', epsilon_greedy: float 
 
 def train(conf: str, params: Mapping[str, Any] | Sequence[str] = (), root_dir: str | None = None,
           device: str = 'cpu') -> float | None:
-    """Train what a conf describes, or go on with the run in ``root_dir``.
+    """Train the algorithm described by a conf, or resume the run in ``root_dir``.
 
     Args:
-        conf: a path, or the name of a conf that comes with alfx.
-        params: bindings that override the conf, ``{'ppo/Adam.lr': 1e-4}``, or as gin text, ``['ppo/Adam.lr = 1e-4']``.
-        root_dir: the run folder; None for a new one below ``runs``.
-        device: where networks are, as of :func:`load`.
+        conf: path of a conf, or the name of a conf included in alfx.
+        params: bindings that override the conf: ``{'ppo/Adam.lr': 1e-4}``, or gin text ``['ppo/Adam.lr = 1e-4']``.
+        root_dir: run folder; None for a new folder below ``runs``.
+        device: device of the networks, see :func:`load`.
 
     Returns:
-        The mean return of the last evaluation, or of the latest episodes of training if the conf evaluates nothing;
-        None if no episode has ended.
+        The mean return of the last evaluation, or of the latest training episodes if the conf does not evaluate; None
+        if no episode has ended.
 
     Raises:
-        ConfError: the conf has mistakes, or the folder holds a run of another conf.
-        KeyboardInterrupt: the user interrupted the run; the same call goes on with it from its checkpoint.
+        ConfError: the conf has errors, or the folder contains a run of another conf.
+        KeyboardInterrupt: the user interrupted the run; the same call resumes it from its checkpoint.
     """
     lines = [f'{key} = {value!r}' for key, value in params.items()] if isinstance(params, Mapping) else list(params)
     if root_dir is None:
         name = os.path.splitext(os.path.basename(conf))[0]
         root_dir = os.path.join('runs', f'{name}-{time.strftime("%Y%m%d-%H%M%S")}')
     root_dir = os.path.abspath(os.path.expanduser(root_dir))
-    context.reset()  # of a run before
+    context.reset()  # clear the state of an earlier run
     devices.use_device(devices.find_device(device))
     with gin_utils.loaded(conf, lines, root_dir) as loaded, random_state.preserved():
-        with run_files.made_folder(root_dir), run_lock.held(root_dir):
+        with run_files.created_folder(root_dir), run_lock.held(root_dir):
             config = TrainerConfig(root_dir=root_dir, conf_file=loaded.conf_file)
             trainer = RLTrainer(config) if config.ml_type == 'rl' else SLTrainer(config)
             gin_utils.write_conf(root_dir, loaded, ['alfx.train', conf, *lines])
@@ -88,22 +88,22 @@ def train(conf: str, params: Mapping[str, Any] | Sequence[str] = (), root_dir: s
 
 
 def read_progress(run: str, evaluation: bool = False) -> dict[str, np.ndarray]:
-    """The learning curve of a run: a column for each quantity, ``pandas.DataFrame`` takes it as it is.
+    """Return the learning curve of a run as a dict of columns, which ``pandas.DataFrame`` accepts.
 
     Args:
         run: the run folder.
-        evaluation: the evaluations in place of the training.
+        evaluation: read the evaluations instead of the training.
 
     Returns:
-        float64 ``[N]`` by name: 'env_steps', 'average_return' and so on; NaN where a row has no value.
+        Float64 arrays ``[N]`` by name ('env_steps', 'average_return', ...); NaN where a row has no value.
 
     Raises:
-        ConfError: the run has written none.
+        ConfError: the run has not logged anything yet.
     """
     run = os.path.expanduser(run)
     path = run_files.eval_table(run) if evaluation else os.path.join(run, 'progress.csv')
     if not os.path.isfile(path):
-        raise gin_utils.ConfError(f'there is no {path}', 'evaluations need TrainerConfig.evaluate = True' if evaluation
-                                  else 'it is written with the first summary of a run')
+        raise gin_utils.ConfError(f'file {path} does not exist', 'evaluations need TrainerConfig.evaluate = True' if
+                                  evaluation else 'it is created when the run first logs its metrics')
     rows = run_files.read_table(path)
     return {name: np.array([float(row[name] or 'nan') for row in rows]) for name in (rows[0] if rows else ())}

@@ -384,11 +384,11 @@ _HEAD = """# Algorithms
 Each algorithm has a page with its paper, arguments, confs, results and tags. `alfx help NAME` prints all arguments of a
 class, and `alfx show CONF` a conf in full. The columns of the table are
 
-- *actions*: supported kinds of actions; *mixed* is a nest of a discrete and a continuous action;
+- *actions*: supported kinds of actions; *mixed* is a combination of discrete and continuous actions;
 - *recurrent*: *yes* if recurrent networks are supported, *built in* if the algorithm has a memory without them;
 - *learns from*: *unrolls*, the latest rollout, which is then discarded; *replay*, samples from a replay buffer;
   *dataset*, stored data, in at least one shipped conf;
-- *compiled*: the update is the same operations every time, so `TrainerConfig.compile` supports it.
+- *compiled*: the update executes the same operations every time, so `TrainerConfig.compile` supports it.
 
 `python tools/algorithm_table.py` writes this page and the page of each algorithm.
 

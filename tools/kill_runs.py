@@ -37,7 +37,7 @@ _NUM_CHECKPOINTS = 40
 _TIMES = ('seconds', 'saved_at')  # fields of the run state that are not compared
 _POLL_SECONDS = 0.005
 _FIRST_WAIT_SECONDS = 0.1
-_SAYS_SO = ('not exactly', 'does not go on exactly', 'rounds differently', 'new episodes')  # in the log
+_SAYS_SO = ('not exactly', 'uninterrupted run', 'rounds differently', 'new episodes')  # in the log of a run
 
 
 class Outcome(NamedTuple):

@@ -128,15 +128,17 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
     _no_state = ActorCriticState()
 
     def own_capabilities(self) -> Capabilities:
-        """It recomputes without recurrent state and layers that mix samples, unless a subclass changes the steps; its
-        update is fixed unless something in a network draws numbers or keeps statistics."""
+        """Return the capabilities of this algorithm without its parts.
+
+        Infos of the rollout are recomputed if the networks have no recurrent state and no layer that mixes samples, and
+        no subclass overrides the steps.
+        """
         recomputes = (self._is_stateless and not self._has_batch_dependence
                       and self._has_own_steps(ActorCriticAlgorithm))
         return super().own_capabilities()._replace(recomputes_rollout_info=recomputes)
 
     def _has_own_steps(self, cls: type) -> bool:
-        """Return whether the algorithm can be trained and all steps that must agree with each other are those of
-        ``cls``."""
+        """Return whether the algorithm can be trained and inherits from ``cls`` all steps that have to agree."""
         return self._value_network is not None and all(
             getattr(type(self), name) is getattr(cls, name)
             for name in ('rollout_step', 'collect_step', 'train_step', '_policy', '_value', '_info', '_train_info'))

@@ -32,8 +32,8 @@ def normalize_advantages(advantages: torch.Tensor, is_valid: torch.Tensor) -> to
     over_ranks = context.mean_over_ranks
     count = over_ranks(is_valid.sum()).clamp(min=_TINY)
     mean = over_ranks((advantages * is_valid).sum()) / count
-    centred = (advantages - mean) * is_valid
-    return centred / (over_ranks((centred * centred).sum()) / count + 1e-16).sqrt().add(1e-8)
+    centered = (advantages - mean) * is_valid
+    return centered / (over_ranks((centered * centered).sum()) / count + 1e-16).sqrt().add(1e-8)
 
 
 @configurable

@@ -2,7 +2,7 @@
 
 A discriminator D learns to distinguish transitions of demonstrations from those of the policy; its logit is f::
 
-    minimise  E_demonstrations[ -log D ] + E_policy[ -log(1 - D) ],  D = sigmoid(f)
+    minimize  E_demonstrations[ -log D ] + E_policy[ -log(1 - D) ],  D = sigmoid(f)
 
 The policy is rewarded for transitions that D takes for demonstrated ones. It may be any algorithm that trains from a
 replay buffer. Use the module as ``Agent.intrinsic_reward_module``, with ``Agent.extrinsic_reward_coef = 0`` to learn
@@ -82,7 +82,7 @@ class AdversarialRewardAlgorithm(BatchRewards, RewardEstimationAlgorithm):
         self._reward_form, self._gradient_penalty = reward_form, gradient_penalty
 
     def own_capabilities(self) -> Capabilities:
-        """Fixed unless something in a network draws numbers or keeps statistics."""
+        """Return the capabilities; the discriminator trains on whole sequences at once."""
         return super().own_capabilities()._replace(trains_sequences_at_once=True)
 
     def set_on_policy(self, is_on_policy: bool) -> None:

@@ -244,7 +244,7 @@ class Agent(RLAlgorithm):
     _delegates_offline = True
 
     def own_capabilities(self) -> Capabilities:
-        """Joined capabilities of all parts; infos can be recomputed if the policy is the only part that acts."""
+        """Return the capabilities of the agent itself; infos are recomputed if only the policy acts in the rollout."""
         is_plain = self._steps_alone(self._rewards_unrolls) and (self._rewards_unrolls or not self._changes_reward)
         trains_after = (self._reward_weight_algorithm is not None
                         or type(self).after_train_iter is not Agent.after_train_iter)
@@ -418,7 +418,7 @@ class Agent(RLAlgorithm):
         return AlgStep(rl_step.output, AgentState(**new_state), AgentInfo(rewards=rewards or (), **info))
 
     def _kept_repr_state(self, step: AlgStep, state: Any) -> NestedTensor:
-        """Return the next state of the representation learner, which has none if it uses that of the policy."""
+        """Return the next state of the representation learner, or ``()`` if it uses the state of the policy."""
         return state.repr if self._representation_use_rl_state else step.state
 
     def _entropy_target_step(self, method: str, rl_step: AlgStep, time_step: TimeStep, info: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Base class of all algorithms: specs, steps, losses, hooks, replay buffer, optimizers and checkpoints.
 
-An algorithm defines what is computed. When it is computed is decided by :class:`~alfx.engine.learner.Learner`, which
-the documented training methods in :mod:`alfx.algorithms.documented_loops` forward to. Read next:
+An algorithm defines what is computed; the :class:`~alfx.engine.learner.Learner` decides when. The documented training
+methods in :mod:`alfx.algorithms.documented_loops` forward to the learner. Read next:
 :mod:`alfx.algorithms.rl_algorithm`.
 """
 import json
@@ -42,9 +42,9 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
     """Base class of all algorithms.
 
     Args:
-        train_state_spec: nest of specs: the state of ``train_step``.
-        rollout_state_spec: the state of ``rollout_step``; ``None``: that of ``train_step``.
-        predict_state_spec: the state of ``predict_step``; ``None``: that of ``rollout_step``.
+        train_state_spec: nest of specs of the state of ``train_step``.
+        rollout_state_spec: the same for ``rollout_step``; ``None``: ``train_state_spec``.
+        predict_state_spec: the same for ``predict_step``; ``None``: ``rollout_state_spec``.
         is_on_policy: see :attr:`on_policy`.
         optimizer: default optimizer; it owns the parameters that no other optimizer owns, see
             :mod:`alfx.algorithms.base.ownership`.
@@ -166,15 +166,15 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
 
     @property
     def updates_are_traceable(self) -> bool:
-        """Return whether the code of an update is the same tensor operations every time; layers are checked apart."""
+        """Return whether an update executes the same tensor operations every time; layers are checked separately."""
         return True
 
     def own_capabilities(self) -> Capabilities:
-        """Capabilities of this algorithm without those of its parts, which are joined to them by rule.
+        """Return the capabilities of this algorithm without its parts; see :attr:`capabilities`.
 
-        A class of alfx has traceable updates unless :attr:`updates_are_traceable` is False or a layer draws numbers or
-        keeps statistics. A class from elsewhere does not have them unless it overrides this method,
-        because only its author knows what it changes.
+        A class of alfx has traceable updates unless :attr:`updates_are_traceable` is False, or a layer draws random
+        numbers or keeps statistics. A class outside of alfx has them only if it overrides this method, because only its
+        author knows whether its updates can be traced.
         """
         return Capabilities(
             traceable_update=self.updates_are_traceable and is_traceable(self),
@@ -183,10 +183,10 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
             traceable_prediction=has_traceable_prediction(self),
             has_offline_hooks=self._has_offline_hooks())
 
-    _delegates_offline = True  # set in a class whose offline hooks only call those of others
+    _delegates_offline = True  # set in a class whose offline hooks only forward to other algorithms
 
     def _has_offline_hooks(self) -> bool:
-        """Return whether an offline hook of this class does more than to call those of others."""
+        """Return whether an offline hook of this class does more than forward to other algorithms."""
         defined = (next(cls for cls in type(self).__mro__ if name in vars(cls)) for name in (
             'train_step_offline', 'train_sequence_offline', 'calc_loss_offline'))
         return not all('_delegates_offline' in vars(cls) for cls in defined)
@@ -215,12 +215,14 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
 
     @property
     def graph_key(self) -> Hashable:
-        """Which one of several fixed updates its next one is, where they take turns; see
-        ``Capabilities.traceable_update``."""
+        """Key of the traced graph of the next update, if updates of several kinds alternate.
+
+        See ``Capabilities.traceable_update``.
+        """
         return None
 
     def collect_step(self, inputs: NestedTensor, state: NestedTensor) -> AlgStep:
-        """Run ``rollout_step``, possibly without the infos that are recomputed for many steps at once later."""
+        """Run ``rollout_step``; may leave out infos that are recomputed later for many steps at once."""
         return self.rollout_step(inputs, state)
 
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
@@ -384,7 +386,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         self._explicit_optimizers.append((optimizer, list(modules_and_params)))
 
     def _add_given_optimizers(self, *owners: tuple[Any, Any]) -> None:
-        """:meth:`add_optimizer` for each pair of an optimizer and what it owns of which neither is ``None``."""
+        """Call :meth:`add_optimizer` for each pair of an optimizer and a module in which neither is ``None``."""
         for optimizer, owned in owners:
             if optimizer is not None and owned is not None:
                 self.add_optimizer(optimizer, [owned])
@@ -461,7 +463,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
     def auxiliary_phase(self) -> PhaseSettings | None:
         """Settings of an additional training phase every few iterations, or ``None``.
 
-        See :mod:`alfx.engine.auxiliary_phase`. By default the phase of the part that acts.
+        See :mod:`alfx.engine.auxiliary_phase`. By default it is the phase of :attr:`policy_algorithm`.
         """
         part = self.policy_algorithm
         return None if part is None else part.auxiliary_phase
@@ -516,7 +518,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         return [source]
 
     def prepare(self, root: 'Algorithm') -> None:
-        """Read what training needs besides experience; called once, before the first rollout.
+        """Prepare for training, for example by reading demonstrations; called once, before the first rollout.
 
         Args:
             root: the root algorithm, which has an environment.
@@ -524,7 +526,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
 
     def demonstration_batch(self, root: 'Algorithm', collected: Experience,
                             transformed: Experience) -> Experience | None:
-        """Return demonstrations that whole unrolls are trained on together with.
+        """Return demonstrations to train on together with whole unrolls.
 
         Args:
             root: the root algorithm.
@@ -553,7 +555,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         summary_utils.summarize_loss(loss_info)
 
     def compute_paras_statistics(self) -> dict[str, np.ndarray]:
-        """``{parameter name: array of its L1 norm, L2 norm, mean, standard deviation}``, to compare copies by."""
+        """Return ``{parameter name: array of L1 norm, L2 norm, mean, standard deviation}``, to compare copies."""
         with torch.no_grad():
             return {name: torch.stack([p.norm(1), p.norm(2), p.mean(), p.std(unbiased=False)]).cpu().numpy()
                     for name, p in self.named_parameters()}
@@ -593,13 +595,13 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
             for part in self.modules():
                 if isinstance(part, Algorithm):
                     part.check_config(self._config)
-        if self.data_transformer is not None:  # its statistics belong to the checkpoint, once
+        if self.data_transformer is not None:  # checkpoints contain its statistics once
             self.add_module('_root_data_transformer', self.data_transformer)
         self._capabilities = self._joined_capabilities()
         assign_optimizers(self)
         self.preload_checkpoints()
         config = self._config
-        if config is not None and config.summarize_gradient_noise_scale:  # its averages belong to the checkpoint
+        if config is not None and config.summarize_gradient_noise_scale:  # checkpoints contain its averages
             self._gradient_noise_scale = self.updater.noise_scale = GradientNoiseScale().to(self.device)
         if config is not None and config.enable_amp:
             self.updater.use_mixed_precision([part.updater for part in self.modules() if isinstance(part, Algorithm)])
@@ -611,14 +613,14 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
 
     @property
     def updater(self) -> Updater:
-        """Makes the gradient steps of this algorithm; created at the first use."""
+        """Updater of this algorithm, which makes its gradient steps; created at the first use."""
         if self._updater is None:
             self._updater = Updater(self, self._config is not None and self._config.compile)
         return self._updater
 
     @property
     def learner(self) -> Learner:
-        """Runs training iterations of this algorithm; created at the first use."""
+        """Learner of this algorithm, which runs its training iterations; created at the first use."""
         if self._learner is None:
             self._learner = make_learner(self, self.updater, self._config)
         return self._learner
@@ -685,7 +687,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         """
         mine = self.optimizers(recurse=False)
         if len(mine) != len(state['optimizers']):
-            raise ValueError(f'{self._name} has {len(mine)} optimizers of its own, the checkpoint has '
+            raise ValueError(f'{self._name} has {len(mine)} optimizers, the checkpoint has '
                              f"{len(state['optimizers'])}; it belongs to another configuration")
         for optimizer, saved in zip(mine, state['optimizers']):
             optimizer.load_state_dict(saved)
@@ -694,7 +696,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
 
     def state_dict(self, destination: Any = None, prefix: str = '', visited: Any = None,  # type: ignore[override]
                    keep_vars: bool = False) -> dict[str, Any]:
-        """Parameters, buffers and optimizer states of this algorithm and its parts.
+        """Return the parameters, buffers and optimizer states of this algorithm and its parts.
 
         Args:
             destination: dict to add to.
@@ -783,7 +785,7 @@ class Loss(Algorithm):
         return self._step(inputs)
 
     def calc_loss(self, info: NestedTensor) -> LossInfo:
-        """``info`` ``[T, B]``, times the weight."""
+        """Return the loss ``info`` ``[T, B]`` multiplied by the weight."""
         if isinstance(info, LossInfo):
             weighted = [x * self._loss_weight if isinstance(x, torch.Tensor) else x
                         for x in (info.loss, info.scalar_loss)]

@@ -119,7 +119,7 @@ class AlgorithmInterface(nn.Module):
         """
 
     def train_iter(self) -> int:
-        """One iteration of training; returns the number of samples trained on, repeated ones counted each time."""
+        """Run one training iteration; return the number of samples trained on."""
         raise NotImplementedError(f'{type(self).__name__}.train_iter')
 
     def train_from_unroll(self, experience: Experience, train_info: NestedTensor) -> int:

@@ -3,7 +3,7 @@
 The critics are those of :mod:`alfx.algorithms.sac_algorithm` without entropy. The policy clones the actions in the
 data, collected or recorded, weighted by their advantage::
 
-    pi  maximises  E[ min(exp(A(s, a) / temperature), max) log pi(a | s) ]                                (eq. 13)
+    pi  maximizes  E[ min(exp(A(s, a) / temperature), max) log pi(a | s) ]                                (eq. 13)
     A(s, a) = min_i Q_i(s, a) - min_i Q_i(s, a'),  a' ~ pi(. | s)
 
 The policy therefore stays close to the data, and still keeps learning when it collects data itself. Differs from the

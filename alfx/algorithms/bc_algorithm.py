@@ -1,7 +1,7 @@
 """Behavior cloning (Pomerleau 1988, "ALVINN", NeurIPS 1): supervised learning of recorded actions.
 
-A policy network that outputs distributions maximises the likelihood of the recorded actions. A network that outputs
-actions, which have to be continuous and bounded, minimises their squared error, in units of half their range. A
+A policy network that outputs distributions maximizes the likelihood of the recorded actions. A network that outputs
+actions, which have to be continuous and bounded, minimizes their squared error, in units of half their range. A
 recurrent network is trained through each sequence, from a zero state at the first step.
 """
 from collections.abc import Callable
@@ -57,7 +57,7 @@ class BcAlgorithm(OffPolicyAlgorithm):
 
     @property
     def updates_are_traceable(self) -> bool:
-        """Whether the policy is feed-forward."""
+        """Return whether the policy is feed-forward."""
         return not nest.flatten(self.train_state_spec)
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,

@@ -105,7 +105,7 @@ class BootstrappedAlgorithm(Algorithm):
 
     @property
     def updates_are_traceable(self) -> bool:
-        """Whether no state connects the steps of a sequence."""
+        """Return whether the steps of a sequence are independent, without recurrent state."""
         return not nest.flatten(self.train_state_spec)
 
     def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,

@@ -86,7 +86,7 @@ class CausalBcAlgorithm(BcAlgorithm):
         self._f_norm_penalty_weight, self._bc_weight = f_norm_penalty_weight, bc_regulatization_weight
 
     def own_capabilities(self) -> Capabilities:
-        """That of cloning; but each step needs the one before."""
+        """Return the capabilities of behavior cloning; in addition each step needs the previous step."""
         return super().own_capabilities()._replace(needs_previous_step=True)
 
     def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:

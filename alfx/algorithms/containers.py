@@ -59,7 +59,7 @@ class _Forwarding(Algorithm):
             alg.on_parts_built(parts)
 
     def own_capabilities(self) -> Capabilities:
-        """Nothing of its own: ``after_train_iter`` only hands on, unless it is overridden."""
+        """Return the capabilities; ``after_train_iter`` only forwards unless a subclass overrides it."""
         forwarding = AlgorithmContainer.after_train_iter, _Wrapper.after_train_iter
         return super().own_capabilities()._replace(trains_after_iteration=type(self).after_train_iter not in forwarding)
 
@@ -467,9 +467,9 @@ class RLAlgWrapper(_Wrapper, RLAlgorithm):
             self._alg.set_reward_weights(reward_weights)
 
     def own_capabilities(self) -> Capabilities:
-        """That of the algorithm, which does all there is to do."""
+        """Return the most general capabilities, which the wrapped algorithm restricts."""
         return super().own_capabilities()._replace(traceable_update=True, trains_sequences_at_once=True,
-                                             recomputes_rollout_info=True, traceable_prediction=True)
+                                                   recomputes_rollout_info=True, traceable_prediction=True)
 
     @property
     def policy_algorithm(self) -> Algorithm:

@@ -95,7 +95,7 @@ class CountBonusAlgorithm(IntrinsicRewardAlgorithm):
         return self._counts
 
     def own_capabilities(self) -> Capabilities:
-        """True: nothing is trained."""
+        """Return the capabilities; updates are traceable because nothing is trained."""
         return super().own_capabilities()._replace(traceable_update=True)
 
     # Steps -----------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Deep deterministic policy gradient (Lillicrap et al. 2015, arXiv:1509.02971).
 
 Differs from the paper: there may be several critics, whose minimum is used (as in TD3); rewards may be vectors; the
-gradient of the value with respect to the action may be clipped and actions penalised (as in Andrychowicz et al. 2017,
+gradient of the value with respect to the action may be clipped and actions penalized (as in Andrychowicz et al. 2017,
 arXiv:1707.01495); exploration noise is in units of half the range of the actions. Twin-delayed DDPG is in
 :mod:`alfx.algorithms.td3_algorithm`; both explore with :mod:`alfx.algorithms.base.exploration_noise`.
 """
@@ -73,7 +73,7 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         reward_weights: K weights of the value dimensions in the policy's objective; ``None``: all 1.
         epsilon_greedy: probability in evaluation of adding the exploration noise of a first step to an action;
             ``None``: ``config.epsilon_greedy``, or 0 without a config.
-        calculate_priority: compute priorities for prioritised replay: the root mean squared TD error of a sequence, or,
+        calculate_priority: compute priorities for prioritized replay: the root mean squared TD error of a sequence, or,
             with another critic loss, the root of its mean.
         env: batched environment, for the root algorithm.
         config: configuration, for the root algorithm.
@@ -289,11 +289,11 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return action, loss, DdpgActorState(actor_state, critic_values.detached(critics_state))
 
     def _regularized_loss(self, loss: Tensor, value: Tensor, action: NestedTensor, rows: Rows) -> Tensor:
-        """Return the loss ``[B]`` of the policy, given the loss of maximising ``value`` ``[B]`` of its ``action``."""
+        """Return the loss ``[B]`` of the policy, given the loss of maximizing ``value`` ``[B]`` of its ``action``."""
         return loss
 
     def _objective(self, inputs: NestedTensor, state: NestedTensor) -> tuple[Tensor, NestedTensor]:
-        """Compute the values ``[B]`` or ``[B, K]`` that the policy maximises, and the next state of the critics.
+        """Compute the values ``[B]`` or ``[B, K]`` that the policy maximizes, and the next state of the critics.
 
         ``inputs`` and ``state`` are the inputs and the state of the critics.
         """

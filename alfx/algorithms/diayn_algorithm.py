@@ -115,10 +115,10 @@ class DIAYNAlgorithm(Algorithm):
     # Capabilities ----------------------------------------------------------------------------------------------
 
     def own_capabilities(self) -> Capabilities:
-        """True, unless something in a network draws numbers or keeps statistics; the normalizers are only read."""
+        """Return the capabilities; updates are traceable unless a layer draws random numbers or keeps statistics."""
         is_fixed_update = is_traceable(nn.ModuleList([self._encoding_net, self._discriminator]))
         return super().own_capabilities()._replace(traceable_update=is_fixed_update, trains_sequences_at_once=True,
-                                             needs_previous_step=True)
+                                                   needs_previous_step=True)
 
     # Steps -----------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The documented training methods of an algorithm, each of which forwards to its learner or updater.
 
 A trainer drives the learner directly. These methods exist for code that trains an algorithm by itself, and for classes
-that override one of them: a :class:`CustomLearner` then calls the overriding method at its place in the iteration.
+that override one of them: a :class:`CustomLearner` then calls the overriding method in the iteration.
 """
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -37,7 +37,7 @@ class DocumentedLoops:
         """Run one iteration: unroll, train, ``after_train_iter``.
 
         Returns:
-            Number of samples trained on, repeated ones counted each time.
+            Number of samples trained on; a sample counts each time it is used.
         """
         return self.learner.iterate()
 
@@ -71,7 +71,7 @@ class DocumentedLoops:
             update_global_counter: count each update, if ``TrainerConfig.update_counter_every_mini_batch``.
 
         Returns:
-            Number of steps trained on, repeated ones counted each time; 0 if there is too little data yet.
+            Number of steps trained on; a step counts each time it is used. 0 if there is too little data yet.
         """
         return Learner.train_from_replay(self.learner, update_global_counter)
 

@@ -87,7 +87,7 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             mean.
         v_min: smallest return that the atoms represent.
         v_max: largest return that the atoms represent.
-        calculate_priority: compute priorities for prioritised replay: the mean absolute errors of a sequence, or the
+        calculate_priority: compute priorities for prioritized replay: the mean absolute errors of a sequence, or the
             mean divergences of its distributions.
         train_first_step_only: train only on the first step of each sequence; the other steps are used for its target.
             The loss is still the mean over all T steps, most of them 0: divide an ``eps`` of Adam or a gradient

@@ -121,7 +121,7 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
         self._blank_infos: dict[int, Any] = {}
 
     def own_capabilities(self) -> Capabilities:
-        """That of its parts: their updates are all of it."""
+        """Return the most general capabilities, which the parts restrict."""
         return super().own_capabilities()._replace(traceable_update=True)
 
     def _parts(self) -> list[Algorithm]:

@@ -337,10 +337,10 @@ class DeterministicDynamicsAlgorithm(DynamicsLearningAlgorithm):
                          num_replicas, network, checkpoint, name, normalize, bootstrap, holdout, num_elites)
 
     def own_capabilities(self) -> Capabilities:
-        """True unless something in the network draws numbers or keeps statistics."""
+        """Return the capabilities; updates are traceable unless a layer draws random numbers or keeps statistics."""
         return super().own_capabilities()._replace(traceable_update=is_traceable(self._network),
                                                    trains_sequences_at_once=True,
-                                             needs_previous_step=True, bootstraps_sequences=True)
+                                                   needs_previous_step=True, bootstraps_sequences=True)
 
     def _change(self, predicted: Any) -> Tensor:
         """Return the predicted change ``[N, (n,) D]``."""

@@ -60,8 +60,10 @@ class EncoderAlgorithm(Algorithm):
         self._encoder = encoder
 
     def own_capabilities(self) -> Capabilities:
-        """Sequences are trained on at once: only the network is called step by step, if it has memory. Nothing can be
-        learned about its memory from one step after a state of zeros."""
+        """Return the capabilities: sequences are trained on at once; a recurrent network is called once per step.
+
+        A recurrent network needs the previous step, because a single step after a zero state trains no recurrence.
+        """
         return super().own_capabilities()._replace(trains_sequences_at_once=True,
                                                    needs_previous_step=self._encoder.is_rnn)
 
@@ -150,7 +152,7 @@ class EncodingAlgorithm(EncoderAlgorithm):
         return self._output_spec
 
     def own_capabilities(self) -> Capabilities:
-        """True unless something in the network draws numbers or keeps statistics."""
+        """Return the capabilities; updates are traceable unless a layer draws random numbers or keeps statistics."""
         return super().own_capabilities()._replace(traceable_update=is_traceable(self))
 
     def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:

@@ -158,7 +158,7 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
                            if isinstance(t, RewardTransformer)]
         if changes_rewards:
             raise ConfError([problem_at('TrainerConfig', 'data_transformer_ctor', f'has {changes_rewards[0]}, but '
-                                        f'{self._name} maximises the returns of the environment', 'remove it: the '
+                                        f'{self._name} maximizes the returns of the environment', 'remove it: the '
                                         "scale of returns has no effect, unless fitness_shaping = 'raw'")])
         if self._num_agents % context.num_ranks():
             raise ConfError([problem_at(type(self).__name__, 'num_agents', f'= {self._num_agents} members cannot be '
@@ -282,7 +282,7 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
             optimizer.step()
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """Raise an error: returns are maximised, there is no loss.
+        """Raise an error: returns are maximized, there is no loss.
 
         Raises:
             NotImplementedError: always.

@@ -173,7 +173,7 @@ class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
             log_network(name, network)
 
     def own_capabilities(self) -> Capabilities:
-        """An update is the same operations every time, but for that of a critic."""
+        """Return the capabilities; updates are traceable unless a critic is trained."""
         return super().own_capabilities()._replace(traceable_update=True)
 
     @property

@@ -1,6 +1,6 @@
 r"""Generators: networks that map noise to samples of a distribution.
 
-The distribution is given by a loss, its negative log density up to a constant. A generator minimises ``E[loss(x)] - a
+The distribution is given by a loss, its negative log density up to a constant. A generator minimizes ``E[loss(x)] - a
 H(x)``, with ``a = entropy_regularization``; at ``a = 1`` this is the Kullback-Leibler divergence from the distribution.
 The entropy H of the outputs is not known. Its gradient is estimated by particle-based variational inference: a batch of
 outputs is moved as particles are, and the network is trained to follow (Feng et al. 2017, "Learning to draw samples
@@ -60,8 +60,8 @@ class Generator(Algorithm):
         hidden_layers: sizes of the hidden layers if there is no ``net``.
         net: the network, called with the noise, or with ``[noise, inputs]``; ``None`` for fully connected layers.
         net_moving_average_rate: if given, ``predict_step`` uses a moving average of the network with this update rate.
-        entropy_regularization: ``a``; 0 to minimise only the loss.
-        mi_weight: weight of the mutual information of ``[noise, inputs]`` and outputs, which is maximised; ``None`` for
+        entropy_regularization: ``a``; 0 to minimize only the loss.
+        mi_weight: weight of the mutual information of ``[noise, inputs]`` and outputs, which is maximized; ``None`` for
             none (Hjelm et al. 2019, arXiv:1808.06670).
         mi_estimator_cls: creates the estimator of the mutual information, called with ``x_spec``, ``y_spec`` and
             ``sampler``.
@@ -159,7 +159,7 @@ class Generator(Algorithm):
         return ['_average_net']
 
     def own_capabilities(self) -> Capabilities:
-        """An update is the same operations every time, but for those of a critic or of inverse products."""
+        """Return the capabilities; updates are traceable unless a critic or inverse products are trained."""
         return super().own_capabilities()._replace(traceable_update=True)
 
     @property

@@ -71,7 +71,7 @@ class _RandomGoalGenerator(RLAlgorithm):
         return AlgStep((goal, ()), GoalState(goal=goal), GoalInfo(goal=goal))
 
     def own_capabilities(self) -> Capabilities:
-        """Sequences are trained on at once: the goal of each step comes from ``rollout_info``."""
+        """Return the capabilities; sequences are trained on at once, with the goals in ``rollout_info``."""
         return super().own_capabilities()._replace(trains_sequences_at_once=True)
 
     def calc_loss(self, info: Any) -> LossInfo:

@@ -71,7 +71,7 @@ class HandcraftedAlgorithm(OffPolicyAlgorithm):
         return self.train_step(inputs)
 
     def calc_loss(self, info: LossInfo) -> LossInfo:
-        """Return zeros ``[T, B]``: nothing is minimised."""
+        """Return zeros ``[T, B]``: nothing is minimized."""
         return info
 
     def train_from_replay_buffer(self, update_global_counter: bool = False) -> int:

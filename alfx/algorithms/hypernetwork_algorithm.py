@@ -151,12 +151,12 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
             log_network(name, self._param_net)
 
     def own_capabilities(self) -> Capabilities:
-        """An update is the same operations every time, but for those of parts of the generator."""
+        """Return the capabilities; updates are traceable if the parts of the generator are."""
         return super().own_capabilities()._replace(traceable_update=True)
 
     @property
     def graph_key(self) -> Hashable:
-        """What decides about an update besides tensors."""
+        """Key of the traced graph: the number of networks drawn, besides the key of the base class."""
         return super().graph_key, self._num_drawn
 
     @property

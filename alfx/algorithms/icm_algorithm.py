@@ -126,10 +126,10 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
                                    (owner, 'inverse_net'))
 
     def own_capabilities(self) -> Capabilities:
-        """True unless something in a network draws numbers or keeps statistics."""
+        """Return the capabilities; updates are traceable unless a layer draws random numbers or keeps statistics."""
         is_fixed_update = all_fixed([self._encoding_net, self._forward_net, self._inverse_net])
         return super().own_capabilities()._replace(traceable_update=is_fixed_update, trains_sequences_at_once=True,
-                                             needs_previous_step=True)
+                                                   needs_previous_step=True)
 
     # Steps -----------------------------------------------------------------------------------------------------
 

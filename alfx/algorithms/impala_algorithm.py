@@ -67,9 +67,9 @@ class ImpalaAlgorithm(ActorCriticAlgorithm):
         return False
 
     def own_capabilities(self) -> Capabilities:
-        """The last step of a sequence is there to bootstrap from. It recomputes, with memory too."""
+        """Return the capabilities: the last step is for bootstrapping; infos are recomputed even if recurrent."""
         return super().own_capabilities()._replace(bootstraps_sequences=True,
-                                             recomputes_rollout_info=self._has_own_steps(ImpalaAlgorithm))
+                                                   recomputes_rollout_info=self._has_own_steps(ImpalaAlgorithm))
 
     def check_config(self, config: TrainerConfig) -> None:
         """Reject configurations under which ratios or targets would be wrong.

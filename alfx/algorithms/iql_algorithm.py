@@ -2,9 +2,9 @@
 
 With D the data, values are only evaluated at actions in the data::
 
-    V(s)      minimises  E_D[ |tau - 1(u < 0)| u^2 ],  u = min_i Q'_i(s, a) - V(s)        (eq. 5)
-    Q_i(s, a) minimises  E_D[ (r + gamma V(s') - Q_i(s, a))^2 ]                           (eq. 6)
-    pi        maximises  E_D[ min(exp((min_i Q'_i(s, a) - V(s)) / temperature), max) log pi(a | s) ]   (eq. 7)
+    V(s)      minimizes  E_D[ |tau - 1(u < 0)| u^2 ],  u = min_i Q'_i(s, a) - V(s)        (eq. 5)
+    Q_i(s, a) minimizes  E_D[ (r + gamma V(s') - Q_i(s, a))^2 ]                           (eq. 6)
+    pi        maximizes  E_D[ min(exp((min_i Q'_i(s, a) - V(s)) / temperature), max) log pi(a | s) ]   (eq. 7)
 
 Q' are the target critics. As tau approaches 1, the expectile V approaches the value of the best action in the data.
 Differs from the paper: for a multi-dimensional reward V is a vector too, and the policy is weighted by the sum of the
@@ -75,7 +75,7 @@ class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         reward_weights: K weights of the advantages in the policy's objective; ``None``: all 1.
         epsilon_greedy: probability in evaluation of sampling an action instead of taking the most likely one; ``None``:
             ``config.epsilon_greedy``, or 0 without a config.
-        calculate_priority: compute priorities for prioritised replay: the root mean squared TD error of a sequence.
+        calculate_priority: compute priorities for prioritized replay: the root mean squared TD error of a sequence.
         num_critic_replicas: number n of critics; the minimum over target critics is used.
         env: batched environment, for the root algorithm.
         config: configuration, for the root algorithm.

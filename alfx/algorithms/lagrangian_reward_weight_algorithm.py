@@ -104,7 +104,7 @@ class LagrangianRewardWeightAlgorithm(Algorithm):
         return [self._weight_optimizer] if include_ignored_attributes or not recurse else []
 
     def own_capabilities(self) -> Capabilities:
-        """True: it has no part in an update."""
+        """Return the capabilities; updates are traceable because this algorithm takes no part in them."""
         return super().own_capabilities()._replace(traceable_update=True)
 
     @property
@@ -229,7 +229,7 @@ class LagrangianPredRewardWeightAlgorithm(LagrangianRewardWeightAlgorithm):
         self.register_buffer('_is_evaluated', torch.zeros((), dtype=torch.bool))
 
     def own_capabilities(self) -> Capabilities:
-        """True: it has no part in an update."""
+        """Return the capabilities; updates are traceable because this algorithm takes no part in them."""
         return super().own_capabilities()._replace(traceable_update=True)
 
     def check_config(self, config: TrainerConfig) -> None:

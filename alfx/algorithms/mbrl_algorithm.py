@@ -117,7 +117,7 @@ class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
         return (ctor or DeterministicDynamicsAlgorithm)(feature_spec=feature_spec, action_spec=action_spec)
 
     def own_capabilities(self) -> Capabilities:
-        """That of its modules; what it learns, it learns from two steps that follow each other."""
+        """Return the most general capabilities, which the modules restrict."""
         return super().own_capabilities()._replace(traceable_update=True, trains_sequences_at_once=True)
 
     def on_parts_built(self, parts: Mapping[str, Algorithm]) -> None:

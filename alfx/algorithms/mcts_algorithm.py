@@ -2,12 +2,12 @@
 
 The search follows MuZero (Schrittwieser et al. 2020, arXiv:1911.08265) with these differences:
 
-- All values and rewards are those of player 0; player 1 minimises them.
-- The value of an action is normalised after its reward has been added to the value of the next state.
+- All values and rewards are those of player 0; player 1 minimizes them.
+- The value of an action is normalized after its reward has been added to the value of the next state.
 - An action that has not been expanded has the value score 0.5 (``unexpanded_value_score``), not 0.
 - The root starts with one visit, with the value of the root, so that the prior counts from the first simulation.
 - States that the model predicts to be terminal are not expanded.
-- The policy regularised towards the prior (Grill et al. 2020, arXiv:2007.12509) can replace the visit counts in acting,
+- The policy regularized towards the prior (Grill et al. 2020, arXiv:2007.12509) can replace the visit counts in acting,
   searching and learning; actions can be sampled (Hubert et al. 2021, arXiv:2104.06303); several leaves can be expanded
   at once; ``root_search='gumbel'`` is Gumbel MuZero (Danihelka et al. 2022).
 
@@ -47,13 +47,13 @@ MCTSInfo = namedtuple('MCTSInfo', ['candidate_actions', 'value', 'candidate_acti
 
 
 def calculate_exploration_policy(value: Tensor, prior: Tensor, c: Tensor, tol: float = 1e-6) -> tuple[Tensor, int]:
-    """Policy p that maximises ``E_p(v) - c KL(q || p)``; see :func:`~alfx.tree_search.rules.reverse_kl_policy`.
+    """Policy p that maximizes ``E_p(v) - c KL(q || p)``; see :func:`~alfx.tree_search.rules.reverse_kl_policy`.
 
     Args:
         value: ``[N, K]``, v.
         prior: ``[N, K]``, q; each row sums to 1.
         c: ``[N, 1]``, positive.
-        tol: Newton's method stops when the sum of the policy is within this of 1; the result is then normalised.
+        tol: Newton's method stops when the sum of the policy is within this of 1; the result is then normalized.
 
     Returns:
         The policy ``[N, K]``, and the number of iterations.
@@ -62,7 +62,7 @@ def calculate_exploration_policy(value: Tensor, prior: Tensor, c: Tensor, tol: f
 
 
 def calculate_kl_exploration_policy(value: Tensor, prior: Tensor, c: Tensor) -> tuple[Tensor, int]:
-    """Policy p that maximises ``E_p(v) - c KL(p || q)``, which is ``q exp(v / c) / Z``.
+    """Policy p that maximizes ``E_p(v) - c KL(p || q)``, which is ``q exp(v / c) / Z``.
 
     Args:
         value: ``[N, K]``, v.
@@ -108,14 +108,14 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         keep_model_pred_state: pass the ``pred_state`` that the model returned to ``initial_predict`` at the next step.
         predict_action_sampler: chooses the action in evaluation.
         rollout_action_sampler: chooses the action in the rollout.
-        learn_policy_temperature: the policy to learn is ``policy ** (1 / learn_policy_temperature)``, normalised.
+        learn_policy_temperature: the policy to learn is ``policy ** (1 / learn_policy_temperature)``, normalized.
         reward_spec: spec of the reward; the model predicts one number.
         expand_all_children: expand all actions of a leaf at once. Visit counts then carry little information: act and
             learn with the exploration policy.
         expand_all_root_children: expand all actions of the root before the search; act and learn with the exploration
             policy then, too.
         known_value_bounds: least and largest value; ``None``: the values seen in each tree.
-        value_min_max_delta: lower bound of the divisor that normalises values.
+        value_min_max_delta: lower bound of the divisor that normalizes values.
         ucb_break_tie_eps: random numbers below this are added to upper confidence bounds.
         ucb_parent_visit_count_minus_one: count one visit less of the parent in the bound, so that the first action is
             chosen without the prior.
@@ -125,7 +125,7 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         act_with_exploration_policy: choose actions by the exploration policy, not by visits.
         search_with_exploration_policy: descend the tree by the exploration policy, not by upper confidence bounds.
         learn_with_exploration_policy: the policy to learn is the exploration policy, not the visit distribution.
-        exploration_policy_type: 'rkl', regularised by ``KL(prior || policy)``, or 'kl', by ``KL(policy || prior)``.
+        exploration_policy_type: 'rkl', regularized by ``KL(prior || policy)``, or 'kl', by ``KL(policy || prior)``.
         max_unroll_length: depth of the tree; with ``expand_all_children`` one less.
         num_parallel_sims: number of leaves expanded together; must divide ``num_simulations``.
         checkpoint: as in ``Algorithm``.

@@ -407,7 +407,7 @@ class SimpleMCTSModel(MCTSModel):
         action_spec: bounded spec of one action.
         num_unroll_steps: R.
         num_sampled_actions: K, number of actions that the search considers. For a scalar discrete action these are the
-            K most probable ones, with normalised probabilities; for other actions they are K samples of the policy,
+            K most probable ones, with normalized probabilities; for other actions they are K samples of the policy,
             each with probability ``1 / K``. ``None``: all values of a scalar discrete action.
         encoding_net_ctor: called as ``encoding_net_ctor(observation_spec)``; creates the representation network.
         dynamics_net_ctor: called as ``dynamics_net_ctor((latent spec, action_spec))``; creates the dynamics network.
@@ -489,7 +489,7 @@ class SimpleMCTSModel(MCTSModel):
         return actions, torch.full(actions.shape[:2], 1.0 / actions.shape[1], device=actions.device)
 
     def _most_probable(self, probs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the K most probable of all actions ``[B, A]``, and their normalised probabilities, ``[B, K]``."""
+        """Return the K most probable of all actions ``[B, A]``, and their normalized probabilities, ``[B, K]``."""
         assert self._num_sampled_actions is not None, 'without it there are no candidates'
         best = probs.topk(self._num_sampled_actions, -1)
         return ((best.indices + self._first_action).to(self._action_dtype),

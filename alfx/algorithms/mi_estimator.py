@@ -63,7 +63,7 @@ class MIEstimator(Algorithm):
     - 'buffer': a y from the last ``buffer_size`` samples, including this batch.
     - 'double_buffer': x and y are both drawn from buffers, independently of each other.
     - 'shuffle': the y of the batch in random order; some x keep their y.
-    - 'shift': the y of the previous sample in the batch; neighbouring samples have to be independent.
+    - 'shift': the y of the previous sample in the batch; neighboring samples have to be independent.
     - with a ``y_distribution`` passed to :meth:`train_step`: a y drawn from it; the sampler is not used.
 
     Gradients flow to the y of Q only with 'shuffle' and 'shift'.

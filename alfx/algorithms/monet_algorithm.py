@@ -91,7 +91,7 @@ def mask_loss(log_mask: Tensor, logits: Tensor) -> Tensor:
 
 
 class _InstanceNorm(nn.Module):
-    """Instance normalisation of each channel over its pixels, followed by a learned bias."""
+    """Instance normalization of each channel over its pixels, followed by a learned bias."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -106,7 +106,7 @@ class _InstanceNorm(nn.Module):
 
 
 def _block(in_channels: int, out_channels: int) -> nn.Module:
-    """Create a convolution of kernel size 3 with instance normalisation and ReLU."""
+    """Create a convolution of kernel size 3 with instance normalization and ReLU."""
     return nn.Sequential(Conv2D(in_channels, out_channels, 3, identity, padding=1, use_bias=False),
                          _InstanceNorm(out_channels), nn.ReLU())
 
@@ -118,7 +118,7 @@ class MoNetUNet(Network):
     Down: one block per entry of ``filters``; all but the first halve the image by max pooling. Middle: fully connected
     layers. Up: one block per entry of ``filters`` in reverse, which also receives the output of the downward block of
     the same size; all but the last double the image. A convolution of kernel size 1 follows. A block is a convolution
-    of kernel size 3 without bias, instance normalisation with a learned bias, and a ReLU.
+    of kernel size 3 without bias, instance normalization with a learned bias, and a ReLU.
 
     Args:
         input_tensor_spec: float32 ``(C, H, W)``.
@@ -396,7 +396,7 @@ class MoNetRepresentationLearner(Algorithm):
         return self._output_spec
 
     def own_capabilities(self) -> Capabilities:
-        """That of the ``MoNetAlgorithm``."""
+        """Return the most general capabilities, which ``MoNetAlgorithm`` restricts."""
         return super().own_capabilities()._replace(traceable_update=True)
 
     def set_on_policy(self, is_on_policy: bool) -> None:

@@ -1,7 +1,7 @@
-"""Maximum a posteriori policy optimisation (Abdolmaleki et al. 2018, arXiv:1806.06920 and arXiv:1812.02256).
+"""Maximum a posteriori policy optimization (Abdolmaleki et al. 2018, arXiv:1806.06920 and arXiv:1812.02256).
 
 Each update evaluates actions of the target policy at the states of a minibatch, gives the better ones more weight
-(E-step), and moves the policy towards these weights within bounds on its change (M-step). The maths is in
+(E-step), and moves the policy towards these weights within bounds on its change (M-step). The formulas are in
 :mod:`alfx.algorithms.mpo.mpo_loss`, the kinds of policies in :mod:`alfx.algorithms.mpo.mpo_policies`.
 
 Differences from the papers:
@@ -79,7 +79,7 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         reward_weights: K weights of the values of the rewards in the policy's objective; ``None``: all are 1.
         epsilon_greedy: in evaluation, the probability of sampling an action instead of taking the most likely one;
             ``None``: ``config.epsilon_greedy``, or 0 without a config.
-        calculate_priority: calculate priorities for prioritised replay: the square root of the mean critic loss of a
+        calculate_priority: calculate priorities for prioritized replay: the square root of the mean critic loss of a
             sequence.
         num_critic_replicas: number n of critics; the lowest of their values is used.
         env: batched environment, for the root algorithm.
@@ -105,7 +105,7 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             policy follows the mean of the weights of both (Abdolmaleki et al. 2020, arXiv:2005.07513, uses their sum).
             ``None``: no second objective.
         mstep_iterations: updates of the policy from the same weights; updates after the first ignore the importance
-            weights of prioritised replay. More than 1 needs ``actor_optimizer`` and networks that are not recurrent.
+            weights of prioritized replay. More than 1 needs ``actor_optimizer`` and networks that are not recurrent.
         target_update_tau: step size of the target networks at an update, in (0, 1].
         target_update_period: training updates for each update of the target networks.
         actor_target_update_tau: step size of the target policy; ``None``: ``target_update_tau``.
@@ -250,7 +250,7 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     @property
     def updates_are_traceable(self) -> bool:
-        """Whether the policy is feed-forward and the M-step is a single update."""
+        """Return whether the policy is feed-forward and the M-step is a single update."""
         return not self._is_recurrent and self._mstep_iterations == 1
 
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:

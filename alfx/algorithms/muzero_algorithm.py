@@ -94,7 +94,7 @@ class MuzeroAlgorithm(OffPolicyAlgorithm):
         self._representation_learner.set_reward_weights(reward_weights)
 
     def own_capabilities(self) -> Capabilities:
-        """An update is that of the learner."""
+        """Return the most general capabilities, which the representation learner restricts."""
         return super().own_capabilities()._replace(traceable_update=True, trains_sequences_at_once=True)
 
     def _capabilities_of_parts(self) -> dict[Any, Capabilities]:

@@ -136,9 +136,9 @@ class MuzeroRepresentationLearner(OffPolicyAlgorithm):
         return self._impl.model
 
     def own_capabilities(self) -> Capabilities:
-        """It has no part in an update of the policy; afterwards it makes its own."""
+        """Return the capabilities: it takes no part in updates of the policy and trains after each iteration."""
         return Capabilities(traceable_update=True, trains_sequences_at_once=True, recomputes_rollout_info=True,
-                      trains_after_iteration=self._options is not None)
+                            trains_after_iteration=self._options is not None)
 
     def _capabilities_of_parts(self) -> dict[Any, Capabilities]:
         return {}

@@ -1,7 +1,7 @@
 r"""Particle-based variational inference: particles that become samples of a distribution.
 
 The distribution is given by a loss, its negative log density up to a constant. N particles are moved so that their
-distribution minimises ``E[loss] - a H``, with ``a = entropy_regularization`` and H the entropy. With ``a = 1`` they
+distribution minimizes ``E[loss] - a H``, with ``a = entropy_regularization`` and H the entropy. With ``a = 1`` they
 become samples of the distribution itself. With the score ``s = -grad loss`` a particle moves along
 
     svgd    1/N sum_j [k(x_j, x_i) s(x_j) + a grad_{x_j} k(x_j, x_i)]          (Liu, Wang 2016, arXiv:1608.04471)
@@ -9,8 +9,8 @@ become samples of the distribution itself. With the score ``s = -grad loss`` a p
     minmax  output of a critic network                                         (Hu et al. 2018, arXiv:1810.03545)
     None    s(x_i): independent particles, as in an ensemble
 
-The maths is in :mod:`alfx.algorithms.particles.particle_vi` and :mod:`alfx.algorithms.particles.critic`. The gradient
-of the loss is the negative of this direction, so that any optimizer can be used. Read next:
+The formulas are in :mod:`alfx.algorithms.particles.particle_vi` and :mod:`alfx.algorithms.particles.critic`. The
+gradient of the loss is the negative of this direction, so that any optimizer can be used. Read next:
 :mod:`alfx.algorithms.functional_particle_vi_algorithm`, where particles are networks.
 """
 from collections.abc import Callable, Sequence

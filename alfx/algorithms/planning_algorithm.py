@@ -69,11 +69,11 @@ class PlanAlgorithm(OffPolicyAlgorithm):
         self._action_sequence_cost_func: CostFunction | None = None
 
     def own_capabilities(self) -> Capabilities:
-        """Nothing is learned."""
+        """Return the capabilities; a planner has nothing to train."""
         return super().own_capabilities()._replace(traceable_update=True, trains_sequences_at_once=True)
 
     def set_action_sequence_cost_func(self, action_seq_cost_func: Callable[[NestedTensor, Tensor], Tensor]) -> None:
-        """Set the function to minimise: ``f(observation [B, ...], actions [B, P, H, dim]) -> cost [B, P]``."""
+        """Set the function to minimize: ``f(observation [B, ...], actions [B, P, H, dim]) -> cost [B, P]``."""
         self._action_sequence_cost_func = action_seq_cost_func
 
     def predict_plan(self, time_step: TimeStep, state: Any, epsilon_greedy: float = 0.0) -> tuple[Tensor, Any]:
@@ -153,7 +153,7 @@ class _TrajectoryPlanner(PlanAlgorithm):
         """Return the initial mean and variance ``[B, H, dim]``.
 
         The mean is the previous plan shifted by one step, with the last action repeated. At a FIRST step it is the
-        centre of the bounds.
+        center of the bounds.
         """
         plan = state.prev_plan
         moved = torch.cat((plan[:, 1:], plan[:, -1:]), 1)
@@ -233,12 +233,12 @@ class CEMPlanAlgorithm(RandomShootingAlgorithm):
 
 @configurable
 class ICEMPlanAlgorithm(CEMPlanAlgorithm):
-    """Planner that uses CEM with coloured noise and fewer samples (iCEM, Pinneri et al. 2020, arXiv:2008.06389).
+    """Planner that uses CEM with colored noise and fewer samples (iCEM, Pinneri et al. 2020, arXiv:2008.06389).
 
     See :class:`~alfx.optimizers.traj_optimizers.ICEMOptimizer`.
 
     Args:
-        noise_beta: exponent of the colour of the noise.
+        noise_beta: exponent of the color of the noise.
         population_decay: factor by which the population shrinks in each iteration.
         keep_fraction: fraction of the elites that are candidates again in the next iteration.
         return_mean_elites: execute the mean of the distribution instead of the best plan; steadier if many plans have
@@ -272,7 +272,7 @@ class MPPIPlanAlgorithm(RandomShootingAlgorithm):
     Args:
         max_iter_num: number of iterations.
         temperature: temperature of the weights, relative to the standard deviation of the costs.
-        noise_beta: exponent of the colour of the noise.
+        noise_beta: exponent of the color of the noise.
         scalar_var: variance of the noise; ``None``: the square of half the range between the bounds.
         kwargs: arguments of :class:`RandomShootingAlgorithm`.
     """

@@ -136,7 +136,7 @@ class PPGAlgorithm(PPOAlgorithm):
                                         'trains on each unroll as a whole', 'set it to True')])
 
     def own_capabilities(self) -> Capabilities:
-        """As PPO, with a training step of its own that agrees with the others."""
+        """Return the capabilities of PPO, with the check that infos can be recomputed repeated for this class."""
         recomputes = self._is_stateless and not self._has_batch_dependence and self._has_own_steps(PPGAlgorithm)
         return super().own_capabilities()._replace(recomputes_rollout_info=recomputes)
 

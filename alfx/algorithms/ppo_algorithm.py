@@ -36,7 +36,7 @@ class PPOAlgorithm(ActorCriticAlgorithm):
         return False
 
     def own_capabilities(self) -> Capabilities:
-        """As an actor-critic, with steps of its own."""
+        """Return the capabilities of an actor-critic, with the check that infos can be recomputed repeated for PPO."""
         recomputes = self._is_stateless and not self._has_batch_dependence and self._has_own_steps(PPOAlgorithm)
         return super().own_capabilities()._replace(recomputes_rollout_info=recomputes)
 

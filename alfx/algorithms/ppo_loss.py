@@ -24,8 +24,8 @@ class PPOLoss(ActorCriticLoss):
         importance_ratio_clipping: epsilon of eq. 7. Smaller values change the policy less per unroll.
         log_prob_clipping: if > 0, clip log-probabilities to [-x, x].
         check_numerics: raise an error at the first NaN or infinite number, for debugging.
-        value_clipping: if given, limit the change of the value since the unroll to this, where that makes the error of
-            the value larger.
+        value_clipping: clip the change of the value since the unroll to [-x, x], and use the larger of the errors of
+            the clipped and the unclipped value; ``None`` for no clipping.
         kwargs: arguments of :class:`~alfx.algorithms.actor_critic_loss.ActorCriticLoss`, except ``use_gae`` and
             ``use_td_lambda_return``; the default of ``normalize_advantages`` is ``True``.
     """
@@ -51,12 +51,12 @@ class PPOLoss(ActorCriticLoss):
         self._check_numerics = check_numerics
 
     def own_capabilities(self) -> Capabilities:
-        """It is fixed unless it looks for bad numbers, whose values it would have to know."""
+        """Return the capabilities; updates are not traceable with ``check_numerics``, which reads values."""
         return super().own_capabilities()._replace(traceable_update=not self._check_numerics)
 
     @property
     def compute_advantages_internally(self) -> bool:
-        """Flag: advantages are estimated from the minibatch."""
+        """Argument ``compute_advantages_internally``."""
         return self._compute_advantages_internally
 
     @property

@@ -290,7 +290,7 @@ class PredictiveRepresentationLearner(EncoderAlgorithm):
         return self._output_spec
 
     def own_capabilities(self) -> Capabilities:
-        """True unless something in the networks draws numbers or keeps statistics."""
+        """Return the capabilities; updates are traceable unless a layer draws random numbers or keeps statistics."""
         return super().own_capabilities()._replace(traceable_update=is_traceable(self))
 
     def get_decoder(self, target_field: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Fixed policies used as priors of KL-regularised reinforcement learning.
+"""Fixed policies used as priors of KL-regularized reinforcement learning.
 
-A learner (:mod:`alfx.algorithms.sac_algorithm`) keeps its policy close to the distribution that :meth:`train_step` of a
+A learner (:mod:`alfx.algorithms.sac_algorithm`) keeps its policy close to the distribution that ``train_step`` of a
 prior returns: ``KL(policy || prior)`` replaces the negative entropy. A prior has no parameters.
 """
 from collections.abc import Sequence
@@ -197,7 +197,7 @@ def _bounds(spec: Any, name: str) -> tuple[Tensor, Tensor]:
 class SameActionPriorActor(_PriorActor):
     """Prior that repeats the previous action most of the time.
 
-    Each component of an action has a mixture of two truncated normals within its bounds: a flat one, centred in the
+    Each component of an action has a mixture of two truncated normals within its bounds: a flat one, centered in the
     range and as wide as the range, and a sharp one at the previous action. At a FIRST step, which has no previous
     action, only the flat one is used.
 

@@ -2,7 +2,7 @@
 
 The critics are those of QR-DQN (Dabney et al. 2018, arXiv:1710.10044) with an action as input, combined with soft
 actor-critic (Haarnoja et al. 2018, arXiv:1812.05905). Each critic has N quantiles of the distribution of returns, at
-the fractions ``(i + 0.5) / N``. The actor maximises the lowest mean of several critics. Targets bootstrap from the
+the fractions ``(i + 0.5) / N``. The actor maximizes the lowest mean of several critics. Targets bootstrap from the
 lowest distribution, where soft actor-critic uses the lowest value.
 """
 from collections.abc import Callable
@@ -65,7 +65,7 @@ class QrsacAlgorithm(SacAlgorithm):
         return critic_values.min_q(critics.transpose(-1, -2), self._reward_weights).transpose(-1, -2)
 
     def _actor_value(self, critics: Tensor) -> Tensor:
-        """Reduce quantiles ``[B, n, N]`` (``[B, n, K, N]``) to the value ``[B]`` that the policy maximises."""
+        """Reduce quantiles ``[B, n, N]`` (``[B, n, K, N]``) to the value ``[B]`` that the policy maximizes."""
         return super()._actor_value(critics.mean(-1))
 
 

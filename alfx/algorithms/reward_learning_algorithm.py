@@ -133,10 +133,10 @@ class LearnedReward(RewardEstimationAlgorithm):
             AdaptiveStats(spec, 8.0) for spec in (feature_spec, encoded, TensorSpec(reward_spec.shape)))
 
     def own_capabilities(self) -> Capabilities:
-        """True unless something in the network draws numbers or keeps statistics."""
+        """Return the capabilities; updates are traceable unless a layer draws random numbers or keeps statistics."""
         return super().own_capabilities()._replace(traceable_update=is_traceable(self._network),
                                                    trains_sequences_at_once=True,
-                                             needs_previous_step=True, bootstraps_sequences=True)
+                                                   needs_previous_step=True, bootstraps_sequences=True)
 
     def _predicted(self, before: Any, obs: Any, action: NestedTensor) -> Tensor:
         """Return the normalized reward ``[N]`` or ``[N, K]``."""

@@ -38,8 +38,8 @@ def adjust_replay_buffer_length(config: TrainerConfig, num_earliest_frames_ignor
 
     Args:
         config: the configuration of the run.
-        num_earliest_frames_ignored: steps at the start of the buffer that are only there as context, such as
-            the earlier frames of a frame stack.
+        num_earliest_frames_ignored: steps at the start of the buffer that are only context, such as the
+            earlier frames of a frame stack.
     """
     if config.trains_on_whole_unrolls:
         return int(-(-(config.unroll_length or config.max_unroll_length) // 1)) + 1 + num_earliest_frames_ignored
@@ -149,7 +149,7 @@ class RLAlgorithm(Algorithm):
 
     @property
     def rollout_info_spec(self) -> NestedTensorSpec:
-        """Spec of the info of ``rollout_step``, from a probe at construction."""
+        """Spec of the info of ``rollout_step``; :meth:`finalize` finds it with a call on zeros."""
         return self._rollout_info_spec
 
     @property
@@ -210,7 +210,7 @@ class RLAlgorithm(Algorithm):
 
     def _predicted(self, seen: tuple[NestedTensor, NestedTensor]) -> NestedTensor:
         inputs = TimeStep(observation=seen[0], action_mask=seen[1])
-        return self.predict_step(inputs, self.get_initial_predict_state(1)).output  # without tensors
+        return self.predict_step(inputs, self.get_initial_predict_state(1)).output  # this state has no tensors
 
     def measures(self, info: NestedTensor) -> dict[str, torch.Tensor]:
         """Return quantities that evaluation reports besides the return.
@@ -271,11 +271,11 @@ class RLAlgorithm(Algorithm):
 
     @property
     def offline_replay_buffer(self) -> ReplayBuffer | None:
-        """Replay buffer of the stored datasets; ``None`` without training."""
+        """Replay buffer of the datasets; ``None`` without datasets or without training."""
         return self._offline_replay_buffer
 
     supports_action_mask = False
-    """Whether the policy only takes actions that ``TimeStep.action_mask`` allows."""
+    """Flag: the policy takes only actions that ``TimeStep.action_mask`` allows."""
 
     def _check_action_mask(self) -> None:
         acting: Any = self
@@ -357,18 +357,18 @@ class RLAlgorithm(Algorithm):
             raise ConfError([problem_at(
                 'TrainerConfig', 'offline_buffer_dir', 'or offline_buffer_length names other data than the run has '
                 f'been trained on so far:\n  found     {found}\n  expected  {expected}',
-                'name the old data, wherever it lies now; or begin another run')])
+                'set the current path of the old data, or start a new run')])
         self._offline_replay_buffer.load_priorities_state(state.get('offline_priorities', {}))
 
     def _check_trains_offline(self) -> None:
         if self.on_policy:
             raise ConfError([problem_at('TrainerConfig', 'offline_buffer_dir', f'is set, but {self._name} is trained '
-                                        'on-policy, by its own experience', 'choose an off-policy algorithm')])
+                                        'on-policy, on its own rollouts', 'choose an off-policy algorithm')])
         unknown = unknown_infos(self._rollout_info_spec)
         if unknown:
             raise ConfError([problem_at(
                 'TrainerConfig', 'offline_buffer_dir', f'is set, but {self._name} learns from more than the actions of '
-                f'the rollout: {", ".join(unknown)}, which datasets do not hold', 'choose another algorithm')])
+                f'the rollout: {", ".join(unknown)}, which datasets do not contain', 'choose another algorithm')])
 
     def recorded(self, function: Callable[[NestedTensor], NestedTensor], *modules: nn.Module
                  ) -> Callable[[NestedTensor], NestedTensor]:

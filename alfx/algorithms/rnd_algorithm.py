@@ -124,7 +124,7 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
         return ['_target_net', '_encoder_net']
 
     def own_capabilities(self) -> Capabilities:
-        """True unless something in a network draws numbers or keeps statistics."""
+        """Return the capabilities; updates are traceable unless a layer draws random numbers or keeps statistics."""
         networks = [self._encoder_net, self._target_net, self._predictor_net]
         return super().own_capabilities()._replace(traceable_update=all_fixed(networks))
 

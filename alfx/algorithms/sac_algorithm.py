@@ -14,9 +14,9 @@ Differences from the paper:
 * The factor in the loss of alpha is log alpha instead of alpha, as is common, so that the step does not shrink with
   alpha.
 
-The maths is in :mod:`alfx.algorithms.base.critic_values` and :mod:`alfx.algorithms.sac.soft_losses`. Kinds of actions,
-target entropies and exploration are in :mod:`alfx.algorithms.sac.actions`, calls of the critics for each kind of action
-in :mod:`alfx.algorithms.sac.critics`, states in :mod:`alfx.algorithms.sac.states`.
+The formulas are in :mod:`alfx.algorithms.base.critic_values` and :mod:`alfx.algorithms.sac.soft_losses`. Kinds of
+actions, target entropies and exploration are in :mod:`alfx.algorithms.sac.actions`, calls of the critics for each kind
+of action in :mod:`alfx.algorithms.sac.critics`, states in :mod:`alfx.algorithms.sac.states`.
 """
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -99,7 +99,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         use_entropy_reward: train the critics on rewards that include the entropy.
         normalize_entropy_reward: subtract the running mean of the entropy reward, so that longer episodes do not get
             more reward by themselves. No effect without ``use_entropy_reward``.
-        calculate_priority: set ``LossInfo.priority``, for prioritised replay.
+        calculate_priority: set ``LossInfo.priority``, for prioritized replay.
         num_critic_replicas: number n of critics; the lowest of their values is used.
         env: batched environment, for the root algorithm.
         config: configuration, for the root algorithm.
@@ -215,7 +215,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._critic_loss = (critic_loss_ctor or OneStepTDLoss)(debug_summaries=debug_summaries, name='critic_loss')
 
     _num_quantiles: int | None = None  # of the critics, set by a subclass
-    _has_temperature = True  # False in a subclass without entropy regularisation
+    _has_temperature = True  # False in a subclass without entropy regularization
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_target_critic_networks', '_prior_actor']
@@ -462,7 +462,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                                             self._reward_weights)
 
     def after_update(self, root_inputs: NestedTensor, info: NestedTensor) -> None:
-        """Move the target critics, and cap log alpha."""
+        """Update the target critics, and limit log alpha to ``max_log_alpha``."""
         super().after_update(root_inputs, info)
         if self._max_log_alpha is not None:
             self._log_alpha.data.clamp_(max=self._max_log_alpha)

@@ -7,7 +7,7 @@ critics learn the value of the policy's actions,
 
 with target critics Q'. Differences from the book: actions are continuous, and the policy follows the gradient of Q by
 the action, either deterministic as in DDPG (Lillicrap et al. 2016, arXiv:1509.02971) or stochastic and entropy
-regularised as in SAC (Haarnoja et al. 2018, arXiv:1812.05905). The lowest of several critics is used (Fujimoto et al.
+regularized as in SAC (Haarnoja et al. 2018, arXiv:1812.05905). The lowest of several critics is used (Fujimoto et al.
 2018, arXiv:1802.09477). On-policy, a[t+1] is the action taken. When training from a replay buffer, it is sampled from
 the current policy, because the action taken belongs to an older policy.
 """
@@ -79,7 +79,7 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
         epsilon_greedy: in evaluation, the probability of sampling an action (for a deterministic policy, of adding the
             noise of a first step); ``None``: ``config.epsilon_greedy``, or 0 without a config.
         use_entropy_reward: train the critics on rewards that include ``alpha * entropy``.
-        calculate_priority: set ``LossInfo.priority``, for prioritised replay: the root mean squared TD error.
+        calculate_priority: set ``LossInfo.priority``, for prioritized replay: the root mean squared TD error.
         initial_alpha: initial weight of the entropy in the loss of the actor; ``None``: no entropy term. Ignored by a
             deterministic policy, which has no entropy.
         ou_stddev: for a deterministic policy: standard deviation of the increments of its Ornstein-Uhlenbeck noise per

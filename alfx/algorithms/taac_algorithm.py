@@ -5,7 +5,7 @@ a candidate action from an actor, then a switch b: 1 takes the candidate, 0 repe
 with trajectories of higher order (TaacL, TaacQ) extend the previous trajectory instead of repeating an action.
 
 Differences from the paper: All actions are scaled to [-1, 1] internally, so that the previous action of an episode's
-first step is the centre of the range, whatever the bounds are. The actor receives a linear map of the previous
+first step is the center of the range, whatever the bounds are. The actor receives a linear map of the previous
 trajectory to the size of the observation. The temperatures of actor and switch are independent parameters that start
 from the same value. Read next :mod:`alfx.algorithms.taac.action_curves`.
 """
@@ -150,7 +150,7 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
         initial_alpha: initial temperature of actor and switch.
         debug_summaries: write more summaries.
         randomize_first_state_tau: start episodes, in rollout and training, with a random previous trajectory instead of
-            a resting one in the centre.
+            a resting one in the center.
         b1_advantage_clipping: ``(min, max)`` of the advantage ``Q(s, tau_1) - Q(s, tau_0)`` in ``p(b)``; ``None``: no
             clipping.
         max_repeat_steps: maximum number of extensions of a trajectory in rollout and evaluation, after which the switch

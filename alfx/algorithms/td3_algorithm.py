@@ -35,7 +35,7 @@ class Td3Algorithm(DdpgAlgorithm):
     Args:
         exploration_noise: standard deviation of the normal noise added to the actions of the rollout, in units of half
             the range; a number or a schedule.
-        num_critic_replicas: number of critics. Targets take the smallest of their values; the policy maximises the
+        num_critic_replicas: number of critics. Targets take the smallest of their values; the policy maximizes the
             first critic.
         policy_update_period: training updates for each update of the policy.
         target_noise: standard deviation of the noise on the action in the targets, in units of half the range; 0 for no
@@ -106,7 +106,7 @@ class Td3Algorithm(DdpgAlgorithm):
 
     @property
     def graph_key(self) -> Hashable:
-        """Whether the next update trains the policy."""
+        """Key of the traced graph: whether the next update trains the policy."""
         return self._is_actor_trained()
 
     def _is_actor_trained(self) -> bool:

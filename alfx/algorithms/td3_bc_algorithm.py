@@ -2,13 +2,13 @@
 
 Both keep :mod:`alfx.algorithms.td3_algorithm` near the data with penalties of the squared distance to its actions::
 
-    policy   minimises  -Q(s, pi(s)) / mean|Q(s, pi(s))| + actor_penalty |pi(s) - a|^2            (eq. 3 and 5 there)
+    policy   minimizes  -Q(s, pi(s)) / mean|Q(s, pi(s))| + actor_penalty |pi(s) - a|^2            (eq. 3 and 5 there)
     targets  r + gamma (min_i Q'_i(s', a') - critic_penalty |a' - a_data(s')|^2)                  (ReBRAC, eq. 4)
 
 with ``a'`` the smoothed action of the target policy and ``a_data(s')`` the next action in the data. TD3+BC uses only
 the first penalty. Its alpha, a factor of the value instead of the penalty, is ``1 / (D actor_penalty)``, because its
 penalty is a mean over the D elements of an action. Distances are in units of half the range of the actions, which is -1
-to 1 in the papers. A LAST step has no action, hence no penalty. Set ReBRAC's other choices, such as layer normalisation
+to 1 in the papers. A LAST step has no action, hence no penalty. Set ReBRAC's other choices, such as layer normalization
 in the critics, deeper networks and larger minibatches, in a conf.
 """
 from typing import Any

@@ -1,7 +1,7 @@
 """Temporal difference losses.
 
 Sutton and Barto 2018, chapters 6 and 12; Schulman et al. 2016 (arXiv:1506.02438). For quantiles: Dabney et al. 2018
-(arXiv:1710.10044). The maths is in :mod:`alfx.utils.value_ops` and :mod:`alfx.utils.losses`. A LAST step has no
+(arXiv:1710.10044). The formulas are in :mod:`alfx.utils.value_ops` and :mod:`alfx.utils.losses`. A LAST step has no
 successor; its loss is 0.
 """
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
 """Trust region actor-critic: an actor-critic with a bound on the change of the policy per update.
 
 The optimizer updates the parameters first. If the policy changed too much, the step of its parameters is shrunk
-(:class:`alfx.optimizers.trusted_updater.TrustedUpdater`). Trust region policy optimisation (Schulman et al. 2015,
+(:class:`alfx.optimizers.trusted_updater.TrustedUpdater`). Trust region policy optimization (Schulman et al. 2015,
 arXiv:1502.05477) instead chooses the step with second-order information. Distances are symmetric, and the distance of
 categorical policies is taken between logits. Near a deterministic policy, large changes of the logits hardly change the
 probabilities and therefore the KL divergence, but are hard to undo.
@@ -160,10 +160,10 @@ class TracAlgorithm(RLAlgorithm):
         self._ac_algorithm.set_reward_weights(reward_weights)
 
     def own_capabilities(self) -> Capabilities:
-        """That of the actor-critic, but for its update: what is shrunk depends on how far the policy moved."""
+        """Return the capabilities; updates are not traceable, because steps that are too large are reduced."""
         return super().own_capabilities()._replace(recomputes_rollout_info=True,
-                                             trains_after_iteration=type(self).after_train_iter
-                                             is not TracAlgorithm.after_train_iter)
+                                                   trains_after_iteration=type(self).after_train_iter
+                                                   is not TracAlgorithm.after_train_iter)
 
     @property
     def policy_algorithm(self) -> RLAlgorithm:

@@ -261,7 +261,7 @@ class _LatentEncoder(Algorithm):
 class VariationalAutoEncoder(_LatentEncoder):
     """Encoder with a diagonal Gaussian latent; samples it and computes its divergence from the prior.
 
-    With a decoder for ``log p(x | z)``, minimising ``-log p(x | z) + VAEInfo.loss`` maximises the lower bound
+    With a decoder for ``log p(x | z)``, minimizing ``-log p(x | z) + VAEInfo.loss`` maximizes the lower bound
     ``E[log p(x | z)] - KL(q(z | x) || p(z))`` on ``log p(x)`` (Kingma & Welling 2014, eq. 3) if beta is 1.
 
     Args:
@@ -421,7 +421,7 @@ class DiscreteVAE(VariationalAutoEncoder):
         self._num_variables, self._num_values = z_spec.numel, int(highest.pop()) + 1
 
     def own_capabilities(self) -> Capabilities:
-        """True with a constant temperature, unless something in a network draws numbers or keeps statistics."""
+        """Return the capabilities; updates are traceable with a constant temperature and traceable layers."""
         is_constant = isinstance(self._temperature, ConstantScheduler)
         return super().own_capabilities()._replace(traceable_update=is_constant and is_traceable(self))
 

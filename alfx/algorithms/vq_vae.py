@@ -1,4 +1,4 @@
-"""Vector-quantised variational autoencoder: the latent consists of codes from a learned codebook.
+"""Vector-quantized variational autoencoder: the latent consists of codes from a learned codebook.
 
 van den Oord et al. 2017, "Neural Discrete Representation Learning" (https://arxiv.org/abs/1711.00937). Each vector that
 the encoder outputs is replaced by the nearest code (eq. 1 and 2), and the decoder receives the codes. The decoder's
@@ -68,7 +68,7 @@ def nearest_code(vectors: Tensor, codebook: Tensor) -> Tensor:
 
 @configurable
 class Vqvae(Algorithm):
-    """Vector-quantised variational autoencoder (VQ-VAE).
+    """Vector-quantized variational autoencoder (VQ-VAE).
 
     Each observation is encoded as n codes out of K. The output of the encoder determines n: it is a vector of n times
     ``embedding_dim`` elements, or an image ``(embedding_dim, ...)`` with a code for each pixel.

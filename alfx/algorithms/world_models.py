@@ -122,7 +122,7 @@ class WorldModel(LearnsModel):
         optimizer.add_param_group({'params': [p for p in self.parameters() if p.requires_grad]})
 
     def own_capabilities(self) -> Capabilities:
-        """That of its modules."""
+        """Return the most general capabilities, which the modules restrict."""
         return super().own_capabilities()._replace(traceable_update=True, trains_sequences_at_once=True)
 
     @property
@@ -134,7 +134,7 @@ class WorldModel(LearnsModel):
     def update(self, time_step: TimeStep, batch_info: BatchInfo) -> float:
         """Update once from sequences ``[B, T, ...]`` of a replay buffer, and return the loss.
 
-        Weights undo prioritised sampling, because the priorities are those of the policy.
+        Weights undo prioritized sampling, because the priorities are those of the policy.
         """
         time_step, info = self.preprocess_experience(time_step, ModelInfo(), batch_info)
         inputs, info = nest.map_structure(lambda x: x.transpose(0, 1), (time_step, info))

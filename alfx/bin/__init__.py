@@ -1,1 +1,1 @@
-"""Programs: flags in, one call out. ``python -m alfx.bin.<name> --help`` shows an example of each."""
+"""Command line programs. ``python -m alfx.bin.<name> --help`` shows the options and examples."""

@@ -1,13 +1,13 @@
-"""Check a conf file: build everything, run one iteration, and tell what came of it.
+"""Check a conf file: build everything, train for one iteration and report problems.
 
 Example:
 
   alfx check sac_pendulum --conf_param 'TrainerConfig.mini_batch_size=128'
 
-Prints the specs as they flow, the parameters with their optimizers, and the memory that the replay buffer will take;
-then trains for one iteration in a temporary folder, and lists the bindings that nothing has used. The exit code is 0
-if the conf is right, 1 if nothing uses a binding of the conf or of --conf_param, 2 if it is wrong. Bindings of the
-confs that it includes may be idle because of what it overrides: they are noted.
+Prints the specs along the data flow, the parameters of each optimizer and the memory that the replay buffer will need.
+Then trains for one iteration in a temporary folder and lists unused bindings. The exit code is 0 if the conf is
+correct, 1 if a binding of the conf or of --conf_param is unused, and 2 if the conf has errors. Unused bindings of
+included confs are only noted, because the conf may override what would use them.
 """
 
 import tempfile
@@ -43,12 +43,12 @@ def main(argv: list[str]) -> int:
     wrong = [binding for binding, _ in mistakes]
     for binding in unused:
         if binding not in wrong:
-            print(f'note: not used so far: {binding.location}: {binding}')
+            print(f'note: unused so far: {binding.location}: {binding}')
     count = f'{len(wrong)} unused binding' + ('s' if len(wrong) > 1 else '')
-    print('every binding is used' if not unused else count if wrong else 'every binding that has to be is used')
+    print('all bindings are used' if not unused else count if wrong else 'all bindings of this conf are used')
     return 1 if wrong else 0
 
 
 if __name__ == '__main__':
-    flags.run(main, {'root_dir': 'check has no --root_dir: it trains in a temporary folder; leave it out'},
+    flags.run(main, {'root_dir': 'check has no --root_dir, because it trains in a temporary folder; remove the flag'},
               argument='conf')

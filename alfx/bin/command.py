@@ -1,7 +1,7 @@
-"""The command ``alfx``: finds the program that its first argument names, and runs it.
+"""The command ``alfx``. It runs the program that its first argument names.
 
-Every module of this folder that can be run is a program: ``alfx train ...`` is ``python -m alfx.bin.train ...``. What
-is here imports nothing but the standard library, so that ``alfx list`` and ``alfx help`` answer at once.
+Every executable module of this folder is a program: ``alfx train ...`` is ``python -m alfx.bin.train ...``. This module
+imports only the standard library, so that ``alfx list`` and ``alfx help`` respond quickly.
 """
 import ast
 import difflib
@@ -15,41 +15,42 @@ import sys
 from collections.abc import Sequence
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
-_FIRST = ('train', 'evaluate', 'play', 'plot', 'check', 'compare', 'search', 'branch', 'list', 'show', 'help')
+_FIRST = ('train', 'evaluate', 'play', 'plot', 'check', 'compare', 'search', 'fork', 'list', 'show', 'help')
+_ALIASES = {'branch': 'fork'}  # former names of programs
 _started_as: list[str] = []  # how the user called the command; empty for python -m alfx.bin.<name>
 
 
 def programs() -> dict[str, str]:
-    """What each program does, in a sentence, by its name; those used most come first."""
+    """Return the name and a one-sentence summary of each program, the most common programs first."""
     found = {}
     for file in os.listdir(_FOLDER):
         name, extension = os.path.splitext(file)
-        if extension == '.py' and is_program(text := source(name)):
+        if extension == '.py' and name not in _ALIASES and is_program(text := source(name)):
             found[name] = (ast.get_docstring(ast.parse(text)) or '').split('\n\n')[0].replace('\n', ' ')
     order = [name for name in _FIRST if name in found]
     return {name: found[name] for name in [*order, *sorted(found.keys() - order)]}
 
 
 def source(name: str) -> str:
-    """The text of a module of this folder."""
+    """Return the source code of a module of this folder."""
     with open(os.path.join(_FOLDER, f'{name}.py'), encoding='utf8') as file:
         return file.read()
 
 
 def is_program(text: str) -> bool:
-    """Whether a module of this text can be run."""
+    """Return whether a module with this source code can be run as a program."""
     return re.search(r"^if __name__ == '__main__':", text, re.MULTILINE) is not None
 
 
 def command_of(program: str, *arguments: str) -> str:
-    """What to type to run a program, in the way in which this one was called."""
+    """Return the command line that runs a program, in the same style as the current command line."""
     start = _started_as or [python(), '-m']
     words = [*start, program] if _started_as else [*start, f'alfx.bin.{program}']
     return ' '.join([*words, *map(shlex.quote, arguments)])
 
 
 def python() -> str:
-    """What to call this Python by: ``python`` where that is the one, else its path."""
+    """Return the command of this Python interpreter: ``python`` if that is the one on the path, otherwise its file."""
     found = shutil.which('python')
     if found is not None and os.path.abspath(found) == os.path.abspath(sys.executable):
         return 'python'
@@ -61,23 +62,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a program.
 
     Args:
-        arguments: its name and its arguments; default those of this process.
+        arguments: the name of the program and its arguments; default: the arguments of this process.
 
     Returns:
-        The exit code, if the program does not end the process itself.
+        The exit code, unless the program exits the process itself.
     """
     program, *rest = (sys.argv[1:] if arguments is None else arguments) or ['--help']
     if program in ('--version', '-V'):
         from alfx import __version__
         print(f'alfx {__version__}')
         return 0
-    known = programs()
+    known, program = programs(), _ALIASES.get(program, program)
     if program in ('--help', '-h', '-?') or program == 'help' and not rest:
         print(_overview(known))
         return 0
     if program not in known:
         nearest = difflib.get_close_matches(program, known, n=1)
-        hint = f"did you mean '{nearest[0]}'?" if nearest else f'there are {", ".join(known)}'
+        hint = f"did you mean '{nearest[0]}'?" if nearest else f'available: {", ".join(known)}'
         print(f"alfx has no command '{program}'\n  {hint}", file=sys.stderr)
         return 2
     _started_as[:] = [python(), '-m', 'alfx'] if sys.argv[0].endswith('__main__.py') else ['alfx']
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         runpy.run_module(f'alfx.bin.{program}', run_name='__main__', alter_sys=True)
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has seen enough, as with `| head`
+    except BrokenPipeError:  # the reader closed the pipe, for example `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     return 0
@@ -94,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _overview(known: dict[str, str]) -> str:
     width = max(map(len, known))
     return '\n'.join([
-        'Train, watch and compare reinforcement-learning agents.', '', 'usage: alfx COMMAND ...', '',
+        'Train, evaluate and compare reinforcement-learning agents.', '', 'usage: alfx COMMAND ...', '',
         *(f'  {name:{width}}  {text}' for name, text in known.items()), '',
-        'alfx COMMAND --help tells its options, alfx --version the version.', '',
-        'To begin with: alfx train ppo_cart_pole --root_dir runs/cart_pole'])
+        'alfx COMMAND --help shows the options of a command, alfx --version the version.', '',
+        'Get started: alfx train ppo_cart_pole --root_dir runs/cart_pole'])

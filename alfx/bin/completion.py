@@ -1,11 +1,11 @@
-"""Print the script that completes commands, options and names of confs in bash or zsh.
+"""Print a script for bash or zsh that completes commands, options and conf names.
 
 Examples:
 
   eval "$(alfx completion bash)"
   eval "$(alfx completion zsh)"
 
-Such a line belongs into ~/.bashrc or ~/.zshrc.
+Add the line for your shell to ~/.bashrc or ~/.zshrc.
 """
 import argparse
 import re
@@ -41,7 +41,7 @@ complete -o filenames -F _alfx alfx
 
 
 def options_of(program: str) -> list[str]:
-    """The options of a program, read from its source and from the functions that define those it shares."""
+    """Return the options of a program, read from its source code and from the functions that define shared options."""
     shared = {}
     for module in ('flags', 'policy_flags', 'ranks'):
         for name, body in re.findall(r'^def (define_\w+)\(.*?\n(.*?)(?=^\S|\Z)', command.source(module),
@@ -61,7 +61,7 @@ def _options_in(text: str, shared: dict[str, str]) -> list[str]:
 
 
 def script(shell: str) -> str:
-    """The script for a shell, ``bash`` or ``zsh``."""
+    """Return the completion script for a shell, ``bash`` or ``zsh``."""
     names = command.programs()
     lines = [f"    {name}) options=\"{' '.join(f'--{option}' for option in options_of(name))}\" ;;" for name in names]
     text = _SCRIPT.format(commands=' '.join(names), options='\n'.join(lines), confs=f"'{CONFS}'")
@@ -69,7 +69,7 @@ def script(shell: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the script; returns the exit code."""
+    """Print the script and return the exit code."""
     assert __doc__
     parser = argparse.ArgumentParser(prog='alfx completion', description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)

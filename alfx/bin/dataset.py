@@ -1,14 +1,14 @@
-"""Look at datasets, check them, and make new ones of them.
+"""Show, check, mix, filter and convert datasets.
 
 Examples:
 
-  python -m alfx.bin.dataset show data/pendulum
-  python -m alfx.bin.dataset check data/pendulum --conf iql_pendulum
-  python -m alfx.bin.dataset mix data/random data/expert --output data/both
-  python -m alfx.bin.dataset filter data/both --top 0.1 --output data/best
-  python -m alfx.bin.dataset convert runs/sac --output data/replay
+  alfx dataset show data/pendulum
+  alfx dataset check data/pendulum --conf iql_pendulum
+  alfx dataset mix data/random data/expert --output data/both
+  alfx dataset filter data/both --top 0.1 --output data/best
+  alfx dataset convert runs/sac --output data/replay
 
-A dataset is a folder, a run or a checkpoint of one, with its replay buffer, or minari:ID.
+A dataset is a dataset folder, a run folder or checkpoint with a replay buffer, or minari:ID.
 """
 import json
 import sys
@@ -22,30 +22,30 @@ from alfx import gin_utils
 from alfx.bin import flags, policy_flags
 
 flags.define_conf_flags()
-absl_flags.DEFINE_string('output', None, 'mix, filter, convert: the folder to write, which is a dataset then')
+absl_flags.DEFINE_string('output', None, 'mix, filter, convert: the dataset folder to write')
 policy_flags.define_dataset_flags()
-absl_flags.DEFINE_float('top', None, 'filter: keep the episodes with the highest return, this share of all',
+absl_flags.DEFINE_float('top', None, 'filter: keep this fraction of the episodes, those with the highest returns',
                         lower_bound=0, upper_bound=1)
 absl_flags.DEFINE_float('min_return', None, 'filter: keep episodes with at least this return')
 absl_flags.DEFINE_float('max_return', None, 'filter: keep episodes with at most this return')
-absl_flags.DEFINE_integer('num_steps', None, 'filter, mix, convert: keep at most so many steps from the start of each; '
-                          'the last episode is cut off', lower_bound=2)
-absl_flags.DEFINE_bool('json', False, 'show: write JSON')
+absl_flags.DEFINE_integer('num_steps', None, 'filter, mix, convert: keep at most this many steps from the start of '
+                          'each dataset; the last episode is truncated', lower_bound=2)
+absl_flags.DEFINE_bool('json', False, 'show: print JSON')
 FLAGS = absl_flags.FLAGS
 _COMMANDS = ('show', 'check', 'mix', 'filter', 'convert')
 
 
 def main(argv: list[str]) -> int:
-    """Do what the first argument says with the datasets that the others name.
+    """Run the command named by the first argument on the datasets named by the other arguments.
 
     Returns:
         The exit code.
     """
     command, names = argv[1] if len(argv) > 1 else None, argv[2:]
     if command not in _COMMANDS:
-        raise gin_utils.ConfError(f'expected one of {", ".join(_COMMANDS)}, found {command}', '--help tells more')
+        raise gin_utils.ConfError(f'expected one of {", ".join(_COMMANDS)}, found {command}', '--help shows examples')
     if not names:
-        raise gin_utils.ConfError('no dataset is named', f'python -m alfx.bin.dataset {command} FOLDER')
+        raise gin_utils.ConfError('no dataset is given', f'alfx dataset {command} FOLDER')
     if command in ('filter', 'convert') and len(names) > 1:
         raise gin_utils.ConfError(f'{command} takes one dataset, found {len(names)}', 'mix joins several into one')
     policy_flags.set_up_logging()
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
 
 
 def _show(names: list[str]) -> None:
-    """What each dataset is like."""
+    """Print the statistics of each dataset."""
     from alfx.offline import dataset_sources
     from alfx.offline import dataset_statistics
     shown: dict[str, Any] = {}
@@ -79,14 +79,14 @@ def _show(names: list[str]) -> None:
 
 
 def _check(names: list[str]) -> None:
-    """Whether each is sound, and, with ``--conf`` or ``--root_dir``, fits the environment of that."""
+    """Check that each dataset is valid and, with ``--conf`` or ``--root_dir``, that it fits the environment."""
     from alfx.offline import dataset_checks
     from alfx.offline import dataset_loading
     from alfx.offline import dataset_sources
     if not FLAGS.conf and not FLAGS.root_dir:
         for name in names:
             dataset_checks.check_consistent(dataset_sources.read(name))
-            print(f'{name}: sound')
+            print(f'{name}: valid')
         return
     from alfx.config import TrainerConfig
     from alfx.runs import building
@@ -98,11 +98,11 @@ def _check(names: list[str]) -> None:
                      config.mini_batch_length or 1, env.name)
     finally:
         env.close()
-    print(f'{", ".join(names)}: sound, and right for this environment')
+    print(f'{", ".join(names)}: valid, and compatible with the environment')
 
 
 def _write(command: str, names: list[str]) -> None:
-    """Make a dataset of others."""
+    """Write a dataset made from other datasets."""
     from alfx.offline import dataset_checks
     from alfx.offline import dataset_folder
     from alfx.offline import dataset_sources
@@ -110,7 +110,7 @@ def _write(command: str, names: list[str]) -> None:
     from alfx.offline.dataset_files import Dataset, DatasetError, check_alike
     from alfx.offline.dataset_episodes import joined, shortened
     if not FLAGS.output:
-        raise gin_utils.ConfError(f'{command} writes a dataset, and none is named', 'add --output FOLDER')
+        raise gin_utils.ConfError(f'{command}: no output folder is given', 'add --output FOLDER')
     dataset_folder.check_writable(FLAGS.output, FLAGS.overwrite)
     reference = policy_flags.reference_returns()
     datasets = [dataset_sources.read(name) for name in names]
@@ -120,7 +120,8 @@ def _write(command: str, names: list[str]) -> None:
     parts = [shortened(x.episodes if command != 'filter' else _filtered(x), FLAGS.num_steps) for x in datasets]
     episodes = joined([part for part in parts if len(part.lengths)] or parts)
     if not len(episodes.lengths):
-        raise DatasetError(f'{", ".join(names)}: no episode is left', 'ask for less')
+        raise DatasetError(f'{", ".join(names)}: no episode is left',
+                           'relax --top, --min_return, --max_return or --num_steps')
     about = {**datasets[0].about, 'made': command, 'from': [[x.name, x.fingerprint] for x in datasets]}
     if reference is not None:
         about['reference_returns'] = reference
@@ -129,10 +130,10 @@ def _write(command: str, names: list[str]) -> None:
 
 
 def _filtered(dataset: Any) -> Any:
-    """The episodes that the flags ask for."""
+    """Return the episodes selected by the flags."""
     episodes = dataset.episodes
     if FLAGS.top is None and FLAGS.min_return is None and FLAGS.max_return is None and FLAGS.num_steps is None:
-        raise gin_utils.ConfError('filter: nothing says what to keep',
+        raise gin_utils.ConfError('filter: no criterion is given',
                                   'add --top, --min_return, --max_return or --num_steps')
     returns = episodes.returns()
     returns = returns if returns.ndim == 1 else returns.sum(1)

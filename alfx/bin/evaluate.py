@@ -1,6 +1,6 @@
-"""Evaluate a trained policy: the mean return with its 95% confidence interval, acting greedily and by sampling.
+"""Evaluate a trained policy: mean return with its 95% confidence interval, with greedy and with sampled actions.
 
-Of a run of supervised learning: what its algorithm measures on test data.
+For a supervised learning run, the metrics of its algorithm on the test data are computed instead.
 
 Examples:
 
@@ -18,17 +18,17 @@ from alfx.bin import flags, policy_flags
 flags.define_conf_flags()
 policy_flags.define_policy_flags()
 policy_flags.define_reference_flag()
-absl_flags.DEFINE_integer('num_episodes', 20, 'how many episodes, in all environments together', lower_bound=1)
-absl_flags.DEFINE_integer('num_environments', 1, 'how many environments', lower_bound=1)
-absl_flags.DEFINE_enum('mode', 'both', ['both', 'greedy', 'sampled'], 'take the most likely action (greedy), sample or '
-                       'both (but greedy alone for value learners, which have nothing to sample from); with '
-                       '--epsilon_greedy, that takes the place of both')
-absl_flags.DEFINE_string('json', None, 'write the result to this file as JSON; - writes nothing but JSON to stdout')
+absl_flags.DEFINE_integer('num_episodes', 20, 'number of episodes, over all environments', lower_bound=1)
+absl_flags.DEFINE_integer('num_environments', 1, 'number of environments', lower_bound=1)
+absl_flags.DEFINE_enum('mode', 'both', ['both', 'greedy', 'sampled'], 'take the most likely action (greedy), sample '
+                       'actions, or evaluate both ways (only greedy for value-based algorithms, which have no action '
+                       'distribution); --epsilon_greedy overrides this')
+absl_flags.DEFINE_string('json', None, 'write the results to this file as JSON; with - print only JSON to stdout')
 FLAGS = absl_flags.FLAGS
 
 
 def main(argv: list[str]) -> int:
-    """Evaluate as the flags say.
+    """Evaluate the policy selected by the flags.
 
     Returns:
         The exit code.
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
 
 
 def _evaluate_supervised(config: Any, results: dict[str, Any]) -> None:
-    """What an algorithm says of itself on its own test data; ``--num_episodes`` and the like have no part in it."""
+    """Evaluate a supervised algorithm on its test data; flags like ``--num_episodes`` are ignored."""
     from alfx.runs import building
     from alfx.runs.evaluator import evaluate_supervised
     from alfx.runs.playing import load_for_play
@@ -75,12 +75,12 @@ def _evaluate_supervised(config: Any, results: dict[str, Any]) -> None:
 
 
 def _modes(algorithm: Any) -> list[tuple[str, float]]:
-    """Name and epsilon_greedy of each evaluation."""
+    """Return the name and the ``epsilon_greedy`` of each evaluation."""
     if FLAGS.epsilon_greedy is not None:
         return [(f'epsilon_greedy={FLAGS.epsilon_greedy:g}', FLAGS.epsilon_greedy)]
     modes = [('greedy', 0.0), ('sampled', 1.0)]
     if FLAGS.mode == 'both' and any(hasattr(part, 'exploration_rate') for part in algorithm.modules()):
-        return modes[:1]  # what it would sample are uniformly random actions
+        return modes[:1]  # sampled actions would be uniformly random
     return [mode for mode in modes if FLAGS.mode in ('both', mode[0])]
 
 

@@ -1,13 +1,13 @@
-"""Export the policy of a run to a file that needs no alfx: torch.export (.pt2), or ONNX (.onnx).
+"""Export the policy of a run to a file that runs without alfx: torch.export (.pt2) or ONNX (.onnx).
 
 Examples:
 
   alfx export runs/cart_pole
   alfx export runs/cart_pole --output cart_pole.onnx
 
-The file holds one step of the policy, acting greedily: data transformers, normalizers, masks of actions, networks and
-what they remember, actions in the bounds of the environment. It is written once it has proved itself: the policy and
-the file act side by side in the environment, and what they compute may differ by 1e-5 at most.
+The file contains one greedy step of the policy: data transformers, normalizers, action masks, networks with their
+recurrent state, and actions within the bounds of the environment. The exported policy is verified before the file is
+written: both policies run on the same observations, and their outputs may differ by 1e-5 at most.
 """
 import os
 
@@ -16,17 +16,18 @@ from absl import flags as absl_flags
 from alfx.bin import flags, policy_flags
 
 flags.define_conf_flags()
-absl_flags.DEFINE_bool('untrusted', False, 'for the run folder of a stranger: import nothing but alfx and tasks of '
-                       'gymnasium, and refuse what needs more')
-absl_flags.DEFINE_string('checkpoint_step', 'latest', "which checkpoint: the N of ckpt-N, or 'latest'")
+absl_flags.DEFINE_bool('untrusted', False, 'for run folders from untrusted sources: import only alfx and '
+                       'gymnasium tasks, and reject confs that need more')
+absl_flags.DEFINE_string('checkpoint_step', 'latest', "checkpoint to export: the N of ckpt-N, or 'latest'")
 absl_flags.DEFINE_string('output', None, 'the file to write, .pt2 or .onnx; default: policy.pt2 in the run folder')
-absl_flags.DEFINE_integer('num_steps', 10_000, 'how many observed steps to compare', lower_bound=1)
-absl_flags.DEFINE_float('tolerance', 1e-5, 'how far the file may be from the policy', lower_bound=0)
+absl_flags.DEFINE_integer('num_steps', 10_000, 'number of environment steps to compare', lower_bound=1)
+absl_flags.DEFINE_float('tolerance', 1e-5, 'largest allowed difference between the outputs of the file and the '
+                        'policy', lower_bound=0)
 FLAGS = absl_flags.FLAGS
 
 
 def main(argv: list[str]) -> int:
-    """Export as the flags say; returns the exit code."""
+    """Export the policy selected by the flags and return the exit code."""
     del argv
     from alfx.trainers import devices
     from alfx.reports import curves
@@ -50,7 +51,7 @@ def main(argv: list[str]) -> int:
         difference = exporting.export_to(output, policy, env, name, about, FLAGS.num_steps, FLAGS.tolerance)
     finally:
         env.close()
-    print(f'greatest difference over {FLAGS.num_steps:,} observed steps: {difference:.3g}')
+    print(f'largest difference over {FLAGS.num_steps:,} environment steps: {difference:.3g}')
     print(f'policy of {name}, checkpoint {step}: {output} ({os.path.getsize(output):,} bytes)')
     return 0
 

@@ -1,8 +1,8 @@
-"""The flags that every program shares, and how a program ends.
+"""Flags shared by all programs, and exit codes.
 
-``--conf FILE`` (alias ``--gin_file``) names the conf file, ``--conf_param 'X.y=z'`` (alias
-``--gin_param``, may be repeated) overrides a binding of it. A mistake of the user ends the program with one
-message on stderr and exit code 2, without a traceback; ``--debug`` shows the traceback as well.
+``--conf FILE`` (alias ``--gin_file``) names the conf file; ``--conf_param 'X.y=z'`` (alias ``--gin_param``, repeatable)
+overrides one of its bindings. A user error ends the program with one message on stderr and exit code 2, without a
+traceback; ``--debug`` shows the traceback as well.
 """
 
 import errno
@@ -20,7 +20,7 @@ from absl import flags
 
 from alfx import gin_utils
 
-# absl attributes a flag to the module that defines it; these belong to the program that asks for them.
+# absl attributes a flag to the module that defines it; these flags belong to the program that requests them.
 flags.disclaim_key_flags()
 
 __all__ = ['define_conf_flags', 'define_device_flag', 'define_unused_flag', 'conf_from_flags', 'device_from_flags',
@@ -31,12 +31,12 @@ _ALIASES = ('gin_file', 'gin_param')  # of --conf and --conf_param
 
 
 def define_conf_flags(root_dir: bool = True) -> None:
-    """Define ``--conf``, ``--conf_param``, their aliases, and ``--debug``; call it when a program is imported.
+    """Define ``--conf``, ``--conf_param``, their aliases, and ``--debug``. Call this when a program is imported.
 
     Args:
         root_dir: also define ``--root_dir``.
     """
-    _define('conf', flags.DEFINE_string, None, 'conf file: a path, or the name of a conf that comes with alfx')
+    _define('conf', flags.DEFINE_string, None, 'conf file: a path, or the name of a conf included in alfx')
     _define('conf_param', flags.DEFINE_multi_string, [], "override a binding, --conf_param 'Adam.lr=1e-4'; repeatable")
     _define('gin_file', flags.DEFINE_multi_string, [], 'same as --conf')
     _define('gin_param', flags.DEFINE_multi_string, [], 'same as --conf_param')
@@ -46,24 +46,24 @@ def define_conf_flags(root_dir: bool = True) -> None:
 
 
 def define_unused_flag() -> None:
-    """Define ``--allow_unused`` and ``--must_be_used``, for programs that train; call it when a program is imported."""
-    _define('allow_unused', flags.DEFINE_bool, False, 'train although nothing uses some bindings of the conf or of '
-            '--conf_param; those are logged')
-    _define('must_be_used', flags.DEFINE_multi_string, [], 'with --allow_unused: a binding, with its complete '
-            'selector, that has to be used all the same; may be repeated')
+    """Define ``--allow_unused`` and ``--must_be_used`` for training programs. Call this when a program is imported."""
+    _define('allow_unused', flags.DEFINE_bool, False, 'train even if some bindings of the conf or of --conf_param are '
+            'unused; unused bindings are logged')
+    _define('must_be_used', flags.DEFINE_multi_string, [], 'with --allow_unused: a binding, given by its complete '
+            'selector, that must be used nevertheless; repeatable')
 
 
 def define_device_flag() -> None:
-    """Define ``--device``, for programs that build networks; call it when a program is imported."""
-    _define('device', flags.DEFINE_string, 'cpu', 'where networks are: cpu; cuda: the first GPU; cuda:N; auto: the '
-            'first GPU if there is one, otherwise cpu')
+    """Define ``--device`` for programs that build networks. Call this when a program is imported."""
+    _define('device', flags.DEFINE_string, 'cpu', 'device of the networks: cpu; cuda (the first GPU); cuda:N; auto '
+            '(the first GPU if one is available, otherwise the CPU)')
 
 
 def device_from_flags() -> Any:
-    """The ``torch.device`` of ``--device``, which this process computes on from now on.
+    """Make the device of ``--device`` the default device of this process, and return it.
 
     Raises:
-        ConfError: there is no such device.
+        ConfError: the device does not exist.
     """
     from alfx.trainers import devices
     device = devices.find_device(FLAGS.device)
@@ -73,19 +73,19 @@ def device_from_flags() -> Any:
 
 def conf_from_flags(root_dir: Optional[str] = None, same_run: bool = True,
                     allow_unused: bool = False, trusted: bool = True) -> gin_utils.Conf:
-    """Load and check the conf that the flags ask for.
+    """Load and check the conf selected by the flags.
 
     Args:
-        root_dir: a run folder: its conf is used if ``--conf`` is not given.
-        same_run: whether the program goes on with the run in ``root_dir``, so that the conf has to be the same.
-        allow_unused: as of :func:`alfx.gin_utils.load`.
-        trusted: whether the conf may have modules imported.
+        root_dir: run folder whose conf is used if ``--conf`` is not given.
+        same_run: whether the program resumes the run in ``root_dir``, so that the conf must be the same.
+        allow_unused: see :func:`alfx.gin_utils.load`.
+        trusted: whether the conf may import modules.
 
     Returns:
-        What was loaded.
+        The loaded conf.
 
     Raises:
-        ConfError: the conf has mistakes, or no conf is given, or the run folder belongs to another one.
+        ConfError: the conf has errors, no conf is given, or the run folder belongs to another conf.
     """
     given = ([FLAGS.conf] if FLAGS.conf else []) + list(FLAGS.gin_file)
     if len(given) > 1:
@@ -99,7 +99,7 @@ def conf_from_flags(root_dir: Optional[str] = None, same_run: bool = True,
 
 
 def root_dir_from_flags() -> str:
-    """The run folder of ``--root_dir``, with ``~`` expanded.
+    """Return the run folder of ``--root_dir``, with ``~`` expanded.
 
     Raises:
         ConfError: the flag is not given.
@@ -110,10 +110,10 @@ def root_dir_from_flags() -> str:
 
 
 def check_output(name: str) -> None:
-    """Refuse the file that the flag ``name`` says to write, if that cannot be, before anything is computed for it.
+    """Check that the output file of the flag ``name`` can be written, before the program computes its content.
 
     Raises:
-        ConfError: it would lie in a folder that is not there, or is a folder.
+        ConfError: the folder of the file does not exist, or the path is a folder.
     """
     path = FLAGS[name].value
     if path in (None, '-'):
@@ -122,34 +122,35 @@ def check_output(name: str) -> None:
     if os.path.isdir(path):
         raise gin_utils.ConfError(f'--{name} {path} is a folder', 'name a file')
     if folder and not os.path.isdir(folder):
-        raise gin_utils.ConfError(f'--{name} {path}: there is no folder {folder!r}', 'make it, or name another file')
+        raise gin_utils.ConfError(f'--{name} {path}: folder {folder!r} does not exist',
+                                  'create it, or name another file')
 
 
 def run(main: Callable[[list[str]], Optional[int]], unknown: Mapping[str, str] = MappingProxyType({}),
         argument: str = '') -> None:
-    """Parse the flags, call ``main(argv)``, end the process with the code it returns (None is 0).
+    """Parse the flags, call ``main(argv)`` and exit the process with the code it returns (None is 0).
 
     Args:
         main: the program.
-        unknown: what to say of flags that this program does not have although others do, by their names.
-        argument: the flag that can be given without its name, as the only argument; '*' for a program that takes
-            arguments of its own, which ``main`` finds after the name of the program.
+        unknown: error messages for flags that other programs have but this one does not, by flag name.
+        argument: the flag that can be given without its name, as the only positional argument; '*' for a program with
+            positional arguments, which ``main`` receives in ``argv[1:]``.
 
-    Code 1 is what a program returns when the work was done and the answer is no, or when it broke down; 2 is a
-    mistake of the user; 130 an interrupt.
+    Exit code 1 means that the work was done with a negative result, or that the program failed; 2 is a user error; 130
+    is an interrupt.
     """
-    faulthandler.enable()  # where a crash of a library written in C happens
+    faulthandler.enable()  # prints the Python traceback if a C library crashes
     argv = parse(sys.argv, unknown)
     if argument == '*':
         code = call(lambda _: main(argv), argv[:1])
     else:
         code = call(main, take_argument(argv, argument) if argument else argv)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as Python ends, it would tell where each interrupt has caught it
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt during shutdown would print a traceback
     sys.exit(code)
 
 
 def parse(argv: list[str], unknown: Mapping[str, str] = MappingProxyType({})) -> list[str]:
-    """Parse the flags in ``argv``; returns what is left. A mistake ends the process with code 2; see :func:`run`."""
+    """Parse the flags in ``argv`` and return the remaining arguments. An error exits with code 2; see :func:`run`."""
     if {'--help', '-help', '-h', '-?'}.intersection(argv[1:]):
         print(help_text(sys.modules['__main__'].__doc__ or '', argv[0]))
         sys.exit(0)
@@ -157,15 +158,15 @@ def parse(argv: list[str], unknown: Mapping[str, str] = MappingProxyType({})) ->
         return FLAGS(argv)
     except flags.Error as error:
         name = getattr(error, 'flagname', '')
-        print(unknown[name] if name in unknown else f'{error}\n--help tells all flags', file=sys.stderr)
+        print(unknown[name] if name in unknown else f'{error}\n--help shows all flags', file=sys.stderr)
         sys.exit(2)
 
 
 def take_argument(argv: list[str], name: str) -> list[str]:
-    """Set a flag to the only argument that is no flag; returns ``argv`` without it.
+    """Set a flag to the only positional argument and return ``argv`` without it.
 
-    A run folder is one wherever there is ``--root_dir``: where a conf can be given, the run in it goes on. An argument
-    that is too many stays, for :func:`call` to refuse.
+    If the argument is a run folder and the program has ``--root_dir``, that flag is set instead of ``--conf``, so the
+    run is resumed. Excess arguments remain in ``argv``; :func:`call` rejects them.
     """
     if len(argv) != 2:
         return argv
@@ -178,11 +179,11 @@ def take_argument(argv: list[str], name: str) -> list[str]:
 
 
 def help_text(description: str, program: str) -> str:
-    """What ``--help`` shows: the docstring of a program and its flags.
+    """Return the text of ``--help``: the docstring of a program and its flags.
 
     Args:
-        description: the docstring.
-        program: of which module the flags are, as absl calls the program that runs.
+        description: docstring of the program.
+        program: name of the module that owns the flags, as absl names the running program.
     """
     lines = [description.strip(), '', 'Options:']
     for flag in sorted(FLAGS.get_key_flags_for_module(program), key=lambda flag: flag.name):
@@ -190,17 +191,17 @@ def help_text(description: str, program: str) -> str:
             continue
         name = f'--[no]{flag.name}' if flag.boolean else f'--{flag.name}'
         default = '' if flag.default in (None, False, []) else f' (default: {flag.default_as_str})'
-        said = ' '.join(flag.help.split()).removesuffix('; repeat this option to specify a list of values')
-        text = textwrap.fill(f'{said}{default}', 116, initial_indent=' ' * 26,
+        description = ' '.join(flag.help.split()).removesuffix('; repeat this option to specify a list of values')
+        text = textwrap.fill(f'{description}{default}', 116, initial_indent=' ' * 26,
                              subsequent_indent=' ' * 26)
         lines.append(f'  {name:23} {text.lstrip()}')
     return '\n'.join(lines)
 
 
 def call(main: Callable[[list[str]], Optional[int]], argv: list[str]) -> int:
-    """What :func:`run` does once the flags are parsed; returns the exit code."""
+    """Call ``main`` with the parsed arguments, print errors as :func:`run` describes, and return the exit code."""
     if len(argv) > 1:
-        print(f"unexpected argument {argv[1]!r}; flags begin with --, and values with spaces need quotes",
+        print(f"unexpected argument {argv[1]!r}; flags start with --, and values with spaces need quotes",
               file=sys.stderr)
         return 2
     try:
@@ -208,15 +209,15 @@ def call(main: Callable[[list[str]], Optional[int]], argv: list[str]) -> int:
     except KeyboardInterrupt:
         print('interrupted', file=sys.stderr)
         return 130
-    except SystemExit as error:  # by code of the user; the program itself returns
+    except SystemExit as error:  # raised by user code; the programs return their exit code
         where = traceback.extract_tb(error.__traceback__)[-1]
-        print(f'ended by sys.exit({"" if error.code is None else error.code}) in {where.filename}:{where.lineno}',
-              file=sys.stderr)
+        print(f'the process was ended by sys.exit({"" if error.code is None else error.code}) in '
+              f'{where.filename}:{where.lineno}', file=sys.stderr)
         return 1
     except (TypeError, ValueError, RuntimeError, AttributeError, LookupError, OSError) as error:
         code = _exit_code(error)
         lines = [f'{type(error).__name__}: {gin_utils.plain_text(error)}', *getattr(error, '__notes__', ())]
-        if code is None and gin_utils.is_explained(error):  # most likely one of those bindings is the mistake
+        if code is None and gin_utils.is_explained(error):  # most likely one of the listed bindings is wrong
             code = 2
             where = traceback.extract_tb(error.__traceback__)[-1]
             lines.append(f'raised at {where.filename}:{where.lineno}; --debug shows the traceback')
@@ -229,7 +230,7 @@ def call(main: Callable[[list[str]], Optional[int]], argv: list[str]) -> int:
 
 
 def _exit_code(error: BaseException) -> Optional[int]:
-    """The exit code of an error whose message says all a user needs; None for others."""
+    """Return the exit code of an error that needs no traceback, or None for other errors."""
     from alfx.algorithms.base.ownership import OwnershipError
     from alfx.engine.loss_reduction import NonFiniteLossError
     from alfx.environments.environment_errors import (EnvironmentLoadError, EnvironmentStepError,

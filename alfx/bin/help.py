@@ -1,4 +1,4 @@
-"""Tell what a class or function that a conf can name takes: signature, defaults, docstring, confs that bind it.
+"""Show the parameters, defaults and docstring of a class or function, and the confs that bind it.
 
 Examples:
 
@@ -6,8 +6,8 @@ Examples:
   alfx help networks
   alfx help suite_gym.load --module my_package.my_module
 
-The name of a folder or module of alfx (networks, ppo_loss, environments.suite_gym) lists what confs can name of it;
-that of a command shows its options. Modules of your own are given with --module.
+For a package or module of alfx (networks, ppo_loss, environments.suite_gym), lists the classes and functions that confs
+can use. For a command, shows its options. Use --module to import your own modules first.
 """
 import argparse
 import ast
@@ -29,18 +29,17 @@ from alfx.bin.list import CONFS
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _REGISTERED = re.compile(r'^@(?:\w+\.)?(?:configurable|register_function)(\([^\n]*\))?(?:  #[^\n]*)?\n'
                          r'(?:(?!class |def ).*\n)*?(?:class|def) (\w+)', re.MULTILINE)
-_LOADERS = re.compile(r'^(\w+) = make_load\(', re.MULTILINE)  # functions that another function makes
-_ROLE = re.compile(r':\w+:`~?(?:[\w.]*\.)?(\w+)`')  # a reference of Sphinx, of which the last name is shown
-
+_LOADERS = re.compile(r'^(\w+) = make_load\(', re.MULTILINE)  # functions created by a factory function
+_ROLE = re.compile(r':\w+:`~?(?:[\w.]*\.)?(\w+)`')  # a Sphinx cross-reference, displayed as its last name
 
 
 class Entry(NamedTuple):
-    """Something that a conf can name.
+    """A class or function that a conf can use.
 
     Attributes:
-        selector: its complete name, ``alfx.networks.value_networks.ValueNetwork``.
-        module: that defines it.
-        defined_as: its name there.
+        selector: complete name, for example ``alfx.networks.value_networks.ValueNetwork``.
+        module: module that defines it.
+        defined_as: its name in that module.
     """
     selector: str
     module: str
@@ -48,7 +47,7 @@ class Entry(NamedTuple):
 
 
 def entries() -> list[Entry]:
-    """All that confs can name, found in the sources of alfx without importing them."""
+    """Return all classes and functions that confs can use, found in the source code of alfx without importing it."""
     found: list[Entry] = []
     for path in sorted(glob.glob(os.path.join(_ROOT, '**', '*.py'), recursive=True)):
         parts = os.path.relpath(path, _ROOT).removesuffix('.py').split(os.sep)
@@ -69,7 +68,7 @@ def _entries_of(module: str, text: str) -> Iterator[Entry]:
 
 
 def _constant(name: str, text: str) -> str:
-    """The value of a text that a module defines, or imports from another one."""
+    """Return the value of a string constant that a module defines or imports."""
     if value := re.search(rf"^{name} = '([^']*)'", text, re.MULTILINE):
         return value[1]
     imported = re.search(rf'^from (alfx[\w.]*) import {name}\b', text, re.MULTILINE)
@@ -84,22 +83,22 @@ def _path_of(module: str) -> str:
 
 
 def matching(name: str, known: Sequence[Entry]) -> list[Entry]:
-    """The entries that a conf means by a name, which may be the last parts of the complete one."""
+    """Return the entries whose complete name ends with ``name``, as in a conf."""
     return [entry for entry in known if f'.{entry.selector}'.endswith(f'.{name}')]
 
 
 def in_module(name: str, known: Sequence[Entry]) -> list[Entry]:
-    """The entries of the folder or module of alfx that is called so."""
+    """Return the entries in the package or module of alfx called ``name``."""
     inside = re.compile(rf'(^|\.){re.escape(name.removeprefix("alfx."))}(\.|$)')
     return [entry for entry in known if inside.search(entry.module.removeprefix('alfx'))]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the help; returns the exit code."""
+    """Print the help and return the exit code."""
     assert __doc__
     parser = argparse.ArgumentParser(prog='alfx help', description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('name', help='of a class or function, of a folder or module of alfx, or of a command')
+    parser.add_argument('name', help='class, function, module or package of alfx, or command')
     parser.add_argument('--module', action='append', default=[], help='import this module first; repeatable')
     args = parser.parse_args(arguments)
     name = args.name.lstrip('@').removesuffix('()')
@@ -120,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _lines_of_list(listed: Sequence[Entry]) -> Iterator[str]:
-    """A line for each, with the first sentence of its docstring."""
+    """Yield a line for each entry, with the first sentence of its docstring."""
     module = ''
     for entry in listed:
         if entry.module != module:
@@ -138,7 +137,7 @@ def _lines_of_list(listed: Sequence[Entry]) -> Iterator[str]:
 
 
 def _lines_of_class(name: str, known: Sequence[Entry]) -> list[str]:
-    """Everything about one class or function; the first line begins with ``@``, or is a message that there is none."""
+    """Return the help on a class or function. The first line starts with ``@`` or is an error message."""
     from alfx import gin_utils
     found = matching(name, known)
     for entry in found:
@@ -158,9 +157,9 @@ def _lines_of_class(name: str, known: Sequence[Entry]) -> list[str]:
 
 
 def _signature_lines(name: str, parameters: dict[str, inspect.Parameter]) -> Iterator[str]:
-    """One line for each parameter: as a conf binds it, with its default, and its type."""
+    """Yield a line for each parameter: the binding with its default as in a conf, and the type."""
     if not parameters:
-        yield f'{name} takes no arguments that a conf can bind'
+        yield f'{name} has no parameters that a conf can bind'
     bindings = [f'{name}.{key}' if p.default is p.empty else f'{name}.{key} = {show_default(p.default)}'
                 for key, p in parameters.items()]
     width = min(max(map(len, bindings), default=0), 72)
@@ -171,28 +170,28 @@ def _signature_lines(name: str, parameters: dict[str, inspect.Parameter]) -> Ite
 
 
 def show_default(default: Any) -> str:
-    """A default as a conf writes it."""
+    """Return a default value in the syntax of confs."""
     if callable(default) and hasattr(default, '__name__'):
         return f'@{default.__name__}'
     return re.sub(r'<(?:\w+\.)*(\w+) object at 0x\w+>', r'\1()', repr(default))
 
 
 def type_name(annotation: Any) -> str:
-    """A type hint, without the modules of its names."""
+    """Return a type hint as text, without module names."""
     from alfx.gin_utils import type_check
     text = annotation if isinstance(annotation, str) else type_check.show(annotation)
     return re.sub(r'\b(typing|collections\.abc|alfx(\.\w+)*|torch(\.\w+)*)\.', '', text)
 
 
 def _bound_lines(name: str) -> Iterator[str]:
-    """Which confs that come with alfx bind it, and to what."""
+    """Yield the bindings of ``name`` in the confs included in alfx."""
     pattern = re.compile(rf"^(?:[\w/]*/)?(?:\w+\.)*{re.escape(name)}\.\w+ = [^#\n]*", re.MULTILINE)
     confs = {}
     for path in sorted(glob.glob(os.path.join(CONFS, '*.gin'))):
         with open(path, encoding='utf8') as file:
             confs[os.path.basename(path)] = [line.strip() for line in pattern.findall(file.read())]
     bound = {conf: lines for conf, lines in confs.items() if lines}
-    yield 'bound by: none of the confs that come with alfx' if not bound else 'bound by:'
+    yield 'bound by: none of the confs included in alfx' if not bound else 'bound by:'
     for conf, lines in bound.items():
         yield f'  {conf:32}  {lines[0]}'
         yield from (f'  {"":32}  {line}' for line in lines[1:])

@@ -1,7 +1,7 @@
-"""Starting one program several times on this machine, as ranks that train together; what ``torchrun`` is for many.
+"""Launcher of several ranks of one program on this machine, like ``torchrun`` on several machines.
 
-This process does nothing but wait. It passes signals on, and tells the ranks through the store that they share how one
-of them has ended.
+The launcher waits for the ranks, forwards signals to them, and announces the exit of a rank in the store that the ranks
+share.
 """
 import contextlib
 import os
@@ -19,29 +19,30 @@ _ADDRESS = '127.0.0.1'
 
 
 def launch(command: Sequence[str], count: int) -> int:
-    """Run ``command`` as ``count`` ranks, and wait for their end.
+    """Run ``command`` as ``count`` ranks and wait until they exit.
 
     Args:
-        command: what each of them runs.
-        count: how many.
+        command: command line of each rank.
+        count: number of ranks.
 
     Returns:
-        The exit code: 0 if all end with that; otherwise that of a rank, an error being preferred to a stop by a signal;
-        1 if a rank was killed.
+        The exit code: 0 if all ranks exit with 0; 1 if a rank was killed; otherwise the exit code of a rank that
+        failed, or else of a rank that a signal stopped.
     """
     import torch.distributed as dist
 
     from alfx.engine.remote.data_parallel import PREFIX, ending_key
-    with socket.create_server((_ADDRESS, 0)) as listener:  # left to itself it listens to every network
+    with socket.create_server((_ADDRESS, 0)) as listener:  # by default the store listens on all interfaces
         port = listener.getsockname()[1]
+        # libuv in torch 2.6 does not accept a listening socket
         store = dist.TCPStore(_ADDRESS, port, is_master=True, wait_for_workers=False,
-                              master_listen_fd=listener.detach(), use_libuv=False)  # which in torch 2.6 cannot take it
+                              master_listen_fd=listener.detach(), use_libuv=False)
     endings = dist.PrefixStore(PREFIX, store)
     ranks: list[subprocess.Popen] = []
     codes: dict[int, int] = {}
     give_up_at = float('inf')
     try:
-        with _passing_signals_on(ranks) as received:
+        with _forwarded_signals(ranks) as received:
             for rank in range(count):
                 ranks.append(_start(command, rank, count, port))
                 _send(ranks[-1:], received)
@@ -52,7 +53,7 @@ def launch(command: Sequence[str], count: int) -> int:
                         continue
                     codes[rank] = code
                     endings.set(ending_key(rank), processes.describe_exit(code))
-                    if code and not _is_stop(code):  # the last checkpoint may take long
+                    if code and not _is_stop(code):  # a rank stopped by a signal may take long to write a checkpoint
                         give_up_at = min(give_up_at, time.monotonic() + processes.LEAVE_SECONDS)
                 if time.monotonic() > give_up_at:
                     break
@@ -67,23 +68,23 @@ def _start(command: Sequence[str], rank: int, count: int, port: int) -> subproce
     environment = {'RANK': str(rank), 'LOCAL_RANK': str(rank), 'WORLD_SIZE': str(count),
                    'LOCAL_WORLD_SIZE': str(count), 'MASTER_ADDR': _ADDRESS, 'MASTER_PORT': str(port),
                    'TORCHELASTIC_USE_AGENT_STORE': 'True', 'OMP_NUM_THREADS': threads}
-    if sys.platform == 'linux':  # where the loopback has this name
+    if sys.platform == 'linux':  # the only platform where the loopback interface is "lo"
         environment['GLOO_SOCKET_IFNAME'] = os.environ.get('GLOO_SOCKET_IFNAME', 'lo')
     return subprocess.Popen(list(command), env={**os.environ, **environment})
 
 
 @contextlib.contextmanager
-def _passing_signals_on(ranks: Sequence[subprocess.Popen]) -> Iterator[list[int]]:
-    """Hand signals to the ranks; an interrupt from a terminal reaches them by itself. Gives those that have come."""
+def _forwarded_signals(ranks: Sequence[subprocess.Popen]) -> Iterator[list[int]]:
+    """Forward signals to the ranks, except interrupts from a terminal, which reach them anyway. Yield the signals."""
     received: list[int] = []
     terminal = sys.stdin is not None and sys.stdin.isatty()
 
-    def pass_on(number: int, frame: Any) -> None:
+    def forward(number: int, frame: Any) -> None:
         received.append(number)
         if not (terminal and number == signal.SIGINT):
             _send(ranks, [number])
 
-    before = {number: signal.signal(number, pass_on)
+    before = {number: signal.signal(number, forward)
               for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
               if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN}
     try:
@@ -101,21 +102,24 @@ def _send(ranks: Sequence[subprocess.Popen], numbers: Sequence[int]) -> None:
 
 
 def _end(ranks: Sequence[subprocess.Popen]) -> None:
-    """See that none is left."""
-    left = [process for process in ranks if process.poll() is None]
-    for process in left:
+    """Kill the ranks that still run."""
+    running = [process for process in ranks if process.poll() is None]
+    for process in running:
         process.kill()
-    for process in left:
+    for process in running:
         process.wait()
 
 
 def _is_stop(code: int) -> bool:
-    """Whether a rank has ended because a signal asked it to, in its own time."""
+    """Return whether the exit code means that a rank stopped cleanly after a signal."""
     return code >= 128
 
 
 def _exit_code(codes: Sequence[int], received: Sequence[int]) -> int:
-    """One exit code for all ranks; what died of one of the signals ``received`` was not yet there to take it."""
+    """Return one exit code for all ranks.
+
+    A rank that died of one of the signals ``received`` had not yet installed its handler, so it counts as stopped.
+    """
     codes = [128 - code if -code in received else code for code in codes]
     if any(code < 0 for code in codes):
         return 1

@@ -1,11 +1,11 @@
-"""List the confs that come with alfx: task, algorithm, environment steps, and the result to expect.
+"""List the confs included in alfx: task, algorithm, environment steps and expected result.
 
 Examples:
 
   alfx list
   alfx list --algorithm ppo --task MiniGrid
 
-A base conf holds what several confs have in common; --all lists those as well. alfx show NAME prints one.
+A base conf holds the bindings that several confs share; --all lists base confs as well. alfx show NAME prints a conf.
 """
 import argparse
 import glob
@@ -19,15 +19,15 @@ CONFS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class Head(NamedTuple):
-    """What the first lines of a conf say of it; '' where they do not.
+    """Fields of the header comment of a conf; '' where a field is missing.
 
     Attributes:
-        name: of the file, without ``.gin``.
-        algorithm: what the title begins with.
+        name: name of the file, without ``.gin``.
+        algorithm: first part of the title.
         task: the environment.
-        steps: how many environment steps, or whatever else the run counts.
-        expected: the result.
-        bases: names of the confs that it includes, and of those that these include.
+        steps: number of environment steps, or the number and the unit.
+        expected: expected result.
+        bases: names of the confs that it includes, directly or indirectly.
     """
     name: str
     algorithm: str
@@ -38,7 +38,7 @@ class Head(NamedTuple):
 
 
 def read_heads(folder: str = CONFS) -> list[Head]:
-    """The heads of all confs of a folder, by name."""
+    """Return the header comments of all confs of a folder, sorted by name."""
     texts = {}
     for path in sorted(glob.glob(os.path.join(folder, '*.gin'))):
         with open(path, encoding='utf8') as file:
@@ -65,19 +65,19 @@ def _bases(name: str, texts: dict[str, str]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the list; returns the exit code."""
+    """Print the list and return the exit code."""
     assert __doc__
     parser = argparse.ArgumentParser(prog='alfx list', description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('text', nargs='*', help='only confs in whose line all of these are found')
-    parser.add_argument('--task', default='', help='only confs whose task has this in its name')
-    parser.add_argument('--algorithm', default='', help='only confs of this algorithm: a part of its name, as in the '
-                        'names of the confs (ppo, sac) or in full')
-    parser.add_argument('--all', action='store_true', help='base confs as well, which name no task')
+    parser.add_argument('text', nargs='*', help='list only confs whose line contains all of these words')
+    parser.add_argument('--task', default='', help='list only confs whose task name contains this')
+    parser.add_argument('--algorithm', default='', help='list only confs of this algorithm: part of its full name or '
+                        'of a conf name (ppo, sac)')
+    parser.add_argument('--all', action='store_true', help='list base confs as well, which have no task')
     args = parser.parse_args(arguments)
     heads = [head for head in read_heads() if (head.task or args.all) and _is_meant(head, args)]
     if not heads:
-        print('no conf is like that; without options all are listed', file=sys.stderr)
+        print('no conf matches; without options all confs are listed', file=sys.stderr)
         return 1
     rows = [('conf', 'task', 'algorithm', 'steps', 'expected'),
             *((head.name, head.task or 'base', head.algorithm, head.steps, head.expected) for head in heads)]

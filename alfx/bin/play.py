@@ -1,4 +1,4 @@
-"""Watch a trained policy, or record a video of it.
+"""Show a trained policy in a window, or record a video of it.
 
 Examples:
 
@@ -15,18 +15,20 @@ from alfx.bin import flags, policy_flags
 
 flags.define_conf_flags()
 policy_flags.define_policy_flags()
-absl_flags.FLAGS['checkpoint_step'].help += "; 'all' for one after the other, each with a video of its own, NAME-N"
-absl_flags.DEFINE_integer('num_episodes', 10, 'how many episodes', lower_bound=1)
-absl_flags.DEFINE_string('record_file', None, 'write a video of this name, .mp4 or .gif, and open no window')
+absl_flags.FLAGS['checkpoint_step'].help += "; 'all' plays all checkpoints in turn and records a video NAME-N of each"
+absl_flags.DEFINE_integer('num_episodes', 10, 'number of episodes', lower_bound=1)
+absl_flags.DEFINE_string('record_file', None, 'record a video to this file, .mp4 or .gif, instead of opening a window')
 absl_flags.DEFINE_float('sleep_time_per_step', 0.01, 'seconds to wait after each step in a window', lower_bound=0)
-absl_flags.DEFINE_integer('last_step_repeats', 0, 'repeat the last picture of an episode in the video', lower_bound=0)
-absl_flags.DEFINE_integer('append_blank_frames', 0, 'black pictures after each episode in the video', lower_bound=0)
-absl_flags.DEFINE_bool('render', True, 'show the environment; --norender only tells of the episodes')
+absl_flags.DEFINE_integer('last_step_repeats', 0, 'number of times to repeat the last frame of each episode in the '
+                          'video', lower_bound=0)
+absl_flags.DEFINE_integer('append_blank_frames', 0, 'number of black frames after each episode in the video',
+                          lower_bound=0)
+absl_flags.DEFINE_bool('render', True, 'show the environment; --norender only prints the episodes')
 FLAGS = absl_flags.FLAGS
 
 
 def main(argv: list[str]) -> int:
-    """Play as the flags say.
+    """Play the policy selected by the flags.
 
     Returns:
         The exit code.
@@ -37,10 +39,10 @@ def main(argv: list[str]) -> int:
     flags.check_output('record_file')
     root_dir = flags.root_dir_from_flags()
     if FLAGS.render and not FLAGS.record_file and not _has_display():
-        print('there is no display, so nothing is shown; --record_file play.mp4 writes a video', file=sys.stderr)
+        print('no display is available, so no window opens; --record_file play.mp4 records a video', file=sys.stderr)
     env, algorithm = policy_flags.policy_from_flags(root_dir, num_environments=1)
     try:
-        for step, record_file in _wanted(root_dir):
+        for step, record_file in _checkpoints(root_dir):
             if FLAGS.checkpoint_step == 'all':
                 print(f'checkpoint {step}')
             result = play(root_dir, env, algorithm, step, FLAGS.num_episodes, FLAGS.sleep_time_per_step, record_file,
@@ -54,8 +56,8 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _wanted(root_dir: str) -> list[tuple[int | str, str | None]]:
-    """The checkpoints to play, and the name of the video of each."""
+def _checkpoints(root_dir: str) -> list[tuple[int | str, str | None]]:
+    """Return the checkpoints to play, and the video file of each."""
     if FLAGS.checkpoint_step != 'all':
         return [(policy_flags.checkpoint_step_from_flags(), FLAGS.record_file)]
     from alfx.runs import run_files

@@ -1,12 +1,12 @@
-"""Draw the learning curves of one or several runs; runs of the same conf are averaged over their seeds.
+"""Plot the learning curves of runs. Runs of the same conf are averaged over their seeds.
 
 Example:
 
   alfx plot /tmp/cart_pole_seed* --output cart_pole.png
 
-The band is the 95% confidence interval of the mean over the runs of a group. Where runs were evaluated, a second panel
-shows that. Quantities are columns of progress.csv in the run folders; ``--y all`` draws every one of them, each in a
-panel of its own.
+The band is the 95% confidence interval of the mean over the runs of a group. If runs were evaluated, a second panel
+shows the evaluations. --x and --y are columns of progress.csv in the run folders; --y all draws every column in a
+separate panel.
 """
 import itertools
 
@@ -15,23 +15,25 @@ from absl import flags as absl_flags
 from alfx import gin_utils
 from alfx.bin import flags, policy_flags
 
-absl_flags.DEFINE_string('output', 'curves.png', 'the picture: .png, .pdf or .svg')
+absl_flags.DEFINE_string('output', 'curves.png', 'file to write: .png, .pdf or .svg')
 absl_flags.DEFINE_string('x', None, 'horizontal axis: env_steps, iteration, seconds, ...; default: env_steps, or '
-                         'iteration where a run has trained without environment steps, as on a dataset')
+                         'iteration if a run has no environment steps, as in offline training')
 absl_flags.DEFINE_list('y', ['average_return'], 'vertical axis: average_return, average_length, loss, ...; several, '
-                       "comma-separated, or 'all' for one panel each")
-absl_flags.DEFINE_enum('group_by', 'conf', ['conf', 'none'], 'average runs of the same conf, or show each run')
-absl_flags.DEFINE_integer('smoothing', 1, 'average each curve over so many points first', lower_bound=1)
-absl_flags.DEFINE_list('labels', [], 'what the legend calls the curves, comma-separated, in the order of the run '
-                       'folders; default: the names of the confs, with the bindings in which those of one name differ')
-absl_flags.DEFINE_bool('untrusted', False, 'for the run folder of a stranger; plot runs nothing of what is in one, '
-                       'with this or without')
+                       "comma-separated, or 'all'; each gets its own panel")
+absl_flags.DEFINE_enum('group_by', 'conf', ['conf', 'none'], 'average runs of the same conf, or draw each run '
+                       'separately')
+absl_flags.DEFINE_integer('smoothing', 1, 'smooth each curve with a moving average over this many points',
+                          lower_bound=1)
+absl_flags.DEFINE_list('labels', [], 'labels of the curves, comma-separated, in the order of the run folders; '
+                       'default: the names of the confs, with the bindings that differ between confs of the same name')
+absl_flags.DEFINE_bool('untrusted', False, 'accepted for run folders from untrusted sources, but without effect: '
+                       'plot never executes anything from a run folder')
 absl_flags.DEFINE_bool('debug', False, 'show the traceback of every error')
 FLAGS = absl_flags.FLAGS
 
 
 def main(argv: list[str]) -> int:
-    """Draw the runs that the arguments name.
+    """Plot the given runs.
 
     Returns:
         The exit code.
@@ -46,13 +48,13 @@ def main(argv: list[str]) -> int:
     wanted = curves.columns(all_runs) if FLAGS.y == ['all'] else FLAGS.y
     for y, (words, evaluation) in itertools.product(wanted, (('training', False), ('evaluation', True))):
         if evaluation and x == 'seconds':
-            continue  # evaluations do not record it
+            continue  # eval.csv has no such column
         for name, root_dirs in groups.items():
             found = [curve for root_dir in root_dirs if (curve := _read(root_dir, x, y, evaluation)) is not None]
             if found:
                 panels.setdefault(f'{y} in {words}', {})[name] = curves.average(found, FLAGS.smoothing)
     if not panels:
-        raise gin_utils.ConfError(f'none of the runs has a curve of {", ".join(FLAGS.y)} over {x} yet',
+        raise gin_utils.ConfError(f'no run has data yet for {", ".join(FLAGS.y)} over {x} yet',
                                   'train longer, or choose other columns with --x and --y')
     for title, bands in panels.items():
         for name, band in bands.items():
@@ -60,12 +62,12 @@ def main(argv: list[str]) -> int:
             runs = f' ({band.num_runs} runs)' if band.num_runs > 1 else ''
             print(f'{title}: {name}: {band.mean[-1]:.6g}{margin} at {band.x[-1]:,.6g}{runs}')
     curves.draw(panels, x, FLAGS.output)
-    print(f'picture: {FLAGS.output}')
+    print(f'plot: {FLAGS.output}')
     return 0
 
 
 def _groups(arguments: list[str]) -> dict[str, list[str]]:
-    """The run folders that the arguments mean, by what the legend calls them."""
+    """Return the run folders of each curve, by its label."""
     from alfx.reports import comparing
     from alfx.reports import curves
     from alfx.runs import run_files
@@ -78,7 +80,7 @@ def _groups(arguments: list[str]) -> dict[str, list[str]]:
     if FLAGS.labels:
         if len(FLAGS.labels) != len(groups) or len(set(FLAGS.labels)) < len(groups):
             raise gin_utils.ConfError(f'--labels: expected {len(groups)} different names, found {len(FLAGS.labels)}: '
-                                      f'{", ".join(FLAGS.labels)}', 'the curves are those of '
+                                      f'{", ".join(FLAGS.labels)}', 'the curves are, in this order: '
                                       + '; '.join(', '.join(group) for group in groups))
         return dict(zip(FLAGS.labels, groups))
     first = [group[0] for group in groups]
@@ -92,7 +94,7 @@ def _read(root_dir: str, x: str, y: str, evaluation: bool):
     from alfx.reports import curves
     if not curves.has_column(root_dir, y, evaluation) and (
             FLAGS.y == ['all'] or curves.has_column(root_dir, y, not evaluation)):
-        return None  # a column of one of the two tables is enough
+        return None  # it is enough if one of the two files has the column
     return curves.read_curve(root_dir, x, y, evaluation)
 
 

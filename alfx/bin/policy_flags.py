@@ -1,4 +1,4 @@
-"""What the programs that use a trained policy share; and how programs log."""
+"""Flags and loading shared by the programs that use a trained policy, and the logging of all programs."""
 import logging
 import logging.handlers
 import os
@@ -11,7 +11,7 @@ from absl import flags as absl_flags
 from alfx import gin_utils
 from alfx.bin import flags
 
-# absl attributes a flag to the module that defines it; these belong to the program that asks for them.
+# absl attributes a flag to the module that defines it; these flags belong to the program that requests them.
 absl_flags.disclaim_key_flags()
 
 FLAGS = absl_flags.FLAGS
@@ -20,32 +20,32 @@ FLAGS = absl_flags.FLAGS
 def define_policy_flags() -> None:
     """Define ``--device``, ``--checkpoint_step``, ``--random_seed``, ``--epsilon_greedy`` and ``--untrusted``."""
     flags.define_device_flag()
-    absl_flags.DEFINE_bool('untrusted', False, 'for the run folder of a stranger: import nothing but alfx and tasks of '
-                           'gymnasium, and refuse what needs more')
-    absl_flags.DEFINE_string('checkpoint_step', 'latest', "which checkpoint: the N of ckpt-N, or 'latest'")
-    absl_flags.DEFINE_integer('random_seed', None, 'of the environments and of sampled actions; default: the seed of '
-                              'the run', lower_bound=0, upper_bound=2**32 - 1)
-    absl_flags.DEFINE_float('epsilon_greedy', None, 'chance of sampling an action instead of taking the most likely '
-                            'one; default: what the conf says', lower_bound=0, upper_bound=1)
+    absl_flags.DEFINE_bool('untrusted', False, 'for run folders from untrusted sources: import only alfx and '
+                           'gymnasium tasks, and reject confs that need more')
+    absl_flags.DEFINE_string('checkpoint_step', 'latest', "checkpoint to load: the N of ckpt-N, or 'latest'")
+    absl_flags.DEFINE_integer('random_seed', None, 'seed of the environments and of sampled actions; default: the seed '
+                              'of the run', lower_bound=0, upper_bound=2**32 - 1)
+    absl_flags.DEFINE_float('epsilon_greedy', None, 'probability of sampling an action instead of taking the most '
+                            'likely one; default: the value in the conf', lower_bound=0, upper_bound=1)
 
 
 def define_dataset_flags() -> None:
     """Define ``--overwrite`` and ``--reference_returns``, for programs that write datasets."""
-    absl_flags.DEFINE_bool('overwrite', False, 'take the place of a dataset that is there')
+    absl_flags.DEFINE_bool('overwrite', False, 'replace an existing dataset')
     define_reference_flag()
 
 
 def define_reference_flag() -> None:
     """Define ``--reference_returns``."""
-    absl_flags.DEFINE_list('reference_returns', None, 'the returns of a random and of an expert policy, R,E: scores '
-                           'are normalized by them')
+    absl_flags.DEFINE_list('reference_returns', None, 'the returns R,E of a random and of an expert policy, used to '
+                           'compute normalized scores')
 
 
 def reference_returns() -> tuple[float, float] | None:
-    """The two numbers of ``--reference_returns``.
+    """Return the two numbers of ``--reference_returns``, or None if it is not given.
 
     Raises:
-        ConfError: they are not two numbers, or the second one is not the larger.
+        ConfError: the flag has not two numbers, or the second is not larger than the first.
     """
     given = FLAGS.reference_returns
     if given is None:
@@ -56,40 +56,43 @@ def reference_returns() -> tuple[float, float] | None:
             return low, high
     except ValueError:
         pass
-    raise gin_utils.ConfError('--reference_returns: expected the return of a random policy and a higher one, found '
-                              f'{",".join(given)}', 'write --reference_returns=-1200,-150')
+    raise gin_utils.ConfError('--reference_returns: expected the return of a random policy and a larger return of an '
+                              f'expert, found {",".join(given)}', 'for example --reference_returns=-1200,-150')
 
 
 def reference_returns_of_run(root_dir: str) -> tuple[float, float] | None:
-    """Those that a dataset tells which the run in a folder, whose conf has been loaded, is trained on."""
+    """Return the reference returns stored in the training dataset of a run, or None.
+
+    The conf of the run in ``root_dir`` must be loaded.
+    """
     from alfx.config import TrainerConfig
     from alfx.offline import dataset_sources
     return dataset_sources.reference_returns(TrainerConfig(root_dir=root_dir).offline_datasets())
 
 
 def checkpoint_step_from_flags() -> int | str:
-    """The value of ``--checkpoint_step``.
+    """Return the value of ``--checkpoint_step``.
 
     Raises:
-        ConfError: it is neither a number nor 'latest'.
+        ConfError: the value is neither a number nor 'latest'.
     """
     if FLAGS.checkpoint_step == 'latest' or FLAGS.checkpoint_step.isdecimal():
         return FLAGS.checkpoint_step if FLAGS.checkpoint_step == 'latest' else int(FLAGS.checkpoint_step)
     raise gin_utils.ConfError(f"--checkpoint_step: expected a number or 'latest', found {FLAGS.checkpoint_step!r}",
-                              'ckpt-100 has the number 100')
+                              'the number of ckpt-100 is 100')
 
 
 def check_run_folder(root_dir: str) -> None:
-    """Refuse what is no folder, with a ConfError."""
+    """Raise a ConfError if the run folder does not exist."""
     if not os.path.isdir(root_dir):
-        raise gin_utils.ConfError(f'there is no run folder {root_dir}', 'give the --root_dir of a run')
+        raise gin_utils.ConfError(f'run folder {root_dir} does not exist', 'set --root_dir to the folder of a run')
 
 
 def run_from_flags(root_dir: str) -> None:
-    """Load the conf of the run in a folder, for the device that the flags say.
+    """Load the conf of the run in a folder, and select the device of ``--device``.
 
     Raises:
-        ConfError: there is no such folder or device.
+        ConfError: the folder or the device does not exist.
     """
     check_run_folder(root_dir)
     flags.device_from_flags()
@@ -97,17 +100,17 @@ def run_from_flags(root_dir: str) -> None:
 
 
 def policy_from_flags(root_dir: str, num_environments: int) -> tuple[Any, Any]:
-    """The environments, and the algorithm without its checkpoint, of the run in a folder.
+    """Create the environments and the algorithm of the run in a folder, without loading a checkpoint.
 
     Args:
         root_dir: the run folder.
-        num_environments: how many environments.
+        num_environments: number of environments.
 
     Returns:
         Environment and algorithm.
 
     Raises:
-        ConfError: the folder holds no run in environments, or there is no such device.
+        ConfError: the run has no environment, or the folder or device does not exist.
     """
     from alfx.runs import playing
     run_from_flags(root_dir)
@@ -115,7 +118,7 @@ def policy_from_flags(root_dir: str, num_environments: int) -> tuple[Any, Any]:
 
 
 def set_up_logging() -> None:
-    """Log what alfx has to say to stderr."""
+    """Log the messages of alfx to stderr."""
     logger = logging.getLogger('alfx')
     logger.setLevel(logging.INFO)
     logger.propagate = False
@@ -123,21 +126,21 @@ def set_up_logging() -> None:
 
 
 def log_to_file_later() -> Callable[[str], None]:
-    """Keep what is logged from now on in memory.
+    """Buffer log messages in memory until the log file can be opened.
 
     Returns:
-        A function of the path of a file, which gets what was kept, and what is logged after that.
+        A function that takes the path of the log file, writes the buffered messages to it, and logs to it from then on.
     """
-    kept = logging.handlers.MemoryHandler(sys.maxsize, flushLevel=sys.maxsize)
-    _add_handler(kept)
+    buffer = logging.handlers.MemoryHandler(sys.maxsize, flushLevel=sys.maxsize)
+    _add_handler(buffer)
 
     def open_file(path: str) -> None:
-        logging.getLogger('alfx').removeHandler(kept)
+        logging.getLogger('alfx').removeHandler(buffer)
         file = logging.FileHandler(path)
         _add_handler(file)
-        logging.getLogger('alfx.console').addHandler(file)  # what alfx.trainers.progress_display shows
-        kept.setTarget(file)
-        kept.close()
+        logging.getLogger('alfx.console').addHandler(file)  # progress lines of alfx.trainers.progress_display
+        buffer.setTarget(file)
+        buffer.close()
 
     return open_file
 
@@ -150,7 +153,7 @@ def _add_handler(handler: logging.Handler) -> None:
 
 
 class _ColorFormatter(logging.Formatter):
-    """Warnings in yellow and errors in red."""
+    """Log formatter that shows warnings in yellow and errors in red."""
 
     def format(self, record: logging.LogRecord) -> str:
         color = 31 if record.levelno >= logging.ERROR else 33 if record.levelno >= logging.WARNING else 0

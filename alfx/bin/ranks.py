@@ -1,8 +1,8 @@
-"""Training in several processes, as far as it concerns the program: who is started, and who says what.
+"""Flags, start and output of distributed training.
 
-``torchrun`` starts this program as ranks; ``--num_processes`` and ``--distributed=multi-gpu`` let it start itself as
-such (:mod:`alfx.bin.launch`). Rank 0 speaks to the user. What another one has to say goes to a file of its own if it
-ends with an error; if rank 0 is gone the first one that is left speaks.
+``torchrun`` starts the training program as several ranks. With ``--num_processes`` or ``--distributed=multi-gpu`` the
+program starts the ranks itself (:mod:`alfx.bin.launch`). Only rank 0 prints. If another rank fails, its output is
+written to a separate file; if rank 0 is lost, the first surviving rank prints the error.
 """
 import copy
 import inspect
@@ -19,66 +19,67 @@ from absl import flags as absl_flags
 
 from alfx import gin_utils
 
-# absl attributes a flag to the module that defines it; these belong to the program that asks for them.
+# absl attributes a flag to the module that defines it; these flags belong to the program that requests them.
 absl_flags.disclaim_key_flags()
 
 FLAGS = absl_flags.FLAGS
-_UNSET = 'torchrun sets these; to train in one process: env -u RANK -u WORLD_SIZE ...'
-_STARTED_HERE = 'ALFX_STARTED_RANKS'  # in the environment of ranks that this program has started
+_UNSET = 'torchrun sets these variables; to train in one process: env -u RANK -u WORLD_SIZE ...'
+_STARTED_HERE = 'ALFX_STARTED_RANKS'  # environment variable of ranks started by this program
 
 
 def define_flags() -> None:
-    """Define ``--distributed`` and ``--num_processes``; call it when a program is imported."""
-    absl_flags.DEFINE_enum('distributed', 'none', ['none', 'multi-gpu'], 'multi-gpu: train in one process for each GPU '
-                           'of this machine, or in --num_processes of them')
-    absl_flags.DEFINE_integer('num_processes', None, 'train in so many processes of this machine, which divide '
-                              'environments and batches among them; with --device=cuda each on a GPU of its own',
+    """Define ``--distributed`` and ``--num_processes``. Call this when a program is imported."""
+    absl_flags.DEFINE_enum('distributed', 'none', ['none', 'multi-gpu'], 'multi-gpu: train with one process per GPU of '
+                           'this machine, or with --num_processes processes')
+    absl_flags.DEFINE_integer('num_processes', None, 'train with this many processes on this machine, which split the '
+                              'environments and batches; with --device=cuda each process uses its own GPU',
                               lower_bound=1)
 
 
 def is_rank() -> bool:
-    """Whether this process has been started as one of several ranks.
+    """Return whether this process is one of several ranks.
 
     Raises:
-        ConfError: the environment says so, but not completely.
+        ConfError: some of the environment variables of a rank are missing or invalid.
     """
     if 'RANK' not in os.environ or _number_in_environment('WORLD_SIZE', '1') <= 1:
         return False
     _number_in_environment('RANK')
     missing = [name for name in ('MASTER_ADDR', 'MASTER_PORT') if name not in os.environ]
     if missing:
-        raise gin_utils.ConfError(f'the environment has RANK and WORLD_SIZE, but no {" and no ".join(missing)}', _UNSET)
+        raise gin_utils.ConfError(f'the environment variables RANK and WORLD_SIZE are set, but not '
+                                  f'{" and ".join(missing)}', _UNSET)
     return True
 
 
 def _number_in_environment(name: str, default: str = '') -> int:
     text = os.environ.get(name, default)
     if not text.isdecimal():
-        raise gin_utils.ConfError(f'{name} in the environment: expected a number, found {text!r}', _UNSET)
+        raise gin_utils.ConfError(f'environment variable {name}: expected a number, found {text!r}', _UNSET)
     return int(text)
 
 
 def num_to_start() -> int:
-    """How many ranks this process has to start, 1 for none but itself.
+    """Return the number of ranks to start; 1 means to train in this process.
 
     Raises:
-        ConfError: the flags contradict each other, or there are not so many GPUs.
+        ConfError: the flags contradict each other, or there are not enough GPUs.
     """
     count, distributed = FLAGS.num_processes, FLAGS.distributed
     if is_rank():
         if _STARTED_HERE not in os.environ and (count is not None or distributed != 'none'):
             raise gin_utils.ConfError('--num_processes and --distributed start processes, but torchrun has already '
-                                      'started this one as one of several', 'leave them out')
+                                      'started the processes', 'remove the flags')
         return 1
     if distributed == 'none':
         if count is not None and count > 1 and FLAGS['distributed'].present:
             raise gin_utils.ConfError(f'--distributed=none and --num_processes={count} contradict each other',
-                                      'leave out one of them')
+                                      'remove one of them')
         if (count or 1) == 1 or not FLAGS.device.startswith('cuda'):
             return count or 1
     elif FLAGS['device'].present and FLAGS.device not in ('cuda', 'auto'):
         raise gin_utils.ConfError(f'--distributed={distributed} and --device={FLAGS.device} contradict each other: '
-                                  'each process is on a GPU of its own', 'leave out one of them')
+                                  'each process uses its own GPU', 'remove one of them')
     return _num_on_gpus(count)
 
 
@@ -95,17 +96,17 @@ def _num_on_gpus(count: int | None) -> int:
 
 
 def start(count: int, root_dir: str) -> int:
-    """Run this very command as ``count`` ranks in one run folder; returns the exit code.
+    """Run the current command line as ``count`` ranks in one run folder and return the exit code.
 
     Raises:
-        ConfError: the conf, which has been loaded, is not for so many.
+        ConfError: the loaded conf cannot be split over ``count`` ranks.
     """
     from alfx.config import TrainerConfig
     from alfx.bin.launch import launch
     from alfx.engine.remote.data_parallel import share
-    from alfx.trainers import memory_checks
+    from alfx.runs import start_checks
     from alfx.trainers.team.team import shares_of
-    memory_checks.warn_of_processes(count, f'--num_processes={count}')
+    start_checks.warn_of_processes(count, f'--num_processes={count}')
     config = TrainerConfig(root_dir=root_dir)
     shares_of(config, count)
     if config.ml_type == 'rl':
@@ -119,20 +120,20 @@ def _num_environments() -> int:
     from alfx.environments.utils import create_environment
     name = 'num_parallel_environments'
     try:
-        return copy.deepcopy(gin.query_parameter(f'create_environment.{name}'))  # a copy of a macro is its value
-    except ValueError:  # the conf does not say
+        return copy.deepcopy(gin.query_parameter(f'create_environment.{name}'))  # deepcopy resolves macros
+    except ValueError:  # the conf has no such binding
         return inspect.signature(create_environment).parameters[name].default
 
 
 def train_as_rank(load: Callable[[], tuple[Any, str]], train: Callable[[Any, str, int], int]) -> int:
-    """Train together with the other ranks.
+    """Train as one of several ranks.
 
     Args:
-        load: returns the conf and the run folder.
-        train: called with the conf, the run folder of rank 0, and the rank; returns the exit code.
+        load: function that returns the conf and the run folder.
+        train: function of the conf, the run folder of rank 0 and the rank that returns the exit code.
 
     Returns:
-        What ``train`` returned.
+        The result of ``train``.
     """
     output = _Output(int(os.environ['RANK']))
     try:
@@ -144,7 +145,7 @@ def train_as_rank(load: Callable[[], tuple[Any, str]], train: Callable[[Any, str
         root_dir = output.root_dir = ranks.broadcast_from_rank0(root_dir)
         try:
             code = train(conf, root_dir, ranks.rank)
-        except gin_utils.ConfError:  # all ranks meet it; threads that talk must not meet an interpreter that ends
+        except gin_utils.ConfError:  # raised on all ranks; stop the communication threads before Python exits
             data_parallel.leave()
             raise
         data_parallel.leave()
@@ -160,35 +161,35 @@ def _choose_device() -> None:
 
 
 def device_of_rank(name: str, number: int) -> Any:
-    """The ``torch.device`` of a rank.
+    """Return the ``torch.device`` of a rank.
 
     Args:
-        name: as the user calls it.
-        number: of the rank among those on its machine.
+        name: value of ``--device``.
+        number: local rank, the index of the process on its machine.
 
     Raises:
-        ConfError: there is no such device, or not one for each rank.
+        ConfError: the device does not exist, or there are fewer GPUs than ranks.
     """
     import torch
 
     from alfx.trainers.devices import find_device
     if name.startswith('cuda:'):
-        raise gin_utils.ConfError(f'--device={name}: each of several processes needs a GPU of its own',
+        raise gin_utils.ConfError(f'--device={name}: each process needs its own GPU',
                                   'use --device=cuda')
     if find_device(name).type == 'cpu':
         return torch.device('cpu')
     available = torch.cuda.device_count()
     if number >= available:
-        raise gin_utils.ConfError(f'--device={name}: process {number} of this machine has no GPU of its own, torch '
+        raise gin_utils.ConfError(f'--device={name}: no GPU is left for process {number} of this machine, torch '
                                   f'finds {available} GPU(s)', f'start {available} process(es), or use --device=cpu')
     return torch.device('cuda', number)
 
 
 class _Output:
-    """What this process prints, unless it is rank 0: nothing, but for a file in the run folder after an error.
+    """Output of a rank. Rank 0 prints; the output of other ranks goes to a file in the run folder if they fail.
 
     Attributes:
-        root_dir: the run folder, '' as long as it is not known.
+        root_dir: the run folder, '' until it is known.
     """
 
     def __init__(self, rank: int):
@@ -199,7 +200,7 @@ class _Output:
             sys.stdout, sys.stderr = io.StringIO(), self._kept
 
     def end(self, error: BaseException | None) -> None:
-        """Write the file, and speak if the others cannot."""
+        """Write the file after an error, and restore stdout and stderr if this rank has to print the error."""
         if error is None:
             return
         from alfx import context
@@ -207,15 +208,15 @@ class _Output:
             context.get_ranks().report(error)
         if not self._rank:
             return
-        if self.root_dir and not isinstance(error, (SystemExit, gin_utils.ConfError)):  # rank 0 says that as well
+        if self.root_dir and not isinstance(error, (SystemExit, gin_utils.ConfError)):  # rank 0 reports it as well
             folder = os.path.join(self.root_dir, 'train')
             os.makedirs(folder, exist_ok=True)
             with open(os.path.join(folder, f'rank-{self._rank}.log'), 'a', encoding='utf8') as file:
                 file.write(self._kept.getvalue() + ''.join(traceback.format_exception(error)))
-        if self._speaks(error):
+        if self._prints_error(error):
             sys.stdout, sys.stderr = self._streams
 
-    def _speaks(self, error: BaseException) -> bool:
+    def _prints_error(self, error: BaseException) -> bool:
         from alfx import context
         from alfx.utils.processes import LostProcessError
         ranks = context.get_ranks()
@@ -223,5 +224,5 @@ class _Output:
 
 
 def set_up_logging() -> None:
-    """Log errors alone; for all ranks but 0, after ``policy_flags.set_up_logging``."""
+    """Log only errors. Ranks other than 0 call this after ``policy_flags.set_up_logging``."""
     logging.getLogger('alfx').setLevel(logging.ERROR)

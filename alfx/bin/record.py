@@ -1,13 +1,13 @@
-"""Record a dataset: episodes of a trained policy, of a random one, or what a replay buffer holds.
+"""Record a dataset: episodes of a trained policy or of a random policy.
 
 Examples:
 
-  python -m alfx.bin.record --root_dir runs/pendulum --dataset data/pendulum-expert --num_steps 20000
-  python -m alfx.bin.record --root_dir runs/pendulum --dataset data/pendulum-random --mode random
-  python -m alfx.bin.record --conf sac_pendulum --dataset data/pendulum-random --mode random
+  alfx record --root_dir runs/pendulum --dataset data/pendulum-expert --num_steps 20000
+  alfx record --root_dir runs/pendulum --dataset data/pendulum-random --mode random
+  alfx record --conf sac_pendulum --dataset data/pendulum-random --mode random
 
-Observations, actions and rewards are those of the environment, before any data transformer. Ctrl-C keeps the episodes
-that have ended. A dataset is there as a whole or not at all.
+Observations, actions and rewards are recorded as the environment returns them, before any data transformer. Ctrl-C
+stops the recording and keeps the completed episodes. The dataset is written atomically: completely or not at all.
 """
 import sys
 from typing import Any
@@ -19,22 +19,21 @@ from alfx.bin import flags, policy_flags
 
 flags.define_conf_flags()
 policy_flags.define_policy_flags()
-absl_flags.DEFINE_string('dataset', None, 'the folder to write, which is a dataset then')
-absl_flags.DEFINE_integer('num_steps', 10000, 'how many actions, in all environments together', lower_bound=1)
-absl_flags.DEFINE_integer('num_environments', 1, 'how many environments', lower_bound=1)
+absl_flags.DEFINE_string('dataset', None, 'dataset folder to write')
+absl_flags.DEFINE_integer('num_steps', 10000, 'number of steps, over all environments', lower_bound=1)
+absl_flags.DEFINE_integer('num_environments', 1, 'number of environments', lower_bound=1)
 absl_flags.DEFINE_enum('mode', 'sampled', ['sampled', 'greedy', 'random'], 'sample actions from the policy, take its '
-                       'most likely ones, or take random ones; with --epsilon_greedy, that takes the place of the '
-                       'first two')
-absl_flags.DEFINE_float('noise', 0.0, 'standard deviation of noise on continuous actions, in units of half their range',
-                        lower_bound=0)
-absl_flags.DEFINE_float('correlated_noise', 0.0, 'likewise; the noise of each step is added to the next action as well',
-                        lower_bound=0)
+                       'most likely actions, or take uniformly random actions; --epsilon_greedy overrides this')
+absl_flags.DEFINE_float('noise', 0.0, 'standard deviation of noise on continuous actions, in units of half their '
+                        'range', lower_bound=0)
+absl_flags.DEFINE_float('correlated_noise', 0.0, 'the same as noise, but each noise sample is also added to the '
+                        'next action', lower_bound=0)
 policy_flags.define_dataset_flags()
 FLAGS = absl_flags.FLAGS
 
 
 def main(argv: list[str]) -> int:
-    """Record as the flags say.
+    """Record the dataset described by the flags.
 
     Returns:
         The exit code.
@@ -45,7 +44,7 @@ def main(argv: list[str]) -> int:
     from alfx.offline.dataset_files import Dataset, DatasetError
     policy_flags.set_up_logging()
     if not FLAGS.dataset:
-        raise gin_utils.ConfError('no dataset is named', 'add --dataset FOLDER')
+        raise gin_utils.ConfError('no dataset folder is given', 'add --dataset FOLDER')
     reference = policy_flags.reference_returns()
     dataset_folder.check_writable(FLAGS.dataset, FLAGS.overwrite)
     env, act, about = _actor()
@@ -54,7 +53,7 @@ def main(argv: list[str]) -> int:
     finally:
         env.close()
     if episodes is None:
-        raise DatasetError(f'{FLAGS.dataset}: no episode has ended: nothing is written', 'give it more time')
+        raise DatasetError(f'{FLAGS.dataset}: no episode was completed, so nothing is written', 'record longer')
     if reference is not None:
         about['reference_returns'] = reference
     dataset_folder.write(FLAGS.dataset, episodes, about, FLAGS.overwrite)
@@ -63,7 +62,7 @@ def main(argv: list[str]) -> int:
 
 
 def _actor() -> tuple[Any, Any, dict[str, Any]]:
-    """The environments, what acts in them, and what is to be told of both."""
+    """Return the environments, the function that selects actions, and the metadata of the dataset."""
     from alfx.offline import recorder
     from alfx.offline import dataset_spaces
     is_random, count = FLAGS.mode == 'random' and FLAGS.epsilon_greedy is None, FLAGS.num_environments
@@ -86,7 +85,7 @@ def _actor() -> tuple[Any, Any, dict[str, Any]]:
         if FLAGS.epsilon_greedy is None:
             building.set_epsilon_greedy(algorithm, 1.0 if FLAGS.mode == 'sampled' else 0.0)
         act = recorder.Policy(algorithm, count)
-    about |= dataset_spaces.told(env)
+    about |= dataset_spaces.specs_as_json(env)
     for scale, is_correlated in ((FLAGS.noise, False), (FLAGS.correlated_noise, True)):
         if scale:
             act = recorder.with_noise(act, env.action_spec(), scale, is_correlated)
@@ -94,16 +93,16 @@ def _actor() -> tuple[Any, Any, dict[str, Any]]:
 
 
 def _mask_field(observation_spec: Any) -> str | None:
-    """Where observations say which actions are valid, if they do."""
+    """Return the field of the observation that contains the action mask, or None."""
     import gin
 
     from alfx import nest
     try:
         field = str(gin.query_parameter('ActionMask.field'))
-    except ValueError:  # the conf does not say
+    except ValueError:  # the conf has no such binding
         field = 'valid_action_mask'
-    is_there = any(f'{path}.'.startswith(f'{field}.') for path, _ in nest.flatten_with_path(observation_spec))
-    return field if is_there else None
+    exists = any(f'{path}.'.startswith(f'{field}.') for path, _ in nest.flatten_with_path(observation_spec))
+    return field if exists else None
 
 
 def _environments_of_conf() -> Any:
@@ -113,8 +112,8 @@ def _environments_of_conf() -> Any:
     flags.conf_from_flags()
     config = TrainerConfig(root_dir='')
     if config.ml_type != 'rl':
-        raise gin_utils.ConfError(f"{FLAGS.conf}: TrainerConfig.ml_type = '{config.ml_type}': nothing is done in an "
-                                  'environment there', 'name the conf of a task that has one')
+        raise gin_utils.ConfError(f"{FLAGS.conf}: TrainerConfig.ml_type = '{config.ml_type}': this conf has no "
+                                  'environment', "name a conf with ml_type 'rl'")
     if FLAGS.random_seed is not None:
         config.random_seed = FLAGS.random_seed
     config.random_seed = random_state.set_random_seed(config.random_seed)
@@ -122,7 +121,7 @@ def _environments_of_conf() -> Any:
 
 
 def _record(env: Any, act: Any) -> Any:
-    """Record, and show how far it is."""
+    """Record episodes and show a progress bar."""
     from tqdm import tqdm
 
     from alfx.offline import recorder

@@ -1,12 +1,12 @@
-"""Write a report on runs: one HTML file with curves, statistics over seeds, conf differences, versions and speed.
+"""Write an HTML report on runs: learning curves, statistics over seeds, conf differences, versions and speed.
 
 Examples:
 
   alfx report runs/cart_pole_seed*
   alfx report runs/a runs/b --output comparison.html
 
-Runs that differ only in their seed and their environment are runs of the same conf. The file needs nothing but itself:
-it can be mailed, and opened without a network. Nothing that is in a run folder is executed.
+Runs that differ only in seed and environment count as runs of the same conf. The report is a single self-contained
+file that opens without a network connection. Nothing from a run folder is executed.
 """
 import os
 
@@ -15,17 +15,16 @@ from absl import flags as absl_flags
 from alfx import gin_utils
 from alfx.bin import flags
 
-absl_flags.DEFINE_string('output', 'report.html', 'the file to write')
-absl_flags.DEFINE_string('title', 'Training report', 'its heading')
-absl_flags.DEFINE_string('x', None, 'horizontal axis: env_steps, iteration, seconds, ...; default: as of alfx plot')
-absl_flags.DEFINE_string('y', 'average_return', 'what the report is on: a column of progress.csv of which more is '
-                         'better')
+absl_flags.DEFINE_string('output', 'report.html', 'file to write')
+absl_flags.DEFINE_string('title', 'Training report', 'heading of the report')
+absl_flags.DEFINE_string('x', None, 'horizontal axis: env_steps, iteration, seconds, ...; default: same as alfx plot')
+absl_flags.DEFINE_string('y', 'average_return', 'metric to report: a column of progress.csv where larger is better')
 absl_flags.DEFINE_bool('debug', False, 'show the traceback of every error')
 FLAGS = absl_flags.FLAGS
 
 
 def main(argv: list[str]) -> int:
-    """Write the report on the runs that the arguments name; returns the exit code."""
+    """Write the report on the given runs and return the exit code."""
     from alfx.bin import policy_flags
     from alfx.reports import curves
     from alfx.runs import run_files
@@ -36,7 +35,7 @@ def main(argv: list[str]) -> int:
     folders = list(dict.fromkeys(folder for argument in argv[1:] for folder in run_files.run_folders(argument)))
     folders = [folder for folder in folders if os.path.isfile(os.path.join(folder, 'progress.csv'))]
     if not folders:
-        raise gin_utils.ConfError('no run with a progress.csv is given', 'name at least one run folder')
+        raise gin_utils.ConfError('no given folder contains a run with a progress.csv', 'name at least one run folder')
     report = collecting.collect(folders, FLAGS.x or curves.axis_of(folders), FLAGS.y)
     text = page.render(report, FLAGS.title)
     with open(FLAGS.output, 'w', encoding='utf8') as file:

@@ -1,12 +1,13 @@
-"""Search hyperparameters: train a conf again and again with other values for some of its bindings.
+"""Run a hyperparameter search: train a conf repeatedly with different values of some bindings.
 
 Examples:
 
   alfx search search_ppo_cart_pole --root_dir /tmp/search
   alfx search --root_dir /tmp/search --conf_param Search.num_trials=40
 
-The second command goes on with a search, as the first one would. Ctrl-C or SIGTERM: the runs write checkpoints and
-stop, and the search goes on from them. The results are best.gin, results.md, results.csv and plot.png in the folder.
+Either command resumes an interrupted hyperparameter search. On Ctrl-C or SIGTERM the runs write checkpoints and stop;
+when the hyperparameter search is resumed, they continue from these checkpoints. The results are best.gin, results.md,
+results.csv and plot.png in the folder.
 """
 import glob
 import os
@@ -23,7 +24,7 @@ SEARCHES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 
 
 def main(argv: list[str]) -> int:
-    """Search as the flags say.
+    """Run the hyperparameter search described by the flags.
 
     Returns:
         The exit code.
@@ -43,12 +44,12 @@ def main(argv: list[str]) -> int:
         is_done = searching.run()
     print('\n'.join(searching.summary()))
     if not is_done:
-        print(f"to go on: {command.command_of('search', '--root_dir', folder.root_dir)}")
+        print(f"to resume: {command.command_of('search', '--root_dir', folder.root_dir)}")
     best = folder.results('best.gin')
     if os.path.isfile(best):
         print(f"results: {', '.join(folder.results(name) for name in ('results.md', 'plot.png'))}")
         if conf.function is None:
-            print(f"train the best: {command.command_of('train', '--conf', best)}")
+            print(f"train the best conf: {command.command_of('train', '--conf', best)}")
     return 0 if is_done or searching.stop_signal is None else 128 + searching.stop_signal
 
 
@@ -60,11 +61,14 @@ def _root_dir() -> str:
 
 
 def _choose_conf(stored: str) -> None:
-    """``--conf`` is a path, or the name of a search that comes with alfx; without it, it is the stored one."""
+    """Set ``--conf`` to the path of the search conf.
+
+    The flag may name a search conf included in alfx. If it is missing, the conf stored in the folder is used.
+    """
     if FLAGS.conf is None and not FLAGS.gin_file:
         if not os.path.isfile(stored):
-            raise gin_utils.ConfError('no conf file is given, and the folder holds no search',
-                                      f'add --conf FILE; with alfx come {", ".join(_shipped())}')
+            raise gin_utils.ConfError('no conf file is given, and the folder contains no hyperparameter search',
+                                      f'add --conf FILE; search confs included in alfx: {", ".join(_shipped())}')
         FLAGS['conf'].value = stored
     elif FLAGS.conf and not os.path.isfile(FLAGS.conf) and FLAGS.conf.removesuffix('.gin') in _shipped():
         FLAGS['conf'].value = os.path.join(SEARCHES, FLAGS.conf.removesuffix('.gin') + '.gin')

@@ -1,12 +1,12 @@
-"""Print a conf as it takes effect: what it includes and what overrides it in one list, each line with its origin.
+"""Print the effective bindings of a conf, with includes and overrides resolved and the origin of each line.
 
 Examples:
 
   alfx show ppo_cart_pole
   alfx show my.gin --conf_param 'ppo/Adam.lr=1e-4'
 
-The conf is checked as train does. What is printed can be read as a conf again. For a run folder it is the conf of the
-run, with the defaults that were used.
+The conf is checked in the same way as by alfx train. The output is a valid conf. For a run folder, prints the conf of
+the run with the default values that it used.
 """
 from alfx import gin_utils
 from alfx.bin import flags
@@ -15,7 +15,7 @@ flags.define_conf_flags()
 
 
 def main(argv: list[str]) -> int:
-    """Print the conf that the flags name; returns the exit code."""
+    """Print the conf selected by the flags and return the exit code."""
     del argv
     root_dir = flags.root_dir_from_flags() if flags.FLAGS.root_dir else None
     conf = flags.conf_from_flags(root_dir, same_run=False)

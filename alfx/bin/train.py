@@ -1,14 +1,14 @@
-"""Train what a conf file describes.
+"""Train the algorithm described by a conf file.
 
 Example:
 
   alfx train ppo_cart_pole --root_dir /tmp/cart_pole
 
-The same command goes on with a run that was interrupted. Ctrl-C, SIGTERM or SIGHUP (the terminal closes): checkpoint,
-then stop (exit code 128 + the number of the signal); SIGUSR1: checkpoint, and go on; SIGUSR2: show where every thread
-stands.
+The same command resumes an interrupted run. Ctrl-C, SIGTERM and SIGHUP (the terminal closes) write a checkpoint and
+stop the run; the exit code is 128 + the number of the signal. SIGUSR1 writes a checkpoint without stopping the run.
+SIGUSR2 prints the stack of every thread.
 
-Several processes that train together on one machine, and on several:
+Distributed training, with processes on one machine or started by torchrun on one or more machines:
 
   alfx train ppo_cart_pole --root_dir /tmp/cart_pole --num_processes 2
   torchrun --nproc_per_node=2 -m alfx.bin.train --conf ppo_cart_pole --root_dir /tmp/cart_pole
@@ -36,13 +36,13 @@ FLAGS = absl_flags.FLAGS
 
 
 def main(argv: list[str]) -> int:
-    """Train as the flags say.
+    """Train the conf selected by the flags.
 
     Returns:
         The exit code.
     """
     del argv
-    for number in (signal.SIGUSR1, signal.SIGUSR2):  # before and after training there is nothing to write or to show
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # ignored before and after training
         signal.signal(number, signal.SIG_IGN)
     count = ranks.num_to_start()
     if count > 1:
@@ -54,14 +54,14 @@ def main(argv: list[str]) -> int:
 
 
 def _train(conf: Any, root_dir: str, rank: int = -1) -> int:
-    """Train; as one of several ranks, of which 0 writes, or alone. Returns the exit code."""
+    """Train in one process (``rank`` -1) or as one of several ranks, of which rank 0 writes; return the exit code."""
     policy_flags.set_up_logging()
     if rank > 0:
         ranks.set_up_logging()
         with run_lock.held(root_dir):
             return _run(_make_trainer(root_dir, conf.conf_file, rank), root_dir)
     print(f'run folder: {root_dir}', flush=True)
-    with run_files.made_folder(root_dir), run_lock.held(root_dir):
+    with run_files.created_folder(root_dir), run_lock.held(root_dir):
         open_log = policy_flags.log_to_file_later()
         trainer = _make_trainer(root_dir, conf.conf_file, rank)
         open_log(os.path.join(root_dir, 'train.log'))
@@ -72,14 +72,14 @@ def _train(conf: Any, root_dir: str, rank: int = -1) -> int:
 def _run(trainer: Any, root_dir: str) -> int:
     trainer.train()
     if trainer.stop_signal is not None:
-        print(f'to go on: {shlex.join([*_command(sys.argv[0]), *_arguments(root_dir)])}')
+        print(f'to resume: {shlex.join([*_command(sys.argv[0]), *_arguments(root_dir)])}')
         return 128 + trainer.stop_signal
     _print_end(trainer, root_dir)
     return 0
 
 
 def _conf_and_root_dir() -> tuple[Any, str]:
-    """The conf, and the folder of the run: a new one below ``runs`` unless it is given."""
+    """Return the conf and the run folder, which is a new folder below ``runs`` unless ``--root_dir`` is given."""
     if FLAGS.root_dir:
         root_dir = os.path.abspath(flags.root_dir_from_flags())
         if os.path.exists(root_dir) and not os.path.isdir(root_dir):
@@ -98,7 +98,7 @@ def _make_trainer(root_dir: str, conf_file: str, rank: int) -> Any:
 
 
 def _print_end(trainer: Any, root_dir: str) -> None:
-    """The score, and what to do next."""
+    """Print the score, and commands to use the result."""
     console = logging.getLogger('alfx.console')
     done = f'done: {trainer.current_iterations():,} iterations, {trainer.score()}'
     console.info(done)
@@ -106,14 +106,14 @@ def _print_end(trainer: Any, root_dir: str) -> None:
         log.handlers.clear()
     print(f'\n{done}')
     arguments: dict[str, tuple[str, ...]] = {
-        'longer': ('train', '--root_dir', root_dir, '--conf_param', trainer.longer())}
+        'train more': ('train', '--root_dir', root_dir, '--conf_param', trainer.longer())}
     if trainer.algorithm.environment is not None:
         play = ('play', '--root_dir', root_dir)
         arguments = {'play': play, 'video': (*play, '--record_file', 'play.mp4'),
                      'evaluate': ('evaluate', '--root_dir', root_dir), 'plot': ('plot', root_dir), **arguments}
     for name, (program, *rest) in arguments.items():
-        print(f'  {name + ":":12}{command.command_of(program, *rest)}')
-    print(f'  {"curves:":12}{command.python()} -m tensorboard.main --logdir {shlex.quote(root_dir)}')
+        print(f'  {name + ":":13}{command.command_of(program, *rest)}')
+    print(f'  {"curves:":13}{command.python()} -m tensorboard.main --logdir {shlex.quote(root_dir)}')
 
 
 def _command(program: str) -> list[str]:
@@ -121,10 +121,10 @@ def _command(program: str) -> list[str]:
 
 
 def _arguments(root_dir: str) -> list[str]:
-    """The arguments of this program, with the run folder if it was not among them."""
+    """Return the arguments of this program, with the run folder added if it was not given."""
     given = sys.argv[1:]
     return given if FLAGS.root_dir else [*given, '--root_dir', root_dir]
 
 
 if __name__ == '__main__':
-    flags.run(main, {'list': 'alfx list shows the confs that come with alfx'}, argument='conf')
+    flags.run(main, {'list': 'alfx list shows the confs included in alfx'}, argument='conf')

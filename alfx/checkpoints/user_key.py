@@ -1,7 +1,7 @@
-"""A secret of the user, by which a program knows again what it has written itself.
+"""Secret key of the user, which authenticates files that alfx has written itself.
 
-It lies in the user's configuration folder (``$XDG_CONFIG_HOME/alfx/key``, by default ``~/.config/alfx/key``), readable
-by the user alone, and never in a run folder: who is handed a run folder is not handed the key.
+The key is stored in the user's configuration folder (``$XDG_CONFIG_HOME/alfx/key``, by default ``~/.config/alfx/key``),
+readable only by the user, and never in a run folder, so sharing a run folder does not share the key.
 """
 import contextlib
 import os
@@ -12,44 +12,44 @@ _SIZE = 32
 
 
 class NoKeyError(RuntimeError):
-    """There is no key, or it is no secret; the message says why and what to do."""
+    """Raised if the key is unavailable or not secret; the message contains the reason and a remedy."""
 
 
 def path() -> str:
-    """Where the key is."""
+    """Return the path of the key."""
     home = os.environ.get('XDG_CONFIG_HOME') or os.path.join(os.path.expanduser('~'), '.config')
     return os.path.join(home, 'alfx', 'key')
 
 
 def user_key() -> bytes:
-    """The key, which is made if there is none.
+    """Return the key. It is created if it does not exist.
 
     Raises:
-        NoKeyError: it cannot be made or read, or others can read or replace it.
+        NoKeyError: the key cannot be created or read, or other users can read or replace it.
     """
     try:
         with contextlib.suppress(FileExistsError):
-            _make(path())
+            _create(path())
         with open(path(), 'rb') as file:
             mode = os.fstat(file.fileno())
             key = file.read(_SIZE + 1)
     except OSError as error:
-        raise NoKeyError(f'the key {path()} cannot be made or read: {error.strerror}; set XDG_CONFIG_HOME to a folder '
-                         'of yours') from error
+        raise NoKeyError(f'the key {path()} cannot be created or read: {error.strerror}; set XDG_CONFIG_HOME to a '
+                         'folder that you can write') from error
     if mode.st_uid != os.geteuid() or stat.S_IMODE(mode.st_mode) & 0o077:
-        raise NoKeyError(f'the key {path()} is no secret: it belongs to somebody else or others may read it; remove '
-                         'it, another one is made')
+        raise NoKeyError(f'the key {path()} is not secret: it belongs to another user, or other users can read it; '
+                         'remove it, and a new key is created')
     if len(key) != _SIZE:
-        raise NoKeyError(f'the key {path()} is damaged: expected {_SIZE} bytes, found {len(key)}; remove it, another '
-                         'one is made')
+        raise NoKeyError(f'the key {path()} is damaged: expected {_SIZE} bytes, found {len(key)}; remove it, and a '
+                         'new key is created')
     return key
 
 
-def _make(name: str) -> None:
-    """Make the key; whoever is first makes the one that all use.
+def _create(name: str) -> None:
+    """Create the key atomically, so that concurrent processes all use the first one.
 
     Raises:
-        FileExistsError: there is one.
+        FileExistsError: the key exists.
     """
     if os.path.lexists(name):
         return

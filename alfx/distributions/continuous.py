@@ -1,7 +1,7 @@
-"""Distributions over vectors of real numbers: diagonal normal, Beta and Cauchy.
+"""Distributions over real vectors: diagonal normal, Beta and Cauchy.
 
-They are subclasses of torch's with closed forms in the place of layers of wrappers: making one costs about a
-microsecond. All names are importable from :mod:`alfx.utils.dist_utils`.
+They are subclasses of torch's distributions with closed forms instead of layers of wrappers, and their construction
+takes about a microsecond. All names are importable from :mod:`alfx.utils.dist_utils`.
 """
 import functools
 import math
@@ -32,7 +32,7 @@ def _broadcast(a: Tensor, b: Tensor | float) -> tuple[Tensor, Tensor]:
 
 
 class _DiagonalBase(td.Independent):
-    """Shapes of a distribution over vectors whose first parameter is ``_param(self)``."""
+    """Base class of distributions over vectors; ``_param_shape`` returns the shape of the first parameter."""
 
     _validate_args = False
     has_rsample = True
@@ -53,7 +53,7 @@ class _DiagonalBase(td.Independent):
         return shape[len(shape) - self.reinterpreted_batch_ndims:]
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Samples ``[*sample_shape, ..., D]`` without gradient."""
+        """Return samples ``[*sample_shape, ..., D]`` without gradient."""
         with torch.no_grad():
             return self.rsample(torch.Size(sample_shape))
 
@@ -64,7 +64,7 @@ class DiagMultivariateNormal(_DiagonalBase):
     Args:
         loc: ``[..., D]`` mean.
         scale: standard deviation, a number or a tensor that broadcasts with ``loc``.
-        reinterpreted_batch_ndims: number of trailing dimensions which make up the event.
+        reinterpreted_batch_ndims: number of trailing dimensions that make up the event.
     """
 
     _log_scale: Tensor | None = None
@@ -78,7 +78,7 @@ class DiagMultivariateNormal(_DiagonalBase):
 
     @property
     def base_dist(self) -> td.Normal:
-        """The same normals, one for each element."""
+        """Normal distribution of each element."""
         return td.Normal(self.loc, self.scale, validate_args=False)
 
     @property
@@ -107,18 +107,18 @@ class DiagMultivariateNormal(_DiagonalBase):
         return self.scale.square()
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Samples ``[*sample_shape, ..., D]`` with gradient."""
+        """Return samples ``[*sample_shape, ..., D]`` with gradient."""
         return torch.addcmul(self.loc, self.scale, self._noise((*sample_shape, *self.loc.shape)))
 
     def _noise(self, shape: Sequence[int]) -> Tensor:
-        """Standard normal numbers."""
+        """Return standard normal numbers."""
         return torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)
 
     def rsample_with_log_prob(self) -> tuple[Tensor, Tensor]:
-        """A sample ``[..., D]`` and its log-density, both with gradient to the parameters.
+        """Return a sample ``[..., D]`` and its log-density, both with gradients to the parameters.
 
-        The log-density is computed from the noise, as ``(x - loc) / scale`` does not depend on the parameters. For its
-        gradient with respect to the sample alone use :meth:`log_prob`.
+        The log-density is computed from the noise, because ``(x - loc) / scale`` does not depend on the parameters. For
+        the gradient of the log-density with respect to the sample alone use :meth:`log_prob`.
         """
         loc = self.loc
         noise = self._noise(loc.shape)
@@ -127,7 +127,7 @@ class DiagMultivariateNormal(_DiagonalBase):
         return torch.addcmul(loc, self.scale, noise), torch.rsub(negative, -self._size() * _HALF_LOG_2PI)
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Samples ``[*sample_shape, ..., D]`` without gradient."""
+        """Return samples ``[*sample_shape, ..., D]`` without gradient."""
         noise = self._noise((*sample_shape, *self.loc.shape))
         return noise.mul_(self.scale.detach()).add_(self.loc.detach())
 
@@ -141,17 +141,17 @@ class DiagMultivariateNormal(_DiagonalBase):
         return cached
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-density of ``value [..., D]``, summed over the event."""
+        """Return the log-density of ``value [..., D]``, summed over the event."""
         squares = ((value - self.loc) / self.scale).square()
         normalizer = self._summed_log_scale() + self._size() * _HALF_LOG_2PI
         return torch.sub(sum_event(squares, self.reinterpreted_batch_ndims) * -0.5, normalizer)
 
     def entropy(self) -> Tensor:
-        """Differential entropy in nats, summed over the event."""
+        """Return the differential entropy in nats, summed over the event."""
         return self._summed_log_scale() + self._size() * _NORMAL_ENTROPY
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> 'DiagMultivariateNormal':
-        """The same distribution with its batch dimensions expanded to ``batch_shape``."""
+        """Return the distribution with its batch dimensions expanded to ``batch_shape``."""
         shape = (*batch_shape, *self._event_shape)
         return DiagMultivariateNormal(self.loc.expand(shape), self.scale.expand(shape),
                                       self.reinterpreted_batch_ndims)
@@ -169,14 +169,14 @@ def _kl_normal(p: DiagMultivariateNormal, q: DiagMultivariateNormal) -> Tensor:
 
 @register_function(module='alfx.utils.dist_utils')
 class Beta(td.Beta):
-    """Beta distribution, one for each element.
+    """Beta distribution of each element.
 
     Args:
         concentration1: ``[...]``, alpha; positive.
         concentration0: ``[...]``, beta; positive.
-        eps: samples are kept within ``[eps, 1 - eps]``, so that their log-density is finite; ``None``: the
-            smallest number for which ``1 - eps`` is below 1.
-        validate_args: check values at :meth:`log_prob`.
+        eps: samples are clipped to ``[eps, 1 - eps]``, so that their log-density is finite; ``None``: the smallest
+            number for which ``1 - eps`` is below 1.
+        validate_args: check values in :meth:`log_prob`.
     """
 
     _validate_args = False
@@ -190,12 +190,12 @@ class Beta(td.Beta):
 
     @property
     def concentration1(self) -> Tensor:
-        """alpha."""
+        """Parameter alpha."""
         return self._concentration1
 
     @property
     def concentration0(self) -> Tensor:
-        """beta."""
+        """Parameter beta."""
         return self._concentration0
 
     @property
@@ -212,20 +212,20 @@ class Beta(td.Beta):
 
     @property
     def mode(self) -> Tensor:
-        """The most probable value; where both ends are equally so, the middle."""
+        """Most probable value; 0.5 if both ends are equally probable."""
         alpha, beta = self._concentration1, self._concentration0
         inner = (alpha - 1.0) / (alpha + beta - 2.0).clamp_min(torch.finfo(alpha.dtype).tiny)
         end = torch.where(alpha == beta, 0.5, (alpha > beta).to(alpha.dtype))
         return torch.where((alpha > 1.0) & (beta > 1.0), inner, end)
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Samples ``[*sample_shape, ...]`` with gradient."""
+        """Return samples ``[*sample_shape, ...]`` with gradient."""
         sample = self._dirichlet.rsample(torch.Size(sample_shape)).select(-1, 0)
         eps = torch.finfo(sample.dtype).eps if self._eps is None else self._eps
         return sample.clamp(eps, 1.0 - eps)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-density of ``value``, elementwise."""
+        """Return the log-density of ``value``, elementwise."""
         if self._validate_args:
             self._validate_sample(value)
         alpha, beta = self._concentration1, self._concentration0
@@ -233,7 +233,7 @@ class Beta(td.Beta):
         return torch.xlogy(alpha - 1.0, value) + torch.special.xlog1py(beta - 1.0, -value) - log_beta
 
     def entropy(self) -> Tensor:
-        """Differential entropy in nats, elementwise."""
+        """Return the differential entropy in nats, elementwise."""
         alpha, beta = self._concentration1, self._concentration0
         total = alpha + beta
         log_beta = torch.lgamma(alpha) + torch.lgamma(beta) - torch.lgamma(total)
@@ -241,7 +241,7 @@ class Beta(td.Beta):
                 + (total - 2.0) * torch.digamma(total))
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> 'Beta':
-        """The same distribution with its batch dimensions expanded to ``batch_shape``."""
+        """Return the distribution with its batch dimensions expanded to ``batch_shape``."""
         return Beta(self._concentration1.expand(batch_shape), self._concentration0.expand(batch_shape), self._eps)
 
     def __repr__(self) -> str:
@@ -249,7 +249,7 @@ class Beta(td.Beta):
 
 
 class _Diagonal(_DiagonalBase):
-    """Independent elements over the last dimension, by way of ``base_dist``."""
+    """Base class of distributions with independent elements of ``base_dist`` over the last dimension."""
 
     reinterpreted_batch_ndims = 1
 
@@ -260,11 +260,11 @@ class _Diagonal(_DiagonalBase):
         return getattr(self.base_dist, 'batch_shape', torch.Size())
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Samples ``[*sample_shape, ..., D]`` with gradient."""
+        """Return samples ``[*sample_shape, ..., D]`` with gradient."""
         return self.base_dist.rsample(torch.Size(sample_shape))
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Any:
-        """The same distribution with its batch dimensions expanded to ``batch_shape``."""
+        """Return the distribution with its batch dimensions expanded to ``batch_shape``."""
         return _with_base(type(self), self.base_dist.expand(torch.Size((*batch_shape, *self._event_shape))))
 
 
@@ -281,23 +281,23 @@ class DiagMultivariateBeta(_Diagonal):
 
 
 class StableCauchy(td.Cauchy):
-    """Cauchy distribution whose samples are finite and not absurdly far out.
+    """Cauchy distribution whose samples are finite and not extremely far from the median.
 
     Args:
         loc: ``[...]`` median.
         scale: ``[...]`` half width at half maximum; positive.
-        validate_args: check values at ``log_prob``.
+        validate_args: check values in ``log_prob``.
     """
 
     def __init__(self, loc: Tensor, scale: Tensor, validate_args: bool | None = False):
         super().__init__(loc, scale, validate_args=validate_args)
 
     def rsample(self, sample_shape: Sequence[int] = (), clipping_value: float = 0.49) -> Tensor:
-        """Samples ``[*sample_shape, ...]`` with gradient.
+        """Return samples ``[*sample_shape, ...]`` with gradient.
 
         Args:
             sample_shape: shape of the samples to draw.
-            clipping_value: the cumulative probability is drawn from ``0.5 +- clipping_value``; 0.49 keeps samples
+            clipping_value: the cumulative probability is drawn from ``0.5 +- clipping_value``; with 0.49 samples are
                 within about 32 scales of the median.
         """
         loc = self.loc
@@ -306,11 +306,11 @@ class StableCauchy(td.Cauchy):
 
     @property
     def mode(self) -> Tensor:
-        """The median."""
+        """Mode, which is the median."""
         return self.loc
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> 'StableCauchy':
-        """The same distribution with its batch dimensions expanded to ``batch_shape``."""
+        """Return the distribution with its batch dimensions expanded to ``batch_shape``."""
         return StableCauchy(self.loc.expand(batch_shape), self.scale.expand(batch_shape))
 
 

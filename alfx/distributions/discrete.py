@@ -1,8 +1,8 @@
-"""Categorical distributions that cost little to make, sample and score.
+"""Categorical distributions that are cheap to construct, sample and evaluate.
 
-They behave as torch's (of which they are subclasses) and agree with them numerically, but construct in about a
-microsecond, compute ``log_softmax`` once when it is first needed, and treat a logit of ``-inf`` as what it is: a
-category of probability 0, which is never drawn, adds nothing to the entropy and has gradient 0.
+They are subclasses of torch's distributions and agree with them numerically. Their construction takes about a
+microsecond, and ``log_softmax`` is computed once, when it is first needed. A logit of ``-inf`` is a category of
+probability 0: it is never drawn, adds nothing to the entropy and has gradient 0.
 
 All names are importable from :mod:`alfx.utils.dist_utils`.
 """
@@ -25,19 +25,19 @@ _TINY = torch.finfo(torch.float32).tiny
 _SMALLEST = {dtype: torch.finfo(dtype).min for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}
 
 
-# Up to this many numbers an exponential one for each is cheaper than a search, whose cost is mostly calls.
+# Up to this size the exponential race is faster than the search, whose cost is mostly calls.
 _RACE_LIMIT = 128
 
 
 def sample_categories(logits: Tensor, sample_shape: Sequence[int] = ()) -> Tensor:
     """Draw categories.
 
-    Small tensors by an exponential race (the category with the smallest ``E_i / p_i``), large ones by inverting the
+    Small tensors use an exponential race (the category with the smallest ``E_i / p_i``), large ones the inverse of the
     cumulative distribution; both are exact.
 
     Args:
         logits: ``[..., N]``, unnormalized log-probabilities.
-        sample_shape: shape of the samples to draw of each distribution.
+        sample_shape: shape of the samples to draw from each distribution.
 
     Returns:
         int64 ``[*sample_shape, ...]`` without a gradient. A category of probability 0 is never drawn.
@@ -49,17 +49,17 @@ def sample_categories(logits: Tensor, sample_shape: Sequence[int] = ()) -> Tenso
     if sample_shape:
         probs = probs.expand(*sample_shape, *probs.shape).contiguous()
     if probs.numel() <= _RACE_LIMIT:
-        # The tiny number only serves to make 0 / E be 0 should an E be 0.
+        # the tiny number makes 0 / E be 0 even if E is 0
         return (probs / torch.empty_like(probs).exponential_().add_(_TINY)).argmax(-1)
     cumulative = probs.cumsum(-1)
     total = cumulative.narrow(-1, cumulative.shape[-1] - 1, 1)
-    # u < 1 implies u * total < total in floating point too, so the index found is in range.
+    # u < 1 implies u * total < total in floating point too, so the index is in range
     uniform = torch.rand_like(total).mul_(total)
     return torch.searchsorted(cumulative, uniform, right=True).squeeze(-1)
 
 
 def _gather_log_prob(log_probs: Tensor, index: Tensor) -> Tensor:
-    """``log_probs[..., index]`` where ``index`` may have more (sample) dimensions in front."""
+    """Return ``log_probs[..., index]``; ``index`` may have additional (sample) dimensions in front."""
     if index.dtype != torch.int64:
         index = index.long()
     if index.shape == log_probs.shape[:-1]:
@@ -71,7 +71,7 @@ def _gather_log_prob(log_probs: Tensor, index: Tensor) -> Tensor:
 
 def _logits_of(probs: Tensor | None, logits: Tensor | None) -> Tensor:
     if (probs is None) == (logits is None):
-        raise ValueError('give either probs or logits')
+        raise ValueError('expected exactly one of probs and logits')
     assert probs is not None
     positive = probs > 0
     log = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
@@ -79,16 +79,16 @@ def _logits_of(probs: Tensor | None, logits: Tensor | None) -> Tensor:
 
 
 class Categorical(td.Categorical):
-    """A distribution over ``0 .. N - 1``.
+    """Categorical distribution over ``0 .. N - 1``.
 
     Args:
         probs: ``[..., N]`` non-negative weights; they need not sum to 1.
-        logits: ``[..., N]`` unnormalized log-probabilities; ``-inf`` excludes a category. One of the two is given.
-        validate_args: check the parameters, and values at :meth:`log_prob`.
+        logits: ``[..., N]`` unnormalized log-probabilities; ``-inf`` excludes a category. Give exactly one of the two.
+        validate_args: check the parameters, and values in :meth:`log_prob`.
 
     Raises:
-        ValueError: not exactly one of ``probs`` and ``logits``, or (with ``validate_args``) a row of them defines
-            no distribution.
+        ValueError: not exactly one of ``probs`` and ``logits`` is given, or (with ``validate_args``) a row of them
+            defines no distribution.
     """
 
     _validate_args = False
@@ -107,7 +107,7 @@ class Categorical(td.Categorical):
     def logits(self) -> Tensor:
         """Normalized log-probabilities ``[..., N]``."""
         log_probs = self._log_probs
-        # What was computed without gradients (by an earlier caller under no_grad) is no use to one who needs them.
+        # a result computed under no_grad cannot be reused when gradients are needed
         if log_probs is None or (not log_probs.requires_grad and self._param.requires_grad
                                  and torch.is_grad_enabled()):
             log_probs = self._log_probs = torch.log_softmax(self._param, -1)
@@ -132,11 +132,11 @@ class Categorical(td.Categorical):
 
     @property
     def mode(self) -> Tensor:
-        """The most probable category, the first of equals: int64 ``[...]``."""
+        """Most probable category, the first one if several are equal, int64 ``[...]``."""
         return self._param.argmax(-1)
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> 'Categorical':
-        """The same distribution with its batch dimensions expanded to ``batch_shape``."""
+        """Return the distribution with its batch dimensions expanded to ``batch_shape``."""
         return self._like(self._param.expand(*batch_shape, self._num_events))
 
     def _like(self, logits: Any) -> 'Categorical':
@@ -145,19 +145,19 @@ class Categorical(td.Categorical):
         return new
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """int64 samples ``[*sample_shape, ...]``."""
+        """Return samples, int64 ``[*sample_shape, ...]``."""
         return sample_categories(self._param, sample_shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-probability of the categories ``value``."""
+        """Return the log-probability of the categories ``value``."""
         if self._validate_args:
             self._validate_sample(value)
         return _gather_log_prob(self.logits, value)
 
     def entropy(self) -> Tensor:
-        """Entropy in nats, ``[...]``."""
+        """Return the entropy in nats, ``[...]``."""
         log_probs = self.logits
-        # 0 * log 0 = 0: the bound makes the product with a probability of 0 finite, and changes nothing else.
+        # 0 * log 0 = 0: the bound makes the product with a probability of 0 finite and changes nothing else
         return -(log_probs.exp() * log_probs.clamp_min(_SMALLEST[log_probs.dtype])).sum(-1)
 
     def __repr__(self) -> str:
@@ -165,12 +165,12 @@ class Categorical(td.Categorical):
 
 
 class ShiftedCategorical(Categorical):
-    """A distribution over ``start .. start + N - 1``, for actions that do not count from 0.
+    """Categorical distribution over ``start .. start + N - 1``, for actions that do not count from 0.
 
     Args:
         logits: ``[..., N]`` unnormalized log-probabilities.
-        start: the value of the first category.
-        dtype: of the values.
+        start: value of the first category.
+        dtype: dtype of the values.
     """
 
     def __init__(self, logits: Tensor, start: int, dtype: torch.dtype = torch.int64):
@@ -183,26 +183,26 @@ class ShiftedCategorical(Categorical):
 
     @property
     def support(self) -> constraints.Constraint:
-        """The values that can be drawn."""
+        """Set of values that can be drawn."""
         return constraints.integer_interval(self.start, self.start + self._num_events - 1)
 
     @property
     def mode(self) -> Tensor:
-        """The most probable value."""
+        """Most probable value."""
         return (super().mode + self.start).to(self.dtype)
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Samples ``[*sample_shape, ...]``."""
+        """Return samples ``[*sample_shape, ...]``."""
         return super().sample(sample_shape).add_(self.start).to(self.dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-probability of ``value``."""
+        """Return the log-probability of ``value``."""
         if self._validate_args:
             self._validate_sample(value)
         return _gather_log_prob(self.logits, value - self.start)
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        """All values, ``[N, ...]``."""
+        """Return all values, ``[N, ...]``."""
         return (super().enumerate_support(expand) + self.start).to(self.dtype)
 
 
@@ -217,14 +217,14 @@ def _excluded(counts: tuple[int, ...], shape: tuple[int, ...], device: torch.dev
 
 
 class DiagMultivariateCategorical(td.Independent):
-    """Independent categoricals for the components of one action (MultiDiscrete), jointly one distribution.
+    """Joint distribution of independent categoricals, one for each component of an action (MultiDiscrete).
 
     Args:
         logits: ``[..., *event_shape, N]`` unnormalized log-probabilities, N the largest number of categories.
-        num_categories: how many of the N each component has; the rest are excluded. ``None``: all N.
-        start: the value of the first category of each component.
-        reinterpreted_batch_ndims: the number of dimensions of ``event_shape``.
-        dtype: of the values.
+        num_categories: number of categories of each component; the rest of the N are excluded. ``None``: all N.
+        start: value of the first category of each component.
+        reinterpreted_batch_ndims: number of dimensions of ``event_shape``.
+        dtype: dtype of the values.
 
     Raises:
         ValueError: ``num_categories`` or ``start`` do not have one entry for each component.
@@ -250,7 +250,7 @@ class DiagMultivariateCategorical(td.Independent):
 
     @property
     def base_dist(self) -> Categorical:
-        """The categoricals over ``0 .. N - 1`` of all components."""
+        """Categorical distributions over ``0 .. N - 1`` of all components."""
         return self._base
 
     @property
@@ -273,28 +273,28 @@ class DiagMultivariateCategorical(td.Independent):
 
     @property
     def mode(self) -> Tensor:
-        """The most probable value of each component."""
+        """Most probable value of each component."""
         return self._values(self._base.mode)
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Samples ``[*sample_shape, ..., *event_shape]``."""
+        """Return samples ``[*sample_shape, ..., *event_shape]``."""
         return self._values(self._base.sample(sample_shape))
 
     def _values(self, index: Tensor) -> Tensor:
         return (index + self._shift(index.device) if self._start else index).to(self._dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-probability of ``value``, summed over the components."""
+        """Return the log-probability of ``value``, summed over the components."""
         if self._start:
             value = value - self._shift(value.device)
         return sum_event(self._base.log_prob(value), self.reinterpreted_batch_ndims)
 
     def entropy(self) -> Tensor:
-        """Entropy in nats, summed over the components."""
+        """Return the entropy in nats, summed over the components."""
         return sum_event(self._base.entropy(), self.reinterpreted_batch_ndims)
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> 'DiagMultivariateCategorical':
-        """The same distribution with its batch dimensions expanded to ``batch_shape``."""
+        """Return the distribution with its batch dimensions expanded to ``batch_shape``."""
         return self._like(self._base._param.expand(*batch_shape, *self._event_shape, self._base._num_events))
 
     def _like(self, logits: Tensor) -> 'DiagMultivariateCategorical':
@@ -305,26 +305,26 @@ class DiagMultivariateCategorical(td.Independent):
 
 
 def sum_event(value: Tensor, ndims: int) -> Tensor:
-    """Sum over the last ``ndims`` dimensions."""
+    """Return the sum over the last ``ndims`` dimensions."""
     if ndims == 1:
         return value.sum(-1)
     return value.sum(tuple(range(-ndims, 0))) if ndims else value
 
 
 def categorical_from_spec(logits: Tensor, spec: BoundedTensorSpec) -> Categorical | DiagMultivariateCategorical:
-    """The categorical distribution over the values of a spec whose bounds are integers.
+    """Return the categorical distribution over the values of a spec with integer bounds.
 
     Args:
         logits: ``[..., *spec.shape, N]`` with ``N = num_categories(spec)``.
         spec: its values run from ``minimum`` to ``maximum``, which may differ between components, in steps of 1. They
-            have its dtype, which may be one of floats, or int64 if it is another one of integers.
+            have the dtype of the spec if it is a float, otherwise int64.
 
     Returns:
-        :class:`Categorical` for a scalar spec of integers that starts at 0, :class:`ShiftedCategorical` for another
-        scalar, :class:`DiagMultivariateCategorical` for a spec with a shape.
+        :class:`Categorical` for a scalar integer spec that starts at 0, :class:`ShiftedCategorical` for another scalar,
+        :class:`DiagMultivariateCategorical` for a spec with a shape.
 
     Raises:
-        SpecError: the spec has no bounds that are integers, or ``logits`` has the wrong shape.
+        SpecError: the spec has no integer bounds, or ``logits`` has the wrong shape.
     """
     count = num_categories(spec)
     if tuple(logits.shape[logits.dim() - spec.ndim - 1:]) != (*spec.shape, count):
@@ -339,32 +339,34 @@ def categorical_from_spec(logits: Tensor, spec: BoundedTensorSpec) -> Categorica
 
 
 def num_categories(spec: BoundedTensorSpec) -> int:
-    """The number of integers within the bounds of a component of a spec; of components that differ, the largest.
+    """Return the number of integers within the bounds of a component of a spec; the maximum if components differ.
 
     Raises:
         SpecError: there are no bounds, or they are not integers.
     """
     if not has_integer_bounds(spec):
-        raise SpecError(f'expected a bounded spec of integers, found {spec}')
+        raise SpecError(f'expected a spec with integer bounds, found {spec}')
     return int(np.max(spec.maximum.astype(np.int64) - spec.minimum.astype(np.int64))) + 1
 
 
 def has_integer_bounds(spec: TensorSpec) -> bool:
-    """Whether a spec, of integers or of floats, has bounds that are integers."""
+    """Return whether a spec, of integers or of floats, has integer bounds."""
     return isinstance(spec, BoundedTensorSpec) and (spec.is_discrete or all(
         bool(np.all(np.abs(bound) < _LARGEST_INTEGER) and np.all(bound == np.round(bound)))
         for bound in (spec.minimum, spec.maximum)))
 
 
-_LARGEST_INTEGER = 1 << 24  # beyond it there are integers that float32 has not
+_LARGEST_INTEGER = 1 << 24  # float32 cannot represent all integers above it
 
 
 class OneHotCategoricalStraightThrough(td.OneHotCategoricalStraightThrough):
-    """One-hot samples whose gradient is that of the probabilities (Bengio et al. 2013, arXiv:1308.3432).
+    """One-hot categorical with the straight-through gradient estimator (Bengio et al. 2013, arXiv:1308.3432).
+
+    The gradient of a sample is the gradient of the probabilities.
 
     Args:
         probs: ``[..., N]`` non-negative weights.
-        logits: ``[..., N]`` unnormalized log-probabilities. One of the two is given.
+        logits: ``[..., N]`` unnormalized log-probabilities. Give exactly one of the two.
         validate_args: check the parameters.
     """
 
@@ -388,7 +390,7 @@ class OneHotCategoricalStraightThrough(td.OneHotCategoricalStraightThrough):
 
     @property
     def rmode(self) -> Tensor:
-        """:attr:`mode` with the gradient of the probabilities."""
+        """Value of :attr:`mode` with the gradient of the probabilities."""
         return self._straight_through(self.mode)
 
     def _one_hot(self, index: Tensor) -> Tensor:
@@ -399,19 +401,19 @@ class OneHotCategoricalStraightThrough(td.OneHotCategoricalStraightThrough):
         return one_hot + (probs - probs.detach())
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """One-hot samples ``[*sample_shape, ..., N]`` without gradient."""
+        """Return one-hot samples ``[*sample_shape, ..., N]`` without gradient."""
         return self._one_hot(self._categorical.sample(sample_shape))
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """One-hot samples ``[*sample_shape, ..., N]`` with the gradient of the probabilities."""
+        """Return one-hot samples ``[*sample_shape, ..., N]`` with the gradient of the probabilities."""
         return self._straight_through(self.sample(sample_shape))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-probability of the category at which ``value [..., N]`` is largest."""
+        """Return the log-probability of the category at which ``value [..., N]`` is largest."""
         return self._categorical.log_prob(value.argmax(-1))
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Any:
-        """The same distribution with its batch dimensions expanded to ``batch_shape``."""
+        """Return the distribution with its batch dimensions expanded to ``batch_shape``."""
         return self._like(self._categorical.expand(batch_shape))
 
     def _like(self, categorical: Any) -> Any:
@@ -425,10 +427,11 @@ class OneHotCategoricalStraightThrough(td.OneHotCategoricalStraightThrough):
 
 @register_function(module='alfx.utils.dist_utils')
 class OneHotCategoricalGumbelSoftmax(OneHotCategoricalStraightThrough):
-    """One-hot samples with the gradient of a Gumbel softmax (Jang et al. 2017, arXiv:1611.01144).
+    """One-hot categorical with the gradient of a Gumbel softmax (Jang et al. 2017, arXiv:1611.01144).
 
     Args:
-        hard_sample: whether :meth:`rsample` is one-hot (with the gradient of the relaxed sample) or relaxed.
+        hard_sample: return one-hot samples with the gradient of the relaxed sample from :meth:`rsample`; otherwise
+            return the relaxed samples.
         tau: temperature of the softmax, positive.
         kwargs: ``probs`` or ``logits``, see :class:`OneHotCategoricalStraightThrough`.
 
@@ -439,11 +442,11 @@ class OneHotCategoricalGumbelSoftmax(OneHotCategoricalStraightThrough):
     def __init__(self, hard_sample: bool = True, tau: float = 1.0, **kwargs: Any):
         super().__init__(**kwargs)
         if not tau > 0:
-            raise ValueError(f'tau must be positive, found {tau}')
+            raise ValueError(f'tau: expected a positive number, found {tau}')
         self._hard_sample, self._tau = hard_sample, tau
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Samples ``[*sample_shape, ..., N]`` with gradient."""
+        """Return samples ``[*sample_shape, ..., N]`` with gradient."""
         logits = self._categorical.logits
         logits = logits.expand(*sample_shape, *logits.shape)
         gumbel = -torch.empty_like(logits).exponential_().log()
@@ -453,7 +456,7 @@ class OneHotCategoricalGumbelSoftmax(OneHotCategoricalStraightThrough):
 
 @td.register_kl(Categorical, Categorical)
 def _kl_categorical(p: Categorical, q: Categorical) -> Tensor:
-    # A category that p does not have adds nothing, and has gradient 0, whether q has it or not.
+    # a category of probability 0 under p adds nothing and has gradient 0, whatever its probability under q
     change = torch.nan_to_num(p.logits - q.logits, nan=0.0, posinf=torch.inf, neginf=0.0)
     return (p.logits.exp() * change).sum(-1)
 

@@ -1,7 +1,7 @@
-"""Distributions as nodes of a nest: how each class is taken apart and put together again.
+"""Registration of distributions as nodes of a nest: how each class is flattened and rebuilt.
 
-Every class is registered once with :func:`register`; the classes of this package register themselves where they
-are defined, those of torch at the end of this module. Read next: :mod:`alfx.utils.dist_utils`.
+Every class is registered once with :func:`register`. The classes of this package are registered where they are defined,
+those of torch at the end of this module. Read next: :mod:`alfx.utils.dist_utils`.
 """
 import functools
 from collections.abc import Callable
@@ -27,10 +27,10 @@ _registry: dict[type, _Entry] = {}
 def register(cls: type[td.Distribution], names: tuple[str, ...] | Callable[[Any], tuple[str, ...]],
              get_params: Callable[[Any], tuple[tuple[Any, ...], Any]],
              rebuild: Callable[[tuple[Any, ...], Any], Any]) -> None:
-    """Make distributions of the exact class ``cls`` nodes of a nest with named parameters.
+    """Register distributions of the exact class ``cls`` as nodes of a nest with named parameters.
 
     Args:
-        cls: the class; its subclasses are registered by themselves.
+        cls: the class; its subclasses have to be registered separately.
         names: the names of the parameters, or a function of the distribution that returns them.
         get_params: see :func:`alfx.nest.register_distribution`.
         rebuild: see :func:`alfx.nest.register_distribution`.
@@ -40,7 +40,7 @@ def register(cls: type[td.Distribution], names: tuple[str, ...] | Callable[[Any]
 
 
 def named_children(dist: td.Distribution) -> tuple[tuple[str, ...], tuple[Any, ...]]:
-    """Names and values of the parameters of ``dist``; a value may be a distribution.
+    """Return the names and values of the parameters of ``dist``; a value may be a distribution.
 
     Raises:
         TypeError: the class of ``dist`` is not registered.
@@ -48,21 +48,21 @@ def named_children(dist: td.Distribution) -> tuple[tuple[str, ...], tuple[Any, .
     entry = _registry.get(type(dist))
     if entry is None:
         known = ', '.join(sorted(cls.__name__ for cls in _registry))
-        raise TypeError(f'{type(dist).__name__} is not known as a nest; register it with '
+        raise TypeError(f'{type(dist).__name__} is not registered as a nest; register it with '
                         f'alfx.distributions.nests.register, or use one of {known}')
     return entry.names(dist), entry.get_params(dist)[0]
 
 
 def shape_of(parameter: Any) -> torch.Size:
-    """The shape of a tensor or spec; of a placeholder without one, ``()``."""
+    """Return the shape of a tensor or spec; ``()`` for a placeholder without a shape."""
     return torch.Size(getattr(parameter, 'shape', ()))
 
 
 class TransformChain:
-    """A sequence of transforms which can be compared and hashed.
+    """A sequence of transforms that can be compared and hashed, unlike the transforms of torch.
 
-    Two chains are equal if their transforms have pairwise the same class and settings; tensors among the settings
-    (bounds of an action, say) are compared by value. torch leaves transforms unhashable.
+    Two chains are equal if their transforms have pairwise the same class and settings; tensors among the settings (such
+    as the bounds of an action) are compared by value.
     """
 
     __slots__ = ('transforms', )
@@ -95,7 +95,7 @@ def _same_transform(a: td.Transform, b: td.Transform) -> bool:
 
 
 def same_setting(a: Any, b: Any) -> bool:
-    """Whether two constants of a distribution are equal; tensors are compared by value."""
+    """Return whether two constants of a distribution are equal; tensors are compared by value."""
     if a is b:
         return True
     if isinstance(a, td.Transform):
@@ -108,7 +108,7 @@ def same_setting(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-# torch's own distributions ----------------------------------------------------------------------------------------
+# Distributions of torch -------------------------------------------------------------------------------------------
 
 
 def _bare(cls: type[td.Distribution], batch_shape: torch.Size, event_shape: torch.Size = torch.Size()) -> Any:
@@ -120,7 +120,7 @@ def _bare(cls: type[td.Distribution], batch_shape: torch.Size, event_shape: torc
 
 
 def _register_elementwise(cls: type[td.Distribution], names: tuple[str, ...]) -> None:
-    """For a distribution over numbers whose parameters are attributes of the shape of its samples."""
+    """Register a distribution over numbers whose parameters are attributes with the shape of its samples."""
 
     def rebuild(params: tuple[Any, ...], static: Any) -> Any:
         dist = _bare(cls, shape_of(params[0]))
@@ -130,29 +130,29 @@ def _register_elementwise(cls: type[td.Distribution], names: tuple[str, ...]) ->
     register(cls, names, lambda dist: (tuple(getattr(dist, name) for name in names), None), rebuild)
 
 
-def _form(dist: Any) -> tuple[str]:
-    # torch keeps what was given as _param, and caches the other form beside it once that is asked for.
+def _parametrization(dist: Any) -> tuple[str]:
+    # torch stores the given parameter as _param, and caches the other one once it is used
     return ('probs', ) if dist.__dict__.get('probs', _MISSING) is dist._param else ('logits', )
 
 
-def _rebuild_categorical(cls: type[td.Distribution], params: tuple[Any, ...], form: str) -> Any:
+def _rebuild_categorical(cls: type[td.Distribution], params: tuple[Any, ...], name: str) -> Any:
     shape = shape_of(params[0])
     dist = _bare(cls, shape[:-1])
-    dist.__dict__[form] = dist._param = params[0]
+    dist.__dict__[name] = dist._param = params[0]
     dist._num_events = shape[-1] if shape else 0
     return dist
 
 
-def _rebuild_one_hot(cls: type[td.Distribution], params: tuple[Any, ...], form: str) -> Any:
+def _rebuild_one_hot(cls: type[td.Distribution], params: tuple[Any, ...], name: str) -> Any:
     shape = shape_of(params[0])
     dist = _bare(cls, shape[:-1], shape[-1:])
-    dist._categorical = _rebuild_categorical(td.Categorical, params, form)
+    dist._categorical = _rebuild_categorical(td.Categorical, params, name)
     return dist
 
 
-def _rebuild_bernoulli(params: tuple[Any, ...], form: str) -> Any:
+def _rebuild_bernoulli(params: tuple[Any, ...], name: str) -> Any:
     dist = _bare(td.Bernoulli, shape_of(params[0]))
-    dist.__dict__[form] = dist._param = params[0]
+    dist.__dict__[name] = dist._param = params[0]
     return dist
 
 
@@ -200,13 +200,13 @@ def _register_torch() -> None:
     _register_elementwise(td.Uniform, ('low', 'high'))
     _register_elementwise(td.Gamma, ('concentration', 'rate'))
     _register_elementwise(td.Exponential, ('rate', ))
-    register(td.Categorical, _form, lambda d: ((d._param, ), _form(d)[0]),
+    register(td.Categorical, _parametrization, lambda d: ((d._param, ), _parametrization(d)[0]),
              functools.partial(_rebuild_categorical, td.Categorical))
     for one_hot in (td.OneHotCategorical, td.OneHotCategoricalStraightThrough):
-        register(one_hot, lambda d: _form(d._categorical),
-                 lambda d: ((d._categorical._param, ), _form(d._categorical)[0]),
+        register(one_hot, lambda d: _parametrization(d._categorical),
+                 lambda d: ((d._categorical._param, ), _parametrization(d._categorical)[0]),
                  functools.partial(_rebuild_one_hot, one_hot))
-    register(td.Bernoulli, _form, lambda d: ((d._param, ), _form(d)[0]), _rebuild_bernoulli)
+    register(td.Bernoulli, _parametrization, lambda d: ((d._param, ), _parametrization(d)[0]), _rebuild_bernoulli)
     register(td.Beta, ('concentration', ), lambda d: ((d._dirichlet.concentration, ), None), _rebuild_beta)
     register(td.Independent, ('base', ), lambda d: ((d.base_dist, ), d.reinterpreted_batch_ndims),
              _rebuild_independent)

@@ -16,18 +16,18 @@ from alfx.distributions.transforms import AffineTransform, is_elementwise
 
 
 class TransformedDistribution(td.TransformedDistribution):
-    """``y = f(x)`` for ``x`` of ``base_dist`` and a chain ``f`` of elementwise bijections.
+    """Distribution of ``y = f(x)`` for ``x`` of ``base_dist`` and a chain ``f`` of elementwise bijections.
 
-    It remembers its last sample with all intermediate values, so that the log-density of an action which it drew
-    is computed from the ``x`` it came from. Only for an action from elsewhere is the chain inverted.
+    The last sample is cached with all intermediate values, so the log-density of an action that this distribution drew
+    is computed from its own ``x``. The chain is inverted only for other actions.
 
     Args:
         base_dist: distribution over vectors (or numbers).
-        transforms: applied in this order; tensors in them (loc and scale of an affine one) must broadcast to the
-            event, hence have no batch dimensions.
+        transforms: applied in this order; their tensors (loc and scale of an affine transform) must broadcast to the
+            event, so they have no batch dimensions.
 
     Raises:
-        ValueError: a transform is not elementwise; ``torch.distributions.TransformedDistribution`` takes those.
+        ValueError: a transform is not elementwise; use ``torch.distributions.TransformedDistribution`` for those.
     """
 
     _validate_args = False
@@ -50,7 +50,7 @@ class TransformedDistribution(td.TransformedDistribution):
         return getattr(self.base_dist, 'event_shape', torch.Size())
 
     def forward(self, x: Tensor) -> Tensor:
-        """``f(x)``."""
+        """Return ``f(x)``."""
         return self._forward(x)[-1]
 
     def _forward(self, x: Tensor) -> list[Tensor]:
@@ -66,18 +66,18 @@ class TransformedDistribution(td.TransformedDistribution):
         return values[::-1]
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Samples ``[*sample_shape, ...]`` with gradient."""
+        """Return samples ``[*sample_shape, ...]`` with gradient."""
         self._last = self._forward(self.base_dist.rsample(torch.Size(sample_shape)))
         return self._last[-1]
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Samples ``[*sample_shape, ...]`` without gradient."""
+        """Return samples ``[*sample_shape, ...]`` without gradient."""
         with torch.no_grad():
             self._last = self._forward(self.base_dist.sample(torch.Size(sample_shape)))
         return self._last[-1]
 
     def rsample_with_log_prob(self) -> tuple[Tensor, Tensor]:
-        """A sample ``[...]`` and its log-density, both with gradient to the parameters."""
+        """Return a sample ``[...]`` and its log-density, both with gradients to the parameters."""
         base: Any = self.base_dist
         if hasattr(base, 'rsample_with_log_prob'):
             x, log_prob = base.rsample_with_log_prob()
@@ -88,13 +88,13 @@ class TransformedDistribution(td.TransformedDistribution):
         return self._last[-1], self._transformed(log_prob, self._last)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-density of ``value``; exact if it is the last sample of this distribution."""
+        """Return the log-density of ``value``; exact if it is the last sample of this distribution."""
         last = self._last
         values = last if last is not None and last[-1] is value else self._inverse(value)
         return self._transformed(self.base_dist.log_prob(values[0]), values)
 
     def _transformed(self, log_prob: Tensor, values: list[Tensor]) -> Tensor:
-        """The log-density of the last of ``values``, given that of the first one."""
+        """Return the log-density of the last of ``values``, given the log-density of the first."""
         event_shape = self._event_shape
         for transform, x, y in zip(self.transforms, values, values[1:]):
             if isinstance(transform, AffineTransform):
@@ -105,15 +105,15 @@ class TransformedDistribution(td.TransformedDistribution):
 
     @property
     def mode(self) -> Tensor:
-        """``f`` of the mode of the base distribution.
+        """Transformed mode of the base distribution, ``f(base_dist.mode)``.
 
-        That is the median of ``y`` for a symmetric base, and its mode only if ``f`` is affine: the mode of a
-        strongly squashed distribution lies at the limits, which is of no use as a greedy action.
+        It is the median of ``y`` for a symmetric base, and the mode only if ``f`` is affine. The mode of a strongly
+        squashed distribution lies at the limits, which is useless as a greedy action.
         """
         return self.forward(self.base_dist.mode)
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Any:
-        """The same distribution with its batch dimensions expanded to ``batch_shape``."""
+        """Return the distribution with its batch dimensions expanded to ``batch_shape``."""
         return self._like(self.base_dist.expand(torch.Size(batch_shape)))
 
     def _like(self, base_dist: Any) -> Any:
@@ -129,12 +129,12 @@ class TransformedDistribution(td.TransformedDistribution):
 
 
 class AffineTransformedDistribution(TransformedDistribution):
-    """``y = loc + scale * x`` for ``x`` of ``base_dist``.
+    """Distribution of ``y = loc + scale * x`` for ``x`` of ``base_dist``.
 
     Args:
         base_dist: distribution over vectors (or numbers).
         loc: offset, a number or a tensor that broadcasts to the event.
-        scale: factor, likewise; not 0.
+        scale: factor, a number or a tensor that broadcasts to the event; not 0.
     """
 
     def __init__(self, base_dist: td.Distribution, loc: Tensor | float, scale: Tensor | float):
@@ -155,7 +155,8 @@ class AffineTransformedDistribution(TransformedDistribution):
         return self._affine.scale
 
     def entropy(self) -> Tensor:
-        """Differential entropy: that of the base plus ``log |scale|`` for each element of the event."""
+        """Return the differential entropy: the entropy of the base plus ``log |scale|`` for each element of the event.
+        """
         scale = torch.as_tensor(self.scale).abs().log()
         return self.base_dist.entropy() + scale.expand(self._event_shape).sum()
 

@@ -1,8 +1,8 @@
 """Elementwise invertible transforms for squashing and shifting distributions.
 
-All are importable from :mod:`alfx.utils.dist_utils`. They follow ``torch.distributions.transforms``: ``t(x)``,
-``t.inv(y)``, ``t.log_abs_det_jacobian(x, y)``, and keep their last ``(x, y)`` pair (``cache_size=1``) so that
-inverting an output that was just computed is exact.
+All names are importable from :mod:`alfx.utils.dist_utils`. The transforms follow ``torch.distributions.transforms``:
+``t(x)``, ``t.inv(y)``, ``t.log_abs_det_jacobian(x, y)``. They cache their last ``(x, y)`` pair (``cache_size=1``), so
+the inverse of the latest output is exact.
 """
 import math
 from typing import Any
@@ -20,11 +20,11 @@ _MODULE = 'alfx.utils.dist_utils'
 
 ELEMENTWISE: set[type] = {td.ExpTransform, td.SigmoidTransform, td.TanhTransform, td.SoftplusTransform,
                           td.PowerTransform}
-"""Classes whose instances map each element by itself, whatever their arguments."""
+"""Classes whose instances transform each element independently, whatever their arguments."""
 
 
 def get_invertible(cls: type[td.Transform]) -> type[td.Transform]:
-    """A subclass of the transform class ``cls`` that keeps its last input and output.
+    """Return a subclass of the transform class ``cls`` that caches its last input and output.
 
     Use it for a transform whose inverse loses precision or does not exist in closed form.
     """
@@ -45,7 +45,7 @@ def get_invertible(cls: type[td.Transform]) -> type[td.Transform]:
 
 
 def _without_cache(transform: td.Transform) -> dict[str, Any]:
-    """The state to copy or pickle: the cached pair may be part of an autograd graph, which can be neither."""
+    """Return the state to copy or pickle, without the cached pair, which may be part of an autograd graph."""
     state = transform.__dict__.copy()
     state['_inv'] = None
     if '_cached_x_y' in state:
@@ -63,13 +63,13 @@ ELEMENTWISE.update((ExpTransform, PowerTransform, SigmoidTransform))
 
 
 class AffineTransform(_Affine):
-    """``y = loc + scale * x``.
+    """Affine transform ``y = loc + scale * x``.
 
     Args:
         loc: offset, a number or a tensor.
-        scale: factor, likewise; not 0.
+        scale: factor, a number or a tensor; not 0.
         event_dim: number of dimensions that make up one event, see ``torch.distributions``.
-        cache_size: 1 to keep the last pair, 0 not to.
+        cache_size: 1 to cache the last pair, otherwise 0.
     """
 
     def __init__(self, loc: Tensor | float, scale: Tensor | float, event_dim: int = 0, cache_size: int = 1):
@@ -77,7 +77,7 @@ class AffineTransform(_Affine):
         self._log_det: tuple[torch.Size, Tensor | float] | None = None
 
     def summed_log_det(self, event_shape: torch.Size) -> Tensor | float:
-        """``log |dy/dx|`` summed over an event, the same for every ``x``: a number, or 0-d if scale is a tensor."""
+        """Return ``log |dy/dx|`` summed over an event: a number, or a 0-d tensor if scale is a tensor."""
         scale = self.scale
         if not isinstance(scale, Tensor):
             return event_shape.numel() * math.log(abs(scale))
@@ -90,7 +90,7 @@ class AffineTransform(_Affine):
 
 
 class _Elementwise(td.Transform):
-    """Base of the increasing elementwise bijections of this module."""
+    """Base class of the increasing elementwise bijections of this module."""
 
     domain: constraints.Constraint = constraints.real
     codomain: constraints.Constraint = constraints.real
@@ -113,7 +113,7 @@ class _Elementwise(td.Transform):
         return _without_cache(self)
 
     def with_cache(self, cache_size: int = 1) -> td.Transform:
-        """The same transform, keeping its last pair if ``cache_size`` is 1 and nothing if it is 0."""
+        """Return the same transform with another ``cache_size``."""
         if self._cache_size == cache_size:
             return self
         cls: Any = type(self)
@@ -122,10 +122,10 @@ class _Elementwise(td.Transform):
 
 @configurable(module=_MODULE)
 class StableTanh(_Elementwise):
-    """``y = tanh(x)``, with a log-determinant that is exact for any ``x``.
+    """Transform ``y = tanh(x)``, with a log-determinant that is exact for any ``x``.
 
-    ``log(1 - tanh(x)^2) = 2 log 2 - 2 log(exp(x) + exp(-x))`` neither overflows nor vanishes. The inverse is only for
-    values whose ``x`` is unknown (actions from elsewhere): it clips ``y`` to the open interval first.
+    ``log(1 - tanh(x)^2) = 2 log 2 - 2 log(exp(x) + exp(-x))`` neither overflows nor vanishes. The inverse is only used
+    for values whose ``x`` is unknown; it first clips ``y`` to the open interval.
     """
 
     codomain = constraints.interval(-1.0, 1.0)
@@ -138,13 +138,13 @@ class StableTanh(_Elementwise):
         return torch.atanh(y.clamp(-bound, bound))
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        """``log |dy/dx|``, elementwise, from ``x`` alone."""
+        """Return ``log |dy/dx|``, elementwise, from ``x`` alone."""
         return torch.rsub(torch.logaddexp(x, -x), 2.0 * math.log(2.0), alpha=2)
 
 
 @configurable(module=_MODULE)
 class Softsign(_Elementwise):
-    """``y = x / (1 + |x|)``; like tanh with tails that approach the limits as ``1/|x|``."""
+    """Transform ``y = x / (1 + |x|)``; like tanh with tails that approach the limits as ``1/|x|``."""
 
     codomain = constraints.interval(-1.0, 1.0)
 
@@ -157,17 +157,17 @@ class Softsign(_Elementwise):
         return y / (1.0 - y.abs())
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        """``log |dy/dx| = -2 log(1 + |x|)``, elementwise."""
+        """Return ``log |dy/dx| = -2 log(1 + |x|)``, elementwise."""
         return -2.0 * torch.log1p(x.abs())
 
 
 @configurable(module=_MODULE)
 class Softplus(_Elementwise):
-    """``y = h * log(1 + exp(x / h))``, a smooth ``max(x, 0)``.
+    """Transform ``y = h * log(1 + exp(x / h))``, a smooth ``max(x, 0)``.
 
     Args:
-        hinge_softness: ``h > 0``; the smaller, the closer to the hinge.
-        cache_size: 1 to keep the last pair, 0 not to.
+        hinge_softness: ``h > 0``; smaller values are closer to the hinge.
+        cache_size: 1 to cache the last pair, otherwise 0.
 
     Raises:
         ValueError: ``hinge_softness`` is not positive.
@@ -189,21 +189,21 @@ class Softplus(_Elementwise):
         return y + self._softness * torch.log(-torch.expm1(-y / self._softness))
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        """``log |dy/dx| = log sigmoid(x / h)``, elementwise."""
+        """Return ``log |dy/dx| = log sigmoid(x / h)``, elementwise."""
         return F.logsigmoid(x / self._softness)
 
 
 @configurable(module=_MODULE)
 class Softclip(_Elementwise):
-    """``y = low + h (log(1 + exp((x - low) / h)) - log(1 + exp((x - high) / h)))``, a smooth clip.
+    """Smooth clip, ``y = low + h (log(1 + exp((x - low) / h)) - log(1 + exp((x - high) / h)))``.
 
-    Symmetric about the middle of the interval, and close to the identity inside it.
+    The transform is symmetric about the middle of the interval and close to the identity inside it.
 
     Args:
         low: lower limit, not attained.
         high: upper limit, not attained.
-        hinge_softness: ``h > 0``; the smaller, the closer to the hard clip.
-        cache_size: 1 to keep the last pair, 0 not to.
+        hinge_softness: ``h > 0``; smaller values are closer to the hard clip.
+        cache_size: 1 to cache the last pair, otherwise 0.
 
     Raises:
         ValueError: ``low >= high`` or ``hinge_softness`` is not positive.
@@ -212,12 +212,12 @@ class Softclip(_Elementwise):
     def __init__(self, low: float, high: float, hinge_softness: Positive = 1.0, cache_size: int = 1):
         super().__init__(cache_size)
         if not low < high:
-            raise ValueError(f'Softclip needs low < high, found low={low}, high={high}')
+            raise ValueError(f'Softclip: expected low < high, found low={low}, high={high}')
         self._low, self._high, self._softness = float(low), float(high), _positive(hinge_softness)
 
     @property
     def codomain(self) -> constraints.Constraint:  # type: ignore[override]
-        """The interval of the outputs."""
+        """Interval of the outputs."""
         return constraints.interval(self._low, self._high)
 
     def _settings(self) -> tuple:
@@ -235,7 +235,7 @@ class Softclip(_Elementwise):
         return y + self._softness * (torch.log(-torch.expm1(-above)) - torch.log(-torch.expm1(-below)))
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        """``log(sigmoid((x - low) / h) - sigmoid((x - high) / h))``, elementwise, without cancellation."""
+        """Return ``log(sigmoid((x - low) / h) - sigmoid((x - high) / h))``, elementwise, without cancellation."""
         h = self._softness
         constant = math.log(-math.expm1(-(self._high - self._low) / h))
         return F.logsigmoid((x - self._low) / h) + F.logsigmoid((self._high - x) / h) + constant
@@ -246,21 +246,21 @@ ELEMENTWISE.update((StableTanh, Softsign, Softplus, Softclip))
 
 @configurable(module=_MODULE)
 def Softlower(low: float, hinge_softness: Positive = 1.0) -> td.Transform:
-    """``y = low + softplus(x - low)``: a smooth ``max(x, low)``."""
+    """Return the transform ``y = low + softplus(x - low)``, a smooth ``max(x, low)``."""
     return td.ComposeTransform([AffineTransform(-low, 1.0), Softplus(hinge_softness), AffineTransform(low, 1.0)],
                                cache_size=1)
 
 
 @configurable(module=_MODULE)
 def Softupper(high: float, hinge_softness: Positive = 1.0) -> td.Transform:
-    """``y = high - softplus(high - x)``: a smooth ``min(x, high)``."""
+    """Return the transform ``y = high - softplus(high - x)``, a smooth ``min(x, high)``."""
     return td.ComposeTransform([AffineTransform(high, -1.0), Softplus(hinge_softness),
                                 AffineTransform(high, -1.0)], cache_size=1)
 
 
 @configurable(module=_MODULE)
 def SoftclipTF(low: float, high: float, hinge_softness: Positive = 1.0) -> td.Transform:
-    """The soft clip of TensorFlow Probability: a soft lower bound, then a soft upper one, rescaled to reach ``low``.
+    """Return the soft clip of TensorFlow Probability: a soft lower, then a soft upper bound, rescaled to reach ``low``.
 
     ``y = high - s softplus(high - low - softplus(x - low))`` with ``s = (high - low) / softplus(high - low)``.
 
@@ -268,7 +268,7 @@ def SoftclipTF(low: float, high: float, hinge_softness: Positive = 1.0) -> td.Tr
         ValueError: ``low >= high`` or ``hinge_softness`` is not positive.
     """
     if not low < high:
-        raise ValueError(f'SoftclipTF needs low < high, found low={low}, high={high}')
+        raise ValueError(f'SoftclipTF: expected low < high, found low={low}, high={high}')
     h = _positive(hinge_softness)
     width = float(high) - float(low)
     scale = width / (width + h * math.log1p(math.exp(-width / h)))
@@ -278,10 +278,11 @@ def SoftclipTF(low: float, high: float, hinge_softness: Positive = 1.0) -> td.Tr
 
 def _positive(hinge_softness: float) -> float:
     if not hinge_softness > 0:
-        raise ValueError(f'hinge_softness must be positive, found {hinge_softness}')
+        raise ValueError(f'hinge_softness: expected a positive number, found {hinge_softness}')
     return float(hinge_softness)
 
 
 def is_elementwise(transform: td.Transform) -> bool:
-    """Whether ``transform`` maps each element by itself, so that its log-determinant has the shape of its input."""
+    """Return whether ``transform`` maps each element independently, so its log-determinant has the shape of its input.
+    """
     return type(transform) in ELEMENTWISE or (transform.domain.event_dim == 0 and transform.codomain.event_dim == 0)

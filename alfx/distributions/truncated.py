@@ -1,7 +1,7 @@
 """Truncated distributions, sampled by inverting the cumulative distribution function.
 
-:class:`TruncatedDistribution` is put together from an :class:`InverseTransformSampling`, which knows one standard
-distribution (normal, Cauchy, Student's t of 2 degrees of freedom) symmetric about 0.
+:class:`TruncatedDistribution` takes an :class:`InverseTransformSampling`, which implements one standard distribution
+(normal, Cauchy, Student's t with 2 degrees of freedom) that is symmetric about 0.
 """
 import math
 from collections.abc import Sequence
@@ -21,26 +21,26 @@ class InverseTransformSampling:
     """A standard distribution, symmetric about 0, with its cumulative distribution function and its inverse."""
 
     def cdf(self, x: Tensor) -> Tensor:
-        """Probability of a value up to ``x``, elementwise; accurate in relative terms for ``x < 0``."""
+        """Return the probability of a value up to ``x``, elementwise; the relative error is small for ``x < 0``."""
         raise NotImplementedError
 
     def icdf(self, p: Tensor) -> Tensor:
-        """The value whose :meth:`cdf` is ``p``, elementwise; accurate in relative terms for ``p < 0.5``."""
+        """Return the value whose :meth:`cdf` is ``p``, elementwise; the relative error is small for ``p < 0.5``."""
         raise NotImplementedError
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """Log-density at ``x``, elementwise."""
+        """Return the log-density at ``x``, elementwise."""
         raise NotImplementedError
 
     def log_prob_within(self, x: Tensor, a: Tensor, b: Tensor, width: Tensor, gap: Tensor) -> Tensor:
-        """Log-density at ``x`` of the distribution restricted to ``[a, b]``, elementwise.
+        """Return the log-density at ``x`` of the distribution restricted to ``[a, b]``, elementwise.
 
         Args:
             x: in ``[a, b]``.
             a: lower end.
-            b: upper end, at most ``-a``: if all of the interval is on one side, that is the left one.
-            width: ``b - a``, known more accurately than by subtracting.
-            gap: ``b - x``, likewise.
+            b: upper end, at most ``-a``: an interval on one side of 0 is on the left side.
+            width: ``b - a``, more accurate than the difference.
+            gap: ``b - x``, more accurate than the difference.
         """
         mass = (self.cdf(b) - self.cdf(a)).clamp_min(torch.finfo(a.dtype).tiny)
         return self.log_prob(x) - mass.log()
@@ -56,24 +56,24 @@ class NormalITS(InverseTransformSampling):
     """The standard normal distribution."""
 
     def cdf(self, x: Tensor) -> Tensor:
-        """See the base class."""
+        """Return the cumulative probability, see the base class."""
         return torch.special.ndtr(x)
 
     def icdf(self, p: Tensor) -> Tensor:
-        """See the base class."""
+        """Return the quantile, see the base class."""
         return torch.special.ndtri(p)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """See the base class."""
+        """Return the log-density, see the base class."""
         return -0.5 * x.square() - 0.5 * math.log(2.0 * math.pi)
 
     def log_prob_within(self, x: Tensor, a: Tensor, b: Tensor, width: Tensor, gap: Tensor) -> Tensor:
-        """See the base class.
+        """Return the log-density of the restricted distribution, see the base class.
 
-        In a tail, density and mass are taken relative to the density at ``b``: both underflow long before their
-        ratio does, and the difference of their logarithms has no digit left. In an interval so narrow that the
-        difference of two probabilities loses more digits than the curvature of the density matters, the mass is that
-        under an exponential function.
+        In a tail, density and mass are computed relative to the density at ``b``: both underflow long before their
+        ratio does, and the difference of their logarithms would lose all digits. In a narrow interval, the difference
+        of two probabilities would lose more digits than the curvature of the density matters; the mass there is that of
+        an exponential function.
         """
         is_narrow = width < torch.finfo(a.dtype).eps**(1 / 3)
         in_tail = (b < -1.0) & ~is_narrow
@@ -93,10 +93,11 @@ class NormalITS(InverseTransformSampling):
 
 
 def _mills_ratio(z: Tensor) -> Tensor:
-    """``(1 - cdf(z)) / density(z)`` of the standard normal distribution for ``z >= 0``, elementwise.
+    """Return ``(1 - cdf(z)) / density(z)`` of the standard normal distribution for ``z >= 0``, elementwise.
 
-    By the scaled complementary error function; for large z, where the gradient of that one has no digit left, by the
-    first terms of its asymptotic series (Abramowitz & Stegun 1964, 26.2.12), of a relative error below 1e-11.
+    It uses the scaled complementary error function. For large z, where the gradient of that function loses all digits,
+    it uses the first terms of the asymptotic series (Abramowitz & Stegun 1964, 26.2.12), with a relative error below
+    1e-11.
     """
     middle, inverse = z.clamp_max(_LARGE), 1.0 / z.clamp_min(_LARGE).square()
     series = 1.0 - inverse * (1.0 - 3.0 * inverse * (1.0 - 5.0 * inverse * (1.0 - 7.0 * inverse)))
@@ -111,19 +112,22 @@ class CauchyITS(InverseTransformSampling):
     """The standard Cauchy distribution."""
 
     def cdf(self, x: Tensor) -> Tensor:
-        """See the base class."""
+        """Return the cumulative probability, see the base class."""
         return torch.atan2(torch.ones_like(x), -x) / math.pi
 
     def icdf(self, p: Tensor) -> Tensor:
-        """See the base class."""
+        """Return the quantile, see the base class."""
         return -1.0 / torch.tan(math.pi * p)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """See the base class."""
+        """Return the log-density, see the base class."""
         return -math.log(math.pi) - torch.log1p(x.square())
 
     def log_prob_within(self, x: Tensor, a: Tensor, b: Tensor, width: Tensor, gap: Tensor) -> Tensor:
-        """See the base class; the difference of the arcus tangents of close ends is one arcus tangent."""
+        """Return the log-density of the restricted distribution, see the base class.
+
+        For close ends, the difference of two arctangents is computed as one arctangent.
+        """
         is_close = width < (-b).clamp_min(1.0)
         low, high = torch.where(is_close, a, -1.0), torch.where(is_close, b, 1.0)
         close_mass = torch.atan2(width, 1.0 + low * high) / math.pi
@@ -132,25 +136,27 @@ class CauchyITS(InverseTransformSampling):
 
 
 class T2ITS(InverseTransformSampling):
-    """Student's t distribution of 2 degrees of freedom: density ``(2 + x^2)^(-3/2)``."""
+    """Student's t distribution with 2 degrees of freedom: density ``(2 + x^2)^(-3/2)``."""
 
     def cdf(self, x: Tensor) -> Tensor:
-        """See the base class."""
-        root = torch.hypot(x, torch.full_like(x, math.sqrt(2.0)))  # the square of a missing bound overflows
+        """Return the cumulative probability, see the base class."""
+        root = torch.hypot(x, torch.full_like(x, math.sqrt(2.0)))  # the square of an infinite bound overflows
         tail = 1.0 / (root * (root + x.abs()))
         return torch.where(x < 0, tail, 1.0 - tail)
 
     def icdf(self, p: Tensor) -> Tensor:
-        """See the base class."""
+        """Return the quantile, see the base class."""
         return (2.0 * p - 1.0) / torch.sqrt(2.0 * p * (1.0 - p))
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """See the base class."""
+        """Return the log-density, see the base class."""
         return -1.5 * torch.log(2.0 + x.square())
 
     def log_prob_within(self, x: Tensor, a: Tensor, b: Tensor, width: Tensor, gap: Tensor) -> Tensor:
-        """See the base class; of close ends on one side, the difference of the probabilities has ``b - a`` as a
-        factor."""
+        """Return the log-density of the restricted distribution, see the base class.
+
+        For close ends on one side, the difference of the probabilities is computed with ``b - a`` as a factor.
+        """
         is_close = width < (-b).clamp_min(1.0)
         low, high = torch.where(is_close, a, -1.0), torch.where(is_close, b, -1.0)
         root_low, root_high = torch.sqrt(2.0 + low.square()), torch.sqrt(2.0 + high.square())
@@ -166,10 +172,10 @@ class TruncatedDistribution(td.Distribution):
     """A distribution restricted to a box, with independent components.
 
     Args:
-        loc: ``[..., D]`` centre of the untruncated distribution; may lie outside the box.
-        scale: ``[..., D]`` its scale; positive.
-        lower_bound: of the box, a number or ``[D]``; must be below ``upper_bound`` (not checked).
-        upper_bound: likewise.
+        loc: ``[..., D]`` center of the untruncated distribution; may lie outside the box.
+        scale: ``[..., D]`` scale of the untruncated distribution; positive.
+        lower_bound: lower bound of the box, a number or ``[D]``; must be below ``upper_bound`` (not checked).
+        upper_bound: upper bound of the box, a number or ``[D]``.
         its: the standard form of the untruncated distribution.
     """
 
@@ -194,7 +200,7 @@ class TruncatedDistribution(td.Distribution):
 
     @property
     def loc(self) -> Tensor:
-        """Centre of the untruncated distribution, ``[..., D]``."""
+        """Center of the untruncated distribution, ``[..., D]``."""
         return self._loc
 
     @property
@@ -214,32 +220,32 @@ class TruncatedDistribution(td.Distribution):
 
     @property
     def support(self) -> constraints.Constraint:
-        """The box."""
+        """Constraint that values lie in the box."""
         return constraints.independent(constraints.interval(self._lower, self._upper), 1)
 
     @property
     def mode(self) -> Tensor:
-        """The point of the box nearest to ``loc``."""
+        """Point of the box nearest to ``loc``."""
         low, high = (torch.as_tensor(b, dtype=self._loc.dtype, device=self._loc.device)
                      for b in (self._lower, self._upper))
         return torch.minimum(torch.maximum(self._loc, low), high)
 
     def _left_interval(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The standardized box, mirrored where it lies on the right: ``(a, b, mirrored)``.
+        """Return the standardized box, mirrored if it lies on the right: ``(a, b, mirrored)``.
 
-        A cumulative probability close to 0 is accurate, one close to 1 is not.
+        The reason is that cumulative probabilities are accurate close to 0, but not close to 1.
         """
         a, b = (self._lower - self._loc) / self._scale, (self._upper - self._loc) / self._scale
         mirrored = a + b > 0
         return torch.where(mirrored, -b, a), torch.where(mirrored, -a, b), mirrored
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Samples ``[*sample_shape, ..., D]`` with gradient."""
+        """Return samples ``[*sample_shape, ..., D]`` with gradient."""
         a, b, mirrored = self._left_interval()
         low, high = self._its.cdf(a), self._its.cdf(b)
         uniform = torch.rand((*sample_shape, *self._loc.shape), dtype=a.dtype, device=a.device)
         p = low + (high - low) * uniform
-        # Beyond the range of floating point all the mass is at the end nearest to loc, which is b.
+        # if the probabilities underflow, all the mass is at the end nearest to loc, which is b
         usable = (p > 0) & (p < 1)
         x = torch.where(usable, self._its.icdf(torch.where(usable, p, 0.25)), b)
         x = torch.minimum(torch.maximum(x, a), b)
@@ -247,16 +253,17 @@ class TruncatedDistribution(td.Distribution):
         return value.clamp(self._lower, self._upper)
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Samples ``[*sample_shape, ..., D]`` without gradient."""
+        """Return samples ``[*sample_shape, ..., D]`` without gradient."""
         with torch.no_grad():
             return self.rsample(sample_shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-density of ``value [..., D]``, summed over the components; ``value`` must be inside the box."""
+        """Return the log-density of ``value [..., D]``, summed over the components; ``value`` must be inside the box.
+        """
         return self._log_densities(value).sum(-1)
 
     def _log_densities(self, value: Tensor) -> Tensor:
-        """Log-density of each component of ``value [..., D]``."""
+        """Return the log-density of each component of ``value [..., D]``."""
         a, b, mirrored = self._left_interval()
         x = (value - self._loc) / self._scale
         from_low, to_high = (value - self._lower) / self._scale, (self._upper - value) / self._scale
@@ -265,7 +272,7 @@ class TruncatedDistribution(td.Distribution):
         return density - torch.log(self._scale)
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Any:
-        """The same distribution with its batch dimensions expanded to ``batch_shape``."""
+        """Return the distribution with its batch dimensions expanded to ``batch_shape``."""
         shape = (*batch_shape, *self._event_shape)
         return self._like(self._loc.expand(shape), self._scale.expand(shape))
 
@@ -296,7 +303,7 @@ class TruncatedCauchy(TruncatedDistribution):
 
 @register_function(module='alfx.utils.dist_utils')
 class TruncatedT2(TruncatedDistribution):
-    """A t distribution of 2 degrees of freedom restricted to a box; see :class:`TruncatedDistribution`."""
+    """A t distribution with 2 degrees of freedom restricted to a box; see :class:`TruncatedDistribution`."""
 
     def __init__(self, loc: Tensor, scale: Tensor, lower_bound: Tensor | float, upper_bound: Tensor | float):
         super().__init__(loc, scale, lower_bound, upper_bound, T2ITS())
@@ -304,17 +311,17 @@ class TruncatedT2(TruncatedDistribution):
 
 @td.register_kl(TruncatedDistribution, TruncatedDistribution)
 def _kl_truncated_normal(p: TruncatedDistribution, q: TruncatedDistribution) -> Tensor:
-    """``KL(p || q)`` of two truncated normal distributions, ``[...]``; infinite if q excludes part of the box of p.
+    """Return ``KL(p || q)`` of two truncated normal distributions, ``[...]``; infinite if q excludes part of p's box.
 
-    By Gauss-Legendre quadrature in float64 where p is above exp(-40) of its greatest density: the closed form, of
-    moments that are differences of densities at the ends, loses all digits in a tail and in a narrow box.
+    It is computed by Gauss-Legendre quadrature in float64 where p is above exp(-40) of its maximum density. The closed
+    form uses moments that are differences of densities at the ends, and loses all digits in a tail and in a narrow box.
     """
     if not p._its == q._its == NormalITS():
-        raise NotImplementedError(f'no KL divergence of {p} and {q}')
+        raise NotImplementedError(f'the KL divergence of {p} and {q} is not implemented')
     wide_p, wide_q = _in_double(p), _in_double(q)
     a, b, mirrored = wide_p._left_interval()
     peak = b.clamp_max(0.0)
-    reach = 80.0 / (torch.sqrt(peak.square() + 80.0) - peak)  # how far to the left of the peak the density has dropped
+    reach = 80.0 / (torch.sqrt(peak.square() + 80.0) - peak)  # distance to the left at which the density has dropped
     start, end = torch.maximum(a, peak - reach), b.clamp_max(math.sqrt(80.0))
     nodes, weights = (torch.as_tensor(x, device=a.device).view(-1, *[1] * a.dim())
                       for x in np.polynomial.legendre.leggauss(_NODES))
@@ -336,7 +343,7 @@ _NODES = 64
 
 
 class _Box:
-    """What a truncated distribution keeps besides loc and scale, comparable and hashable."""
+    """Bounds and standard form of a truncated distribution, comparable and hashable."""
 
     __slots__ = ('lower', 'upper', 'its')
 

@@ -42,7 +42,7 @@ class WholeBuffer(NamedTuple):
     Attributes:
         collected: experience ``[B, T, ...]`` as the environments returned it, with preprocessed rollout infos.
         sequences: sequences ``[length, N, ...]`` to train on.
-        length: steps per sequence that count, without one that is there only to bootstrap from.
+        length: steps per sequence, without a last step that is only used to bootstrap from.
         batch_size: sequences per minibatch.
     """
 
@@ -58,7 +58,7 @@ class WholeBuffer(NamedTuple):
 
 
 class Batches:
-    """Produces minibatches for an algorithm.
+    """Source of minibatches for an algorithm.
 
     Args:
         algorithm: algorithm to train.
@@ -124,7 +124,7 @@ class Batches:
 
     @staticmethod
     def epochs(whole: WholeBuffer, count: int) -> Iterator[tuple[Sample, bool]]:
-        """Yield the minibatches of ``count`` epochs in random order, and whether each is the last one of all."""
+        """Yield the minibatches of ``count`` epochs in random order, each with a flag for the last of all epochs."""
         num_sequences = whole.sequences.time_step.step_type.shape[1]
         for epoch in range(count):
             for batch, is_last in minibatches.minibatches(whole.sequences, num_sequences, whole.batch_size):
@@ -133,7 +133,7 @@ class Batches:
     # Samples of one or several sources -------------------------------------------------------------------------
 
     def sources(self, stage: Stage) -> list[BatchSource]:
-        """Return what minibatches are drawn from in a stage; nothing as long as too little has been collected."""
+        """Return the sources of minibatches in a stage; none until enough experience has been collected."""
         settings, sources, length = self._settings, [], self._settings.mini_batch_length or 1
         buffer = self._algorithm.replay_buffer
         if stage in (Stage.ONLINE, Stage.HYBRID):
@@ -240,7 +240,7 @@ class Batches:
     # Resume ----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the steps that only serve as context of later ones, such as the earlier frames of a stack."""
+        """Return the steps that are only context of later steps, such as the earlier frames of a frame stack."""
         buffer = self._algorithm.replay_buffer
         if not self._context_steps or buffer is None:
             return {}
@@ -248,7 +248,7 @@ class Batches:
         return {'context': [x.clone() for x in nest.flatten(context_steps)]}  # not views of a shared storage
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
+        """Load the result of :meth:`state_dict`."""
         if 'context' not in state:
             return
         buffer = self._algorithm.replay_buffer

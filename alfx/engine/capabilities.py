@@ -1,7 +1,7 @@
-"""Properties of an algorithm that the engine has to know besides its methods.
+"""Properties of an algorithm that the engine has to know in advance.
 
-Each class declares its own (``Algorithm.own_capabilities``). Those of the parts are joined by rule, so that a wrapper
-does not have to forward them.
+Each class declares its capabilities (``Algorithm.own_capabilities``). The capabilities of an algorithm and its parts
+are joined by the rule of each field, so that a wrapper does not have to forward them.
 """
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,27 +10,30 @@ from alfx.utils.renamed import FIELDS, warn_renamed
 
 
 class _Fields(NamedTuple):
-    """Properties of an algorithm, declared by its class and joined with those of its parts.
+    """Properties of an algorithm, declared by its class and joined with the capabilities of its parts.
+
+    A field is joined by one of three rules: (all) the algorithm and all parts have it, (any) the algorithm or any part
+    has it, (actors) the algorithm and the part that chooses the actions have it.
 
     Attributes:
-        traceable_update: (all) an update is the same tensor operations every time, so that it can be traced and
+        traceable_update: (all) an update executes the same tensor operations every time, so that it can be traced and
             compiled. No number, schedule or counter kept in Python decides what ``train_step`` and ``calc_loss``
             compute, except through ``graph_key``, and ``after_update`` does not read the infos.
         trains_sequences_at_once: (all) ``train_sequence`` computes for a sequence what ``train_step`` computes for its
             steps one after the other. That holds for stateless algorithms. An algorithm whose state is only the
             previous step may declare it if its ``train_sequence`` reads that step from the sequence.
-        recomputes_rollout_info: (all that act) ``train_step`` on stored steps returns the infos that ``rollout_step``
+        recomputes_rollout_info: (actors) ``train_step`` on stored steps returns the infos that ``rollout_step``
             would have returned. On-policy training then collects with ``collect_step`` and without gradients, and
             computes the infos of all ``[T * B]`` steps at once.
         needs_previous_step: (any) the loss of a step needs the previous step, so a sequence of one step that starts
             from a zero state has no loss.
-        bootstraps_sequences: (any) the last step of a training sequence is there only to bootstrap from and has no
+        bootstraps_sequences: (any) the last step of a training sequence is only used to bootstrap from and has no
             loss. Whole unrolls are cut into sequences of ``mini_batch_length + 1`` steps that overlap by one; of a
             sampled sequence of ``mini_batch_length`` steps, all but the last are trained on.
         trains_after_iteration: (any) ``after_train_iter`` does something; only then are its arguments computed.
-        traceable_prediction: (all that act) ``predict_step`` is stateless and reads only the observation and the action
-            mask. It is the same tensor operations every time, except through ``prediction_graph_key``, so that it can
-            be traced. Evaluation then reads nothing from its info.
+        traceable_prediction: (actors) ``predict_step`` is stateless and reads only the observation and the action
+            mask. It executes the same tensor operations every time, except through ``prediction_graph_key``, so that it
+            can be traced. Evaluation then reads nothing from its info.
         postprocesses_unrolls: (any) ``postprocess_unroll`` adds something.
         has_offline_hooks: (any) ``train_step_offline`` or ``calc_loss_offline`` differs from ``train_step`` or
             ``calc_loss``, so stored datasets cannot be trained on in one batch with collected experience.

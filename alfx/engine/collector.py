@@ -1,6 +1,6 @@
-"""Collects experience: from the environments of this process, or from steps that other processes take.
+"""Collection of experience: from the environments of this process, or from other processes.
 
-A :class:`Collector` owns everything that has to be remembered between two unrolls. It never trains. Read next
+A :class:`Collector` owns the state between two unrolls. It never trains. Read next
 :mod:`alfx.engine.rollout`, the inner loop.
 """
 from dataclasses import replace
@@ -32,7 +32,7 @@ class Due(NamedTuple):
 
 
 class Collector:
-    """Collects unrolls with an algorithm, updates its metrics and stores the experience for replay.
+    """Collector of unrolls; also updates the metrics and stores the experience for replay.
 
     Args:
         algorithm: root algorithm; it has an environment.
@@ -40,7 +40,7 @@ class Collector:
 
     Attributes:
         position: current position of the rollout; ``None`` before the first step.
-        remote: brings the steps of other processes; ``None`` if this process steps the environments.
+        remote: source of the steps of other processes; ``None`` if this process steps the environments.
         inputs: transformed time steps of the latest unroll if ``Capabilities.needs_unroll_inputs``, else ``None``.
     """
 
@@ -49,13 +49,13 @@ class Collector:
         self.position: RolloutState | None = None
         self.remote: RemoteUnroll | None = None
         self.inputs: TimeStep | None = None
-        self._debt = 0.0  # fraction of a step by which the unrolls so far have been too short
+        self._debt = 0.0  # fraction of a step that a later unroll has to add
 
     def use_source(self, source: UnrollSource, update_period: int) -> None:
         """Take the steps of other processes instead of stepping the environments.
 
         Args:
-            source: brings the steps; the caller closes it.
+            source: source of the steps; the caller closes it.
             update_period: number of iterations between two transfers of the weights to ``source``; the first
                 iteration always transfers them.
         """
@@ -86,7 +86,7 @@ class Collector:
         return Due(length, length, total - length)
 
     def settle(self, due: Due) -> None:
-        """Note that the unroll of an iteration has been collected."""
+        """Record that the unroll ``due`` has been collected."""
         self._debt = due.debt
 
     def _env_steps(self) -> int:
@@ -151,7 +151,7 @@ class Collector:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`; the state of the environments has been restored before."""
+        """Load the result of :meth:`state_dict`, after the state of the environments has been restored."""
         self._debt = state['unroll_debt']
         if 'cursor' not in state:
             return
@@ -167,7 +167,7 @@ class Collector:
     def start_new_episodes(self, state: dict[str, Any]) -> None:
         """Resume from :meth:`state_dict` with environments whose state could not be restored.
 
-        The newest steps in the replay buffer become the LAST steps of episodes that were cut off there.
+        The newest steps in the replay buffer become the LAST steps of truncated episodes.
         """
         self._debt = state['unroll_debt']
         buffer = self._algorithm.replay_buffer

@@ -25,7 +25,7 @@ class Transformer(Protocol):
 
 
 class Updates(Protocol):
-    """What a gradient step needs."""
+    """Members of an algorithm that a gradient step uses."""
 
     @property
     def name(self) -> str: ...
@@ -48,7 +48,7 @@ class Updates(Protocol):
 
 
 class Trains(Updates, Protocol):
-    """What training on stored experience needs in addition."""
+    """Additional members for training on stored experience."""
 
     @property
     def on_policy(self) -> bool | None: ...
@@ -119,7 +119,7 @@ class Trains(Updates, Protocol):
 
 
 class Acts(Trains, Protocol):
-    """What collecting experience needs in addition."""
+    """Additional members for collecting experience."""
 
     @property
     def action_spec(self) -> NestedTensorSpec: ...

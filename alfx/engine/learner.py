@@ -24,11 +24,11 @@ from alfx.tensor_specs import NestedTensor
 
 
 class Learner:
-    """Collects experience with an algorithm and trains it.
+    """Training iterations of an algorithm: collects experience and trains on it.
 
     Args:
         algorithm: algorithm to train.
-        updater: makes its gradient steps.
+        updater: computes gradients and steps the optimizers.
         settings: configuration of the run; ``None`` for a part of an algorithm that only calls
             :meth:`train_from_unroll`.
 
@@ -52,12 +52,12 @@ class Learner:
 
     @cached_property
     def collector(self) -> Collector:
-        """Collects experience."""
+        """Collector of experience; created at the first use."""
         return Collector(self._algorithm, self._settings)
 
     @cached_property
     def batches(self) -> Batches:
-        """Produces minibatches."""
+        """Source of minibatches; created at the first use."""
         return Batches(self._algorithm, self._settings)
 
     # An iteration ----------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ class Learner:
         """Run one iteration.
 
         Returns:
-            Number of samples trained on, repeated ones counted each time, without those of the auxiliary phase.
+            Number of samples trained on, without the auxiliary phase; a sample counts each time it is used.
         """
         algorithm, started = self._algorithm, time.perf_counter()
         due = None if self.stage is Stage.PRETRAIN else self.collector.due(trained_before=bool(self.num_trained))
@@ -104,7 +104,7 @@ class Learner:
 
     @property
     def stage(self) -> Stage:
-        """What an iteration that begins now trains on: collected experience, stored datasets, or both."""
+        """Stage of an iteration that begins now: it trains on collected experience, on datasets, or on both."""
         return stage_of(self._settings, self._algorithm.offline_replay_buffer is not None,
                         context.get_global_counter())
 
@@ -116,7 +116,7 @@ class Learner:
         """Make one on-policy update.
 
         Args:
-            experience: ``[T + 1, B, ...]``; the last step is there only to bootstrap from.
+            experience: ``[T + 1, B, ...]``; the last step is only used to bootstrap from.
             rollout_info: infos ``[T + 1, B, ...]``; ``None`` to compute them from ``experience``.
 
         Returns:
@@ -138,7 +138,7 @@ class Learner:
                 ``TrainerConfig.update_counter_every_mini_batch``.
 
         Returns:
-            Number of steps trained on, repeated ones counted each time; 0 if there is too little data yet.
+            Number of steps trained on; a step counts each time it is used. 0 if there is too little data yet.
         """
         stage, counts = self.stage, counts_updates and self._settings.update_counter_every_mini_batch
         with context.pretrain_context() if stage is Stage.PRETRAIN else context.replay_context():
@@ -180,12 +180,12 @@ class Learner:
 
     @property
     def _records_every_update(self) -> bool:
-        """Whether each update has its own counter to write summaries at; otherwise only the last one does."""
+        """Return whether every update writes summaries, at its own counter, instead of only the last update."""
         return self._settings.update_counter_every_mini_batch and context.should_record_summaries()
 
     @property
     def _recomputes_in_update(self) -> bool:
-        """Whether the infos of an unroll are computed in the update, as a part of its traced graph."""
+        """Return whether the update computes the infos of an unroll, as a part of its traced graph."""
         capabilities = self._algorithm.capabilities
         return (capabilities.traceable_update and capabilities.recomputes_rollout_info
                 and not capabilities.trains_after_iteration)
@@ -228,26 +228,26 @@ class Learner:
 
     @property
     def has_traceable_updates(self) -> bool:
-        """Whether all updates of an iteration can run from traced graphs."""
+        """Return whether all updates of an iteration can run from traced graphs."""
         if self._algorithm.on_policy:
             return self._recomputes_in_update
         return self._algorithm.capabilities.traceable_update
 
     def invalidate_caches(self) -> None:
-        """Drop everything that holds on to tensors of the algorithm, because these have been moved."""
+        """Drop all cached objects that refer to tensors of the algorithm, after these have been moved."""
         if self._given_settings is not None:
             self.batches.invalidate_caches()
         if self._phase is not None:
             self._phase.invalidate_caches()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state between two iterations; that of the environments is stored elsewhere."""
+        """Return the state between two iterations, without the state of the environments."""
         if self._algorithm.environment is None:
             return {}
         return {**self.collector.state_dict(), **self.batches.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`; the state of the environments has been restored before."""
+        """Load the result of :meth:`state_dict`, after the state of the environments has been restored."""
         if state:
             self.collector.load_state_dict(state)
             self.batches.load_state_dict(state)

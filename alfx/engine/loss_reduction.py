@@ -81,7 +81,7 @@ def describe_non_finite(name: str, loss_info: LossInfo) -> str:
 
 
 def masked_loss(loss_info: LossInfo, step_type: torch.Tensor, bootstraps: bool) -> tuple[LossInfo, torch.Tensor]:
-    """Mask the losses of sequences, and drop the last step if it is there only to bootstrap from.
+    """Mask the losses of sequences, and drop the last step if it is only used to bootstrap from.
 
     Args:
         loss_info: losses; ``loss`` is ``[T, B]``.

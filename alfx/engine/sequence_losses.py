@@ -16,7 +16,7 @@ Losses = tuple[LossInfo, torch.Tensor | None, NestedTensor]
 class SequenceLosses:
     """Losses of sequences of experience, each as a method from a batch to ``(losses, masks, infos)``.
 
-    The losses are ``[T, B]``, or ``[T - 1, B]`` if the last step of a sequence is there only to bootstrap from
+    The losses are ``[T, B]``, or ``[T - 1, B]`` if the last step of a sequence is only used to bootstrap from
     (``Capabilities.bootstraps_sequences``). The masks have the same shape. The infos ``[T, B, ...]`` are the input of
     ``calc_loss``.
 
@@ -62,7 +62,7 @@ class SequenceLosses:
         return concatenate(collected, offline), torch.cat((masks, offline_masks), 1), train_info
 
     def unroll(self, experience: Experience) -> Losses:
-        """Losses of an unroll ``[T + 1, B, ...]`` whose last step is there only to bootstrap from."""
+        """Losses of an unroll ``[T + 1, B, ...]`` whose last step is only used to bootstrap from."""
         return self._masked(self.train_info(experience), experience, bootstraps=True)
 
     def unroll_with_info(self, unroll: tuple[NestedTensor, Experience]) -> Losses:

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Updater:
-    """Updates the parameters that the optimizers of an algorithm own.
+    """Gradient steps for the parameters that the optimizers of an algorithm own.
 
     Args:
         algorithm: owner of the parameters and optimizers.
@@ -40,8 +40,8 @@ class Updater:
         compiles: see above.
         ranks: processes that train together; ``None`` in a single process.
         precision: 16-bit computation of the networks; ``None`` if they compute in float32.
-        scaler: scales the loss if the networks compute in float16.
-        noise_scale: estimates the noise of gradients; ``None`` if this is not asked for.
+        scaler: loss scaler if the networks compute in float16, else ``None``.
+        noise_scale: estimate of the gradient noise scale; ``None`` if it is not enabled.
     """
 
     def __init__(self, algorithm: Updates, compiles: bool = False):
@@ -63,7 +63,7 @@ class Updater:
             losses: function from ``batch.experience`` to ``(losses, masks, infos)``, the same object at each call.
             batch: the batch.
             is_rare: whether there is at most one such update per iteration.
-            eager: never trace it, because the batch carries a graph of its own.
+            eager: run in eager mode, because the batch already has an autograd graph.
 
         Raises:
             NonFiniteLossError: names the losses that are not finite; no parameter has been changed.
@@ -78,7 +78,7 @@ class Updater:
 
     def apply(self, loss_info: LossInfo, masks: torch.Tensor | None = None, weight: float = 1.0,
               batch_info: BatchInfo | None = None) -> tuple[LossInfo, list[tuple[str, nn.Parameter]]]:
-        """Update from losses that have been computed, see ``Algorithm.update_with_gradient``."""
+        """Make an update from losses that have already been computed, see ``Algorithm.update_with_gradient``."""
         computed = self.step(_given_losses, self._given_batch(loss_info, masks, weight, batch_info), eager=True)
         return computed.loss_info._replace(scalar_loss=loss_info.scalar_loss), self._algorithm.optimized_parameters()[1]
 
@@ -138,7 +138,7 @@ class Updater:
     # Plans -----------------------------------------------------------------------------------------------------
 
     def plan(self, losses: Losses, is_rare: bool = False, eager: bool = False) -> Eager:
-        """Return how the gradients of ``losses`` are computed; created at the first call. See :meth:`step`."""
+        """Return the plan that computes the gradients of ``losses``, created at the first call; see :meth:`step`."""
         if losses not in self._plans:
             is_traceable = self._algorithm.capabilities.traceable_update and not eager
             if is_traceable and self.scaler is not None:
@@ -156,7 +156,7 @@ class Updater:
                          scaled=None if scaler is None else scaler.scaled, gradient_noise=self.noise_scale)
 
     def graph_key(self) -> Hashable:
-        """Return what selects the traced graph of the next update, of all parts of the algorithm."""
+        """Return the key of the traced graph of the next update, from the keys of all parts of the algorithm."""
         if self._parts_with_graph_keys is None:
             self._parts_with_graph_keys = [part for part in self._algorithm.modules()
                                            if hasattr(type(part), 'graph_key')]
@@ -178,7 +178,7 @@ class Updater:
         """Let the networks compute in 16 bits from now on.
 
         Args:
-            parts: updaters of all algorithms that own the networks: some make updates of their own.
+            parts: updaters of all algorithms that own the networks, because some parts make separate updates.
         """
         self.precision = MixedPrecision(cast(nn.Module, self._algorithm), self._algorithm.device)
         for part in parts:
@@ -187,13 +187,13 @@ class Updater:
     def average_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Average the gradients of the parameters of ``optimizer`` over all processes.
 
-        Only for a step that an algorithm makes by itself; every other update includes this.
+        Call this only before a step that the algorithm makes itself; all other updates include it.
         """
         average_gradients(optimizer)
 
     @property
     def averager(self) -> GradientAverager | None:
-        """Averages gradients over the processes that train together; ``None`` in a single process."""
+        """Averager of the gradients of all processes that train together; ``None`` in a single process."""
         if self._averager is None and self.ranks is not None:
             self._averager = GradientAverager(self.ranks, [p for _, p in self._algorithm.optimized_parameters()[1]])
         return self._averager
@@ -203,7 +203,7 @@ class Updater:
 
         Args:
             rank: rank of this process.
-            parts: updaters of all parts of the algorithm: some make updates of their own.
+            parts: updaters of all parts of the algorithm, because some parts make separate updates.
 
         Raises:
             RuntimeError: this process has not joined any others, or has another rank.
@@ -222,10 +222,10 @@ def check_compilable(algorithm: Any, is_traceable: bool) -> None:
     """Raise ``ConfError`` if ``TrainerConfig.compile`` is set and the updates of ``algorithm`` are not traceable."""
     if not is_traceable:
         raise ConfError([problem_at(
-            'TrainerConfig', 'compile', f'= True is not possible with {algorithm.name}: its update is not '
-            'the same operations every time', 'leave it at False')])
+            'TrainerConfig', 'compile', f'= True is not possible with {algorithm.name}: its update '
+            'does not execute the same operations every time', 'leave it at False')])
 
 
 def _given_losses(computed: tuple[LossInfo, torch.Tensor | None]) -> tuple[LossInfo, torch.Tensor | None, NestedTensor]:
-    """Losses that have been computed before the update."""
+    """Return losses that were computed before the update."""
     return *computed, ()

@@ -33,7 +33,7 @@ class Rules:
         rows: number of rows.
         columns: number of columns.
         in_a_row: k, the number of stones in a row that wins.
-        gravity: whether stones fall towards row ``rows - 1``.
+        gravity: let stones fall towards row ``rows - 1``.
 
     Raises:
         ValueError: no k stones in a row fit on the board.

@@ -187,7 +187,7 @@ class MultitaskWrapper(_MultiEnvironment):
         return len(self._envs)
 
     def get_num_tasks(self) -> int:
-        """Number of tasks."""
+        """Return the number of tasks."""
         return self.num_tasks
 
     @property

@@ -1,4 +1,4 @@
-"""Gymnasium environments in other processes as one :class:`AlfEnvironment`."""
+"""Gymnasium environments in other processes as one :class:`~alfx.environments.alf_environment.AlfEnvironment`."""
 from collections.abc import Callable, Sequence
 from typing import Any
 

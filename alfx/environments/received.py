@@ -68,7 +68,7 @@ def check_observation(observation: NestedTensor, spec: NestedTensorSpec, batch_s
     """Check that an observation ``[B, ...]`` has the shapes of its spec and no NaN, which an update would spread.
 
     Raises:
-        EnvironmentStepError: there is a NaN (the message names the first environment that sent one), or a part of the
+        EnvironmentStepError: there is a NaN (the message names the first such environment), or a part of the
             observation does not have the shape of its spec.
     """
     for (path, leaf), part in zip(nest.flatten_with_path(observation), nest.flatten(spec)):

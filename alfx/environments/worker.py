@@ -1,4 +1,4 @@
-"""Worker process that steps some environments of a :class:`ProcessVectorEnv`, and the memory shared with the parent.
+"""Worker process of a :class:`~alfx.environments.process_vector_env.ProcessVectorEnv`, and the memory that it shares.
 
 Observations, rewards, flags and actions are in shared memory; a pipe carries one byte per step in each direction.
 Results are written to two sets of buffers in turn, so the last known observation survives a worker that dies while it

@@ -1,4 +1,4 @@
-"""Experience replay; their classes can be imported from here, and live in the modules below."""
+"""Experience replay. The classes of the modules below can be imported from this package."""
 import sys
 
 from alfx.utils import lazy_exports

@@ -1,7 +1,8 @@
-"""Minibatches of one size, read into the same memory again and again.
+"""Minibatches of one size that are read into the same memory repeatedly.
 
-A minibatch is a nest of small tensors, and an update of small networks takes so little time that making it anew for
-each is a noticeable part of it. Here its tensors are views of one block of memory, made once; the block is filled anew.
+A minibatch is a nest of small tensors, and the update of small networks is so fast that allocating them takes a
+noticeable part of the time. Here the tensors are views of one block of memory, which is allocated once and refilled
+for each minibatch.
 """
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ Draw = Callable[[int], tuple[list[BatchInfo], np.ndarray]]
 
 
 class StaticBatch:
-    """Memory for a minibatch.
+    """Memory for one minibatch.
 
     Args:
         time_major: nest ``[T, B, ...]`` of tensors.
@@ -32,7 +33,7 @@ class StaticBatch:
         self._leaves, self._structure = nest.flatten_with_structure(self.experience)
 
     def holds(self, experience: NestedTensor) -> bool:
-        """Whether a nest consists of the tensors of :attr:`experience`, each in its place."""
+        """Return whether a nest consists of exactly the tensors of :attr:`experience`, in the same structure."""
         if experience is self.experience:
             return True
         leaves, structure = nest.flatten_with_structure(experience)
@@ -40,12 +41,12 @@ class StaticBatch:
 
 
 class BatchReader:
-    """Samples minibatches; made by ``ReplayBuffer.reader``.
+    """Sampler of minibatches into static memory, created by ``ReplayBuffer.reader``.
 
     Args:
-        slots: for so many minibatches at a time there is memory.
-        read: copies the steps in given slots (int64 ``[n * T * B]``) into the first n slots.
-        draw: draws a number of minibatches; returns what is told of each, and the slots, int64 ``[number, T * B]``.
+        slots: memory for the minibatches that are read at a time.
+        read: copies the steps in the given slots (int64 ``[n * T * B]``) into the first n minibatches.
+        draw: draws a number of minibatches; returns the batch info of each, and the slots, int64 ``[number, T * B]``.
     """
 
     def __init__(self, slots: Sequence[StaticBatch], read: Callable[[np.ndarray], None], draw: Draw) -> None:
@@ -56,15 +57,16 @@ class BatchReader:
         """Sample ``count`` minibatches.
 
         Args:
-            count: how many.
-            together: what so many at a time are is decided at once, by default for all. Nothing may be stored before
+            count: number of minibatches.
+            together: number of minibatches whose contents are drawn at once; ``None``: all. Nothing may be stored until
                 the last of them has been read.
 
         Yields:
-            for each what ``ReplayBuffer.get_batch`` tells of it, and where it is, until others are read into its place
+            The batch info of ``ReplayBuffer.get_batch``, and the static batch, which is valid until it is overwritten
+            by a later minibatch.
 
         Raises:
-            ValueError: as ``get_batch``.
+            ValueError: for the reasons of ``get_batch``.
         """
         number = len(self.slots)
         while count:

@@ -1,4 +1,4 @@
-"""Tells the records of episodes and returns what is in the storage of a replay buffer."""
+"""Episodes and returns of the contents of a replay buffer, updated when steps are stored or changed."""
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Optional
 
@@ -13,7 +13,7 @@ from alfx.experience_replayers.row_store import PackedStorage
 
 
 class Leaves(NamedTuple):
-    """Which leaf of what is stored is which; None where there is none."""
+    """Indices of the leaves of stored experience; ``None`` for a missing leaf."""
 
     step_type: int
     discount: Optional[int]
@@ -21,14 +21,14 @@ class Leaves(NamedTuple):
 
 
 class EpisodeRecords:
-    """The episodes in a storage, and the returns if those are recorded.
+    """Episodes in a storage, and their returns if these are recorded.
 
     Args:
-        rings: where the environments are.
-        store: what is stored.
-        leaves: where to look.
-        returns: None if returns are not recorded.
-        shared: whether the records lie in shared memory.
+        rings: ring positions of the environments.
+        store: the stored steps.
+        leaves: indices of the relevant leaves.
+        returns: ``None`` if returns are not recorded.
+        shared: keep the records in shared memory.
     """
 
     def __init__(self, rings: RingIndex, store: PackedStorage, leaves: Leaves, returns: Optional[EpisodicReturns],
@@ -42,7 +42,7 @@ class EpisodeRecords:
 
     def stored(self, positions: int | np.ndarray, num_steps: int, env_ids: np.ndarray,
                leaves: Sequence[Tensor]) -> None:
-        """Steps were stored; arguments as of ``RingBuffer._stored``."""
+        """Update the records after steps were stored; the arguments are those of ``RingBuffer._stored``."""
 
         def get(leaf: int) -> np.ndarray:
             array = leaves[leaf].cpu().numpy()
@@ -51,15 +51,15 @@ class EpisodeRecords:
         self._follow(positions, env_ids, get)
 
     def changed(self, leaves: Sequence[int], env_ids: np.ndarray) -> None:
-        """Those leaves of steps of ``env_ids`` were changed."""
+        """Update the records after the given leaves of steps of ``env_ids`` were changed."""
         if any(leaf in leaves for leaf in self._leaves):
             self.retrace(env_ids)
 
     def retrace(self, env_ids: np.ndarray) -> None:
-        """Look through all that is stored of ``env_ids``, as if it had just been stored."""
+        """Rebuild the records of ``env_ids`` from their stored steps."""
         self.episodes.forget(env_ids)
         firsts, sizes = self._rings.first()[env_ids], self._rings.sizes()[env_ids]
-        for first, size in {*zip(firsts.tolist(), sizes.tolist())}:  # one, if all were stored together
+        for first, size in {*zip(firsts.tolist(), sizes.tolist())}:  # one pair if all were stored together
             if size:
                 chosen = env_ids[(firsts == first) & (sizes == size)]
                 self._retrace_alike(first, size, chosen)
@@ -69,7 +69,7 @@ class EpisodeRecords:
         self._follow(first, env_ids, lambda leaf: self._read(leaf, slots))
 
     def _follow(self, positions: int | np.ndarray, env_ids: np.ndarray, get: Callable[[int], np.ndarray]) -> None:
-        """``get(leaf)`` is ``[T, B, ...]`` of the steps from ``positions`` on."""
+        """Record the steps from ``positions`` on; ``get(leaf)`` returns their leaf ``[T, B, ...]``."""
         step_type, discount, reward = self._leaves
         discounts = None if discount is None else get(discount)
         stored = self.episodes.store(positions, env_ids, get(step_type), discounts)
@@ -79,6 +79,6 @@ class EpisodeRecords:
                                 lambda slots: (self._read(reward, slots), self._read(discount, slots)))
 
     def _read(self, leaf: int, slots: np.ndarray) -> np.ndarray:
-        """``[*slots.shape, ...]``: what is stored."""
+        """Return a leaf of stored steps, ``[*slots.shape, ...]``."""
         found = self._store.read_leaf(leaf, torch.from_numpy(slots.reshape(-1))).cpu()
         return found.view(*slots.shape, *self._store.shapes[leaf]).numpy()

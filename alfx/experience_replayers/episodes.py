@@ -1,9 +1,9 @@
-"""Which episode each stored step belongs to: where it began, where it ended, kept up to date as steps are stored.
+"""Beginning and end of the episode of each stored step, updated as steps are stored.
 
-An episode begins at a FIRST step, after a LAST one, or where there is nothing before; it ends with a LAST step, before
-a FIRST one, or, as long as it goes on, with the newest step. Each cell has one number: the first step of an episode
-knows how far away the last one is, every other step how far back the first one was. So either is one or two look-ups
-away, and storing a step writes one number, or two if it ends an episode.
+An episode begins at a FIRST step, after a LAST step, or where no earlier step exists. It ends with a LAST step, before
+a FIRST step, or with the newest step while it is running. Each slot stores one number: the first step of an episode
+stores the distance to the last step, every other step stores the distance back to the first step. Both ends are
+therefore found in one or two look-ups, and storing a step writes one number, or two if it ends an episode.
 """
 from typing import Any, NamedTuple
 
@@ -13,12 +13,12 @@ from alfx.data_structures import StepType
 from alfx.experience_replayers.rings import RingIndex
 from alfx.utils.shared_memory import SharedArrays
 
-_OPEN = np.iinfo(np.int32).max  # distance to the end of an episode that goes on
+_OPEN = np.iinfo(np.int32).max  # distance to the end of a running episode
 _NEVER = np.iinfo(np.int64).max
 
 
 class StoredSteps(NamedTuple):
-    """Steps that have just been stored, T of each of B environments, seen as parts of episodes.
+    """Steps that have just been stored, T of each of B environments, as parts of episodes.
 
     Fields:
         env_ids: int64 ``[B]``.
@@ -26,10 +26,10 @@ class StoredSteps(NamedTuple):
         slots: int64 ``[T, B]``.
         is_last: bool ``[T, B]``: LAST.
         begins: bool ``[T, B]``: the first step of an episode.
-        ends: bool ``[T, B]``: the last step of an episode, as far as is known.
+        ends: bool ``[T, B]``: the last step of an episode, as far as known.
         cuts: bool ``[T, B]`` or None: the discount is 0.
-        return_begins: int64 ``[B]``: the earliest step whose return goes on with the first of these steps; its
-            position, unless ``begins[0]``.
+        return_begins: int64 ``[B]``: position of the earliest step whose return includes the first of these steps,
+            unless ``begins[0]``.
     """
 
     env_ids: np.ndarray
@@ -43,40 +43,40 @@ class StoredSteps(NamedTuple):
 
 
 class Episodes(SharedArrays):
-    """The episodes of all steps in the rings.
+    """Episodes of all steps in the rings.
 
     Args:
-        rings: where the environments are; read at each call, not changed.
-        has_discount: whether discounts are known, for :meth:`return_begins`.
-        shared: whether the state lies in shared memory.
+        rings: ring positions of the environments; read at each call, not modified.
+        has_discount: discounts are available, for :meth:`return_begins`.
+        shared: keep the state in shared memory.
     """
 
     def __init__(self, rings: RingIndex, has_discount: bool, shared: bool = False) -> None:
         super().__init__(shared)
         self._rings = rings
         self.has_discount = has_discount
-        num_cells, num_envs = rings.max_length * rings.num_envs, rings.num_envs
-        # Not negative: the distance to the end of the episode that begins here. Negative: that to its begin.
-        self._links = self._allocate('_links', num_cells, np.int32)
-        self._return_links = self._allocate('_return_links', num_cells if has_discount else 0, np.int32)
-        # Of each environment: the first step of the episode that goes on, -1 if the next step begins one; the earliest
-        # step whose return goes on with the next step.
+        num_slots, num_envs = rings.max_length * rings.num_envs, rings.num_envs
+        # not negative: distance to the end of the episode that begins here; negative: distance to its first step
+        self._links = self._allocate('_links', num_slots, np.int32)
+        self._return_links = self._allocate('_return_links', num_slots if has_discount else 0, np.int32)
+        # for each environment: the first step of the running episode, -1 if the next step begins an episode; and the
+        # earliest step whose return includes the next step
         self._begin = self._allocate('_begin', num_envs, np.int64, fill=-1)
         self._return_begin = self._allocate('_return_begin', num_envs, np.int64)
-        # The end of the last episode whose first step was overwritten.
+        # the end of the last episode whose first step was overwritten
         self._headless_end = self._allocate('_headless_end', num_envs, np.int64, fill=_NEVER)
 
     def forget(self, env_ids: np.ndarray) -> None:
-        """The next step of each of ``env_ids`` begins an episode, whatever it is."""
+        """Let the next step of each of ``env_ids`` begin an episode, whatever its type."""
         self._begin[env_ids] = -1
         self._return_begin[env_ids] = -1
 
     def store(self, positions: Any, env_ids: np.ndarray, step_type: np.ndarray,
               discount: np.ndarray | None) -> StoredSteps:
-        """Steps were stored.
+        """Record steps that were stored, and return them as parts of episodes.
 
         Args:
-            positions: of the first of them: a number or int64 ``[B]``.
+            positions: position of the first of them: a number or int64 ``[B]``.
             env_ids: int64 ``[B]``.
             step_type: ``[T, B]`` with T of at most ``max_length``.
             discount: ``[T, B]``; None if ``has_discount`` is False.
@@ -109,7 +109,8 @@ class Episodes(SharedArrays):
         return StoredSteps(env_ids, steps, slots, is_last, begins, ends, cuts, return_begins)
 
     def _close(self, env_ids: np.ndarray, newest: np.ndarray, begin: np.ndarray, end: np.ndarray) -> None:
-        """The episodes that went on when the step ``newest`` came began at ``begin`` and have now got an end."""
+        """Store the ends of episodes that were running before the step ``newest``, began at ``begin`` and have ended.
+        """
         closed = (begin >= 0) & (end != _NEVER)
         if not closed.any():
             return
@@ -119,12 +120,12 @@ class Episodes(SharedArrays):
         self._headless_end[env_ids[~is_there]] = end[~is_there]
 
     def _note_overwritten(self, env_ids: np.ndarray, steps: np.ndarray, slots: np.ndarray) -> None:
-        """Keep what the first steps of episodes know that are about to be overwritten."""
+        """Keep the ends of episodes whose first steps are about to be overwritten."""
         if (steps[-1] < self._rings.max_length).all():
             return
         links = self._links[slots]
-        # The last one counts. Cells that were never written to, or not since the ring was cleared, may pass for one;
-        # but then no episode is left whose end would be looked up there.
+        # Only the last of them matters. Slots that were never written, or not since the ring was cleared, may look like
+        # first steps; but then there is no episode whose end would be looked up there.
         is_begin = links >= 0
         row = len(steps) - 1 - is_begin[::-1].argmax(axis=0)
         column = np.flatnonzero(is_begin.any(axis=0))
@@ -145,23 +146,23 @@ class Episodes(SharedArrays):
         self._return_begin[env_ids] = np.maximum(begins[-1], latest_cut[-1])
 
     def begins(self, positions: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
-        """int64: the first steps, as far as they are held, of the episodes of steps that are held."""
+        """Return the first steps that are still stored of the episodes of stored steps, int64."""
         links = self._links[self._rings.slots(positions, env_ids)]
         return np.maximum(positions + np.minimum(links, 0), self._rings.first()[env_ids])
 
     def ends(self, positions: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
-        """int64: the last steps, so far, of the episodes of steps that are held."""
+        """Return the last steps, so far, of the episodes of stored steps, int64."""
         rings = self._rings
         links = self._links[rings.slots(positions, env_ids)]
         begins = positions + np.minimum(links, 0)
         next_position = rings.positions()[env_ids]
-        # A step that was dropped still knows, until another takes its place.
+        # a dropped step is still readable until another step overwrites it
         is_there = begins >= next_position - rings.max_length
         links = self._links[rings.slots(begins, env_ids)]
         ends = np.where(is_there, np.where(links == _OPEN, _NEVER, begins + links), self._headless_end[env_ids])
         return np.minimum(ends, next_position - 1)
 
     def return_begins(self, positions: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
-        """int64: the earliest steps that are held whose return includes the reward for arriving at given steps."""
+        """Return the earliest stored steps whose return includes the reward for arriving at the given steps, int64."""
         links = self._return_links[self._rings.slots(positions, env_ids)]
         return np.maximum(positions + links, self._rings.first()[env_ids])

@@ -1,13 +1,13 @@
-"""The discounted return from each stored step to the termination of its episode, filled in when that is known.
+"""Discounted return from each stored step to the termination of its episode, filled in once it is known.
 
 With r[t] the reward and d[t] the discount for arriving at step t:
 
     R[t] = r[t+1] + gamma d[t+1] R[t+1]
 
-It is known as soon as a discount of 0 cuts the sum off. A step that is LAST by termination has R = 0. The return of an
-episode that goes on is not known, nor that of one that was truncated, since what would have come after is missing;
-unless a number is given to stand for it, which then is the R of a step that is LAST by truncation. One that is at most
-the value there makes R a lower bound, such as 0 where no reward is negative.
+The return is known as soon as a discount of 0 ends the sum. A step that is LAST by termination has R = 0. The return of
+a running episode is unknown. So is the return of a truncated episode, because its continuation is missing, unless
+``after_truncation`` gives the R of a step that is LAST by truncation. A number of at most the value there makes R a
+lower bound, for example 0 if no reward is negative.
 """
 from collections.abc import Callable, Sequence
 from typing import Optional
@@ -20,16 +20,16 @@ from alfx.utils.shared_memory import SharedArrays
 
 
 class EpisodicReturns(SharedArrays):
-    """The returns of all slots.
+    """Returns of all slots.
 
     Args:
-        rings: where the environments are; read at each call, not changed.
+        rings: ring positions of the environments; read at each call, not modified.
         reward_shape: ``()``, or ``(K, )`` for K-dimensional rewards, which have K returns.
-        gamma: discount of later rewards, besides that of the environment.
-        default_return: stands for a return that is not known.
-        reward_clip: the smallest and the largest reward; others are clipped before they are added up.
-        after_truncation: the return of a step that is LAST by truncation; None: it is not known.
-        shared: whether the returns lie in shared memory.
+        gamma: discount factor of the returns, multiplied by the discount of the environment.
+        default_return: value for a return that is unknown.
+        reward_clip: minimum and maximum reward; rewards are clipped before they are summed.
+        after_truncation: return of a step that is LAST by truncation; ``None``: unknown.
+        shared: keep the returns in shared memory.
     """
 
     def __init__(self, rings: RingIndex, reward_shape: Sequence[int], gamma: float, default_return: float,
@@ -44,15 +44,15 @@ class EpisodicReturns(SharedArrays):
         self._returns = self._allocate('_returns', (rings.max_length * rings.num_envs, *reward_shape), np.float32)
 
     def get(self, slots: np.ndarray) -> np.ndarray:
-        """float32 ``[*slots.shape, *reward_shape]``."""
+        """Return the returns of slots, float32 ``[*slots.shape, *reward_shape]``."""
         return self._returns[slots]
 
     def store(self, stored: StoredSteps, reward: np.ndarray, discount: np.ndarray,
               read: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]) -> None:
-        """Steps were stored.
+        """Compute the returns that become known with newly stored steps.
 
         Args:
-            stored: where and what they are.
+            stored: the steps as parts of episodes.
             reward: ``[T, B, *reward_shape]``.
             discount: ``[T, B]``.
             read: ``read(slots) -> (reward, discount)`` of steps in the buffer, for int64 ``slots`` of any shape.
@@ -62,7 +62,7 @@ class EpisodicReturns(SharedArrays):
         truncated = stored.is_last & ~cuts & (self._after_truncation is not None)
         if cuts.any() or truncated.any():
             reward = self._clipped(reward)
-            # Up to a stop nothing flows: the episode ends, or the next discount is 0, or the next step is not there.
+            # A sum stops where the episode ends, the next discount is 0, or the next step does not exist.
             known = stored.is_last & cuts | truncated
             stops = stored.ends.copy()
             stops[-1] = True
@@ -83,8 +83,11 @@ class EpisodicReturns(SharedArrays):
 
     def _fill_in(self, stored: StoredSteps, total: np.ndarray, chosen: np.ndarray,
                  read: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]) -> None:
-        """``total`` (``[B, *reward_shape]``), where ``chosen``, is the return of the step before those stored: go on
-        from there to the steps before."""
+        """Fill in the returns of steps stored earlier.
+
+        ``total`` (``[B, *reward_shape]``), where ``chosen``, is the return of the step before the newly stored ones;
+        the returns of earlier steps follow from it.
+        """
         last = stored.steps[0] - 1
         first = np.maximum(stored.return_begins, stored.steps[-1] + 1 - self._rings.max_length)
         column = np.flatnonzero(chosen & (first <= last))
@@ -105,14 +108,14 @@ class EpisodicReturns(SharedArrays):
 
 
 def _as(like: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """``x`` with as many dimensions as ``like``, the further ones of size 1."""
+    """Return ``x`` with trailing dimensions of size 1, so that it has as many dimensions as ``like``."""
     return x.reshape(x.shape + (1, ) * (like.ndim - x.ndim))
 
 
 def reverse_scan(coefficient: np.ndarray, offset: np.ndarray) -> None:
-    """Solve ``x[t] = offset[t] + coefficient[t] x[t+1]``, ``x[n-1] = offset[n-1]``, in place of ``offset``.
+    """Solve ``x[t] = offset[t] + coefficient[t] x[t+1]``, ``x[n-1] = offset[n-1]``, in place, in ``offset``.
 
-    By recursive doubling: log2(n) rounds of a few operations in place of n of them.
+    Recursive doubling takes log2(n) rounds of a few operations instead of n rounds.
 
     Args:
         coefficient: float64 ``[n-1, ...]``, broadcasts with ``offset``.

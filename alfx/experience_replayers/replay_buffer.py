@@ -1,8 +1,8 @@
 """The replay buffer: the last steps of each environment, from which sequences are sampled.
 
-Storing and looking up is in :mod:`~alfx.experience_replayers.ring_buffer`, drawing in
-:mod:`~alfx.experience_replayers.sampling` and :mod:`~alfx.experience_replayers.priorities`, what is known of episodes
-in :mod:`~alfx.experience_replayers.episodes` and :mod:`~alfx.experience_replayers.episodic_returns`.
+Storage and look-up are in :mod:`~alfx.experience_replayers.ring_buffer`, sampling is in
+:mod:`~alfx.experience_replayers.sampling` and :mod:`~alfx.experience_replayers.priorities`, and episodes are tracked in
+:mod:`~alfx.experience_replayers.episodes` and :mod:`~alfx.experience_replayers.episodic_returns`.
 """
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
@@ -31,56 +31,54 @@ _CHECKPOINT_LIMIT = 256 * 2**20
 
 @gin_utils.configurable
 class ReplayBuffer(RingBuffer):
-    """Stores experience of several environments and samples sequences of it, uniformly or by priority.
+    """Replay buffer for several environments; samples sequences uniformly or by priority.
 
-    A sequence consists of steps that one environment stored one after the other; it never crosses the place where the
-    newest step has overwritten the oldest.
+    A sequence consists of consecutive steps of one environment. It never crosses the point where the newest step has
+    overwritten the oldest.
 
     Args:
-        data_spec: nest of specs of what is stored for each step and environment; may contain distributions.
+        data_spec: nest of specs of the data of one step of one environment; may contain distributions.
         num_environments: number of environments.
-        max_length: how many steps are kept for each environment.
-        num_earliest_frames_ignored: so many of the oldest steps of each environment are kept but not sampled, so that
-            what comes before a sampled step (a frame stack) can be looked up.
-        prioritized_sampling: whether sequences are sampled in proportion to their priorities, see
-            :meth:`update_priority`.
-        initial_priority: above 0; of new steps until :meth:`update_priority` was called. From then on new steps get
-            the largest priority that was given so far.
-        recent_data_steps: the last so many sequences of each environment are its recent ones. With
-            ``recent_data_steps = 1`` that is the one which ends with the newest step.
-        recent_data_ratio: from 0 to 1; so much of each batch is drawn, uniformly, from the recent sequences alone, the
-            rest from all. Zhang and Sutton 2017 (arXiv:1712.01275) make one sequence of a batch the newest one.
-        with_replacement: for uniform sampling, whether a batch may contain the same sequence more than once; it may
-            anyway if there are fewer sequences than are needed, and a sequence from the recent ones may be among those
-            from all. For prioritised sampling, whether the draws are independent; if not they are stratified: one
-            from each of B equal parts of the total priority.
-        device: where the storage lives: 'cpu' for host memory, which is larger, and from which samples travel to a GPU
-            while it computes; 'cuda' or 'cuda:N' for that of a GPU, from which they need not travel.
-        allow_multiprocess: whether the buffer can be given to other processes, which then store into and sample from
-            the same memory, one at a time.
-        keep_episodic_info: whether to keep track of episodes, for :meth:`steps_to_episode_end` and the like; needs a
-            field ``step_type``. None: only if it is needed for something else, or switched on later by setting the
-            property of that name.
-        record_episodic_return: whether batches come with the discounted return of each step up to the termination of
-            its episode, for example as a lower bound of values. Needs ``step_type``, ``reward`` and ``discount``, which
-            are those that are stored, before any data transformer. See
-            :mod:`~alfx.experience_replayers.episodic_returns`.
-        default_return: stands for the return of an episode that goes on or was truncated, which is not known.
-        gamma: discount of the returns; multiplies that of the environment.
-        return_after_truncation: what stands for the return that a truncated episode would have had from its end on, so
-            that the returns before are known: 0 where no reward is negative, or a bound of it. None: not known.
-        reward_clip: smallest and largest reward for the returns; None for no limits.
-        enable_checkpoint: whether :meth:`state_dict` includes the contents. None: as long as these take no more than
+        max_length: number of steps that are kept for each environment.
+        num_earliest_frames_ignored: number of oldest steps of each environment that are kept but not sampled, so that
+            the context of a sampled step (a frame stack) can be looked up.
+        prioritized_sampling: sample sequences in proportion to their priorities, see :meth:`update_priority`.
+        initial_priority: priority of new steps until the first :meth:`update_priority`, above 0. After that new steps
+            get the largest priority set so far.
+        recent_data_steps: number of latest sequences of each environment that count as recent. With
+            ``recent_data_steps = 1`` it is the sequence that ends with the newest step.
+        recent_data_ratio: fraction of each batch that is drawn, uniformly, from the recent sequences alone, from 0 to
+            1; the rest is drawn from all. Zhang and Sutton 2017 (arXiv:1712.01275) make one sequence of a batch the
+            newest one.
+        with_replacement: for uniform sampling: a batch may contain the same sequence more than once. Without
+            replacement this still happens if there are too few sequences, or if a recent sequence is also among those
+            drawn from all. For prioritized sampling: draw independently; otherwise the draws are stratified, one from
+            each of B parts of equal total priority.
+        device: device of the storage: 'cpu' for host memory, which is larger, and from which samples are copied to a
+            GPU while it computes; 'cuda' or 'cuda:N' for GPU memory, which needs no copies.
+        allow_multiprocess: the buffer can be passed to other processes, which then store into and sample from the same
+            memory, one at a time.
+        keep_episodic_info: track episodes, for :meth:`steps_to_episode_end` and similar methods; needs a field
+            ``step_type``. None: only if another argument needs it, or if the property of that name is set later.
+        record_episodic_return: add to each batch the discounted return from each step to the termination of its
+            episode, for example as a lower bound of values. Needs ``step_type``, ``reward`` and ``discount``; the
+            stored values are used, before any data transformer. See :mod:`~alfx.experience_replayers.episodic_returns`.
+        default_return: value for the unknown return of a running or truncated episode.
+        gamma: discount factor of the returns, multiplied by the discount of the environment.
+        return_after_truncation: return of a truncated episode from its end on, with which earlier returns are known: 0
+            if no reward is negative, or a bound of it. None: unknown.
+        reward_clip: minimum and maximum reward for the returns; None for no limits.
+        enable_checkpoint: include the contents in :meth:`state_dict`. None: only if they take at most
             :attr:`checkpoint_limit`.
-        memory_map_dir: folder of the files in which the storage lies in place of memory; they have no name and are
-            gone when the buffer is. None for memory.
-        name: what errors call this buffer.
+        memory_map_dir: folder for memory-mapped storage in unnamed files, which are deleted together with the buffer.
+            None for storage in memory.
+        name: name of this buffer in errors.
 
     Attributes:
-        checkpoint_limit: in bytes, of the contents that are saved with ``enable_checkpoint = None``.
+        checkpoint_limit: maximum size, in bytes, of contents that are saved with ``enable_checkpoint = None``.
 
     Raises:
-        ValueError: an argument is out of range, does not go with another, or needs a field that ``data_spec`` lacks.
+        ValueError: an argument is out of range, conflicts with another, or needs a field that ``data_spec`` lacks.
     """
 
     def __init__(self,
@@ -124,16 +122,16 @@ class ReplayBuffer(RingBuffer):
         self._sampler = SequenceSampler(self._rings, num_earliest_frames_ignored, with_replacement, recent_data_steps,
                                         recent_data_ratio, self._priorities)
         if recent_data_steps != 1 and not recent_data_ratio:
-            raise ValueError(f'{name}.recent_data_steps: expected it to be left out with recent_data_ratio = 0, found '
+            raise ValueError(f'{name}.recent_data_steps: expected no value with recent_data_ratio = 0, found '
                              f'{recent_data_steps}')
         self._returns = None
         if record_episodic_return:
             self._returns = self._make_returns(keep_episodic_info, gamma, default_return, reward_clip,
                                                return_after_truncation)
         elif (default_return, gamma, reward_clip, return_after_truncation) != (-1000.0, 0.99, None, None):
-            raise ValueError(f'{name}: expected default_return, gamma, reward_clip and return_after_truncation to be '
-                             f'left out with record_episodic_return = False, found {default_return}, {gamma}, '
-                             f'{reward_clip} and {return_after_truncation}')
+            raise ValueError(f'{name}: expected no default_return, gamma, reward_clip and return_after_truncation with '
+                             f'record_episodic_return = False, found {default_return}, {gamma}, {reward_clip} and '
+                             f'{return_after_truncation}')
         self._records: Optional[EpisodeRecords] = None
         self.keep_episodic_info = bool(keep_episodic_info or record_episodic_return)
 
@@ -158,31 +156,31 @@ class ReplayBuffer(RingBuffer):
 
     @property
     def num_earliest_frames_ignored(self) -> int:
-        """How many of the oldest steps of each environment are not sampled."""
+        """Number of oldest steps of each environment that are not sampled."""
         return self._ignored
 
     @property
     def enable_checkpoint(self) -> Optional[bool]:
-        """Whether :meth:`state_dict` includes the contents; None where their size decides."""
+        """Flag that :meth:`state_dict` includes the contents; None if it depends on their size."""
         return self._enable_checkpoint
 
     def num_bytes(self, num_rows: int) -> int:
-        """How much ``num_rows`` steps of all environments take."""
-        return num_rows * self._num_envs * (self._store.bytes_per_cell + (0 if self._priorities is None else 4))
+        """Return the size of ``num_rows`` steps of all environments in bytes."""
+        return num_rows * self._num_envs * (self._store.bytes_per_slot + (0 if self._priorities is None else 4))
 
     @property
     def prioritized_sampling(self) -> bool:
-        """Whether sequences are sampled by priority."""
+        """Return whether sequences are sampled by priority."""
         return self._priorities is not None
 
     @property
     def initial_priority(self) -> float:
-        """The priority of new steps until :meth:`update_priority` was called."""
+        """Priority of new steps until the first :meth:`update_priority`."""
         return self._initial_priority
 
     @property
     def keep_episodic_info(self) -> bool:
-        """Whether the buffer keeps track of episodes. Can be set; what is already stored is then looked through.
+        """Return whether the buffer tracks episodes. Setting it to True rebuilds the records from the stored steps.
 
         Raises:
             ValueError: the experience has no field ``step_type``, or returns are recorded, which need it.
@@ -205,7 +203,7 @@ class ReplayBuffer(RingBuffer):
 
     @atomic
     def get_batch(self, batch_size: int, batch_length: int) -> tuple[NestedTensor, BatchInfo]:
-        """Sample sequences, each possible one with the same probability or by priority.
+        """Sample sequences uniformly or by priority.
 
         Args:
             batch_size: number B of sequences.
@@ -215,10 +213,10 @@ class ReplayBuffer(RingBuffer):
             tuple:
             - nest ``[B, T, ...]`` on the default device
             - ``BatchInfo`` with ``env_ids [B]`` and ``positions [B]`` (of the first steps) on the default device,
-              ``replay_buffer`` and, with prioritised sampling, ``importance_weights [B]``: N * P, where N is the number
-              of sequences that could have been sampled and P the probability of this one (its expected share of the
-              batch). That is 1 for all if all priorities are the same; a loss is corrected for the sampling by
-              multiplying it with the power ``-beta`` of it. With ``record_episodic_return`` also
+              ``replay_buffer`` and, with prioritized sampling, ``importance_weights [B]``: N * P, where N is the number
+              of sequences that could have been sampled and P the probability of this one (its expected fraction of the
+              batch). It is 1 for all if all priorities are the same; a loss is corrected for the sampling by
+              multiplying it with ``(N * P) ** -beta``. With ``record_episodic_return`` also
               ``discounted_return [B, T]`` (``[B, T, K]`` for K-dimensional rewards).
 
         Raises:
@@ -238,7 +236,7 @@ class ReplayBuffer(RingBuffer):
             sample = self._sampler.sample(batch_size, batch_length)
         except ValueError as error:
             raise ValueError(f'{self.name}.get_batch: the priorities of all sequences are 0; update_priority has to '
-                             'leave some above (TrainerConfig.priority_replay_eps)') from error
+                             'set some above 0 (TrainerConfig.priority_replay_eps)') from error
         if sample is None:
             ignored = f' besides the {self._ignored} oldest, which are ignored' if self._ignored else ''
             raise ValueError(f'{self.name}.get_batch: expected an environment with at least {batch_length} steps'
@@ -247,20 +245,20 @@ class ReplayBuffer(RingBuffer):
         return sample
 
     def reader(self, batch_size: int, batch_length: int, slots: int = 1) -> BatchReader | None:
-        """What samples as :meth:`get_batch` does, but into the same memory each time: that of ``slots`` minibatches.
+        """Return a sampler like :meth:`get_batch` that reuses the same memory for ``slots`` minibatches.
 
-        ``None`` if that is not possible: the storage is not in host memory, samples are for another device, or other
+        ``None`` if this is not possible: the storage is not in host memory, samples are for another device, or other
         processes use the buffer.
         """
         if self._lock is not None or self._device.type != 'cpu' or context.get_default_device().type != 'cpu':
             return None
-        leaves, read = self._store.reused_cells((slots, batch_length, batch_size))
+        leaves, read = self._store.static_slots((slots, batch_length, batch_size))
         return BatchReader([StaticBatch(self._tree.unflatten(of_one))
                             for of_one in zip(*(x.unbind() for x in leaves))], read,
                            lambda count: self._draw(batch_size, batch_length, count))
 
     def _draw(self, batch_size: int, length: int, count: int) -> tuple[list[BatchInfo], np.ndarray]:
-        """What to read for ``count`` minibatches that are drawn together: int64 ``[count, T * B]``."""
+        """Return the batch infos and the slots, int64 ``[count, T * B]``, of ``count`` minibatches drawn together."""
         env_ids, positions, probabilities = self._sample(batch_size * count, length)
         steps = self._rings.slots_from(positions, length, env_ids)  # [T, count * B]
         slots = steps.reshape(length, count, batch_size).swapaxes(0, 1).reshape(count, -1)
@@ -278,25 +276,26 @@ class ReplayBuffer(RingBuffer):
 
     @atomic
     def update_priority(self, env_ids: Tensor, positions: Tensor, priorities: Tensor) -> None:
-        """Set the priorities of sequences, usually of those of a batch after it was trained on.
+        """Set the priorities of sequences, usually those of a batch after training on it.
 
-        Sequences whose first step is not in the buffer any more are ignored. Of a sequence that occurs more than once
-        the last priority counts.
+        Sequences whose first step is no longer in the buffer are ignored. If a sequence occurs more than once, its last
+        priority counts.
 
         Args:
             env_ids: int64 ``[B]``, as in ``BatchInfo``.
-            positions: int64 ``[B]``: of the first steps.
-            priorities: float ``[B]``, to which the probabilities are proportional: exponents have been applied.
+            positions: int64 ``[B]``: positions of the first steps.
+            priorities: float ``[B]``; the probabilities are proportional to them, so exponents have to be applied
+                before.
 
         Raises:
             ValueError: the buffer samples uniformly, the shapes differ, or a priority is negative, NaN or infinite.
         """
         if self._priorities is None:
             raise ValueError(f'{self.name}.update_priority: expected a buffer with prioritized_sampling = True, found '
-                             'one that samples uniformly')
+                             'False')
         if priorities.ndim != 1 or not priorities.shape == env_ids.shape == positions.shape:
-            raise ValueError(f'{self.name}.update_priority: expected env_ids, positions and priorities of one shape '
-                             f'[B], found {tuple(env_ids.shape)}, {tuple(positions.shape)} and '
+            raise ValueError(f'{self.name}.update_priority: expected env_ids, positions and priorities of the same '
+                             f'shape [B], found {tuple(env_ids.shape)}, {tuple(positions.shape)} and '
                              f'{tuple(priorities.shape)}')
         values = priorities.detach().cpu().numpy().astype(np.float32, copy=False)
         if values.size and not (values.min() >= 0 and values.max() < np.inf):
@@ -306,16 +305,16 @@ class ReplayBuffer(RingBuffer):
 
     @atomic
     def gather_all(self, ignore_earliest_frames: bool = False) -> tuple[NestedTensor, BatchInfo]:
-        """Everything in the buffer, in order of time.
+        """Return all steps in the buffer, in order of time.
 
         Args:
-            ignore_earliest_frames: whether to leave out ``num_earliest_frames_ignored`` steps.
+            ignore_earliest_frames: exclude ``num_earliest_frames_ignored`` steps.
 
         Returns:
-            as :meth:`get_batch`, with B = ``num_environments`` and T = the number of steps of each.
+            The same as :meth:`get_batch`, with B = ``num_environments`` and T = the number of steps of each.
 
         Raises:
-            ValueError: there is nothing, or not the same number of steps for each environment.
+            ValueError: there are no steps, or the environments have different numbers of steps.
         """
         ignored = self._ignored if ignore_earliest_frames else 0
         sizes = self._rings.sizes()
@@ -329,31 +328,31 @@ class ReplayBuffer(RingBuffer):
 
     @atomic
     def get_sequences(self, env_ids: Tensor, positions: Tensor, length: int) -> tuple[NestedTensor, BatchInfo]:
-        """Sequences that are asked for.
+        """Return the sequences at given positions.
 
         Args:
             env_ids: int64 ``[B]``.
-            positions: int64 ``[B]``: of the first step of each.
-            length: T, of all of them.
+            positions: int64 ``[B]``: position of the first step of each sequence.
+            length: T, the same for all.
 
         Returns:
-            as :meth:`get_batch`.
+            The same as :meth:`get_batch`.
 
         Raises:
-            ValueError: a step is not in the buffer (any more).
+            ValueError: a step is not (or no longer) in the buffer.
         """
         envs, steps = self._held('get_sequences', env_ids, positions)
         self._held('get_sequences', env_ids, positions + (length - 1))
         return self._batch(envs, steps, length)
 
     def iterate_all(self, length: int) -> Iterator[tuple[NestedTensor, BatchInfo]]:
-        """All that is stored, of one environment after the other.
+        """Yield all stored steps, one environment after the other.
 
         Args:
-            length: of a part, at most.
+            length: maximum length of a part.
 
         Yields:
-            parts ``[1, T, ...]``, each as of :meth:`get_batch`
+            Parts ``[1, T, ...]``, each like the result of :meth:`get_batch`.
         """
         for env_id, (first, end) in enumerate(zip(self._rings.first(), self._rings.positions())):
             for start in range(int(first), int(end), length):
@@ -361,14 +360,14 @@ class ReplayBuffer(RingBuffer):
 
     @atomic
     def dequeue(self, n: int = 1, env_ids: Optional[Tensor] = None) -> tuple[NestedTensor, BatchInfo]:
-        """Take the oldest steps out of the buffer, those that are not sampled included.
+        """Remove the oldest steps from the buffer, including those that are not sampled, and return them.
 
         Args:
-            n: how many of each environment.
-            env_ids: int64 ``[B]``: of which environments, each at most once; None for all.
+            n: number of steps of each environment.
+            env_ids: int64 ``[B]``: distinct environments; None for all.
 
         Returns:
-            as :meth:`get_batch`, with T = ``n``.
+            The same as :meth:`get_batch`, with T = ``n``.
 
         Raises:
             ValueError: an environment has fewer steps, or ``env_ids`` are not distinct environments of the buffer.
@@ -386,7 +385,7 @@ class ReplayBuffer(RingBuffer):
 
     def _batch(self, env_ids: np.ndarray, positions: np.ndarray, length: int,
                weights: Optional[np.ndarray] = None) -> tuple[NestedTensor, BatchInfo]:
-        """The steps from ``positions`` on, and where they came from."""
+        """Return the steps from ``positions`` on, and their batch info."""
         experience, slots = self._read(env_ids, positions, length)
         found = {'env_ids': torch.from_numpy(env_ids), 'positions': torch.from_numpy(positions)}
         if weights is not None:
@@ -403,57 +402,57 @@ class ReplayBuffer(RingBuffer):
 
     @atomic
     def steps_to_episode_end(self, positions: Tensor, env_ids: Tensor) -> Tensor:
-        """How many steps after given ones the last step of the episode is; while it goes on, the newest step.
+        """Return the number of steps from given steps to the last (if it is running, the newest) step of their episode.
 
         Args:
             positions: int64, any shape that broadcasts with ``env_ids``.
             env_ids: int64.
 
         Returns:
-            int64, of the shape of the two and the device of ``positions``; 0 at the last step itself.
+            int64, of the broadcast shape and on the device of ``positions``; 0 at the last step itself.
 
         Raises:
-            ValueError: a position is not in the buffer (any more), or the buffer does not keep track of episodes.
+            ValueError: a position is not (or no longer) in the buffer, or the buffer does not track episodes.
         """
         return self._look_up('steps_to_episode_end', lambda of, steps, envs: of.ends(steps, envs) - steps, positions,
                              env_ids)
 
     @atomic
     def get_episode_begin_position(self, positions: Tensor, env_ids: Tensor) -> Tensor:
-        """The positions of the first steps of the episodes that given steps belong to.
+        """Return the positions of the first steps of the episodes of given steps.
 
-        Where that is not in the buffer any more, the position of the oldest step there.
+        If the first step is no longer in the buffer, return the position of the oldest step there.
 
         Args:
             positions: int64, any shape that broadcasts with ``env_ids``.
             env_ids: int64.
 
         Returns:
-            int64, of the shape of the two and the device of ``positions``.
+            int64, of the broadcast shape and on the device of ``positions``.
 
         Raises:
-            ValueError: a position is not in the buffer (any more), or the buffer does not keep track of episodes.
+            ValueError: a position is not (or no longer) in the buffer, or the buffer does not track episodes.
         """
         return self._look_up('get_episode_begin_position', Episodes.begins, positions, env_ids)
 
     @atomic
     def get_disc_0_begin_position(self, positions: Tensor, env_ids: Tensor) -> Tensor:
-        """The positions of the earliest steps whose discounted return reaches given steps.
+        """Return the positions of the earliest steps whose discounted return includes given steps.
 
-        That is the last step before with a discount of 0, if there is one in the same episode (a reward for arriving
-        there or earlier is cut off from what follows), otherwise the first step of the episode as far as it is in the
-        buffer. With discounts that are 0 only where an episode ends it is :meth:`get_episode_begin_position`.
+        It is the last earlier step of the same episode with a discount of 0, because the rewards for arriving there or
+        earlier are independent of later ones; otherwise the first step of the episode that is still in the buffer. If
+        discounts are 0 only where an episode ends, the result is that of :meth:`get_episode_begin_position`.
 
         Args:
             positions: int64, any shape that broadcasts with ``env_ids``.
             env_ids: int64.
 
         Returns:
-            int64, of the shape of the two and the device of ``positions``.
+            int64, of the broadcast shape and on the device of ``positions``.
 
         Raises:
-            ValueError: a position is not in the buffer (any more), or the buffer does not keep track of episodes, or
-                the experience has no field ``discount``.
+            ValueError: a position is not (or no longer) in the buffer, the buffer does not track episodes, or the
+                experience has no field ``discount``.
         """
         self._leaf('get_disc_0_begin_position', 'discount')
         return self._look_up('get_disc_0_begin_position', Episodes.return_begins, positions, env_ids)
@@ -461,16 +460,16 @@ class ReplayBuffer(RingBuffer):
     def _look_up(self, method: str, function: Callable[[Episodes, np.ndarray, np.ndarray], np.ndarray],
                  positions: Tensor, env_ids: Tensor) -> Tensor:
         if self._records is None:
-            raise ValueError(f'{self.name}.{method}: expected a buffer that keeps track of episodes, found '
-                             'keep_episodic_info = False; set it to True before')
+            raise ValueError(f'{self.name}.{method}: expected a buffer that tracks episodes, found '
+                             'keep_episodic_info = False; set it to True first')
         envs, steps = self._held(method, env_ids, positions)
         return torch.from_numpy(function(self._records.episodes, steps, envs)).to(positions.device)
 
     def _leaf(self, needed_by: str, field: str) -> int:
-        """The leaf of that name.
+        """Return the index of the leaf with this name.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is no such leaf.
         """
         leaf = self._find_leaf(field)
         if leaf is None:
@@ -478,7 +477,7 @@ class ReplayBuffer(RingBuffer):
                              f'{[path for path, _ in nest.flatten_with_path(self._data_spec)]}')
         return leaf
 
-    # What keeps up with the storage ---------------------------------------------------------------------------
+    # Updates after changes of the storage ---------------------------------------------------------------------
 
     def _stored(self, positions: Any, num_steps: int, env_ids: np.ndarray, leaves: Sequence[Tensor]) -> None:
         if self._priorities is not None:
@@ -500,10 +499,10 @@ class ReplayBuffer(RingBuffer):
     # Checkpoints ----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The contents, if they are to be saved (``enable_checkpoint``); otherwise nothing.
+        """Return the contents if they are to be saved (``enable_checkpoint``), otherwise ``{}``.
 
         Returns:
-            tensors and numbers; the tensors are those of the storage, not copies.
+            Tensors and numbers; the tensors share the memory of the storage.
         """
         used = min(int(self.current_pos.max()), self._max_length) if self.total_size else 0
         is_small = self.num_bytes(used) <= self.checkpoint_limit
@@ -522,13 +521,12 @@ class ReplayBuffer(RingBuffer):
 
     @atomic
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the contents, as copies; nothing happens with ``enable_checkpoint = False``, or if they were not
-        saved.
+        """Load a copy of saved contents; do nothing with ``enable_checkpoint = False``, or if they were not saved.
 
         If they were saved by a buffer that sampled uniformly, all steps get ``initial_priority``.
 
         Raises:
-            ValueError: they are those of a buffer of another size or another spec.
+            ValueError: they were saved by a buffer of another size or another spec.
         """
         if self._enable_checkpoint is False or not state_dict:
             return
@@ -537,7 +535,7 @@ class ReplayBuffer(RingBuffer):
         for what, expected, found in zip(('max_length', 'num_environments', 'data_spec'), own, saved):
             if expected != found:
                 raise ValueError(f'{self.name}: the saved contents have another {what} than this buffer: expected '
-                                 f'{expected}, found {found}; keep it as it was, or resume without the contents '
+                                 f'{expected}, found {found}; do not change it, or resume without the contents '
                                  '(enable_checkpoint=False)')
         for block, other in zip(self._store.blocks, state_dict['blocks']):
             block[:other.shape[0]].copy_(other)
@@ -548,23 +546,24 @@ class ReplayBuffer(RingBuffer):
             self._records.retrace(self._rings.all_envs)
 
     def priorities_state(self) -> dict[str, Any]:
-        """The priorities of all steps without their contents, whatever ``enable_checkpoint`` says; ``{}`` where
-        sampling is uniform."""
+        """Return the priorities of all steps, regardless of ``enable_checkpoint``; ``{}`` for uniform sampling."""
         return {} if self._priorities is None else self._priorities.state_dict(self._max_length)
 
     @atomic
     def load_priorities_state(self, state: dict[str, Any]) -> None:
-        """The inverse of :meth:`priorities_state`, for a buffer that holds the same steps; nothing happens for ``{}``,
-        or if this one samples uniformly."""
+        """Load the result of :meth:`priorities_state` of a buffer with the same steps.
+
+        Does nothing for ``{}``, or if this buffer samples uniformly.
+        """
         if self._priorities is not None and state:
             self._priorities.load_state_dict(state)
 
     @staticmethod
     def join_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """What :meth:`state_dict` of one buffer with the environments of several such buffers would return.
+        """Return the :meth:`state_dict` of one buffer with the environments of several buffers.
 
         Args:
-            states: what it returned for each of them; they have the same spec and ``max_length``.
+            states: state of each of them; they have the same spec and ``max_length``.
         """
         used = max(block.shape[0] for state in states for block in state['blocks'])
         joined = {**states[0], **{key: torch.cat([state[key] for state in states])
@@ -577,12 +576,12 @@ class ReplayBuffer(RingBuffer):
 
     @staticmethod
     def share_of_state(state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
-        """What :meth:`state_dict` of one of ``size`` buffers would return that divide the environments among them.
+        """Return the :meth:`state_dict` of one of ``size`` buffers that the environments are divided among.
 
         Args:
-            state: what it returned for one buffer with all environments.
-            rank: which share, from 0.
-            size: how many there are.
+            state: state of one buffer with all environments.
+            rank: index of the buffer, from 0.
+            size: number of buffers.
         """
         share = {**state, **{key: state[key].chunk(size)[rank] for key in ('current_pos', 'current_size')}}
         share['blocks'] = [block.chunk(size, 1)[rank] for block in state['blocks']]
@@ -596,6 +595,6 @@ class ReplayBuffer(RingBuffer):
 
 
 def _lengthened(block: Tensor, rows: int) -> Tensor:
-    """``block`` with zeros after it, ``rows`` rows in all."""
+    """Return ``block`` padded with zeros to ``rows`` rows."""
     return block if block.shape[0] == rows else torch.cat([block, block.new_zeros(rows - block.shape[0],
                                                                                    *block.shape[1:])])

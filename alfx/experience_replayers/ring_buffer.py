@@ -1,7 +1,7 @@
-"""Storing the last steps of each environment, and looking them up again.
+"""Storage and look-up of the last steps of each environment.
 
-Each environment has a ring of its own (:mod:`~alfx.experience_replayers.rings`); all of them are the columns of one
-storage (:mod:`~alfx.experience_replayers.row_store`). What is done with the steps is the business of a subclass, see
+Each environment has its own ring (:mod:`~alfx.experience_replayers.rings`); all of them are the columns of one storage
+(:mod:`~alfx.experience_replayers.row_store`). Sampling is added by a subclass, see
 :mod:`~alfx.experience_replayers.replay_buffer`.
 """
 import functools
@@ -20,8 +20,8 @@ from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, check_c
 _Method = TypeVar('_Method', bound=Callable[..., Any])
 
 
-def one_at_a_time(method: _Method) -> _Method:
-    """Call a method of a buffer that other processes use only while none of them does."""
+def locked(method: _Method) -> _Method:
+    """Decorate a method of a shared buffer so that only one process at a time runs it."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -34,24 +34,24 @@ def one_at_a_time(method: _Method) -> _Method:
 
 
 def atomic(method: _Method) -> _Method:
-    """Make a method of a buffer without gradients and, if other processes use the buffer, one at a time."""
-    return one_at_a_time(torch.no_grad()(method))
+    """Decorate a method of a buffer to run without gradients and, in a shared buffer, in one process at a time."""
+    return locked(torch.no_grad()(method))
 
 
 class RingBuffer:
     """The last steps of each environment, in preallocated tensors.
 
     Args:
-        data_spec: nest of specs of what is stored for each step and environment; may contain distributions.
+        data_spec: nest of specs of the data of one step of one environment; may contain distributions.
         num_environments: number of environments.
-        max_length: how many steps are kept for each environment.
-        device: where the storage lives.
-        allow_multiprocess: whether the buffer can be given to other processes, which then work on the same contents.
-        memory_map_dir: folder of a file in which the storage lies in place of memory.
-        name: what errors call this buffer.
+        max_length: number of steps that are kept for each environment.
+        device: device of the storage.
+        allow_multiprocess: the buffer can be passed to other processes, which then work on the same contents.
+        memory_map_dir: folder for memory-mapped storage in a file instead of memory.
+        name: name of this buffer in errors.
 
     Raises:
-        ValueError: an argument is out of range, or does not go with another.
+        ValueError: an argument is out of range, or conflicts with another.
     """
 
     def __init__(self, data_spec: NestedTensorSpec, num_environments: int, max_length: int = 1024,
@@ -70,7 +70,7 @@ class RingBuffer:
         self._max_length = max_length
         self._shapes = [spec.shape for spec in specs]
         self._batch_shapes = [torch.Size((num_environments, *shape)) for shape in self._shapes]
-        self._sequence_shapes: tuple[int, list[torch.Size]] = 0, []  # of the latest sequence, and its length
+        self._sequence_shapes: tuple[int, list[torch.Size]] = 0, []  # length and shapes of the latest sequence
         self._dtypes = [spec.dtype for spec in specs]
         self._bytes_per_step = sum(spec.numel * spec.dtype.itemsize for spec in specs)
         self._all_envs = torch.arange(num_environments)
@@ -79,16 +79,16 @@ class RingBuffer:
         self._rings = RingIndex(num_environments, max_length, allow_multiprocess)
         self._lock: Any = torch.multiprocessing.get_context('spawn').RLock() if allow_multiprocess else None
 
-    # What it is and how much is in it -------------------------------------------------------------------------
+    # Description and size -------------------------------------------------------------------------------------
 
     @property
     def data_spec(self) -> NestedTensorSpec:
-        """Spec of what is stored for one step of one environment."""
+        """Spec of the data of one step of one environment."""
         return self._data_spec
 
     @property
     def bytes_per_step(self) -> int:
-        """How much there is to store for one step of one environment, gaps left out."""
+        """Size of the data of one step of one environment in bytes, without padding."""
         return self._bytes_per_step
 
     @property
@@ -98,32 +98,32 @@ class RingBuffer:
 
     @property
     def max_length(self) -> int:
-        """How many steps are kept for each environment."""
+        """Number of steps that are kept for each environment."""
         return self._max_length
 
     @property
     def device(self) -> torch.device:
-        """Where the storage lives."""
+        """Device of the storage."""
         return self._device
 
     @property
     def current_pos(self) -> Tensor:
-        """int64 ``[num_environments]``: the position that the next step of each environment gets."""
+        """Position of the next step of each environment, int64 ``[num_environments]``."""
         return torch.from_numpy(self._rings.positions().copy())
 
     @property
     def current_size(self) -> Tensor:
-        """int64 ``[num_environments]``: how many steps each environment has in the buffer."""
+        """Number of stored steps of each environment, int64 ``[num_environments]``."""
         return torch.from_numpy(self._rings.sizes().copy())
 
     @property
     def total_size(self) -> int:
-        """How many steps of all environments together are in the buffer."""
+        """Number of stored steps of all environments together."""
         rings = self._rings
         return rings.size * self._num_envs if rings.lockstep else int(rings.sizes().sum())
 
     def earliest_positions(self, env_ids: Tensor) -> Tensor:
-        """The positions of the oldest steps in the buffer, those that are not sampled included.
+        """Return the positions of the oldest steps in the buffer, including those that are not sampled.
 
         Args:
             env_ids: int64, any shape.
@@ -138,13 +138,13 @@ class RingBuffer:
 
     # Storing --------------------------------------------------------------------------------------------------
 
-    @one_at_a_time
+    @locked
     def add_batch(self, batch: NestedTensor, env_ids: Optional[Tensor] = None) -> None:
         """Store one step of several environments, as copies.
 
         Args:
             batch: nest ``[B, ...]``.
-            env_ids: int64 ``[B]``: which environments, each at most once; None for all in order.
+            env_ids: int64 ``[B]``: distinct environments; None for all in order.
 
         Raises:
             SpecError: ``batch`` does not have the spec of the buffer.
@@ -173,13 +173,13 @@ class RingBuffer:
         rings.advance_some(envs)
         self._stored(positions, 1, envs, leaves)
 
-    @one_at_a_time
+    @locked
     def add_sequence(self, batch: NestedTensor, env_ids: Optional[Sequence[int]] = None) -> None:
-        """Store T steps of several environments, as copies: the same as :meth:`add_batch` for each of them in turn.
+        """Store T steps of several environments, as copies; the same as T calls of :meth:`add_batch`.
 
         Args:
             batch: nest ``[T, B, ...]``.
-            env_ids: ``B`` environments, each at most once; None for all in order.
+            env_ids: ``B`` distinct environments; None for all in order.
 
         Raises:
             SpecError: ``batch`` does not have the spec of the buffer.
@@ -199,7 +199,7 @@ class RingBuffer:
         if [x.shape for x in leaves] != shapes:
             self._raise_spec_error('add_sequence', batch, 2, (num_steps,
                                                               self._num_envs if envs is None else len(envs)))
-        for start in range(0, num_steps, self._max_length):  # once, unless there is more than the buffer can hold
+        for start in range(0, num_steps, self._max_length):  # once, unless T exceeds the capacity
             if num_steps > self._max_length:
                 part = [x[start:start + self._max_length] for x in leaves]
             else:
@@ -208,7 +208,7 @@ class RingBuffer:
 
     @staticmethod
     def _leaves_of(batch: NestedTensor) -> tuple[list[Tensor], Any]:
-        """The leaves, without their gradients, and the structure; ``torch.no_grad`` takes longer than to look."""
+        """Return the detached leaves, and the structure; a check of each leaf is faster than ``torch.no_grad``."""
         leaves, tree = nest.flatten_with_structure(batch)
         return [x.detach() if x.requires_grad else x for x in leaves], tree
 
@@ -235,25 +235,24 @@ class RingBuffer:
         self._stored(positions, num_steps, rings.all_envs, leaves)
 
     def _stored(self, positions: Any, num_steps: int, env_ids: np.ndarray, leaves: Sequence[Tensor]) -> None:
-        """Called after steps were stored.
+        """Handle steps that were stored, in a subclass.
 
         Args:
-            positions: of the first of the steps: a number in lockstep, otherwise int64 ``[B]``.
+            positions: position of the first step: a number in lockstep, otherwise int64 ``[B]``.
             num_steps: T, at most ``max_length``.
             env_ids: int64 ``[B]``.
             leaves: ``[B, ...]`` from :meth:`add_batch`, ``[T, B, ...]`` from :meth:`add_sequence`.
         """
 
     def _dropped(self, env_ids: np.ndarray) -> None:
-        """Called after steps were dropped other than by storing new ones in their place; the newest of ``env_ids``
-        were among them."""
+        """Handle steps that were dropped without being overwritten, among them the newest steps of ``env_ids``."""
 
     def _changed(self, leaves: Sequence[int], env_ids: np.ndarray) -> None:
-        """Called after the given leaves of stored steps of ``env_ids`` were changed."""
+        """Handle a change of the given leaves of stored steps of ``env_ids``."""
 
     @atomic
     def clear(self, env_ids: Optional[Tensor] = None) -> None:
-        """Forget the steps of some environments. Positions go on from where they are.
+        """Remove the steps of some environments. Positions continue from their current values.
 
         Args:
             env_ids: int64 ``[B]``; None for all environments, which then get the same position.
@@ -267,22 +266,21 @@ class RingBuffer:
 
     @atomic
     def drop_all_but(self, keep: int = 0) -> int:
-        """Forget the newest step, whose place the next one takes, and all but ``keep`` steps before it.
+        """Remove the newest step, whose position the next step gets, and all but ``keep`` steps before it.
 
         Args:
-            keep: steps of each environment to keep as context of those that follow, such as for a frame stack.
+            keep: number of steps of each environment to keep as context of later steps, such as for a frame stack.
 
         Returns:
-            How many steps were kept.
+            Number of steps that were kept.
 
         Raises:
             ValueError: the environments were not stored together, or there is no step.
         """
         sizes = self._rings.sizes()
         if not self._rings.is_even() or not sizes[0]:
-            raise ValueError(f'{self.name}.drop_all_but: expected at least one step of all environments together, '
-                             'found '
-                             f'{sizes.tolist()}')
+            raise ValueError(f'{self.name}.drop_all_but: expected at least one step, and the same number of steps of '
+                             f'each environment, found {sizes.tolist()}')
         self._rings.drop_all_but(keep)
         self._dropped(self._rings.all_envs)
         return int(self._rings.sizes()[0])
@@ -292,14 +290,14 @@ class RingBuffer:
         """Overwrite part of stored steps.
 
         Args:
-            field: path in ``data_spec``, e.g. 'time_step.step_type'; '' for everything.
+            field: path in ``data_spec``, such as 'time_step.step_type'; '' for all of it.
             env_ids: int64 ``[B]``.
             positions: int64 ``[B]``; together with ``env_ids`` each step at most once.
-            values: nest ``[B, ...]`` of the structure, shapes and types of that part.
+            values: nest ``[B, ...]`` with the structure, shapes and types of that part.
 
         Raises:
             SpecError: ``values`` do not have the spec of the field.
-            ValueError: a step is not in the buffer (any more).
+            ValueError: a step is not (or no longer) in the buffer.
         """
         where = f'{self.name}.set_field'
         spec = nest.get_field(self._data_spec, field) if field else self._data_spec
@@ -315,8 +313,10 @@ class RingBuffer:
         self._changed(chosen, np.unique(envs))
 
     def _find_leaf(self, field: str) -> Optional[int]:
-        """The leaf of that name of the time step, or else of whatever is highest up in ``data_spec``; None if there is
-        none."""
+        """Return the index of the leaf with this name: in the time step if possible, else the one nearest to the root.
+
+        ``None`` if there is no such leaf.
+        """
         found = [(path.split('.'), leaf) for path, leaf in nest.flatten_with_path(self._leaf_indices)]
         found = [(path, leaf) for path, leaf in found if path[-1] == field]
         found.sort(key=lambda item: (len(item[0]), item[0][:-1] != ['time_step']))
@@ -331,7 +331,7 @@ class RingBuffer:
         return found
 
     def _raise_spec_error(self, method: str, batch: NestedTensor, from_dim: int, outer: tuple[int, ...] = ()) -> None:
-        """Say what about ``batch`` is wrong; something is."""
+        """Raise the error that describes how ``batch`` differs from the spec."""
         where = f'{self.name}.{method}'
         check_consistent(batch, self._data_spec, from_dim, where)
         for path, x in nest.flatten_with_path(batch):
@@ -344,18 +344,18 @@ class RingBuffer:
 
     @atomic
     def get_field(self, field: str, env_ids: Tensor, positions: Tensor) -> NestedTensor:
-        """Part of the steps at given places.
+        """Return part of the steps at given positions.
 
         Args:
-            field: path in ``data_spec``, e.g. 'time_step.observation'; '' for everything.
+            field: path in ``data_spec``, such as 'time_step.observation'; '' for all of it.
             env_ids: int64, any shape that broadcasts with ``positions``.
-            positions: int64. On the CPU they are checked; elsewhere that would make the device wait.
+            positions: int64. They are checked on the CPU only; elsewhere a check would synchronize the device.
 
         Returns:
-            nest ``[*shape, ...]`` with ``shape`` that of the two broadcast together, on the device of ``positions``.
+            Nest ``[*shape, ...]`` with the broadcast ``shape`` of the two, on the device of ``positions``.
 
         Raises:
-            ValueError: a position is not in the buffer (any more).
+            ValueError: a position is not (or no longer) in the buffer.
         """
         leaves = nest.get_field(self._leaf_indices, field) if field else self._leaf_indices
         shape = torch.broadcast_shapes(env_ids.shape, positions.shape)
@@ -373,7 +373,7 @@ class RingBuffer:
         return nest.map_structure(read, leaves)
 
     def _held(self, method: str, env_ids: Tensor, positions: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Environments and positions as arrays of one shape.
+        """Return environments and positions as arrays of one shape.
 
         Raises:
             ValueError: a step is not in the buffer.
@@ -384,31 +384,34 @@ class RingBuffer:
                              f'{int(envs.min())} to {int(envs.max())}')
         if not self._rings.holds(steps, envs).all():
             first = self._rings.first()[envs]
-            raise ValueError(f'{self.name}.{method}: positions from {int(steps.min())} to {int(steps.max())}, but the '
-                             f'buffer holds {int(first.min())} to {int(self._rings.positions().max()) - 1}')
+            raise ValueError(f'{self.name}.{method}: expected positions in the buffer, from {int(first.min())} to '
+                             f'{int(self._rings.positions().max()) - 1}, found {int(steps.min())} to '
+                             f'{int(steps.max())}')
         return envs, steps
 
     def _read(self, env_ids: np.ndarray, positions: np.ndarray, length: int) -> tuple[NestedTensor, Tensor]:
-        """``length`` steps from ``positions`` (``[B]``) on, as a nest ``[B, length, ...]`` on the default device, and
-        their slots ``[B * length]``."""
+        """Return ``length`` steps from ``positions`` (``[B]``) on, and their slots ``[B * length]``.
+
+        The steps are a nest ``[B, length, ...]`` on the default device.
+        """
         if length == 1:
             slots = self._rings.slots(positions, env_ids)
         else:
             steps = positions[:, None] + np.arange(length)
             slots = self._rings.slots(steps, env_ids[:, None]).reshape(-1)
         chosen = torch.from_numpy(slots)
-        leaves = self._store.read_cells(chosen, (len(env_ids), length), context.get_default_device())
+        leaves = self._store.read_slots(chosen, (len(env_ids), length), context.get_default_device())
         return self._tree.unflatten(leaves), chosen
 
 
 def _storage_device(name: str, device: torch.device) -> torch.device:
-    """``device``, which is there; a GPU with its number."""
+    """Return ``device`` with the number of the GPU; raise if the GPU does not exist."""
     if device.type != 'cuda':
         return device
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     number = device.index if device.index is not None else torch.cuda.current_device() if count else 0
     if number >= count:
-        raise ValueError(f"{name}.device: expected 'cpu' or one of {count} GPU(s) that torch finds, found '{device}'")
+        raise ValueError(f"{name}.device: expected 'cpu' or one of {count} GPU(s), found '{device}'")
     return torch.device('cuda', number)
 
 
@@ -419,11 +422,11 @@ def _check_storage(name: str, device: torch.device, allow_multiprocess: bool, me
                          'can be shared or mapped')
     if allow_multiprocess and memory_map_dir is not None:
         raise ValueError(f'{name}.memory_map_dir: expected None with allow_multiprocess = True, found '
-                         f"'{memory_map_dir}'; choose one of them")
+                         f"'{memory_map_dir}'; use only one of them")
 
 
 def require_at_least(name: str, least: int, **arguments: int) -> None:
-    """Raise a ValueError that names the argument of ``name`` which is less than ``least``."""
+    """Raise a ValueError that names the argument of ``name`` that is less than ``least``."""
     for argument, value in arguments.items():
         if value < least:
             raise ValueError(f'{name}.{argument}: expected at least {least}, found {value}')

@@ -1,4 +1,4 @@
-"""Drawing sequences: uniformly, by priority, and more of the most recent ones."""
+"""Sampling of sequences: uniformly, by priority, and with extra weight for recent ones."""
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,13 +9,13 @@ from alfx.experience_replayers.rings import RingIndex
 
 
 def draw_distinct(n: int, k: int) -> np.ndarray:
-    """``k`` distinct integers from ``range(n)`` in random order, all choices equally likely.
+    """Return ``k`` distinct integers from ``range(n)`` in random order, with equal probability for all choices.
 
-    The first ``k`` different values of a stream of independent draws; no work in proportion to ``n``.
+    They are the first ``k`` distinct values of a stream of independent draws, so the cost does not grow with ``n``.
 
     Args:
         n: at least ``k``.
-        k: how many.
+        k: number of integers.
 
     Returns:
         int64 ``[k]``.
@@ -29,12 +29,12 @@ def draw_distinct(n: int, k: int) -> np.ndarray:
 
 
 class Sample(NamedTuple):
-    """Sequences that were drawn.
+    """Sampled sequences.
 
     Fields:
         env_ids: int64 ``[B]``.
-        positions: int64 ``[B]``: of their first steps.
-        relative_probabilities: float32 ``[B]``, or None if all have the same.
+        positions: int64 ``[B]``: positions of their first steps.
+        relative_probabilities: float32 ``[B]``, or None if they are the same for all.
     """
 
     env_ids: np.ndarray
@@ -43,15 +43,15 @@ class Sample(NamedTuple):
 
 
 class SequenceSampler:
-    """Draws sequences of steps that one environment stored one after the other.
+    """Sampler of sequences of consecutive steps of one environment.
 
     Args:
-        rings: what there is.
-        ignored: so many of the oldest steps of each environment are not part of any sequence.
-        with_replacement: whether draws are independent.
-        recent_steps: the last so many sequences of each environment are the recent ones.
-        recent_ratio: the share of recent sequences in a batch.
-        priorities: by which to sample; None for uniform sampling.
+        rings: ring positions of the environments.
+        ignored: number of oldest steps of each environment that are not part of any sequence.
+        with_replacement: draw independently.
+        recent_steps: number of latest sequences of each environment that count as recent.
+        recent_ratio: fraction of recent sequences in a batch.
+        priorities: priorities for sampling; None for uniform sampling.
     """
 
     def __init__(self, rings: RingIndex, ignored: int, with_replacement: bool, recent_steps: int, recent_ratio: float,
@@ -64,7 +64,7 @@ class SequenceSampler:
         self._priorities = priorities
 
     def sample(self, batch_size: int, length: int) -> Sample | None:
-        """Draw ``batch_size`` sequences of ``length`` steps; None if there is no sequence.
+        """Draw ``batch_size`` sequences of ``length`` steps; return None if there is no such sequence.
 
         Raises:
             ValueError: there are sequences, but the priorities of all of them are 0.
@@ -100,7 +100,7 @@ class SequenceSampler:
         return int(end - first) * self._rings.num_envs
 
     def _draw_uniformly(self, first: Any, end: Any, count: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Environments and positions from ``first`` to ``end - 1``, of which there are ``count``."""
+        """Draw environments and positions from ``first`` to ``end - 1``; ``count`` is the number of such pairs."""
         if self._with_replacement or count < batch_size:
             drawn = torch.randint(count, (batch_size, )).numpy()
         else:

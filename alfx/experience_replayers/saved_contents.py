@@ -1,4 +1,4 @@
-"""Reading what a replay buffer has saved, without making that buffer again."""
+"""Reading the saved contents of a replay buffer without constructing that buffer."""
 import ast
 from collections.abc import Iterator
 from typing import Any
@@ -11,10 +11,10 @@ from alfx.tensor_specs import TensorSpec
 
 
 def saved_steps(state: dict[str, Any]) -> Iterator[dict[str, Tensor]]:
-    """The steps of each environment in what ``ReplayBuffer.state_dict`` returned, oldest first.
+    """Yield the steps of each environment in a state of ``ReplayBuffer.state_dict``, oldest first.
 
     Yields:
-        for each environment with any steps, tensors ``[R, ...]`` by the path of the leaf
+        For each environment with any steps, tensors ``[R, ...]`` by the path of the leaf.
     """
     paths, specs = zip(*map(_parsed, state['leaves']))
     blocks = state['blocks']
@@ -30,7 +30,7 @@ def saved_steps(state: dict[str, Any]) -> Iterator[dict[str, Tensor]]:
 
 
 def _parsed(description: str) -> tuple[str, TensorSpec]:
-    """Path and spec of ``'time_step.reward: float32 ()'``."""
+    """Return path and spec of a description such as ``'time_step.reward: float32 ()'``."""
     path, _, rest = description.rpartition(': ')
     dtype, _, shape = rest.partition(' ')
     return path, TensorSpec(ast.literal_eval(shape), getattr(torch, dtype))

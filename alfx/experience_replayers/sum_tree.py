@@ -1,7 +1,8 @@
-"""A tree of sums, from which indices are drawn in proportion to their weights.
+"""A sum tree, from which indices are drawn in proportion to their weights.
 
-The structure of Schaul et al. 2016 (arXiv:1511.05952, appendix B.2.1), but each node has the sum of many children and
-not of two: a million weights are then three levels deep, and each level is a handful of numpy calls for a whole batch.
+The data structure is that of Schaul et al. 2016 (arXiv:1511.05952, appendix B.2.1), but each node is the sum of many
+children instead of two: a million weights are then three levels deep, and each level takes a few numpy calls for a
+whole batch.
 """
 from typing import Any
 
@@ -11,18 +12,18 @@ import torch
 from alfx.utils.shared_memory import SharedArrays
 
 _FANOUT = 16
-_LARGEST_TOP = 4096  # nodes of the last level, which is searched as a whole
+_MAX_TOP_SIZE = 4096  # nodes of the last level, which is searched as a whole
 
 
 class SumTree(SharedArrays):
-    """``capacity`` weights, all 0 at first, and the sums that drawing in proportion to them needs.
+    """A tree of ``capacity`` weights, initially 0, and the sums for drawing in proportion to them.
 
-    Sums are float64 and always computed anew from the children, never updated by differences, so that they do not
-    drift: after any history they are those of a fresh tree with the same weights.
+    Sums are float64 and are always recomputed from the children, never updated by differences, so they do not drift:
+    they are those of a new tree with the same weights.
 
     Args:
         capacity: number of weights.
-        shared: whether the tree lies in shared memory.
+        shared: keep the tree in shared memory.
     """
 
     def __init__(self, capacity: int, shared: bool = False) -> None:
@@ -31,7 +32,7 @@ class SumTree(SharedArrays):
         self._depth = 0
         size = capacity
         while True:
-            is_top = size <= _LARGEST_TOP
+            is_top = size <= _MAX_TOP_SIZE
             padded = size if is_top else -(-size // _FANOUT) * _FANOUT
             self._allocate(f'_level_{self._depth}', padded, np.float64)
             self._depth += 1
@@ -58,18 +59,18 @@ class SumTree(SharedArrays):
 
     @property
     def total(self) -> float:
-        """The sum of all weights."""
+        """Sum of all weights."""
         return float(self._levels[-1].sum())
 
     def get(self, indices: np.ndarray) -> np.ndarray:
-        """The weights, float64, at ``indices`` (int64, any shape)."""
+        """Return the weights, float64, at ``indices`` (int64, any shape)."""
         return self._levels[0][indices]
 
     def set(self, indices: np.ndarray, weights: Any) -> None:
         """Replace weights.
 
         Args:
-            indices: int64 ``[n]``; where one is repeated, the last of its weights counts.
+            indices: int64 ``[n]``; if an index is repeated, its last weight counts.
             weights: ``[n]`` or a number, finite and not negative (not checked).
         """
         self._levels[0][indices] = weights
@@ -82,13 +83,13 @@ class SumTree(SharedArrays):
             sums[indices] = children.take(indices, axis=0).sum(axis=1)
 
     def find(self, fractions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The indices at which the running sum of the weights passes given shares of the total.
+        """Return the indices at which the cumulative weight exceeds given fractions of the total.
 
-        With a uniformly distributed share this draws an index in proportion to its weight. An index of weight 0 is
-        never found.
+        A uniformly distributed fraction draws an index in proportion to its weight. An index of weight 0 is never
+        returned.
 
         Args:
-            fractions: float64 ``[n]`` in ``[0, 1)``. Sorted ones are found faster.
+            fractions: float64 ``[n]`` in ``[0, 1)``. Sorted fractions are faster.
 
         Returns:
             tuple:
@@ -105,14 +106,14 @@ class SumTree(SharedArrays):
         total = sums[-1]
         if not total > 0.0:
             raise ValueError('expected a weight above 0, found none')
-        # The least number below the sum of all keeps rounding from leading past the last weight that is not 0.
+        # the bound just below the total keeps rounding errors from passing the last weight that is not 0
         remaining = np.minimum(fractions * total, np.nextafter(total, 0.0))
         indices = sums[1:].searchsorted(remaining, side='right')
         remaining -= sums[indices]
         first = np.arange(0, len(indices) * _FANOUT, _FANOUT)
         for children in reversed(self._children):
             weights = children.take(indices, axis=0)
-            running = torch.from_numpy(weights).cumsum(1)  # a fifth of the time of numpy's
+            running = torch.from_numpy(weights).cumsum(1)  # takes a fifth of the time of numpy
             sums = running.numpy()
             np.minimum(remaining, np.nextafter(sums[:, -1], 0.0), out=remaining)
             child = torch.searchsorted(running, torch.from_numpy(remaining).unsqueeze(1), right=True).numpy()[:, 0]

@@ -71,13 +71,24 @@ def make_parallel_spec(specs: NestedTensorSpec, n: int) -> NestedTensorSpec:
 def make_parallel_net(module: Callable[..., Any], n: int) -> Callable[..., Any]:
     """Create a module that maps ``[B, n, ...]`` like ``n`` separate modules of the kind of ``module``.
 
-    A module with a method ``make_parallel`` decides how. An elementwise activation is its own parallel version.
-    Anything else becomes a :class:`NaiveParallelLayer`.
+    A module with a method ``make_parallel`` decides how, unless its class comes from elsewhere and only overrides
+    ``forward``. An elementwise activation is its own parallel version. Anything else becomes a
+    :class:`NaiveParallelLayer`.
     """
     make_parallel = getattr(module, 'make_parallel', None)
-    if callable(make_parallel):
+    if callable(make_parallel) and not overrides_forward_of_a_stackable(type(module)):
         return make_parallel(n)
     return module if is_elementwise(module) else NaiveParallelLayer(module, n)
+
+
+def overrides_forward_of_a_stackable(cls: type) -> bool:
+    """Return whether ``cls``, from outside alfx, overrides ``forward`` but inherits ``make_parallel`` from alfx.
+
+    The inherited method would create a stack that computes the ``forward`` of the base class.
+    """
+    names = ['make_parallel', 'forward']
+    first = next((name for base in cls.__mro__ for name in names if name in vars(base)), None)
+    return first == 'forward' and hasattr(cls, 'make_parallel') and not cls.__module__.startswith('alfx.')
 
 
 def first_layers(stack: Callable[..., Any], k: int) -> Callable[..., Any] | None:

@@ -1,4 +1,4 @@
-"""What the layers with weights have in common: initial values, optimizer arguments, normalisation."""
+"""What the layers with weights have in common: initial values, optimizer arguments, normalization."""
 import math
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ Initializer = Callable[[torch.Tensor], Any]
 
 
 def parameter(shape: tuple[int, ...], opt_args: dict | None) -> nn.Parameter:
-    """An uninitialised parameter; ``opt_args`` is kept as its attribute for the optimizer to read.
+    """An uninitialized parameter; ``opt_args`` is kept as its attribute for the optimizer to read.
 
     Raises:
         ValueError: it would have no elements.
@@ -73,7 +73,7 @@ def init_bias(bias: torch.Tensor, weight: torch.Tensor, initializer: Initializer
 
 def fc_norm(size: int, n: int | None, use_bn: bool, use_ln: bool, bn_ctor: Callable[[int], nn.Module]
             ) -> nn.Module | None:
-    """The normalisation behind a fully connected layer, or behind ``n`` stacked ones."""
+    """The normalization behind a fully connected layer, or behind ``n`` stacked ones."""
     if use_bn:
         return bn_ctor(size if n is None else n * size)
     if use_ln:
@@ -83,7 +83,7 @@ def fc_norm(size: int, n: int | None, use_bn: bool, use_ln: bool, bn_ctor: Calla
 
 def conv_norm(channels: int, n: int | None, use_bn: bool, use_ln: bool, bn_ctor: Callable[[int], nn.Module]
               ) -> nn.Module | None:
-    """The normalisation behind a convolution, or behind ``n`` stacked ones, of ``[B, (n *) channels, H, W]``.
+    """The normalization behind a convolution, or behind ``n`` stacked ones, of ``[B, (n *) channels, H, W]``.
 
     Layer norm is over channels and positions together, with a scale and a shift for each channel.
     """
@@ -95,6 +95,6 @@ def conv_norm(channels: int, n: int | None, use_bn: bool, use_ln: bool, bn_ctor:
 
 
 def reset_norm(norm: nn.Module | None) -> None:
-    """Reset a normalisation layer, running statistics included."""
+    """Reset a normalization layer, running statistics included."""
     if norm is not None:
         norm.reset_parameters()  # type: ignore[operator]

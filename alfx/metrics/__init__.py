@@ -1,4 +1,4 @@
-"""What is measured while a run goes on; see :mod:`alfx.metrics.metrics`."""
+"""Metrics that are logged during a run; see :mod:`alfx.metrics.metrics`."""
 
 from alfx.metrics.metrics import (AverageDiscountedReturnMetric, AverageEnvInfoMetric,
                                   AverageEpisodeLengthMetric, AverageEpisodicAggregationMetric,

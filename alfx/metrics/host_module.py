@@ -1,4 +1,4 @@
-"""Modules whose state are a few numbers on the host."""
+"""Base class of modules whose state is a few numbers on the host."""
 
 from collections.abc import Callable
 
@@ -10,8 +10,8 @@ from torch import nn
 class HostModule(nn.Module):
     """A module whose state is a few numpy arrays, updated in place; saved and loaded like buffers.
 
-    Numpy, because a metric costs a handful of operations on a few numbers once an environment step, and moved
-    to no device, whatever happens to the module that holds it.
+    The state is in numpy because a metric does a handful of operations on a few numbers at each environment step. It
+    stays on the host when the module that contains it is moved to another device.
     """
 
     def _host_state(self) -> dict[str, np.ndarray]:

@@ -1,7 +1,7 @@
-"""All metrics of an algorithm, shown short unrolls a few at a time.
+"""All metrics of an algorithm, with short unrolls combined before they reach the metrics.
 
-What a metric costs is mostly its call, so that the episodic metrics see several short unrolls as one sequence. Counters
-are always up to date.
+Most of a metric's cost is the call itself, so the episodic metrics receive several short unrolls as one sequence.
+Counters are always up to date.
 """
 from collections.abc import Iterable
 from typing import Any
@@ -12,11 +12,11 @@ from alfx import nest
 from alfx.data_structures import TimeStep
 from alfx.metrics.metrics import StepMetric, update_metrics
 
-_ENOUGH_STEPS = 32
+_MIN_STEPS = 32
 
 
 class _Waiting:
-    """Steps that the episodic metrics have not been shown; to set attributes of a module would take microseconds."""
+    """Steps not yet passed to the episodic metrics; a separate object, since setting attributes of a module is slow."""
 
     def __init__(self) -> None:
         self.sequences: list[TimeStep] = []
@@ -24,11 +24,11 @@ class _Waiting:
 
 
 class MetricSet(nn.ModuleList):
-    """Metrics; the first ``num_counters`` of them are updated at once, the others when somebody looks.
+    """Metrics; the first ``num_counters`` of them are updated immediately, the others when they are read.
 
     Args:
         metrics: the metrics.
-        num_counters: how many at the front are cheap counters.
+        num_counters: number of cheap counters at the front.
     """
 
     NUM_COUNTERS = 2
@@ -45,20 +45,20 @@ class MetricSet(nn.ModuleList):
         return self._counters
 
     def observe(self, time_steps: TimeStep) -> None:
-        """Show the steps of an unroll ``[T, B, ...]`` to the metrics."""
+        """Update the metrics with the steps of an unroll ``[T, B, ...]``."""
         update_metrics(self._counters, time_steps)
         waiting = self._waiting
         waiting.sequences.append(time_steps)
         waiting.num_steps += time_steps.step_type.shape[0]
-        if waiting.num_steps >= _ENOUGH_STEPS:
+        if waiting.num_steps >= _MIN_STEPS:
             self.catch_up()
 
     def observe_step(self, time_step: TimeStep) -> None:
-        """Show one step ``[B, ...]`` to the metrics."""
+        """Update the metrics with one step ``[B, ...]``."""
         self.observe(nest.map_structure(lambda x: x.unsqueeze(0), time_step))
 
     def catch_up(self) -> list[Any]:
-        """All metrics, after they have seen everything."""
+        """Process all waiting steps and return all metrics."""
         sequences = self._waiting.sequences
         if sequences:
             self._waiting = _Waiting()
@@ -66,7 +66,7 @@ class MetricSet(nn.ModuleList):
         return [*self._counters, *self._others]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """The state of all metrics, after they have seen everything."""
+        """Return the state of all metrics, after all waiting steps are processed."""
         self.catch_up()
         return super().state_dict(*args, **kwargs)
 

@@ -1,12 +1,11 @@
-"""Step metrics: counters and per-episode averages over the last few episodes.
+"""Step metrics: counters, and averages over the last few episodes.
 
-Every metric sees the time steps of a batched environment, one at a time (``metric(time_step)``) or a whole
-unroll at once (``metric.call_sequence(time_steps)``, ``update_metrics`` for several metrics); both give the
-same result. A quantity is always one of a single episode of a single environment, never a sum over
-environments, and only the environment's own reward counts: intrinsic rewards are added later and elsewhere.
+Every metric observes the time steps of a batched environment, one at a time (``metric(time_step)``) or a whole unroll
+at once (``metric.call_sequence(time_steps)``, ``update_metrics`` for several metrics); both give the same result. A
+quantity always belongs to a single episode of a single environment and is never a sum over environments. Only the
+environment's own reward counts: intrinsic rewards are added later.
 
-The state of a metric is in module buffers, so it is saved and restored with whatever module holds it. It
-stays on the host.
+The state of a metric is saved and restored with the module that contains it. It stays on the host.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,12 +24,12 @@ from alfx.metrics.metric_buffer import MetricBuffer
 from alfx.metrics.segments import INITIAL, UFUNC, StepSequence, aggregate, reduction_of, to_host
 
 def update_metrics(metrics: Iterable[Any], time_steps: TimeStep, stacked: bool = True) -> None:
-    """Show the same steps to several metrics; what they have in common is computed once.
+    """Update several metrics with the same steps; shared intermediate results are computed once.
 
     Args:
         metrics: the metrics to update.
         time_steps: ``[T, B, ...]``, or ``[B, ...]`` with ``stacked=False``.
-        stacked: whether ``time_steps`` has the time dimension.
+        stacked: ``time_steps`` has the time dimension.
     """
     steps = StepSequence(time_steps, stacked)
     for metric in metrics:
@@ -38,12 +37,12 @@ def update_metrics(metrics: Iterable[Any], time_steps: TimeStep, stacked: bool =
 
 
 class StepMetric(HostModule):
-    """Base of all metrics.
+    """Base class of all metrics.
 
     Args:
         name: name of the summary.
         prefix: summaries are written below this name.
-        dtype: of the result.
+        dtype: dtype of the result.
     """
 
     def __init__(self, name: str, prefix: str = 'Metrics', dtype: torch.dtype = torch.float32):
@@ -54,44 +53,44 @@ class StepMetric(HostModule):
 
     @property
     def prefix(self) -> str:
-        """Summaries are written below this name."""
+        """Name below which summaries are written."""
         return self._prefix
 
     def forward(self, time_step: TimeStep) -> None:
-        """Take account of one time step of ``[B, ...]``."""
+        """Update the metric with one time step ``[B, ...]``."""
         self.update(StepSequence(time_step, stacked=False))
 
     def call(self, time_step: TimeStep) -> None:
-        """Same as calling the metric."""
+        """Update the metric with one time step ``[B, ...]``, like calling it."""
         self.update(StepSequence(time_step, stacked=False))
 
     def call_sequence(self, time_steps: TimeStep) -> None:
-        """Take account of consecutive time steps of ``[T, B, ...]``; same result as T calls."""
+        """Update the metric with consecutive time steps ``[T, B, ...]``; the result is the same as of T calls."""
         self.update(StepSequence(time_steps, stacked=True))
 
     def update(self, steps: StepSequence) -> None:
-        """Take account of a prepared sequence; see ``update_metrics``."""
+        """Update the metric with a prepared sequence; see ``update_metrics``."""
         raise NotImplementedError
 
     def result(self) -> Any:
-        """The current value: a tensor, or a nest of tensors."""
+        """Return the current value: a tensor, or a nest of tensors."""
         raise NotImplementedError
 
     def has_result(self) -> bool:
-        """Whether ``result()`` rests on any data."""
+        """Return whether ``result()`` is based on any data."""
         return True
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Clear all data."""
         raise NotImplementedError
 
     def gen_summaries(self, train_step: int | None = None, step_metrics: Iterable[Any] = ()) -> None:
         """Write the result as scalars, against the global counter and against each of ``step_metrics``.
 
         Args:
-            train_step: the step to write against; None is the global counter.
-            step_metrics: counters, e.g. ``EnvironmentSteps``: for each of them
-                ``<prefix>_vs_<its name>/<name>`` is written with its value as the step.
+            train_step: the step to write against; ``None``: the global counter.
+            step_metrics: counters such as ``EnvironmentSteps``: for each of them ``<prefix>_vs_<its name>/<name>`` is
+                written with its value as the step.
         """
         if not summary.should_record_summaries() or not self.has_result():
             return
@@ -115,7 +114,7 @@ def _named_scalars(name: str, result: Any) -> list[tuple[str, float]]:
 
 
 class _Counter(JoinsCounts, StepMetric):
-    """Counts something of every sequence."""
+    """Base class of counters."""
 
     def __init__(self, name: str, prefix: str, dtype: torch.dtype):
         super().__init__(name, prefix, dtype)
@@ -126,15 +125,15 @@ class _Counter(JoinsCounts, StepMetric):
 
     @property
     def count(self) -> int:
-        """The count as a number."""
+        """Count as a number."""
         return int(self._count)
 
     def _add(self, number: int) -> None:
-        count = self._count  # in place: to set an attribute of a module takes longer than the rest
+        count = self._count  # in place: setting an attribute of a module is slow
         count += number
 
     def result(self) -> torch.Tensor:
-        """``[]`` the count."""
+        """Return the count, ``[]``."""
         return torch.tensor(self._count, dtype=self._dtype, device='cpu')
 
     def reset(self) -> None:
@@ -143,13 +142,13 @@ class _Counter(JoinsCounts, StepMetric):
 
 
 class EnvironmentSteps(_Counter):
-    """Number of steps taken in all environments. FIRST steps are the result of a reset and not counted."""
+    """Number of steps taken in all environments. FIRST steps are the result of a reset and are not counted."""
 
     def __init__(self, name: str = 'EnvironmentSteps', prefix: str = 'Metrics', dtype: torch.dtype = torch.int64):
         super().__init__(name, prefix, dtype)
 
     def update(self, steps: StepSequence) -> None:
-        """Add the steps that are not FIRST."""
+        """Add the number of steps that are not FIRST."""
         self._add(steps.num_transitions)
 
 
@@ -160,27 +159,27 @@ class NumberOfEpisodes(_Counter):
         super().__init__(name, prefix, dtype)
 
     def update(self, steps: StepSequence) -> None:
-        """Add the LAST steps."""
+        """Add the number of LAST steps."""
         if steps.num_ended:
             self._add(steps.num_ended)
 
     def std(self) -> torch.Tensor:
-        """A count has no spread: 0."""
+        """Return 0: a count has no spread."""
         return torch.zeros(())
 
 
 class AverageEpisodicAggregationMetric(JoinsEpisodes, StepMetric):
-    """The average over the last episodes of what each episode added up to.
+    """Base class of averages of a per-episode quantity over the last episodes.
 
-    A subclass says in ``_extract_values`` what is added up; this class sums it (or takes its mean, maximum or
-    minimum) over the steps of each episode, FIRST excluded, and keeps the last ``buffer_size`` episodes.
+    A subclass returns the quantity of each step in ``_extract_values``; this class sums it (or takes its mean, maximum
+    or minimum) over the steps of each episode, excluding FIRST, and keeps the last ``buffer_size`` episodes.
 
     Args:
         name: name of the summary.
         prefix: summaries are written below this name.
-        dtype: of the result.
-        buffer_size: number of episodes averaged over.
-        example_time_step: a ``[B, ...]`` time step: gives the number of environments and the shapes.
+        dtype: dtype of the result.
+        buffer_size: number of episodes in the average.
+        example_time_step: a ``[B, ...]`` time step, for the number of environments and the shapes.
     """
 
     def __init__(self,
@@ -191,7 +190,7 @@ class AverageEpisodicAggregationMetric(JoinsEpisodes, StepMetric):
                  example_time_step: TimeStep | None = None):
         super().__init__(name, prefix, dtype)
         if example_time_step is None:
-            raise ValueError(f'{name}: example_time_step is required, it gives the number of environments')
+            raise ValueError(f'{name}: example_time_step is required, for the number of environments')
         batch_size = example_time_step.step_type.shape[0]
         example = self._example_values(example_time_step)
         leaves = nest.flatten_with_path(example)
@@ -206,17 +205,17 @@ class AverageEpisodicAggregationMetric(JoinsEpisodes, StepMetric):
         return {'length': self._length, **{f'accumulated{i}': a for i, a in enumerate(self._accumulated)}}
 
     def _example_values(self, time_step: TimeStep) -> Any:
-        """A nest of tensors ``[B, ...]`` shaped as what ``_extract_values`` returns, without T."""
+        """Return a nest of tensors ``[B, ...]`` with the shapes of ``_extract_values``, without T."""
         return time_step.reward
 
     def _extract_values(self, steps: StepSequence) -> list[np.ndarray]:
-        """``[B, T, ...]`` arrays to aggregate, with what changes nothing (0 for a sum) at FIRST."""
+        """Return ``[B, T, ...]`` arrays to aggregate, with the neutral element (0 for a sum) at FIRST."""
         raise NotImplementedError
 
     def update(self, steps: StepSequence) -> None:
-        """Continue the running episodes; store those that end."""
+        """Continue the running episodes and store those that end."""
         if steps.batch_size != len(self._length):
-            raise ValueError(f'{self.name}: made for {len(self._length)} environments, got {steps.batch_size}')
+            raise ValueError(f'{self.name}: expected {len(self._length)} environments, found {steps.batch_size}')
         values = self._extract_values(steps)
         if not steps.crosses_boundary:
             for value, accumulated, reduction in zip(values, self._accumulated, self._reductions):
@@ -234,7 +233,7 @@ class AverageEpisodicAggregationMetric(JoinsEpisodes, StepMetric):
         self._length[...] = positions.final
 
     def _finish(self, total: np.ndarray, length: np.ndarray) -> np.ndarray:
-        """From what n episodes added up to ``[n, ...]``, and their lengths ``[n]``, the values to store."""
+        """Return the values to store for n episodes, from their totals ``[n, ...]`` and lengths ``[n]``."""
         return total
 
     @staticmethod
@@ -242,23 +241,23 @@ class AverageEpisodicAggregationMetric(JoinsEpisodes, StepMetric):
         return total / np.maximum(length, 1).reshape(-1, *(1, ) * (total.ndim - 1))
 
     def has_result(self) -> bool:
-        """Whether an episode has ended."""
+        """Return whether an episode has ended."""
         return all(len(buffer) for buffer in self._rings())
 
     def result(self) -> Any:
-        """Mean over the last episodes; 0 before the first one ended."""
+        """Return the mean over the last episodes; 0 before the first one ended."""
         return self._pack([buffer.mean() for buffer in self._rings()])
 
     def std(self) -> Any:
-        """Standard deviation over the last episodes."""
+        """Return the standard deviation over the last episodes."""
         return self._pack([buffer.std() for buffer in self._rings()])
 
     def latest(self) -> Any:
-        """Value of the episode that ended last."""
+        """Return the value of the episode that ended last."""
         return self._pack([buffer.latest() for buffer in self._rings()])
 
     def episodes(self) -> list[np.ndarray]:
-        """float64 ``[n, ...]`` for each leaf of the result: the values of the last episodes, the oldest first."""
+        """Return the values of the last episodes, oldest first, float64 ``[n, ...]`` for each leaf of the result."""
         return [buffer.values() for buffer in self._rings()]
 
     def _rings(self) -> list[MetricBuffer]:
@@ -273,14 +272,14 @@ class AverageEpisodicAggregationMetric(JoinsEpisodes, StepMetric):
             accumulated.fill(INITIAL[reduction])
 
     def reset(self) -> None:
-        """Forget all episodes, the running ones included."""
+        """Clear all episodes, including the running ones."""
         self._reset_running()
         for buffer in self._rings():
             buffer.clear()
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
-        # The running episodes belong to the environments: with another number of environments (play,
-        # evaluation) they are not those of the checkpoint and start anew.
+        # The running episodes belong to the environments of the checkpoint: with another number of environments
+        # (play, evaluation) they start from scratch.
         saved = state_dict.get(prefix + 'length')
         if saved is not None and len(saved) != len(self._length):
             self._reset_running()
@@ -292,11 +291,11 @@ class AverageReturnMetric(AverageEpisodicAggregationMetric):
     """Average undiscounted return; ``[]``, or ``[K]`` for K-dimensional rewards.
 
     Args:
-        example_time_step: a ``[B, ...]`` time step: gives the number of environments and the shapes.
+        example_time_step: a ``[B, ...]`` time step, for the number of environments and the shapes.
         name: name of the summary.
         prefix: summaries are written below this name.
-        dtype: of the result.
-        buffer_size: number of episodes averaged over.
+        dtype: dtype of the result.
+        buffer_size: number of episodes in the average.
     """
 
     def __init__(self,
@@ -313,17 +312,16 @@ class AverageReturnMetric(AverageEpisodicAggregationMetric):
 
 @gin_utils.configurable
 class AverageDiscountedReturnMetric(AverageEpisodicAggregationMetric):
-    r"""The discounted return, averaged over all states of an episode, then over episodes.
+    r"""Discounted return, averaged over all states of an episode, then over episodes.
 
     With rewards :math:`r_1, \ldots, r_L` the return from state t is
     :math:`G_t = \sum_{i>t} \gamma^{i-t-1} r_i`, and the mean of the L returns is
-    :math:`\frac{1}{L}\sum_i r_i \frac{1-\gamma^i}{1-\gamma}`. What a truncated episode would still have
-    earned is not estimated.
+    :math:`\frac{1}{L}\sum_i r_i \frac{1-\gamma^i}{1-\gamma}`. Rewards after a truncation are not estimated.
 
     Args:
         discount: :math:`\gamma`, in ``[0, 1]``.
         reward_transformer: applied to the float64 ``[B, T]`` (or ``[B, T, K]``) reward tensor first.
-        kwargs: those of :class:`AverageReturnMetric`.
+        kwargs: arguments of :class:`AverageReturnMetric`.
     """
 
     @gin_utils.takes_arguments_of(AverageReturnMetric, defaults={'name': 'AverageDiscountedReturn'},
@@ -352,11 +350,11 @@ class AverageDiscountedReturnMetric(AverageEpisodicAggregationMetric):
 
 @gin_utils.configurable
 class EpisodicStartAverageDiscountedReturnMetric(AverageEpisodicAggregationMetric):
-    r"""The discounted return from the first state of an episode, :math:`\sum_i \gamma^{i-1} r_i`.
+    r"""Discounted return from the first state of an episode, :math:`\sum_i \gamma^{i-1} r_i`.
 
     Args:
         discount: :math:`\gamma`, in ``[0, 1]``.
-        kwargs: those of :class:`AverageReturnMetric`, except ``dtype``.
+        kwargs: arguments of :class:`AverageReturnMetric`, except ``dtype``.
     """
 
     @gin_utils.takes_arguments_of(
@@ -375,10 +373,10 @@ class EpisodicStartAverageDiscountedReturnMetric(AverageEpisodicAggregationMetri
 
 @gin_utils.configurable
 class AverageRewardMetric(AverageReturnMetric):
-    """The mean reward of a step in an episode, averaged over episodes.
+    """Mean reward per step of an episode, averaged over episodes.
 
     Args:
-        kwargs: those of :class:`AverageReturnMetric`, except ``dtype``.
+        kwargs: arguments of :class:`AverageReturnMetric`, except ``dtype``.
     """
 
     @gin_utils.takes_arguments_of(AverageReturnMetric, without=('dtype', ), defaults={'name': 'AverageReward'})
@@ -390,10 +388,10 @@ class AverageRewardMetric(AverageReturnMetric):
 
 
 class AverageEpisodeLengthMetric(AverageEpisodicAggregationMetric):
-    """Average number of steps of an episode (its transitions: FIRST is not counted).
+    """Average number of steps of an episode (transitions: FIRST is not counted).
 
     Args:
-        kwargs: those of :class:`AverageReturnMetric`.
+        kwargs: arguments of :class:`AverageReturnMetric`.
     """
 
     @gin_utils.takes_arguments_of(AverageReturnMetric, defaults={'name': 'AverageEpisodeLength'})
@@ -412,11 +410,12 @@ class AverageEnvInfoMetric(AverageEpisodicAggregationMetric):
     """Averages of the quantities in ``time_step.env_info``, with the same structure.
 
     A quantity is summed over the episode, unless its name ends with ``@step`` (mean over the steps), ``@max``
-    or ``@min``. What ``env_info`` holds at FIRST is ignored.
+    or ``@min``. The values of ``env_info`` at FIRST are ignored.
 
     Args:
-        fields: paths (``'a.b'``) of the quantities to measure; None is all of them.
-        kwargs: those of :class:`AverageReturnMetric`; the ``env_info`` of ``example_time_step`` is a nest of tensors.
+        fields: paths (``'a.b'``) of the quantities to average; ``None``: all.
+        kwargs: arguments of :class:`AverageReturnMetric`; the ``env_info`` of ``example_time_step`` is a nest of
+            tensors.
     """
 
     @gin_utils.takes_arguments_of(AverageReturnMetric, defaults={'name': 'AverageEnvInfoMetric'},
@@ -438,4 +437,4 @@ class AverageEnvInfoMetric(AverageEpisodicAggregationMetric):
 
 def _check_discount(name: str, discount: float) -> None:
     if not 0.0 <= discount <= 1.0:
-        raise ValueError(f'{name}: discount must be in [0, 1], got {discount}')
+        raise ValueError(f'{name}.discount: expected a number in [0, 1], found {discount}')

@@ -1,8 +1,8 @@
-"""Episodes inside a stacked sequence of time steps, found once and shared by every metric.
+"""Episodes inside a stacked sequence of time steps, located once and shared by all metrics.
 
-A sequence of T steps of B environments is laid out as ``[B, T]`` and cut, environment by environment, into
-*segments*: a segment starts at row 0 or at a FIRST step and ends before the next one. A per-episode sum is then
-one ``reduceat`` over the segments, plus what the environment had accumulated before row 0.
+A sequence of T steps of B environments is arranged as ``[B, T]`` and split, environment by environment, into
+*segments*: a segment starts at row 0 or at a FIRST step and ends before the next segment. A per-episode sum is then
+one ``reduceat`` over the segments, plus the sum that the environment had accumulated before row 0.
 """
 
 from functools import cached_property, lru_cache
@@ -13,19 +13,19 @@ import torch
 
 from alfx.data_structures import StepType, TimeStep
 
-# How a quantity is aggregated over an episode, and what changes nothing in it.
+# Aggregations of a quantity over an episode, and their neutral elements.
 UFUNC = {'sum': np.add, 'mean': np.add, 'max': np.maximum, 'min': np.minimum}
 INITIAL = {'sum': 0., 'mean': 0., 'max': -np.inf, 'min': np.inf}
 
 
 @lru_cache(maxsize=8)
 def _mid_steps(number: int, dtype: str) -> bytes:
-    """The memory of so many step types that are all MID."""
+    """Return the memory of ``number`` step types that are all MID."""
     return np.full(number, int(StepType.MID), dtype).tobytes()
 
 
 def to_host(x: torch.Tensor | np.ndarray) -> np.ndarray:
-    """The numbers of ``x`` as a numpy array; shares the memory of a CPU tensor."""
+    """Return ``x`` as a numpy array, which shares the memory of a CPU tensor."""
     if isinstance(x, torch.Tensor):
         return x.numpy() if x.is_cpu and not x.requires_grad else x.detach().cpu().numpy()
     return np.asarray(x)
@@ -36,11 +36,11 @@ class Segments(NamedTuple):
 
     Attributes:
         starts: ``[S]`` index of each segment's first row in the ``[B * T]`` layout.
-        ends: ``[S]`` index after its last row.
-        initial: ``[B]`` the segment that each environment begins with.
-        final: ``[B]`` the segment that each environment ends with.
+        ends: ``[S]`` index after the segment's last row.
+        initial: ``[B]`` first segment of each environment.
+        final: ``[B]`` last segment of each environment.
         carried: float64 ``[B]``: 1 where the episode of ``initial`` began before row 0, otherwise 0.
-        num_steps: ``[S]`` number of its steps that are not FIRST.
+        num_steps: ``[S]`` number of the segment's steps that are not FIRST.
         ended: indices of the segments that end with LAST, in the order in which the episodes ended.
     """
     starts: np.ndarray
@@ -53,12 +53,12 @@ class Segments(NamedTuple):
 
 
 class Positions(NamedTuple):
-    """Where the steps stand in their episodes, in numbers of transitions since FIRST.
+    """Positions of the steps in their episodes, as numbers of transitions since FIRST.
 
     Attributes:
-        position: ``[B, T]`` of each step; 0 at FIRST.
-        length: ``[S]`` of the last step of each segment; None if no segment begins or ends.
-        final: ``[B]`` of the last step of each environment.
+        position: ``[B, T]`` position of each step; 0 at FIRST.
+        length: ``[S]`` position of the last step of each segment; ``None`` if no segment begins or ends.
+        final: ``[B]`` position of the last step of each environment.
     """
     position: np.ndarray
     length: np.ndarray | None
@@ -66,11 +66,11 @@ class Positions(NamedTuple):
 
 
 class StepSequence:
-    """A time step on the host, in the layout ``[B, T, ...]``, with what the metrics need computed at most once.
+    """Time steps on the host, in the layout ``[B, T, ...]``; each intermediate result is computed at most once.
 
     Args:
-        time_step: a time step of ``[B, ...]``, or of ``[T, B, ...]`` with ``stacked=True``.
-        stacked: whether ``time_step`` has the time dimension.
+        time_step: a time step ``[B, ...]``, or ``[T, B, ...]`` with ``stacked=True``.
+        stacked: ``time_step`` has the time dimension.
     """
 
     def __init__(self, time_step: TimeStep, stacked: bool):
@@ -78,7 +78,7 @@ class StepSequence:
         self.stacked = stacked
         step_type = to_host(time_step.step_type)
         self.num_steps, self.batch_size = step_type.shape if stacked else (1, len(step_type))
-        # compared as bytes, which takes a third of the time of np.count_nonzero
+        # a comparison of bytes takes a third of the time of np.count_nonzero
         self.crosses_boundary = step_type.tobytes() != _mid_steps(step_type.size, step_type.dtype.char)
         self.num_transitions, self.num_ended = step_type.size, 0
         if self.crosses_boundary:
@@ -87,44 +87,44 @@ class StepSequence:
         self._positions: dict[bytes, Positions] = {}
 
     def host(self, x: torch.Tensor | np.ndarray) -> np.ndarray:
-        """``x`` as a contiguous ``[B, T, ...]`` array."""
+        """Return ``x`` as a contiguous ``[B, T, ...]`` array."""
         x = to_host(x)
         return np.ascontiguousarray(x.swapaxes(0, 1)) if self.stacked else x[:, None]
 
     @cached_property
     def step_type(self) -> np.ndarray:
-        """int32 ``[B, T]``."""
+        """Step types, int32 ``[B, T]``."""
         return self.host(self.time_step.step_type)
 
     @cached_property
     def first(self) -> np.ndarray:
-        """bool ``[B, T]``: whether the step is FIRST."""
+        """Mask of FIRST steps, bool ``[B, T]``."""
         return self.step_type == StepType.FIRST
 
     @cached_property
     def last(self) -> np.ndarray:
-        """bool ``[B, T]``: whether the step is LAST."""
+        """Mask of LAST steps, bool ``[B, T]``."""
         return self.step_type == StepType.LAST
 
     def without_first(self, x: np.ndarray, neutral: float) -> np.ndarray:
-        """``[B, T, ...]`` with ``neutral`` at FIRST."""
+        """Return ``x``, ``[B, T, ...]``, with ``neutral`` at FIRST."""
         if not self.crosses_boundary:
             return x
         return np.where(self.first.reshape(self.first.shape + (1, ) * (x.ndim - 2)), neutral, x)
 
     @cached_property
     def reward(self) -> np.ndarray:
-        """float64 ``[B, T]`` or ``[B, T, K]``: the reward of arriving at each step, 0 at FIRST."""
+        """Reward of arriving at each step, 0 at FIRST, float64 ``[B, T]`` or ``[B, T, K]``."""
         return self.without_first(self.host(self.time_step.reward).astype(np.float64), 0.0)
 
     @cached_property
     def transitions(self) -> np.ndarray:
-        """float64 ``[B, T]``: 1 where the step is not FIRST, otherwise 0."""
+        """Number of transitions of each step: 0 at FIRST, otherwise 1, float64 ``[B, T]``."""
         return 1.0 - self.first if self.crosses_boundary else np.ones((self.batch_size, self.num_steps))
 
     @cached_property
     def segments(self) -> Segments:
-        """The segments; only of a sequence that crosses an episode boundary."""
+        """Segments of a sequence that crosses an episode boundary."""
         batch_size, num_steps = self.step_type.shape
         is_start = self.first.copy()
         is_start[:, 0] = True
@@ -136,17 +136,17 @@ class StepSequence:
         final = np.empty_like(initial)
         final[:-1] = initial[1:] - 1
         final[-1] = len(starts) - 1
-        begins_anew = self.first.reshape(-1)[starts]
+        begins_at_first = self.first.reshape(-1)[starts]
         if self.num_ended:
             ended = np.flatnonzero(self.last.reshape(-1)[ends - 1])
             ended = ended[np.argsort((ends[ended] - 1) % num_steps, kind='stable')]
         else:
             ended = starts[:0]
         carried = 1.0 - self.first[:, 0]
-        return Segments(starts, ends, initial, final, carried, ends - starts - begins_anew, ended)
+        return Segments(starts, ends, initial, final, carried, ends - starts - begins_at_first, ended)
 
     def positions(self, length: np.ndarray) -> Positions:
-        """Where the steps stand in their episodes.
+        """Return the positions of the steps in their episodes.
 
         Args:
             length: int64 ``[B]``, the position of the step before row 0.
@@ -170,14 +170,14 @@ def aggregate(steps: StepSequence, value: np.ndarray, accumulated: np.ndarray, r
     """Aggregate a quantity over the segments of a sequence.
 
     Args:
-        steps: crosses an episode boundary.
-        value: float64 ``[B, T, ...]``, with what changes nothing at FIRST.
-        accumulated: float64 ``[B, ...]``: what the episodes have come to before row 0; it is set to what they have come
-            to at the last row.
+        steps: a sequence that crosses an episode boundary.
+        value: float64 ``[B, T, ...]``, with the neutral element at FIRST.
+        accumulated: float64 ``[B, ...]``: the totals of the episodes before row 0. They are updated to the totals at
+            the last row.
         reduction: a key of ``UFUNC``.
 
     Returns:
-        ``[S, ...]``: for each segment, what its episode has come to at the end of it.
+        The total of its episode at the end of each segment, ``[S, ...]``.
     """
     ufunc, segments = UFUNC[reduction], steps.segments
     total = ufunc.reduceat(value.reshape(-1, *value.shape[2:]), segments.starts, axis=0)
@@ -191,7 +191,7 @@ def aggregate(steps: StepSequence, value: np.ndarray, accumulated: np.ndarray, r
 
 
 def reduction_of(path: str) -> str:
-    """How a named quantity is aggregated over an episode: what follows ``@`` in its name, or the sum."""
+    """Return the aggregation of a quantity over an episode: the part of its name after ``@``, or 'sum'."""
     _, at, suffix = path.rpartition('@')
     if not at:
         return 'sum'

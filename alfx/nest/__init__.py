@@ -1,14 +1,14 @@
 """Nested structures: tuples, lists, dicts, named tuples and distributions, arbitrarily deep.
 
-Everything that crosses a border in this package (observations, actions, states, infos) is a nest whose
-leaves are usually tensors. This module is the only importer of optree. Conventions:
+All observations, actions, states and infos that cross a module boundary are nests whose leaves are usually tensors.
+Only this package imports optree. Conventions:
 
 * ``()`` is the empty nest: it has no leaves. ``None`` is a leaf like any other value.
 * The keys of a dict are visited in sorted order.
-* A distribution is a *node*: its leaves are its parameters, so that stacking, indexing, storing and
-  moving a nest needs no conversion. Pass ``is_leaf=is_distribution`` to see it as one leaf.
-* A spec of a nest is the same nest with a ``TensorSpec`` in the place of each tensor; the spec of a
-  distribution is that distribution holding specs in the place of its parameters.
+* A distribution is a *node*: its leaves are its parameters, so nests can be stacked, indexed, stored and moved without
+  a conversion. Pass ``is_leaf=is_distribution`` to treat it as one leaf.
+* The spec of a nest is the same nest with a ``TensorSpec`` instead of each tensor; the spec of a distribution is that
+  distribution with specs instead of its parameters.
 
 Read next: :mod:`alfx.tensor_specs`, then :mod:`alfx.data_structures`.
 """
@@ -37,27 +37,27 @@ _flatten = optree.tree_flatten
 
 
 def flatten(nest: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
-    """The leaves of ``nest`` in visiting order."""
+    """Return the leaves of ``nest`` in visiting order."""
     return optree.tree_leaves(nest, is_leaf, none_is_leaf=True, namespace=_NAMESPACE)
 
 
 def structure(nest: Any, is_leaf: Callable[[Any], bool] | None = None) -> optree.PyTreeSpec:
-    """The tree structure of ``nest``: comparable with ``==``, without the leaves."""
+    """Return the tree structure of ``nest`` without the leaves; structures can be compared with ``==``."""
     return optree.tree_structure(nest, is_leaf, none_is_leaf=True, namespace=_NAMESPACE)
 
 
 def flatten_with_structure(nest: Any) -> tuple[list[Any], optree.PyTreeSpec]:
-    """Leaves and structure at once; the inverse is :func:`unflatten`."""
+    """Return leaves and structure; the inverse is :func:`unflatten`."""
     return _flatten(nest, none_is_leaf=True, namespace=_NAMESPACE)
 
 
 def unflatten(structure: optree.PyTreeSpec, leaves: Iterable[Any]) -> Any:
-    """The inverse of :func:`flatten_with_structure`."""
+    """Return the nest with this structure and these leaves; the inverse of :func:`flatten_with_structure`."""
     return structure.unflatten(leaves)
 
 
 def flatten_with_path(nest: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[tuple[str, Any]]:
-    """``[(path, leaf), ...]`` with paths such as ``'observation.camera'`` or ``'0.logits'``."""
+    """Return ``[(path, leaf), ...]`` with paths such as ``'observation.camera'`` or ``'0.logits'``."""
     accessors, leaves, _ = optree.tree_flatten_with_accessor(nest, is_leaf, none_is_leaf=True, namespace=_NAMESPACE)
     return [('.'.join(_entry_name(e) for e in a), leaf) for a, leaf in zip(accessors, leaves)]
 
@@ -70,7 +70,7 @@ def map_structure(func: Callable[..., Any], *nests: Any, is_leaf: Callable[[Any]
     """Apply ``func`` to the corresponding leaves of ``nests``.
 
     Raises:
-        ValueError: the structures differ; the message names the first path where they do.
+        ValueError: the structures differ; the message names the first path at which they differ.
     """
     leaves, tree = _flatten(nests[0], is_leaf, none_is_leaf=True, namespace=_NAMESPACE)
     if len(nests) == 1:
@@ -85,14 +85,14 @@ def map_structure(func: Callable[..., Any], *nests: Any, is_leaf: Callable[[Any]
 
 
 def map_structure_without_check(func: Callable[..., Any], *nests: Any) -> Any:
-    """:func:`map_structure` for nests known to be alike; leaf counts are all that is relied on."""
+    """Apply ``func`` like :func:`map_structure` to nests known to be alike; the nests are flattened without a check."""
     leaves, tree = _flatten(nests[0], none_is_leaf=True, namespace=_NAMESPACE)
     return tree.unflatten(map(func, leaves, *(flatten(n) for n in nests[1:])))
 
 
 def py_map_structure_with_path(func: Callable[..., Any], *nests: Any,
                                is_leaf: Callable[[Any], bool] | None = None) -> Any:
-    """Apply ``func(path, *leaves)``; see :func:`flatten_with_path` for the form of a path."""
+    """Apply ``func(path, *leaves)``; for paths see :func:`flatten_with_path`."""
     assert_same_structure(*nests) if len(nests) > 1 else None
     named = flatten_with_path(nests[0], is_leaf)
     rest = [flatten(n, is_leaf) for n in nests[1:]]
@@ -101,7 +101,7 @@ def py_map_structure_with_path(func: Callable[..., Any], *nests: Any,
 
 
 def pack_sequence_as(nest: Any, flat_seq: Sequence[Any]) -> Any:
-    """The inverse of :func:`flatten`: put ``flat_seq`` into the structure of ``nest``.
+    """Return ``flat_seq`` in the structure of ``nest``; the inverse of :func:`flatten`.
 
     Raises:
         ValueError: the number of elements differs from the number of leaves.
@@ -110,7 +110,7 @@ def pack_sequence_as(nest: Any, flat_seq: Sequence[Any]) -> Any:
 
 
 def assert_same_structure(nest1: Any, nest2: Any, *more: Any) -> None:
-    """Raise ``ValueError`` naming the first differing path unless all nests have the same structure."""
+    """Raise ``ValueError`` with the first differing path unless all nests have the same structure."""
     for other in (nest2, *more):
         if structure(nest1) != structure(other):
             _raise_structure_error(nest1, other)
@@ -123,7 +123,7 @@ def _raise_structure_error(nest1: Any, nest2: Any) -> None:
 
 
 def _first_difference(a: Any, b: Any, path: str) -> tuple[str, str, str]:
-    """Where two nests part: ``(path, description of a, description of b)``."""
+    """Return the first difference of two nests: ``(path, description of a, description of b)``."""
     leaf_a, leaf_b = not is_nested(a), not is_nested(b)
     if leaf_a or leaf_b or type(a) is not type(b) or is_distribution(a):
         return path, _describe(a), _describe(b)
@@ -150,7 +150,7 @@ def _describe(value: Any) -> str:
 
 
 def _children(nest: Any) -> Iterable[tuple[Any, Any]]:
-    """``(key, child)`` of the top level of ``nest``."""
+    """Return ``(key, child)`` pairs of the top level of ``nest``."""
     if isinstance(nest, dict):
         return [(key, nest[key]) for key in sorted(nest, key=str)]
     if is_namedtuple(nest):
@@ -161,10 +161,10 @@ def _children(nest: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def flatten_up_to(shallow_nest: Any, nest: Any) -> list[Any]:
-    """The parts of ``nest`` at the leaves of ``shallow_nest``, which is a prefix of it.
+    """Return the parts of ``nest`` at the leaves of ``shallow_nest``, which is a prefix of it.
 
     Raises:
-        ValueError: ``shallow_nest`` is no prefix of ``nest``.
+        ValueError: ``shallow_nest`` is not a prefix of ``nest``.
     """
     return structure(shallow_nest).flatten_up_to(nest)
 
@@ -181,17 +181,17 @@ def assert_same_structure_up_to(shallow_nest: Any, deep_nest: Any) -> None:
 
 
 def is_namedtuple(value: Any) -> bool:
-    """Whether ``value`` is an instance of a named tuple class."""
+    """Return whether ``value`` is an instance of a named tuple class."""
     return isinstance(value, tuple) and hasattr(value, '_fields')
 
 
 def is_unnamedtuple(value: Any) -> bool:
-    """Whether ``value`` is a tuple without field names."""
+    """Return whether ``value`` is a tuple without field names."""
     return isinstance(value, tuple) and not hasattr(value, '_fields')
 
 
 def is_nested(value: Any) -> bool:
-    """Whether ``value`` is a node (tuple, list, dict, named tuple or distribution) and not a leaf."""
+    """Return whether ``value`` is a node (tuple, list, dict, named tuple or distribution), not a leaf."""
     return isinstance(value, (tuple, list, dict)) or is_distribution(value)
 
 
@@ -208,7 +208,7 @@ def assert_same_length(seq1: Sequence[Any], seq2: Sequence[Any]) -> None:
 
 
 def extract_any_leaf_from_nest(nest: Any) -> Any:
-    """The first leaf.
+    """Return the first leaf.
 
     Raises:
         ValueError: the nest has no leaves.
@@ -220,7 +220,7 @@ def extract_any_leaf_from_nest(nest: Any) -> Any:
 
 
 def nest_top_level(nested: Any) -> Any:
-    """The top level of ``nested`` with each child replaced by ``None``, hence a leaf."""
+    """Return the top level of ``nested`` with each child replaced by the leaf ``None``."""
     if not is_nested(nested) or is_distribution(nested):
         return None
     return optree.tree_map(lambda _: None, nested, is_leaf=lambda x: x is not nested, none_is_leaf=True,
@@ -228,13 +228,13 @@ def nest_top_level(nested: Any) -> Any:
 
 
 def prune_nest_like(nest: Any, slim_nest: Any, value_to_match: Any = None) -> Any:
-    """``nest`` without what ``slim_nest`` lacks.
+    """Return ``nest`` without the parts that ``slim_nest`` lacks.
 
-    Children of a dict or named tuple which are absent from ``slim_nest`` are dropped (a named tuple's become
-    ``()``); where ``slim_nest`` equals ``value_to_match`` (``()`` is always matched), ``()`` is the result.
+    Children of a dict or named tuple that are absent from ``slim_nest`` are dropped (in a named tuple they become
+    ``()``). Where ``slim_nest`` equals ``value_to_match`` or ``()``, the result is ``()``.
 
     Raises:
-        ValueError: ``slim_nest`` has what ``nest`` lacks.
+        ValueError: ``slim_nest`` has parts that ``nest`` lacks.
     """
     if (slim_nest is value_to_match and value_to_match is not None) or _is_empty(slim_nest):
         return ()
@@ -261,7 +261,7 @@ def _is_empty(value: Any) -> bool:
 def stack(nests: Sequence[Any], dim: int = 0) -> Any:
     """Stack corresponding tensors of equally structured ``nests`` along a new dimension ``dim``.
 
-    A single nest is not copied: its tensors get the dimension as views.
+    A single nest is not copied: the result contains views of its tensors.
     """
     if len(nests) == 1:
         return _combined(nests, lambda column: column[0].unsqueeze(dim))
@@ -274,9 +274,9 @@ def concatenate(nests: Sequence[Any], dim: int = 0) -> Any:
 
 
 def _combined(nests: Sequence[Any], combine: Callable[[Any], torch.Tensor]) -> Any:
-    """``combine`` of each sequence of corresponding tensors of ``nests``, in the structure of the first.
+    """Apply ``combine`` to each sequence of corresponding tensors of ``nests``, in the structure of the first nest.
 
-    Tuples are taken apart together: to flatten each of hundreds of steps takes longer than to stack them.
+    Tuples are traversed together, because flattening each of hundreds of steps takes longer than stacking them.
     """
     first = nests[0]
     if isinstance(first, torch.Tensor):
@@ -307,17 +307,17 @@ def unbatch_nested_tensor(nested_tensor: Any) -> Any:
 
 
 def get_nest_shape(nest: Any) -> torch.Size:
-    """The shape of the first leaf."""
+    """Return the shape of the first leaf."""
     return torch.Size(extract_any_leaf_from_nest(nest).shape)
 
 
 def get_nest_size(nest: Any, dim: int) -> int:
-    """The size of dimension ``dim`` of the first leaf."""
+    """Return the size of dimension ``dim`` of the first leaf."""
     return get_nest_shape(nest)[dim]
 
 
 def get_nest_batch_size(nest: Any) -> int:
-    """The size of the first dimension of the first leaf."""
+    """Return the size of the first dimension of the first leaf."""
     return get_nest_size(nest, 0)
 
 
@@ -327,9 +327,9 @@ def transpose(nested: Any, shallow_nest: Any = None, new_shallow_nest: Any = Non
     ``{'a': (1, 2), 'b': (3, 4)}`` becomes ``({'a': 1, 'b': 3}, {'a': 2, 'b': 4})``.
 
     Args:
-        nested: every part of it at the leaves of ``shallow_nest`` has the same structure.
+        nested: a nest whose parts at the leaves of ``shallow_nest`` have the same structure.
         shallow_nest: the outer structure; ``None``: the top level of ``nested``.
-        new_shallow_nest: the structure of the parts up to which it moves out; ``None``: their top level.
+        new_shallow_nest: the inner structure, which becomes the outer one; ``None``: the top level of the parts.
     """
     outer = structure(nest_top_level(nested) if shallow_nest is None else shallow_nest)
     parts = outer.flatten_up_to(nested)
@@ -339,7 +339,7 @@ def transpose(nested: Any, shallow_nest: Any = None, new_shallow_nest: Any = Non
 
 
 def sum_nest(nested: Any) -> Any:
-    """The sum of all leaves."""
+    """Return the sum of all leaves."""
     first, *rest = flatten(nested)
     for leaf in rest:
         first = first + leaf

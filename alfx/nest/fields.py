@@ -1,11 +1,17 @@
-"""Reaching into a nest by a path such as ``'observation.camera'``."""
+"""Access to the parts of a nest by a path such as ``'observation.camera'``."""
 import difflib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 
 def extract_fields_from_nest(nest: Any) -> list[tuple[str, Any]]:
-    """``[(name, value), ...]`` of the top level of a dict or named tuple, or by position of a list or tuple."""
+    """Return ``[(name, value), ...]`` of the top level of a dict, named tuple, list or tuple.
+
+    The names of a list or tuple are positions.
+
+    Raises:
+        ValueError: ``nest`` is a leaf.
+    """
     if isinstance(nest, dict):
         return [(key, nest[key]) for key in sorted(nest, key=str)]
     if isinstance(nest, tuple) and hasattr(nest, '_fields'):
@@ -20,7 +26,7 @@ def _is_node(value: Any) -> bool:
 
 
 def get_field(nested: Any, field: str | None) -> Any:
-    """The part of ``nested`` at the path ``field``; the whole of it for ``''`` or ``None``.
+    """Return the part of ``nested`` at the path ``field``; all of ``nested`` for ``''`` or ``None``.
 
     Raises:
         LookupError: no such field; the message names the nearest existing one.
@@ -38,7 +44,7 @@ def get_field(nested: Any, field: str | None) -> Any:
 
 
 def listed(items: Sequence[str], most: int = 10) -> str:
-    """Texts with commas, of many only the first; for messages."""
+    """Return texts separated by commas, for messages; only the first ``most`` of many."""
     rest = [f'... and {len(items) - most} more'] if len(items) > most else []
     return ', '.join([*items[:most], *rest])
 
@@ -52,16 +58,16 @@ def _missing_field(field: str, parent: str, name: str, existing: list[str]) -> s
 
 
 def _place(path: Sequence[str]) -> str:
-    return f"'{'.'.join(path)}'" if path else 'what it is looked for in'
+    return f"'{'.'.join(path)}'" if path else 'the nest'
 
 
 def set_field(nested: Any, field: str | None, new_value: Any) -> Any:
-    """A copy of ``nested`` with the part at ``field`` replaced; the original is left as it is."""
+    """Return a copy of ``nested`` with the part at ``field`` replaced; the original is not modified."""
     return transform_nest(nested, field, lambda _: new_value)
 
 
 def transform_nest(nested: Any, field: str | None, func: Callable[[Any], Any]) -> Any:
-    """A copy of ``nested`` with the part ``x`` at the path ``field`` replaced by ``func(x)``.
+    """Return a copy of ``nested`` with the part ``x`` at the path ``field`` replaced by ``func(x)``.
 
     Raises:
         LookupError: no such field.
@@ -70,7 +76,8 @@ def transform_nest(nested: Any, field: str | None, func: Callable[[Any], Any]) -
 
 
 def transform_nests(nests: Sequence[Any], field: str | None, func: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
-    """:func:`transform_nest` for several nests at once: ``func`` maps the list of parts to that of new parts."""
+    """Transform several nests at once, like :func:`transform_nest`; ``func`` maps the list of parts to the new parts.
+    """
     return _transform(list(nests), field.split('.') if field else [], func, field or '')
 
 
@@ -90,12 +97,12 @@ def _replaced(nest: Any, name: str, value: Any) -> Any:
 
 
 def find_field(nest: Any, name: str, ignore_empty: bool = True) -> list[Any]:
-    """All values of fields called ``name``, at any depth, of dicts and named tuples.
+    """Return all values of fields called ``name``, at any depth, of dicts and named tuples.
 
     Args:
-        nest: where to look.
-        name: the field's name.
-        ignore_empty: leave out values that are ``()`` or ``None``.
+        nest: nest to search.
+        name: name of the field.
+        ignore_empty: skip values that are ``()`` or ``None``.
     """
     found: list[Any] = []
     if not _is_node(nest):

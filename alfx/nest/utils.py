@@ -1,4 +1,4 @@
-"""Combining the tensors of a nest into one, and other operations of whole nests on tensors."""
+"""Modules that combine the tensors of a nest, and other operations on the tensors of whole nests."""
 import math
 from collections.abc import Callable
 from functools import reduce
@@ -14,11 +14,11 @@ from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, SpecError,
 
 
 class NestCombiner(nn.Module):
-    """Base of modules that make one tensor out of a nest of tensors.
+    """Base class of modules that combine a nest of tensors into one tensor.
 
     Args:
         name: name of the combiner.
-        batch_dims: number of leading dimensions which all tensors share and which stay as they are.
+        batch_dims: number of leading dimensions that all tensors share; they are kept.
     """
 
     def __init__(self, name: str, batch_dims: int = 1):
@@ -35,14 +35,14 @@ class NestCombiner(nn.Module):
         raise NotImplementedError
 
     def combined_leaves(self, nested: Nested) -> list[tuple[str, Any]]:
-        """``(path, leaf)`` of those leaves of ``nested`` which :meth:`forward` combines."""
+        """Return ``(path, leaf)`` of the leaves of ``nested`` that :meth:`forward` combines."""
         return nest.flatten_with_path(nested)
 
     def forward(self, nested: Any) -> Any:
         """Combine the leaves of ``nested``, each ``[B, ...]``, in visiting order.
 
         Returns:
-            One tensor; of a nest of specs, the spec of what is made of such tensors.
+            One tensor; for a nest of specs, the spec of the combined tensor.
 
         Raises:
             ValueError: the nest has no leaves.
@@ -61,9 +61,9 @@ class NestConcat(NestCombiner):
     """Concatenate the tensors of a nest.
 
     Args:
-        nest_mask: a nest of the structure of the input, whose leaves say (``True``, ``False``) which tensors to
-            take; ``None``: all.
-        dim: the dimension to concatenate along; negative ones count from the end, 0 is the batch dimension.
+        nest_mask: a nest of the structure of the input with leaves ``True`` for the tensors to concatenate, and
+            ``False`` for the others; ``None``: all tensors.
+        dim: the dimension to concatenate along; negative numbers count from the end, 0 is the batch dimension.
         name: name of the combiner.
 
     Raises:
@@ -78,7 +78,7 @@ class NestConcat(NestCombiner):
         self._selected = None if nest_mask is None else [bool(x) for x in nest.flatten(nest_mask)]
 
     def combined_leaves(self, nested: Nested) -> list[tuple[str, Any]]:
-        """``(path, leaf)`` of the leaves that ``nest_mask`` selects."""
+        """Return ``(path, leaf)`` of the leaves that ``nest_mask`` selects."""
         leaves = nest.flatten_with_path(nested)
         return leaves if self._selected is None else [x for x, selected in zip(leaves, self._selected) if selected]
 
@@ -86,7 +86,7 @@ class NestConcat(NestCombiner):
         """Concatenate; see the base class.
 
         Raises:
-            ValueError: the nest has not the structure of ``nest_mask``, or no tensors.
+            ValueError: the nest does not have the structure of ``nest_mask``, or has no tensors.
         """
         if self._nest_mask is not None:
             nest.assert_same_structure(self._nest_mask, nested)
@@ -98,12 +98,12 @@ class NestConcat(NestCombiner):
         return torch.cat(tensors, dim=self._dim)
 
     def make_parallel(self, n: int) -> 'NestConcat':
-        """The combiner for tensors ``[B, n, ...]``."""
+        """Return the combiner for tensors ``[B, n, ...]``."""
         return NestConcat(self._nest_mask, self._dim if self._dim < 0 else self._dim + 1, 'parallel_' + self._name)
 
 
 def _activated(tensors: list[torch.Tensor], combined: torch.Tensor, activation: Callable | None) -> torch.Tensor:
-    """``activation(combined)``; an activation that works in place must not reach a tensor of the caller."""
+    """Return ``activation(combined)``; an in-place activation must not modify a tensor of the caller."""
     if activation is None:
         return combined
     return activation(combined.clone() if len(tensors) == 1 else combined)
@@ -114,7 +114,7 @@ class NestSum(NestCombiner):
     """Add the tensors of a nest, which have the same shape (or shapes that broadcast).
 
     Args:
-        average: whether to divide by their number.
+        average: divide the sum by the number of tensors.
         activation: applied to the result; ``None`` for none.
         name: name of the combiner.
     """
@@ -130,7 +130,7 @@ class NestSum(NestCombiner):
         return _activated(tensors, combined, self._activation)
 
     def make_parallel(self, n: int) -> 'NestSum':
-        """The combiner for tensors ``[B, n, ...]``."""
+        """Return the combiner for tensors ``[B, n, ...]``."""
         return NestSum(self._average, self._activation, 'parallel_' + self._name)
 
 
@@ -151,18 +151,18 @@ class NestMultiply(NestCombiner):
         return _activated(tensors, reduce(torch.mul, tensors), self._activation)
 
     def make_parallel(self, n: int) -> 'NestMultiply':
-        """The combiner for tensors ``[B, n, ...]``."""
+        """Return the combiner for tensors ``[B, n, ...]``."""
         return NestMultiply(self._activation, 'parallel_' + self._name)
 
 
 @configurable
 class NestOuterProduct(NestCombiner):
-    """The flattened outer product of the tensors of a nest.
+    """Compute the flattened outer product of the tensors of a nest.
 
     Args:
         activation: applied to the result; ``None`` for none.
-        batch_dims: number of leading dimensions which all tensors share.
-        padding: whether to append a 1 to each vector first, so that the products of fewer vectors are there too.
+        batch_dims: number of leading dimensions that all tensors share.
+        padding: append a 1 to each vector first, which adds the products of fewer vectors to the result.
         name: name of the combiner.
     """
 
@@ -180,7 +180,7 @@ class NestOuterProduct(NestCombiner):
         return _activated(tensors, product, self._activation)
 
     def make_parallel(self, n: int) -> 'NestOuterProduct':
-        """The combiner for tensors ``[B, n, ...]``."""
+        """Return the combiner for tensors ``[B, n, ...]``."""
         return NestOuterProduct(self._activation, self._batch_dims + 1, self._padding, 'parallel_' + self._name)
 
 
@@ -190,17 +190,17 @@ def stack_nests(nests: list[NestedTensor], dim: int = 0) -> NestedTensor:
 
 
 def get_outer_rank(tensors: NestedTensor, specs: NestedTensorSpec) -> int:
-    """The number of batch dimensions of ``tensors``: what their ranks exceed those of ``specs`` by.
+    """Return the number of batch dimensions of ``tensors``: the difference between their ranks and those of ``specs``.
 
     Raises:
-        SpecError: the structures, shapes or dtypes disagree, or the tensors have different numbers of them.
+        SpecError: the structures, shapes or dtypes disagree, or the tensors have different numbers of batch dimensions.
     """
     ranks = set()
     nest.assert_same_structure(specs, tensors)
     for (path, spec), tensor in zip(nest.flatten_with_path(specs), nest.flatten(tensors)):
         rank = tensor.ndim - spec.ndim
         if rank < 0 or tuple(tensor.shape[rank:]) != tuple(spec.shape) or tensor.dtype != spec.dtype:
-            raise SpecError(f"'{path}': expected {spec} behind the batch dimensions, found {tensor.dtype} "
+            raise SpecError(f"'{path}': expected {spec} after the batch dimensions, found {tensor.dtype} "
                             f'{tuple(tensor.shape)}')
         ranks.add(rank)
     if len(ranks) != 1:
@@ -209,45 +209,45 @@ def get_outer_rank(tensors: NestedTensor, specs: NestedTensorSpec) -> int:
 
 
 def convert_device(nests: Nested, device: str | torch.device | None = None) -> Nested:
-    """Move the tensors of a nest to a device; other leaves stay.
+    """Move the tensors of a nest to a device; other leaves are kept.
 
     Args:
         nests: any nest.
-        device: where to; ``None``: the default device.
+        device: target device; ``None``: the default device.
     """
     target = state.device if device is None else device
     return nest.map_structure(lambda x: x.to(target) if isinstance(x, torch.Tensor) else x, nests)
 
 
 def grad(nested: NestedTensor, objective: torch.Tensor, retain_graph: bool = False) -> NestedTensor:
-    """The gradient of the scalar ``objective`` with respect to each tensor of ``nested``, as a nest.
+    """Return the gradient of the scalar ``objective`` with respect to each tensor of ``nested``, as a nest.
 
     Args:
         nested: tensors that ``objective`` depends on.
         objective: a scalar.
-        retain_graph: whether the graph is needed again.
+        retain_graph: keep the graph for another gradient.
     """
     gradients = torch.autograd.grad(objective, nest.flatten(nested), retain_graph=retain_graph)
     return nest.pack_sequence_as(nested, gradients)
 
 
 def zeros_like(nested: NestedTensor) -> NestedTensor:
-    """A nest of zeros of the same shapes and dtypes."""
+    """Return a nest of zeros of the same shapes and dtypes."""
     return nest.map_structure(torch.zeros_like, nested)
 
 
 def make_nested_module(nested: Nested, ignore_non_module_element: bool = True) -> nn.Module | None:
-    """One module that holds the modules of a nest, so that their parameters are found.
+    """Return one module that contains the modules of a nest, so that their parameters are registered.
 
     Args:
         nested: nest of modules; a dict becomes a ``ModuleDict``, other nodes a ``ModuleList``.
-        ignore_non_module_element: whether to leave out what is no module.
+        ignore_non_module_element: skip elements that are not modules.
 
     Returns:
-        The module; ``None`` for something that is no module and is left out.
+        The module; ``None`` for an element that is skipped.
 
     Raises:
-        ValueError: an element is no module and is not to be ignored.
+        ValueError: an element is not a module and is not to be skipped.
     """
     if isinstance(nested, nn.Module):
         return nested
@@ -262,7 +262,7 @@ def make_nested_module(nested: Nested, ignore_non_module_element: bool = True) -
 
 
 def get_nested_field(nested: Nested, nest_fields: Nested) -> Nested:
-    """The nest of the parts of ``nested`` at the paths that are the leaves of ``nest_fields``.
+    """Return the nest of the parts of ``nested`` at the paths that are the leaves of ``nest_fields``.
 
     Raises:
         LookupError: a path does not exist.

@@ -16,6 +16,7 @@ from torch import nn
 
 from alfx import nest
 from alfx.layers import FC, ParallelFC, copy_module, make_parallel_input, make_parallel_net, make_parallel_spec
+from alfx.layers.sequential import overrides_forward_of_a_stackable
 from alfx.layers.activations import out_of_place
 from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec,
                                check_consistent, extract_spec)
@@ -52,6 +53,8 @@ class Network(nn.Module):
         super().__init_subclass__(**kwargs)
         if '__init__' in cls.__dict__:
             cls.__init__ = _recording(cls.__init__)  # type: ignore[method-assign]
+        if overrides_forward_of_a_stackable(cls):  # the stack of the base class would not call it
+            cls.make_parallel = Network.make_parallel  # type: ignore[method-assign]
 
     def __call__(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
         """Call :meth:`forward`.

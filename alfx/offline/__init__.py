@@ -1,7 +1,7 @@
-"""Stored experience: episodes in files, what they have to be like, and the replay buffer that they become.
+"""Stored experience: episodes in files, their checks, and the replay buffer that holds them for training.
 
-A dataset is :class:`~alfx.offline.dataset_episodes.Episodes` and what is known of them;
-:mod:`~alfx.offline.dataset_sources` reads one
-from wherever it lies, :mod:`~alfx.offline.dataset_folder` is the format of our own, :mod:`~alfx.offline.recorder`
-makes new ones. For training, each dataset becomes a ring of an ordinary replay buffer: :mod:`~alfx.offline.buffer`.
+A dataset consists of :class:`~alfx.offline.dataset_episodes.Episodes` and metadata.
+:mod:`~alfx.offline.dataset_sources` reads datasets of all formats, :mod:`~alfx.offline.dataset_folder` is alfx's own
+format, and :mod:`~alfx.offline.recorder` records new datasets. For training, each dataset becomes a ring of an ordinary
+replay buffer: :mod:`~alfx.offline.buffer`.
 """

@@ -1,13 +1,13 @@
-"""Replay buffers in checkpoints of ALF as datasets.
+"""Reader of replay buffers in checkpoints of ALF as datasets.
 
-Such a file is read as tensors alone, so that nothing in it is executed. It holds, for B environments and L places::
+Only tensors are read from the file, so no code in it is executed. For B environments and L slots it contains::
 
-    _replay_buffer._current_size              [B]     how many steps are there
-    _replay_buffer._current_pos               [B]     how many have ever been stored
-    _replay_buffer.time_step|reward           [B, L]  likewise discount, step_type, observation, prev_action
+    _replay_buffer._current_size              [B]     number of steps in the buffer
+    _replay_buffer._current_pos               [B]     number of steps ever stored
+    _replay_buffer.time_step|reward           [B, L]  also discount, step_type, observation, prev_action
     _replay_buffer.time_step|observation|arm  [B, L, ...]
 
-The action taken at a step is the ``prev_action`` of the next one.
+The action taken at a step is the ``prev_action`` of the next step.
 """
 import os
 import pickle
@@ -25,10 +25,10 @@ _PREFIX = '_replay_buffer.'
 
 
 def read(path: str) -> Dataset | None:
-    """Read a dataset; ``None`` if the file is something else.
+    """Read a dataset; return ``None`` if the file is not such a checkpoint.
 
     Raises:
-        DatasetError: something is missing in the buffer, or it is empty.
+        DatasetError: the buffer is incomplete or empty.
     """
     tensors = _tensors(path)
     if tensors is None:
@@ -46,18 +46,18 @@ def read(path: str) -> Dataset | None:
         if part is not None:
             parts.append(part)
     if not parts:
-        raise DatasetError(f'{path}: its replay buffer holds no episode', 'choose another file')
+        raise DatasetError(f'{path}: its replay buffer contains no episode', 'choose another file')
     episodes = joined(parts)
     return Dataset(path, episodes, {'checkpoint': os.path.abspath(path)}, fingerprint(episodes))
 
 
 def _tensors(path: str) -> dict[str, torch.Tensor] | None:
-    """The tensors of the buffer by what follows the prefix."""
-    if not zipfile.is_zipfile(path):  # which is how torch.save writes
+    """Return the tensors of the buffer by their names without the prefix."""
+    if not zipfile.is_zipfile(path):  # torch.save writes zip files
         return None
     try:
         content: Any = torch.load(path, map_location='cpu', weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, OSError):  # it holds more than tensors, or is another archive
+    except (pickle.UnpicklingError, RuntimeError, OSError):  # it contains more than tensors, or is another archive
         return None
     states = [content, *content.values()] if isinstance(content, dict) else []
     for state in states:
@@ -68,7 +68,7 @@ def _tensors(path: str) -> dict[str, torch.Tensor] | None:
 
 
 def _episodes(leaves: dict[str, np.ndarray], size: int, position: int) -> Episodes | None:
-    """Those of one environment."""
+    """Return the episodes of one environment."""
     length = len(leaves['time_step|reward'])
     order = np.arange(position - size, position) % length
 
@@ -81,4 +81,4 @@ def _episodes(leaves: dict[str, np.ndarray], size: int, position: int) -> Episod
                        leaves['time_step|discount'][order], below('time_step|observation'), action)
 
 
-assert (int(StepType.FIRST), int(StepType.MID), int(StepType.LAST)) == (0, 1, 2), 'as in those files'
+assert (int(StepType.FIRST), int(StepType.MID), int(StepType.LAST)) == (0, 1, 2), 'the numbers in these files'

@@ -1,4 +1,4 @@
-"""Datasets as the rings of an ordinary replay buffer: no sequence crosses from one dataset into the next."""
+"""Datasets as rings of an ordinary replay buffer: no sequence crosses from one dataset into the next."""
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,17 +12,17 @@ from alfx.offline import dataset_episodes as stored
 from alfx.offline.dataset_files import Dataset
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 
-SCOPE = 'offline'  # of bindings of ReplayBuffer for this one alone
+SCOPE = 'offline'  # gin scope for bindings of ReplayBuffer that apply to this buffer alone
 declare_scope(SCOPE)
 
 
 def make_buffer(datasets: Sequence[Dataset], experience_spec: Experience, **options: Any) -> ReplayBuffer:
-    """A replay buffer that holds each dataset as the steps of an environment of its own, whose ``env_id`` is below 0.
+    """Create a replay buffer that stores each dataset as the steps of a separate environment, with ``env_id`` < 0.
 
     Args:
-        datasets: fit the spec.
-        experience_spec: of a step, its ``rollout_info`` as of :func:`info_of_action`; without ``state``.
-        options: arguments of ``ReplayBuffer`` besides; bindings in the scope ``offline/`` decide about the others.
+        datasets: datasets that fit the spec.
+        experience_spec: spec of a step, with a ``rollout_info`` of :func:`info_of_action` and without ``state``.
+        options: further arguments of ``ReplayBuffer``; bindings in the scope ``offline/`` set the others.
     """
     spec = nest.map_structure(lambda x: x, experience_spec)
     step_spec = spec.time_step
@@ -39,14 +39,14 @@ def make_buffer(datasets: Sequence[Dataset], experience_spec: Experience, **opti
 
 
 def info_of_action(info: Any, action: NestedTensor) -> Any:
-    """The info of ``rollout_step`` of which nothing but the action is known.
+    """Return an info of ``rollout_step`` in which only the action is known.
 
     Args:
-        info: such an info, or its spec: a named tuple with a field ``action``, or with a field ``rl`` that is one.
+        info: an info, or its spec: a named tuple with a field ``action``, or with a field ``rl`` that has one.
         action: nest of actions, or its spec.
 
     Returns:
-        ``info`` with ``()`` in place of all else; ``()`` if it has no action.
+        ``info`` with ``()`` instead of everything else; ``()`` if it has no action.
     """
     fields = getattr(info, '_fields', ())
     if not {'action', 'rl'} & set(fields):
@@ -61,10 +61,10 @@ _UNREAD = ('rewards', 'irm', 'entropy_target', 'policy_loss_addons', 'rw', 'acti
 
 
 def unknown_infos(info_spec: NestedTensorSpec) -> list[str]:
-    """Paths of what training may read of the infos of ``rollout_step`` and recorded actions do not tell.
+    """Return paths of infos of ``rollout_step`` that training may read but recorded actions do not contain.
 
-    ``[...]`` is empty for what learns from actions alone. What is rewarded besides, and what only summaries show, does
-    not count.
+    The list is empty for algorithms that learn from actions alone. Additional rewards, and infos that are only logged,
+    do not count.
     """
     def is_action(parts: list[str]) -> bool:
         return parts[0] == 'action' or (parts[0] == 'rl' and is_action(parts[1:] or ['']))

@@ -1,4 +1,4 @@
-"""What stored experience has to be like, so that it can be trained on in place of live experience."""
+"""Checks that stored experience can be used for training like collected experience."""
 import logging
 from collections.abc import Iterator
 
@@ -11,15 +11,15 @@ from alfx.offline.dataset_episodes import Episodes
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensorSpec, TensorSpec
 
 logger = logging.getLogger(__name__)
-_TOLERANCE = 1e-4  # of the range of an action: as much as rounding makes of it
+_TOLERANCE = 1e-4  # fraction of the range of an action that rounding may exceed
 _ROWS_AT_ONCE = 2**15
 
 
 def check_consistent(dataset: Dataset) -> None:
-    """Refuse a dataset whose arrays contradict each other or hold what is no number.
+    """Raise unless the arrays of a dataset agree with each other and all numbers are finite.
 
     Raises:
-        DatasetError: says which array, and of bad numbers which episode and step.
+        DatasetError: the message names the array, and for bad numbers the episode and the step.
     """
     episodes, name = dataset.episodes, dataset.name
     lengths = episodes.lengths
@@ -28,7 +28,7 @@ def check_consistent(dataset: Dataset) -> None:
                            'record some episodes')
     if lengths.min() < 1:
         raise DatasetError(f'{name}: episode {int(lengths.argmin())} has {int(lengths.min())} actions; expected at '
-                           'least 1', 'leave it out')
+                           'least 1', 'remove it')
     total, count = int(lengths.sum()), len(lengths)
     arrays = [('reward', episodes.reward, total, 'actions'), ('discount', episodes.discount, total, 'actions')]
     arrays += [(_name('action', path), x, total, 'actions') for path, x in episodes.action.items()]
@@ -38,33 +38,33 @@ def check_consistent(dataset: Dataset) -> None:
         if not array.ndim or len(array) != rows:
             hint = ('each episode of T actions needs T + 1 observations: the final one is missing'
                     if what.startswith('observation') and array.ndim and len(array) == total else
-                    'the file is not what its lengths say')
+                    'the number of rows does not match the lengths of the episodes')
             raise DatasetError(f'{name}: {what}: expected {rows} rows, for {count} episodes of {total} {unit}, found '
                                f'{_describe(array)}', hint)
         if array.dtype.kind not in 'fiub':
             raise DatasetError(f'{name}: {what}: expected numbers, found {_describe(array)}', 'convert it')
         bad = _first_bad(array)
         if bad is not None:
-            episode, step = _place(lengths + what.startswith('observation'), bad)
+            episode, step = _episode_and_step(lengths + what.startswith('observation'), bad)
             raise DatasetError(f'{name}: {what}: NaN or infinite in episode {episode}, step {step}',
-                               'leave that episode out')
+                               'remove that episode')
     if episodes.discount.min() < 0 or episodes.discount.max() > 1:
         raise DatasetError(f'{name}: discount: expected numbers from 0 to 1, found {episodes.discount.min()} to '
-                           f'{episodes.discount.max()}', 'it is 0 where an episode terminates, otherwise 1')
+                           f'{episodes.discount.max()}', 'use 0 where an episode terminates, otherwise 1')
 
 
 def fitted(dataset: Dataset, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
            reward_spec: TensorSpec) -> Dataset:
-    """The dataset for a run with these specs, its actions clipped to their bounds where rounding took them beyond.
+    """Return the dataset for a run with these specs; actions that exceed their bounds by rounding errors are clipped.
 
     Args:
-        dataset: is consistent.
-        observation_spec: of the environment, before any data transformer.
-        action_spec: of the environment.
-        reward_spec: likewise.
+        dataset: a consistent dataset.
+        observation_spec: spec of the environment's observation, before any data transformer.
+        action_spec: spec of the environment's action.
+        reward_spec: spec of the environment's reward.
 
     Raises:
-        DatasetError: names each leaf that differs, what is expected and what is found.
+        DatasetError: the message lists each leaf that differs, with the expected and the found value.
     """
     dataset = _in_units_of(action_spec, dataset)
     episodes, name = dataset.episodes, dataset.name
@@ -82,7 +82,7 @@ def fitted(dataset: Dataset, observation_spec: NestedTensorSpec, action_spec: Ne
 
 
 def _in_units_of(action_spec: NestedTensorSpec, dataset: Dataset) -> Dataset:
-    """Actions that were recorded in the units of a gymnasium environment, in [-1, 1] where the spec is so."""
+    """Rescale actions recorded in the units of a gymnasium environment to [-1, 1] where the spec has these bounds."""
     bounds, action = dataset.about.get('action_bounds', {}), dict(dataset.episodes.action)
     for path, spec in nest.flatten_with_path(action_spec):
         if path not in bounds or path not in action or not isinstance(spec, BoundedTensorSpec):
@@ -95,10 +95,10 @@ def _in_units_of(action_spec: NestedTensorSpec, dataset: Dataset) -> Dataset:
 
 
 def check_env_name(dataset: Dataset, env_name: str) -> None:
-    """Warn if a dataset that fits was recorded in another environment."""
+    """Log a warning if the dataset was recorded in another environment."""
     recorded = dataset.about.get('env_name')
     if recorded and env_name and recorded != env_name:
-        logger.warning('%s was recorded in %s; this run is in %s', dataset.name, recorded, env_name)
+        logger.warning('%s was recorded in %s; this run uses %s', dataset.name, recorded, env_name)
 
 
 def _differences(what: str, arrays: dict[str, np.ndarray], specs: NestedTensorSpec) -> Iterator[str]:
@@ -113,12 +113,12 @@ def _differences(what: str, arrays: dict[str, np.ndarray], specs: NestedTensorSp
             yield f'{name}: expected shape {tuple(spec.shape)}, found {array.shape[1:]}'
         elif not _is_convertible(array, np.dtype(spec.dtype_str)):
             yield f'{name}: expected {spec.dtype_str}, found {array.dtype}'
-        elif spec.is_discrete and (reach := _reach(array, spec)) is not None:
-            yield f'{name}: expected numbers from {reach[0]} to {reach[1]}, found {reach[2]} to {reach[3]}'
+        elif spec.is_discrete and (limits := _range_problem(array, spec)) is not None:
+            yield f'{name}: expected numbers from {limits[0]} to {limits[1]}, found {limits[2]} to {limits[3]}'
 
 
 def _is_convertible(array: np.ndarray, dtype: np.dtype) -> bool:
-    """Whether it is the same kind of number, if perhaps with more bits."""
+    """Return whether ``array`` has the same kind of number as ``dtype``, possibly with more bits."""
     if dtype.kind == 'f':
         return array.dtype.kind == 'f'
     if array.dtype.kind == 'f' or dtype == np.uint8 != array.dtype:
@@ -126,8 +126,8 @@ def _is_convertible(array: np.ndarray, dtype: np.dtype) -> bool:
     return array.dtype.kind in 'iub'
 
 
-def _reach(array: np.ndarray, spec: TensorSpec) -> tuple[int, int, int, int] | None:
-    """What integers may be and what they are, least and most; ``None`` if they are what they may be."""
+def _range_problem(array: np.ndarray, spec: TensorSpec) -> tuple[int, int, int, int] | None:
+    """Return the limits of integers and their actual range, ``(low, high, minimum, maximum)``; ``None`` if within."""
     limits = np.iinfo(spec.dtype_str)
     low, high = limits.min, limits.max
     if isinstance(spec, BoundedTensorSpec):
@@ -155,14 +155,14 @@ def _within_bounds(name: str, what: str, array: np.ndarray, spec: TensorSpec) ->
     if is_far:
         raise DatasetError(f'{name}: {what}: {count} of {len(array)} are out of bounds, by up to {most:.4g}; '
                            f'expected {low.min():g} to {high.max():g}',
-                           'it was recorded with other bounds, or before actions were clipped')
-    logger.warning('%s: %s: %d of %d are out of bounds, by up to %.2g: they are clipped', name, what, count,
-                   len(array), most)
+                           'the dataset was recorded with other bounds, or before actions were clipped')
+    logger.warning('%s: %s: %d of %d are out of bounds, by up to %.2g: clipping them', name, what, count, len(array),
+                   most)
     return np.clip(array, low, high).astype(array.dtype)
 
 
 def _first_bad(array: np.ndarray) -> int | None:
-    """The first row that holds what is not finite."""
+    """Return the first row with a number that is not finite."""
     if array.dtype.kind != 'f':
         return None
     for start in range(0, len(array), _ROWS_AT_ONCE):
@@ -173,8 +173,8 @@ def _first_bad(array: np.ndarray) -> int | None:
     return None
 
 
-def _place(lengths: np.ndarray, row: int) -> tuple[int, int]:
-    """Episode and step of a row."""
+def _episode_and_step(lengths: np.ndarray, row: int) -> tuple[int, int]:
+    """Return the episode and the step of a row."""
     ends = np.cumsum(lengths)
     episode = int(np.searchsorted(ends, row, side='right'))
     return episode, row - int(ends[episode] - lengths[episode])
@@ -193,13 +193,13 @@ def _describe(array: np.ndarray) -> str:
 
 
 def check_long_enough(dataset: Dataset, episodes: Episodes, batch_length: int) -> None:
-    """Refuse a dataset without a single sequence of ``batch_length`` steps.
+    """Raise if a dataset has no sequence of ``batch_length`` steps.
 
     Raises:
-        DatasetError: says how many there are.
+        DatasetError: the message contains the length of the longest episode.
     """
     longest = int(episodes.lengths.max()) + 1
     if longest < batch_length:
         raise DatasetError(f'{dataset.name}: its longest episode has {longest} steps, fewer than a sequence to train '
                            f'on: TrainerConfig.mini_batch_length = {batch_length}',
-                           'shorten the sequences, or load more (TrainerConfig.offline_buffer_length)')
+                           'use shorter sequences, or load more steps (TrainerConfig.offline_buffer_length)')

@@ -1,8 +1,8 @@
-"""Episodes as arrays, and the steps that they consist of.
+"""Episodes as arrays, and their conversion to and from time steps.
 
 An episode of T actions has T + 1 observations. The reward and the discount of arriving at an observation, and the
-action that led there, belong to the step of that observation; the action taken there to the same step. This is the only
-place where one is shifted against the other::
+action that led there, belong to the step of that observation. The action taken there belongs to the same step. Only
+this module shifts the two against each other::
 
     observation      o[0]   o[1]   ...  o[T-1]  o[T]
     action taken     a[0]   a[1]   ...  a[T-1]  0
@@ -10,8 +10,8 @@ place where one is shifted against the other::
     reward           0      r[0]   ...  r[T-2]  r[T-1]
     step type        FIRST  MID    ...  MID     LAST
 
-Arrays are numpy's, since they may be mapped from files; nests are flat: a dict from the path of a leaf (``''`` for a
-single one) to its array.
+Arrays are numpy arrays, because they may be mapped from files. Nests are flat: a dict from the path of a leaf (``''``
+for a single leaf) to its array.
 """
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -27,15 +27,15 @@ _ROWS_AT_ONCE = 2**16
 
 
 class Episodes(NamedTuple):
-    """E episodes of N actions together, one after the other.
+    """E episodes with N actions in total, one after the other.
 
     Attributes:
         observation: arrays ``[N + E, ...]`` by path.
         action: arrays ``[N, ...]`` by path.
-        reward: ``[N]``, or ``[N, K]`` for K rewards: for arriving at the next observation.
-        discount: ``[N]`` likewise: 0 at a termination. What ends with another one was cut off, and is bootstrapped
-            from.
-        lengths: int64 ``[E]``: the actions of each, at least 1.
+        reward: reward for arriving at the next observation, ``[N]``, or ``[N, K]`` if it is K-dimensional.
+        discount: discount for arriving at the next observation, ``[N]``: 0 at a termination. An episode with another
+            discount at its end was truncated, and its last value is bootstrapped.
+        lengths: number of actions of each episode, at least 1, int64 ``[E]``.
     """
 
     observation: dict[str, np.ndarray]
@@ -46,28 +46,28 @@ class Episodes(NamedTuple):
 
     @property
     def num_actions(self) -> int:
-        """N."""
+        """Total number of actions, N."""
         return len(self.reward)
 
     @property
     def num_steps(self) -> int:
-        """N + E: every action, and the last observation of every episode."""
+        """Total number of steps, N + E: every action, and the last observation of every episode."""
         return len(self.reward) + len(self.lengths)
 
     def ends(self) -> np.ndarray:
-        """int64 ``[E]``: the number of the action after the last one of each episode."""
+        """Return the index after the last action of each episode, int64 ``[E]``."""
         return np.cumsum(self.lengths)
 
     def terminated(self) -> np.ndarray:
-        """bool ``[E]``: whether the task ended there; otherwise the episode was cut off."""
+        """Return which episodes terminated, bool ``[E]``; the others were truncated."""
         return np.asarray(self.discount)[self.ends() - 1] == 0
 
     def returns(self) -> np.ndarray:
-        """float64 ``[E]`` or ``[E, K]``: the sum of the rewards of each episode."""
+        """Return the sum of the rewards of each episode, float64 ``[E]`` or ``[E, K]``."""
         return np.add.reduceat(np.asarray(self.reward, np.float64), self.ends() - self.lengths)
 
     def part(self, first: int, end: int) -> 'Episodes':
-        """The episodes from ``first`` to ``end - 1``, as views."""
+        """Return the episodes from ``first`` to ``end - 1``, as views."""
         ends = np.concatenate([[0], self.ends()])
         actions, steps = slice(ends[first], ends[end]), slice(ends[first] + first, ends[end] + end)
         return Episodes({path: x[steps] for path, x in self.observation.items()},
@@ -75,12 +75,12 @@ class Episodes(NamedTuple):
                         self.discount[actions], self.lengths[first:end])
 
     def select(self, episodes: np.ndarray) -> 'Episodes':
-        """Some of them, as copies: those with the numbers ``episodes``, in that order."""
+        """Return copies of the episodes with the numbers ``episodes``, in that order."""
         return joined([self.part(i, i + 1) for i in episodes])
 
 
 def joined(parts: list[Episodes]) -> Episodes:
-    """All of them in one; the paths are the same in each."""
+    """Concatenate episodes that have the same paths."""
     def join(arrays: Any) -> np.ndarray:
         return np.concatenate(list(arrays))
 
@@ -92,15 +92,15 @@ def joined(parts: list[Episodes]) -> Episodes:
 
 
 def shortened(episodes: Episodes, num_steps: int | None) -> Episodes:
-    """At most ``num_steps`` steps from the start; an episode that does not fit is cut off there.
+    """Return at most ``num_steps`` steps from the start; an episode that does not fit is truncated.
 
-    What follows the cut is bootstrapped from, as after a time limit, since the discount stays what it was.
+    The discount at the cut is not changed, so the value there is bootstrapped, as after a time limit.
     """
     if num_steps is None or episodes.num_steps <= num_steps:
         return episodes
     ends = np.cumsum(episodes.lengths + 1)
     whole = int(np.searchsorted(ends, num_steps, side='right'))
-    rest = num_steps - (int(ends[whole - 1]) if whole else 0) - 1  # actions of the episode that is cut
+    rest = num_steps - (int(ends[whole - 1]) if whole else 0) - 1  # actions of the truncated episode
     kept = episodes.part(0, whole + (rest > 0))
     if rest <= 0:
         return kept
@@ -113,17 +113,17 @@ def shortened(episodes: Episodes, num_steps: int | None) -> Episodes:
 
 def steps(episodes: Episodes, env_id: int, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
           reward_spec: Any) -> Iterator[tuple[TimeStep, NestedTensor]]:
-    """The steps of all episodes, some thousand at a time, as live ones would be.
+    """Yield the steps of all episodes as an environment would return them, in chunks of whole episodes.
 
     Args:
-        episodes: their arrays fit the specs but for the types of numbers.
-        env_id: of all steps.
+        episodes: episodes whose arrays fit the specs except for their dtypes.
+        env_id: environment number of all steps.
         observation_spec: nest of specs.
         action_spec: nest of specs.
-        reward_spec: of rank 0 or 1.
+        reward_spec: spec of rank 0 or 1.
 
     Yields:
-        time steps ``[R, ...]`` without ``env_info``, and actions ``[R, ...]``, zeros at LAST
+        Time steps ``[R, ...]`` without ``env_info``, and actions ``[R, ...]``, zeros at LAST.
     """
     ends = np.cumsum(episodes.lengths + 1)
     first = 0
@@ -163,17 +163,17 @@ def _steps(part: Episodes, env_id: int, observation_spec: NestedTensorSpec, acti
 
 
 def from_steps(time_step: TimeStep, action: NestedTensor) -> Episodes | None:
-    """The episodes in consecutive steps of one environment; the inverse of :func:`steps`.
+    """Return the episodes in consecutive steps of one environment; the inverse of :func:`steps`.
 
-    An episode whose beginning is missing begins at the first step that is there; one that has not ended is cut off at
-    the last. What has only one step has no action, and is left out.
+    An episode whose beginning is missing begins at the first available step; an unfinished episode is truncated at the
+    last step. An episode of a single step has no action and is dropped.
 
     Args:
-        time_step: ``[R, ...]``; its ``observation``, ``step_type``, ``reward`` and ``discount`` are read.
-        action: nest ``[R, ...]``: the actions taken there.
+        time_step: ``[R, ...]``; its ``observation``, ``step_type``, ``reward`` and ``discount`` are used.
+        action: nest ``[R, ...]``: the actions taken at these steps.
 
     Returns:
-        ``None`` if there is no action.
+        The episodes; ``None`` if there is no action.
     """
     def flat(nested: NestedTensor) -> dict[str, np.ndarray]:
         return {path: leaf.numpy() for path, leaf in nest.flatten_with_path(nested)}
@@ -184,7 +184,7 @@ def from_steps(time_step: TimeStep, action: NestedTensor) -> Episodes | None:
 
 def from_arrays(step_type: np.ndarray, reward: np.ndarray, discount: np.ndarray, observation: dict[str, np.ndarray],
                 action: dict[str, np.ndarray]) -> Episodes | None:
-    """:func:`from_steps` of arrays ``[R, ...]``."""
+    """Return :func:`from_steps` of arrays ``[R, ...]``."""
     if not len(step_type):
         return None
     begins = (step_type == int(StepType.FIRST))

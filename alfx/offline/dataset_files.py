@@ -1,4 +1,4 @@
-"""A dataset, and what is told of it."""
+"""Datasets and their metadata."""
 import hashlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,56 +10,58 @@ from alfx.offline.dataset_episodes import Episodes
 
 
 class DatasetError(ConfError):
-    """Stored experience is missing, damaged, or not what was asked for. The message begins with where it is."""
+    """Stored experience is missing, damaged, or does not fit. The message begins with its location."""
 
 
 class Dataset(NamedTuple):
-    """Episodes, and what is known of them.
+    """Episodes and their metadata.
 
     Attributes:
-        name: what it was asked for by.
-        episodes: its contents.
-        about: further facts, which can be written as JSON: where it comes from, ``reference_returns``, ``env_name``.
-        fingerprint: of its contents; the same wherever they lie.
-        is_vouched_for: whether something has been there to compare the contents with.
+        name: name or path by which the dataset was requested.
+        episodes: the contents.
+        about: metadata that can be written as JSON: the source, ``reference_returns``, ``env_name``.
+        fingerprint: hash of the contents, independent of their location.
+        is_verified: the contents were verified against a stored digest.
     """
 
     name: str
     episodes: Episodes
     about: dict[str, Any]
     fingerprint: str
-    is_vouched_for: bool = False
+    is_verified: bool = False
 
     def reference_returns(self) -> tuple[float, float] | None:
-        """What a random and an expert policy get, if that is known and one is above the other."""
+        """Return the returns of a random and an expert policy; ``None`` if they are unknown or the first is not lower.
+        """
         found = self.about.get('reference_returns')
         return tuple(found) if found and found[0] < found[1] else None
 
 
 def normalized_score(average_return: float, reference_returns: Sequence[float]) -> float:
-    """0 for the return of a random policy, 100 for that of an expert (Fu et al. 2020, arXiv:2004.07219).
+    """Return the normalized score: 0 for a random policy, 100 for an expert (Fu et al. 2020, arXiv:2004.07219).
 
     Raises:
-        ValueError: the expert is not better.
+        ValueError: the return of the expert is not higher.
     """
     low, high = reference_returns
     if not low < high:
-        raise ValueError(f'reference returns: expected that of a random policy and a higher one, found {low}, {high}')
+        raise ValueError('reference returns: expected the return of a random policy and a higher return, found '
+                         f'{low}, {high}')
     return 100.0 * (average_return - low) / (high - low)
 
 
 def arrays_of(episodes: Episodes) -> dict[str, np.ndarray]:
-    """All arrays by name: ``observation``, ``action.arm``, ``reward``, ..."""
+    """Return all arrays by name: ``observation``, ``action.arm``, ``reward``, ..."""
     named = {f'{field}.{path}' if path else field: x for field in ('observation', 'action')
              for path, x in getattr(episodes, field).items()}
     return {**named, 'reward': episodes.reward, 'discount': episodes.discount, 'lengths': episodes.lengths}
 
 
 def episodes_of(arrays: dict[str, np.ndarray]) -> Episodes:
-    """The inverse of :func:`arrays_of`.
+    """Return the episodes with these arrays; the inverse of :func:`arrays_of`.
 
     Raises:
-        KeyError: one is missing, or none is an observation or an action.
+        KeyError: an array is missing.
     """
     def of(field: str) -> dict[str, np.ndarray]:
         found = {name[len(field) + 1:]: x for name, x in arrays.items() if name.split('.')[0] == field}
@@ -71,29 +73,30 @@ def episodes_of(arrays: dict[str, np.ndarray]) -> Episodes:
 
 
 def check_alike(datasets: Sequence[Dataset]) -> None:
-    """Refuse to join datasets whose arrays have other names, types or shapes, or whose actions are in other units.
+    """Raise unless the arrays of all datasets have the same names, types and shapes, and actions the same units.
 
     Raises:
-        DatasetError: names the first difference.
+        DatasetError: the message names the first difference.
     """
-    def forms(dataset: Dataset) -> dict[str, str]:
+    def describe(dataset: Dataset) -> dict[str, str]:
         units = {f'the range of action {path or "values"}': f'from {low} to {high}'
                  for path, (low, high) in dataset.about.get('action_bounds', {}).items()
-                 if set(np.ravel(low)) != {-1.0} or set(np.ravel(high)) != {1.0}}  # otherwise as where none is named
+                 if set(np.ravel(low)) != {-1.0} or set(np.ravel(high)) != {1.0}}  # [-1, 1] is the default
         return {**{name: f'{x.dtype} {x.shape[1:]}' for name, x in arrays_of(dataset.episodes).items()}, **units}
 
-    first = forms(datasets[0])
+    first = describe(datasets[0])
     for dataset in datasets[1:]:
-        own = forms(dataset)
+        own = describe(dataset)
         for name in sorted(first.keys() | own.keys()):
             if first.get(name) != own.get(name):
-                found, expected = (x.get(name, 'not named') for x in (own, first))
+                found, expected = (x.get(name, 'not given') for x in (own, first))
                 raise DatasetError(f'{dataset.name}: {name} is {found}, in {datasets[0].name} it is {expected}',
-                                   'only datasets of one environment, with actions in the same units, can be joined')
+                                   'only datasets of the same environment, with actions in the same units, can be '
+                                   'joined')
 
 
 def digest(array: np.ndarray) -> str:
-    """SHA-256 of type, shape and contents."""
+    """Return the SHA-256 of the type, shape and contents of an array."""
     array = np.ascontiguousarray(array)
     found = hashlib.sha256(f'{array.dtype.str}{array.shape}'.encode())
     found.update(array.reshape(-1).view(np.uint8).data)
@@ -101,10 +104,10 @@ def digest(array: np.ndarray) -> str:
 
 
 def fingerprint_of(digests: dict[str, str]) -> str:
-    """Of a dataset, given the :func:`digest` of each of its arrays by name."""
+    """Return the fingerprint of a dataset, given the :func:`digest` of each of its arrays by name."""
     return hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()
 
 
 def fingerprint(episodes: Episodes) -> str:
-    """Of a dataset: the same for the same numbers."""
+    """Return the fingerprint of a dataset; equal numbers have equal fingerprints."""
     return fingerprint_of({name: digest(x) for name, x in arrays_of(episodes).items()})

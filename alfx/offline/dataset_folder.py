@@ -1,13 +1,13 @@
-"""A dataset as a folder: one ``.npy`` file for each array, and a manifest that vouches for them.
+"""The dataset format of alfx: a folder with one ``.npy`` file for each array, and a manifest with their digests.
 
 ::
 
-    NAME/dataset.json             what there is, with a digest of each array
+    NAME/dataset.json             the manifest: metadata, and a digest of each array
     NAME/data-1f3a.../reward.npy  ...
 
-The manifest names the folder of the arrays, and is replaced in one step: whoever is killed while writing leaves the old
-dataset or the new one, and at most files that nothing names, which the next writer removes. Arrays are mapped into
-memory, not read, until they are used.
+The manifest names the folder of the arrays and is replaced atomically. A killed writer therefore leaves either the old
+or the new dataset, and at most unreferenced files, which the next writer removes. Arrays are memory-mapped, so they
+are not read until they are used.
 """
 import contextlib
 import errno
@@ -31,7 +31,7 @@ _DATA = 'data-'
 
 
 def is_dataset(path: str) -> bool:
-    """Whether there is one in that folder, sound or not."""
+    """Return whether a folder contains a dataset, intact or damaged."""
     return os.path.isfile(os.path.join(path, MANIFEST))
 
 
@@ -39,20 +39,20 @@ def write(path: str, episodes: Episodes, about: dict[str, Any], overwrite: bool 
     """Write a dataset.
 
     Args:
-        path: its folder, which is made.
-        episodes: its contents.
+        path: folder of the dataset; it is created.
+        episodes: the contents.
         about: see :class:`~alfx.offline.dataset_files.Dataset`.
-        overwrite: whether it may take the place of another one.
+        overwrite: replace an existing dataset.
 
     Raises:
-        DatasetError: there is one, another process writes it, or the folder cannot be written.
+        DatasetError: a dataset exists already, another process is writing it, or the folder cannot be written.
     """
     with contextlib.ExitStack() as stack:
         try:
             os.makedirs(path, exist_ok=True)
             stack.enter_context(_locked(path))
             if is_dataset(path) and not overwrite:
-                raise DatasetError(f'{path}: there is a dataset already', 'give another name, or add --overwrite')
+                raise DatasetError(f'{path}: a dataset exists already', 'use another name, or add --overwrite')
             _write(path, episodes, about)
         except OSError as error:
             raise DatasetError(f'{path}: cannot be written: {error.strerror or error}',
@@ -60,18 +60,18 @@ def write(path: str, episodes: Episodes, about: dict[str, Any], overwrite: bool 
 
 
 def check_writable(path: str, overwrite: bool) -> None:
-    """Refuse early what :func:`write` would refuse.
+    """Raise early in the cases in which :func:`write` would raise.
 
     Raises:
-        DatasetError: see there.
+        DatasetError: see :func:`write`.
     """
     if is_dataset(path) and not overwrite:
-        raise DatasetError(f'{path}: there is a dataset already', 'give another name, or add --overwrite')
+        raise DatasetError(f'{path}: a dataset exists already', 'use another name, or add --overwrite')
     parent = os.path.abspath(path)
     while not os.path.exists(parent):
         parent = os.path.dirname(parent)
     if not os.path.isdir(parent) or not os.access(parent, os.W_OK):
-        raise DatasetError(f'{path}: {parent} is not a folder that can be written to', 'name another one')
+        raise DatasetError(f'{path}: {parent} is not a writable folder', 'use another path')
 
 
 def _write(path: str, episodes: Episodes, about: dict[str, Any]) -> None:
@@ -92,10 +92,10 @@ def _write(path: str, episodes: Episodes, about: dict[str, Any]) -> None:
             json.dump(manifest, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
-    except BaseException:  # Ctrl-C as well: a folder without a manifest is of no use to anybody
+    except BaseException:  # including Ctrl-C: a folder without a manifest is useless
         shutil.rmtree(data, ignore_errors=True)
         raise
-    # whoever interrupts this one finds the old dataset or the new one; the folder is not to go while it may be in use
+    # outside the try block: after an interrupt the manifest may already refer to the new folder
     os.replace(os.path.join(data, MANIFEST), os.path.join(path, MANIFEST))
     for name in os.listdir(path):
         if name.startswith(_DATA) and name != os.path.basename(data):
@@ -111,17 +111,17 @@ def _locked(path: str) -> Iterator[None]:
         except OSError as error:
             if error.errno == errno.EWOULDBLOCK:
                 raise DatasetError(f'{path}: another process is writing this dataset',
-                                   'wait for its end, or give another name') from error
-        yield  # where a file system cannot lock, the last writer wins
+                                   'wait until it has finished, or use another name') from error
+        yield  # on a file system without locks the last writer wins
     finally:
         os.close(folder)
 
 
 def read(path: str) -> Dataset:
-    """Read a dataset, and compare all of it with its manifest.
+    """Read a dataset and verify all of it against its manifest.
 
     Raises:
-        DatasetError: there is none, or it is damaged.
+        DatasetError: it does not exist or is damaged.
     """
     manifest = read_manifest(path)
     arrays, found = {}, {}
@@ -133,21 +133,21 @@ def read(path: str) -> Dataset:
             raise DatasetError(f'{file}: cannot be read: {error}', 'record the dataset again') from error
         found[name] = digest(arrays[name])
         if found[name] != entry['sha256']:
-            raise DatasetError(f'{file}: its contents are not those that were written: expected SHA-256 '
+            raise DatasetError(f'{file}: its contents have changed since it was written: expected SHA-256 '
                                f'{entry["sha256"][:16]}..., found {found[name][:16]}...', 'record the dataset again')
     try:
         episodes = episodes_of(arrays)
     except KeyError as error:
-        raise DatasetError(f'{os.path.join(path, MANIFEST)}: names no array {error}',
+        raise DatasetError(f'{os.path.join(path, MANIFEST)}: the array {error} is missing',
                            'record the dataset again') from error
-    return Dataset(path, episodes, manifest['about'], fingerprint_of(found), is_vouched_for=True)
+    return Dataset(path, episodes, manifest['about'], fingerprint_of(found), is_verified=True)
 
 
 def read_manifest(path: str) -> dict[str, Any]:
-    """What the manifest of the dataset in a folder says.
+    """Return the manifest of the dataset in a folder.
 
     Raises:
-        DatasetError: there is none, or it is damaged.
+        DatasetError: it does not exist or is damaged.
     """
     file_name = os.path.join(path, MANIFEST)
     try:
@@ -157,11 +157,12 @@ def read_manifest(path: str) -> dict[str, Any]:
         missing = {'data', 'arrays', 'about', 'episodes', 'actions'} - manifest.keys()
     except OSError as error:
         raise DatasetError(f'{file_name}: cannot be read: {error.strerror}',
-                           'nothing is left of a dataset whose writer was killed: record it again') from error
+                           'if recording was killed, record the dataset again') from error
     except (ValueError, KeyError, TypeError) as error:
         raise DatasetError(f'{file_name}: is damaged: {error!r}', 'record the dataset again') from error
     if version != wanted:
-        raise DatasetError(f'{file_name}: expected format {wanted}, found {version}', 'this alfx reads only that one')
+        raise DatasetError(f'{file_name}: expected format {wanted}, found {version}',
+                           'this version of alfx reads no other format')
     if missing:
         raise DatasetError(f'{file_name}: is damaged: {sorted(missing)} are missing', 'record the dataset again')
     return manifest

@@ -1,4 +1,4 @@
-"""From the names in a conf to datasets that a run can be trained on."""
+"""Loading of the datasets named in a conf."""
 import logging
 from collections.abc import Sequence
 
@@ -15,32 +15,31 @@ logger = logging.getLogger(__name__)
 def load(names: Sequence[str], num_steps: int | None, observation_spec: NestedTensorSpec,
          action_spec: NestedTensorSpec, reward_spec: TensorSpec, batch_length: int = 1,
          env_name: str = '') -> list[Dataset]:
-    """Read datasets, check them, and tell in the log what they are like.
+    """Read datasets, check them, and log their statistics.
 
     Args:
-        names: as :func:`alfx.offline.dataset_sources.read` takes them.
-        num_steps: at most so many steps of each; ``None`` for all.
-        observation_spec: of the environment, before any data transformer.
-        action_spec: of the environment.
-        reward_spec: likewise.
-        batch_length: of the sequences to train on.
-        env_name: the environment of the run, if that is known.
+        names: names for :func:`alfx.offline.dataset_sources.read`.
+        num_steps: maximum number of steps of each; ``None`` for all.
+        observation_spec: spec of the environment's observation, before any data transformer.
+        action_spec: spec of the environment's action.
+        reward_spec: spec of the environment's reward.
+        batch_length: length of the sequences for training.
+        env_name: the environment of the run, if known.
 
     Raises:
-        DatasetError: one is missing or damaged, does not fit the environment, or is too short.
+        DatasetError: a dataset is missing or damaged, does not fit the environment, or is too short.
     """
     datasets = []
     for name in names:
         dataset = dataset_sources.read(name)
-        if not dataset.is_vouched_for:
-            logger.warning('%s: there is nothing to compare its contents with; if they have been changed, nobody knows',
-                           name)
+        if not dataset.is_verified:
+            logger.warning('%s: there is no digest to verify its contents with; changes cannot be detected', name)
         dataset_checks.check_consistent(dataset)
         dataset_checks.check_env_name(dataset, env_name)
         dataset = dataset_checks.fitted(dataset, observation_spec, action_spec, reward_spec)
         episodes = shortened(dataset.episodes, num_steps)
         if not len(episodes.lengths):
-            raise DatasetError(f'{name}: nothing is left of it with TrainerConfig.offline_buffer_length = {num_steps}',
+            raise DatasetError(f'{name}: no step is left with TrainerConfig.offline_buffer_length = {num_steps}',
                                'set it to 2 or more')
         dataset_checks.check_long_enough(dataset, episodes, batch_length)
         datasets.append(dataset._replace(episodes=episodes))

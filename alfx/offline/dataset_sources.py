@@ -1,4 +1,4 @@
-"""From a name in a conf to a dataset, wherever it lies."""
+"""Reading a dataset by its name in a conf, in any format."""
 import os
 from collections.abc import Sequence
 
@@ -11,11 +11,11 @@ def read(name: str) -> Dataset:
     """Read a dataset.
 
     Args:
-        name: the path of a folder that ``python -m alfx.bin.record`` has written, of a run, or of a checkpoint with a
-            replay buffer, of alfx or ALF; ``~`` is expanded. Or ``minari:ID``.
+        name: the path of a folder written by ``python -m alfx.bin.record``, of a run folder, or of a checkpoint with a
+            replay buffer, from alfx or ALF; ``~`` is expanded. Or ``minari:ID``.
 
     Raises:
-        DatasetError: there is none, or it is damaged.
+        DatasetError: it does not exist or is damaged.
     """
     if name.startswith(minari_sets.PREFIX):
         return minari_sets.read(name)
@@ -26,14 +26,14 @@ def read(name: str) -> Dataset:
         return saved_replay.read(path)._replace(name=name)
     if os.path.isfile(path):
         return (alf_buffers.read(path) or saved_replay.read(path))._replace(name=name)
-    raise DatasetError(f'{name}: {_what_is_there(path)}', 'record one with python -m alfx.bin.record --dataset '
+    raise DatasetError(f'{name}: {_describe_path(path)}', 'record one with python -m alfx.bin.record --dataset '
                        f'{name}')
 
 
 def reference_returns(names: Sequence[str]) -> tuple[float, float] | None:
-    """The returns of a random and of an expert policy, as the first of these datasets that knows them says.
+    """Return the returns of a random and of an expert policy from the first of these datasets that contains them.
 
-    ``None`` if none does. A dataset that is not there any more is passed over: scores do without it.
+    ``None`` if no dataset contains them. A dataset that no longer exists is skipped, because scores are optional.
     """
     for name in names:
         path = os.path.expanduser(name)
@@ -44,11 +44,11 @@ def reference_returns(names: Sequence[str]) -> tuple[float, float] | None:
     return None
 
 
-def _what_is_there(path: str) -> str:
+def _describe_path(path: str) -> str:
     if os.path.isdir(path):
-        return f'this folder holds no {dataset_folder.MANIFEST}, so it is no dataset, or its writer was killed'
+        return f'this folder contains no {dataset_folder.MANIFEST}: it is not a dataset, or recording was killed'
     parent = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(parent):
-        return f'there is no such folder, nor {parent}'
+        return f'there is no such folder, and no folder {parent}'
     near = sorted(entry for entry in os.listdir(parent) if dataset_folder.is_dataset(os.path.join(parent, entry)))
-    return f'there is no such folder; datasets beside it: {", ".join(near) or "none"}'
+    return f'there is no such folder; datasets in {parent}: {", ".join(near) or "none"}'

@@ -1,4 +1,4 @@
-"""What a dataset tells of the environment it was recorded in, so that a policy can be trained where that is missing."""
+"""The specs of the environment stored in a dataset, so that a policy can be trained without the environment."""
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +14,8 @@ from alfx.offline.dataset_files import DatasetError
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 
 
-def told(env: Any) -> dict[str, Any]:
-    """The specs of an environment as JSON, for what is known of a dataset; ``{}`` if they are not plain dicts."""
+def specs_as_json(env: Any) -> dict[str, Any]:
+    """Return the specs of an environment as JSON, for the metadata of a dataset; ``{}`` if they are not plain dicts."""
     specs = {'observation': env.observation_spec(), 'action': env.action_spec(), 'reward': env.reward_spec()}
     if not all(_is_of_dicts(spec) for spec in specs.values()):
         return {}
@@ -24,22 +24,22 @@ def told(env: Any) -> dict[str, Any]:
 
 
 class RecordedEnvironment(DescribedEnvironment):
-    """The specs of the environment of a dataset, which cannot be stepped.
+    """Specs of the environment of a dataset; it cannot be stepped.
 
     Args:
-        names: of datasets; the first one tells.
+        names: names of datasets; the specs are those of the first.
         batch_size: B.
 
     Raises:
-        DatasetError: there is none, or it tells nothing.
+        DatasetError: the dataset does not exist or contains no specs.
     """
 
     def __init__(self, names: Sequence[str], batch_size: int):
         about = dataset_sources.read(names[0]).about
         if 'specs' not in about:
-            raise DatasetError(f"{names[0]}: does not tell the specs of its environment, which create_environment."
-                               f"env_name = '{NO_ENVIRONMENT}' asks for",
-                               'record it with alfx.bin.record, or name the environment')
+            raise DatasetError(f"{names[0]}: does not contain the specs of its environment, which create_environment."
+                               f"env_name = '{NO_ENVIRONMENT}' requires",
+                               'record it with alfx.bin.record, or set the environment')
         specs = {field: _nest_of(leaves) for field, leaves in about['specs'].items()}
         self._batch_size, self._name, self._metadata = batch_size, about.get('env_name', NO_ENVIRONMENT), {}
         self._observation_spec, self._action_spec, self._reward_spec = (

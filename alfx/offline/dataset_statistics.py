@@ -1,10 +1,10 @@
-"""What a dataset is like, in numbers."""
+"""Statistics of a dataset."""
 from alfx.offline.dataset_files import Dataset, normalized_score
 from alfx.offline.dataset_episodes import Episodes
 
 
 def summary(dataset: Dataset) -> dict[str, float]:
-    """Numbers of episodes and actions, returns, lengths, how many episodes terminated; scores if they are known."""
+    """Return statistics: numbers of episodes and actions, returns, lengths, fraction terminated, and score if known."""
     episodes = dataset.episodes
     returns = episodes.returns()
     returns = returns if returns.ndim == 1 else returns.sum(1)
@@ -20,28 +20,28 @@ def summary(dataset: Dataset) -> dict[str, float]:
 
 
 def lines(dataset: Dataset) -> list[str]:
-    """The same in words."""
+    """Return the statistics as lines of text."""
     x = summary(dataset)
     result = [f'{dataset.name}: {x["episodes"]:,.0f} episodes, {x["actions"]:,.0f} actions',
               f'  return {x["return_mean"]:.6g} +- {x["return_std"]:.4g}, from {x["return_min"]:.6g} to '
               f'{x["return_max"]:.6g}',
               f'  length {x["length_mean"]:.6g}, from {x["length_min"]:.0f} to {x["length_max"]:.0f}',
               f'  terminated: {x["terminated"]:.1%} of the episodes' + (
-                  '' if x['terminated'] else ' (none: all were cut off, and are bootstrapped from)')]
+                  '' if x['terminated'] else ' (none: all were truncated, and their last values are bootstrapped)')]
     given = dataset.about.get('reference_returns')
     if 'normalized_score' in x:
         result.append(f'  normalized score {x["normalized_score"]:.1f}')
     elif given:
-        result.append(f'  no normalized score: expected the return of a random policy and a higher one, found '
+        result.append('  no normalized score: expected the return of a random policy and a higher return, found '
                       f'{", ".join(map(str, given))}')
     else:
-        result.append('  no normalized score: it is not known what a random and an expert policy get '
+        result.append('  no normalized score: the returns of a random and an expert policy are unknown '
                       '(--reference_returns)')
     return result
 
 
 def array_lines(episodes: Episodes) -> list[str]:
-    """Type, shape and range of each leaf of observation and action, a line each."""
+    """Return one line with the type, shape and range of each leaf of observation and action."""
     result = []
     for field in ('observation', 'action'):
         for path, array in getattr(episodes, field).items():

@@ -1,4 +1,4 @@
-"""Demonstrations: recorded episodes that an algorithm learns from in a way of its own."""
+"""Demonstrations: recorded episodes that an algorithm uses in its own way."""
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,27 +14,27 @@ from alfx.tensor_specs import TensorSpec
 
 
 def dataset_names(names: str | Sequence[str], owner: str) -> tuple[str, ...]:
-    """The argument ``demonstrations`` of the class ``owner`` as a tuple.
+    """Return the argument ``demonstrations`` of the class ``owner`` as a tuple.
 
     Raises:
-        ConfError: it names nothing.
+        ConfError: it contains no path.
     """
     found = (names, ) if isinstance(names, str) else tuple(names)
     if not found or not all(isinstance(name, str) and name for name in found):
         raise ConfError([problem_at(owner, 'demonstrations', f'expected the path of a dataset, or several, found '
-                                    f'{names!r}', 'record one with alfx.bin.record (docs/offline.md)')])
+                                    f'{names!r}', 'record a dataset with alfx.bin.record (docs/offline.md)')])
     return found
 
 
 class Demonstrations:
-    """Datasets, read when the root algorithm is known, and seen as it sees its own experience.
+    """Datasets that are read once the root algorithm is known, and transformed like its collected data.
 
     Args:
-        names: as ``TrainerConfig.offline_buffer_dir``.
-        owner: name of the class that has them as an argument ``demonstrations``, for messages.
+        names: paths of datasets, as in ``TrainerConfig.offline_buffer_dir``.
+        owner: name of the class with the argument ``demonstrations``, for messages.
 
     Raises:
-        ConfError: there are none.
+        ConfError: ``names`` contains no path.
     """
 
     def __init__(self, names: str | Sequence[str], owner: str):
@@ -43,7 +43,7 @@ class Demonstrations:
         self._root: Any = None
 
     def load(self, root: Any) -> list[Dataset]:
-        """Read them, for the environment and the data transformer of ``root``.
+        """Read the datasets for the environment and the data transformer of ``root``.
 
         Args:
             root: an :class:`~alfx.algorithms.rl_algorithm.RLAlgorithm` with an environment.
@@ -52,7 +52,7 @@ class Demonstrations:
             The datasets.
 
         Raises:
-            DatasetError: one is missing or damaged, or does not fit the environment.
+            DatasetError: a dataset is missing or damaged, or does not fit the environment.
         """
         env = root.environment
         specs = env.observation_spec(), env.action_spec(), env.reward_spec()
@@ -66,7 +66,7 @@ class Demonstrations:
         return datasets
 
     def draw(self, batch_size: int, length: int) -> Experience:
-        """Random sequences ``[batch_size, length, ...]``, transformed as the root algorithm's own experience is."""
-        assert self._buffer is not None, 'load comes first'
+        """Sample sequences ``[batch_size, length, ...]``, transformed like the collected data of the root algorithm."""
+        assert self._buffer is not None, 'call load() first'
         experience, batch_info = self._buffer.get_batch(batch_size, length)
         return self._root.transform_batch(experience, batch_info, self._buffer)

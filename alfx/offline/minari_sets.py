@@ -1,7 +1,7 @@
-"""Datasets of Minari (https://minari.farama.org), if the package is installed.
+"""Reader of datasets of Minari (https://minari.farama.org), if the package is installed.
 
-Its episodes have T + 1 observations and T actions, as ours. Its actions are those of the gymnasium environment; where
-the environment of a run takes actions in [-1, 1], they are mapped there by the bounds of the action space.
+Its episodes have T + 1 observations and T actions, like those of alfx. Its actions are in the units of the gymnasium
+environment; if the environment of a run uses actions in [-1, 1], they are rescaled by the bounds of the action space.
 """
 from typing import Any
 
@@ -19,7 +19,7 @@ def read(name: str) -> Dataset:
     """Read a dataset.
 
     Args:
-        name: ``minari:ID`` of one that is on this machine; ``minari list local`` shows them.
+        name: ``minari:ID`` of a dataset on this machine; ``minari list local`` lists them.
 
     Raises:
         DatasetError: Minari is not installed, there is no such dataset, or it cannot be read.
@@ -28,7 +28,7 @@ def read(name: str) -> Dataset:
     try:
         import minari
         source = minari.load_dataset(identity)
-    except ImportError as error:  # of Minari itself, or of what it reads files with
+    except ImportError as error:  # Minari itself, or a package that it needs to read files
         raise DatasetError(f'{name}: {error}', pip_install('offline')) from error
     except FileNotFoundError as error:
         local = ', '.join(sorted(minari.list_local_datasets())) or 'none'
@@ -41,7 +41,7 @@ def read(name: str) -> Dataset:
     except (OSError, KeyError) as error:
         raise DatasetError(f'{name}: is damaged: {error}', f'minari download {identity}') from error
     if not parts:
-        raise DatasetError(f'{name}: has no episodes', 'choose another one')
+        raise DatasetError(f'{name}: has no episodes', 'choose another dataset')
     episodes = joined(parts)
     about: dict[str, Any] = {'minari': identity, 'action_bounds': _bounds(source.action_space)}
     if source.env_spec is not None:
@@ -53,7 +53,7 @@ def read(name: str) -> Dataset:
 
 
 def _episode(name: str, number: int, episode: Any) -> Episodes:
-    """One episode of a dataset."""
+    """Return one episode of a dataset."""
     count = len(episode.rewards)
     discount = np.ones(count, np.float32)
     observation = {path: np.asarray(x) for path, x in nest.flatten_with_path(episode.observations)}
@@ -64,14 +64,14 @@ def _episode(name: str, number: int, episode: Any) -> Episodes:
     if not count or wrong or np.any(np.asarray(episode.terminations[:-1])):
         raise DatasetError(f'{name}: episode {number}: expected T + 1 observations, T actions and T rewards, and no '
                            f'termination before its end; found {count} rewards' +
-                           ''.join(f', {n} of {what.strip()}' for what, n in wrong.items()), 'leave it out')
+                           ''.join(f', {n} of {what.strip()}' for what, n in wrong.items()), 'remove it')
     if episode.terminations[-1]:
         discount[-1] = 0.0
     return Episodes(observation, action, np.asarray(episode.rewards), discount, np.array([count]))
 
 
 def _bounds(space: Any) -> dict[str, list[Any]]:
-    """Lower and upper bounds of the continuous actions by path, where they are finite."""
+    """Return the lower and upper bounds of the continuous actions with finite bounds, by path."""
     from alfx.environments.spaces import action_spec_from_gym_space
     found = {}
     for path, spec in nest.flatten_with_path(action_spec_from_gym_space(space)):

@@ -1,4 +1,4 @@
-"""Two pools of episodes that are replayed beside own ones; see :mod:`alfx.algorithms.ppod_algorithm`."""
+"""Two pools of episodes that are replayed beside the collected ones; see :mod:`alfx.algorithms.ppod_algorithm`."""
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +17,9 @@ class Demonstration:
 
     Attributes:
         steps: time steps and actions ``[L + 1, ...]``, from FIRST to LAST.
-        score: its return.
-        max_value: the highest value of its observations when they were last seen.
-        is_given: whether it was given at first; such a one is never dropped.
+        score: return of the episode.
+        max_value: maximum value of its observations when it was last replayed or collected.
+        is_given: the episode is one of the initial demonstrations, which are never dropped.
     """
 
     steps: tuple[TimeStep, NestedTensor]
@@ -29,25 +29,25 @@ class Demonstration:
 
     @property
     def length(self) -> int:
-        """L + 1."""
+        """Number of steps, L + 1."""
         return len(self.steps[0].step_type)
 
 
 def score_of(time_step: TimeStep) -> float:
-    """The return of the steps ``[L, ...]`` of an episode; what is said at FIRST belongs to nothing before."""
+    """Return the sum of the rewards of the steps ``[L, ...]`` of an episode; the reward at FIRST is ignored."""
     return float((time_step.reward * (time_step.step_type != StepType.FIRST)).sum())
 
 
 class Pools:
-    """Episodes with reward, and episodes of which the value function hopes for one.
+    """Episodes with reward, and episodes without reward that the value function considers promising.
 
     Args:
-        given: the episodes to begin with; those with reward.
-        rho: the share of episodes with reward among all, at first.
-        phi: the share of the others.
-        alpha: these are chosen in proportion to ``max_value ** alpha``.
-        capacity: the number of episodes in both.
-        threshold: the least score of an episode with reward; ``None``: the least of ``given``.
+        given: initial episodes; they are in the pool with reward.
+        rho: initial fraction of all episodes, collected and replayed, that are replays of episodes with reward.
+        phi: initial fraction of all episodes that are replays from the other pool.
+        alpha: episodes of the other pool are drawn in proportion to ``max_value ** alpha``.
+        capacity: maximum number of episodes in both pools together.
+        threshold: minimum score of an episode with reward; ``None``: the minimum score of ``given``.
     """
 
     def __init__(self, given: list[Demonstration], rho: float, phi: float, alpha: float, capacity: int,
@@ -59,11 +59,11 @@ class Pools:
 
     @property
     def rho(self) -> float:
-        """The share of episodes with reward now: what the others have given up is theirs."""
+        """Current fraction of replays of episodes with reward; it increases as ``phi`` decreases."""
         return self._total - self.phi
 
     def add(self, demo: Demonstration) -> None:
-        """Take in an episode, if it is good enough for either pool."""
+        """Add an episode to the pool that it qualifies for; drop episodes beyond the capacity."""
         if demo.score >= self.threshold:
             self.with_reward.append(demo)
             self.phi = max(self.phi - self._step, 0.0)
@@ -79,42 +79,43 @@ class Pools:
             self.with_reward.remove(own)
 
     def draw(self) -> Demonstration:
-        """The next one to be replayed."""
+        """Return the next episode to replay."""
         if self.with_value and float(torch.rand(())) * self._total >= self.rho:
             return self.with_value[int(torch.multinomial(self.chances(), 1))]
         return self.with_reward[int(torch.randint(len(self.with_reward), ()))]
 
     def chances(self) -> Tensor:
-        """float64 ``[n]``: of each of the episodes with value being the one, if it is one of these."""
+        """Return the probability of each episode in the pool by value, float64 ``[n]``, given that this pool is chosen.
+        """
         values = torch.tensor([x.max_value for x in self.with_value], dtype=torch.float64).clamp(min=1e-9)
         weights = (values / values.max())**self._alpha
         return weights / weights.sum()
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: everything but the given episodes, as tensors and numbers."""
+        """Return the state for a checkpoint: everything except the given episodes, as tensors and numbers."""
         return {'phi': self.phi, 'pools': [[_state_of(x) for x in pool if not x.is_given]
                                            for pool in (self.with_reward, self.with_value)]}
 
     def load(self, state: dict[str, Any]) -> None:
-        """The inverse of :meth:`state`, for the same given episodes."""
+        """Restore a state of :meth:`state`; the given episodes must be the same."""
         given = [x for x in self.with_reward if x.is_given]
         pools = [[self._demonstration(x) for x in pool] for pool in state['pools']]
         self.phi, self.with_reward, self.with_value = state['phi'], given + pools[0], pools[1]
 
     def reference(self, demo: Demonstration) -> int | dict[str, Any]:
-        """What stands for an episode in a checkpoint: its place in the pools, or all of it if it has been dropped."""
+        """Return a reference to an episode for a checkpoint: its index in the pools, or all of it if it was dropped."""
         everything = self.with_reward + self.with_value
         return everything.index(demo) if demo in everything else _state_of(demo)
 
     def referred_to(self, reference: int | dict[str, Any]) -> Demonstration:
-        """The inverse of :meth:`reference`, after :meth:`load`."""
+        """Return the episode of a :meth:`reference`; call it after :meth:`load`."""
         if isinstance(reference, dict):
             return self._demonstration(reference)
         return (self.with_reward + self.with_value)[reference]
 
     def steps(self, leaves: list[Tensor]) -> Any:
-        """Time steps and actions of flat ``leaves``."""
-        tree: Any = nest.structure(self.with_reward[0].steps)  # a given one, which is always there
+        """Return time steps and actions from their flat ``leaves``."""
+        tree: Any = nest.structure(self.with_reward[0].steps)  # a given episode, which is never dropped
         return tree.unflatten(leaves)
 
     def _demonstration(self, state: dict[str, Any]) -> Demonstration:
@@ -126,12 +127,12 @@ def _state_of(demo: Demonstration) -> dict[str, Any]:
 
 
 class Slots:
-    """Environments that replay one episode of the pools after the other.
+    """Environments that each replay episodes of the pools one after the other.
 
     Args:
-        pools: draws them.
-        count: the number of slots.
-        state: what :meth:`state` has returned, to go on from there; ``None``: draw episodes to begin with.
+        pools: draws the episodes.
+        count: number of slots.
+        state: a state of :meth:`state` to continue from; ``None``: begin with newly drawn episodes.
     """
 
     def __init__(self, pools: Pools, count: int, state: dict[str, Any] | None = None):
@@ -143,15 +144,15 @@ class Slots:
             return
         self._current = [pools.draw() for _ in range(count)]
         self._position = [0] * count
-        self._highest = [-float('inf')] * count  # value of the episode under way
+        self._highest = [-float('inf')] * count  # maximum value of the current episode
 
     def state(self) -> dict[str, Any]:
-        """Where each slot is, for a checkpoint."""
+        """Return the position of each slot, for a checkpoint."""
         return {'current': [self._pools.reference(x) for x in self._current], 'position': list(self._position),
                 'highest': list(self._highest)}
 
     def next_steps(self, length: int) -> tuple[TimeStep, NestedTensor]:
-        """Time steps and actions ``[count, length, ...]``; the last column is the first one of the next call."""
+        """Return time steps and actions ``[count, length, ...]``; the last column is the first of the next call."""
         self._pieces = [self._advance(slot, length) for slot in range(len(self._current))]
         rows = [[nest.map_structure(lambda x, a=a, b=b: x[a:b], demo.steps) for demo, a, b in pieces]
                 for pieces in self._pieces]
@@ -167,11 +168,11 @@ class Slots:
             if missing:
                 self._current[slot], self._position[slot] = self._pools.draw(), 0
             else:
-                self._position[slot] = end - 1  # seen again, to begin with
+                self._position[slot] = end - 1  # the next call begins with this step
         return pieces
 
     def note_values(self, values: Tensor) -> None:
-        """The values ``[count, length]`` of the steps that were drawn last are these."""
+        """Store the values ``[count, length]`` of the steps of the last :meth:`next_steps`."""
         for slot, pieces in enumerate(self._pieces):
             column = 0
             for demo, start, end in pieces:
@@ -185,7 +186,7 @@ class Slots:
 
 
 class EpisodeTracker:
-    """Cuts unrolls into episodes.
+    """Splits unrolls into episodes.
 
     Args:
         count: B, the number of environments.
@@ -197,15 +198,15 @@ class EpisodeTracker:
         self._highest = [-float('inf')] * count
 
     def state(self) -> dict[str, Any]:
-        """The episodes under way, for a checkpoint."""
+        """Return the running episodes, for a checkpoint."""
         return {'highest': list(self._highest), 'parts': [[nest.flatten(x) for x in row] for row in self._parts]}
 
     def load(self, state: dict[str, Any], steps: Callable[[list[Tensor]], Any]) -> None:
-        """The inverse of :meth:`state`; ``steps`` makes time steps and actions of their leaves."""
+        """Restore a state of :meth:`state`; ``steps`` builds time steps and actions from their leaves."""
         self._highest, self._parts = list(state['highest']), [[steps(x) for x in row] for row in state['parts']]
 
     def add(self, steps: tuple[TimeStep, NestedTensor], values: Tensor) -> list[Demonstration]:
-        """Take in steps ``[B, T, ...]`` that follow those before, and return the episodes that end in them.
+        """Add steps ``[B, T, ...]`` that follow the previous ones, and return the episodes that end in them.
 
         Args:
             steps: time steps and actions.
@@ -220,7 +221,7 @@ class EpisodeTracker:
                 if end == start:
                     continue
                 piece = nest.map_structure(lambda x, row=row, a=start, b=end: x[row, a:b].clone(), steps)
-                if piece[0].step_type[0] == StepType.FIRST:  # what was under way has been left, as by a new start
+                if piece[0].step_type[0] == StepType.FIRST:  # the running episode was abandoned, as by a restart
                     self._parts[row], self._highest[row] = [], -float('inf')
                 self._parts[row].append(piece)
                 self._highest[row] = max(self._highest[row], float(values[row, start:end].max()))
@@ -232,6 +233,6 @@ class EpisodeTracker:
     def _completed(self, row: int) -> list[Demonstration]:
         steps = nest.map_structure(lambda *x: torch.cat(x), *self._parts[row])
         highest, self._parts[row], self._highest[row] = self._highest[row], [], -float('inf')
-        if steps[0].step_type[0] != StepType.FIRST:  # its beginning has not been seen
+        if steps[0].step_type[0] != StepType.FIRST:  # its beginning is missing
             return []
         return [Demonstration(steps, score_of(steps[0]), highest)]

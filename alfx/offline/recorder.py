@@ -1,4 +1,4 @@
-"""Recording: a batch of environments is acted in, and whole episodes come out."""
+"""Recording of whole episodes from a policy that acts in a batch of environments."""
 from collections.abc import Callable
 from typing import Any
 
@@ -13,14 +13,14 @@ from alfx.utils.discrete_action import random_valid
 from alfx.utils.transfers import to_device
 
 Act = Callable[[TimeStep], NestedTensor]
-_BLOCK = 256  # steps that become one: Python's garbage collection goes through all the small tensors there are
+_BLOCK = 256  # steps that are stacked together: many small tensors slow down Python's garbage collection
 
 
 class Policy:
-    """Acts as an algorithm does in evaluation.
+    """Policy that acts as an algorithm does in evaluation.
 
     Args:
-        algorithm: has been loaded; its ``predict_step`` acts, greedily or not as it has been told.
+        algorithm: a loaded algorithm; its ``predict_step`` acts, greedily or not depending on its configuration.
         num_environments: B.
     """
 
@@ -30,7 +30,7 @@ class Policy:
         self._transform_state = algorithm.get_initial_transform_state(num_environments)
 
     def __call__(self, time_step: TimeStep) -> NestedTensor:
-        """The actions ``[B, ...]`` at a time step ``[B, ...]`` of the environment."""
+        """Return the actions ``[B, ...]`` at a time step ``[B, ...]`` of the environment."""
         algorithm, device = self._algorithm, self._algorithm.device
         is_here = device.type == 'cpu'
         with context.eval_context(), torch.no_grad():
@@ -44,14 +44,14 @@ class Policy:
 
 
 def random_policy(action_spec: NestedTensor, num_environments: int, mask_field: str | None = None) -> Act:
-    """Uniformly random actions; of those without bounds, standard normal ones.
+    """Return a policy of uniformly random actions; actions without bounds are standard normal.
 
     Args:
         action_spec: nest of specs.
         num_environments: B.
-        mask_field: path of a mask in the observation: each discrete action is drawn from those that it does not rule
-            out. As of :class:`~alfx.algorithms.data_transformer.ActionMask`, ``[B, ..., N]``, or a
-            nest of these, for the discrete actions in their order.
+        mask_field: path of an action mask in the observation; each discrete action is drawn from the allowed ones. The
+            mask is ``[B, ..., N]``, as in :class:`~alfx.algorithms.data_transformer.ActionMask`, or a nest of such
+            masks for the discrete actions in their order.
     """
     def draw(spec: Any) -> torch.Tensor:
         if hasattr(spec, 'sample'):
@@ -70,14 +70,15 @@ def random_policy(action_spec: NestedTensor, num_environments: int, mask_field: 
 
 
 def with_noise(act: Act, action_spec: NestedTensor, scale: float, is_correlated: bool = False) -> Act:
-    """``act`` with normal noise added to its continuous actions, which are then clipped to their bounds.
+    """Return ``act`` with normal noise added to its continuous actions, which are then clipped to their bounds.
 
     Args:
-        act: gives actions.
+        act: policy.
         action_spec: nest of specs.
-        scale: standard deviation, in units of half the range of an action; of one without bounds, in its own.
-        is_correlated: whether the noise of the step before, in the same episode, is added once more: what disturbs an
-            action and the one before alike.
+        scale: standard deviation, in units of half the range of an action; for an action without bounds, in its own
+            units.
+        is_correlated: also add the noise of the previous step of the same episode, which makes the disturbances of
+            consecutive actions correlated.
     """
     before: dict[str, torch.Tensor] = {}
 
@@ -104,19 +105,19 @@ def with_noise(act: Act, action_spec: NestedTensor, scale: float, is_correlated:
 
 
 def record(env: Any, act: Act, num_actions: int, on_step: Callable[[int], None] | None = None) -> Episodes | None:
-    """Act until there are ``num_actions``, and keep whole episodes.
+    """Act for ``num_actions`` actions and return whole episodes.
 
-    The episodes that are under way then are cut off, so that there are that many, or up to B - 1 more. If it is
-    interrupted (``KeyboardInterrupt``), what has ended until then is kept, and nothing else.
+    Running episodes are truncated at the end, so the result has ``num_actions`` actions, or up to B - 1 more. After an
+    interrupt (``KeyboardInterrupt``), only the episodes that have ended are returned.
 
     Args:
-        env: batched environment, just made.
-        act: gives the actions.
-        num_actions: in all environments together.
+        env: a new batched environment.
+        act: policy.
+        num_actions: number of actions in all environments together.
         on_step: called with the number of actions so far.
 
     Returns:
-        ``None`` if there is not one action.
+        The episodes; ``None`` if there is no action.
     """
     steps: list[tuple[TimeStep, NestedTensor]] = []
     blocks: list[NestedTensor] = []
@@ -125,20 +126,20 @@ def record(env: Any, act: Act, num_actions: int, on_step: Callable[[int], None] 
     try:
         while done < num_actions:
             action = act(time_step)
-            # at LAST the environment ignores it; numpy counts so few numbers faster
+            # at LAST the environment ignores the action; numpy counts so few numbers faster than torch
             done += int(np.count_nonzero(time_step.step_type.numpy() != int(StepType.LAST)))
             following = env.step(action)
-            steps.append((_kept(time_step), action))
+            steps.append((_recorded_fields(time_step), action))
             time_step = following
             if len(steps) == _BLOCK:
-                blocks, steps = [*blocks, nest.stack(steps)], []  # at once, whenever it may be interrupted
+                blocks, steps = [*blocks, nest.stack(steps)], []  # one statement, so that an interrupt loses nothing
             if on_step is not None:
                 on_step(done)
     except KeyboardInterrupt:
         is_interrupted = True
     if not steps and not blocks:
         return None
-    steps.append((_kept(time_step), action))
+    steps.append((_recorded_fields(time_step), action))
     all_steps = nest.map_structure(lambda *x: torch.cat(x), *blocks, nest.stack(steps))
     parts = []
     for number in range(env.batch_size):
@@ -152,7 +153,7 @@ def record(env: Any, act: Act, num_actions: int, on_step: Callable[[int], None] 
     return joined(found) if found else None
 
 
-def _kept(time_step: TimeStep) -> TimeStep:
-    """What is recorded of a time step."""
+def _recorded_fields(time_step: TimeStep) -> TimeStep:
+    """Return the recorded fields of a time step."""
     return TimeStep(step_type=time_step.step_type, reward=time_step.reward, discount=time_step.discount,
                     observation=time_step.observation)

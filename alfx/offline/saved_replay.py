@@ -1,4 +1,4 @@
-"""The replay buffer in a checkpoint as a dataset: what a policy saw while it learned."""
+"""Reader of the replay buffer in a checkpoint as a dataset."""
 import os
 from typing import Any
 
@@ -13,20 +13,20 @@ _CHECKPOINTS = os.path.join('train', 'algorithm')
 
 
 def is_run(path: str) -> bool:
-    """Whether that is the folder of a run with a checkpoint."""
+    """Return whether a folder is a run folder with a checkpoint."""
     return Checkpointer(os.path.join(path, _CHECKPOINTS)).has_checkpoint()
 
 
 def read(path: str) -> Dataset:
     """Read a dataset.
 
-    Each environment's steps become episodes; one that has not ended is cut off at the newest step.
+    The steps of each environment become episodes; an unfinished episode is truncated at the newest step.
 
     Args:
-        path: ``RUN/train/algorithm/ckpt-N``; ``RUN`` for the latest one.
+        path: ``RUN/train/algorithm/ckpt-N``; ``RUN`` for the latest checkpoint.
 
     Raises:
-        DatasetError: the file is no checkpoint, is damaged, or holds no replay buffer.
+        DatasetError: the file is not a checkpoint, is damaged, or contains no replay buffer.
     """
     if os.path.isdir(path):
         checkpointer = Checkpointer(os.path.join(path, _CHECKPOINTS))
@@ -34,21 +34,22 @@ def read(path: str) -> Dataset:
     try:
         states = read_checkpoint(path)
     except CheckpointError as error:
-        raise DatasetError(f'{path}: {error}', 'name a checkpoint of alfx, .../train/algorithm/ckpt-N') from error
+        raise DatasetError(f'{path}: {error}', 'use a checkpoint of alfx, .../train/algorithm/ckpt-N') from error
     extra: Any = states.get('alg', {}).get('_extra_state', {})
     state = extra.get('replay_buffer') if isinstance(extra, dict) else None
     if state is None:
-        raise DatasetError(f'{path}: this checkpoint holds no replay buffer',
-                           'the latest two of a run do, up to TrainerConfig.replay_checkpoint_megabytes')
+        raise DatasetError(f'{path}: this checkpoint contains no replay buffer',
+                           'use one of the latest two of a run, which contain it up to '
+                           'TrainerConfig.replay_checkpoint_megabytes')
     parts = [part for part in map(_episodes, saved_steps(state)) if part is not None]
     if not parts:
-        raise DatasetError(f'{path}: its replay buffer holds no episode', 'let the run go on for longer')
+        raise DatasetError(f'{path}: its replay buffer contains no episode', 'train the run for longer')
     episodes = joined(parts)
-    return Dataset(path, episodes, {'checkpoint': os.path.abspath(path)}, fingerprint(episodes), is_vouched_for=True)
+    return Dataset(path, episodes, {'checkpoint': os.path.abspath(path)}, fingerprint(episodes), is_verified=True)
 
 
 def _episodes(leaves: dict[str, torch.Tensor]) -> Episodes | None:
-    """Those of one environment."""
+    """Return the episodes of one environment."""
     def below(field: str) -> dict[str, Any]:
         return {path[len(field) + 1:]: x.numpy() for path, x in leaves.items()
                 if path == field or path.startswith(f'{field}.')}

@@ -1,4 +1,4 @@
-"""Adam as TensorFlow 1 computes it, for results that were obtained with it."""
+"""Adam as in TensorFlow 1, to reproduce results obtained with it."""
 from typing import Any
 
 from torch import Tensor
@@ -16,11 +16,11 @@ class AdamTF(FusedAdamBase):
 
         parameter -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps)
 
-    As in TensorFlow there is one t for a group: a parameter that got no gradient in some steps is corrected by the
-    number of all steps.
+    As in TensorFlow there is one t for each group: steps in which a parameter had no gradient count for its bias
+    correction too.
 
     Args:
-        kwargs: those of :class:`~alfx.optimizers.optimizers.Adam`; ``eps`` is 1e-7 unless given.
+        kwargs: arguments of :class:`~alfx.optimizers.optimizers.Adam`; ``eps`` defaults to 1e-7.
     """
 
     @gin_utils.takes_arguments_of(Adam, defaults={'eps': 1e-7, 'name': 'AdamTF'})
@@ -32,7 +32,7 @@ class AdamTF(FusedAdamBase):
         super().add_param_group({'iterations': 0, **param_group})
 
     def reset_state(self) -> None:
-        """Forget the moments and the number of steps."""
+        """Reset the moments and the number of steps."""
         self.state.clear()
         self._buckets = None
         for group in self.param_groups:
@@ -47,5 +47,5 @@ class AdamTF(FusedAdamBase):
                 step.fill_(bucket.group['iterations'])
 
     def _eps(self, group: dict[str, Any]) -> float:
-        # The kernel computes m_hat / (sqrt(v) / sqrt(1 - beta2^t) + eps).
+        # the kernel computes m_hat / (sqrt(v) / sqrt(1 - beta2^t) + eps)
         return group['eps'] / (1.0 - group['betas'][1]**group['iterations'])**0.5

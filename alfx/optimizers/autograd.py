@@ -1,4 +1,4 @@
-"""Work that autograd has no part in."""
+"""Operations without autograd."""
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def without_autograd(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
-    """Context manager for operations on ``tensors``, as ``torch.no_grad``.
+    """Return a context manager for operations on ``tensors``, like ``torch.no_grad``.
 
-    On the CPU operations do not even ask autograd, which takes them as long as work on a small tensor. What is changed
-    in place is counted as changed all the same.
+    On the CPU it bypasses the autograd dispatch, which takes as long as the operation itself on a small tensor.
+    In-place changes still increase the version counters of the tensors.
     """
     for tensor in tensors:
         if not tensor.is_cpu:

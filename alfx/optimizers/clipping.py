@@ -1,7 +1,7 @@
-"""Gradient clipping, learning-rate schedules and late parameters for any torch optimizer.
+"""Gradient clipping, learning rate schedules and late parameters for any torch optimizer.
 
-:class:`ClippingMixin` goes in front of a class of ``torch.optim``; :mod:`alfx.optimizers.optimizers` does that for
-the ones that conf files name.
+:class:`ClippingMixin` is placed before a class of ``torch.optim`` among the base classes;
+:mod:`alfx.optimizers.optimizers` does so for the optimizers that confs use.
 """
 import copy
 import functools
@@ -17,19 +17,19 @@ from alfx.gin_utils.value_checks import NonNegative, Positive
 
 LearningRate = Union[NonNegative, Callable[[], float]]
 Parameters = Union[Iterable[Tensor], Iterable[dict[str, Any]]]
-Number = Union[float, Tensor]  # on the CPU a number of Python: operations on scalars take longer than the arithmetic
+Number = Union[float, Tensor]  # a Python number on the CPU, where operations on scalar tensors are slow
 
 
 def global_norm(*groups: list[Tensor]) -> Number:
-    """Euclidean norm of all elements of all tensors.
+    """Compute the Euclidean norm of all elements of all tensors.
 
     Args:
-        groups: at least one list of at least one tensor, of any shapes; the tensors of one list have the same device
-            and type.
+        groups: one or more non-empty lists of tensors of any shapes; the tensors of one list have the same device and
+            type.
 
     Returns:
-        a number if all tensors are on the CPU; otherwise a scalar on the device of the first one, which nobody has to
-        wait for.
+        A number if all tensors are on the CPU; otherwise a scalar on the device of the first tensor, without
+        synchronization.
     """
     if all(group[0].is_cpu for group in groups):
         norms = [norm.item() for group in groups for norm in torch._foreach_norm(group)]
@@ -41,7 +41,7 @@ def global_norm(*groups: list[Tensor]) -> Number:
 
 
 def group_by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Lists of tensors of the same device and type, each in the given order."""
+    """Return lists of tensors of the same device and type, each in the given order."""
     kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for tensor in tensors:
         kinds.setdefault((tensor.device, tensor.dtype), []).append(tensor)
@@ -49,9 +49,10 @@ def group_by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
 
 
 def clip_divisor(norm: Number, max_norm: float) -> Number:
-    """What to divide by so that nothing of the given norm exceeds ``max_norm``: ``max(1, norm / max_norm)``.
+    """Return the divisor that reduces ``norm`` to at most ``max_norm``: ``max(1, norm / max_norm)``.
 
-    Exactly 1 where the norm is within the bound. NaN stays NaN. A number for a number, a tensor for a tensor.
+    It is exactly 1 if the norm is within the bound. NaN stays NaN. The result is a number for a number and a tensor for
+    a tensor.
     """
     if isinstance(norm, Tensor):
         return (norm / max_norm).clamp_(min=1.0)
@@ -59,29 +60,29 @@ def clip_divisor(norm: Number, max_norm: float) -> Number:
 
 
 def _without_compiler(method: Callable) -> Callable:
-    """``method`` without the wrapper that keeps torch.compile away from it.
+    """Return ``method`` without the decorator that disables torch.compile for it.
 
-    The first call of any such wrapper imports the compiler, which takes a second.
+    The first call of any such decorated method imports the compiler, which takes a second.
     """
     wrapped = getattr(method, '__wrapped__', None)
     return method if wrapped is None else functools.partial(wrapped, method.__self__)  # type: ignore[attr-defined]
 
 
 class ClippingMixin:
-    """What alfx adds to an optimizer of ``torch.optim``; put it in front of that class among the bases.
+    """Mixin that adds clipping and schedules to an optimizer of ``torch.optim``; list it first among the base classes.
 
-    - It can be made without parameters; :meth:`add_param_group` brings them later.
-    - The learning rate may be a schedule: a callable without arguments, asked before every step.
+    - It can be constructed without parameters; :meth:`add_param_group` adds them later.
+    - The learning rate may be a schedule: a callable without arguments, evaluated before every step.
     - ``step()`` clips the gradients, then updates.
     - Copying and pickling keep the clipping and the schedule.
 
     Args:
         params: parameters or parameter groups; may be empty. A group may have its own ``lr`` (number or schedule).
-        lr: learning rate, or a callable that returns it (e.g. a scheduler of :mod:`alfx.utils.schedulers`).
-        gradient_clipping: the largest norm a gradient may have; None for no clipping.
-        clip_by_global_norm: whether the norm is that of all gradients together (of all groups), or of each
-            parameter's gradient alone.
-        name: what logs and summaries call this optimizer.
+        lr: learning rate, or a callable that returns it (such as a scheduler of :mod:`alfx.utils.schedulers`).
+        gradient_clipping: maximum norm of a gradient; None for no clipping.
+        clip_by_global_norm: clip the norm of all gradients of all groups together; otherwise clip the gradient of each
+            parameter separately.
+        name: name of this optimizer in logs and summaries.
         kwargs: arguments of the torch optimizer.
 
     Raises:
@@ -109,7 +110,7 @@ class ClippingMixin:
         self._group_schedules: list[Optional[Callable[[], float]]] = []
         self._scheduled = False
         self._grad_norm: Optional[Number] = None
-        # torch refuses an empty list of parameters, but takes a group of none; the group is dropped again.
+        # torch rejects an empty list of parameters, but accepts an empty group, which is removed again
         super().__init__([{'params': []}], lr=_initial_lr(lr, name), **kwargs)  # type: ignore[call-arg]
         self.param_groups.clear()
         self._group_schedules.clear()
@@ -121,29 +122,31 @@ class ClippingMixin:
 
     @property
     def gradient_clipping(self) -> Optional[float]:
-        """The largest norm of a gradient, or None."""
+        """Maximum norm of a gradient, or None."""
         return self._gradient_clipping
 
     @property
     def clip_by_global_norm(self) -> bool:
-        """Whether the norm of all gradients together is clipped."""
+        """Return whether the norm of all gradients together is clipped."""
         return self._clip_by_global_norm
 
     @property
     def grad_norm(self) -> Optional[Tensor]:
-        """The global norm of the gradients before they were last clipped (scalar); None unless
-        ``clip_by_global_norm`` is on and there was a step. The next step may overwrite it."""
+        """Global norm of the gradients before the last clipping (scalar).
+
+        None unless ``clip_by_global_norm`` is on and there was a step. The next step may overwrite it.
+        """
         return None if self._grad_norm is None else torch.as_tensor(self._grad_norm)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, as ``torch.optim.Optimizer.add_param_group`` does.
 
         Args:
-            param_group: 'params' and whatever differs from the defaults; 'lr' may be a schedule.
+            param_group: 'params' and all values that differ from the defaults; 'lr' may be a schedule.
 
         Raises:
-            ValueError: a parameter is in another group already, or has optimizer arguments of its own
-                (``opt_args``), which this version does not support.
+            ValueError: a parameter is already in another group, or has its own optimizer arguments (``opt_args``),
+                which this version does not support.
         """
         lr = param_group.get('lr')
         schedule = lr if callable(lr) else self._schedule if lr is None else None
@@ -159,7 +162,7 @@ class ClippingMixin:
         self._scheduled = any(s is not None for s in self._group_schedules)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients of all parameters (``set_to_none=False`` fills them with 0)."""
+        """Reset the gradients of all parameters to None (``set_to_none=False`` fills them with 0)."""
         if not set_to_none:
             super().zero_grad(set_to_none=False)  # type: ignore[misc]
             return
@@ -169,10 +172,10 @@ class ClippingMixin:
 
     @torch.no_grad()
     def clip_gradients(self) -> Optional[Tensor]:
-        """Clip the gradients in place. ``step()`` does this by itself.
+        """Clip the gradients in place. ``step()`` calls this itself.
 
         Returns:
-            the global norm before clipping (scalar) if ``clip_by_global_norm``, otherwise None.
+            The global norm before clipping (scalar) if ``clip_by_global_norm``, otherwise None.
         """
         if self._gradient_clipping is None:
             return None
@@ -200,30 +203,30 @@ class ClippingMixin:
             closure: computes the loss and its gradients; called first.
 
         Returns:
-            what ``closure`` returned, or None.
+            The result of ``closure``, or None.
         """
         loss = self._before_step(closure)
         self.clip_gradients()
         super().step()  # type: ignore[misc]
         return loss
 
-    def ask_schedules(self) -> None:
-        """Set the learning rates to what their schedules say now. ``step()`` does this by itself."""
+    def apply_schedules(self) -> None:
+        """Set the learning rates to the current values of their schedules. ``step()`` calls this itself."""
         if self._scheduled:
             for group, schedule in zip(self.param_groups, self._group_schedules):
                 if schedule is not None:
                     group['lr'] = float(schedule())
 
     def _before_step(self, closure: Optional[Callable[[], Any]]) -> Any:
-        """Ask the schedules and call the closure."""
-        self.ask_schedules()
+        """Apply the schedules and call the closure."""
+        self.apply_schedules()
         if closure is None:
             return None
         with torch.enable_grad():
             return closure()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the state of an optimizer with the same groups, as torch does; the tensors are copied.
+        """Load a copy of the state of an optimizer with the same groups, as torch does.
 
         Raises:
             ValueError: the groups do not match.
@@ -231,7 +234,7 @@ class ClippingMixin:
         _without_compiler(super().load_state_dict)(copy.deepcopy(state_dict))  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all parameters and the groups, as torch gives it."""
+        """Return the state of all parameters and the groups, in the format of torch."""
         return _without_compiler(super().state_dict)()  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -245,7 +248,7 @@ class ClippingMixin:
 
 
 def _initial_lr(lr: LearningRate, name: str) -> float:
-    """The learning rate before the first step."""
+    """Return the learning rate before the first step."""
     value = lr() if callable(lr) else lr
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f'{name}.lr: expected a number or a scheduler, found {value!r}')
@@ -258,6 +261,6 @@ def _refuse_opt_args(param: Any, name: str) -> None:
     """Raise if a layer attached optimizer arguments to its parameter."""
     opt_args = getattr(param, 'opt_args', None)
     if opt_args:
-        raise ValueError(f'{name}: a parameter of shape {tuple(param.shape)} comes with optimizer arguments of its own,'
-                         f' {opt_args!r} (weight_opt_args or bias_opt_args of a layer); this version does not support'
-                         ' them: remove them, or give the parameter its own optimizer')
+        raise ValueError(f'{name}: a parameter of shape {tuple(param.shape)} has its own optimizer arguments,'
+                         f' {opt_args!r} (weight_opt_args or bias_opt_args of a layer), which this version does not'
+                         ' support: remove them, or use a separate optimizer for the parameter')

@@ -1,7 +1,7 @@
-"""The steps of SGD and RMSprop on torch's foreach kernels, with as little around them as possible.
+"""Steps of SGD and RMSprop on torch's foreach kernels, with minimal overhead.
 
-``torch.optim`` wraps its own steps for its compiler and profiler, which costs more than the update of a small
-network, and a second of imports at the first step.
+``torch.optim`` wraps its own steps for its compiler and profiler, which costs more than the update of a small network,
+and a second of imports at the first step.
 """
 from collections.abc import Callable
 from typing import Any, Optional
@@ -11,13 +11,13 @@ from torch import Tensor
 
 from alfx.optimizers.autograd import without_autograd
 from alfx.optimizers.clipping import ClippingMixin, group_by_kind
-from alfx.optimizers.hooks import HookedOnRequest
+from alfx.optimizers.hooks import LazyHooks
 
 
-class ForeachMixin(HookedOnRequest, ClippingMixin):
-    """A step that clips, then hands each group's parameters and gradients to :meth:`_update` in lists of one kind.
+class ForeachMixin(LazyHooks, ClippingMixin):
+    """Mixin whose step clips, then passes the parameters and gradients of each group by kind to :meth:`_update`.
 
-    Put it in front of the torch optimizer whose hyperparameters and state it uses.
+    List it before the torch optimizer whose hyperparameters and state it uses.
     """
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
@@ -36,7 +36,7 @@ class ForeachMixin(HookedOnRequest, ClippingMixin):
         raise NotImplementedError
 
     def _state_of(self, params: list[Tensor], name: str) -> list[Tensor]:
-        """The tensors called ``name`` in the state of ``params``, zeros where there are none yet."""
+        """Return the tensors called ``name`` in the state of ``params``; missing ones are created as zeros."""
         state: Any = self.state  # type: ignore[attr-defined]
         for p in params:
             if state[p].get(name) is None:
@@ -44,17 +44,17 @@ class ForeachMixin(HookedOnRequest, ClippingMixin):
         return [state[p][name] for p in params]
 
     def _decayed(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
-        """The gradients of the loss with its L2 penalty; new tensors if there is one."""
+        """Return the gradients of the loss with its L2 penalty; new tensors if there is a penalty."""
         if group['weight_decay'] == 0:
             return grads
         return list(torch._foreach_add(grads, params, alpha=group['weight_decay']))
 
 
 class ForeachSGD(ForeachMixin, torch.optim.SGD):
-    """Stochastic gradient descent with momentum; use :class:`~alfx.optimizers.optimizers.SGD`.
+    """Base class of :class:`~alfx.optimizers.optimizers.SGD`: stochastic gradient descent with momentum.
 
-    With velocity u: ``u = momentum * u + (1 - dampening) * g`` (``u = g`` at first), ``p -= lr * u``; Nesterov's
-    variant moves by ``g + momentum * u`` (Sutskever et al. 2013).
+    With velocity u: ``u = momentum * u + (1 - dampening) * g`` (``u = g`` at the first step), ``p -= lr * u``. With
+    Nesterov's momentum ``p -= lr * (g + momentum * u)`` (Sutskever et al. 2013).
     """
 
     def _update(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
@@ -74,14 +74,14 @@ class ForeachSGD(ForeachMixin, torch.optim.SGD):
 
 
 class ForeachRMSprop(ForeachMixin, torch.optim.RMSprop):
-    """RMSprop (Hinton, lecture 6 of Neural Networks for Machine Learning, 2012), centered as in Graves 2013
-    (arXiv:1308.0850, eq. 38-45); use :class:`~alfx.optimizers.optimizers.RMSprop`.
+    """Base class of :class:`~alfx.optimizers.optimizers.RMSprop`.
 
-    ``s = alpha * s + (1 - alpha) * g^2``, ``p -= lr * g / (sqrt(s) + eps)``. All elements of a group are updated as one
-    vector, of which the tensors in its state are views.
+    RMSprop is from Hinton, lecture 6 of Neural Networks for Machine Learning, 2012; the centered variant from Graves
+    2013 (arXiv:1308.0850, eq. 38-45): ``s = alpha * s + (1 - alpha) * g^2``, ``p -= lr * g / (sqrt(s) + eps)``. All
+    elements of a group are updated as one vector; the tensors in the state are views of it.
     """
 
-    # By the ids of parameters that are updated together; a parameter belongs to one entry only.
+    # keys are the ids of parameters that are updated together; a parameter belongs to one entry only
     _flat: dict[tuple[int, ...], dict[str, Tensor]] | None = None
     _update_views: dict[tuple[int, ...], list[Tensor]]  # the parts of 'update' that belong to each parameter
 
@@ -111,7 +111,7 @@ class ForeachRMSprop(ForeachMixin, torch.optim.RMSprop):
         torch._foreach_add_(params, self._update_views[tuple(map(id, params))], alpha=-group['lr'])
 
     def _flat_state(self, group: dict[str, Any], params: list[Tensor]) -> dict[str, Tensor]:
-        """The state of ``params`` as one vector a name; the entries of ``self.state`` are views of them."""
+        """Return the state of ``params`` as one vector for each name; the entries of ``self.state`` are views of it."""
         if self._flat is None:
             self._flat, self._update_views = {}, {}
         key = tuple(map(id, params))
@@ -135,11 +135,11 @@ class ForeachRMSprop(ForeachMixin, torch.optim.RMSprop):
 
 
 def _flattened(tensors: list[Tensor]) -> Tensor:
-    """A new vector of all elements."""
+    """Return a new vector of all elements."""
     return torch.cat([t.reshape(-1) for t in tensors])
 
 
 def _views(vector: Tensor, like: list[Tensor]) -> list[Tensor]:
-    """The parts of ``vector`` in the shapes of ``like``."""
+    """Return the parts of ``vector`` in the shapes of ``like``."""
     parts = vector.split([t.numel() for t in like])
     return [part.view(t.shape) for part, t in zip(parts, like)]

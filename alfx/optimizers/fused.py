@@ -1,4 +1,4 @@
-"""The step shared by Adam, AdamW and AdamTF: torch's fused kernels with as little around them as possible."""
+"""The step shared by Adam, AdamW and AdamTF, on torch's fused kernels with minimal overhead."""
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple, Optional
 
@@ -8,13 +8,13 @@ from torch import Tensor
 from alfx.gin_utils.value_checks import NonNegative, Positive, Range
 from alfx.optimizers.autograd import without_autograd
 from alfx.optimizers.clipping import ClippingMixin, LearningRate, Parameters, clip_divisor, global_norm, group_by_kind
-from alfx.optimizers.hooks import HookedOnRequest
+from alfx.optimizers.hooks import LazyHooks
 
 Decay = Annotated[float, Range(0, below=1)]
 
 
 class _StepCounts:
-    """How many steps each parameter of a bucket has made: numbers in one block of memory.
+    """Numbers of steps of the parameters of a bucket, in one block of memory.
 
     Attributes:
         block: the numbers, ``[number of parameters]``.
@@ -27,17 +27,17 @@ class _StepCounts:
         self._address: Optional[int] = None
 
     def add_one(self) -> None:
-        """Count a step of all parameters."""
+        """Add a step to all parameters."""
         if not self.block.is_cpu:
             self.block.add_(1)
             return
         numbers = self.numbers()
-        for i, number in enumerate(numbers):  # the way to torch's addition is longer than this
+        for i, number in enumerate(numbers):  # faster than the dispatch of torch's addition
             numbers[i] = number + 1
 
     def numbers(self) -> memoryview:
-        """The numbers where they are, on the CPU."""
-        if self.block.data_ptr() != self._address:  # also once somebody has moved the tensors to shared memory
+        """Return a view of the numbers on the CPU."""
+        if self.block.data_ptr() != self._address:  # new, or moved to shared memory
             self._address = self.block.data_ptr()
             array: Any = self.block.numpy()
             self._numbers = memoryview(array)
@@ -45,20 +45,20 @@ class _StepCounts:
 
 
 class _Bucket(NamedTuple):
-    """The parameters of one group that one call of a kernel updates, and their state, in the same order."""
+    """Parameters of one group that one kernel call updates, and their state, in the same order."""
     group: dict[str, Any]
     params: list[Tensor]
     exp_avgs: list[Tensor]
     exp_avg_sqs: list[Tensor]
     max_exp_avg_sqs: list[Tensor]
     steps: list[Tensor]
-    is_contiguous: bool  # whether all parameters are
-    counts: Optional[_StepCounts]  # those in ``steps``, if it holds nothing else
+    is_contiguous: bool  # all parameters are contiguous
+    counts: Optional[_StepCounts]  # the block of ``steps``; None for a part of the parameters
 
     def with_gradients(self) -> tuple['_Bucket', list[Tensor]]:
-        """The parameters that have a gradient, and the gradients, each laid out in memory as its parameter.
+        """Return the parameters that have a gradient, and the gradients, each in the memory layout of its parameter.
 
-        The kernels read memory in order and would silently take a transposed gradient for a straight one.
+        The kernels read memory in order and would silently misread a transposed gradient.
         """
         grads: list[Any] = [p.grad for p in self.params]
         if self.is_contiguous:
@@ -88,22 +88,22 @@ class _Bucket(NamedTuple):
 
 
 def _same_layout(a: Tensor, b: Tensor) -> bool:
-    """Whether the elements of two tensors of the same shape are in the same order in memory."""
+    """Return whether the elements of two tensors of the same shape are in the same order in memory."""
     return all(m == n for size, m, n in zip(a.shape, a.stride(), b.stride()) if size != 1) or a.numel() == 0
 
 
 class _AdamDefaults(torch.optim.Optimizer):
-    """The hyperparameters of a group."""
+    """Optimizer base class that defines the hyperparameters of a group."""
 
     def __init__(self, params: Any, lr: float, betas: tuple[float, float], eps: float, weight_decay: float,
                  amsgrad: bool) -> None:
-        # 'fused' tells torch's load_state_dict to keep the step counts on the device of the parameters.
+        # with 'fused', load_state_dict of torch keeps the step counts on the device of the parameters
         super().__init__(
             params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, fused=True))
 
 
-class FusedAdamBase(HookedOnRequest, ClippingMixin, _AdamDefaults):
-    """Adam on the fused kernels of torch. Base class: use :class:`~alfx.optimizers.optimizers.Adam`.
+class FusedAdamBase(LazyHooks, ClippingMixin, _AdamDefaults):
+    """Base class of :class:`~alfx.optimizers.optimizers.Adam` and its variants, on torch's fused kernels.
 
     The state of a parameter is that of ``torch.optim.Adam``: 'step', 'exp_avg', 'exp_avg_sq' and with ``amsgrad``
     'max_exp_avg_sq'.
@@ -140,15 +140,16 @@ class FusedAdamBase(HookedOnRequest, ClippingMixin, _AdamDefaults):
                 raise TypeError(f'{self.name}: expected floating-point parameters, found {param.dtype}'
                                 f' {tuple(param.shape)}')
             if not _same_layout(param, torch.empty_like(param)):
-                raise ValueError(f'{self.name}: expected parameters without gaps in memory, found one of shape'
-                                 f' {tuple(param.shape)} with strides {param.stride()}; make it of tensor.contiguous()')
+                raise ValueError(f'{self.name}: expected parameters without gaps in memory, found shape'
+                                 f' {tuple(param.shape)} with strides {param.stride()}; create the parameter from'
+                                 ' tensor.contiguous()')
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._buckets = None
 
     def buckets(self) -> list[_Bucket]:
-        """The parameters with their state, which is made now if there is none yet."""
+        """Return the parameters with their state; missing state is created."""
         if self._buckets is None:
             with torch.no_grad():
                 self._buckets = self._make_buckets()
@@ -172,7 +173,7 @@ class FusedAdamBase(HookedOnRequest, ClippingMixin, _AdamDefaults):
         return loss
 
     def _clip(self, batches: list[tuple[_Bucket, list[Tensor]]]) -> Optional[Tensor]:
-        """Clip; a global clipping is left to the kernel: what it has to divide the gradients by is returned, if any."""
+        """Clip the gradients; return the divisor for a global clipping, which the kernel applies, or None."""
         if self._gradient_clipping is None:
             return None
         if not self._clip_by_global_norm:
@@ -185,7 +186,7 @@ class FusedAdamBase(HookedOnRequest, ClippingMixin, _AdamDefaults):
         return None if divisor == 1.0 else torch.tensor(divisor, dtype=torch.float32)
 
     def _update(self, bucket: _Bucket, grads: list[Tensor], divisor: Optional[Tensor]) -> None:
-        """One call of the kernel. It divides the gradients by ``divisor`` in place."""
+        """Call the kernel once. It divides the gradients by ``divisor`` in place."""
         group = bucket.group
         beta1, beta2 = group['betas']
         if divisor is not None and divisor.device != grads[0].device:
@@ -216,11 +217,11 @@ class FusedAdamBase(HookedOnRequest, ClippingMixin, _AdamDefaults):
                 torch._foreach_add_(bucket.steps, 1.0)
 
     def _eps(self, group: dict[str, Any]) -> float:
-        """What is added to the root of the bias-corrected second moment."""
+        """Return the number that is added to the root of the bias-corrected second moment."""
         return group['eps']
 
     def _make_buckets(self) -> list[_Bucket]:
-        """Sort the parameters of each group by device and type, and give a state to those that have none."""
+        """Sort the parameters of each group by device and type, and create missing state."""
         buckets: list[_Bucket] = []
         for group in self.param_groups:
             buckets.extend(self._make_bucket(group, params) for params in group_by_kind(group['params']))

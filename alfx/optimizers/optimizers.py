@@ -1,8 +1,8 @@
-"""The optimizers that conf files name: those of ``torch.optim`` with clipping and schedules.
+"""Optimizers for confs: those of ``torch.optim`` with clipping and schedules.
 
-Adam and AdamW are written here on torch's fused kernels: in a run with small networks the bookkeeping of
-``torch.optim`` around those kernels costs several times the arithmetic. They keep the layout of its state, so that a
-``state_dict`` of ``torch.optim.Adam`` can be loaded.
+Adam and AdamW are implemented here on torch's fused kernels, because for small networks the overhead of ``torch.optim``
+around those kernels is several times the arithmetic. They keep the layout of its state, so a ``state_dict`` of
+``torch.optim.Adam`` can be loaded.
 """
 from typing import Any
 
@@ -24,13 +24,13 @@ class Adam(FusedAdamBase):
     Args:
         params: parameters or parameter groups; may be empty, see :meth:`add_param_group`.
         lr: learning rate or scheduler.
-        betas: decay rates of the first and the second moment, in ``[0, 1)``.
+        betas: decay rates of the first and the second moment, in ``[0, 1)``; larger values average over more steps.
         eps: added to the square root of the bias-corrected second moment.
         weight_decay: weight of the L2 penalty.
-        amsgrad: whether the second moment never decreases (Reddi et al. 2018).
-        gradient_clipping: the largest norm of a gradient; None for no clipping.
-        clip_by_global_norm: whether all gradients are clipped together.
-        name: what logs and summaries call this optimizer.
+        amsgrad: use the maximum of the second moment so far (Reddi et al. 2018).
+        gradient_clipping: maximum norm of a gradient; None for no clipping.
+        clip_by_global_norm: clip the norm of all gradients together instead of each gradient.
+        name: name of this optimizer in logs and summaries.
 
     Raises:
         ValueError: an argument out of range.
@@ -50,7 +50,7 @@ class AdamW(FusedAdamBase):
     A step first multiplies a parameter by ``1 - lr * weight_decay``.
 
     Args:
-        kwargs: those of :class:`Adam`; ``weight_decay`` is 1e-2 unless given.
+        kwargs: arguments of :class:`Adam`; ``weight_decay`` defaults to 1e-2.
     """
 
     _decoupled_weight_decay = True
@@ -66,9 +66,9 @@ class SGD(ForeachSGD):
 
     Args:
         momentum: decay rate of the velocity.
-        dampening: how much less than 1 a new gradient counts in the velocity.
-        nesterov: Nesterov's momentum.
-        kwargs: those of :class:`Adam`, except ``betas``, ``eps`` and ``amsgrad``.
+        dampening: a new gradient has the weight ``1 - dampening`` in the velocity.
+        nesterov: use Nesterov's momentum.
+        kwargs: arguments of :class:`Adam`, except ``betas``, ``eps`` and ``amsgrad``.
 
     Raises:
         ValueError: an argument out of range.
@@ -89,8 +89,8 @@ class RMSprop(ForeachRMSprop):
         alpha: decay rate of the mean square.
         eps: added to the root of the mean square.
         momentum: decay rate of the velocity.
-        centered: whether the square of the mean is subtracted from the mean square.
-        kwargs: those of :class:`Adam`, except ``betas`` and ``amsgrad``; ``lr`` is 1e-2 unless given.
+        centered: subtract the square of the mean from the mean square.
+        kwargs: arguments of :class:`Adam`, except ``betas`` and ``amsgrad``; ``lr`` defaults to 1e-2.
 
     Raises:
         ValueError: an argument out of range.
@@ -105,7 +105,7 @@ class RMSprop(ForeachRMSprop):
 
 
 def wrap_optimizer(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """A subclass of any torch optimizer with what :class:`ClippingMixin` adds, under the same name.
+    """Return a subclass of any torch optimizer with the features of :class:`ClippingMixin`, under the same name.
 
     Its constructor takes ``params=()``, the arguments of ``cls`` by name (``lr`` is required), ``gradient_clipping``,
     ``clip_by_global_norm`` and ``name``.

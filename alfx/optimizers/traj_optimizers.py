@@ -1,8 +1,8 @@
-"""Search for the sequence of actions of least cost: random shooting, CEM, iCEM, MPPI.
+"""Black-box optimizers of action sequences: random shooting, CEM, iCEM, MPPI.
 
-All of them see the cost as a black box and work on many environments at once, each for itself: what is drawn, kept and
-stopped in one depends on nothing of another. Shapes: ``B`` environments, ``P`` candidates of each, ``S`` the shape of a
-solution, such as ``(H, dim)`` for a plan of H actions. Read next: :mod:`alfx.algorithms.planning_algorithm`.
+All of them treat the cost as a black box and optimize for many environments at once, independently of each other.
+Shapes: ``B`` environments, ``P`` candidates of each, ``S`` the shape of a solution, such as ``(H, dim)`` for a plan of
+H actions. Read next: :mod:`alfx.algorithms.planning_algorithm`.
 """
 import math
 from collections.abc import Callable, Sequence
@@ -16,20 +16,21 @@ from alfx.gin_utils.value_checks import check_value
 from alfx.tensor_specs import NestedTensor
 
 CostFunction = Callable[[NestedTensor, Tensor], Tensor]
-"""``f(observation [B, ...], solutions [B, P, *S]) -> cost [B, P]``."""
+"""Cost function ``f(observation [B, ...], solutions [B, P, *S]) -> cost [B, P]``."""
 
 _WORST = torch.finfo(torch.float32).max
 
 
 class TrajOptimizer:
-    """Base of the optimizers.
+    """Base class of the optimizers.
 
     Args:
         solution_dim: ``S``: the number of components of a solution, or its shape.
-        population_size: ``P``: the candidates of each environment that are tried at a time.
-        cost_func: the cost of solutions; NaN counts as the worst.
-        upper_bound: greatest value of each component, broadcast to ``S``.
-        lower_bound: smallest value of each component.
+        population_size: ``P``: number of candidates of each environment in an iteration; larger populations find better
+            solutions and cost more.
+        cost_func: the cost of solutions; NaN counts as the highest cost.
+        upper_bound: maximum of each component, broadcast to ``S``.
+        lower_bound: minimum of each component, broadcast to ``S``.
 
     Raises:
         ConfError: the population is empty.
@@ -49,26 +50,27 @@ class TrajOptimizer:
                              f'{upper_bound}')
 
     def reset(self) -> None:
-        """Forget what was found for earlier observations; these optimizers keep nothing."""
+        """Reset the state kept between observations; these optimizers keep none."""
 
     def obtain_solution(self, observation: NestedTensor, init_mean: Tensor | None = None,
                         init_var: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The best solution for each environment.
+        """Return the best solution for each environment.
 
         Args:
-            observation: nest ``[B, ...]``; handed to the cost function.
-            init_mean: ``[B, *S]``: around which to search first; ``None``: the middle of the bounds.
-            init_var: ``[B, *S]``: with which variance; ``None``: the square of half of what is between the bounds.
+            observation: nest ``[B, ...]``; passed to the cost function.
+            init_mean: initial mean of the search, ``[B, *S]``; ``None``: the middle of the bounds.
+            init_var: initial variance of the search, ``[B, *S]``; ``None``: the square of half the distance of the
+                bounds.
 
         Returns:
-            the solution ``[B, *S]``, within the bounds, and its cost ``[B]``.
+            The solution ``[B, *S]``, within the bounds, and its cost ``[B]``.
         """
         raise NotImplementedError(f'{type(self).__name__}.obtain_solution')
 
-    # For the implementations -----------------------------------------------------------------------------------
+    # Helpers for subclasses ------------------------------------------------------------------------------------
 
     def _start(self, observation: NestedTensor, mean: Tensor | None, var: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Mean and variance ``[B, *S]`` to begin with."""
+        """Return the initial mean and variance ``[B, *S]``."""
         leaf = nest.flatten(observation)[0]
         if self._low.device != leaf.device:
             self._low, self._high = self._low.to(leaf.device), self._high.to(leaf.device)
@@ -78,7 +80,7 @@ class TrajOptimizer:
                 half.square().expand(shape) if var is None else var)
 
     def _candidates(self, mean: Tensor, var: Tensor, noise: Tensor) -> Tensor:
-        """``[B, P, *S]`` around the mean, within the bounds, from standard normal noise of that shape."""
+        """Return ``[B, P, *S]`` around the mean, within the bounds, from standard normal noise of that shape."""
         return self._clipped(torch.addcmul(mean.unsqueeze(1), var.sqrt().unsqueeze(1), noise))
 
     def _clipped(self, solutions: Tensor) -> Tensor:
@@ -88,7 +90,7 @@ class TrajOptimizer:
         return torch.randn(batch, count, *self._shape, device=self._low.device)
 
     def _costs(self, observation: NestedTensor, solutions: Tensor) -> Tensor:
-        """``[B, P]``, finite.
+        """Return the finite costs ``[B, P]``.
 
         Raises:
             ValueError: the cost function returns another shape.
@@ -100,37 +102,37 @@ class TrajOptimizer:
         return cost.nan_to_num(nan=_WORST, posinf=_WORST, neginf=-_WORST)
 
 
-def taken(solutions: Tensor, index: Tensor) -> Tensor:
-    """Of solutions ``[B, P, *S]`` those of an index ``[B, K]`` of the environment's own: ``[B, K, *S]``."""
+def select_solutions(solutions: Tensor, index: Tensor) -> Tensor:
+    """Return the solutions ``[B, K, *S]`` at an index ``[B, K]`` of ``solutions [B, P, *S]``."""
     return solutions[torch.arange(len(index), device=index.device).unsqueeze(1), index]
 
 
 class RandomOptimizer(TrajOptimizer):
-    """The best one of uniformly random solutions (Nagabandi et al. 2017, arXiv:1708.02596)."""
+    """Random shooting: the best of uniformly random solutions (Nagabandi et al. 2017, arXiv:1708.02596)."""
 
     def obtain_solution(self, observation: NestedTensor, init_mean: Tensor | None = None,
                         init_var: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """See the base class; where to begin makes no difference."""
+        """Return the best solution for each environment; the initial mean and variance are ignored."""
         batch = self._start(observation, None, None)[0].shape[0]
         uniform = torch.rand(batch, self._population_size, *self._shape, device=self._low.device)
         solutions = torch.lerp(self._low, self._high, uniform)
         cost, best = self._costs(observation, solutions).min(1)
-        return taken(solutions, best.unsqueeze(1)).squeeze(1), cost
+        return select_solutions(solutions, best.unsqueeze(1)).squeeze(1), cost
 
 
 class CEMOptimizer(TrajOptimizer):
-    """Cross-entropy method: fit a normal distribution to the best of what was drawn from it, and again.
+    """Cross-entropy method: repeatedly fit a normal distribution to the best of its samples, the elites.
 
-    In each environment the iteration stops when the largest variance is below ``epsilon``: its distribution stays as it
-    is from then on, whatever the others do. The solution is the mean.
+    In each environment the iteration stops when the largest variance is below ``epsilon``, independently of the other
+    environments. The solution is the mean.
 
     Args:
-        elite_size: how many of the candidates the distribution is fitted to.
-        max_iter_num: iterations at most.
-        epsilon: see above.
-        tau: how far mean and variance move towards those of the elites, in (0, 1].
-        min_var: lower limit of variances.
-        kwargs: those of :class:`TrajOptimizer`.
+        elite_size: number of best candidates that the distribution is fitted to; fewer elites converge faster.
+        max_iter_num: maximum number of iterations.
+        epsilon: largest variance at which the iteration stops.
+        tau: step size of mean and variance towards those of the elites, in (0, 1].
+        min_var: minimum variance.
+        kwargs: arguments of :class:`TrajOptimizer`.
 
     Raises:
         ConfError: an argument is out of range, or there are more elites than candidates.
@@ -149,41 +151,41 @@ class CEMOptimizer(TrajOptimizer):
 
     def obtain_solution(self, observation: NestedTensor, init_mean: Tensor | None = None,
                         init_var: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """See the base class; the cost is that of the best candidate of the last iteration."""
+        """Return the mean and the cost of the best candidate of the last iteration, see the base class."""
         mean, var = self._start(observation, init_mean, init_var)
         dims = tuple(range(1, mean.ndim))
         best = mean.new_full((len(mean), ), _WORST)
         for _ in range(self._max_iter_num):
-            goes_on = var.amax(dims) >= self._epsilon
-            if not bool(goes_on.any()):
+            active = var.amax(dims) >= self._epsilon
+            if not bool(active.any()):
                 break
-            mean, var, cost = self._improved(observation, mean, var, goes_on.view(-1, *[1] * len(dims)))
-            best = torch.where(goes_on, cost, best)
+            mean, var, cost = self._improved(observation, mean, var, active.view(-1, *[1] * len(dims)))
+            best = torch.where(active, cost, best)
         return self._clipped(mean), best
 
     def _improved(self, observation: NestedTensor, mean: Tensor, var: Tensor,
-                  goes_on: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """One iteration: mean and variance ``[B, *S]``, changed where it ``goes_on``, and the least cost ``[B]``."""
+                  active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Run one iteration; return mean and variance ``[B, *S]``, updated where ``active``, and the lowest cost."""
         solutions = self._candidates(mean, var, self._noise(len(mean), self._population_size))
         cost, index = self._costs(observation, solutions).topk(self._elite_size, 1, largest=False)
-        elites = taken(solutions, index)
+        elites = select_solutions(solutions, index)
         new_mean = elites.mean(1)
         new_var = (elites - new_mean.unsqueeze(1)).square().mean(1)
-        mean = torch.where(goes_on, torch.lerp(mean, new_mean, self._tau), mean)
-        var = torch.where(goes_on, torch.lerp(var, new_var, self._tau).clamp(min=self._min_var), var)
+        mean = torch.where(active, torch.lerp(mean, new_mean, self._tau), mean)
+        var = torch.where(active, torch.lerp(var, new_var, self._tau).clamp(min=self._min_var), var)
         return mean, var, cost[:, 0]
 
 
 def coloured_noise(shape: Sequence[int], beta: float, device: torch.device | None = None) -> Tensor:
-    """Normal noise whose power falls with frequency as ``1 / f**beta`` along the axis before the last one.
+    """Return normal noise whose power falls with frequency as ``1 / f**beta`` along the second to last axis.
 
     Timmer and Koenig 1995: independent normal Fourier coefficients, scaled by ``f**(-beta / 2)``; the mean, of
-    frequency 0, gets the scale of the lowest other one. Each number has variance 1.
+    frequency 0, gets the scale of the lowest other frequency. Each number has variance 1.
 
     Args:
         shape: ``[..., H, dim]``.
         beta: 0 for white noise, 1 for pink, 2 for brown.
-        device: of the result.
+        device: device of the result.
     """
     *outer, length, dim = shape
     if beta == 0 or length == 1:
@@ -192,7 +194,7 @@ def coloured_noise(shape: Sequence[int], beta: float, device: torch.device | Non
     frequencies[0] = frequencies[1]
     scale = frequencies.pow(-0.5 * beta)
     real, imaginary = torch.randn(2, *outer, dim, len(scale), device=device).unbind(0)
-    imaginary[..., 0] = 0.0  # a real signal has real coefficients there
+    imaginary[..., 0] = 0.0  # these coefficients of a real signal are real
     ends = torch.ones_like(scale)
     ends[0] = math.sqrt(2.0)
     if length % 2 == 0:
@@ -200,7 +202,7 @@ def coloured_noise(shape: Sequence[int], beta: float, device: torch.device | Non
         ends[-1] = math.sqrt(2.0)
     spectrum = torch.complex(real * scale * ends, imaginary * scale)
     noise = torch.fft.irfft(spectrum, n=length, dim=-1)
-    # x[t] = 1/H sum_k c[k] e^(i..): variance 1/H^2 (2 s[0]^2 + sum of 4 s[k]^2 (2 s[H/2]^2 at the middle))
+    # x[t] = 1/H sum_k c[k] e^(i..): variance 1/H^2 (2 s[0]^2 + sum of 4 s[k]^2 (2 s[H/2]^2 at k = H/2))
     weights = torch.full_like(scale, 4.0)
     weights[0] = 2.0
     if length % 2 == 0:
@@ -209,23 +211,23 @@ def coloured_noise(shape: Sequence[int], beta: float, device: torch.device | Non
 
 
 class ICEMOptimizer(CEMOptimizer):
-    """CEM with less than a tenth of the candidates (Pinneri et al. 2020, arXiv:2008.06389).
+    """Improved CEM, with less than a tenth of the candidates (Pinneri et al. 2020, arXiv:2008.06389).
 
-    The noise is coloured along the plan, so that actions that follow each other are alike; the population shrinks from
-    iteration to iteration; the best elites are candidates again; the mean is a candidate of the first and the last
-    iteration; the solution is the best candidate of all.
+    The noise is colored along the plan, so that consecutive actions are similar; the population shrinks from iteration
+    to iteration; the best elites become candidates of the next iteration; the mean is a candidate of the first and the
+    last iteration; the solution is the best candidate of all iterations.
 
     Args:
-        noise_beta: exponent of the colour of the noise.
-        population_decay: the population of iteration i is divided by the i-th power of that, from 1 on; there are at
-            least twice as many candidates as elites.
-        keep_fraction: of the elites, in [0, 1].
-        return_mean_elites: the solution is the mean instead, which is steadier where many candidates cost the same.
-        kwargs: those of :class:`CEMOptimizer`; a solution has a shape ``(H, dim)``.
+        noise_beta: exponent of the color of the noise; larger values make plans smoother.
+        population_decay: the population of iteration i is divided by ``population_decay ** i``; at least 1. There are
+            at least twice as many candidates as elites.
+        keep_fraction: fraction of the elites that become candidates again, in [0, 1].
+        return_mean_elites: return the mean as the solution, which is more stable if many candidates have the same cost.
+        kwargs: arguments of :class:`CEMOptimizer`; a solution has a shape ``(H, dim)``.
 
     Raises:
         ConfError: an argument is out of range.
-        ValueError: a solution is not of the shape ``(H, dim)``.
+        ValueError: a solution does not have a shape ``(H, dim)``.
     """
 
     def __init__(self, solution_dim: int | Sequence[int], population_size: int, cost_func: CostFunction,
@@ -248,14 +250,14 @@ class ICEMOptimizer(CEMOptimizer):
 
     def obtain_solution(self, observation: NestedTensor, init_mean: Tensor | None = None,
                         init_var: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """See the base class; the cost is that of the best candidate."""
+        """Return the best candidate and its cost, see the base class."""
         mean, var = self._start(observation, init_mean, init_var)
-        kept = self._clipped(mean).unsqueeze(1)  # what is tried besides what is drawn
+        kept = self._clipped(mean).unsqueeze(1)  # candidates in addition to the sampled ones
         best, best_cost = kept[:, 0], mean.new_full((len(mean), ), _WORST)
-        goes_on = torch.ones(len(mean), dtype=torch.bool, device=mean.device)
+        active = torch.ones(len(mean), dtype=torch.bool, device=mean.device)
         for i in range(self._max_iter_num):
-            goes_on = goes_on & (var.flatten(1).amax(1) >= self._epsilon)
-            if not bool(goes_on.any()):
+            active = active & (var.flatten(1).amax(1) >= self._epsilon)
+            if not bool(active.any()):
                 break
             count = max(int(self._population_size * self._population_decay**-i), 2 * self._elite_size)
             solutions = self._candidates(mean, var, self._noise(len(mean), count))
@@ -263,10 +265,10 @@ class ICEMOptimizer(CEMOptimizer):
                 kept = torch.cat((kept, self._clipped(mean).unsqueeze(1)), 1)
             solutions = torch.cat((solutions, kept), 1)
             cost, index = self._costs(observation, solutions).topk(self._elite_size, 1, largest=False)
-            elites = taken(solutions, index)
+            elites = select_solutions(solutions, index)
             new_mean = elites.mean(1)
             new_var = (elites - new_mean.unsqueeze(1)).square().mean(1)
-            moves, is_better = goes_on.view(-1, 1, 1), goes_on & (cost[:, 0] < best_cost)
+            moves, is_better = active.view(-1, 1, 1), active & (cost[:, 0] < best_cost)
             mean = torch.where(moves, torch.lerp(mean, new_mean, self._tau), mean)
             var = torch.where(moves, torch.lerp(var, new_var, self._tau).clamp(min=self._min_var), var)
             best = torch.where(is_better.view(-1, 1, 1), elites[:, 0], best)
@@ -278,23 +280,23 @@ class ICEMOptimizer(CEMOptimizer):
 class MPPIOptimizer(TrajOptimizer):
     """Model predictive path integral control (Williams et al. 2017, arXiv:1707.02342).
 
-    The mean moves to the average of the candidates, of which each counts with ``exp(-(cost - least cost) / lambda)``:
+    The mean moves to the weighted average of the candidates, with ``w = exp(-(cost - minimum cost) / lambda)``:
 
         mean' = sum w[i] u[i] / sum w[i]
 
-    The variance stays as it is. The solution is the mean.
+    The variance does not change. The solution is the mean.
 
     Args:
-        max_iter_num: iterations.
+        max_iter_num: number of iterations.
         temperature: lambda, in units of the standard deviation of the costs in the environment, so that it does not
-            depend on the scale of the rewards.
-        noise_beta: exponent of the colour of the noise, see :func:`coloured_noise`; above 0 a solution has a shape
+            depend on the scale of the rewards; smaller values follow the best candidates more closely.
+        noise_beta: exponent of the color of the noise, see :func:`coloured_noise`; above 0 a solution has a shape
             ``(H, dim)``.
-        kwargs: those of :class:`TrajOptimizer`.
+        kwargs: arguments of :class:`TrajOptimizer`.
 
     Raises:
         ConfError: an argument is out of range.
-        ValueError: coloured noise for a solution that is not of the shape ``(H, dim)``.
+        ValueError: colored noise for a solution that does not have a shape ``(H, dim)``.
     """
 
     def __init__(self, solution_dim: int | Sequence[int], population_size: int, cost_func: CostFunction,
@@ -306,7 +308,7 @@ class MPPIOptimizer(TrajOptimizer):
         self._temperature = check_value(name, 'temperature', temperature, float, above=0)
         self._noise_beta = check_value(name, 'noise_beta', noise_beta, float, minimum=0)
         if noise_beta and len(self._shape) != 2:
-            raise ValueError(f'{name}.solution_dim: expected (H, dim) for coloured noise, found {self._shape}')
+            raise ValueError(f'{name}.solution_dim: expected (H, dim) for colored noise, found {self._shape}')
 
     def _noise(self, batch: int, count: int) -> Tensor:
         if not self._noise_beta:
@@ -315,7 +317,7 @@ class MPPIOptimizer(TrajOptimizer):
 
     def obtain_solution(self, observation: NestedTensor, init_mean: Tensor | None = None,
                         init_var: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """See the base class; the cost is the mean of those of the last candidates, weighted alike."""
+        """Return the mean and the weighted average cost of the last candidates, see the base class."""
         mean, var = self._start(observation, init_mean, init_var)
         expected = mean.new_zeros(len(mean))
         for _ in range(self._max_iter_num):
@@ -331,7 +333,7 @@ class MPPIOptimizer(TrajOptimizer):
 
 
 def _deviation(x: Tensor, valid: Tensor) -> Tensor:
-    """Standard deviation of the ``valid`` ones of ``x [B, P]``: ``[B, 1]``."""
+    """Return the standard deviation of the ``valid`` elements of ``x [B, P]``, ``[B, 1]``."""
     count = valid.sum(1, keepdim=True).clamp(min=1)
     x = torch.where(valid, x, 0.0)
     mean = x.sum(1, keepdim=True) / count

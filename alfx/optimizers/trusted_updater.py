@@ -1,4 +1,4 @@
-"""Trust region by shrinking a step that was already made."""
+"""Trust region: shrink an optimizer step that was already made."""
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -9,9 +9,9 @@ from alfx import nest
 
 
 class TrustedUpdater:
-    """Remembers parameters, and shrinks a later step from there until what it changes is within bounds.
+    """Remembers parameters, and shrinks a later step from there until the resulting change is within bounds.
 
-    Make one before the optimizer step, and call :meth:`adjust_step` after it.
+    Create it before the optimizer step, and call :meth:`adjust_step` after it.
 
     Args:
         parameters: the parameters, with their values before the step.
@@ -20,7 +20,7 @@ class TrustedUpdater:
         ValueError: no parameters.
     """
 
-    # A shrunk step aims at this part of the allowed change: the change is not linear in the step.
+    # a shrunk step aims at this fraction of the allowed change, because the change is not linear in the step
     _SAFETY = 0.9
     _MAX_SHRINKS = 100
 
@@ -47,12 +47,12 @@ class TrustedUpdater:
 
         Returns:
             tuple:
-            - what ``change_f`` returned for the step as it was made
+            - the result of ``change_f`` for the original step
             - how many times the step was shrunk
 
         Raises:
-            ValueError: a bound is not above 0, the structures differ, or the change stays out of bounds however small
-                the step, so that it cannot be caused by it.
+            ValueError: a bound is not above 0, the structures differ, or the change remains out of bounds however small
+                the step, so that the step cannot be its cause.
         """
         first = change = change_f()
         bounds = nest.flatten(max_change)
@@ -69,12 +69,12 @@ class TrustedUpdater:
             self._shrink(self._SAFETY * ratio)
             change = change_f()
         raise ValueError(f'TrustedUpdater.adjust_step: the change is still {change} after {self._MAX_SHRINKS} '
-                         f'reductions of the step, more than {max_change}; does change_f depend on anything else than '
-                         'the parameters?')
+                         f'reductions of the step, expected at most {max_change}; check that change_f depends on the '
+                         'parameters only')
 
     @staticmethod
     def _allowed_ratio(changes: list[Any], bounds: list[Any]) -> float:
-        """The smallest bound / change, at most 1; one half for a change that is not finite."""
+        """Return the smallest bound / change, at most 1; one half for a change that is not finite."""
         ratios = [1.0]
         for change, bound in zip(changes, bounds):
             change, bound = float(change), float(bound)

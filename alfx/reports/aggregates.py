@@ -1,8 +1,7 @@
-"""Scores of several runs as one number, with an interval that holds for few runs.
+"""Aggregate scores of several runs with confidence intervals that are valid for few runs.
 
-After Agarwal et al. 2021, arXiv:2108.13264.
-
-Scores come as one array ``[N]`` for each task: N runs of the same conf with other seeds; N may differ between tasks.
+The statistics are those of Agarwal et al. 2021, arXiv:2108.13264. The scores of a task are an array ``[N]`` over N runs
+of the same conf with different seeds; N may differ between tasks.
 """
 from collections.abc import Callable, Sequence
 
@@ -13,21 +12,21 @@ _SEED = 0  # the same runs get the same interval
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:
-    """The mean of the middle half along the first dimension.
+    """Mean of the middle half of the values along the first dimension.
 
-    A quarter of the values, rounded down, is left out at either end: with fewer than four it is the mean.
+    A quarter of the values, rounded down, is dropped at either end, so with fewer than four values this is the mean.
 
     Args:
         values: ``[N, ...]``.
 
     Returns:
-        ``[...]``; NaN where a value is.
+        ``[...]``; NaN where any value is NaN.
 
     Raises:
         ValueError: N is 0.
     """
     values = np.asarray(values, dtype=np.float64)
-    values = np.sort(np.where(np.isnan(values).any(0), np.nan, values), axis=0)  # a NaN is not the best of all
+    values = np.sort(np.where(np.isnan(values).any(0), np.nan, values), axis=0)  # do not sort NaN as the largest value
     if len(values) == 0:
         raise ValueError('expected at least one value, found none')
     cut = len(values) // 4
@@ -35,37 +34,37 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
 
 
 def probability_of_improvement(tasks: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
-    """The chance that a run of X is better than a run of Y on a task taken at random.
+    """Probability that a run of X is better than a run of Y on a random task.
 
         P(X > Y) = 1/M sum_m 1/(N K) sum_i sum_j S(x[m, i], y[m, j]),   S(x, y) = 1 if x > y, 1/2 if x = y, else 0
 
     Args:
-        tasks: for each of the M tasks ``(x [N], y [K])``.
+        tasks: scores ``(x [N], y [K])`` of each of the M tasks.
 
     Returns:
-        In ``[0, 1]``.
+        A number in ``[0, 1]``.
 
     Raises:
-        ValueError: there is no task, or one without runs.
+        ValueError: there is no task, or a task has no runs.
     """
     if not tasks or any(len(scores) == 0 for pair in tasks for scores in pair):
-        raise ValueError('expected at least one task, and at least one run of both on each')
+        raise ValueError('expected at least one task, and at least one run of X and of Y on each task')
     chances = [(np.greater.outer(x, y) + 0.5 * np.equal.outer(x, y)).mean() for x, y in tasks]
     return float(np.mean(chances))
 
 
 def bootstrap_interval(statistic: Callable[[list[np.ndarray]], float], strata: Sequence[np.ndarray],
                        level: float = 0.95, resamples: int = _RESAMPLES) -> tuple[float, float]:
-    """The stratified percentile bootstrap: runs are drawn with replacement within each stratum by itself.
+    """Interval of the stratified percentile bootstrap: runs are resampled with replacement within each stratum.
 
     Args:
-        statistic: of a list like ``strata``.
+        statistic: function of a list like ``strata``.
         strata: the runs ``[N]`` of each conf on each task.
         level: probability that the interval covers the statistic.
-        resamples: how often to draw.
+        resamples: number of bootstrap samples.
 
     Returns:
-        Low and high; NaN where no stratum has two runs: nothing tells how much they vary.
+        Low and high; NaN if every stratum has fewer than two runs.
     """
     if all(len(runs) < 2 for runs in strata):
         return float('nan'), float('nan')
@@ -78,12 +77,12 @@ def bootstrap_interval(statistic: Callable[[list[np.ndarray]], float], strata: S
 
 def interquartile_mean_interval(values: np.ndarray, level: float = 0.95,
                                 resamples: int = _RESAMPLES) -> tuple[np.ndarray, np.ndarray]:
-    """The bootstrap interval of :func:`interquartile_mean` of one task, for many points at once.
+    """Bootstrap intervals of :func:`interquartile_mean` on one task, for many points at once.
 
     Args:
-        values: ``[N, P]``: P quantities of N runs; whole runs are drawn.
+        values: ``[N, P]``, P quantities of N runs; whole runs are resampled.
         level: probability that an interval covers the statistic.
-        resamples: how often to draw.
+        resamples: number of bootstrap samples.
 
     Returns:
         Low and high, ``[P]``; NaN for a single run.

@@ -1,6 +1,6 @@
-"""What a report tells of runs, read from their folders; nothing that is in one is executed.
+"""Data of a report on runs, read from their run folders. Nothing from a run folder is executed.
 
-Runs whose confs differ in nothing but the seed and the environment are one method; the environment is the task.
+Runs whose confs differ only in the seed and the environment belong to one method; the environment is the task.
 """
 import datetime
 import os
@@ -24,21 +24,21 @@ _TASK_LINE = re.compile(r'^\s*(?:\w+\.)*create_environment\.env_name\s*=')
 
 
 class Interval(NamedTuple):
-    """A number with its 95% interval; NaN where it has none."""
+    """Number with its 95% interval, which is NaN if it cannot be computed."""
     value: float
     low: float
     high: float
 
 
 class Curves(NamedTuple):
-    """The curves of one method on one task.
+    """Learning curves of one method on one task.
 
     Attributes:
         x: ``[P]``.
-        center: ``[P]`` interquartile mean over the runs.
-        low: ``[P]`` lower end of its 95% interval; NaN for a single run.
-        high: ``[P]`` upper end.
-        runs: the curve of each run as it was recorded.
+        center: ``[P]``, interquartile mean over the runs.
+        low: ``[P]``, lower end of its 95% interval; NaN for a single run.
+        high: ``[P]``, upper end.
+        runs: logged curve of each run.
     """
     x: np.ndarray
     center: np.ndarray
@@ -48,20 +48,20 @@ class Curves(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One run.
+    """Data of one run.
 
     Attributes:
-        folder: its path as given.
-        method: the method it is a run of.
-        task: its environment.
-        row: what :func:`alfx.reports.comparing.read_run` tells.
-        finals: the last value in training and in evaluation, by panel; of the quantity the report is on.
-        versions: of packages, by name.
-        threads: how many threads torch computed with; None if not recorded.
-        starts: when the run was started, and started again, as text.
-        checkpoints: the numbers of its checkpoints.
-        changed: when its table was written last.
-        bindings: of its conf.
+        folder: path of the run folder, as given.
+        method: name of the method.
+        task: name of the environment.
+        row: result of :func:`alfx.reports.comparing.read_run`.
+        finals: last value of the reported quantity, by panel ('training', 'evaluation').
+        versions: version of each package.
+        threads: number of torch threads; None if not recorded.
+        starts: times at which the run was started and resumed, as text.
+        checkpoints: numbers of its checkpoints.
+        changed: time of the last row in its table.
+        bindings: bindings of its conf.
     """
     folder: str
     method: str
@@ -77,14 +77,14 @@ class Run(NamedTuple):
 
 
 class Score(NamedTuple):
-    """How good a method is on a task at the end of its runs.
+    """Final score of a method on a task.
 
     Attributes:
         method: the method.
         task: the task.
         panel: 'training' or 'evaluation'.
-        runs: the last value of each run, ``[N]``.
-        iqm: their interquartile mean.
+        runs: last value of each run, ``[N]``.
+        iqm: interquartile mean of ``runs``.
     """
     method: str
     task: str
@@ -94,14 +94,14 @@ class Score(NamedTuple):
 
 
 class Improvement(NamedTuple):
-    """How likely a run of one method is better than one of another.
+    """Probability that a run of one method is better than a run of another method.
 
     Attributes:
-        better: the method whose chance it is.
+        better: the method that is better with this probability.
         other: the other method.
-        tasks: those that both have runs on.
+        tasks: tasks on which both methods have runs.
         panel: 'training' or 'evaluation'.
-        chance: in ``[0, 1]``.
+        chance: the probability, in ``[0, 1]``.
     """
     better: str
     other: str
@@ -111,17 +111,17 @@ class Improvement(NamedTuple):
 
 
 class Report(NamedTuple):
-    """All that is in a report.
+    """Content of a report.
 
     Attributes:
         x: column of the horizontal axes.
         y: column of the vertical axes.
-        runs: in the order given.
-        curves: by panel ('training', 'evaluation'), task and method.
-        scores: for each panel, task and method that has them.
-        improvements: for each panel and pair of methods that have a task in common.
-        differences: bindings that differ between methods: name, then the value of each method.
-        methods: in the order given.
+        runs: the runs in the given order.
+        curves: curves by panel ('training', 'evaluation'), task and method.
+        scores: score for each panel, task and method with runs.
+        improvements: probability of improvement for each panel and pair of methods with a common task.
+        differences: bindings that differ between methods: the name and the value of each method.
+        methods: the methods in the given order.
     """
     x: str
     y: str
@@ -134,15 +134,15 @@ class Report(NamedTuple):
 
 
 def collect(folders: Sequence[str], x: str = 'env_steps', y: str = 'average_return') -> Report:
-    """Read runs.
+    """Read runs and compute the statistics of a report.
 
     Args:
         folders: run folders, each with a ``progress.csv``.
         x: column for the horizontal axes.
-        y: column for the vertical axes; more of it is better.
+        y: column for the vertical axes; larger values are better.
 
     Raises:
-        ConfError: no run has such columns, or any row of them.
+        ConfError: no run has a row with both columns.
     """
     methods = _methods(folders)
     runs, recorded = [], {}
@@ -152,27 +152,27 @@ def collect(folders: Sequence[str], x: str = 'env_steps', y: str = 'average_retu
         recorded[folder] = found
         runs.append(_read_run(folder, methods[folder], {panel: float(c.y[-1]) for panel, c in found.items()}))
     if not any(recorded.values()):
-        raise gin_utils.ConfError(f'none of the runs has a curve of {y} over {x}',
+        raise gin_utils.ConfError(f'no run has data for {y} over {x}',
                                   'train longer, or choose other columns with --x and --y')
     names = list(dict.fromkeys(methods.values()))
-    by_place: dict[str, dict[str, dict[str, Curves]]] = {}
+    by_panel: dict[str, dict[str, dict[str, Curves]]] = {}
     scores = []
     for panel in ('training', 'evaluation'):
         for task in dict.fromkeys(run.task for run in runs):
             for method in names:
                 own = [run for run in runs if (run.task, run.method) == (task, method) and panel in run.finals]
                 if own:
-                    by_place.setdefault(panel, {}).setdefault(task, {})[method] = _aggregate(
+                    by_panel.setdefault(panel, {}).setdefault(task, {})[method] = _aggregate(
                         [recorded[run.folder][panel] for run in own])
                     scores.append(_score(method, task, panel, np.array([run.finals[panel] for run in own])))
     first = [next(run for run in runs if run.method == name) for name in names]
     differences = comparing.differences([{k: v for k, v in run.bindings.items() if not _TASK.search(k)}
                                          for run in first])
-    return Report(x, y, runs, by_place, scores, _improvements(scores, names), differences, names)
+    return Report(x, y, runs, by_panel, scores, _improvements(scores, names), differences, names)
 
 
 def _methods(folders: Sequence[str]) -> dict[str, str]:
-    """The name of the method of each run."""
+    """Return the name of the method of each run."""
     keys: dict[str, list[str]] = {}
     for group in curves.group_runs(list(folders)).values():
         keys.setdefault(_without_task(group[0]), []).extend(group)
@@ -207,7 +207,7 @@ def _read_run(folder: str, method: str, finals: dict[str, float]) -> Run:
         info = gin_utils.stored_info(folder)
     except ValueError as error:
         raise gin_utils.ConfError(f'{folder}/conf/versions.json is damaged: {error}',
-                                  'remove it; the report then tells no versions of that run') from error
+                                  'remove the file; the report then omits the versions of this run') from error
     tuning = run_files.StartRecord(folder).read().get('tuning')
     table = os.path.join(folder, 'progress.csv')
     changed = datetime.datetime.fromtimestamp(os.path.getmtime(table)).strftime('%Y-%m-%d %H:%M:%S')
@@ -223,7 +223,7 @@ def _versions(found: Any) -> dict[str, str | None]:
 
 
 def _aggregate(found: list[curves.Curve]) -> Curves:
-    """Curves over the range that all of them cover; a single one as it is."""
+    """Aggregate curves over the range that all of them cover; a single curve keeps its points."""
     low, high = max(curve.x[0] for curve in found), min(curve.x[-1] for curve in found)
     x = found[0].x if len(found) == 1 or high <= low else np.linspace(low, high, _POINTS)
     values = np.stack([np.interp(x, curve.x, curve.y) for curve in found])

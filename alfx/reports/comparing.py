@@ -1,4 +1,4 @@
-"""Comparing runs by their folders: how well, how fast, where their confs differ, and by how much pairs of runs do."""
+"""Comparison of runs: returns, speed, conf differences, and paired differences over equal seeds."""
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,18 +13,18 @@ _NOT_COMPARED = ('TrainerConfig.root_dir', 'TrainerConfig.conf_file', 'TrainerCo
 
 
 def _numbers(rows: list[dict[str, str]], column: str) -> list[float]:
-    """The values of a column, rows without one left out."""
+    """Return the values of a column, without rows that have no value."""
     return [float(row[column]) for row in rows if row.get(column)]
 
 
 def read_run(root_dir: str) -> dict[str, Any]:
-    """What the table shows of one run.
+    """Return the row of a run in the comparison table.
 
     Args:
-        root_dir: a run folder with a `progress.csv`.
+        root_dir: run folder with a ``progress.csv``.
 
     Returns:
-        The columns of the table by name; None where the run has no such number yet.
+        The cells by column name; None if the run has no such value yet.
     """
     rows = run_files.read_table(os.path.join(root_dir, 'progress.csv'))
     returns, seconds, steps = (_numbers(rows, name) for name in ('average_return', 'seconds', 'env_steps'))
@@ -40,7 +40,7 @@ def read_run(root_dir: str) -> dict[str, Any]:
 
 
 def read_bindings(root_dir: str) -> dict[str, str]:
-    """Every binding of the run by name (`ppo/Adam.lr`), from `conf/config.gin`, as text; the seed left out."""
+    """Return the bindings in ``conf/config.gin`` as text, by name (``ppo/Adam.lr``), without the seed."""
     path = os.path.join(root_dir, 'conf', 'config.gin')
     if not os.path.exists(path):
         return {}
@@ -51,29 +51,29 @@ def read_bindings(root_dir: str) -> dict[str, str]:
 
 
 def _short_name(name: str) -> str:
-    """`ac/alfx.optimizers.Adam.lr` without the module: `ac/Adam.lr`."""
+    """Return the name of a binding without the module: ``ac/Adam.lr`` for ``ac/alfx.optimizers.Adam.lr``."""
     *scopes, selector = name.split('/')
     return '/'.join([*scopes, '.'.join(selector.split('.')[-2:])])
 
 
 def differences(bindings: Sequence[dict[str, str]]) -> list[tuple[str, list[str]]]:
-    """The bindings that are not the same in all runs: name, then the value in each run ('-' where it is not bound)."""
+    """Return the bindings that differ between runs: the name and the value in each run ('-' if it is not bound)."""
     names = sorted(set().union(*bindings)) if bindings else []
     table = [(name, [run.get(name, '-') for run in bindings]) for name in names]
     return [(name, values) for name, values in table if len(set(values)) > 1]
 
 
 def labels(root_dirs: Sequence[str], names: Sequence[str], most: int = 3) -> list[str]:
-    """What to call runs, or groups of runs, next to each other.
+    """Return unique labels for runs or groups of runs.
 
     Args:
-        root_dirs: one run of each.
-        names: what they are called by themselves.
-        most: how many bindings a label tells at most.
+        root_dirs: run folder of one run of each group.
+        names: names of the groups, possibly with duplicates.
+        most: maximum number of bindings in a label.
 
     Returns:
-        The names, where no two are the same; else with the bindings in which those of the same name differ; with the
-        folder, where these are too many or none.
+        The names. Duplicate names are followed by the bindings in which the groups differ, or by the name of the folder
+        if there are none or more than ``most`` such bindings.
     """
     result = list(names)
     for name in dict.fromkeys(name for name in names if list(names).count(name) > 1):
@@ -87,13 +87,13 @@ def labels(root_dirs: Sequence[str], names: Sequence[str], most: int = 3) -> lis
 
 
 class Difference(NamedTuple):
-    """How much better runs of a conf are than those of another one with the same seeds.
+    """Difference between the runs of a conf and the runs of a baseline with the same seeds.
 
     Attributes:
-        name: what the conf is called.
-        baseline: what the other one is called.
-        mean: of the differences of the returns of pairs.
-        margin: half the width of the 95% confidence interval of that (Student's t); NaN for a single pair.
+        name: label of the conf.
+        baseline: label of the baseline.
+        mean: mean difference between the returns of pairs.
+        margin: half the width of the 95% confidence interval of ``mean`` (Student's t); NaN for a single pair.
         num_pairs: number of pairs.
     """
     name: str
@@ -104,14 +104,14 @@ class Difference(NamedTuple):
 
 
 def paired_differences(runs: Sequence[dict[str, Any]], column: str) -> list[Difference]:
-    """Compare each conf with the first one, seed by seed.
+    """Compare each conf with the first conf, over equal seeds.
 
     Args:
-        runs: as of :func:`read_run`.
-        column: which of their numbers.
+        runs: results of :func:`read_run`.
+        column: column to compare.
 
     Returns:
-        One for each conf after the first one that has seeds in common with it.
+        A difference for each other conf that has seeds in common with the first.
     """
     groups = curves.group_runs([run['run'] for run in runs])
     if len(groups) < 2:
@@ -123,8 +123,8 @@ def paired_differences(runs: Sequence[dict[str, Any]], column: str) -> list[Diff
     names = labels([folders[0] for folders in groups.values()], [curves.conf_name(f[0]) for f in groups.values()])
     (baseline, first), *others = zip(names, values.values())
     found = []
-    for name, of_seed in others:
-        pairs = np.array([value - first[seed] for seed, value in of_seed.items() if seed in first])
+    for name, by_seed in others:
+        pairs = np.array([value - first[seed] for seed, value in by_seed.items() if seed in first])
         if len(pairs):
             margin = float(confidence_interval(pairs))
             found.append(Difference(name, baseline, float(pairs.mean()), margin, len(pairs)))

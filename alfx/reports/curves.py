@@ -1,7 +1,8 @@
-"""Learning curves of several runs: read from run folders, grouped by conf, averaged over seeds, drawn.
+"""Learning curves of runs: read from run folders, group by conf, average over seeds and plot.
 
-A curve is read from ``progress.csv`` (or from the event files of a run that has none); runs that differ only in their
-seed and folder are one group. The band around the mean of a group is its 95% confidence interval (Student's t).
+A curve is read from ``progress.csv``, or from the TensorBoard event files of a run without this file. Runs that differ
+only in their seed and folder form a group. The band around the mean of a group is its 95% confidence interval
+(Student's t).
 """
 import glob
 import os
@@ -17,11 +18,11 @@ from alfx.utils.confidence import confidence_interval
 _POINTS = 200
 _SEED_BINDING = re.compile(r'^\s*(?:\w+\.)*TrainerConfig\.(random_seed|root_dir|conf_file)\s*=')
 _EVENT_TAG = 'Metrics/AverageReturn'
-_EVENT_TAG_OVER_STEPS = 'Metrics_vs_EnvironmentSteps/AverageReturn'  # where the other is drawn over iterations
+_EVENT_TAG_OVER_STEPS = 'Metrics_vs_EnvironmentSteps/AverageReturn'  # if the other tag is logged over iterations
 
 
 class Curve(NamedTuple):
-    """One quantity of one run.
+    """Curve of one quantity of one run.
 
     Attributes:
         x: float64 ``[N]``, ascending.
@@ -32,12 +33,12 @@ class Curve(NamedTuple):
 
 
 class Band(NamedTuple):
-    """The mean of the curves of a group.
+    """Mean of the curves of a group.
 
     Attributes:
         x: ``[N]``.
         mean: ``[N]``.
-        margin: ``[N]`` half the width of the 95% confidence interval; NaN for a single run.
+        margin: ``[N]``, half the width of the 95% confidence interval; NaN for a single run.
         num_runs: number of runs.
     """
     x: np.ndarray
@@ -47,16 +48,16 @@ class Band(NamedTuple):
 
 
 def read_curve(root_dir: str, x: str, y: str, evaluation: bool) -> Curve | None:
-    """A curve of a run, or None if the run has none.
+    """Return a curve of a run, or None if the run has no data for it.
 
     Args:
         root_dir: the run folder.
         x: column for the horizontal axis.
         y: column for the vertical axis.
-        evaluation: from the evaluations of the run instead of its training.
+        evaluation: read the evaluations of the run instead of its training.
 
     Raises:
-        ConfError: there is no such column.
+        ConfError: the table has no such column.
     """
     path = _table(root_dir, evaluation)
     if not os.path.isfile(path):
@@ -70,23 +71,23 @@ def read_curve(root_dir: str, x: str, y: str, evaluation: bool) -> Curve | None:
     return _sorted_curve(points) if len(points) else None
 
 
-def _meant_by(name: str, columns: list[str]) -> list[str]:
-    """The column that is called so, else those with that part in their names: ``approx_kl`` of ``train/approx_kl``."""
+def _matching_columns(name: str, columns: list[str]) -> list[str]:
+    """Return the column called ``name``, or the columns with this part: ``approx_kl`` matches ``train/approx_kl``."""
     return [column for column in columns if column == name] or [
         column for column in columns if column.endswith(f'/{name}') or f'/{name}/' in column]
 
 
 def _full_name(name: str, columns: list[str], path: str) -> str:
-    """The column that is meant by a name.
+    """Return the only column that matches a name.
 
     Raises:
-        ConfError: there is none, or there are several.
+        ConfError: no column matches, or several do.
     """
-    meant = _meant_by(name, columns)
-    if len(meant) == 1:
-        return meant[0]
-    raise ConfError(f'{path} has ' + (f'several columns {name!r}' if meant else f'no column {name!r}'),
-                    f'there are {", ".join(meant)}' if meant else f'its columns are {", ".join(columns)}')
+    found = _matching_columns(name, columns)
+    if len(found) == 1:
+        return found[0]
+    raise ConfError(f'{path} has ' + (f'several columns that match {name!r}' if found else f'no column {name!r}'),
+                    f'the columns are {", ".join(found or columns)}')
 
 
 def _read_events(folder: str) -> Curve | None:
@@ -107,10 +108,11 @@ def _sorted_curve(points: np.ndarray) -> Curve:
 
 
 def group_runs(root_dirs: list[str]) -> dict[str, list[str]]:
-    """Put runs of the same conf together.
+    """Group runs by their conf.
 
     Returns:
-        For each group its name (of the conf file, with a number if several confs have that name) and its run folders.
+        The name and the run folders of each group. The name is the name of the conf file, with a number if several
+        confs have the same name.
     """
     keys: dict[str, list[str]] = {}
     for root_dir in root_dirs:
@@ -135,12 +137,12 @@ def _conf_key(root_dir: str) -> str:
 
 
 def is_seed_binding(line: str) -> bool:
-    """Whether a line of a conf says what runs of the same conf may differ in."""
+    """Return whether a line of a conf binds the seed or another parameter that differs between runs of a group."""
     return _SEED_BINDING.match(line) is not None
 
 
 def conf_name(root_dir: str) -> str:
-    """The name of the conf file of a run; that of the folder, if it does not tell."""
+    """Return the name of the conf file of a run, or the name of the run folder if it is unknown."""
     path = os.path.join(root_dir, 'conf', 'config.gin')
     if os.path.isfile(path):
         with open(path, encoding='utf8') as file:
@@ -157,11 +159,11 @@ def conf_name(root_dir: str) -> str:
 
 
 def average(curves: list[Curve], smoothing: int = 1) -> Band:
-    """The mean of curves over the range that all of them cover.
+    """Mean of curves over the range that all of them cover.
 
     Args:
         curves: at least one.
-        smoothing: each curve is averaged over so many of its points first.
+        smoothing: window of a moving average that is applied to each curve first.
     """
     smoothed = [Curve(curve.x, _moving_average(curve.y, smoothing)) for curve in curves]
     low, high = max(curve.x[0] for curve in smoothed), min(curve.x[-1] for curve in smoothed)
@@ -178,7 +180,7 @@ def _moving_average(y: np.ndarray, width: int) -> np.ndarray:
     return (total[index] - total[start]) / (index - start)
 
 
-_NO_QUANTITY = ('env_steps', 'iteration', 'global_counter', 'seconds')  # what a curve is drawn over
+_NO_QUANTITY = ('env_steps', 'iteration', 'global_counter', 'seconds')  # columns for the horizontal axis
 _MOST_COLUMNS = 4
 
 
@@ -187,9 +189,9 @@ def _table(root_dir: str, evaluation: bool) -> str:
 
 
 def axis_of(root_dirs: list[str]) -> str:
-    """What the curves of these runs are drawn over: 'env_steps', or 'iteration' if one of them has trained without.
+    """Return the column for the horizontal axis: 'env_steps', or 'iteration' if a run has no environment steps.
 
-    Training on a dataset takes no environment steps: over these, all of it would be one point.
+    Training on a dataset takes no environment steps, so its whole curve would be a single point.
     """
     for path in (_table(root_dir, evaluation) for root_dir in root_dirs for evaluation in (False, True)):
         rows = run_files.read_table(path) if os.path.isfile(path) else []
@@ -199,16 +201,16 @@ def axis_of(root_dirs: list[str]) -> str:
 
 
 def has_column(root_dir: str, column: str, evaluation: bool) -> bool:
-    """Whether a run has a column, or a curve that is read without one."""
+    """Return whether a run has a column, or event files to read the curve from."""
     path = _table(root_dir, evaluation)
     if not os.path.isfile(path):
         return column == 'average_return'
     rows = run_files.read_table(path)
-    return bool(rows) and bool(_meant_by(column, list(rows[0])))
+    return bool(rows) and bool(_matching_columns(column, list(rows[0])))
 
 
 def columns(root_dirs: list[str]) -> list[str]:
-    """Every quantity that any of the runs has numbers of, in the order of their tables."""
+    """Return all columns, except those for the horizontal axis, for which any of the runs has values."""
     found: dict[str, None] = {}
     for path in (_table(root_dir, evaluation) for root_dir in root_dirs for evaluation in (False, True)):
         rows = run_files.read_table(path) if os.path.isfile(path) else []
@@ -218,12 +220,12 @@ def columns(root_dirs: list[str]) -> list[str]:
 
 
 def draw(panels: dict[str, dict[str, Band]], x_label: str, path: str) -> None:
-    """Draw bands.
+    """Plot bands to a file.
 
     Args:
-        panels: for each panel, by its title ``'QUANTITY in ...'``, the bands by the names of their groups.
-        x_label: of the horizontal axis.
-        path: of the picture; its suffix says its format.
+        panels: bands by title of the panel (``'QUANTITY in ...'``) and name of the group.
+        x_label: label of the horizontal axis.
+        path: file to write; the suffix determines the format.
     """
     import matplotlib
     matplotlib.use('Agg')
@@ -232,7 +234,7 @@ def draw(panels: dict[str, dict[str, Band]], x_label: str, path: str) -> None:
     formats = pyplot.figure().canvas.get_supported_filetypes()
     pyplot.close()
     if os.path.isdir(path) or os.path.splitext(path)[1].lower().removeprefix('.') not in formats:
-        raise ConfError(f'--output {path}: expected the name of a picture that ends with one of '
+        raise ConfError(f'--output {path}: expected a file name that ends with one of '
                         f'{", ".join(f".{name}" for name in sorted(formats))}')
     across = min(len(panels), _MOST_COLUMNS)
     down = -(-len(panels) // across)

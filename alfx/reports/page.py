@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing but itself: light or dark as the reader has it, on any width."""
+"""HTML page of a report: a single self-contained file that follows the light or dark mode of the reader."""
 import datetime
 import html
 import math
@@ -10,7 +10,7 @@ import alfx
 from alfx.reports import figure
 from alfx.reports.collecting import Interval, Report
 
-_COLOURS = (('#0969da', '#58a6ff'), ('#bc4c00', '#f0883e'), ('#1a7f37', '#3fb950'), ('#8250df', '#bc8cff'),
+_COLORS = (('#0969da', '#58a6ff'), ('#bc4c00', '#f0883e'), ('#1a7f37', '#3fb950'), ('#8250df', '#bc8cff'),
             ('#bf3989', '#f778ba'), ('#0b7285', '#39c5cf'), ('#7d6608', '#d4b106'), ('#57606a', '#8b949e'))
 _STYLE = '''
 :root{color-scheme:light dark;--back:#fff;--text:#1f2328;--faint:#59636e;--line:#d1d9e0;--head:#f6f8fa;LIGHT}
@@ -34,17 +34,17 @@ th,td{padding:.3rem .7rem;border-bottom:1px solid var(--line);text-align:right;v
 font-variant-numeric:tabular-nums}
 th{background:var(--head)}th:first-child,td:first-child,.text td,.text th{text-align:left}
 td{max-width:30rem;overflow-wrap:anywhere}
-COLOURS
+COLORS
 @media print{body{max-width:none}.table{overflow:visible}}
 '''
 
 
 def render(report: Report, title: str) -> str:
-    """The page.
+    """Return the HTML page of a report.
 
     Args:
-        report: what it tells.
-        title: its heading.
+        report: data of the report.
+        title: heading of the page.
     """
     quantity = report.y.replace('_', ' ')
     parts = [
@@ -53,27 +53,27 @@ def render(report: Report, title: str) -> str:
         f'<title>{_text(title)}</title><style>{_style()}</style></head><body>',
         f'<h1>{_text(title)}</h1><p>{_summary(report)}</p>',
         '<h2>Learning curves</h2>', _legend(report.methods), _figures(report),
-        f'<p>The line is the interquartile mean (IQM) of {_text(quantity)} over the runs of a conf, the band its '
-        '95% bootstrap interval, thin lines are the runs. Of fewer than four runs the IQM is the mean.</p>',
-        '<h2>At the end</h2>', _scores(report)]
+        f'<p>The line is the interquartile mean (IQM) of {_text(quantity)} over the runs of a conf, the band is its '
+        '95% bootstrap interval, and thin lines are the runs. With fewer than four runs the IQM is the mean.</p>',
+        '<h2>Final scores</h2>', _scores(report)]
     if report.improvements:
         parts += ['<h2>Probability of improvement</h2>', _improvements(report),
-                  '<p>The chance that a run of the first conf ends better than a run of the second, taken at random, '
-                  'averaged over the tasks of both; one half is no difference.</p>']
+                  '<p>The probability that a random run of the first conf has a higher final score than a random run '
+                  'of the second, averaged over their common tasks; 0.5 means no difference.</p>']
     if report.differences:
-        parts += ['<h2>Where the confs differ</h2>', _table(
+        parts += ['<h2>Conf differences</h2>', _table(
             ['binding', *report.methods], [[name, *values] for name, values in report.differences], 'text')]
     parts += ['<h2>Runs</h2>', _runs(report), '<h2>Checkpoints and resumes</h2>', _starts(report),
               '<h2>Versions and system</h2>', _versions(report),
-              f'<p>alfx {_text(alfx.__version__)}, Agarwal et al. 2021 (arXiv:2108.13264) for the statistics.</p>'
+              f'<p>alfx {_text(alfx.__version__)}; statistics: Agarwal et al. 2021 (arXiv:2108.13264).</p>'
               '</body></html>\n']
     return '\n'.join(parts)
 
 
 def _style() -> str:
-    light, dark = (''.join(f'--c{i}:{pair[shade]};' for i, pair in enumerate(_COLOURS)) for shade in (0, 1))
-    colours = ''.join(f'.c{i}{{color:var(--c{i})}}' for i in range(len(_COLOURS)))
-    return _STYLE.replace('LIGHT', light).replace('DARK', dark).replace('COLOURS', colours)
+    light, dark = (''.join(f'--c{i}:{pair[shade]};' for i, pair in enumerate(_COLORS)) for shade in (0, 1))
+    colors = ''.join(f'.c{i}{{color:var(--c{i})}}' for i in range(len(_COLORS)))
+    return _STYLE.replace('LIGHT', light).replace('DARK', dark).replace('COLORS', colors)
 
 
 def _summary(report: Report) -> str:
@@ -84,7 +84,7 @@ def _summary(report: Report) -> str:
 
 
 def _legend(methods: Sequence[str]) -> str:
-    return '<ul class="legend">' + ''.join(f'<li class="c{i % len(_COLOURS)}"><b></b><span>{_text(method)}</span></li>'
+    return '<ul class="legend">' + ''.join(f'<li class="c{i % len(_COLORS)}"><b></b><span>{_text(method)}</span></li>'
                                            for i, method in enumerate(methods)) + '</ul>'
 
 
@@ -101,14 +101,14 @@ def _figures(report: Report) -> str:
 
 
 def _scores(report: Report) -> str:
-    head = ['conf', 'task', 'of', 'runs', 'IQM', '95% interval', 'mean', 'worst', 'best']
+    head = ['conf', 'task', 'panel', 'runs', 'IQM', '95% interval', 'mean', 'worst', 'best']
     return _table(head, [[score.method, score.task, score.panel, str(len(score.runs)), number(score.iqm.value),
                           _interval(score.iqm), number(score.runs.mean()), number(score.runs.min()),
                           number(score.runs.max())] for score in report.scores])
 
 
 def _improvements(report: Report) -> str:
-    return _table(['better', 'than', 'tasks', 'of', 'chance', '95% interval'],
+    return _table(['conf', 'better than', 'tasks', 'panel', 'probability', '95% interval'],
                   [[item.better, item.other, ', '.join(item.tasks), item.panel, number(item.chance.value),
                     _interval(item.chance)] for item in report.improvements])
 
@@ -128,18 +128,18 @@ def _starts(report: Report) -> str:
         kept = f'{len(steps)}: {", ".join(f"ckpt-{step}" for step in steps)}' if steps else 'none'
         rows.append([_name(run.folder), run.starts[0] if run.starts else '-', run.changed,
                      ', '.join(run.starts[1:]) or 'never', kept])
-    return _table(['run', 'started', 'last summary', 'started again', 'checkpoints'], rows, 'text')
+    return _table(['run', 'started', 'last logged', 'resumed', 'checkpoints'], rows, 'text')
 
 
 def _versions(report: Report) -> str:
     names = list(dict.fromkeys(name for run in report.runs for name in run.versions))
     rows = [[name, _values(run.versions.get(name) for run in report.runs)] for name in names]
-    rows.append(['threads of torch', _values(run.threads for run in report.runs)])
+    rows.append(['torch threads', _values(run.threads for run in report.runs)])
     return _table(['', 'version'], rows, 'text')
 
 
 def _values(values: Iterable[Any]) -> str:
-    """One value, or all of them where runs differ, with how many runs have each."""
+    """Return the common value of all runs, or each value with its number of runs."""
     found = [_cell(value) for value in values]
     counts = {value: found.count(value) for value in found}
     return found[0] if len(counts) == 1 else ', '.join(f'{value} ({_count(n, "run")})' for value, n in counts.items())
@@ -153,7 +153,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = '') -
 
 
 def number(value: float | None) -> str:
-    """Four to six digits; a dash where there is none."""
+    """Format a number with six digits; None and non-finite numbers are a dash."""
     return '-' if value is None or not math.isfinite(value) else f'{value:,.6g}'
 
 

@@ -1,4 +1,4 @@
-"""From a configuration to an environment and an algorithm; shared by training, evaluation and play."""
+"""Construction of the environment and the algorithm of a run, for training, evaluation and play."""
 from typing import Any
 
 from alfx import context
@@ -9,18 +9,18 @@ from alfx.runs import start_checks
 
 
 def create_algorithm(config: TrainerConfig, env: Any, trains: bool) -> Any:
-    """The algorithm of a run, ready to be used.
+    """Create the algorithm of a run.
 
-    Its ``data_transformer`` is made and put into ``config``, and the specs of the run are made known to what the conf
-    constructs.
+    The data transformer is created and stored in ``config.data_transformer``. The specs of the run are published in the
+    context, where the objects that the conf constructs can read them.
 
     Args:
-        config: the configuration of the run.
-        env: the environment that it acts in; None in supervised learning.
-        trains: whether the algorithm trains: it then gets the environment, metrics and a replay buffer.
+        config: configuration of the run.
+        env: environment of the algorithm; None in supervised learning.
+        trains: whether the algorithm trains. If so, it gets the environment, metrics and a replay buffer.
 
     Raises:
-        ConfError: the algorithm could not make its first update, see :mod:`alfx.runs.start_checks`.
+        ConfError: the first update would fail, see :mod:`alfx.runs.start_checks`.
     """
     if env is None:
         algorithm = _required_ctor(config)(config=config)
@@ -38,12 +38,13 @@ def create_algorithm(config: TrainerConfig, env: Any, trains: bool) -> Any:
 
 
 def create_eval_environment(config: TrainerConfig, num_environments: int, nonparallel: bool | None = None) -> Any:
-    """Environments to evaluate or play in, with other random numbers than those of training.
+    """Create environments for evaluation or play, with different random numbers than in training.
 
     Args:
-        config: ``random_seed``.
-        num_environments: how many.
-        nonparallel: step them in this process; None for what the conf says, if there is more than one.
+        config: configuration of the run; ``random_seed`` is used.
+        num_environments: number of environments.
+        nonparallel: whether to step them in this process; None for the setting of the conf. A single environment is
+            always stepped in this process.
     """
     from alfx.environments.utils import create_environment
     options = {'nonparallel': True} if num_environments == 1 or nonparallel else {}
@@ -52,14 +53,14 @@ def create_eval_environment(config: TrainerConfig, num_environments: int, nonpar
 
 
 def set_epsilon_greedy(algorithm: Any, epsilon_greedy: float) -> None:
-    """Let ``predict_step`` sample an action with this probability, and take the most likely one otherwise."""
+    """Make ``predict_step`` sample an action with this probability, and take the most likely action otherwise."""
     for part in algorithm.modules():
         if isinstance(part, RLAlgorithm):
             part.set_epsilon_greedy(epsilon_greedy)
 
 
 def _create_data_transformer(config: TrainerConfig, env: Any) -> Any:
-    """Make the data transformer; returns the spec of the observation that comes out of it."""
+    """Create the data transformer and return the spec of the transformed observation."""
     raw_spec = env.observation_spec()
     context.set_run_specs(raw_spec, raw_spec, env.action_spec(), env.reward_spec())
     ctors = config.data_transformer_ctors()
@@ -76,5 +77,5 @@ def _create_data_transformer(config: TrainerConfig, env: Any) -> Any:
 
 def _required_ctor(config: TrainerConfig) -> Any:
     if config.algorithm_ctor is None:
-        raise ConfError('TrainerConfig.algorithm_ctor is not set', 'set it to the algorithm, such as @Agent')
+        raise ConfError('TrainerConfig.algorithm_ctor is not set', 'set it to an algorithm, for example @Agent')
     return config.algorithm_ctor

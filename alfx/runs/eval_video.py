@@ -1,4 +1,4 @@
-"""An episode of an evaluation as an animation for TensorBoard."""
+"""Video of an evaluation episode for TensorBoard."""
 import logging
 from typing import Any
 
@@ -10,18 +10,18 @@ from alfx.environments.environment_errors import UnsupportedOperationError
 
 logger = logging.getLogger(__name__)
 
-_LONGER_SIDE = 300  # pixels, at most
+_LONGER_SIDE = 300  # in pixels; larger frames are downsampled
 _DEFAULT_FPS = 30.0
 
 
 class EvalVideo:
-    """Takes a picture of the first environment at each step of its first episode; to be called with each step.
+    """Recorder of the first episode of the first environment. Call it at each step.
 
-    An environment that cannot be rendered is told once; there is no film then.
+    If the environment cannot be rendered, a warning is logged once and no video is recorded.
 
     Args:
-        env: what is evaluated in.
-        num_steps: how many steps at most.
+        env: evaluation environments.
+        num_steps: maximum number of steps.
     """
 
     def __init__(self, env: Any, num_steps: int):
@@ -30,13 +30,14 @@ class EvalVideo:
         self._is_over = False
 
     def __call__(self, time_step: TimeStep, alg_step: Any) -> None:
-        """Take a picture of what ``time_step`` shows."""
+        """Render and record the frame of ``time_step``."""
         if self._is_over:
             return
         try:
             frame = self._env.render('rgb_array')
         except UnsupportedOperationError as error:
-            logger.warning('TrainerConfig.eval_video_steps = %d, but there is no video: %s', self._num_steps, error)
+            logger.warning('TrainerConfig.eval_video_steps = %d, but no video can be recorded: %s',
+                           self._num_steps, error)
             self._is_over = True
             return
         stride = -(-max(frame.shape[:2]) // _LONGER_SIDE)
@@ -44,7 +45,7 @@ class EvalVideo:
         self._is_over = len(self._frames) == self._num_steps or bool(time_step.is_last()[0])
 
     def write(self, name: str, step: int) -> None:
-        """Write the animation, if there is one, as a summary."""
+        """Log the video as a summary, if frames were recorded."""
         if self._frames:
             frames = np.stack(self._frames).transpose(0, 3, 1, 2)[None]
             summary.video(name, frames, step, float(self._env.metadata.get('render_fps', _DEFAULT_FPS)))

@@ -1,7 +1,7 @@
-"""Evaluation of a policy while it is being trained, or afterwards.
+"""Evaluation of policies during and after training.
 
-:func:`evaluate` plays episodes and counts. :class:`SyncEvaluator` calls it between two iterations;
-:class:`Evaluator` lets another process do that (``async_eval_worker``) while training goes on.
+:func:`evaluate` plays episodes and returns their statistics. :class:`SyncEvaluator` calls it between two iterations;
+:class:`~alfx.trainers.async_evaluator.Evaluator` evaluates in another process while training continues.
 """
 import contextlib
 import os
@@ -29,15 +29,15 @@ from alfx.utils.transfers import to_device
 
 
 class EvalJob(NamedTuple):
-    """A request to the process that evaluates.
+    """Request to the evaluation process.
 
     Attributes:
         type: 'eval' or 'stop'.
         global_counter: the counter at the time of the request.
-        step_metrics: further counters by name.
-        state_dict: the weights, as ``torch.save`` writes them.
-        progresses: what schedules depend on.
-        walltime: the time of the request, in seconds since the epoch.
+        step_metrics: other counters by name.
+        state_dict: the weights, serialized by ``torch.save``.
+        progresses: training progress, which schedules depend on.
+        walltime: time of the request, in seconds since the epoch.
     """
     type: str
     global_counter: int = 0
@@ -52,17 +52,17 @@ _FIRST_COLUMNS = ('global_counter', 'env_steps', 'iteration', 'episodes', 'avera
 
 
 class EvalResult(NamedTuple):
-    """What N episodes gave.
+    """Result of an evaluation of N episodes.
 
     Attributes:
         returns: float64 ``[N]``, or ``[N, K]`` for K-dimensional rewards.
         lengths: float64 ``[N]``, in steps.
-        metrics: the metrics that the episodes were measured by.
-        measures: what the algorithm measured besides, by name: float64 ``[n]``, means over the steps of an episode.
-        final_infos: the numbers in the infos that episodes ended with, by name: float64 ``[n]``, of those that had
-            them.
-        complete: bool ``[N]``: which episodes came to an end of their own, and were not cut off.
-        reference: returns of a random and of a good policy, between which scores are normalized; ``None``: no scores.
+        metrics: metrics of the episodes.
+        measures: measures of the algorithm by name, float64 ``[n]``, averaged over the steps of each episode.
+        final_infos: numbers in the final info of the episodes by name, float64 ``[n]``; episodes without the entry are
+            omitted.
+        complete: bool ``[N]``, True for episodes that terminated, False for truncated episodes.
+        reference: returns of a random and of an expert policy for the normalized score; None for no normalized score.
     """
     returns: np.ndarray
     lengths: np.ndarray
@@ -73,15 +73,19 @@ class EvalResult(NamedTuple):
     reference: tuple[float, float] | None = None
 
     def env_info(self) -> dict[str, np.ndarray]:
-        """What ``AverageEnvInfoMetric`` measured of each episode: float64 ``[N, ...]`` by path in the env_info."""
+        """Return the env_info of each episode, measured by ``AverageEnvInfoMetric``: float64 ``[N, ...]`` by path."""
         return {path: values for metric in self.metrics if isinstance(metric, AverageEnvInfoMetric)
                 for (path, _), values in zip(nest.flatten_with_path(metric.result()), metric.episodes())}
 
     def statistics(self) -> dict[str, float]:
-        """Number of episodes, mean, standard deviation and half the 95% confidence interval of the return (summed over
-        the dimensions of the reward), mean length, share of complete episodes, ``env_info/PATH``: means of the scalars
-        in the env_info, ``final_info/NAME`` and ``measure/NAME``: means of :attr:`final_infos` and :attr:`measures`;
-        ``normalized_score`` where there is a reference."""
+        """Return statistics over the episodes by name.
+
+        Returns:
+            The number of episodes; the mean, standard deviation and half the 95% confidence interval of the return
+            (summed over the reward dimensions); the mean length; the fraction of complete episodes; ``env_info/PATH``,
+            the means of the scalars in the env_info; ``final_info/NAME`` and ``measure/NAME``, the means of
+            :attr:`final_infos` and :attr:`measures`; and ``normalized_score`` if there is a reference.
+        """
         returns = self.returns.reshape(len(self.returns), -1).sum(1)
         scalars = {path: values for path, values in self.env_info().items() if values.ndim == 1}
         return {
@@ -99,8 +103,7 @@ class EvalResult(NamedTuple):
         }
 
     def further_means(self) -> dict[str, float]:
-        """The means of :meth:`statistics` that the environment and the algorithm add to return and length, by name; of
-        the final infos whether episodes succeeded."""
+        """Return the means of the env_info, the measures and the success rate from :meth:`statistics`, by name."""
         named = [(*name.partition('/'), mean) for name, mean in self.statistics().items()]
         return {name: mean for kind, _, name, mean in named if name and (kind != 'final_info' or 'success' in name)}
 
@@ -116,23 +119,23 @@ class EvalResult(NamedTuple):
 
 
 def unused_for_evaluation() -> list[tuple[str, str, str]]:
-    """The keys of the bindings in scope ``evaluation/`` that nothing in this process has used."""
+    """Return the keys of the bindings in scope ``evaluation/`` that this process has not used."""
     return [binding.key for binding in gin_utils.unused_bindings() if binding.is_for_evaluation]
 
 
 def evaluate(env: Any, algorithm: Any, num_episodes: int,
              on_step: Callable[[TimeStep, Any], None] | None = None) -> EvalResult:
-    """Play episodes with ``predict_step`` and measure them.
+    """Play episodes with ``predict_step`` and return their statistics.
 
-    Each environment contributes a number of episodes that is fixed beforehand. To take the first ``num_episodes`` that
-    end would favour short ones. Nothing is trained by it: modules are in evaluation mode, the run mode is 'eval', no
-    summary is recorded, and the generators of this process are left as they were found.
+    Each environment contributes a fixed number of episodes, because taking the first ``num_episodes`` episodes that end
+    would favor short episodes. Evaluation has no effect on training: modules are in evaluation mode, the run mode is
+    'eval', summaries are disabled, and the random state of this process is restored.
 
     Args:
         env: batched environment; it is reset.
-        algorithm: its epsilon_greedy says how it acts.
-        num_episodes: N, in all environments together.
-        on_step: called with each time step and the ``AlgStep`` that follows it.
+        algorithm: algorithm to evaluate; its ``epsilon_greedy`` determines how it acts.
+        num_episodes: N, over all environments.
+        on_step: called with each time step and the resulting ``AlgStep``.
 
     Raises:
         ValueError: ``num_episodes`` is less than 1.
@@ -145,7 +148,7 @@ def evaluate(env: Any, algorithm: Any, num_episodes: int,
 
 @contextlib.contextmanager
 def _evaluation_mode(algorithm: Any) -> Iterator[None]:
-    """All modules in evaluation mode, the run mode 'eval', the generators of this process left as they were."""
+    """Switch all modules and the run mode to evaluation, and restore them and the random state afterwards."""
     training = [(module, module.training) for module in algorithm.modules()]
     try:
         algorithm.eval()
@@ -170,7 +173,7 @@ def _play(env: Any, algorithm: Any, num_episodes: int, on_step: Callable | None)
     step = algorithm.predict_step if has_infos else algorithm.fast_predict_step
     while True:
         is_counted = remaining > 0
-        # Episodes that do not count never end for the metrics.
+        # The metrics never see the end of episodes that are not counted.
         seen = torch.where(is_counted, time_step.step_type, torch.full_like(time_step.step_type, StepType.MID))
         update_metrics(metrics, time_step._replace(step_type=seen), stacked=False)
         ends = is_counted & time_step.is_last().cpu()
@@ -208,43 +211,43 @@ def _metrics(example: TimeStep, num_episodes: int) -> list[AverageEpisodicAggreg
 
 
 class EvalLog:
-    """Writes results of evaluations to the ``eval`` folder of a run: event files and ``progress.csv``.
+    """Log of evaluation results in the ``eval`` folder of a run: event files and ``progress.csv``.
 
     Args:
-        root_dir: the run folder.
-        config: the configuration of the run.
+        root_dir: run folder.
+        config: configuration of the run.
     """
 
     def __init__(self, root_dir: str, config: Any):
         folder = run_files.eval_dir(root_dir)
         self._writer = event_writer(folder, config)
         self._over_env_steps = config.summarizes_over_env_steps
-        self._film_steps = config.eval_video_steps
-        self._film: EvalVideo | None = None
+        self._video_steps = config.eval_video_steps
+        self._video: EvalVideo | None = None
         self._reference = reference_returns(config.offline_datasets())
         self._table = run_files.ProgressLog(run_files.eval_table(root_dir), _FIRST_COLUMNS)
 
     def evaluate(self, env: Any, algorithm: Any, num_episodes: int) -> EvalResult:
-        """What :func:`evaluate` does; :meth:`write` will write the film of it that the configuration asks for."""
-        self._film = EvalVideo(env, self._film_steps) if self._film_steps else None
-        return evaluate(env, algorithm, num_episodes, self._film)._replace(reference=self._reference)
+        """Call :func:`evaluate`, and record a video for :meth:`write` if the configuration has ``eval_video_steps``."""
+        self._video = EvalVideo(env, self._video_steps) if self._video_steps else None
+        return evaluate(env, algorithm, num_episodes, self._video)._replace(reference=self._reference)
 
     def write(self, result: EvalResult, global_counter: int, step_metrics: dict[str, int], walltime: float) -> None:
-        """Write one result.
+        """Write a result.
 
         Args:
-            result: what to write.
-            global_counter: the counter when it was asked for.
-            step_metrics: further counters at that time by name, 'EnvironmentSteps' among them.
-            walltime: when it was asked for; a run that goes on from an earlier checkpoint cuts what is later.
+            result: the result.
+            global_counter: the counter at the time of the request.
+            step_metrics: other counters at that time by name, including 'EnvironmentSteps'.
+            walltime: time of the request; a run that resumes from an earlier checkpoint removes later results.
         """
         self._writer.walltime = walltime
         step = step_metrics.get('EnvironmentSteps', global_counter) if self._over_env_steps else global_counter
         with summary.push_summary_writer(self._writer), context.record_if(True):
             for metric in result.metrics:
                 metric.gen_summaries(step)
-            if self._film is not None:
-                self._film.write('episode', step)
+            if self._video is not None:
+                self._video.write('episode', step)
             statistics = result.statistics()
             for name, value in statistics.items():
                 shown = name in ('std_return', 'ci95_return', 'normalized_score') or name.startswith('final_info/')
@@ -259,20 +262,20 @@ class EvalLog:
         self._writer.flush()
 
     def close(self) -> None:
-        """Flush and close."""
+        """Flush and close the event files."""
         self._writer.close()
 
 
 class SyncEvaluator:
-    """Evaluates in this process; training waits.
+    """Evaluator in the training process; training waits for it.
 
     Args:
-        env: the environments to evaluate in; None creates them as the conf says when they are first needed.
-        config: the configuration of the run.
+        env: evaluation environments; None to create them from the conf at the first evaluation.
+        config: configuration of the run.
 
     Attributes:
-        unused_bindings: keys of the bindings in scope ``evaluation/`` that the first evaluation did not use; None
-            before it took place.
+        unused_bindings: keys of the bindings in scope ``evaluation/`` that the last evaluation did not use; None
+            before the first evaluation.
     """
 
     def __init__(self, env: Any, config: Any):
@@ -283,11 +286,11 @@ class SyncEvaluator:
         self.unused_bindings: list[tuple[str, str, str]] | None = None
 
     def eval(self, algorithm: Any, step_metrics: dict[str, int]) -> None:
-        """Evaluate and write the result.
+        """Evaluate and log the result.
 
         Args:
-            algorithm: what to evaluate.
-            step_metrics: counters that go with the result by name, 'EnvironmentSteps' among them.
+            algorithm: algorithm to evaluate.
+            step_metrics: counters to log with the result by name, including 'EnvironmentSteps'.
         """
         if self._env is None:
             with random_state.preserved():
@@ -299,26 +302,26 @@ class SyncEvaluator:
         self.unused_bindings = unused_for_evaluation()
 
     def messages(self) -> list[str]:
-        """What there is to tell about evaluations since the last call."""
+        """Return log messages about the evaluations since the last call."""
         messages, self._messages = self._messages, []
         return messages
 
     def close(self, timeout: float | None = None) -> None:
-        """Close the environments and the files; there is nothing to wait for."""
+        """Close the environments and the files; ``timeout`` is ignored."""
         if self._env is not None:
             self._env.close()
         self._log.close()
 
 
 def evaluate_supervised(algorithm: Any, config: Any) -> dict[str, float]:
-    """What an algorithm that brings its own data says of itself, by name.
+    """Evaluate a supervised algorithm on its own test data, and return its metrics by name.
 
-    Nothing is trained by it, as by :func:`evaluate`.
+    Evaluation has no effect on training, as in :func:`evaluate`.
 
     Args:
-        algorithm: has ``evaluate()``, of which a dict of numbers counts, and with ``config.eval_uncertainty``
-            ``eval_uncertainty()``, which returns a named tuple of numbers.
-        config: ``evaluate``, ``eval_uncertainty``.
+        algorithm: algorithm with ``evaluate()``, which may return a dict of numbers, and for
+            ``config.eval_uncertainty`` with ``eval_uncertainty()``, which returns a named tuple of numbers.
+        config: configuration of the run; ``evaluate`` and ``eval_uncertainty`` are used.
     """
     numbers: dict[str, float] = {}
     with _evaluation_mode(algorithm):
@@ -331,15 +334,15 @@ def evaluate_supervised(algorithm: Any, config: Any) -> dict[str, float]:
 
 
 class SupervisedEvaluator:
-    """Lets an algorithm that brings its own data evaluate itself.
+    """Evaluator of supervised algorithms, which have their own test data.
 
-    What it gives goes to the ``eval`` folder, event files and ``progress.csv``, like results of policies.
+    The results are logged to the ``eval`` folder (event files and ``progress.csv``), like results of policies.
 
     Args:
-        config: the configuration of the run.
+        config: configuration of the run.
 
     Attributes:
-        unused_bindings: as of :class:`SyncEvaluator`.
+        unused_bindings: see :class:`SyncEvaluator`.
     """
 
     def __init__(self, config: Any):
@@ -351,11 +354,11 @@ class SupervisedEvaluator:
         self.unused_bindings: list[tuple[str, str, str]] | None = None
 
     def eval(self, algorithm: Any, step_metrics: dict[str, int]) -> None:
-        """Evaluate as the configuration says and write the result.
+        """Evaluate and log the result.
 
         Args:
-            algorithm: what to evaluate.
-            step_metrics: counters that go with the result by name, 'Iterations' among them.
+            algorithm: algorithm to evaluate.
+            step_metrics: counters to log with the result by name, including 'Iterations'.
         """
         with summary.push_summary_writer(self._writer), context.record_if(True):
             numbers = evaluate_supervised(algorithm, self._config)
@@ -371,17 +374,17 @@ class SupervisedEvaluator:
         self.unused_bindings = unused_for_evaluation()
 
     def messages(self) -> list[str]:
-        """What there is to tell about evaluations since the last call."""
+        """Return log messages about the evaluations since the last call."""
         messages, self._messages = self._messages, []
         return messages
 
     def close(self, timeout: float | None = None) -> None:
-        """Close the files; there is nothing to wait for."""
+        """Close the files; ``timeout`` is ignored."""
         self._writer.close()
 
 
 def read_results(root_dir: str) -> list[dict[str, float]]:
-    """The results of all evaluations of a run, in the order in which they were asked for."""
+    """Return the results of all evaluations of a run, in the order of the requests."""
     path = run_files.eval_table(root_dir)
     if not os.path.isfile(path):
         return []

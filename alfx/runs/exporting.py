@@ -1,12 +1,12 @@
-"""A trained policy as a file that runs without alfx: ``torch.export``, or ONNX.
+"""Export of a trained policy to a file that runs without alfx, with ``torch.export`` or as ONNX.
 
-What is exported is one step of :class:`~alfx.runs.policy.Policy`: data transformers, normalizers, the policy
-itself, and the mapping of its actions to the bounds of the environment. What it remembers goes in and comes out::
+The file contains one step of :class:`~alfx.runs.policy.Policy`: data transformers, normalizers, the networks, and the
+mapping of actions to the bounds of the environment. The recurrent state is an input and an output::
 
     step(is_first [1], reward [1], *observations [1, ...], *state) -> (*actions [1, ...], *state)
 
-``is_first`` makes it forget: then the state that goes in has no part in what comes out. Which tensors these are stands
-in the file itself (see :class:`Signature`).
+``is_first`` resets the policy: the input state is then ignored. The file describes its tensors (see
+:class:`Signature`).
 """
 import contextlib
 import importlib.util
@@ -27,53 +27,53 @@ from alfx.data_structures import StepType
 from alfx.gin_utils import ConfError
 from alfx.runs.policy import Policy
 
-METADATA = 'alfx.json'  # the name of the description of a signature in a file
+METADATA = 'alfx.json'  # name of the signature inside the file
 _FORMAT = 1
 
 
 class ExportError(ConfError):
-    """A policy cannot be exported; the message names it and says why."""
+    """Raised if a policy cannot be exported; the message names the policy and the reason."""
 
 
 class Signature(NamedTuple):
-    """What the tensors of an exported step are, each as a dict of ``name``, ``shape`` and ``dtype``.
+    """Description of the tensors of an exported step, each as a dict of ``name``, ``shape`` and ``dtype``.
 
     Attributes:
-        observations: those of the observation, after ``is_first`` and ``reward``.
-        state: what goes in after the observations, and comes out after the actions; zeros do at the beginning.
-        actions: those of the action, in the bounds of the environment.
+        observations: inputs after ``is_first`` and ``reward``.
+        state: inputs after the observations, and outputs after the actions; initially zeros can be used.
+        actions: first outputs, within the bounds of the environment.
     """
     observations: list[dict[str, Any]]
     state: list[dict[str, Any]]
     actions: list[dict[str, Any]]
 
     def to_json(self, about: dict[str, Any]) -> str:
-        """As text, together with what else there is to say."""
+        """Return the signature as JSON, with the entries of ``about`` added."""
         return json.dumps({'format': _FORMAT, 'alfx': alfx.__version__, **about, **self._asdict()}, indent=2)
 
 
 class PolicyStep(nn.Module):
-    """One step of a policy as a function of tensors alone.
+    """One step of a policy as a function of tensors.
 
     Args:
-        policy: it is left as it is.
+        policy: the policy; it is not modified.
     """
 
     def __init__(self, policy: Policy):
         super().__init__()
-        self._policy = [policy]  # in a list: parameters that no step makes use of are no part of what is exported
+        self._policy = [policy]  # in a list, so that unused parameters are not exported
         self._initial = policy.initial_state()
         self._num_observations = len(nest.flatten(policy.observation_spec))
 
     def example(self) -> tuple[Tensor, ...]:
-        """Arguments for :meth:`forward`."""
+        """Return example arguments of :meth:`forward`."""
         policy = self._policy[0]
         observations = [spec.zeros((1, )) for spec in nest.flatten(policy.observation_spec)]
         state = [x.clone() for x in nest.flatten(self._initial)]
         return torch.ones(1, dtype=torch.bool), policy.reward_spec.zeros((1, )), *observations, *state
 
     def signature(self) -> Signature:
-        """What the arguments and results of :meth:`forward` are."""
+        """Return the signature of :meth:`forward`."""
         policy = self._policy[0]
         specs = nest.flatten_with_path(policy.action_spec)
         actions = [_describe(path, x) for (path, _), x in zip(specs, self(*self.example()))]
@@ -83,7 +83,7 @@ class PolicyStep(nn.Module):
                          actions)
 
     def forward(self, is_first: Tensor, reward: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        """See the module."""
+        """Compute the action and the next state, with the arguments in the module docstring."""
         policy = self._policy[0]
         observations, leaves = rest[:self._num_observations], rest[self._num_observations:]
         state = [torch.where(is_first.view(-1, *[1] * (x.ndim - 1)), start, x)
@@ -93,7 +93,7 @@ class PolicyStep(nn.Module):
                                         nest.pack_sequence_as(policy.observation_spec, list(observations)),
                                         nest.pack_sequence_as(self._initial, state))
         results = [*nest.flatten(policy.in_bounds(action)), *nest.flatten(new_state)]
-        # each is a tensor of its own, as not every format lets a result be an argument, or be there twice
+        # clone, because some formats do not allow an output to be an input or to occur twice
         return tuple(x.clone() for x in results)
 
 
@@ -102,36 +102,36 @@ def _describe(name: str, tensor: Tensor) -> dict[str, Any]:
 
 
 def export(policy: Policy, name: str) -> torch.export.ExportedProgram:
-    """Record one step of a policy.
+    """Export one step of a policy.
 
     Args:
-        policy: acting greedily.
-        name: what to call it where it cannot be exported.
+        policy: policy that acts greedily.
+        name: name of the policy for error messages.
 
     Raises:
-        ExportError: what it computes depends on more than tensors, or it draws random numbers.
+        ExportError: the step cannot be traced, or it draws random numbers.
     """
     step = PolicyStep(policy)
     try:
         with torch.no_grad():
             program = torch.export.export(step, step.example(), strict=False)
-    except Exception as error:  # whatever a network does that cannot be recorded: torch has no class for it
+    except Exception as error:  # torch has no common class for errors of tracing
         raise ExportError(f'the policy of {name} cannot be exported: {_reason(error)}',
                           'use it with alfx.load(run).predict') from error
     drawn = sorted({str(node.target) for node in _used_nodes(program) if _draws(node.target)})
     if drawn:
-        raise ExportError(f'the policy of {name} cannot be exported: it draws random numbers also when it acts '
-                          f'greedily ({", ".join(drawn)})', 'use it with alfx.load(run).predict')
+        raise ExportError(f'the policy of {name} cannot be exported: it draws random numbers even in '
+                          f'greedy mode ({", ".join(drawn)})', 'use it with alfx.load(run).predict')
     return program
 
 
 def _reason(error: Exception) -> str:
     kind = type(error).__name__
     if 'DataDependent' in kind or 'data-dependent' in str(error):
-        return 'what it computes next depends on what it has computed before, as in a search or after a draw'
+        return 'its control flow depends on the values of tensors, for example in a search'
     text = str(error).strip() or kind
     if '.numpy()' in text:
-        return 'it computes outside of torch, as a search in a tree does'
+        return 'a part of it runs outside of torch, for example a tree search'
     return f'{kind}: {text.splitlines()[0]}'
 
 
@@ -140,7 +140,7 @@ def _draws(target: Any) -> bool:
 
 
 def _used_nodes(program: torch.export.ExportedProgram) -> set[torch.fx.Node]:
-    """The nodes that the results depend on."""
+    """Return the nodes on which the outputs depend."""
     found: set[torch.fx.Node] = set()
     waiting = [node for node in program.graph.nodes if node.op == 'output']
     while waiting:
@@ -153,65 +153,65 @@ def _used_nodes(program: torch.export.ExportedProgram) -> set[torch.fx.Node]:
 
 def export_to(path: str, policy: Policy, env: Any, name: str, about: dict[str, Any], num_steps: int = 10_000,
               tolerance: float = 1e-5) -> float:
-    """Write the file of a policy, if it computes what the policy does.
+    """Export a policy to a file, and verify the outputs of the file against the policy.
 
     Args:
-        path: of the file, see :func:`save`.
-        policy: acting greedily.
-        env: one environment, to compare them in.
-        name: what to call the policy where it cannot be exported.
-        about: further entries of the description.
-        num_steps: how many observed steps to compare.
-        tolerance: how much anything may differ.
+        path: file to write, see :func:`save`.
+        policy: policy that acts greedily.
+        env: single environment for the verification.
+        name: name of the policy for error messages.
+        about: additional entries of the signature.
+        num_steps: number of environment steps to compare.
+        tolerance: largest allowed absolute difference.
 
     Returns:
-        The greatest difference.
+        The largest absolute difference.
 
     Raises:
-        ExportError: it cannot be exported, or the file computes something else; then there is none.
+        ExportError: the policy cannot be exported, or the verification failed; no file is written.
         ConfError: see :func:`check_path`.
     """
     check_path(path)
     program = export(policy, name)
     stem, suffix = os.path.splitext(path)
-    unproven = f'{stem}.unproven{suffix}'
+    unverified = f'{stem}.unverified{suffix}'
     try:
-        save(program, PolicyStep(policy).signature().to_json(about), unproven)
-        difference, = greatest_differences(policy, [load(unproven)], env, num_steps)
+        save(program, PolicyStep(policy).signature().to_json(about), unverified)
+        difference, = greatest_differences(policy, [load(unverified)], env, num_steps)
         if not difference <= tolerance:
-            raise ExportError(f'the policy of {name} is not exported: what the file computes differs from it by '
-                              f'{difference:.3g}, more than {tolerance:.3g}', 'use it with alfx.load(run).predict')
-        os.replace(unproven, path)
+            raise ExportError(f'the policy of {name} is not exported: the outputs of the file differ from the policy '
+                              f'by {difference:.3g}, more than {tolerance:.3g}', 'use it with alfx.load(run).predict')
+        os.replace(unverified, path)
     finally:
         with contextlib.suppress(FileNotFoundError):
-            os.remove(unproven)
+            os.remove(unverified)
     return difference
 
 
 def check_path(path: str) -> None:
-    """Refuse a file that cannot be written.
+    """Check that a policy can be exported to a file.
 
     Raises:
-        ConfError: its name does not tell a format, a package is missing, or there is no such folder.
+        ConfError: the suffix is unknown, a package is missing, or the folder does not exist.
     """
     suffix = os.path.splitext(path)[1]
     if suffix not in ('.pt2', '.onnx'):
         raise ConfError(f'{path}: expected a name that ends with .pt2 or .onnx')
     if not os.path.isdir(os.path.dirname(os.path.abspath(path))):
-        raise ConfError(f'there is no folder {os.path.dirname(path)}', 'make it, or name another file')
+        raise ConfError(f'folder {os.path.dirname(path)} does not exist', 'create it, or name another file')
     missing = [name for name in ('onnxscript', 'onnxruntime') if importlib.util.find_spec(name) is None]
     if suffix == '.onnx' and missing:
-        raise ConfError(f'{path}: ONNX needs {" and ".join(missing)}, not installed here',
+        raise ConfError(f'{path}: ONNX export needs {" and ".join(missing)}, not installed',
                         f"pip install {' '.join(missing)}, or name a file that ends with .pt2")
 
 
 def save(program: torch.export.ExportedProgram, signature: str, path: str) -> None:
-    """Write a recorded step.
+    """Write an exported step to a file.
 
     Args:
-        program: the step.
-        signature: text that describes it.
-        path: of the file; ``.onnx`` for ONNX, which needs the package onnxscript.
+        program: exported step.
+        signature: signature as JSON.
+        path: file to write; ``.onnx`` for ONNX, which needs the package onnxscript.
     """
     if not path.endswith('.onnx'):
         torch.export.save(program, path, extra_files={METADATA: signature})
@@ -228,14 +228,14 @@ def save(program: torch.export.ExportedProgram, signature: str, path: str) -> No
 
 
 def load(path: str) -> Callable[..., Sequence[Tensor]]:
-    """What a file computes: a function of tensors as of :meth:`PolicyStep.forward`."""
+    """Load an exported step as a function with the signature of :meth:`PolicyStep.forward`."""
     if not path.endswith('.onnx'):
         make = torch.export.load(path).module
-        quick = 'check_guards' in inspect.signature(make).parameters  # since torch 2.9 it checks shapes at each step
-        return make(check_guards=False) if quick else make()
+        has_guards = 'check_guards' in inspect.signature(make).parameters  # torch >= 2.9 checks shapes at each step
+        return make(check_guards=False) if has_guards else make()
     import onnxruntime
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1  # for a single observation others would only wait, and busily so
+    options.intra_op_num_threads = 1  # more threads would only busy-wait for a single observation
     session = onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
     names = [entry.name for entry in session.get_inputs()]
     positions = _onnx_positions(session)
@@ -248,7 +248,7 @@ def load(path: str) -> Callable[..., Sequence[Tensor]]:
 
 
 def _onnx_positions(session: Any) -> dict[str, int]:
-    """Which argument each input is; those that nothing depends on may be left out of the file."""
+    """Return the argument position of each input. Unused inputs may be missing in the file."""
     described = json.loads(session.get_modelmeta().custom_metadata_map[METADATA])
     names = ['is_first', 'reward', *(f'{kind}.{i}' for kind in ('observations', 'state')
                                      for i in range(len(described[kind])))]
@@ -257,24 +257,24 @@ def _onnx_positions(session: Any) -> dict[str, int]:
 
 def greatest_differences(policy: Policy, steps: Sequence[Callable[..., Sequence[Tensor]]], env: Any,
                          num_steps: int) -> list[float]:
-    """How far exported steps are from the policy, in any element of actions and state.
+    """Return the largest difference between exported steps and the policy, over all elements of actions and state.
 
-    All act from their own state; the environment takes the actions of the policy.
+    Each step function uses its own state; the environment takes the actions of the policy.
 
     Args:
-        policy: the original.
-        steps: what :func:`load` returned, for each file.
-        env: one environment.
-        num_steps: how many observed steps to compare.
+        policy: the policy.
+        steps: results of :func:`load`, one for each file.
+        env: single environment.
+        num_steps: number of environment steps to compare.
 
     Returns:
-        The greatest absolute difference of each.
+        The largest absolute difference for each of ``steps``.
     """
     time_step = env.reset()
     expected_state, worst = policy.initial_state(), [0.0] * len(steps)
     states = [nest.flatten(expected_state)] * len(steps)
     for _ in range(num_steps):
-        while bool(time_step.is_last()):  # the action at the end of an episode does nothing
+        while bool(time_step.is_last()):  # actions at a LAST step are ignored
             time_step = env.step(expected_state.prev_action)
         if bool(time_step.is_first()):
             expected_state = policy.initial_state()

@@ -1,6 +1,7 @@
-"""A run that begins where another one was: the same history and random numbers, and some bindings changed.
+"""Fork of a run: a new run that starts from a checkpoint of another run with some bindings changed.
 
-What two such runs differ by is what was changed, and not chance: up to the branch they are one.
+Both runs share their history and random numbers up to the fork, so differences afterwards are due to the changed
+bindings and not to chance.
 """
 import glob
 import json
@@ -17,26 +18,27 @@ _RECORD = 'branch.json'
 
 
 def branch(run: str, step: int | str, params: Sequence[str], root_dir: str) -> int:
-    """Make a run folder that goes on from a checkpoint of another one.
+    """Create the run folder of a fork.
 
     Args:
-        run: the folder of the other run.
+        run: run folder of the original run.
         step: the N of its ``ckpt-N``, or 'latest'.
-        params: the bindings that are changed, as ``--conf_param``.
-        root_dir: the new folder.
+        params: bindings to change, as for ``--conf_param``.
+        root_dir: run folder of the fork.
 
     Returns:
         The step of the checkpoint.
 
     Raises:
-        ConfError: there is no such checkpoint, a binding is wrong, or the new folder exists.
+        ConfError: the checkpoint does not exist, a binding is wrong, or ``root_dir`` exists and is not empty.
     """
     steps = Checkpointer(run_files.checkpoint_dir(run)).steps() if os.path.isdir(run_files.checkpoint_dir(run)) else []
     step = steps[-1] if step == 'latest' and steps else step
     if step not in steps:
-        raise gin_utils.ConfError(f'{run} has no checkpoint {step}', 'it has ' + (', '.join(map(str, steps)) or 'none'))
+        raise gin_utils.ConfError(f'{run} has no checkpoint {step}',
+                                  'available: ' + (', '.join(map(str, steps)) or 'none'))
     if os.path.exists(root_dir) and (not os.path.isdir(root_dir) or os.listdir(root_dir)):
-        raise gin_utils.ConfError(f'{root_dir} exists already', 'name another folder for the new run')
+        raise gin_utils.ConfError(f'{root_dir} already exists', 'choose another folder for the fork')
     with gin_utils.loaded(None, params, run, same_run=False) as conf:
         gin_utils.copy_conf(run, root_dir, conf)
     source, target = run_files.checkpoint_dir(run), run_files.checkpoint_dir(root_dir)
@@ -46,7 +48,7 @@ def branch(run: str, step: int | str, params: Sequence[str], root_dir: str) -> i
             shutil.copy2(path, target)
     for name in ('progress.csv', os.path.join('train', 'start.json'), os.path.join('eval', 'progress.csv')):
         _copy(run, root_dir, name)
-    for folder in ('train', 'eval'):  # what is later than the checkpoint is cut off when the run goes on
+    for folder in ('train', 'eval'):  # later entries are removed when the fork starts
         for path in glob.glob(os.path.join(glob.escape(os.path.join(run, folder)), '*.tfevents.*')):
             _copy(run, root_dir, os.path.join(folder, os.path.basename(path)))
     with open(os.path.join(run_files.train_dir(root_dir), _RECORD), 'w', encoding='utf8') as file:
@@ -61,7 +63,7 @@ def _copy(run: str, root_dir: str, name: str) -> None:
 
 
 def branched_at(root_dir: str) -> int | None:
-    """The step of the checkpoint that a run branched off at; None for a run that began by itself."""
+    """Return the step of the checkpoint from which a run was forked, or None if it is not a fork."""
     path = os.path.join(run_files.train_dir(root_dir), _RECORD)
     if not os.path.isfile(path):
         return None
@@ -70,10 +72,10 @@ def branched_at(root_dir: str) -> int | None:
 
 
 class OptimizerSettings:
-    """Learning rates and the like as the conf says; a checkpoint has those of the run that wrote it.
+    """Optimizer settings of the conf, such as learning rates, which loading a checkpoint would overwrite.
 
     Args:
-        algorithm: made as the conf says, nothing loaded yet.
+        algorithm: algorithm created from the conf, before a checkpoint is loaded.
     """
 
     def __init__(self, algorithm: Any):
@@ -81,7 +83,7 @@ class OptimizerSettings:
         self._settings = [{key: value for key, value in group.items() if key != 'params'} for group in self._groups()]
 
     def restore(self) -> None:
-        """Put them back after a checkpoint was loaded."""
+        """Restore the settings of the conf after a checkpoint was loaded."""
         for group, settings in zip(self._groups(), self._settings):
             group.update(settings)
 

@@ -1,4 +1,4 @@
-"""Playing a trained policy: in a window, or into a video file."""
+"""Play of a trained policy in a window or to a video file."""
 import contextlib
 import os
 import time
@@ -26,16 +26,16 @@ def load_for_play(root_dir: str, algorithm: Any, checkpoint_step: int | str = 'l
     """Load a checkpoint of a run into an algorithm that does not train.
 
     Args:
-        root_dir: the run folder.
-        algorithm: made by the conf of that run.
-        checkpoint_step: which checkpoint.
-        ignored_parameter_prefixes: parameters ``alg.<name>`` that begin with one of these are not loaded.
+        root_dir: run folder.
+        algorithm: algorithm created from the conf of the run.
+        checkpoint_step: checkpoint to load: the N of ``ckpt-N``, or 'latest'.
+        ignored_parameter_prefixes: parameters ``alg.<name>`` that start with one of these prefixes are not loaded.
 
     Returns:
         The step of the checkpoint.
 
     Raises:
-        CheckpointError: there is none, or it does not fit.
+        CheckpointError: the checkpoint does not exist or does not match the algorithm.
     """
     checkpointer = Checkpointer(run_files.checkpoint_dir(root_dir), alg=algorithm)
     return checkpointer.load(checkpoint_step, ignored_parameter_prefixes, ignore_unexpected=True,
@@ -43,11 +43,11 @@ def load_for_play(root_dir: str, algorithm: Any, checkpoint_step: int | str = 'l
 
 
 def run_config(root_dir: str, random_seed: int | None = None) -> TrainerConfig:
-    """The configuration of a run by the loaded conf; the generators are seeded as it says.
+    """Create the configuration of a run from the loaded conf, and seed the random number generators.
 
     Args:
-        root_dir: the run folder.
-        random_seed: the seed; None for that of the run.
+        root_dir: run folder.
+        random_seed: random seed; None for the seed of the run.
     """
     config = TrainerConfig(root_dir=root_dir)
     if random_seed is not None:
@@ -60,24 +60,25 @@ def run_config(root_dir: str, random_seed: int | None = None) -> TrainerConfig:
 
 def make_policy(root_dir: str, num_environments: int, random_seed: int | None = None,
                 epsilon_greedy: float | None = None) -> tuple[Any, Any]:
-    """What the loaded conf of a run plays with.
+    """Create the environments and the algorithm of a run from its loaded conf, without loading a checkpoint.
 
     Args:
-        root_dir: the run folder.
-        num_environments: how many environments.
-        random_seed: of the environments and of sampled actions; None for that of the run.
-        epsilon_greedy: chance of sampling an action instead of taking the most likely one; None for what the conf says.
+        root_dir: run folder.
+        num_environments: number of environments.
+        random_seed: seed of the environments and of sampled actions; None for the seed of the run.
+        epsilon_greedy: probability of sampling an action instead of taking the most likely action; None for the value
+            in the conf.
 
     Returns:
-        The environments, and the algorithm without its checkpoint.
+        Environments and algorithm.
 
     Raises:
-        ConfError: the folder holds no run in environments.
+        ConfError: the run has no environment.
     """
     config = run_config(root_dir, random_seed)
     if config.ml_type != 'rl':
-        raise ConfError(f'{root_dir} holds a run of supervised learning: there is no policy to play',
-                        f'python -m alfx.bin.evaluate --root_dir {root_dir} tells how good it is')
+        raise ConfError(f'{root_dir} contains a supervised learning run, which has no policy to play',
+                        f'evaluate it: python -m alfx.bin.evaluate --root_dir {root_dir}')
     env = building.create_eval_environment(config, num_environments)
     algorithm = building.create_algorithm(config, env, trains=False)
     if epsilon_greedy is not None:
@@ -92,29 +93,30 @@ def play(root_dir: str, env: Any, algorithm: Any, checkpoint_step: int | str = '
     """Load a checkpoint and play episodes.
 
     Args:
-        root_dir: the run folder.
-        env: one environment (a batch of 1).
-        algorithm: made by the conf of that run. The pictures (``summary.render.Image``) that its ``predict_step``
-            returns somewhere in its info are shown beside the environment in a video.
-        checkpoint_step: which checkpoint.
-        num_episodes: how many.
-        sleep_time_per_step: seconds to wait after each step that is shown in a window.
-        record_file: write a video of this name, ``.mp4`` or ``.gif``, in place of opening a window.
-        last_step_repeats: how often the last picture of an episode is repeated in the video.
-        append_blank_frames: black pictures after each episode in the video.
-        render: False to show nothing.
+        root_dir: run folder.
+        env: single environment (batch size 1).
+        algorithm: algorithm created from the conf of the run. Images (``summary.render.Image``) in the info of its
+            ``predict_step`` are shown next to the environment in the video.
+        checkpoint_step: checkpoint to load: the N of ``ckpt-N``, or 'latest'.
+        num_episodes: number of episodes.
+        sleep_time_per_step: seconds to wait after each step in a window.
+        record_file: video file to write, ``.mp4`` or ``.gif``, instead of opening a window.
+        last_step_repeats: number of times to repeat the last frame of each episode in the video.
+        append_blank_frames: number of black frames after each episode in the video.
+        render: whether to open a window if no video is recorded.
         ignored_parameter_prefixes: see :func:`load_for_play`.
         report: called with a line about each episode.
 
     Returns:
-        Returns and lengths.
+        The result of the evaluation.
 
     Raises:
-        CheckpointError: there is no such checkpoint, or it does not fit.
-        ValueError: ``env`` is a batch of several; or the video has an unknown format (a ``ConfError``).
+        CheckpointError: the checkpoint does not exist or does not match the algorithm.
+        ConfError: the format of the video is unknown.
+        ValueError: the batch size of ``env`` is not 1.
     """
     if env.batch_size != 1:
-        raise ValueError(f'play needs a single environment, found a batch of {env.batch_size}')
+        raise ValueError(f'play needs a single environment, found a batch of size {env.batch_size}')
     load_for_play(root_dir, algorithm, checkpoint_step, ignored_parameter_prefixes)
     fps = float(env.metadata.get('render_fps', _DEFAULT_FPS))
     with video_writer(record_file, fps) as add_frame, _rendering(record_file is not None):
@@ -131,11 +133,11 @@ def play(root_dir: str, env: Any, algorithm: Any, checkpoint_step: int | str = '
                 env.render('human')
                 time.sleep(sleep_time_per_step)
 
-        return evaluate(env, algorithm, num_episodes, _Narrator(show, report))
+        return evaluate(env, algorithm, num_episodes, _EpisodeReporter(show, report))
 
 
-class _Narrator:
-    """Shows each step, and tells of each episode when it ends."""
+class _EpisodeReporter:
+    """Callback that shows each step and reports each finished episode."""
 
     def __init__(self, show: Callable[[TimeStep, Any], None], report: Callable[[str], None] | None):
         self._show, self._report = show, report
@@ -156,10 +158,10 @@ class _Narrator:
 
 
 def beside(frame: np.ndarray, info: Any) -> np.ndarray:
-    """``frame``, uint8 ``[H, W, 3]``, with the pictures found in ``info`` to the right of it."""
-    pictures = Image.pack_image_nest((Image(frame), info))
-    assert pictures is not None, 'the frame is one of them'
-    return pictures.data
+    """Append the images found in ``info`` to the right of ``frame``, uint8 ``[H, W, 3]``."""
+    images = Image.pack_image_nest((Image(frame), info))
+    assert images is not None, 'the frame itself is an image'
+    return images.data
 
 
 @contextlib.contextmanager
@@ -174,23 +176,23 @@ def _rendering(flag: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def video_writer(path: str | None, fps: float) -> Iterator[Callable[[np.ndarray], None]]:
-    """Context manager for writing a video; yields a function that adds a picture, uint8 ``[H, W, 3]``.
+    """Write a video; the context manager yields a function that adds a frame, uint8 ``[H, W, 3]``.
 
     Args:
-        path: ``.mp4`` or ``.gif``; None to write nothing.
-        fps: pictures a second.
+        path: file to write, ``.mp4`` or ``.gif``; None to write nothing.
+        fps: frames per second.
 
     Raises:
-        ConfError: another format.
+        ConfError: the format is unknown.
     """
     if path is None:
         yield lambda frame: None
         return
     suffix = os.path.splitext(path)[1].lower()
     if suffix not in _FORMATS:
-        raise ConfError(f'the name of a video ends with one of {", ".join(_FORMATS)}, found {path!r}')
+        raise ConfError(f'expected the name of a video that ends with {" or ".join(_FORMATS)}, found {path!r}')
     if os.path.isdir(path):
-        raise ConfError(f'{path} is a folder', 'give the video another name')
+        raise ConfError(f'{path} is a folder', 'choose another file name for the video')
     import imageio
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     options: dict[str, Any] = {'fps': fps, 'macro_block_size': 1}
@@ -204,5 +206,5 @@ def video_writer(path: str | None, fps: float) -> Iterator[Callable[[np.ndarray]
 
 
 def _even(frame: np.ndarray) -> np.ndarray:
-    """``frame`` with a black row and column added where its size is odd, which video formats do not take."""
+    """Pad ``frame`` with a black row or column if its size is odd, because video formats need even sizes."""
     return np.pad(frame, ((0, frame.shape[0] % 2), (0, frame.shape[1] % 2), (0, 0)))

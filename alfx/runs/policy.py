@@ -1,4 +1,4 @@
-"""A trained policy by itself: observations in, actions out, in a robot or in a program of one's own."""
+"""Trained policy for use in other programs or on a robot: it maps observations to actions."""
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,12 +12,12 @@ from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError
 
 
 class PolicyState(NamedTuple):
-    """What a policy remembers from one step to the next.
+    """State of a policy between two steps.
 
     Attributes:
         transform: state of the data transformer, nest ``[1, ...]``.
         predict: state of the algorithm.
-        prev_action: the action before, zeros before the first one.
+        prev_action: previous action, zeros before the first action.
     """
     transform: NestedTensor
     predict: NestedTensor
@@ -25,11 +25,11 @@ class PolicyState(NamedTuple):
 
 
 class Policy:
-    """Acts in one environment that it does not see: it is given the observations, and it keeps what it remembers.
+    """Policy that selects an action for each observation and keeps its state between the steps of an episode.
 
     Args:
-        env: one environment as it was trained in; it is asked for its specs alone.
-        algorithm: with its parameters loaded.
+        env: single environment with the wrappers used in training; only its specs are used.
+        algorithm: algorithm with its parameters loaded.
     """
 
     def __init__(self, env: AlfEnvironment, algorithm: Any):
@@ -44,42 +44,42 @@ class Policy:
 
     @property
     def observation_spec(self) -> NestedTensorSpec:
-        """What :meth:`predict` takes: that of the environment, its wrappers of the conf included."""
+        """Spec of the observation for :meth:`predict`: the environment with the wrappers of the conf."""
         return self._specs[0]
 
     @property
     def action_spec(self) -> NestedTensorSpec:
-        """The actions of the algorithm."""
+        """Spec of the actions of the algorithm."""
         return self._specs[1]
 
     @property
     def reward_spec(self) -> NestedTensorSpec:
-        """The rewards of the environment."""
+        """Spec of the rewards of the environment."""
         return self._specs[2]
 
     def reset(self) -> None:
-        """Begin a new episode: forget what has been observed."""
+        """Start a new episode and reset the state."""
         self._state = self.initial_state()
         self._is_first = True
 
     def initial_state(self) -> PolicyState:
-        """What there is to remember before an episode."""
+        """Return the state before the first step of an episode."""
         return PolicyState(self._algorithm.get_initial_transform_state(1), self._algorithm.get_initial_predict_state(1),
                            nest.map_structure(lambda spec: spec.zeros((1, )), self.action_spec))
 
     def predict(self, observation: Any, reward: float = 0.0) -> Any:
-        """The action for the next observation of an episode.
+        """Return the action for the next observation of an episode.
 
         Args:
-            observation: of one environment, without batch dimension: arrays in the structure of the gymnasium space,
-                after the wrappers of the conf.
-            reward: for arriving there, where the policy makes use of it.
+            observation: observation of a single environment without batch dimension: arrays in the structure of the
+                gymnasium space, after the wrappers of the conf.
+            reward: reward of the transition to this observation, for policies that use it.
 
         Returns:
-            An action as the gymnasium environment takes it: an int, an array, or a dict or tuple of them.
+            An action for the gymnasium environment: an int, an array, or a dict or tuple of them.
 
         Raises:
-            SpecError: the observation has another structure or shape than :attr:`observation_spec`.
+            SpecError: the structure or shape of the observation differs from :attr:`observation_spec`.
         """
         step_type = StepType.FIRST if self._is_first else StepType.MID
         action, self._state = self.step(torch.tensor([int(step_type)], dtype=torch.int32),
@@ -89,13 +89,13 @@ class Policy:
 
     def step(self, step_type: torch.Tensor, reward: torch.Tensor, observation: NestedTensor,
              state: PolicyState) -> tuple[NestedTensor, PolicyState]:
-        """What :meth:`predict` does, as a function of all it depends on.
+        """Compute one step as a pure function, with the state as argument and result.
 
         Args:
             step_type: int32 ``[1]``, FIRST or MID.
             reward: ``[1]`` or ``[1, K]``.
             observation: nest ``[1, ...]``.
-            state: what the step before returned, or :meth:`initial_state`.
+            state: state returned by the previous step, or :meth:`initial_state`.
 
         Returns:
             The action of the algorithm, a nest ``[1, ...]``, and the next state.
@@ -112,7 +112,7 @@ class Policy:
         return action, PolicyState(transform_state, step.state, action)
 
     def in_bounds(self, action: NestedTensor) -> NestedTensor:
-        """An action of the algorithm as the environment takes it, as tensors ``[1, ...]``."""
+        """Map an action of the algorithm to the bounds of the environment, as tensors ``[1, ...]``."""
         return action if self._gym is None else self._gym.action_in_bounds(action)
 
     def _batched(self, observation: Any) -> Any:
@@ -120,7 +120,7 @@ class Policy:
             tensor = torch.as_tensor(np.asarray(value)).to(spec.dtype)
             if tensor.shape != spec.shape:
                 raise SpecError(f'observation: expected {spec}, found an array of shape {tuple(tensor.shape)}; predict '
-                                'takes one observation, after the wrappers of the conf')
+                                'takes a single observation, after the wrappers of the conf')
             return tensor.unsqueeze(0)
 
         try:

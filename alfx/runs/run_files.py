@@ -1,7 +1,7 @@
-"""The files of a run folder besides the conf and the checkpoints: ``progress.csv``, ``start.json``, event files.
+"""Files of a run folder other than the conf and the checkpoints: ``progress.csv``, ``start.json`` and event files.
 
-When a run goes on from a checkpoint, what it had written after that checkpoint will be written once more; it is cut off
-first.
+When a run resumes from a checkpoint, entries written after that checkpoint are removed first, because the run writes
+them again.
 """
 import contextlib
 import csv
@@ -20,47 +20,47 @@ logger = logging.getLogger(__name__)
 
 
 def train_dir(root_dir: str) -> str:
-    """Where the event files of training are."""
+    """Return the folder of the event files of training."""
     return os.path.join(root_dir, 'train')
 
 
 def eval_dir(root_dir: str) -> str:
-    """Where the event files and the ``progress.csv`` of evaluations are."""
+    """Return the folder of the event files and the ``progress.csv`` of evaluations."""
     return os.path.join(root_dir, 'eval')
 
 
 def eval_table(root_dir: str) -> str:
-    """The table of the results of evaluations."""
+    """Return the path of the ``progress.csv`` of evaluations."""
     return os.path.join(eval_dir(root_dir), 'progress.csv')
 
 
 def checkpoint_dir(root_dir: str) -> str:
-    """Where the checkpoints are."""
+    """Return the folder of the checkpoints."""
     return os.path.join(root_dir, 'train', 'algorithm')
 
 
 def explain_folder_error(root_dir: str, error: OSError) -> None:
-    """Raise a ConfError for an error in making a run folder, or in it, that another folder would not have."""
+    """Raise a ConfError for an error in a run folder, unless the disk is full."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return
-    what = error.strerror
+    reason = error.strerror
     if os.path.islink(root_dir) and not os.path.isdir(root_dir):
-        what = f'it is a link to {os.readlink(root_dir)}, where no folder is'
-    raise ConfError(f'the run folder {root_dir} cannot be made or written to: {what}',
-                    'correct that, or name another folder with --root_dir') from error
+        reason = f'it is a link to {os.readlink(root_dir)}, which is not a folder'
+    raise ConfError(f'the run folder {root_dir} cannot be created or written: {reason}',
+                    'fix this, or choose another folder with --root_dir') from error
 
 
 @contextlib.contextmanager
-def made_folder(root_dir: str) -> Iterator[None]:
-    """Make a run folder if it does not exist, and remove it again if nothing has been written into it at the end.
+def created_folder(root_dir: str) -> Iterator[None]:
+    """Create a run folder if it does not exist, and remove it at the end if it is empty.
 
     Raises:
-        ConfError: it cannot be made.
+        ConfError: the folder cannot be created.
         OSError: the disk is full.
     """
-    made, folder = [], os.path.abspath(root_dir)
+    created, folder = [], os.path.abspath(root_dir)
     while not os.path.isdir(folder):
-        made.append(folder)
+        created.append(folder)
         folder = os.path.dirname(folder)
     try:
         os.makedirs(root_dir, exist_ok=True)
@@ -70,16 +70,16 @@ def made_folder(root_dir: str) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # of the first one that is not empty
-            for folder in made:
+        with contextlib.suppress(OSError):  # raised by the first folder that is not empty
+            for folder in created:
                 os.rmdir(folder)
 
 
 def run_folders(argument: str) -> list[str]:
-    """A run folder, or the run folders in a folder.
+    """Return the run folder ``argument``, or the run folders inside of it.
 
     Raises:
-        ConfError: there are none.
+        ConfError: no run folder is found.
     """
     argument = os.path.expanduser(argument)
     for pattern in ('', '*', '*/*'):
@@ -88,11 +88,11 @@ def run_folders(argument: str) -> list[str]:
                  if any(os.path.exists(os.path.join(folder, part)) for part in ('progress.csv', 'conf', 'train'))]
         if found:
             return found
-    raise ConfError(f'{argument} is no run folder and holds none', 'give the --root_dir of a run')
+    raise ConfError(f'{argument} is not a run folder and contains none', 'name the --root_dir of a run')
 
 
 class StartRecord:
-    """``train/start.json``: what a run decided at its start, and keeps to when it is started again.
+    """File ``train/start.json`` with values chosen at the start of a run, which are kept when the run is resumed.
 
     Args:
         root_dir: the run folder.
@@ -103,7 +103,7 @@ class StartRecord:
         self._operative_conf = os.path.join(root_dir, 'conf', 'operative.gin')
 
     def read(self) -> dict[str, Any]:
-        """What was recorded, empty for a new run; what is damaged is left out, with a warning."""
+        """Return the recorded values, empty for a new run. Damaged values are dropped with a warning."""
         try:
             with open(self._path, encoding='utf8') as file:
                 found = json.load(file)
@@ -111,14 +111,14 @@ class StartRecord:
             return {}
         except (ValueError, RecursionError):
             found = None
-        good = {key: value for key, value in found.items() if _is_decision(key, value)} if type(found) is dict else {}
+        good = {key: value for key, value in found.items() if _is_valid(key, value)} if type(found) is dict else {}
         if good != found:
-            logger.warning('%s is damaged: what it does not tell any more is decided again', self._path)
-        if 'summary_axis' not in good and self._began_before_there_were_axes():
+            logger.warning('%s is damaged: the missing values are chosen again', self._path)
+        if 'summary_axis' not in good and self._predates_summary_axis():
             good['summary_axis'] = 'global_counter'
         return good
 
-    def _began_before_there_were_axes(self) -> bool:
+    def _predates_summary_axis(self) -> bool:
         try:
             with open(self._operative_conf, encoding='utf8', errors='replace') as file:
                 return 'TrainerConfig.summary_axis' not in file.read()
@@ -126,12 +126,12 @@ class StartRecord:
             return False
 
     def write(self, **values: Any) -> None:
-        """Add to what is recorded."""
+        """Add values to the file."""
         os.makedirs(os.path.dirname(self._path), exist_ok=True)
         _replace(self._path, json.dumps({**self.read(), **values}, indent=2).encode() + b'\n')
 
 
-def _is_decision(key: str, value: Any) -> bool:
+def _is_valid(key: str, value: Any) -> bool:
     if key == 'random_seed':
         return type(value) is int and 0 <= value < 2**32
     if key == 'summary_axis':
@@ -142,11 +142,11 @@ def _is_decision(key: str, value: Any) -> bool:
 
 
 class ProgressLog:
-    """A table with a row for each summary, in a file of comma-separated values.
+    """CSV file with a row each time metrics are logged.
 
     Args:
-        path: the file; it is made with the first row.
-        first_columns: columns that come first, in this order.
+        path: path of the file, which is created with the first row.
+        first_columns: names of the first columns, in this order.
     """
 
     def __init__(self, path: str, first_columns: tuple[str, ...]):
@@ -156,7 +156,7 @@ class ProgressLog:
             self._columns = list(rows[0])
 
     def append(self, row: dict[str, Any]) -> None:
-        """Add a row; a column that is new is added to all rows before it, empty."""
+        """Append a row. New columns are added to all earlier rows as empty cells."""
         new = [name for name in row if name not in self._columns]
         if new or not os.path.isfile(self._path):
             self._columns += new
@@ -165,11 +165,11 @@ class ProgressLog:
             csv.writer(file).writerow([_text(row.get(name, '')) for name in self._columns])
 
     def cut(self, column: str, last: float) -> None:
-        """Remove the rows in which ``column`` exceeds ``last``, and what is left of a row that was being written."""
+        """Remove the rows in which ``column`` exceeds ``last``, and an incomplete last row."""
         if os.path.isfile(self._path):
             rows = read_table(self._path)
             if rows and column not in rows[0]:
-                logger.warning('%s is damaged: it has no column %s; the table begins anew', self._path, column)
+                logger.warning('%s is damaged: it has no column %s; the table starts again', self._path, column)
             self._rewrite([row for row in rows if _number(row.get(column)) <= last])
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
@@ -183,18 +183,18 @@ class ProgressLog:
 
 
 def read_table(path: str) -> list[dict[str, str]]:
-    """The complete rows of a ``progress.csv``, which hold numbers and ''; a line that does not end is being written.
+    """Return the complete rows of a ``progress.csv``, which contain numbers and ''.
 
-    What is damaged is left out, with a warning.
+    A last line without line break is still being written and is ignored. Damaged lines are skipped with a warning.
     """
     rows, num_damaged = _parse(path)
     if num_damaged:
-        logger.warning('%s is damaged: %d of its lines are left out', path, num_damaged)
+        logger.warning('%s is damaged: %d lines are skipped', path, num_damaged)
     return rows
 
 
 def _parse(path: str) -> tuple[list[dict[str, str]], int]:
-    """The rows, and how many lines are damaged. Each line is read by itself: a stray quote takes none with it."""
+    """Return the rows and the number of damaged lines. Each line is parsed by itself, so a stray quote stays local."""
     with open(path, encoding='utf8', errors='replace', newline='') as file:
         text = file.read()
     lines = text[:text.rfind('\n') + 1].replace('\r\n', '\n').split('\n')[:-1]
@@ -242,12 +242,12 @@ def _replace(path: str, data: bytes) -> None:
 
 
 def cut_results(root_dir: str, last: float, global_counter: int) -> None:
-    """Remove the results of evaluations, and what is in event files, that are later than a checkpoint.
+    """Remove evaluation results and events that are later than a checkpoint.
 
     Args:
-        root_dir: the run folder.
-        last: when the checkpoint was written, in seconds since the epoch.
-        global_counter: its counter.
+        root_dir: run folder.
+        last: time of the checkpoint, in seconds since the epoch.
+        global_counter: counter of the checkpoint.
     """
     ProgressLog(eval_table(root_dir), ()).cut('global_counter', global_counter)
     for folder in (train_dir(root_dir), eval_dir(root_dir)):
@@ -255,13 +255,13 @@ def cut_results(root_dir: str, last: float, global_counter: int) -> None:
 
 
 def cut_event_files(folder: str, last: float) -> None:
-    """Remove from the event files of a folder what is later than a point in time.
+    """Remove events that are later than a point in time from the event files of a folder.
 
-    A record that is cut off is removed as well, and a file of which nothing is left.
+    Truncated records and files that become empty are removed as well.
 
     Args:
-        folder: it may not exist.
-        last: in seconds since the epoch.
+        folder: folder of the event files; it need not exist.
+        last: latest time to keep, in seconds since the epoch.
     """
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
         path = os.path.join(folder, name)
@@ -277,7 +277,7 @@ def cut_event_files(folder: str, last: float) -> None:
 
 
 def _records(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
-    """The records of an event file (length, its checksum, the event, its checksum), and the event in each."""
+    """Yield the records of an event file (length, its checksum, event, its checksum) with the event in each."""
     position = 0
     while position + 12 <= len(data):
         length, = struct.unpack_from('<Q', data, position)
@@ -289,5 +289,5 @@ def _records(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
 
 
 def _walltime(event: memoryview) -> float:
-    """The first field of an ``Event`` message, 0 if it is left out."""
+    """Return the time of an ``Event`` message, its first field; 0 if the field is missing."""
     return struct.unpack_from('<d', event, 1)[0] if event[:1] == b'\x09' else 0.0

@@ -1,7 +1,7 @@
-"""One run folder, one run: the processes that train in a folder hold a lock on a file in it.
+"""Lock of a run folder, which prevents two runs from training in the same folder.
 
-The lock is that of ``flock``: the system lets go of it when the last of them ends, however it ends. Rank 0 of several
-that train together takes it alone; then all of them share it, so that it is held as long as one of them lives.
+The lock uses ``flock``, so the system releases it when the last process that holds it exits, even by a crash. In
+distributed training rank 0 takes an exclusive lock first; then all ranks share it until the last of them exits.
 """
 import contextlib
 import errno
@@ -24,17 +24,17 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 @contextlib.contextmanager
 def held(root_dir: str) -> Iterator[None]:
-    """Hold a run folder for this process, together with the other ranks if there are any.
+    """Lock a run folder for this process, together with the other ranks of distributed training.
 
-    Where this process holds it already, nothing more is done. Where the file system cannot lock there is a warning, and
-    nothing is held.
+    If this process already holds the lock, nothing happens. If the file system does not support locks, a warning is
+    logged and the folder is not locked.
 
     Args:
-        root_dir: the folder, which exists.
+        root_dir: run folder, which must exist.
 
     Raises:
-        ConfError: another run holds it; in all ranks alike. The message names its process and its machine. Or the
-            folder cannot be written to.
+        ConfError: another run holds the lock (raised in all ranks; the message names its process and machine), or the
+            folder cannot be written.
         OSError: the disk is full.
     """
     ranks = context.get_ranks()
@@ -48,7 +48,7 @@ def held(root_dir: str) -> Iterator[None]:
             holder = stack.enter_context(_exclusive(root_dir, then_share=ranks is not None))
         if ranks is not None:
             holder = ranks.broadcast_from_rank0(holder)
-        _refuse(root_dir, holder)
+        _check_holder(root_dir, holder)
         if ranks is not None and not ranks.is_first:
             file = stack.enter_context(_opened(root_dir))
             _lock(file, fcntl.LOCK_SH)
@@ -60,32 +60,32 @@ def held(root_dir: str) -> Iterator[None]:
 
 
 def renew(root_dir: str) -> None:
-    """Hold a folder again that this process holds, alone or as the first rank, if it has been removed meanwhile.
+    """Lock a run folder again if it was removed while this process, alone or as rank 0, held its lock.
 
-    The folder is made where there is none.
+    The folder is created if it does not exist.
 
     Raises:
-        ConfError: another run has begun in it since.
+        ConfError: another run has started in the folder since.
     """
     ranks, folder = context.get_ranks(), os.path.realpath(root_dir)
     stack, path = _held.get((folder, True)), os.path.join(folder, _NAME)
-    if stack is None or any(os.path.realpath(file.name) == path and _is_there(file) for file in _open_files):
+    if stack is None or any(os.path.realpath(file.name) == path and _is_current(file) for file in _open_files):
         return
     os.makedirs(root_dir, exist_ok=True)
-    _refuse(root_dir, stack.enter_context(_exclusive(root_dir, then_share=ranks is not None)))
+    _check_holder(root_dir, stack.enter_context(_exclusive(root_dir, then_share=ranks is not None)))
 
 
-def _refuse(root_dir: str, holder: str | None) -> None:
-    """End if another process holds the folder."""
+def _check_holder(root_dir: str, holder: str | None) -> None:
+    """Raise a ConfError if another process holds the lock."""
     if holder is not None:
-        raise ConfError(f'another process trains in {root_dir}: {holder or "one that does not tell its number"}',
-                        'wait for its end, stop it (kill -TERM and its number: it writes a checkpoint), or use '
-                        'another --root_dir')
+        raise ConfError(f'another process is training in {root_dir}: {holder or "unknown process"}',
+                        'wait until it has finished, stop it (kill -TERM PID makes it write a checkpoint and exit), '
+                        'or use another --root_dir')
 
 
 @contextlib.contextmanager
 def _exclusive(root_dir: str, then_share: bool) -> Iterator[str | None]:
-    """Lock the folder, and gives None; or who holds it, '' if that is not known."""
+    """Lock the folder and yield None, or yield the process that holds the lock, '' if it is unknown."""
     with _opened(root_dir) as file:
         if not (_lock(file, fcntl.LOCK_EX) and (not then_share or _lock(file, fcntl.LOCK_SH))):
             file.seek(0)
@@ -96,13 +96,13 @@ def _exclusive(root_dir: str, then_share: bool) -> Iterator[str | None]:
             yield None
         finally:
             _write(file, '')
-            if os.path.isdir(root_dir) and os.listdir(root_dir) == [_NAME]:  # of a start that came to nothing
+            if os.path.isdir(root_dir) and os.listdir(root_dir) == [_NAME]:  # the run did not start
                 os.remove(os.path.join(root_dir, _NAME))
 
 
 @contextlib.contextmanager
 def _opened(root_dir: str) -> Iterator[Any]:
-    """The file, which processes that are forked off do not keep open: they would hold the lock as well."""
+    """Open the lock file. Forked processes close it, because they would hold the lock as well."""
     path = os.path.join(root_dir, _NAME)
     try:
         opened = open(path, 'a+', encoding='utf8')
@@ -118,22 +118,22 @@ def _opened(root_dir: str) -> Iterator[Any]:
 
 
 def _lock(file: Any, kind: int) -> bool:
-    """Whether ``file`` is locked, or cannot be."""
+    """Lock ``file``; return whether it is locked or the file system does not support locks."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
-        return _is_there(file)  # not removed by the one before
+        return _is_current(file)  # not removed by the previous holder
     except BlockingIOError:
         return False
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise
-        logger.warning('%s cannot be locked (%s): see to it that no other process trains in this folder', file.name,
+        logger.warning('%s cannot be locked (%s): make sure that no other process trains in this folder', file.name,
                        error.strerror)
     return True
 
 
-def _is_there(file: Any) -> bool:
-    """Whether an open file is still what has its name."""
+def _is_current(file: Any) -> bool:
+    """Return whether the name of an open file still refers to this file."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), os.stat(file.name))
     except FileNotFoundError:
@@ -141,14 +141,14 @@ def _is_there(file: Any) -> bool:
 
 
 def _write(file: Any, text: str) -> None:
-    with contextlib.suppress(OSError):  # on a full disk: the lock holds without a name
+    with contextlib.suppress(OSError):  # the disk may be full; the lock works without the text
         file.truncate(0)
         file.write(text)
         file.flush()
 
 
 _open_files: set[Any] = set()
-_held: dict[tuple[str, bool], contextlib.ExitStack] = {}  # by folder, and whether by one that is alone or the first
+_held: dict[tuple[str, bool], contextlib.ExitStack] = {}  # key: folder, and whether the process is rank 0 or alone
 
 
 def _close_in_child() -> None:

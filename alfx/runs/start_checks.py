@@ -1,10 +1,12 @@
-"""What would only fail in the first update, and is known before the first step in the environment."""
+"""Checks at the start of a run: errors for settings that make the first update fail, and warnings for large sizes."""
+import logging
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from alfx import nest
+from alfx import context, nest
 from alfx.config import TrainerConfig
 from alfx.algorithms.td_loss import TDLoss
 from alfx.experience_replayers.row_store import memory_of
@@ -12,31 +14,35 @@ from alfx.gin_utils import ConfError, Problem
 from alfx.gin_utils.value_checks import problem_at
 from alfx.tensor_specs import NestedTensorSpec
 
+logger = logging.getLogger(__name__)
+_GIBIBYTE = 2**30
+_SHARE_OF_MEMORY = 0.5
+_MANY_PROCESSES = 4  # per core
+
 
 def check_observation(observation_spec: NestedTensorSpec) -> None:
-    """Refuse an observation that has no elements.
+    """Check that every observation has elements.
 
     Raises:
-        ConfError: names the field.
+        ConfError: an observation has no elements; the message names the field.
     """
     for path, spec in nest.flatten_with_path(observation_spec):
         if spec.numel == 0:
             raise ConfError([problem_at(
                 'create_environment', 'env_name', f'has an observation{f" {path!r}" if path else ""} without elements, '
-                f'of shape {tuple(spec.shape)}: nothing can be learned from it',
-                'leave it out by a wrapper, or choose another environment')])
+                f'of shape {tuple(spec.shape)}', 'remove it with a wrapper, or choose another environment')])
 
 
 def check_learning(algorithm: Any, config: TrainerConfig, env: Any) -> None:
-    """Refuse settings with which an algorithm cannot make an update.
+    """Check that an algorithm can be trained with the settings of the run.
 
     Args:
-        algorithm: before ``finalize``.
-        config: of the run.
-        env: the batched environment.
+        algorithm: the algorithm, before ``finalize``.
+        config: configuration of the run.
+        env: batched environment.
 
     Raises:
-        ConfError: names the settings.
+        ConfError: settings are incompatible with the algorithm; the message names them.
     """
     if algorithm.on_policy is False:
         problems = [*_too_short_sequences(algorithm, config), *_missing_priorities(algorithm, config)]
@@ -46,13 +52,61 @@ def check_learning(algorithm: Any, config: TrainerConfig, env: Any) -> None:
         raise ConfError(problems)
 
 
+def warn_of_processes(count: int, setting: str) -> None:
+    """Warn if too many processes would share the cores of this machine.
+
+    Args:
+        count: number of processes.
+        setting: the setting or flag with its value, for the message.
+    """
+    cores = os.cpu_count() or 1
+    if count > _MANY_PROCESSES * cores:
+        logger.warning('%s: %d processes share the %d core(s) of this machine and will mostly wait for each other',
+                       setting, count, cores)
+
+
+def warn_of_unroll(env: Any, config: TrainerConfig) -> None:
+    """Warn if the observations of one unroll need more than half of the memory of this machine.
+
+    Args:
+        env: environments of this process.
+        config: configuration of the run.
+    """
+    length = max(1, int(config.unroll_length or config.max_unroll_length))
+    specs = nest.flatten(env.observation_spec())
+    num_bytes = sum(spec.numel * spec.dtype.itemsize for spec in specs) * length * env.batch_size * context.num_ranks()
+    memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    if num_bytes > _SHARE_OF_MEMORY * memory:
+        logger.warning('the observations of one unroll (TrainerConfig.unroll_length = %d steps of %d environments) '
+                       'need %.0f GiB, but this machine has %.0f GiB of memory', length,
+                       env.batch_size * context.num_ranks(), num_bytes / _GIBIBYTE, memory / _GIBIBYTE)
+
+
+def warn_of_mini_batch(num_environments: int, config: TrainerConfig) -> None:
+    """Warn if a minibatch is larger than the unroll on which an algorithm trains.
+
+    Args:
+        num_environments: number of environments of the run.
+        config: configuration of the run.
+    """
+    steps = int(config.unroll_length)
+    if not (config.trains_on_whole_unrolls and config.mini_batch_size and steps):
+        return
+    length = config.mini_batch_length or steps
+    count = num_environments * (steps // length)
+    if 0 < count < config.mini_batch_size:
+        logger.warning('TrainerConfig.mini_batch_size = %d, but an unroll of %d steps of %d environments has only %d '
+                       'sequences of %d step(s): every update uses all of them', config.mini_batch_size, steps,
+                       num_environments, count, length)
+
+
 def _too_long_unrolls(config: TrainerConfig, env: Any) -> Iterator[Problem]:
-    """A replay buffer, which has its own check, is made for other ways of training."""
+    """Yield a problem if an unroll does not fit into memory. Replay buffers have their own check."""
     step = sum(spec.numel * spec.dtype.itemsize for spec in nest.flatten(env.observation_spec()))
-    needed, there_is = int(config.unroll_length) * env.batch_size * step, memory_of(torch.device('cpu'))
-    if needed > there_is:
+    needed, available = int(config.unroll_length) * env.batch_size * step, memory_of(torch.device('cpu'))
+    if needed > available:
         yield problem_at('TrainerConfig', 'unroll_length', f'= {config.unroll_length:g}: the observations of an unroll '
-                         f'take {needed:,} bytes; there are {there_is:,} bytes of memory', 'shorten it')
+                         f'need {needed:,} bytes, but only {available:,} bytes of memory are available', 'reduce it')
 
 
 def _too_short_sequences(algorithm: Any, config: TrainerConfig) -> Iterator[Problem]:
@@ -60,14 +114,13 @@ def _too_short_sequences(algorithm: Any, config: TrainerConfig) -> Iterator[Prob
     length = config.mini_batch_length or unroll
     losses = [type(part).__name__ for part in algorithm.modules() if isinstance(part, TDLoss)]
     if length < 2 and losses:
-        yield problem_at('TrainerConfig', 'mini_batch_length', f'= {length}: {losses[0]} learns from a step and the '
-                         'one that follows, and finds none in sequences of one step',
-                         'set it to 2, which makes one transition of each sample')
+        yield problem_at('TrainerConfig', 'mini_batch_length', f'= {length}: {losses[0]} learns from transitions, but '
+                         'sequences of one step contain none', 'set it to 2, so that each sample is one transition')
 
 
 def _missing_priorities(algorithm: Any, config: TrainerConfig) -> Iterator[Problem]:
     able = [part for part in algorithm.modules() if hasattr(part, '_calculate_priority')]
     if config.priority_replay and able and not any(part._calculate_priority for part in able):
         name = type(able[0]).__name__
-        yield problem_at('TrainerConfig', 'priority_replay', f'= True, but {name} gives no priorities',
+        yield problem_at('TrainerConfig', 'priority_replay', f'= True, but {name} computes no priorities',
                          f'set {name}.calculate_priority = True')

@@ -1,4 +1,4 @@
-"""Means over episodes of what an algorithm measures at each step of an evaluation."""
+"""Averages over episodes of the measures that an algorithm returns at each evaluation step."""
 import numpy as np
 import torch
 
@@ -6,7 +6,7 @@ from alfx.metrics.segments import to_host
 
 
 class EpisodeMeans:
-    """Means of numbers over the steps of each episode; a NaN is a step at which there is nothing to measure."""
+    """Averages of measures over the steps of each episode. Steps with NaN are ignored."""
 
     def __init__(self) -> None:
         self._sums: dict[str, np.ndarray] = {}
@@ -17,9 +17,9 @@ class EpisodeMeans:
         """Add one step of each environment.
 
         Args:
-            measures: numbers ``[B]`` by name; the same names each time.
-            is_counted: bool ``[B]``: whether the episode that the step belongs to is to be measured.
-            is_last: bool ``[B]``: whether it is the last one of its episode.
+            measures: arrays ``[B]`` by name; the names must be the same at each step.
+            is_counted: bool ``[B]``, whether the current episode is evaluated.
+            is_last: bool ``[B]``, whether the step is the last of its episode.
         """
         ended = is_counted & is_last
         for name, measure in measures.items():
@@ -34,5 +34,5 @@ class EpisodeMeans:
             sums[is_last] = counts[is_last] = 0
 
     def result(self) -> dict[str, np.ndarray]:
-        """float64 ``[N]`` by name: one number an episode, in the order in which they ended; empty ones are left out."""
+        """Return the averages by name, float64 ``[N]``, in the order in which episodes ended, without empty arrays."""
         return {name: np.array(means) for name, means in self._means.items() if means}

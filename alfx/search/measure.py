@@ -1,4 +1,4 @@
-"""The value of a run, read from its folder while it runs and afterwards."""
+"""Value of a run, read from its run folder during and after the run."""
 import json
 import math
 import os
@@ -9,19 +9,19 @@ from alfx.search.search_settings import Search
 from alfx.runs import run_files
 
 VALUE = 'value'
-"""The column in which a run of a function writes what it reports."""
+"""Column of ``progress.csv`` with the values that a function reports."""
 _RESULT = 'result.json'
 
 
 class MeasureError(ValueError):
-    """A run has no value, or one that cannot be compared."""
+    """Raised if a run has no value, or a value that is not finite."""
 
 
 class Measure:
-    """Reads the value of a run.
+    """Reader of the values of runs.
 
     Args:
-        settings: ``function``, ``measure``, ``measured_in``, ``score``, ``score_window``, ``direction``.
+        settings: uses ``function``, ``measure``, ``measured_in``, ``score``, ``score_window``, ``direction``.
     """
 
     def __init__(self, settings: Search):
@@ -31,15 +31,15 @@ class Measure:
         self._seen: dict[str, tuple[tuple, list[float]]] = {}
 
     def curve(self, root_dir: str) -> list[float]:
-        """The score after each row that the run has written so far; empty while there is none."""
+        """Return the score after each row that the run has logged so far; empty before the first row."""
         values = self._values(root_dir)
         return values if self._is_function else [self._score(values[:i + 1]) for i in range(len(values))]
 
     def final(self, root_dir: str) -> float:
-        """The score of a run that has ended.
+        """Return the score of a finished run.
 
         Raises:
-            MeasureError: there is none, or it is not finite.
+            MeasureError: the run has no score, or the score is not finite.
         """
         if self._is_function:
             value = read_result(root_dir)
@@ -61,7 +61,7 @@ class Measure:
         return math.fsum(window) / len(window)
 
     def _values(self, root_dir: str) -> list[float]:
-        """The column of the table; read again only when the files have changed."""
+        """Return the column of the table. The file is read again only when it has changed."""
         path = self._table(root_dir)
         status = os.stat(path) if os.path.isfile(path) else None
         state = () if status is None else (status.st_size, status.st_mtime_ns)
@@ -85,7 +85,7 @@ class Measure:
     def _missing(self, root_dir: str) -> str:
         settings, path = self._settings, self._table(root_dir)
         if not os.path.isfile(path):
-            what = 'was never evaluated' if settings.measured_in == 'evaluation' else 'wrote no summary'
+            what = 'was never evaluated' if settings.measured_in == 'evaluation' else 'logged nothing'
             return f'the run {what}'
         rows = run_files.read_table(path)
         if rows and settings.measure not in rows[0]:
@@ -95,7 +95,7 @@ class Measure:
 
 
 def write_result(root_dir: str, value: float) -> None:
-    """Record what a function returned."""
+    """Write the return value of a function to the run folder."""
     path = os.path.join(root_dir, _RESULT)
     with open(path + '.tmp', 'w', encoding='utf8') as file:
         json.dump({VALUE: value}, file)
@@ -103,7 +103,7 @@ def write_result(root_dir: str, value: float) -> None:
 
 
 def read_result(root_dir: str) -> float | None:
-    """What a function returned, None if it has not."""
+    """Return the return value of a function, or None if it has not returned."""
     try:
         with open(os.path.join(root_dir, _RESULT), encoding='utf8') as file:
             return float(json.load(file)[VALUE])

@@ -1,9 +1,9 @@
-"""Runs on a Ray cluster: each is an actor that starts the same process as on this machine, on a machine with room.
+"""Runs of a hyperparameter search on a Ray cluster.
 
-A machine that sees the search folder under the same path (one machine, or a shared file system) writes into it. Any
-other one works in a folder of its own, and what is in it comes back while the run goes on: the tables whenever they
-have grown, everything now and then and at the end. A worker that is lost is replaced, and the run goes on from the
-checkpoint that came back last.
+Each run is a Ray actor that starts the same process as a local run. A machine that can access the search folder under
+the same path (the same machine, or a shared file system) writes into it directly. Any other machine works in a
+temporary folder and sends its files back: the tables whenever they have grown, all files once a minute and at the end.
+A lost worker is replaced, and its run resumes from the last checkpoint that was sent back.
 """
 import io
 import math
@@ -29,13 +29,13 @@ _TABLES = ('progress.csv', 'eval/progress.csv', 'result.json')
 
 
 class RayExecutor:
-    """Spreads runs over a Ray cluster: the one that the settings name, or one of its own on this machine.
+    """Executor that distributes runs over a Ray cluster, which may be a new cluster on this machine.
 
     Args:
-        settings: ``ray_address``, ``cpus_per_run``, ``gpus_per_run``, ``num_parallel``.
+        settings: uses ``ray_address``, ``cpus_per_run``, ``gpus_per_run``, ``num_parallel``.
 
     Raises:
-        ConfError: ray is not installed, or there is no cluster at the address.
+        ConfError: ray is not installed, or no cluster is found at the address.
     """
 
     def __init__(self, settings: Search):
@@ -47,7 +47,7 @@ class RayExecutor:
         self._actor = self.ray.remote(num_cpus=settings.cpus_per_run, num_gpus=settings.gpus_per_run)(RemoteRun)
 
     def start(self, run: Run, wants_to_stop: Observer) -> 'RayExecution':
-        """See :class:`~alfx.search.runs.Executor`."""
+        """Start a run on the cluster."""
         base_text = read_text(run.base_file)
         assert base_text is not None
         token_file, token = f'{run.root_dir}.token', uuid.uuid4().hex
@@ -56,10 +56,10 @@ class RayExecutor:
         return RayExecution(self, actor, run)
 
     def check(self) -> None:
-        """Look now and then whether the cluster is still there.
+        """Check periodically that the cluster still exists.
 
         Raises:
-            LostProcessError: it is not.
+            LostProcessError: the connection to the cluster is lost.
         """
         if time.monotonic() - self._checked > LOOK_AROUND_SECONDS:
             self._checked = time.monotonic()
@@ -70,7 +70,7 @@ class RayExecutor:
                 raise
 
     def close(self) -> None:
-        """Leave the cluster; one of its own ends."""
+        """Disconnect from the cluster, and shut it down if this executor started it."""
         self.connection.close()
 
 
@@ -78,81 +78,81 @@ class RayExecution:
     """A run on the cluster.
 
     Args:
-        executor: that started it.
+        executor: executor that started the run.
         actor: handle of a :class:`RemoteRun`.
-        run: what runs.
+        run: the run.
     """
 
     def __init__(self, executor: RayExecutor, actor: Any, run: Run):
         self._executor, self._ray, self._actor, self._run = executor, executor.ray, actor, run
         self._code: int | None = None
-        self._words = ''
-        self._question: Any = actor.poll.remote()
+        self._log_tail = ''
+        self._pending_poll: Any = actor.poll.remote()
         self._is_queued = True
 
     @property
     def is_queued(self) -> bool:
-        """See :class:`~alfx.search.runs.Execution`."""
+        """Return whether the run waits for a free machine."""
         return self._is_queued
 
     def poll(self) -> int | None:
-        """See :class:`~alfx.search.runs.Execution`.
+        """Return the exit code, or None while the run is running.
 
         Raises:
-            LostProcessError: the cluster is gone.
+            LostProcessError: the connection to the cluster is lost.
         """
         if self._executor.is_lost:
             return -signal.SIGTERM
         self._executor.check()
-        if self._code is not None or not self._ray.wait([self._question], timeout=0)[0]:
+        if self._code is not None or not self._ray.wait([self._pending_poll], timeout=0)[0]:
             return self._code
         self._is_queued = False
         try:
-            code, words, archive = self._ray.get(self._question)
+            code, log_tail, archive = self._ray.get(self._pending_poll)
         except self._ray.exceptions.RayError as error:
             self._lost(str(error))
             return self._code
         if archive:
             unpack(archive, self._run.root_dir)
         if code is None:
-            self._question = self._actor.poll.remote()
+            self._pending_poll = self._actor.poll.remote()
         else:
-            self._code, self._words = code, words
+            self._code, self._log_tail = code, log_tail
             self._ray.kill(self._actor)
         return self._code
 
-    def _lost(self, why: str) -> None:
-        """The worker is gone: like a run that was ended by a signal, it is started again."""
+    def _lost(self, reason: str) -> None:
+        """Record that the worker is lost. The run is restarted, like a run that was stopped by a signal."""
         self._code = -signal.SIGTERM
-        self._words = f'the Ray worker was lost: {why.strip().splitlines()[-1] if why.strip() else ""}'
+        self._log_tail = f'the Ray worker was lost: {reason.strip().splitlines()[-1] if reason.strip() else ""}'
 
     def stop(self) -> None:
-        """See :class:`~alfx.search.runs.Execution`."""
+        """Ask the run to write a checkpoint and stop."""
         if self._is_queued:
             self.kill()
         elif self._code is None:
             self._actor.stop.remote()
 
     def kill(self) -> None:
-        """See :class:`~alfx.search.runs.Execution`."""
+        """Kill the run."""
         if self._code is None and not self._executor.is_lost:
-            self._ray.kill(self._actor)  # its process notices that, and ends
+            self._ray.kill(self._actor)  # the process of the run notices this and exits
 
     def log_tail(self) -> str:
-        """See :class:`~alfx.search.runs.Execution`."""
-        return self._words
+        """Return the end of the log of the run."""
+        return self._log_tail
 
 
 class RemoteRun:
-    """The actor of a run.
+    """Ray actor of a run.
 
     Args:
-        fields: of the :class:`~alfx.search.run_process.Run`, as the search has it.
-        base_text: the conf that all trials have in common.
-        token_file: a file of the search.
-        token: what is in it; where it is not, this machine does not see the folder of the search.
-        archive: the run folder so far.
-        start: starts the process.
+        fields: fields of the :class:`~alfx.search.run_process.Run`, with paths on the machine of the search folder.
+        base_text: conf shared by all trials.
+        token_file: file in the search folder.
+        token: content of that file; if this machine reads anything else, it cannot access the search folder.
+        archive: packed run folder.
+        start: function that starts the process.
     """
 
     def __init__(self, fields: dict[str, Any], base_text: str, token_file: str, token: str, archive: bytes,
@@ -170,25 +170,25 @@ class RemoteRun:
         self._execution = start(run)
 
     def poll(self) -> tuple[int | None, str, bytes]:
-        """Exit code (None while it runs), last words, and what is new in the run folder, packed.
+        """Return the exit code (None while the run is running), the log tail, and new files of the run folder, packed.
 
-        It takes up to a second, so that the caller can ask again at once.
+        The call takes up to one second, so the caller can call it again immediately.
         """
         deadline = time.monotonic() + 1.0
         while (code := self._execution.poll()) is None and time.monotonic() < deadline:
             time.sleep(0.05)
-        archive = self._news(is_over=code is not None)
+        archive = self._new_files(is_over=code is not None)
         if code is not None and self._temporary is not None:
-            words = self._execution.log_tail()
+            log_tail = self._execution.log_tail()
             shutil.rmtree(self._temporary, ignore_errors=True)
-            return code, words, archive
+            return code, log_tail, archive
         return code, '' if code is None else self._execution.log_tail(), archive
 
     def stop(self) -> None:
-        """Ask the process to write a checkpoint and end."""
+        """Ask the process to write a checkpoint and stop."""
         self._execution.stop()
 
-    def _news(self, is_over: bool) -> bytes:
+    def _new_files(self, is_over: bool) -> bytes:
         if self._temporary is None:
             return b''
         if is_over or time.monotonic() - self._copied_at > _COPY_SECONDS:
@@ -206,7 +206,7 @@ class RemoteRun:
 
 
 def pack(root_dir: str, names: tuple[str, ...] | None = None) -> bytes:
-    """A run folder, or some of its files, and the log beside it, as an archive; files may grow meanwhile."""
+    """Pack a run folder, or some of its files, and its log into a tar archive. Files may grow meanwhile."""
     stream, base = io.BytesIO(), os.path.basename(root_dir)
     paths = [os.path.join(folder, file) for folder, _, files in os.walk(root_dir) for file in files]
     chosen = [path for path in sorted(paths) if names is None or os.path.relpath(path, root_dir) in names]
@@ -215,7 +215,7 @@ def pack(root_dir: str, names: tuple[str, ...] | None = None) -> bytes:
             try:
                 with open(path, 'rb') as file:
                     data = file.read()
-            except FileNotFoundError:  # a temporary file, or a checkpoint that was replaced
+            except FileNotFoundError:  # a temporary file or a deleted checkpoint
                 continue
             name = f'{base}.log' if path == f'{root_dir}.log' else os.path.join(base, os.path.relpath(path, root_dir))
             entry = tarfile.TarInfo(name)
@@ -225,12 +225,12 @@ def pack(root_dir: str, names: tuple[str, ...] | None = None) -> bytes:
 
 
 def unpack(data: bytes, root_dir: str) -> None:
-    """The inverse of :func:`pack`; each file appears whole."""
+    """Unpack an archive created by :func:`pack`. Each file is replaced atomically."""
     parent, base = os.path.dirname(root_dir), os.path.basename(root_dir)
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         for entry in archive:
             if entry.name != f'{base}.log' and not entry.name.startswith(f'{base}/') or '..' in entry.name.split('/'):
-                raise ValueError(f'{entry.name} does not belong to {base}')
+                raise ValueError(f'{entry.name} is not a file of the run folder {base}')
             content = archive.extractfile(entry)
             assert content is not None
             path = os.path.join(parent, entry.name)

@@ -1,4 +1,4 @@
-"""What a search writes for people: ``results.md``, ``results.csv``, ``plot.png`` and ``best.gin``."""
+"""Result files of a hyperparameter search: ``results.md``, ``results.csv``, ``plot.png`` and ``best.gin``."""
 import csv
 import io
 import os
@@ -13,18 +13,18 @@ from alfx.search.search_folder import SearchFolder, write_text
 from alfx.search.search_conf import SearchConf, full_name
 from alfx.search.study import Study
 
-_SHARE_OF_TIME = 0.05  # what may be spent on writing these files while the search goes on
+_SHARE_OF_TIME = 0.05  # largest fraction of the time spent on writing these files during the hyperparameter search
 _WORDS = {'RUNNING': 'running', 'COMPLETE': 'complete', 'PRUNED': 'pruned', 'FAIL': 'failed'}
 _MAX_SLICES = 12
 
 
 class Results:
-    """Writes the results of a search.
+    """Writer of the results of a hyperparameter search.
 
     Args:
-        folder: of the search.
-        conf: the search.
-        study: what has been tried.
+        folder: search folder.
+        conf: search conf.
+        study: the trials.
     """
 
     def __init__(self, folder: SearchFolder, conf: SearchConf, study: Study):
@@ -32,7 +32,7 @@ class Results:
         self._written, self._cost = 0.0, 0.0
 
     def line(self, number: int) -> str:
-        """A trial that has ended, in a line."""
+        """Return one line about a finished trial."""
         trials = self._study.trials()
         trial, best = trials[number], self._study.best()
         ended = sum(trial.state.name != 'RUNNING' for trial in trials)
@@ -46,15 +46,15 @@ class Results:
         return f'[{ended}/{self._study.num_trials}] trial {number}: {outcome}{score}  {params}'.rstrip()
 
     def summary(self) -> list[str]:
-        """The best trial in words."""
+        """Return lines that describe the best trial."""
         best = self._study.best()
         if best is None:
-            return ['no trial is complete']
+            return ['no completed trial']
         texts = self._study.texts(best.params)
         return [f'best: {best.value:.6g}, trial {best.number}', *(f'  {name} = {text}' for name, text in texts.items())]
 
-    def write_now_and_then(self) -> None:
-        """Write, unless that would take more than a twentieth of the time."""
+    def write_occasionally(self) -> None:
+        """Write all files, unless this would take more than 5% of the time."""
         if time.monotonic() - self._written > self._cost / _SHARE_OF_TIME:
             self.write()
 
@@ -83,7 +83,7 @@ class Results:
             'seeds': ' '.join(str(seeds.run_seed(self._conf.settings.seed, trial.number, repeat)) for repeat in used),
             'values': ' '.join(repr(value) for value in attributes.get('values', {}).values()),
             'seconds': f"{sum(attributes.get('seconds', {}).values()):.1f}",
-            'last words': attributes.get('log_tail', ''),
+            'log tail': attributes.get('log_tail', ''),
         }
 
     def _markdown(self, rows: list[dict[str, str]]) -> str:
@@ -101,14 +101,15 @@ class Results:
         return '\n'.join([*head, *(f"| {' | '.join(row)} |" for row in cells)]) + '\n'
 
     def _sorted(self, rows: list[dict[str, str]]) -> list[dict[str, str]]:
-        """Complete trials first, the best of them at the top."""
+        """Sort the rows: completed trials first, the best at the top."""
         sign = -1 if self._conf.settings.direction == 'maximize' else 1
         order = ['complete', 'pruned', 'running', 'failed']
         return sorted(rows, key=lambda row: (order.index(row['state']), sign * float(row['value'] or 0)))
 
     def _best_conf(self, best: Any) -> str:
         texts = self._study.texts(best.params)
-        head = f"# Trial {best.number} of a search: value {best.value!r} with random_seed {self._row(best)['seeds']}\n"
+        head = (f'# Trial {best.number} of a hyperparameter search: value {best.value!r} with random_seed '
+                f"{self._row(best)['seeds']}\n")
         searched = tuple(f'{full_name(name)} = ' for name in texts)
         kept = ''.join(f'{line}\n' for line in self._conf.base_text.splitlines() if not line.startswith(searched))
         return head + kept + ''.join(f'{name} = {text}\n' for name, text in texts.items())
@@ -123,7 +124,7 @@ def _csv(rows: list[dict[str, str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """A cell of the table; long numbers are rounded to five digits."""
+    """Return a table cell, with long numbers rounded to five digits."""
     rounded = re.sub(r'-?\d+\.\d{4,}(e[+-]?\d+)?', lambda match: f'{float(match[0]):.5g}', text)
     return _one_line(rounded).replace('|', '\\|')
 
@@ -133,20 +134,20 @@ def _one_line(text: str) -> str:
 
 
 def _short(name: str) -> str:
-    """``ppo/Adam.lr`` without modules."""
+    """Return the name of a binding without modules, for example ``ppo/Adam.lr``."""
     *scopes, selector = name.split('/')
     return '/'.join([*scopes, '.'.join(selector.split('.')[-2:])])
 
 
 def draw(trials: list[Any], names: list[str], study: Study, direction: str, path: str) -> None:
-    """Draw the values by trial with the best so far, and the values over each parameter.
+    """Plot the value of each trial with the best value so far, and the values over each parameter.
 
     Args:
-        trials: optuna's ``FrozenTrial``, by number.
-        names: the parameters; the first twelve are drawn.
-        study: that they belong to.
+        trials: trials of optuna (``FrozenTrial``), sorted by number.
+        names: names of the parameters; only the first twelve are plotted.
+        study: study of the trials.
         direction: 'maximize' or 'minimize'.
-        path: of the picture.
+        path: file to write.
     """
     import matplotlib
     matplotlib.use('Agg')

@@ -1,7 +1,7 @@
-"""The process of a run: ``python -m alfx.search.run_process JSON``.
+"""Process of a run of a hyperparameter search: ``python -m alfx.search.run_process JSON``.
 
-It trains as ``alfx.bin.train`` does, or calls a function, and never outlives the search: when standard input closes it
-writes a checkpoint and ends, and is killed where that takes longer than ten seconds.
+The process trains like ``alfx.bin.train``, or calls a function. It never outlives the hyperparameter search: when
+standard input closes, it writes a checkpoint and exits, and is killed if that takes longer than eight seconds.
 """
 import fcntl
 import json
@@ -20,19 +20,19 @@ _GRACE_SECONDS = 8.0
 
 
 class Run(NamedTuple):
-    """What to run.
+    """Description of a run.
 
     Attributes:
         trial: number of the trial.
-        repeat: which of its seeds.
-        root_dir: the run folder.
-        base_file: the conf that all trials have in common.
-        params: bindings that override it, those of the trial and the seed.
-        seed: the random seed.
-        function: ``@scopes/name`` to call; None to train.
-        device: as ``--device`` of ``alfx.bin.train``.
-        threads: of torch; None: as many as it likes.
-        must_be_used: bindings of the user that have to be used in each run.
+        repeat: index of the seed within the trial.
+        root_dir: run folder.
+        base_file: conf shared by all trials.
+        params: bindings that override the conf: the parameters of the trial and the random seed.
+        seed: random seed.
+        function: function to call, ``@scopes/name``; None to train.
+        device: see ``--device`` of ``alfx.bin.train``.
+        threads: number of torch threads; None for the default of torch.
+        must_be_used: user bindings that must be used in each run.
     """
     trial: int
     repeat: int
@@ -47,25 +47,25 @@ class Run(NamedTuple):
 
     @property
     def log_file(self) -> str:
-        """What the process prints."""
+        """File with the output of the process."""
         return f'{self.root_dir}.log'
 
     def arguments(self) -> list[str]:
-        """Of ``alfx.bin.train``."""
+        """Return the command line arguments for ``alfx.bin.train``."""
         params = [part for param in self.params for part in ('--conf_param', param)]
         return ['--conf', self.base_file, '--root_dir', self.root_dir, '--device', self.device, '--allow_unused',
                 *(f'--must_be_used={name}' for name in self.must_be_used), *params]
 
 
 class StoppedError(RuntimeError):
-    """A function was asked to end by a signal or by the pruner."""
+    """Raised in a function to stop it after a signal or a decision of the pruner."""
 
 
 def main(run: Run) -> None:
-    """Run it; ends the process."""
-    threading.Thread(target=_end_with_the_search, daemon=True).start()
+    """Execute a run and exit the process."""
+    threading.Thread(target=_exit_with_search, daemon=True).start()
     os.makedirs(run.root_dir, exist_ok=True)
-    with _alone_in(run.root_dir):
+    with _locked(run.root_dir):
         if run.function is None:
             sys.argv = ['alfx.bin.train', *run.arguments()]
             runpy.run_module('alfx.bin.train', run_name='__main__', alter_sys=True)
@@ -73,8 +73,8 @@ def main(run: Run) -> None:
             call_function(run, lambda: False)
 
 
-def _end_with_the_search() -> None:
-    """Wait until standard input closes, which is when the search has ended; then end as well."""
+def _exit_with_search() -> None:
+    """Wait until standard input closes because the hyperparameter search has ended, then stop this process."""
     while os.read(0, 1024):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
@@ -82,8 +82,11 @@ def _end_with_the_search() -> None:
     os.killpg(0, signal.SIGKILL) if os.getpgid(0) == os.getpid() else os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _alone_in(root_dir: str) -> Any:
-    """An open file that is locked while this process lives: what is left of an earlier search ends within seconds."""
+def _locked(root_dir: str) -> Any:
+    """Return an open lock file, locked until this process exits.
+
+    A process left over from an earlier search exits within seconds, so this function waits for the lock.
+    """
     file = open(f'{root_dir}.lock', 'w', encoding='utf8')
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
@@ -92,20 +95,20 @@ def _alone_in(root_dir: str) -> Any:
             return file
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise RuntimeError(f'another process is at work in {root_dir}; end it and start again') from None
+                raise RuntimeError(f'another process is using {root_dir}; stop it and try again') from None
             time.sleep(0.1)
 
 
 def call_function(run: Run, wants_to_stop: Callable[[], bool]) -> None:
-    """Call the function of a run; what it reports and returns is written to the run folder.
+    """Call the function of a run, and write the reported values and the return value to the run folder.
 
     Args:
-        run: what to call. Nothing is done if it has returned before.
-        wants_to_stop: called after each value that it reports.
+        run: the run; if its function has already returned, nothing is done.
+        wants_to_stop: called after each reported value; returns whether to stop.
 
     Raises:
-        ConfError: the conf of the run has mistakes, or the function returns no number.
-        StoppedError: ``wants_to_stop`` said so.
+        ConfError: the conf of the run has errors, or the function does not return a number.
+        StoppedError: ``wants_to_stop`` returned True.
     """
     import inspect
 
@@ -138,7 +141,7 @@ def call_function(run: Run, wants_to_stop: Callable[[], bool]) -> None:
             value = gin.get_configurable(configurable.selector)(
                 **{key: argument for key, argument in offered.items() if key in accepted})
     if isinstance(value, bool) or not hasattr(value, '__float__'):
-        raise gin_utils.ConfError(f'{run.function} must return a number, it returned {value!r}')
+        raise gin_utils.ConfError(f'{run.function} must return a number, but returned {value!r}')
     measure.write_result(run.root_dir, float(value))
 
 

@@ -1,7 +1,7 @@
-"""A run of a trial, and the ways to execute it on this machine.
+"""Execution of runs on this machine.
 
-An executor starts a :class:`Run` and returns its :class:`Execution`. Where that is a process of its own, its standard
-input is a pipe that nothing is written to: when the search dies, the pipe closes and the run ends
+An :class:`Executor` starts a :class:`Run` and returns its :class:`Execution`. The standard input of a run in a separate
+process is a pipe to which nothing is written: if the hyperparameter search dies, the pipe closes and the run exits
 (``run_process.py``).
 """
 import json
@@ -18,63 +18,63 @@ from alfx.search import run_process
 from alfx.search.run_process import Run
 from alfx.utils import processes
 
-_LAST_WORDS = 400
+_MAX_TAIL = 400
 _ERROR = re.compile(r'^[\w.]*(Error|Exception|Interrupt|Exit|Killed)\b')
 Observer = Callable[[], bool]
 
 
 class Execution(Protocol):
-    """A run that was started."""
+    """Handle of a started run."""
 
     @property
     def is_queued(self) -> bool:
-        """Whether it waits for room on a machine."""
+        """Return whether the run waits for a free machine."""
 
     def poll(self) -> int | None:
-        """The exit code; None while it runs. That of a process ended by a signal is minus the signal's number."""
+        """Return the exit code, None while the run is running, or minus the number of the signal that killed it."""
 
     def stop(self) -> None:
-        """Ask it to write a checkpoint and end."""
+        """Ask the run to write a checkpoint and stop."""
 
     def kill(self) -> None:
-        """End it now, with every process that it has started."""
+        """Kill the run and all processes that it has started."""
 
     def log_tail(self) -> str:
-        """Why it failed, as far as it said."""
+        """Return the end of its log, which should contain the reason of a failure."""
 
 
 class Executor(Protocol):
-    """Starts runs."""
+    """Interface of classes that start runs."""
 
     def start(self, run: Run, wants_to_stop: Observer) -> Execution:
         """Start a run.
 
         Args:
-            run: what to run; it goes on from its checkpoint if its folder has one.
-            wants_to_stop: called by executors that return only when the run has ended, after each value that it
-                reports: whether it should end there.
+            run: the run; it is resumed if its folder has a checkpoint.
+            wants_to_stop: called after each reported value by executors that return only when the run has ended;
+                returns whether to stop the run.
         """
 
     def close(self) -> None:
-        """Free what the executor holds; every run has ended."""
+        """Free the resources of the executor, after all runs have ended."""
 
 
 class ProcessExecutor:
-    """Each run is a process on this machine."""
+    """Executor that starts a process on this machine for each run."""
 
     def start(self, run: Run, wants_to_stop: Observer) -> 'ProcessExecution':
-        """See :class:`Executor`."""
+        """Start a process for a run."""
         return ProcessExecution(run)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources to free."""
 
 
 class ProcessExecution:
-    """A run in a process of its own, the leader of a session; what it prints goes to a log beside its folder.
+    """Run in a separate process, which leads a new session and prints to a log file next to its run folder.
 
     Args:
-        run: what to run.
+        run: the run.
     """
 
     def __init__(self, run: Run):
@@ -89,37 +89,37 @@ class ProcessExecution:
 
     @property
     def is_queued(self) -> bool:
-        """See :class:`Execution`."""
+        """Return False: a process starts immediately."""
         return False
 
     def poll(self) -> int | None:
-        """See :class:`Execution`."""
+        """Return the exit code, or None while the process is running."""
         if self._process.returncode is None:
             ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is None:
                 return None
-            _kill_session(self._process.pid)  # what it may have left behind; its number is not free yet
+            _kill_session(self._process.pid)  # its remaining children; its process id is not free yet
             assert self._process.stdin is not None
             self._process.stdin.close()
         return self._process.wait()
 
     def stop(self) -> None:
-        """See :class:`Execution`."""
+        """Send SIGTERM to the process."""
         if self.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """See :class:`Execution`."""
+        """Kill the process and its session."""
         if self.poll() is None:
             _kill_session(self._process.pid)
 
     def log_tail(self) -> str:
-        """See :class:`Execution`."""
+        """Return the end of the log, or how the process exited."""
         text = log_tail(processes.tail(self._log, self._start_of_log))
         code = self.poll() or 0
         if code < 0:
-            text = f'killed by {processes.signal_name(-code)}' + (f'; its last words: {text}' if text else '')
-        return text or f'it ended with code {code} and said nothing'
+            text = f'killed by {processes.signal_name(-code)}' + (f'; end of its log: {text}' if text else '')
+        return text or f'exited with code {code} and printed nothing'
 
 
 def _kill_session(pid: int) -> None:
@@ -130,17 +130,17 @@ def _kill_session(pid: int) -> None:
 
 
 def log_tail(text: str) -> str:
-    """The end of what a process printed: from its last error message on, if there is one, else the last line."""
+    """Return the end of the output of a process: the last error message and what follows, or the last line."""
     lines = [line for line in text.replace('\r', '\n').splitlines()
              if line.strip() and not line.startswith("  In call to configurable '")]
     start = next((i for i in range(len(lines) - 1, -1, -1) if _ERROR.match(lines[i])), len(lines) - 1)
-    return '\n'.join(lines[max(start, 0):start + 4])[:_LAST_WORDS].strip()
+    return '\n'.join(lines[max(start, 0):start + 4])[:_MAX_TAIL].strip()
 
 
 class _Done(NamedTuple):
-    """A run that ended before it was looked at."""
+    """Handle of a run that has already ended."""
     code: int
-    words: str
+    message: str
 
     @property
     def is_queued(self) -> bool:
@@ -150,28 +150,28 @@ class _Done(NamedTuple):
         return self.code
 
     def stop(self) -> None:
-        """It has ended."""
+        """Do nothing: the run has ended."""
 
     def kill(self) -> None:
-        """It has ended."""
+        """Do nothing: the run has ended."""
 
     def log_tail(self) -> str:
-        return self.words
+        return self.message
 
 
 class InlineExecutor:
-    """Calls the function of a run in this process, and returns when it has returned."""
+    """Executor that calls the function of a run in this process and waits for its result."""
 
     def start(self, run: Run, wants_to_stop: Observer) -> Execution:
-        """See :class:`Executor`."""
+        """Call the function of a run and return when it has returned."""
         try:
             run_process.call_function(run, wants_to_stop)
         except run_process.StoppedError:
             return _Done(128 + signal.SIGTERM, '')
         except (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, OSError,
                 RuntimeError, TypeError, ValueError) as error:
-            return _Done(1, f'{type(error).__name__}: {plain_text(error)}'[:_LAST_WORDS])
+            return _Done(1, f'{type(error).__name__}: {plain_text(error)}'[:_MAX_TAIL])
         return _Done(0, '')
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources to free."""

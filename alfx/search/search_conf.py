@@ -1,6 +1,6 @@
-"""A search conf: a conf with bindings of ``Search``, the rest of which is what the trials have in common.
+"""Search confs: confs with bindings of ``Search``. All other bindings are shared by the trials.
 
-:func:`read` takes both apart; :func:`check` tries every binding of the space before anything runs.
+:func:`read` separates the two; :func:`check` tests every binding of the search space before any run starts.
 """
 import os
 import re
@@ -18,23 +18,23 @@ from alfx.search.search_folder import SearchFolder, read_text, write_text
 from alfx.search.search_settings import Search
 
 _OWNER = 'alfx.search.search_settings.Search'
-_DECIDED_HERE = {'random_seed': 'each run gets its own seed; Search.seed and Search.num_seeds decide on them',
+_DECIDED_HERE = {'random_seed': 'each run gets its own seed; set Search.seed and Search.num_seeds instead',
                  'root_dir': 'each run gets its own folder', 'conf_file': 'each run gets its own conf'}
 _MODULES = re.compile(r'(?:\w+\.)+(?=\w+\.\w+$)')
 
 
 class SearchConf(NamedTuple):
-    """What a search conf says.
+    """Content of a search conf.
 
     Attributes:
-        settings: of the search.
-        space: for each binding that is searched, its values.
+        settings: settings of the hyperparameter search.
+        space: values to try for each searched binding.
         function: ``@scopes/name`` of ``Search.function``; None to train.
-        base_text: the rest as a conf of its own: what trials have in common.
-        text: all of it as one conf, includes and ``--conf_param`` resolved.
-        location: where the space is written, as a message shows it.
-        must_be_used: those bindings of the user's own conf, and of the command line, that each trial has to use: one of
-            which nobody makes use would be found out after the search only.
+        base_text: text of the conf shared by all trials.
+        text: text of the whole conf, with includes and ``--conf_param`` resolved.
+        location: location of ``Search.space`` for error messages.
+        must_be_used: bindings of the user's conf and of the command line that each trial must use, so that an unused
+            binding is found in the first run, not after the whole hyperparameter search.
     """
     settings: Search
     space: dict[str, space_module.Values]
@@ -46,17 +46,17 @@ class SearchConf(NamedTuple):
 
 
 def read(conf: gin_utils.Conf) -> SearchConf:
-    """Take apart the conf that is loaded.
+    """Separate the bindings of ``Search`` in the loaded conf from the conf shared by the trials.
 
     Args:
-        conf: what was loaded.
+        conf: the loaded conf.
 
     Raises:
-        ConfError: ``Search`` has mistakes, or there is none in the conf.
+        ConfError: the bindings of ``Search`` have errors or are missing.
     """
     own = {binding.name: binding for binding in conf.bindings if binding.selector == _OWNER}
     if not own:
-        raise ConfError(f'{os.path.basename(conf.conf_file)} does not say what to search: it binds nothing of Search',
+        raise ConfError(f'{os.path.basename(conf.conf_file)} is not a search conf: it has no binding of Search',
                         "add Search.space = {'ppo/Adam.lr': 'log_uniform(1e-5, 1e-2)'}, for example")
     scoped = next((binding for binding in own.values() if binding.scope), None)
     if scoped is not None:
@@ -74,20 +74,24 @@ def read(conf: gin_utils.Conf) -> SearchConf:
 
 def _always_used(conf: gin_utils.Conf, base: Iterable[locations.Binding],
                  space: dict[str, space_module.Values]) -> tuple[str, ...]:
-    """What the user binds himself; nothing if what is chosen may decide what is made, and so what is used."""
+    """Return the bindings of the user's conf that every trial must use.
+
+    The result is empty if the search space contains choices that are not numbers, because they may decide which
+    bindings are used.
+    """
     if any(isinstance(values, space_module.Choice) and not all(map(_is_number, values.texts))
            for values in space.values()):
         return ()
     own = [binding for binding in base if binding.file in ('', conf.conf_file) and binding.selector != 'gin.macro']
-    searched = {_full_name_if_there_is_one(key) for key in space}
+    searched = {_full_name_if_valid(key) for key in space}
     names = [locations.line(binding).partition(' = ')[0] for binding in own if not binding.is_for_evaluation]
     return tuple(name for name in names if name not in searched)
 
 
-def _full_name_if_there_is_one(key: str) -> str:
+def _full_name_if_valid(key: str) -> str:
     try:
         return full_name(key)
-    except (ValueError, KeyError, IndexError):  # reported where the space is checked
+    except (ValueError, KeyError, IndexError):  # reported when the space is checked
         return key
 
 
@@ -104,7 +108,7 @@ def _text(imports: Sequence[str], bindings: Iterable[locations.Binding]) -> str:
 
 
 def _without_macros_of(own: Iterable[locations.Binding], base: list[locations.Binding]) -> list[locations.Binding]:
-    """``base`` without the macros that only ``Search`` uses."""
+    """Return ``base`` without the macros that only ``Search`` uses."""
     def used_by(bindings: Iterable[locations.Binding]) -> set[str]:
         return {leaf.name for binding in bindings for leaf in iterate_nested(binding.value) if isinstance(leaf, Macro)}
     dropped = used_by(own) - used_by(base)
@@ -135,26 +139,26 @@ def _read_space(space: dict, location: str) -> dict[str, space_module.Values]:
 
 
 def prepare(conf: gin_utils.Conf, folder: SearchFolder) -> SearchConf:
-    """Read the loaded conf, check it, and record it in the folder of the search; gin is empty afterwards.
+    """Read and check the loaded conf, and write it to the search folder. The gin configuration is cleared.
 
     Args:
-        conf: what was loaded.
-        folder: if it holds a search already, the conf has to be that of this search.
+        conf: the loaded conf.
+        folder: search folder; if it already contains a hyperparameter search, the conf must belong to it.
 
     Raises:
-        ConfError: there are mistakes, or the search in the folder is another one.
+        ConfError: the conf has errors, or the folder contains a different hyperparameter search.
     """
     try:
         search = read(conf)
     finally:
         gin_utils.clear()
-    if os.path.abspath(conf.conf_file) == folder.conf_file:  # it does not tell what the user has included
+    if os.path.abspath(conf.conf_file) == folder.conf_file:  # its includes are already resolved
         search = search._replace(must_be_used=())
     stored = read_text(folder.conf_file)
-    if stored is not None and os.path.isfile(folder.study_file):  # a search that has begun
+    if stored is not None and os.path.isfile(folder.study_file):  # the hyperparameter search has started
         check_same_search(stored, search, folder.root_dir)
     write_text(folder.base_file, search.base_text)
-    for file in conf.modules if stored is None else ():  # runs find them beside the file
+    for file in conf.modules if stored is None else ():  # runs import them from the folder of the base conf
         write_text(os.path.join(os.path.dirname(folder.base_file), file.name), file.text)
     check(search, folder.base_file)
     write_text(folder.conf_file, search.text)
@@ -162,21 +166,21 @@ def prepare(conf: gin_utils.Conf, folder: SearchFolder) -> SearchConf:
 
 
 def check(conf: SearchConf, base_file: str) -> None:
-    """Look up every binding of the space and try its extreme values, without building anything.
+    """Check every binding of the search space with its extreme values, without building anything.
 
     Args:
-        conf: what was read.
-        base_file: path of a file that holds ``conf.base_text``.
+        conf: the search conf.
+        base_file: path of a file with the text ``conf.base_text``.
 
     Raises:
-        ConfError: there are mistakes; all are listed.
+        ConfError: the conf has errors; all are listed.
     """
     reader = Reader()
     reader.read_text(conf.base_text)
     base = [statement for statement in reader.statements if statement.kind != 'import']
     problems = [problem for key, values in conf.space.items() for problem in _problems_of(key, values, base, conf)]
     if not problems:
-        problems = _problems_of_pairs(conf, base)
+        problems = _problems_of_pairs(conf)
     if not problems and conf.function is None:
         problems = _problems_of_values(conf, base_file)
     if problems:
@@ -186,8 +190,8 @@ def check(conf: SearchConf, base_file: str) -> None:
 def _problems_of(key: str, values: space_module.Values, base: list[Statement], conf: SearchConf) -> list[Problem]:
     probes = [probe for text in values.probes() for probe in _read_probe(key, text)]
     if not probes:
-        return [Problem(conf.location, f'Search.space: {key!r} is no binding', "write 'scope/Name.parameter', or the "
-                        'name of a macro')]
+        return [Problem(conf.location, f'Search.space: {key!r} is not the name of a binding', "write "
+                        "'scope/Name.parameter', or the name of a macro")]
     if probes[0].kind == 'macro':
         return _problems_of_macro(key, base, conf.location)
     refused = _refused(probes[0])
@@ -210,7 +214,7 @@ def _read_probe(key: str, text: str) -> list[Statement]:
 
 
 def full_name(key: str) -> str:
-    """A binding of the space as ``conf/operative.gin`` writes it; a macro is called by its name."""
+    """Return the full name of a binding of the space, as in ``conf/operative.gin``, or the name of a macro."""
     probe = _read_probe(key, '0')[0]
     if probe.kind == 'macro':
         return key
@@ -219,7 +223,7 @@ def full_name(key: str) -> str:
 
 
 def unused(conf: SearchConf, root_dir: str) -> list[str]:
-    """The bindings of the space that the run in a folder has not used."""
+    """Return the bindings of the space that the run in a folder has not used."""
     text = read_text(os.path.join(root_dir, 'conf', 'operative.gin')) or ''
     left_over = {line.partition(' = ')[0] for line in text.partition('# Not used so far:')[2].splitlines()}
     return [key for key in conf.space if full_name(key) in left_over]
@@ -228,10 +232,10 @@ def unused(conf: SearchConf, root_dir: str) -> list[str]:
 def _refused(probe: Statement) -> str:
     try:
         owner = static_check.resolve(probe.selector).wrapped
-    except (ValueError, KeyError):  # reported with the nearest name where the names are checked
+    except (ValueError, KeyError):  # reported with a suggestion when the names are checked
         return ''
     if owner is Search:
-        return 'it belongs to the search itself'
+        return 'it is a setting of the hyperparameter search'
     return _DECIDED_HERE.get(probe.name, '') if owner is TrainerConfig else ''
 
 
@@ -239,12 +243,12 @@ def _problems_of_macro(key: str, base: list[Statement], location: str) -> list[P
     used = {leaf.name for statement in base for leaf in iterate_nested(statement.value) if isinstance(leaf, Macro)}
     if key in used:
         return []
-    return [Problem(location, f'Search.space: nothing in the conf uses a macro %{key}',
-                    hint_nearest(key, sorted(used)) or "a binding is written 'Name.parameter'")]
+    return [Problem(location, f'Search.space: the conf does not use the macro %{key}',
+                    hint_nearest(key, sorted(used)) or "write a binding as 'Name.parameter'")]
 
 
-def _problems_of_pairs(conf: SearchConf, base: list[Statement]) -> list[Problem]:
-    """Two names of the same binding."""
+def _problems_of_pairs(conf: SearchConf) -> list[Problem]:
+    """Return problems with bindings that the space contains twice, under different names."""
     seen: dict[tuple[str, str, str], str] = {}
     problems = []
     for key, values in conf.space.items():
@@ -259,15 +263,16 @@ def _problems_of_pairs(conf: SearchConf, base: list[Statement]) -> list[Problem]
 
 
 def _problems_of_values(conf: SearchConf, base_file: str) -> list[Problem]:
-    """What ``TrainerConfig`` says of the conf as it is, and with each extreme value in turn."""
+    """Return the problems that ``TrainerConfig`` finds in the base conf, and with each extreme value in turn."""
     try:
         with gin_utils.loaded(base_file):
             config = TrainerConfig(root_dir='unused')
     except ConfError as error:
         return list(error.problems)
     if conf.settings.measured_in == 'evaluation' and not config.evaluate:
-        return [Problem('', 'Search.measured_in is \'evaluation\', but the conf does not evaluate',
-                        'add TrainerConfig.evaluate = True and TrainerConfig.num_evals = 10, or measure in training')]
+        return [Problem('', "Search.measured_in is 'evaluation', but the conf does not evaluate",
+                        "add TrainerConfig.evaluate = True and TrainerConfig.num_evals = 10, or set "
+                        "Search.measured_in = 'training'")]
     problems = []
     for key, values in conf.space.items():
         for text in values.probes() if key.split('.')[-2:-1] == ['TrainerConfig'] else ():
@@ -284,21 +289,22 @@ def check_same_search(old_text: str, conf: SearchConf, root_dir: str) -> None:
     """Check that a search folder belongs to a conf.
 
     Args:
-        old_text: the conf that the search was started with.
-        conf: the conf to go on with; what :class:`Search` marks may differ.
-        root_dir: the folder, for the message.
+        old_text: text of the conf that the hyperparameter search was started with.
+        conf: conf to resume with; settings that :class:`Search` marks as changeable may differ.
+        root_dir: search folder, for the message.
 
     Raises:
-        ConfError: it belongs to another one; what differs is listed.
+        ConfError: the folder belongs to a different conf; all differences are listed.
     """
     old, new = _bindings_of(old_text), _bindings_of(conf.text)
     free = {f'{_OWNER}.{name}' for name in may_change(Search)}
-    problems = [f'{_MODULES.sub("", key)} is {new.get(key, "not set")}, but the search in {root_dir} has '
-                f'{old.get(key, "not set")}' for key in dict.fromkeys([*old, *new])
+    problems = [f'{_MODULES.sub("", key)} is {new.get(key, "not set")}, but the hyperparameter search in {root_dir} '
+                f'has {old.get(key, "not set")}' for key in dict.fromkeys([*old, *new])
                 if old.get(key) != new.get(key) and key not in free]
     if problems:
         raise ConfError([Problem('', problem) for problem in problems[:-1]]
-                        + [Problem('', problems[-1], 'use another root_dir, or leave --conf out to go on')])
+                        + [Problem('', problems[-1], 'use another --root_dir, or omit --conf to resume the '
+                                   'hyperparameter search')])
 
 
 def _bindings_of(text: str) -> dict[str, str]:

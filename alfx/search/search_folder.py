@@ -1,12 +1,12 @@
-"""The folder of a search::
+"""Folder of a hyperparameter search::
 
-    ROOT/search/search.gin   the conf of the search, includes and --conf_param resolved
-    ROOT/search/base.gin     what its trials have in common
-    ROOT/search/study.log    what has been tried, in the journal format of optuna
-    ROOT/search/lock         held by the process that searches
-    ROOT/trials/0007/params.gin     what is particular to a trial
-    ROOT/trials/0007/seed_0/        the run folder of its first seed
-    ROOT/trials/0007/seed_0.log     what that run printed
+    ROOT/search/search.gin   search conf, with includes and --conf_param resolved
+    ROOT/search/base.gin     conf shared by all trials
+    ROOT/search/study.log    the trials, in the journal format of optuna
+    ROOT/search/lock         held by the process of the hyperparameter search
+    ROOT/trials/0007/params.gin     parameters of a trial
+    ROOT/trials/0007/seed_0/        run folder of its first seed
+    ROOT/trials/0007/seed_0.log     output of that run
     ROOT/best.gin results.md results.csv plot.png
 """
 import contextlib
@@ -20,10 +20,10 @@ from alfx.gin_utils import ConfError
 
 
 class SearchFolder:
-    """Where the files of a search are.
+    """Paths and lock of a hyperparameter search.
 
     Args:
-        root_dir: the folder; it need not exist.
+        root_dir: search folder; it need not exist.
     """
 
     def __init__(self, root_dir: str):
@@ -37,23 +37,23 @@ class SearchFolder:
         return os.path.join(self.root_dir, *names)
 
     def results(self, name: str) -> str:
-        """The path of a file of results."""
+        """Return the path of a result file."""
         return self._path(name)
 
     def trial_dir(self, trial: int) -> str:
-        """The folder of a trial."""
+        """Return the folder of a trial."""
         return self._path('trials', f'{trial:04}')
 
     def run_dir(self, trial: int, repeat: int) -> str:
-        """The run folder of one seed of a trial."""
+        """Return the run folder of one seed of a trial."""
         return os.path.join(self.trial_dir(trial), f'seed_{repeat}')
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder for this process; a process that dies lets go of it.
+        """Lock the folder for this process. The lock is released even if the process is killed.
 
         Raises:
-            ConfError: another process holds it.
+            ConfError: another process holds the lock.
         """
         os.makedirs(os.path.dirname(self._lock_file), exist_ok=True)
         with open(self._lock_file, 'a+', encoding='utf8') as file:
@@ -61,7 +61,7 @@ class SearchFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 file.seek(0)
-                raise ConfError(f'another search is at work in {self.root_dir}: {file.read().strip()}',
+                raise ConfError(f'another hyperparameter search is running in {self.root_dir}: {file.read().strip()}',
                                 'wait for it, stop it, or use another --root_dir') from None
             file.truncate(0)
             file.write(f'process {os.getpid()} on {socket.gethostname()} since {time.strftime("%Y-%m-%d %H:%M:%S")}\n')
@@ -70,7 +70,7 @@ class SearchFolder:
 
 
 def write_text(path: str, text: str) -> None:
-    """Write a file so that it is never seen half written."""
+    """Write a file atomically."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     temporary = f'{path}.tmp'
     with open(temporary, 'w', encoding='utf8', newline='') as file:
@@ -81,7 +81,7 @@ def write_text(path: str, text: str) -> None:
 
 
 def read_text(path: str) -> str | None:
-    """The text of a file, None if there is none."""
+    """Return the text of a file, or None if it does not exist."""
     if not os.path.isfile(path):
         return None
     with open(path, encoding='utf8') as file:

@@ -1,4 +1,4 @@
-"""What a search conf says of the search itself; see ``docs/search.md``."""
+"""Settings of a hyperparameter search; see ``docs/search.md``."""
 import dataclasses
 from typing import Any
 
@@ -15,49 +15,51 @@ PRUNERS = ('none', 'median', 'percentile', 'successive_halving', 'hyperband')
 @gin_utils.configurable
 @dataclasses.dataclass
 class Search:
-    """A hyperparameter search.
+    """Settings of a hyperparameter search.
 
-    What is tried:
-        space: for each binding, ``'ppo/Adam.lr'`` or the name of a macro, the values to try: a list, or a text like
-            ``'uniform(0, 1)'``; see :mod:`alfx.search.space`. Empty: the conf as it is, with several seeds.
-        num_trials: how many combinations, those that fail or are pruned included; None: 20, the whole grid with the
-            sampler 'grid', 1 if the space is empty.
-        num_seeds: runs of each trial, with different seeds; the value of a trial is the mean over them.
-        seed: of the search: what is drawn and the seed of every run depend on it.
+    Search space:
+        space: values to try for each binding (``'ppo/Adam.lr'``, or the name of a macro): a list, or a string like
+            ``'uniform(0, 1)'``; see :mod:`alfx.search.space`. If empty, the conf is trained unchanged with several
+            seeds.
+        num_trials: number of trials, including failed and pruned trials; None: 20, or the whole grid with the sampler
+            'grid', or 1 if the space is empty.
+        num_seeds: number of runs per trial, with different seeds; the value of a trial is the mean over its runs.
+        seed: random seed of the hyperparameter search; it determines the sampled values and the seed of every run.
 
-    What is compared:
-        function: ``@name`` of a configurable function; a trial is one call of it, in place of training, and its value
-            what the function returns. It gets ``random_seed`` and ``report``, to call with ``(step, value)`` for the
-            pruner, if it has arguments of these names.
-        measure: a column of the table of the run: 'average_return', 'loss', 'env_info/...', 'measure/...'.
-        measured_in: the table: 'evaluation' (``eval/progress.csv``) or 'training' (``progress.csv``).
-        score: of a run: the 'last' value of the measure, the 'best', or the 'mean' of the last ``score_window``.
-        score_window: with the score 'mean', of how many values; None: 5.
+    Objective:
+        function: ``@name`` of a configurable function. A trial calls it instead of training, and its return value is
+            the value of the trial. If it has parameters ``random_seed`` and ``report``, it receives the seed and a
+            function to call with ``(step, value)`` for the pruner.
+        measure: column of the table of a run: 'average_return', 'loss', 'env_info/...', 'measure/...'.
+        measured_in: table of a run: 'evaluation' (``eval/progress.csv``) or 'training' (``progress.csv``).
+        score: score of a run: the 'last' or 'best' value of the measure, or the 'mean' of the last ``score_window``
+            values.
+        score_window: number of values for the score 'mean'; None: 5.
         direction: 'maximize' or 'minimize'.
 
-    How it is searched:
+    Sampler and pruner:
         sampler: 'tpe', 'random', 'grid', 'qmc', 'cmaes' or 'gp'.
-        sampler_arguments: further arguments of optuna's sampler.
-        pruner: what ends bad trials early: 'none', 'median', 'percentile', 'successive_halving' or 'hyperband'. It sees
-            the score after each evaluation of the first seed.
-        pruner_arguments: further arguments of optuna's pruner.
+        sampler_arguments: additional arguments of optuna's sampler.
+        pruner: pruner that stops bad trials early: 'none', 'median', 'percentile', 'successive_halving' or 'hyperband'.
+            It uses the score after each evaluation of the first seed.
+        pruner_arguments: additional arguments of optuna's pruner.
 
-    How it is run:
-        executor: 'process': each run is a process of its own; 'ray': as remote tasks on a Ray cluster; 'inline': within
-            the search, one after the other, for a ``function`` that takes no time.
-        num_parallel: runs at a time.
-        threads_per_run: of torch; None: the cores divided among the runs.
-        device: as ``--device`` of ``alfx.bin.train``.
-        run_seconds: stop a run after so long; what it has reached counts.
-        total_seconds: stop the search after so long; it can go on later.
-        give_up_after: stop if so many trials fail before any has succeeded.
-        ray_address: 'host:port' of a cluster, or 'auto' for the one that this machine belongs to; None: that of the
-            environment variable RAY_ADDRESS, or else one of its own on this machine, whatever else runs there.
-        cpus_per_run: what Ray reserves for each run.
-        gpus_per_run: what Ray reserves for each run.
+    Execution:
+        executor: 'process': a separate process for each run; 'ray': actors on a Ray cluster; 'inline': calls one after
+            the other in the process of the hyperparameter search, for a fast ``function``.
+        num_parallel: number of parallel runs.
+        threads_per_run: number of torch threads per run; None: the CPU cores divided by the number of parallel runs.
+        device: see ``--device`` of ``alfx.bin.train``.
+        run_seconds: time limit of a run; the run is stopped and keeps the score it has reached.
+        total_seconds: time limit of the hyperparameter search; it can be resumed later.
+        give_up_after: stop the hyperparameter search if this many trials fail before any succeeds.
+        ray_address: 'host:port' of a Ray cluster, or 'auto' for the cluster of this machine; None: the environment
+            variable RAY_ADDRESS, or else a new, separate cluster on this machine.
+        cpus_per_run: number of CPUs that Ray reserves for each run.
+        gpus_per_run: number of GPUs that Ray reserves for each run.
 
     Raises:
-        ConfError: a value has the wrong type, is out of range, or conflicts with another; all mistakes are listed.
+        ConfError: a value has the wrong type, is out of range, or conflicts with another value; all errors are listed.
     """
     space: dict = dataclasses.field(default_factory=dict)
     num_trials: int | None = setting(None, minimum=1, maximum=seeds.MAX_TRIALS, may_change=True)
@@ -90,26 +92,26 @@ class Search:
             raise ConfError(found)
 
     def _conflicts(self) -> list[Any]:
-        by_function = [(name, 'is set, but what counts is the return value of Search.function')
+        by_function = [(name, 'is set, but the value of a trial is the return value of Search.function')
                        for name in ('measure', 'measured_in', 'score', 'score_window', 'device')]
         conflicts = [
             *((self.function is not None, name, message, '') for name, message in by_function),
             *((self.executor != 'ray', name, f'is set, but the executor is {self.executor!r}', "use 'ray'")
               for name in ('ray_address', 'cpus_per_run', 'gpus_per_run')),
-            *((self.executor == 'inline', name, "is set, but with the executor 'inline' one call follows the other, in "
-               'this process', "use 'process'") for name in ('num_parallel', 'run_seconds', 'threads_per_run')),
+            *((self.executor == 'inline', name, "is set, but the executor 'inline' runs one call at a time in this "
+               'process', "use 'process'") for name in ('num_parallel', 'run_seconds', 'threads_per_run')),
             (self.score != 'mean', 'score_window', f"is set, but the score is {self.score!r}", "use 'mean'"),
-            (self.sampler == 'grid', 'sampler_arguments', 'is set, but a grid takes none', ''),
+            (self.sampler == 'grid', 'sampler_arguments', 'is set, but a grid has no sampler arguments', ''),
             (self.pruner == 'none', 'pruner_arguments', "is set, but the pruner is 'none'", ''),
             (not self.space and self.num_trials != 1, 'num_trials', f'is {self.num_trials}, but the space is empty, so '
-             'that all trials would be the same', 'use num_seeds for repeats'),
+             'all trials would be identical', 'use num_seeds to repeat a run'),
             (not self.space, 'sampler', 'is set, but the space is empty', ''),
         ]
         problems = [problem_at('Search', name, message, hint) for wrong, name, message, hint in conflicts
                     if wrong and getattr(self, name) != _defaults()[name]]
         if self.executor == 'inline' and self.function is None:
-            problems.append(problem_at('Search', 'executor', "is 'inline', which is for a Search.function: training "
-                                       'takes a process of its own', "use 'process'"))
+            problems.append(problem_at('Search', 'executor', "is 'inline', which requires a Search.function: training "
+                                       'needs a separate process', "use 'process'"))
         return problems
 
 

@@ -1,7 +1,7 @@
-"""The search: starts runs while there is room, watches them, ends them, and keeps the books.
+"""Main loop of a hyperparameter search, which starts, monitors and stops runs and records the trials.
 
-:meth:`Searching.run` is the loop. Everything it decides is in the study before anything follows from it, so that it can
-be killed between any two steps and go on.
+:meth:`Searching.run` is the loop. Every decision is written to the study before it takes effect, so the
+hyperparameter search can be killed at any time and resumed.
 """
 import contextlib
 import dataclasses
@@ -25,23 +25,23 @@ from alfx.search.study import Study
 from alfx.runs import run_files
 
 _POLL_SECONDS = 0.1
-_STOP_SECONDS = 120.0  # a run that does not end within this after it was asked to is killed
+_STOP_SECONDS = 120.0  # a run that takes longer to stop is killed
 _MAX_RESTARTS = 3
-_QUIET_SECONDS = 60.0  # after so long without a line, one tells what is running
+_QUIET_SECONDS = 60.0  # after this long without output, the active runs are printed
 _STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM, -signal.SIGINT)
 
 
 @dataclasses.dataclass
 class ActiveTrial:
-    """A trial that has not ended.
+    """Trial in progress.
 
     Attributes:
-        trial: optuna's.
-        texts: its parameters as a conf writes them.
-        values: what its runs have given so far, by the number of the seed.
-        waiting: the seeds whose runs have not been started.
-        restarts: how often runs were started again because a signal had ended them.
-        is_unwanted: whether the pruner would end it.
+        trial: trial of optuna.
+        texts: parameters in the syntax of confs.
+        values: values of its finished runs, by index of the seed.
+        waiting: indices of the seeds whose runs have not started.
+        restarts: number of runs restarted after a signal had stopped them.
+        is_unwanted: whether the pruner has decided to stop the trial.
     """
     trial: Any
     texts: dict[str, str]
@@ -52,23 +52,23 @@ class ActiveTrial:
 
     @property
     def number(self) -> int:
-        """Of the trial."""
+        """Number of the trial."""
         return self.trial.number
 
 
 @dataclasses.dataclass
 class ActiveRun:
-    """A run that has not ended.
+    """Run in progress.
 
     Attributes:
-        run: what runs.
-        active: the trial it belongs to.
-        execution: the handle.
-        started: when, of ``time.monotonic``.
-        earlier_seconds: how long it ran before this search was started.
-        asked_to_stop: when, None if it was not.
-        out_of_time: whether that was because of ``run_seconds``.
-        is_dropped: whether what comes of it does not matter any more.
+        run: description of the run.
+        active: trial of the run.
+        execution: handle of the run.
+        started: start time, by ``time.monotonic``.
+        earlier_seconds: duration of the run before the hyperparameter search was resumed.
+        asked_to_stop: time at which the run was asked to stop; None if it was not.
+        out_of_time: whether it was asked to stop because of ``run_seconds``.
+        is_dropped: whether the result of the run is ignored, because its trial has ended.
     """
     run: Run
     active: ActiveTrial
@@ -80,27 +80,27 @@ class ActiveRun:
     is_dropped: bool = False
 
     def seconds(self) -> float:
-        """How long it has run."""
+        """Return the duration of the run in seconds."""
         return self.earlier_seconds + time.monotonic() - self.started
 
     def stop(self) -> None:
-        """Ask it to end; once."""
+        """Ask the run to stop, unless it was asked before."""
         if self.asked_to_stop is None:
             self.asked_to_stop = time.monotonic()
             self.execution.stop()
 
 
 class Searching:
-    """A search at work.
+    """Hyperparameter search in progress.
 
     Args:
-        conf: what it is.
-        root_dir: its folder.
-        tell: shows a line.
-        make_executor: replaces what the settings ask for.
+        conf: search conf.
+        root_dir: search folder.
+        tell: function that prints a line.
+        make_executor: function that creates the executor; None for the executor of the settings.
 
     Raises:
-        ConfError: optuna is not installed, or takes other arguments.
+        ConfError: optuna is not installed or rejects an argument.
     """
 
     def __init__(self, conf: SearchConf, root_dir: str, tell: Callable[[str], None],
@@ -109,61 +109,61 @@ class Searching:
         self._folder = folder_module.SearchFolder(root_dir)
         self._study = Study(self._folder.study_file, conf.settings, conf.space)
         self._measure = Measure(conf.settings)
-        self._show, self._told = tell, time.monotonic()
+        self._show, self._last_output = tell, time.monotonic()
         self._executor = (make_executor or _executor)(conf.settings)
         self._results = Results(self._folder, conf, self._study)
         self._trials: dict[int, ActiveTrial] = {}
         self._runs: list[ActiveRun] = []
         self._failed_now = 0
-        self._unused_told: set[str] = set()
-        self._begun = time.monotonic()
-        self._why_stopping = ''
+        self._unused_warned: set[str] = set()
+        self._started = time.monotonic()
+        self._stop_reason = ''
         self._gave_up = False
         self.stop_signal: int | None = None
 
     def run(self) -> bool:
-        """Search until all trials have ended, or until something stops it.
+        """Run trials until all have ended, or until a limit or a signal stops the hyperparameter search.
 
         Returns:
             Whether all trials have ended.
 
         Raises:
-            ConfError: the first trials have all failed; the message says of what.
+            ConfError: the first trials have all failed; the message contains the reason.
         """
         with self._signals():
             try:
                 self._resume()
                 while self._is_at_work():
                     for run in list(self._runs):
-                        self._look_after(run)
+                        self._check_run(run)
                     self._start_runs()
                     self._check_limits()
-                    self._tell_what_runs()
+                    self._tell_active_runs()
                     if self._runs:
                         time.sleep(_POLL_SECONDS)
             finally:
                 self._end()
         self._results.write()
         if self._gave_up:
-            raise ConfError(self._why_stopping, 'see the .log of its run beside its folder')
+            raise ConfError(self._stop_reason, 'see the .log file next to its run folder')
         is_done = not self._trials and not self._may_begin()
         if not is_done:
-            self._tell(f'stopped: {self._why_stopping}')
+            self._tell(f'stopped: {self._stop_reason}')
         return is_done
 
     def summary(self) -> list[str]:
-        """The best trial in words."""
+        """Return lines that describe the best trial."""
         return self._results.summary()
 
     def _tell(self, line: str) -> None:
-        self._told = time.monotonic()
+        self._last_output = time.monotonic()
         self._show(line)
 
-    def _tell_what_runs(self) -> None:
-        if self._runs and time.monotonic() - self._told > _QUIET_SECONDS:
-            self._tell(f"running: {', '.join(self._in_words(run) for run in self._runs)}")
+    def _tell_active_runs(self) -> None:
+        if self._runs and time.monotonic() - self._last_output > _QUIET_SECONDS:
+            self._tell(f"running: {', '.join(self._description(run) for run in self._runs)}")
 
-    def _in_words(self, run: ActiveRun) -> str:
+    def _description(self, run: ActiveRun) -> str:
         curve = self._measure.curve(run.run.root_dir)
         seed = f' seed {run.run.repeat}' if self._settings.num_seeds > 1 else ''
         value = f' at {curve[-1]:.6g}' if curve else ''
@@ -175,20 +175,20 @@ class Searching:
     def _is_at_work(self) -> bool:
         if self._runs:
             return True
-        return not self._why_stopping and (bool(self._trials) or self._may_begin())
+        return not self._stop_reason and (bool(self._trials) or self._may_begin())
 
     def _may_begin(self) -> bool:
         return len(self._study.trials()) < self._study.num_trials
 
     def _resume(self) -> None:
-        """Take up the trials that were running when the search ended."""
+        """Continue the trials that were running when the hyperparameter search stopped."""
         running = self._study.running()
         ended = len(self._study.trials()) - len(running)
         if ended or running:
-            self._tell(f'going on: {ended} of {self._study.num_trials} trials have ended, {len(running)} were running')
+            self._tell(f'resuming: {ended} of {self._study.num_trials} trials have ended, {len(running)} were running')
         for trial in running:
             active = self._take(trial)
-            if not active.waiting:  # its last run had ended
+            if not active.waiting:  # its last run has ended
                 self._complete(active)
 
     def _take(self, trial: Any) -> ActiveTrial:
@@ -202,7 +202,7 @@ class Searching:
         return active
 
     def _start_runs(self) -> None:
-        while not self._why_stopping and len(self._runs) < self._settings.num_parallel:
+        while not self._stop_reason and len(self._runs) < self._settings.num_parallel:
             active = next((active for active in self._trials.values() if active.waiting), None)
             if active is None:
                 if not self._may_begin():
@@ -210,7 +210,7 @@ class Searching:
                 active = self._take(self._study.ask())
             self._start(active, active.waiting.pop(0))
             if self._settings.executor == 'inline':
-                self._look_after(self._runs[0])
+                self._check_run(self._runs[0])
 
     def _start(self, active: ActiveTrial, repeat: int) -> None:
         root_dir = self._folder.run_dir(active.number, repeat)
@@ -231,7 +231,7 @@ class Searching:
             return self._settings.threads_per_run
         return self._settings.threads_per_run or max(1, (os.cpu_count() or 1) // self._settings.num_parallel)
 
-    def _look_after(self, run: ActiveRun) -> None:
+    def _check_run(self, run: ActiveRun) -> None:
         code = run.execution.poll()
         if run.execution.is_queued:
             run.started = time.monotonic()
@@ -250,7 +250,7 @@ class Searching:
             self._run_ended(run, code)
 
     def _report(self, active: ActiveTrial, run: Run) -> bool:
-        """Show the pruner what a run has reached; whether it would end the trial."""
+        """Report the scores of a run to the pruner, and return whether to stop the trial."""
         if run.repeat == 0 and not active.is_unwanted:
             active.is_unwanted = self._study.report(active.trial, self._measure.curve(run.root_dir))
         return active.is_unwanted
@@ -259,10 +259,10 @@ class Searching:
         active, repeat = run.active, run.run.repeat
         self._note_seconds(run)
         if run.out_of_time:
-            code = 0  # what it has reached counts
-        if code != 0 and self._why_stopping or code in _STOPPED and active.restarts < _MAX_RESTARTS:
+            code = 0  # the run keeps the score it has reached
+        if code != 0 and self._stop_reason or code in _STOPPED and active.restarts < _MAX_RESTARTS:
             active.restarts += 1
-            active.waiting.insert(0, repeat)  # it goes on from its checkpoint
+            active.waiting.insert(0, repeat)  # the run is resumed from its checkpoint
             return
         if code != 0:
             self._fail(active, run.execution.log_tail())
@@ -279,11 +279,11 @@ class Searching:
             self._complete(active)
 
     def _tell_unused(self, run: Run) -> None:
-        """Say it once if nothing uses a binding that is searched: then its value makes no difference."""
+        """Print a warning, once per binding, if a run has not used a searched binding."""
         if self._conf.function is None:
-            for name in set(search_conf.unused(self._conf, run.root_dir)) - self._unused_told:
-                self._unused_told.add(name)
-                self._tell(f'warning: nothing in trial {run.trial} has used {name}: its value makes no difference')
+            for name in set(search_conf.unused(self._conf, run.root_dir)) - self._unused_warned:
+                self._unused_warned.add(name)
+                self._tell(f'warning: trial {run.trial} has not used {name}, so its value makes no difference')
 
     def _complete(self, active: ActiveTrial) -> None:
         value = sum(active.values.values()) / len(active.values)
@@ -294,10 +294,10 @@ class Searching:
         self._end_trial(active, lambda trial: self._study.fail(trial, log_tail))
         if self._failed_now >= self._settings.give_up_after and self._study.best() is None:
             self._gave_up = True
-            self._why_stopping = f'all of the first {self._failed_now} trials failed, the last with: {log_tail}'
+            self._stop_reason = f'the first {self._failed_now} trials have all failed, the last with: {log_tail}'
 
     def _end_trial(self, active: ActiveTrial, end: Callable[[Any], None]) -> None:
-        """End a trial in the study; what still runs of it is stopped."""
+        """End a trial in the study, and stop its remaining runs."""
         del self._trials[active.number]
         active.waiting.clear()
         dropped = [run for run in self._runs if run.active is active]
@@ -308,7 +308,7 @@ class Searching:
             run.is_dropped = True
             run.stop()
         self._tell(self._results.line(active.number))
-        self._results.write_now_and_then()
+        self._results.write_occasionally()
 
     def _note_seconds(self, run: ActiveRun) -> None:
         known = run.active.trial.user_attrs.get('seconds', {})
@@ -318,17 +318,17 @@ class Searching:
 
     def _check_limits(self) -> None:
         limit = self._settings.total_seconds
-        if limit is not None and time.monotonic() - self._begun > limit and self._is_at_work():
-            self._why_stopping = self._why_stopping or f'{limit:g} s have passed'
+        if limit is not None and time.monotonic() - self._started > limit and self._is_at_work():
+            self._stop_reason = self._stop_reason or f'the time limit of {limit:g} s is reached'
         if self.stop_signal is not None:
-            self._why_stopping = signal.Signals(self.stop_signal).name
-        if self._why_stopping:
+            self._stop_reason = signal.Signals(self.stop_signal).name
+        if self._stop_reason:
             for run in self._runs:
                 run.stop()
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Take SIGINT and SIGTERM; outside of the main thread, where Python has none, do nothing."""
+        """Handle SIGINT and SIGTERM. Outside of the main thread, which Python does not allow, do nothing."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -345,7 +345,7 @@ class Searching:
         self.stop_signal = number
 
     def _end(self) -> None:
-        """Leave no process behind."""
+        """Kill all remaining runs and close the executor."""
         for run in self._runs:
             run.execution.kill()
         while self._runs:
@@ -362,7 +362,7 @@ def _executor(settings: Search) -> Executor:
 
 
 def _seconds_of(root_dir: str) -> float:
-    """How long a run has trained before."""
+    """Return how many seconds a run has trained so far."""
     path = os.path.join(root_dir, 'progress.csv')
     rows = run_files.read_table(path) if os.path.isfile(path) else []
     return float(rows[-1].get('seconds') or 0.0) if rows else 0.0

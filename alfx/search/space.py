@@ -1,7 +1,7 @@
-"""The values that a search tries for a binding: a range of numbers, or a choice.
+"""Search spaces of bindings: ranges of numbers, or choices.
 
-In a conf a range is a text such as ``'log_uniform(1e-5, 1e-2)'`` and a choice is a list of values; :func:`parse` reads
-both. The names that such a text may use are :data:`RANGES`.
+In a conf, a range is a string such as ``'log_uniform(1e-5, 1e-2)'`` and a choice is a list of values; :func:`parse`
+reads both. :data:`RANGES` contains the functions that such a string may call.
 """
 import ast
 import inspect
@@ -17,14 +17,14 @@ _MAX_GRID = 1_000_000
 
 
 class Range:
-    """Numbers from ``low`` to ``high``, both included.
+    """Range of numbers from ``low`` to ``high``, both included.
 
     Args:
-        low: the least.
-        high: the greatest.
-        step: only ``low``, ``low + step``, ...; None for all in between.
-        log: as many between 1 and 10 as between 10 and 100.
-        whole: whole numbers only.
+        low: smallest value.
+        high: largest value.
+        step: restrict the values to ``low``, ``low + step``, ...; None for all values in between.
+        log: sample on a logarithmic scale.
+        whole: restrict the values to integers.
 
     Raises:
         ConfError: the arguments contradict each other.
@@ -44,7 +44,7 @@ class Range:
         self.low, self.high, self.step, self.log, self.whole = low, high, step, log, whole
 
     def suggest(self, trial: Any, name: str) -> None:
-        """Let an optuna trial draw the parameter ``name``, unless it has it already."""
+        """Sample the parameter ``name`` of an optuna trial, unless it already has a value."""
         if self.whole:
             trial.suggest_int(name, self.low, self._last(), step=self.step or 1, log=self.log)
         else:
@@ -52,67 +52,67 @@ class Range:
             trial.suggest_float(name, low, high, step=self.step and float(self.step), log=self.log)
 
     def text(self, value: Any) -> str:
-        """A drawn value as a conf writes it."""
+        """Return a sampled value in the syntax of confs."""
         return repr(int(value) if self.whole else float(value))
 
     def probes(self) -> list[str]:
-        """Values to try a conf with before anything runs: the extreme ones, as text."""
+        """Return the smallest and largest value as text, to check a conf with them."""
         return list(dict.fromkeys((self.text(self.low), self.text(self._last()))))
 
     def grid(self) -> list[Any]:
-        """Every value, ascending.
+        """Return all values in ascending order.
 
         Raises:
-            ConfError: there are too many to count.
+            ConfError: the values are not countable, or too many.
         """
         step = self.step or (1 if self.whole and not self.log else None)
         if step is None:
-            raise ConfError('a grid needs values that can be counted', 'give a list of values, or a step')
+            raise ConfError('a grid needs a finite number of values', 'give a list of values, or a step')
         count = self._count(step)
         if count > _MAX_GRID:
-            raise ConfError(f'a grid of {count:,} values is too large', 'take a larger step')
+            raise ConfError(f'a grid of {count:,} values is too large', 'use a larger step')
         return [self.low + i * step for i in range(count)]
 
     def _count(self, step: float) -> int:
         return int(math.floor((self.high - self.low) / step * (1 + 1e-12) + 1e-9)) + 1
 
     def _last(self) -> float:
-        """The greatest value that there is."""
+        """Return the largest value."""
         return self.high if self.step is None else self.low + (self._count(self.step) - 1) * self.step
 
 
 class Choice:
-    """One of several values.
+    """Choice between several values.
 
     Args:
-        texts: the values as a conf writes them.
+        texts: the values in the syntax of confs.
 
     Raises:
-        ConfError: there is none, or one is listed twice.
+        ConfError: the list is empty or contains a value twice.
     """
 
     def __init__(self, texts: list[str]):
         if not texts:
-            raise ConfError('there is no value to choose', 'list at least one')
+            raise ConfError('the list of values is empty', 'list at least one value')
         twice = next((text for text in texts if texts.count(text) > 1), None)
         if twice is not None:
             raise ConfError(f'{twice} is listed twice')
         self.texts = texts
 
     def suggest(self, trial: Any, name: str) -> None:
-        """Let an optuna trial draw the parameter ``name``, unless it has it already."""
+        """Sample the parameter ``name`` of an optuna trial, unless it already has a value."""
         trial.suggest_categorical(name, self.texts)
 
     def text(self, value: Any) -> str:
-        """A drawn value as a conf writes it."""
+        """Return a sampled value in the syntax of confs."""
         return value
 
     def probes(self) -> list[str]:
-        """Values to try a conf with before anything runs: all, as text."""
+        """Return all values as text, to check a conf with them."""
         return self.texts
 
     def grid(self) -> list[Any]:
-        """Every value, in the order listed."""
+        """Return all values in the given order."""
         return list(self.texts)
 
 
@@ -120,27 +120,27 @@ Values = Range | Choice
 
 
 def uniform(low: float, high: float, step: float | None = None) -> Range:
-    """Numbers, each as likely as any other."""
+    """Range of uniformly distributed numbers."""
     return Range(low, high, step)
 
 
 def log_uniform(low: float, high: float) -> Range:
-    """Positive numbers, each order of magnitude as likely as any other."""
+    """Range of positive numbers, uniformly distributed on a logarithmic scale."""
     return Range(low, high, log=True)
 
 
 def integer(low: int, high: int, step: int | None = None) -> Range:
-    """Whole numbers, each as likely as any other."""
+    """Range of uniformly distributed integers."""
     return Range(low, high, step, whole=True)
 
 
 def log_integer(low: int, high: int) -> Range:
-    """Positive whole numbers, each order of magnitude as likely as any other."""
+    """Range of positive integers, uniformly distributed on a logarithmic scale."""
     return Range(low, high, log=True, whole=True)
 
 
 def choice(*values: Any) -> Choice:
-    """One of several values; a list without a name means the same."""
+    """Choice between several values, equivalent to a list."""
     return Choice([repr(value) for value in values])
 
 
@@ -149,39 +149,39 @@ RANGES: dict[str, Callable[..., Values]] = {
 
 
 def parse(value: Any) -> Values:
-    """What a value of ``Search.space`` means.
+    """Parse a value of ``Search.space``.
 
     Args:
-        value: a list or tuple of values, or a text like ``'uniform(0, 1, step=0.1)'``.
+        value: a list or tuple of values, or a string like ``'uniform(0, 1, step=0.1)'``.
 
     Raises:
-        ConfError: it means nothing.
+        ConfError: the value is invalid.
     """
     if isinstance(value, (list, tuple)):
         return Choice([repr(item) for item in value])
     if not isinstance(value, str):
-        raise ConfError(f"expected a list of values, or a text like 'uniform(0, 1)', found {value!r}",
-                        'what is not searched is bound outside of Search.space')
+        raise ConfError(f"expected a list of values, or a string like 'uniform(0, 1)', found {value!r}",
+                        'bind constants outside of Search.space')
     try:
         call = ast.parse(value.strip(), mode='eval').body
     except SyntaxError:
         call = None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-        raise ConfError(f"expected a list of values, or a text like 'uniform(0, 1)', found {value!r}")
+        raise ConfError(f"expected a list of values, or a string like 'uniform(0, 1)', found {value!r}")
     function = RANGES.get(call.func.id)
     if function is None:
-        raise ConfError(f'{value!r}: there is no {call.func.id}()',
-                        hint_nearest(call.func.id, list(RANGES), 0.5) or f'there are {", ".join(RANGES)}')
+        raise ConfError(f'{value!r}: unknown function {call.func.id}()',
+                        hint_nearest(call.func.id, list(RANGES), 0.5) or f'available: {", ".join(RANGES)}')
     try:
         arguments = [ast.literal_eval(argument) for argument in call.args]
         named = {keyword.arg or '**': ast.literal_eval(keyword.value) for keyword in call.keywords}
     except ValueError:
-        raise ConfError(f'{value!r}: the arguments must be plain numbers or texts',
-                        'a choice of @references is written as a list: [@torch.tanh, @torch.relu]') from None
+        raise ConfError(f'{value!r}: the arguments must be numbers or strings',
+                        'write a choice of @references as a list: [@torch.tanh, @torch.relu]') from None
     try:
         inspect.signature(function).bind(*arguments, **named)
     except TypeError as error:
-        raise ConfError(f'{value!r}: {error}', f'it is {call.func.id}{inspect.signature(function)}') from None
+        raise ConfError(f'{value!r}: {error}', f'expected {call.func.id}{inspect.signature(function)}') from None
     try:
         return function(*arguments, **named)
     except ConfError as error:

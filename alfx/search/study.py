@@ -1,8 +1,8 @@
-"""What a search has tried, and what it tries next: optuna, its samplers and pruners, stored in the search folder.
+"""Study of a hyperparameter search: an optuna study with its sampler and pruner, stored in the search folder.
 
-One process writes the study, that which holds the lock of the folder; what it has written is complete on disk before
-anything follows from it. A trial that was running when the process was killed is still 'running' in the study, and
-:meth:`Study.running` hands it out again.
+Only the process that holds the lock of the search folder writes the study. Each change is on disk before it takes
+effect. A trial that was running when the process was killed remains in the state 'running', and :meth:`Study.running`
+returns it again.
 """
 import contextlib
 import itertools
@@ -27,29 +27,29 @@ _PACKAGES = {'cmaes': ('cmaes', ), 'qmc': ('scipy', ), 'gp': ('scipy', 'torch')}
 
 
 def import_optuna() -> Any:
-    """The package.
+    """Import optuna and return the module.
 
     Raises:
-        ConfError: it is not installed.
+        ConfError: optuna is not installed.
     """
     try:
         import optuna
     except ImportError as error:
-        raise ConfError(f'a search needs optuna, which cannot be imported: {error}',
+        raise ConfError(f'a hyperparameter search needs optuna, which cannot be imported: {error}',
                         pip_install('search')) from None
     return optuna
 
 
 class Study:
-    """The trials of a search.
+    """Trials of a hyperparameter search.
 
     Args:
-        path: of the file they are stored in; it need not exist.
-        settings: of the search.
-        space: for each binding its values.
+        path: file of the study; it need not exist.
+        settings: settings of the hyperparameter search.
+        space: values to try for each binding.
 
     Raises:
-        ConfError: optuna or what the sampler needs is not installed, or takes other arguments.
+        ConfError: optuna or a package of the sampler is not installed, or optuna rejects an argument.
     """
 
     def __init__(self, path: str, settings: Search, space: dict[str, Values]):
@@ -66,7 +66,7 @@ class Study:
 
     @property
     def num_trials(self) -> int:
-        """How many trials there shall be."""
+        """Total number of trials."""
         if not self._space:
             return 1
         if self._settings.sampler == 'grid':
@@ -74,59 +74,59 @@ class Study:
         return self._settings.num_trials or _NUM_TRIALS
 
     def trials(self) -> list[Any]:
-        """All that were begun, by number: optuna's ``FrozenTrial``."""
+        """Return all started trials, sorted by number, as optuna's ``FrozenTrial``."""
         return self._study.get_trials(deepcopy=False, states=self._states('RUNNING', 'COMPLETE', 'PRUNED', 'FAIL'))
 
     def running(self) -> list[Any]:
-        """The trials that have not ended: optuna's ``Trial``, with all parameters drawn."""
+        """Return the running trials as optuna's ``Trial``, with all parameters sampled."""
         found = []
         for trial in self._study.get_trials(deepcopy=False, states=self._states('RUNNING')):
             self._study.sampler = self._sampler(trial.number)
-            found.append(self._drawn(self._optuna.trial.Trial(self._study, trial._trial_id)))
+            found.append(self._sample(self._optuna.trial.Trial(self._study, trial._trial_id)))
         return found
 
     def best(self) -> Any | None:
-        """The best trial that is complete, None if there is none."""
+        """Return the best completed trial, or None if no trial is completed."""
         complete = self._study.get_trials(deepcopy=False, states=self._states('COMPLETE'))
         sign = 1 if self._settings.direction == 'maximize' else -1
         return max(complete, key=lambda trial: (sign * trial.value, -trial.number)) if complete else None
 
     def ask(self) -> Any:
-        """A new trial: optuna's ``Trial``."""
+        """Return a new trial as optuna's ``Trial``."""
         trials = self._study.get_trials(deepcopy=False)
-        waiting = [trial.number for trial in trials if trial.state.name == 'WAITING']  # killed before it was begun
+        waiting = [trial.number for trial in trials if trial.state.name == 'WAITING']  # killed before the trial started
         number = waiting[0] if waiting else len(trials)
         if self._grid and not waiting:
             self._study.enqueue_trial(dict(zip(self._space, self._grid[number])))
         self._study.sampler = self._sampler(number)
         with _quiet():
-            return self._drawn(self._study.ask())
+            return self._sample(self._study.ask())
 
-    def _drawn(self, trial: Any) -> Any:
+    def _sample(self, trial: Any) -> Any:
         with _quiet():
             for name, values in self._space.items():
                 values.suggest(trial, name)
         return trial
 
     def short_texts(self, params: dict[str, Any]) -> dict[str, str]:
-        """The parameters of a trial for people: numbers with five digits."""
+        """Return the parameters of a trial for display, with numbers rounded to five digits."""
         return {name: f'{params[name]:.5g}' if isinstance(params[name], float) else text
                 for name, text in self.texts(params).items()}
 
     def texts(self, params: dict[str, Any]) -> dict[str, str]:
-        """The parameters of a trial as a conf writes them."""
+        """Return the parameters of a trial in the syntax of confs."""
         return {name: values.text(params[name]) for name, values in self._space.items() if name in params}
 
     def is_logarithmic(self, name: str) -> bool:
-        """Whether the values of a parameter are spread over orders of magnitude."""
+        """Return whether a parameter is sampled on a logarithmic scale."""
         return getattr(self._space[name], 'log', False)
 
     def choices(self, name: str) -> list[str]:
-        """The values of a parameter that is a choice; empty for a range."""
+        """Return the values of a choice; empty for a range."""
         return getattr(self._space[name], 'texts', [])
 
     def report(self, trial: Any, curve: list[float]) -> bool:
-        """Tell the pruner what it has not seen of a curve; whether it would end the trial."""
+        """Report the new values of a curve to the pruner, and return whether to stop the trial."""
         if self._settings.pruner == 'none':
             return False
         known = self._study.get_trials(deepcopy=False)[trial.number].last_step or 0
@@ -137,19 +137,19 @@ class Study:
         return False
 
     def note(self, trial: Any, name: str, value: Any) -> None:
-        """Store something with a trial: what the tables show."""
+        """Store a value with a trial, for the tables."""
         trial.set_user_attr(name, value)
 
     def complete(self, trial: Any, value: float) -> None:
-        """End a trial with a value."""
+        """Complete a trial with its value."""
         self._tell(trial, value, 'COMPLETE')
 
     def prune(self, trial: Any) -> None:
-        """End a trial that the pruner does not want; its value is what was reported last."""
+        """End a trial that the pruner stopped; its value is the last reported value."""
         self._tell(trial, None, 'PRUNED')
 
     def fail(self, trial: Any, log_tail: str) -> None:
-        """End a trial that has no value."""
+        """End a failed trial, which has no value."""
         self.note(trial, 'log_tail', log_tail)
         self._tell(trial, None, 'FAIL')
 
@@ -161,37 +161,37 @@ class Study:
         return tuple(getattr(self._optuna.trial.TrialState, name) for name in names)
 
     def _sampler(self, number: int) -> Any:
-        """A sampler for one trial: with a seed of its own, so that it does not matter when the process was started."""
+        """Return a sampler for one trial, with its own seed, so that the samples do not depend on interruptions."""
         settings, arguments = self._settings, dict(self._settings.sampler_arguments)
         if 'seed' in arguments:
-            raise ConfError("Search.sampler_arguments: 'seed' is decided by the search", 'set Search.seed')
+            raise ConfError("Search.sampler_arguments: 'seed' cannot be set here", 'set Search.seed instead')
         seed = seeds.sampler_seed(settings.seed, number)
-        if settings.sampler == 'qmc':  # the points of a sequence belong together; which is next is in the study
+        if settings.sampler == 'qmc':  # one sequence for all trials; the study stores the position
             seed = seeds.sampler_seed(settings.seed, 0)
             arguments.setdefault('scramble', True)
             arguments.setdefault('independent_sampler', self._optuna.samplers.RandomSampler(
                 seed=seeds.sampler_seed(settings.seed, number)))
-        if settings.sampler == 'tpe':  # what runs at the same time shall differ
+        if settings.sampler == 'tpe':  # parallel trials shall differ
             arguments.setdefault('constant_liar', True)
             arguments.setdefault('n_startup_trials', min(10, max(5, self.num_trials // 4)))
         if settings.sampler in ('qmc', 'cmaes'):
             arguments.setdefault('warn_independent_sampling', False)
         for package in _PACKAGES.get(settings.sampler, ()):
             _require(package, f'the sampler {settings.sampler!r}')
-        return self._made('samplers', _SAMPLERS[settings.sampler], 'sampler_arguments', {**arguments, 'seed': seed})
+        return self._create('samplers', _SAMPLERS[settings.sampler], 'sampler_arguments', {**arguments, 'seed': seed})
 
     def _pruner(self) -> Any:
         arguments = dict(self._settings.pruner_arguments)
         if self._settings.pruner == 'percentile':
             arguments.setdefault('percentile', 25.0)
-        return self._made('pruners', _PRUNERS[self._settings.pruner], 'pruner_arguments', arguments)
+        return self._create('pruners', _PRUNERS[self._settings.pruner], 'pruner_arguments', arguments)
 
-    def _made(self, module: str, name: str, setting: str, arguments: dict[str, Any]) -> Any:
+    def _create(self, module: str, name: str, setting: str, arguments: dict[str, Any]) -> Any:
         try:
             with _quiet():
                 return getattr(getattr(self._optuna, module), name)(**arguments)
         except (TypeError, ValueError) as error:
-            raise ConfError(f'Search.{setting}: optuna.{module}.{name} does not take it: {error}') from None
+            raise ConfError(f'Search.{setting}: optuna.{module}.{name} rejects the arguments: {error}') from None
 
 
 def _grid(name: str, values: Values) -> list[Any]:
@@ -211,21 +211,21 @@ def _require(package: str, what: str) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without optuna's warnings of what may change in a later version."""
+    """Suppress the warnings of optuna about features that may change in later versions."""
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         yield
 
 
 class _NoLock:
-    """The lock of the search folder is enough, and is not left behind by a process that is killed."""
+    """Lock that does nothing. The lock of the search folder suffices, and a killed process releases it."""
 
     def acquire(self) -> bool:
-        """Nothing to wait for."""
+        """Return immediately."""
         return True
 
     def release(self) -> None:
-        """Nothing to give back."""
+        """Do nothing."""
 
 
 def _backend(path: str) -> Any:
@@ -236,7 +236,7 @@ def _backend(path: str) -> Any:
 
 
 def _drop_unfinished_line(path: str) -> None:
-    """A process that was killed while it wrote leaves part of a line, which nothing has followed from yet."""
+    """Remove an incomplete last line, which a process leaves if it is killed while writing."""
     if not os.path.isfile(path):
         return
     with open(path, 'rb+') as file:

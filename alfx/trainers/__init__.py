@@ -1,1 +1,1 @@
-"""The outer loops: when to unroll, train, evaluate, summarise, checkpoint. Begin with ``policy_trainer``."""
+"""Training loops: when to unroll, train, evaluate, log and write checkpoints. Start with ``policy_trainer``."""

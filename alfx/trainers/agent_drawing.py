@@ -1,4 +1,4 @@
-"""An agent drawn in words: who gets what, who trains what, what enters the replay buffer."""
+"""Text diagram of an agent: data flow, trained parameters and content of the replay buffer."""
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -11,25 +11,25 @@ from alfx.tensor_specs import BoundedTensorSpec, NestedTensorSpec, TensorSpec
 
 
 def agent_lines(agent: Agent, owners: dict[int, str]) -> list[str]:
-    """The parts of an agent in the order of a step.
+    """Describe the parts of an agent in the order in which they are called.
 
     Args:
-        agent: after ``finalize``.
-        owners: the name of the optimizer of each parameter by ``id``.
+        agent: agent after ``finalize``.
+        owners: name of the optimizer of each parameter, by ``id`` of the parameter.
 
     Returns:
-        Lines of text: for each part what it sees and gives, its parameters and who trains them, and the bytes a step
-        that each part puts into the replay buffer.
+        Lines of text with the input and output of each part, its parameters and their optimizers, and the size of the
+        data in the replay buffer per step.
     """
     connections = agent.connections()
     rows = [(connection.field, type(connection.part).__name__, describe(connection.sees), describe(connection.gives),
              _training(connection.part.parameters(), owners)) for connection in connections]
     widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = ['who gets what, in the order of a step:']
+    lines = ['data flow of a step:']
     for number, (field, name, sees, gives, _) in enumerate(rows):
         arm = '└─' if number == len(rows) - 1 else '├─'
         lines.append(f'  {arm} {field:{widths[0]}}  {name:{widths[1]}}  {sees} ─> {gives}')
-    lines += ['', 'who trains what:']
+    lines += ['', 'trained parameters:']
     lines += [f'  {field:{widths[0]}}  {training}' for field, _, _, _, training in rows]
     lines += [f'  loss: {" + ".join(agent.fields_with_loss())}']
     lines += ['', *_reward_lines(agent), '', *replay_lines(agent.experience_spec)]
@@ -37,7 +37,7 @@ def agent_lines(agent: Agent, owners: dict[int, str]) -> list[str]:
 
 
 def describe(spec: Any) -> str:
-    """A nest of specs in a line, such as ``[float32 [4], int64 [] in [0, 4]]``; a string as it is."""
+    """Describe a nest of specs in one line, such as ``[float32 [4], int64 [] in [0, 4]]``; strings are unchanged."""
     if isinstance(spec, str):
         return spec
     if isinstance(spec, TensorSpec):
@@ -54,7 +54,7 @@ def describe(spec: Any) -> str:
 
 
 def _training(parameters: Iterable[torch.nn.Parameter], owners: dict[int, str]) -> str:
-    """How many parameters each optimizer trains, and how many nobody does."""
+    """Describe how many parameters each optimizer trains, and how many are not trained."""
     counts: Counter[str] = Counter()
     for parameter in parameters:
         counts[owners.get(id(parameter), '')] += parameter.numel()
@@ -66,22 +66,22 @@ def _training(parameters: Iterable[torch.nn.Parameter], owners: dict[int, str]) 
 
 
 def _reward_lines(agent: Agent) -> list[str]:
-    """Which rewards make up the one that the policy is trained on."""
+    """Describe the reward that the policy is trained on as a weighted sum."""
     terms = ' + '.join(f'{coefficient:g} * {name}' for name, coefficient in agent.reward_coefficients().items())
     return [f'reward that the policy is trained on: {terms}']
 
 
 def replay_lines(experience_spec: NestedTensorSpec) -> list[str]:
-    """The bytes that each part of the experience takes for one step of one environment.
+    """Describe the size of each part of the experience for one step of one environment.
 
     Args:
-        experience_spec: what enters the replay buffer; ``None`` if there is none.
+        experience_spec: spec of the data in the replay buffer; None if there is no replay buffer.
     """
     if experience_spec is None:
-        return ['what enters the replay buffer: nothing, it is trained on each unroll directly']
+        return ['replay buffer: none, each unroll is used for training directly']
     sizes: Counter[str] = Counter()
     for path, spec in nest.flatten_with_path(experience_spec):
         sizes['.'.join(path.split('.')[:2])] += spec.numel * torch.empty((), dtype=spec.dtype).element_size()
     width = max(map(len, sizes))
     lines = [f'  {path:{width}}  {size:,}' for path, size in sizes.items()]
-    return [f'what enters the replay buffer, {sum(sizes.values()):,} bytes a step of an environment:', *lines]
+    return [f'replay buffer data, {sum(sizes.values()):,} bytes per environment step:', *lines]

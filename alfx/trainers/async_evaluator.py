@@ -1,8 +1,8 @@
-"""Evaluation in a process of its own, while training goes on.
+"""Evaluation in a separate process while training continues.
 
-The process is started for the first evaluation; it makes its own environments and its own algorithm from the conf in
-the run folder, and gets the weights with each request. Requests wait in a short queue: where evaluations take longer
-than the training between them, training waits, so that no point of the curve is left out.
+The process is started at the first evaluation. It creates its own environments and algorithm from the conf in the run
+folder and receives the weights with each request. Requests wait in a short queue: if evaluations take longer than the
+training between them, training waits, so that no evaluation is skipped.
 """
 import logging
 import queue
@@ -26,18 +26,18 @@ _MAX_STARTS = 3
 
 
 class Evaluator:
-    """Evaluates in another process.
+    """Evaluator in a separate process.
 
-    If that process dies, this is reported with its own words, what it had not done yet is lost, and the next request
-    starts another one; after three deaths no more evaluation takes place, and training goes on.
+    If the process dies, its error is logged, its pending evaluations are lost, and the next request starts a new
+    process. After three deaths evaluation is disabled and training continues.
 
     Args:
-        config: the configuration of the run.
-        conf_file: the conf file that the process makes its algorithm from: one in which everything is resolved.
+        config: configuration of the run.
+        conf_file: resolved conf of the run, from which the process creates its algorithm.
 
     Attributes:
         unused_bindings: keys of the bindings in scope ``evaluation/`` that the first evaluation did not use; None
-            before it took place.
+            before the first evaluation.
     """
 
     def __init__(self, config: Any, conf_file: str):
@@ -49,11 +49,11 @@ class Evaluator:
         self.unused_bindings: list[tuple[str, str, str]] | None = None
 
     def eval(self, algorithm: Any, step_metrics: dict[str, int]) -> None:
-        """Ask for an evaluation of the present weights; waits only while several others are still to be done.
+        """Request an evaluation of the current weights. Waits only if the queue of requests is full.
 
         Args:
-            algorithm: what to evaluate.
-            step_metrics: counters that go with the result by name, 'EnvironmentSteps' among them.
+            algorithm: algorithm to evaluate.
+            step_metrics: counters to log with the result by name, including 'EnvironmentSteps'.
         """
         if not self._ensure_process():
             return
@@ -67,16 +67,16 @@ class Evaluator:
                 continue
 
     def messages(self) -> list[str]:
-        """What there is to tell about evaluations since the last call: results, and the death of the process."""
+        """Return log messages since the last call: results, and the death of the process."""
         self._is_alive()
         messages, self._messages = self._messages, []
         return messages
 
     def close(self, timeout: float | None = None) -> None:
-        """Wait for the evaluations that have been asked for, and end the process.
+        """Wait for the requested evaluations, and stop the process.
 
         Args:
-            timeout: seconds to wait at most; None for as long as it takes.
+            timeout: maximum time to wait in seconds; None for no limit.
         """
         end = time.monotonic() + (float('inf') if timeout is None else timeout)
         stop_sent = False
@@ -101,7 +101,7 @@ class Evaluator:
             return False
         self._starts += 1
         self._jobs = processes.SPAWN.Queue(_MAX_WAITING)
-        self._jobs.cancel_join_thread()  # weights that nobody reads any more must not keep this process from ending
+        self._jobs.cancel_join_thread()  # unread weights must not block the exit of this process
         settings = worker_settings(self._config)
         self._process = MessagingProcess(_serve, (self._jobs, self._conf_file, settings), 'evaluation process')
         return True
@@ -115,7 +115,7 @@ class Evaluator:
         if code is None:
             return True
         if not (expected_end and code == 0):
-            again = 'no more evaluations' if self._starts >= _MAX_STARTS else 'the next one starts another'
+            again = 'evaluation is disabled' if self._starts >= _MAX_STARTS else 'the next evaluation starts a new one'
             if process.error:
                 self._messages.append(f'the evaluation failed:\n{process.error}')
             self._messages.append(f'the evaluation process died: it {process.ending()}; {again}')
@@ -125,7 +125,7 @@ class Evaluator:
         return False
 
     def _collect(self) -> None:
-        assert self._process is not None, 'it has been started'
+        assert self._process is not None, 'the process has been started'
         for kind, content in self._process.listen():
             if kind == 'result':
                 self._messages.append(content)
@@ -139,7 +139,7 @@ def _serve(tell: Callable[[str, Any], None], jobs: Any, conf_file: str, settings
     config = worker_process.load_config(conf_file, settings)
     env = building.create_eval_environment(config, config.num_eval_environments, nonparallel=True)
     algorithm = building.create_algorithm(config, env, trains=False)
-    log, has_told_unused = EvalLog(config.root_dir, config), False
+    log, unused_sent = EvalLog(config.root_dir, config), False
     while (job := _next_job(jobs)).type != 'stop':
         context.set_global_counter(job.global_counter)
         context.update_all_progresses(job.progresses)
@@ -147,15 +147,15 @@ def _serve(tell: Callable[[str, Any], None], jobs: Any, conf_file: str, settings
         result = log.evaluate(env, algorithm, config.num_eval_episodes)
         log.write(result, job.global_counter, job.step_metrics, job.walltime)
         tell('result', f'evaluation at {job.global_counter}: {result}')
-        if not has_told_unused:
+        if not unused_sent:
             tell('unused', unused_for_evaluation())
-            has_told_unused = True
+            unused_sent = True
     log.close()
     env.close()
 
 
 def _next_job(jobs: Any) -> EvalJob:
-    """The next request; 'stop' if the trainer is gone."""
+    """Wait for the next request and return it; 'stop' if the trainer has exited."""
     while not processes.is_orphan():
         try:
             return EvalJob(*jobs.get(timeout=processes.POLL_SECONDS))

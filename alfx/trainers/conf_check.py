@@ -1,6 +1,6 @@
-"""What a conf builds, in words: specs as they flow, parameters and their optimizers, memory of the replay buffer.
+"""Description of what a conf builds: specs, parameters with their optimizers, and memory of the replay buffer.
 
-``python -m alfx.bin.check`` prints what :func:`check` yields; the other functions make its parts.
+``alfx check`` prints the lines of :func:`check`; the other functions create the sections.
 """
 
 import copy
@@ -26,17 +26,17 @@ __all__ = ['check', 'shorten', 'spec_lines', 'parameter_lines', 'preparation_lin
 
 
 def check(root_dir: str, conf_file: str = '') -> Iterator[str]:
-    """Build what the loaded conf describes and train until parameters have been updated once.
+    """Build the algorithm of the loaded conf and train until the first parameter update.
 
     Args:
-        root_dir: an empty folder for what the run writes.
-        conf_file: for the record.
+        root_dir: empty folder for the files of the run.
+        conf_file: path of the conf, for ``TrainerConfig.conf_file``.
 
     Yields:
         Lines of text.
 
     Raises:
-        ConfError: the conf is wrong.
+        ConfError: the conf has errors.
     """
     from alfx.trainers.policy_trainer import RLTrainer, SLTrainer
     config = TrainerConfig(root_dir=root_dir, conf_file=conf_file)
@@ -61,23 +61,23 @@ def check(root_dir: str, conf_file: str = '') -> Iterator[str]:
     yield ''
     started = time.perf_counter()
     trainer.train()
-    what = 'epoch' if not is_rl else 'iteration' if config.num_iterations == 1 else 'iterations'
-    yield f'{config.num_iterations} {what} in {time.perf_counter() - started:.1f} seconds'
+    unit = 'epoch' if not is_rl else 'iteration' if config.num_iterations == 1 else 'iterations'
+    yield f'{config.num_iterations} {unit} in {time.perf_counter() - started:.1f} seconds'
     if algorithm.train_info_spec is not None:
         yield from nested_spec_lines('train info', algorithm.train_info_spec)
 
 
 def shorten(config: TrainerConfig, batch_size: int) -> None:
-    """Change a configuration to run for as many iterations as the first update of parameters takes.
+    """Shorten a run so that it ends after the first parameter update.
 
     Args:
-        config: the configuration of a trainer that has not started.
+        config: configuration of a trainer that has not started.
         batch_size: number of environments.
     """
     config.num_env_steps = config.num_episodes = 0
     config.num_iterations = 1
     if config.ml_type == 'rl' and config.initial_collect_steps:
-        steps = (config.mini_batch_length or 1) + 1  # of each environment: enough to sample a sequence
+        steps = (config.mini_batch_length or 1) + 1  # per environment, enough to sample a sequence
         config.initial_collect_steps = min(config.initial_collect_steps, steps * batch_size)
         config.num_iterations = math.ceil(steps / config.unroll_length) + 1
     config.num_checkpoints = min(config.num_checkpoints, 1)
@@ -86,11 +86,11 @@ def shorten(config: TrainerConfig, batch_size: int) -> None:
 
 
 def spec_lines(env: Any, algorithm: Any) -> list[str]:
-    """The spec of everything that flows between environment, algorithm and loss, without ``[T, B]``.
+    """Describe the specs of the data passed between environment, algorithm and loss, without ``[T, B]``.
 
     Args:
-        env: the batched environment.
-        algorithm: the root algorithm.
+        env: batched environment.
+        algorithm: root algorithm.
     """
     parts = [
         ('observation of the environment', env.observation_spec()),
@@ -110,17 +110,17 @@ def spec_lines(env: Any, algorithm: Any) -> list[str]:
 
 
 def nested_spec_lines(title: str, spec: NestedTensorSpec) -> list[str]:
-    """One line a leaf: its path, dtype, shape and bounds."""
+    """Describe each leaf in a line with its path, dtype, shape and bounds."""
     leaves = nest.flatten_with_path(spec)
     if not leaves:
-        return [f'{title}: nothing']
+        return [f'{title}: none']
     if len(leaves) == 1 and not leaves[0][0]:
         return [f'{title}: {_describe_spec(leaves[0][1])}']
     return [f'{title}:', *(f'  {path}: {_describe_spec(leaf)}' for path, leaf in leaves)]
 
 
 def parameter_lines(algorithm: nn.Module) -> list[str]:
-    """The tree of modules with the number of parameters, and for each parameter its optimizer."""
+    """Describe the tree of modules with parameter counts, and the optimizer of each parameter."""
     owners = _owner_names(algorithm)
     parameters = list(algorithm.parameters())
     total = sum(p.numel() for p in parameters)
@@ -130,14 +130,15 @@ def parameter_lines(algorithm: nn.Module) -> list[str]:
 
 
 def preparation_lines(algorithm: nn.Module) -> list[str]:
-    """What networks do unasked to inputs that they could not take otherwise; empty if they do nothing."""
+    """Describe the automatic preprocessing of network inputs; empty if there is none."""
     done = {f'  {module.name}: {module.prepared}': None for module in algorithm.modules()
             if isinstance(module, EncodingNetwork) and module.prepared}
-    return ['inputs that networks prepare (prepare_inputs.enabled = False turns it off):', *done] if done else []
+    header = 'automatic preprocessing of network inputs (prepare_inputs.enabled = False disables it):'
+    return [header, *done] if done else []
 
 
 def memory_lines(algorithm: nn.Module) -> list[str]:
-    """The memory that the replay buffers take once they are full."""
+    """Describe the memory of the replay buffers when they are full."""
     lines = []
     for path, module in algorithm.named_modules():
         buffer = module.replay_buffer if isinstance(module, Algorithm) else None
@@ -150,7 +151,7 @@ def memory_lines(algorithm: nn.Module) -> list[str]:
 
 
 def replay_bytes(data_spec: NestedTensorSpec, num_environments: int, max_length: int) -> int:
-    """Bytes that ``max_length`` steps of ``num_environments`` environments take."""
+    """Size of ``max_length`` steps of ``num_environments`` environments in bytes."""
     step = sum(spec.numel * torch.empty((), dtype=spec.dtype).element_size() for spec in nest.flatten(data_spec))
     return step * num_environments * max_length
 
@@ -160,7 +161,7 @@ def _describe_spec(spec: Any) -> str:
 
 
 def _owner_names(algorithm: Any) -> dict[int, str]:
-    """Parameter id -> what to call its optimizer; numbered where several have the same name."""
+    """Return the name of the optimizer of each parameter id, with a number if several have the same name."""
     optimizers = algorithm.optimizers(include_ignored_attributes=True)
     names = [getattr(optimizer, 'name', type(optimizer).__name__) for optimizer in optimizers]
     owners: dict[int, str] = {}

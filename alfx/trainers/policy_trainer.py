@@ -1,7 +1,7 @@
-"""Training: the schedule of a run from its start, or from its latest checkpoint, to its end.
+"""Trainers, which run the schedule of a run from its start or its latest checkpoint to its end.
 
-:meth:`Trainer.train` is that schedule. What an iteration does is in ``algorithms/rl_algorithm.py: train_iter``, what a
-checkpoint holds in ``run_state.py``.
+:meth:`Trainer.train` is the schedule. :meth:`alfx.engine.learner.Learner.iterate` runs one iteration;
+:mod:`alfx.trainers.run_state` contains the state that is saved in checkpoints.
 """
 import contextlib
 import logging
@@ -19,21 +19,15 @@ from alfx.config import TrainerConfig
 from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.engine.updater import check_compilable
 from alfx.trainers import cpu_tuning
-from alfx.runs import forking
-from alfx.runs import building
+from alfx.runs import building, forking, run_files, run_lock, start_checks
 from alfx.trainers import reproducibility
-from alfx.runs import run_files
-from alfx.runs import run_lock
-from alfx.trainers import memory_checks
 from alfx.trainers.acting import unroll_sources as acting
 from alfx.trainers.async_evaluator import Evaluator
-from alfx.trainers.intervals import compute_summary_or_eval_interval
-from alfx.trainers.crash import save_crash
 from alfx.runs.evaluator import SupervisedEvaluator, SyncEvaluator, read_results
-from alfx.trainers.output_summaries import summarize_outputs
 from alfx.runs.playing import play
 from alfx.trainers.profiling import profiled
-from alfx.trainers.run_state import RunState
+from alfx.trainers.run_state import RunState, save_crash
+from alfx.trainers.run_summary import summarize_outputs
 from alfx.trainers.team.team import make_team
 from alfx.utils.checkpoint_utils import CheckpointError
 from alfx.utils.processes import GRACE_SECONDS, LostProcessError
@@ -42,27 +36,43 @@ __all__ = ['RLTrainer', 'SLTrainer', 'Trainer', 'compute_summary_or_eval_interva
 
 logger = logging.getLogger(__name__)
 
-_TEMPORARY_CHECKPOINT_SECONDS = 120.0  # a kill loses no more than this
-_TEMPORARY_CHECKPOINT_SHARE = 0.02  # of the time, where a checkpoint takes long
+_TEMPORARY_CHECKPOINT_SECONDS = 120.0  # at most this much is lost if the run is killed
+_TEMPORARY_CHECKPOINT_SHARE = 0.02  # maximum fraction of the time spent on temporary checkpoints
 _TEMPORARY_CHECKPOINTS_KEPT = 2
 
 
-class Trainer:
-    """Trains an algorithm, from the latest checkpoint in the run folder if there is one.
-
-    Checkpoints are written ``num_checkpoints`` times in the run, at its end, and when it is asked to stop; in between,
-    every two minutes, temporary ones are, of which the latest two are kept. What was decided at the start (random seed,
-    threads) is kept in the run folder. So a run that is killed at any time and started again goes on as if it had not
-    been, up to the same parameters bit for bit, where the state of its environments can be saved.
+def compute_summary_or_eval_interval(config: TrainerConfig, batch_size: int, calls: int = 100) -> int:
+    """Return the number of iterations between two summaries or evaluations.
 
     Args:
-        config: the configuration of the run.
-        ddp_rank: the rank of this process among those that train together, of which ``torchrun`` or the program that
-            started it has told it (:mod:`alfx.engine.remote.data_parallel`); -1 for one process alone.
+        config: configuration of the run, which determines its length.
+        batch_size: number of environments.
+        calls: number of summaries or evaluations in the whole run.
+    """
+    iterations = config.num_iterations
+    if config.num_env_steps:
+        unroll_length = config.unroll_length or config.max_unroll_length
+        until_steps = math.ceil(config.num_env_steps / max(unroll_length * batch_size, 1e-9))
+        iterations = min(iterations, until_steps) if iterations else until_steps
+    return max(1, math.ceil(iterations / calls))
+
+
+class Trainer:
+    """Base class of trainers. A run is resumed if the run folder contains a checkpoint.
+
+    Checkpoints are written ``num_checkpoints`` times during the run, at its end, and when a signal stops the run. In
+    between, temporary checkpoints are written every two minutes, of which the latest two are kept. Choices made at the
+    start (random seed, number of threads) are stored in the run folder. A run can therefore be killed at any time and
+    resumed with bit-identical results, provided that the state of its environments can be saved.
+
+    Args:
+        config: configuration of the run.
+        ddp_rank: rank of this process in distributed training, set by ``torchrun`` or by the program that started it
+            (:mod:`alfx.engine.remote.data_parallel`); -1 for a single process.
 
     Raises:
-        RuntimeError: this process has not been started as that rank.
-        ConfError: the configuration does not fit the environment, the algorithm or the number of processes.
+        RuntimeError: this process was not started as this rank.
+        ConfError: the configuration is incompatible with the environment, the algorithm or the number of processes.
     """
 
     def __init__(self, config: TrainerConfig, ddp_rank: int = -1):
@@ -78,7 +88,7 @@ class Trainer:
         summary.should_summarize_output(config.summarize_output)
         self._env = self._create_environment()
         if self._env is not None:
-            memory_checks.warn_of_unroll(self._env, config)
+            start_checks.warn_of_unroll(self._env, config)
         self._algorithm = building.create_algorithm(config, self._env, trains=True)
         if config.summarize_output:
             summarize_outputs(self._algorithm)
@@ -97,7 +107,7 @@ class Trainer:
                                     (config.eval_interval, config.num_evals)))
         self._last_summary_counter = -1
         self._evaluated_at = -1
-        self._steps_of_iteration = 0  # environment steps that the latest iteration took
+        self._steps_of_iteration = 0  # environment steps of the latest iteration
         self._saved_counter, self._checkpoints_done = -1, 0
         self._next_save = time.monotonic() + _TEMPORARY_CHECKPOINT_SECONDS
         self._conf_recorded = self._evaluation_conf_checked = self._warned_of_env = self._wait_is_over = False
@@ -105,31 +115,32 @@ class Trainer:
     # The schedule ----------------------------------------------------------------------------------------------
 
     def train(self) -> float | None:
-        """Run the schedule to its end, or until a signal asks it to stop.
+        """Train until the end of the run, or until a signal stops it.
 
         Returns:
-            The mean return of the latest evaluation, or of the latest episodes of training if there is none; ``None``
-            if there is neither.
+            The mean return of the latest evaluation, or of the latest training episodes if there is no evaluation; None
+            if neither exists.
 
         Raises:
-            NonFiniteLossError: a loss is NaN or infinite; a checkpoint of the state before that has been written.
-            ConfError: another process trains in the run folder; or nothing has used a binding of the user's conf in
-                the first iteration.
-            LostProcessError: a process that the run needs is gone; likewise.
-            CheckpointError: a checkpoint cannot be written, or the one to go on from cannot be used.
-            ParameterMismatchError: several processes train together, and do not hold the same parameters any more.
+            NonFiniteLossError: a loss is NaN or infinite; a checkpoint of the state before the update was written.
+            ConfError: another process trains in the run folder, or the first iteration did not use a binding of the
+                user's conf.
+            LostProcessError: a process of the run is lost; a checkpoint was written.
+            CheckpointError: a checkpoint cannot be written or loaded.
+            ParameterMismatchError: the parameters differ between the ranks of distributed training.
         """
         with self._running():
             self._resume()
             self._unroll_source = self._start_acting()
+            self._config.freeze()
             while not self._is_finished() and self._signals.stop_signal is None:
                 with context.record_if(self._summary_is_due()):
                     self._train_iter()        # unroll, then update the parameters
                     self._summarize()         # every summary_interval iterations
-                self._advance()               # the counters, and the progress that schedules follow
+                self._advance()               # the counters and the progress for schedules
                 if self._eval_is_due():       # every eval_interval iterations
                     self._evaluate()
-                if self._checkpoint_is_due():  # num_checkpoints in the run, and when a signal asks for it
+                if self._checkpoint_is_due():  # num_checkpoints times, and after a signal
                     self._save_checkpoint()
                 elif self._temporary_checkpoint_is_due():  # every two minutes
                     self._save_checkpoint(temporary=True)
@@ -179,13 +190,13 @@ class Trainer:
         return counter // self._summary_interval > self._last_summary_counter // self._summary_interval
 
     def _is_last_iteration(self) -> bool:
-        """Whether the run ends with this iteration, if it takes as many environment steps as the one before."""
+        """Return whether the run ends with this iteration if it takes as many steps as the previous iteration."""
         env_steps = self.current_env_steps() + self._steps_of_iteration
         return self._progress_after(env_steps, self._state.iteration + 1) >= 1.0
 
     def _eval_is_due(self) -> bool:
         number, rest = divmod(self._state.iteration, self._eval_interval)
-        num_evals = self._config.num_evals  # of which the last one is at the end, which may come later than planned
+        num_evals = self._config.num_evals  # the last one is at the end of the run, which may be later
         return self._config.evaluate and not rest and (num_evals is None or number < num_evals)
 
     def _evaluate(self) -> None:
@@ -194,7 +205,7 @@ class Trainer:
         self._show_messages()
 
     def _evaluate_here(self) -> bool:
-        """Evaluate, or have another process do so; returns whether it was done here."""
+        """Evaluate, or request an evaluation from another process; return whether it was done in this process."""
         if self._evaluator is None:
             self._evaluator = self._create_evaluator()
         self._evaluator.eval(self._algorithm, self._step_counts())
@@ -205,7 +216,7 @@ class Trainer:
 
     def _checkpoint_is_due(self) -> bool:
         due = self._checkpoints_done < self._checkpoints_to_be_done() < self._config.num_checkpoints
-        return self._signals.take_checkpoint_request() or due  # the last one is written at the end
+        return self._signals.take_checkpoint_request() or due  # the last checkpoint is written at the end
 
     def _temporary_checkpoint_is_due(self) -> bool:
         return self._wait_is_over and not self._is_finished()
@@ -234,71 +245,71 @@ class Trainer:
                 self._evaluation_conf_checked = True
                 gin_utils.warn_of_unused([b for b in gin_utils.unused_bindings() if b.key in unused])
 
-    # What a kind of training decides ---------------------------------------------------------------------------
+    # Implemented by subclasses ---------------------------------------------------------------------------------
 
     def _create_environment(self) -> Any:
-        """The environments to train in, or None."""
+        """Create the training environments; None in supervised learning."""
         raise NotImplementedError
 
     def _start_acting(self) -> Any:
-        """Start other processes that act: what their steps come from; None if there are none."""
+        """Start asynchronous actors and return the source of their unrolls, or None."""
         return None
 
     def _create_evaluator(self) -> Any:
-        """What evaluates: has ``eval(algorithm, step_counts)``, ``messages()`` and ``close()``."""
+        """Create the evaluator, which has ``eval(algorithm, step_counts)``, ``messages()`` and ``close()``."""
         raise NotImplementedError
 
     def _metrics(self) -> list[Any]:
-        """The metrics to report."""
+        """Return the metrics to log."""
         raise NotImplementedError
 
     def _num_environments(self) -> int:
-        """How many environments the run has, in all processes that train together."""
+        """Return the number of environments of all ranks."""
         return (1 if self._env is None else self._env.batch_size) * context.num_ranks()
 
     def _work(self) -> cpu_tuning.Work:
-        """What is computed."""
+        """Return the batch sizes for the choice of CPU settings."""
         raise NotImplementedError
 
     def _is_finished(self) -> bool:
-        """Whether the run has come to its end."""
+        """Return whether the run is finished."""
         raise NotImplementedError
 
     def _progress_after(self, env_steps: int, iterations: int) -> float:
-        """How much of the run is done, in ``[0, 1]``, after so many environment steps and iterations."""
+        """Return the fraction of the run, in ``[0, 1]``, after the given environment steps and iterations."""
         raise NotImplementedError
 
     def progress(self) -> float:
-        """How much of the run is done, in ``[0, 1]``."""
+        """Return the completed fraction of the run, in ``[0, 1]``."""
         return self._progress_after(self.current_env_steps(), self._state.iteration)
 
     def current_iterations(self) -> int:
-        """Number of iterations done."""
+        """Return the number of completed iterations."""
         return self._state.iteration
 
     def current_env_steps(self) -> int:
-        """Number of environment steps taken."""
+        """Return the number of environment steps."""
         return self._summary.count('EnvironmentSteps')
 
     # Start and end ---------------------------------------------------------------------------------------------
 
     @property
     def algorithm(self) -> Any:
-        """The algorithm that is trained."""
+        """Root algorithm."""
         return self._algorithm
 
     @property
     def stop_signal(self) -> int | None:
-        """The signal that made ``train`` return before the end of the run, or None."""
+        """Signal that stopped the run before its end, or None."""
         return self._signals.stop_signal
 
     def longer(self) -> str:
-        """The binding that makes the run twice as long."""
+        """Return the binding that makes the run twice as long."""
         name = 'num_iterations' if self._config.num_iterations else 'num_env_steps'
         return f'TrainerConfig.{name}={2 * getattr(self._config, name)}'
 
     def score(self) -> str:
-        """The latest evaluation in words, or the latest episodes of training if there is none."""
+        """Describe the latest evaluation, or the latest training episodes if there is no evaluation."""
         value, results = self.average_return(), read_results(self._config.root_dir)
         if value is None and results:
             measures = {name: x for name, x in results[-1].items() if name not in ('global_counter', 'iteration')}
@@ -307,10 +318,10 @@ class Trainer:
             return f'{self.progress():.0%} of the run'
         if results:
             return f"evaluation return {value:.6g} (at {results[-1]['global_counter']:.0f})"
-        return f'return {value:.6g} in the latest episodes of training'
+        return f'return {value:.6g} in the latest training episodes'
 
     def average_return(self) -> float | None:
-        """Of the latest evaluation; of the latest episodes of training if there is none; None if there are none."""
+        """Return the mean return of the latest evaluation, or else of the latest training episodes, or None."""
         latest = (read_results(self._config.root_dir) or [self._summary.episode_averages()])[-1]
         return latest.get('average_return')
 
@@ -318,7 +329,7 @@ class Trainer:
         return {'EnvironmentSteps': self.current_env_steps(), 'Iterations': self._state.iteration}
 
     def _tuning(self, chosen_before: list | None) -> cpu_tuning.Tuning:
-        """How torch computes; decided once in a run, unless the conf does."""
+        """Return the CPU settings of torch, which are chosen once per run unless the conf sets them."""
         config = self._config
         if chosen_before is None:
             chosen_before = self._team.decide(
@@ -326,20 +337,20 @@ class Trainer:
         return cpu_tuning.choose_again(cpu_tuning.Tuning(*chosen_before), config)
 
     def _resume(self) -> None:
-        """Go on from the latest checkpoint, or start."""
+        """Start the run, or resume it from the latest checkpoint."""
         self._record_start()
         saved_at, counter = 0.0, -1
         if self._team.decide(self._checkpointer.has_checkpoint):
-            as_the_conf_says = forking.OptimizerSettings(self._algorithm)
+            conf_settings = forking.OptimizerSettings(self._algorithm)
             step = self._checkpointer.load('latest', load_options={'alg': {'skip_preloded': False}})
             if forking.branched_at(self._config.root_dir) == step:
-                as_the_conf_says.restore()
+                conf_settings.restore()
             saved_at, counter = self._state.saved_at, context.get_global_counter()
             self._state.tuning = cpu_tuning.choose_again(self._state.tuning, self._config)
             self._state.resume_rollout(self._checkpointer.load_environment_state(step))
-            self._team.agree(self._state.iteration, False)  # on the counters
+            self._team.agree(self._state.iteration, False)  # exchanges the counters
             self._saved_counter = counter
-            self._display.message(f'going on from {self._checkpointer.path(step)}, {self.progress():.1%} done')
+            self._display.message(f'resuming from {self._checkpointer.path(step)}, {self.progress():.1%} done')
             reproducibility.warn_on_resume(self._algorithm, self._config)
         reproducibility.warn_at_start(self._algorithm, self._config, self._num_environments())
         if self._team.writes:
@@ -351,13 +362,13 @@ class Trainer:
             self._evaluate()
 
     def _cut_files(self, saved_at: float, counter: int) -> None:
-        """Remove what was written after the checkpoint: it will be written again."""
+        """Remove entries logged after the checkpoint, because they will be logged again."""
         self._summary.cut(counter - 1)
         run_files.cut_results(self._config.root_dir, saved_at, counter)
         self._summary.start_trackers(counter)
 
     def _has_evaluation(self) -> bool:
-        """Whether there is a result of an evaluation of the present parameters."""
+        """Return whether the current parameters have been evaluated."""
         if self._evaluated_at == self._state.iteration:
             return True
         return any(result['global_counter'] == context.get_global_counter()
@@ -365,11 +376,11 @@ class Trainer:
 
     @contextlib.contextmanager
     def _running(self) -> Iterator[None]:
-        """What surrounds the schedule: the lock, signals, the summary writer, a checkpoint after a crash, closing."""
+        """Set up the lock, signals and summary writer; save a checkpoint after a crash; close everything."""
         report = os.path.join(self._config.root_dir, 'py_train.INFO') if self._config.profiling else None
         over_env_steps = self._config.summarizes_over_env_steps
         try:
-            with (run_files.made_folder(self._config.root_dir), run_lock.held(self._config.root_dir),
+            with (run_files.created_folder(self._config.root_dir), run_lock.held(self._config.root_dir),
                   self._signals.handled(), summary.push_summary_writer(self._summary.writer),
                   context.summaries_at(self.current_env_steps if over_env_steps else None), profiled(report)):
                 try:
@@ -381,7 +392,7 @@ class Trainer:
             self._close(wait=sys.exception() is None and self._signals.stop_signal is None)
 
     def _finish(self) -> None:
-        """The last evaluation and the last checkpoint."""
+        """Do the last evaluation and write the last checkpoint."""
         stop_signal = self._signals.stop_signal
         evaluates = self._config.evaluate or self._config.eval_uncertainty
         if stop_signal is None and evaluates and not self._team.decide(self._has_evaluation):
@@ -390,7 +401,7 @@ class Trainer:
             self._save_checkpoint()
         self._display.show(self.progress(), self._count(), self._progress_values())
         if stop_signal is not None:
-            self._display.message(f'stopped at {self.progress():.1%}; the same command goes on from the checkpoint')
+            self._display.message(f'stopped at {self.progress():.1%}; the same command resumes the run')
 
     def _close(self, wait: bool) -> None:
         if self._unroll_source is not None:
@@ -398,7 +409,7 @@ class Trainer:
         if self._evaluator is not None:
             self._evaluator.close(timeout=None if wait else GRACE_SECONDS)
             self._show_messages()
-        if wait and self._conf_recorded:  # there has been an iteration
+        if wait and self._conf_recorded:  # at least one iteration is done
             self._summary.write_final(self.average_return())
         self._display.close()
         self._summary.close()
@@ -412,9 +423,9 @@ class Trainer:
         environment_state = None if self._env is None else self._env.get_state()
         if environment_state is None and self._env is not None and not self._warned_of_env:
             self._warned_of_env = True
-            logger.info('the state of this environment cannot be saved: a run that goes on starts new episodes')
+            logger.info('the state of this environment cannot be saved: a resumed run starts new episodes')
         self._restore_folder()
-        self._summary.writer.flush()  # what came before the checkpoint is never written again
+        self._summary.writer.flush()  # entries before the checkpoint are never written again
         self._checkpointer.save(context.get_global_counter(), environment_state, temporary)
         self._checkpointer.remove_temporaries(_TEMPORARY_CHECKPOINTS_KEPT)
         if not temporary:
@@ -424,29 +435,30 @@ class Trainer:
         self._next_save = now + max(_TEMPORARY_CHECKPOINT_SECONDS, (now - start) / _TEMPORARY_CHECKPOINT_SHARE)
 
     def _save_after_error(self, error: BaseException | None) -> None:
-        """Save what is still good when training ends with an error.
+        """Save a checkpoint after an error.
 
-        Before a loss that is not finite, or where another process is gone, the state is sound: it becomes a checkpoint
-        like the others. After any other error it may be from the middle of something: it goes to a folder of its own,
-        from which no run goes on by itself.
+        If a loss is not finite or another process is lost, the state is consistent and is saved as a regular
+        checkpoint. After any other error the state may be inconsistent; it is saved in a separate folder, from which
+        no run resumes automatically.
         """
         if isinstance(error, (NonFiniteLossError, LostProcessError)):
             if isinstance(error, LostProcessError):
                 self._team.reject_distributed_state()
             if self._saved_counter != context.get_global_counter():
                 self._save_checkpoint()
-            self._display.message(f'the state before it is in {self._checkpointer.path(self._saved_counter)}')
+            self._display.message('the state before the error is saved in '
+                                  f'{self._checkpointer.path(self._saved_counter)}')
         elif isinstance(error, Exception) and not isinstance(error, CheckpointError) and self._team.writes:
             save_crash(error, self._checkpointer.ckpt_dir, self._algorithm, self._state, self._config, self._display)
 
     def _restore_folder(self) -> None:
-        """Before anything is written: the run folder may have been removed, and another run may have begun there."""
+        """Restore a deleted run folder before writing, unless another run has started there."""
         if not self._team.writes:
             return
         run_lock.renew(self._config.root_dir)
         if gin_utils.rewrite_conf(self._config.root_dir):
-            logger.warning('%s has been removed, or part of it: the conf is written again, the run goes on there; what '
-                           'else was in it is lost', self._config.root_dir)
+            logger.warning('%s was removed completely or in part: the conf is written again and the run continues; '
+                           'other removed files are lost', self._config.root_dir)
             self._record_start()
 
     def _record_start(self) -> None:
@@ -455,19 +467,19 @@ class Trainer:
             self._start_record.write(random_seed=self._config.random_seed, tuning=list(self._state.tuning),
                                      summary_axis=axis)
 
-    def _keep_axis(self, begun_with: str | None) -> None:
-        """Let summaries go on over what they began with, which may be of another version, unless the conf says what."""
-        if begun_with is None or self._config.summary_axis is not None:
+    def _keep_axis(self, started_with: str | None) -> None:
+        """Keep the summary axis of the start of the run, possibly by an older version, unless the conf sets it."""
+        if started_with is None or self._config.summary_axis is not None:
             return
-        if (begun_with == 'env_steps') != self._config.summarizes_over_env_steps:
-            logger.info('summaries go on over %s, as this run began', 'environment steps' if begun_with == 'env_steps'
-                        else 'iterations')
-        self._config.summary_axis = begun_with
+        if (started_with == 'env_steps') != self._config.summarizes_over_env_steps:
+            logger.info('summaries are logged over %s, as at the start of this run',
+                        'environment steps' if started_with == 'env_steps' else 'iterations')
+        self._config.summary_axis = started_with
 
     def _record_conf(self) -> None:
-        """Write the operative configuration, and end if nothing uses what the conf says; evaluation has yet to come."""
+        """Write the operative configuration; raise a ConfError if bindings, except for evaluation, are unused."""
         unused = [b for b in gin_utils.unused_bindings() if not b.is_for_evaluation]
-        if self._state.iteration == 0:  # a run that goes on is not ended for it
+        if self._state.iteration == 0:  # a resumed run only gets a warning
             gin_utils.refuse_unused(unused)
         elif self._team.writes:
             gin_utils.warn_of_unused(unused)
@@ -476,14 +488,14 @@ class Trainer:
 
 
 class RLTrainer(Trainer):
-    """Trains in environments.
+    """Trainer for reinforcement learning.
 
-    The run ends after ``num_iterations`` or ``num_env_steps``, whichever is set. If both are, an algorithm that can go
-    on from its replay buffer does so without further environment steps until ``num_iterations``; any other ends with
-    whichever comes first.
+    The run ends after ``num_iterations`` or ``num_env_steps``, whichever is set. If both are set, an algorithm with a
+    replay buffer continues to train without environment steps until ``num_iterations``; any other algorithm stops at
+    the limit that is reached first.
 
     Args:
-        config: the configuration of the run.
+        config: configuration of the run.
         ddp_rank: see :class:`Trainer`.
     """
 
@@ -491,7 +503,7 @@ class RLTrainer(Trainer):
         super().__init__(config, ddp_rank)
         self._check_length()
         if not self._algorithm.on_policy:
-            memory_checks.warn_of_mini_batch(self._num_environments(), config)
+            start_checks.warn_of_mini_batch(self._num_environments(), config)
         acting.check(self._algorithm, config)
 
     def _create_environment(self) -> Any:
@@ -513,7 +525,7 @@ class RLTrainer(Trainer):
         return cpu_tuning.Work(self._rows_per_update(), self._env.batch_size)
 
     def _rows_per_update(self) -> int:
-        """How many rows a layer sees in one update."""
+        """Return the number of rows of a layer in one update."""
         config, on_policy = self._config, self._algorithm.on_policy
         collected = max(1, int((config.unroll_length or config.max_unroll_length) * self._env.batch_size))
         sampled = (config.mini_batch_size or self._env.batch_size) * (config.mini_batch_length or 1)
@@ -539,13 +551,13 @@ class RLTrainer(Trainer):
         return not (config.num_iterations and self._trains_without_new_steps())
 
     def _num_episodes(self) -> int:
-        """How many episodes have ended."""
+        """Return the number of finished episodes."""
         return self._summary.count('NumberOfEpisodes')
 
     def _has_reached_return(self) -> bool:
-        """Whether the latest evaluation is good enough; says so once."""
+        """Return whether the latest evaluation reaches ``stop_at_return``, and print a message once."""
         wanted = self._config.stop_at_return
-        assert wanted is not None, 'there is a limit'
+        assert wanted is not None, 'stop_at_return is set'
         path = run_files.eval_table(self._config.root_dir)
         changed = os.stat(path).st_mtime_ns if os.path.exists(path) else 0
         if changed != self._results_changed:
@@ -554,7 +566,7 @@ class RLTrainer(Trainer):
             found = results[-1]['average_return'] if results else -math.inf
             if found >= wanted and not self._is_good_enough:
                 self._display.message(f'the evaluation return {found:.6g} reaches TrainerConfig.stop_at_return = '
-                                      f'{wanted:g}: the run ends')
+                                      f'{wanted:g}: the run stops')
             self._is_good_enough = found >= wanted
         return self._is_good_enough
 
@@ -580,19 +592,19 @@ class RLTrainer(Trainer):
 
 
 class SLTrainer(Trainer):
-    """Trains without environments: an iteration is an epoch of the algorithm's own data.
+    """Trainer for supervised learning. An iteration is an epoch over the data of the algorithm.
 
-    The algorithm does an epoch in ``train_iter()``. If it has ``evaluate()``, this is called where the configuration
-    asks for evaluations, and ``eval_uncertainty()`` with it if ``TrainerConfig.eval_uncertainty`` is set, at least at
-    the end of training. What they return by name, and what they write as summaries, goes to the ``eval`` folder.
+    ``train_iter()`` of the algorithm trains for one epoch. Evaluations call its ``evaluate()``, and also its
+    ``eval_uncertainty()`` if ``TrainerConfig.eval_uncertainty`` is set, at least at the end of training. The returned
+    numbers and the summaries are logged to the ``eval`` folder.
 
     Args:
-        config: the configuration of the run.
+        config: configuration of the run.
 
     Raises:
-        ConfError: ``TrainerConfig.evaluate`` is set and the algorithm has no ``evaluate()``; or ``eval_uncertainty``
-            is, and it has no such method, or nothing to tell uncertainty by; or ``compile`` is, and its update cannot
-            be compiled.
+        ConfError: ``TrainerConfig.evaluate`` is set but the algorithm has no ``evaluate()``; or ``eval_uncertainty`` is
+            set but the algorithm has no such method or cannot estimate uncertainty; or ``compile`` is set but the
+            update cannot be compiled.
     """
 
     def __init__(self, config: TrainerConfig, ddp_rank: int = -1):

@@ -1,4 +1,4 @@
-"""Where the time of a run goes (``TrainerConfig.profiling``)."""
+"""Profile of a run (``TrainerConfig.profiling``)."""
 import contextlib
 import cProfile
 import pstats
@@ -9,11 +9,11 @@ _LINES = 100
 
 @contextlib.contextmanager
 def profiled(path: str | None) -> Iterator[None]:
-    """Context manager that profiles its body with cProfile.
+    """Profile the body of the context with cProfile.
 
     Args:
-        path: the report goes here: the functions that take most time, by their own time and with what they call. None
-            for no profiling.
+        path: file for the report, which lists the functions that take most time, by internal and by cumulative time;
+            None for no profiling.
     """
     if path is None:
         yield

@@ -1,10 +1,10 @@
-"""What a run shows while it goes on: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of a run: a progress bar on a terminal, otherwise a line every few seconds."""
 import logging
 import sys
 import time
 from typing import Any, TextIO
 
-console = logging.getLogger('alfx.console')  # for the log file of a run: the console has been told already
+console = logging.getLogger('alfx.console')  # for the log file of a run; the lines are already on the console
 console.propagate = False
 
 _BAR_SECONDS = 0.5
@@ -15,11 +15,11 @@ _SAMPLES_KEPT = 512
 
 
 class ProgressDisplay:
-    """Shows how far a run has come.
+    """Display of the progress of a run.
 
     Args:
-        stream: where to; None is stderr. A terminal gets a bar.
-        unit: what is counted for the rate, ``'steps'`` or ``'iterations'``.
+        stream: output stream; None for stderr. A terminal gets a progress bar.
+        unit: unit of the rate, ``'steps'`` or ``'iterations'``.
     """
 
     def __init__(self, stream: TextIO | None = None, unit: str = 'steps'):
@@ -31,16 +31,16 @@ class ProgressDisplay:
         self._samples: list[tuple[float, float, float]] = []  # time, percent, count
 
     def is_due(self) -> bool:
-        """Whether ``show`` should be called now; costs next to nothing."""
+        """Return whether ``show`` should be called now. The call is cheap."""
         return time.monotonic() >= self._next
 
     def show(self, percent: float, count: float, values: dict[str, str]) -> None:
-        """Show the current state.
+        """Show the progress.
 
         Args:
-            percent: how much of the run is done, in ``[0, 1]``.
-            count: what the rate is the increase of, such as environment steps.
-            values: what else to show, by name.
+            percent: completed fraction of the run, in ``[0, 1]``.
+            count: counter for the rate, such as the number of environment steps.
+            values: other values to show, by name.
         """
         now = time.monotonic()
         self._next = now + (_BAR_SECONDS if self._is_terminal else _LINE_SECONDS)
@@ -61,19 +61,19 @@ class ProgressDisplay:
             self._write(f'{percent:6.1%}  {text}')
 
     def _reference(self, now: float) -> tuple[float, float, float]:
-        """The sample that speed is measured from: the later half of the run, so that an evaluation hardly shows."""
+        """Return the first sample of the later half of the run, so that an evaluation hardly affects the rate."""
         window = max(_RATE_WINDOW_SECONDS, (now - self._samples[0][0]) / 2)
         return next(sample for sample in self._samples if now - sample[0] <= window)
 
     def message(self, text: str) -> None:
-        """Show a line of its own, and log it."""
+        """Print a message on a separate line and log it."""
         console.info(text)
         if self._bar is not None:
             self._bar.clear()
         self._write(text)
 
     def close(self) -> None:
-        """Leave the bar as it is and go to the next line."""
+        """Close the progress bar and leave it on the terminal."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -92,7 +92,7 @@ class ProgressDisplay:
 
 
 def format_seconds(seconds: float) -> str:
-    """``1:02:03`` or ``2:03``."""
+    """Format a duration as ``1:02:03`` or ``2:03``."""
     minutes, seconds = divmod(int(round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f'{hours}:{minutes:02}:{seconds:02}' if hours else f'{minutes}:{seconds:02}'

@@ -1,32 +1,39 @@
-"""What a checkpoint holds besides the algorithm, so that a run goes on as if it had not stopped."""
+"""State of a run that checkpoints contain besides the algorithm, and the checkpoint after a crash."""
 import logging
+import os
+import sys
 import time
 from typing import Any
 
+import torch
+
 from alfx import context
+from alfx.config import TrainerConfig
 from alfx.environments.described_environment import DescribedEnvironment
 from alfx.environments.seeding import derived_seed
 from alfx.utils import random_state
 from alfx.trainers.cpu_tuning import Tuning
+from alfx.trainers.progress_display import ProgressDisplay
+from alfx.utils.checkpoint_utils import Checkpointer
 
 logger = logging.getLogger(__name__)
-_REJOINED = 7  # purpose of the seeds of processes that go on from what others have written
+_REJOINED = 7  # stream of the seeds of ranks that resume from the checkpoint of other ranks
 
 
 class RunState:
-    """Counters, generators, and where the rollout stands.
+    """Counters, random number generators and rollout state of a run.
 
     Attributes:
-        iteration: number of iterations done.
-        seconds: time spent in training, in all processes that the run has had.
-        saved_at: when the checkpoint was written that the run went on from (seconds since the epoch), 0 for none.
-        tuning: how torch computes.
+        iteration: number of completed iterations.
+        seconds: training time in seconds, including the time before the run was resumed.
+        saved_at: time of the checkpoint from which the run was resumed (seconds since the epoch), 0 for none.
+        tuning: CPU settings of torch.
 
     Args:
-        algorithm: the root algorithm.
-        env: its environment, None in supervised learning.
-        tuning: how torch computes.
-        random_seed: the seed of the run.
+        algorithm: root algorithm.
+        env: environment of the algorithm, None in supervised learning.
+        tuning: CPU settings of torch.
+        random_seed: random seed of the run.
     """
 
     def __init__(self, algorithm: Any, env: Any, tuning: Tuning, random_seed: int):
@@ -42,11 +49,11 @@ class RunState:
 
     @property
     def seconds(self) -> float:
-        """Time spent in training, in all processes that the run has had."""
+        """Training time in seconds, including the time before the run was resumed."""
         return self._loaded_seconds + time.monotonic() - self._start
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as it is now."""
+        """Return the current state."""
         state = {
             'iteration': self.iteration,
             'global_counter': context.get_global_counter(),
@@ -64,7 +71,7 @@ class RunState:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over counters and progress; ``resume_rollout`` does the rest."""
+        """Load counters and progress; call ``resume_rollout`` to restore the rest."""
         self._loaded = dict(state)
         self.iteration = state['iteration']
         self.saved_at = state['saved_at']
@@ -77,19 +84,18 @@ class RunState:
             precision.load_state_dict(state['mixed_precision'])
 
     def resume_rollout(self, environment_state: Any) -> None:
-        """Put environments, rollout and, last, the random number generators where they were.
+        """Restore the environments, the rollout state and, last, the random number generators.
 
         Args:
-            environment_state: what ``env.get_state()`` returned when the checkpoint was written; None if there is
-                none. Then, and where other processes act from now on, new episodes begin, other than those that the
-                run began with.
+            environment_state: result of ``env.get_state()`` when the checkpoint was written, or None. If it is None, or
+                asynchronous actors act, new episodes start with different seeds than at the start of the run.
         """
         rollout, random, environment_state = self._own_part(environment_state)
         if environment_state is not None and not isinstance(self._env, DescribedEnvironment):
             self._env.set_state(environment_state)
             self._algorithm.learner.load_state_dict(rollout)
         elif self._env is not None:
-            logger.info('the state of the environments is not in the checkpoint: new episodes begin')
+            logger.info('the state of the environments is not in the checkpoint: new episodes start')
             self._algorithm.learner.collector.start_new_episodes(rollout)
             self._env.seed((self._random_seed + 7919 * (self.iteration + 1)) % 2**31)
         else:
@@ -102,10 +108,10 @@ class RunState:
         self._loaded = {}
 
     def _own_part(self, environment_state: Any) -> tuple[Any, Any, Any]:
-        """What this process goes on from: of its rollout, its generators and its environments; ``None`` for nothing.
+        """Return the rollout, random and environment state of this process, None for state that is unavailable.
 
-        Where several processes train together each has its own. In as many as have written the checkpoint they go on
-        from there. In another number environments start anew, and the generators of all but the first one.
+        In distributed training each rank has its own state. If the number of ranks is the same as in the checkpoint,
+        each rank restores its state. Otherwise new episodes start, and only rank 0 restores its random state.
         """
         state, ranks = self._loaded, context.get_ranks()
         parts, size = state['rollout'].get('ranks'), context.num_ranks()
@@ -115,12 +121,38 @@ class RunState:
             own = parts[ranks.rank]
             return own['rollout'], own['random'], environment_state and environment_state[ranks.rank]
         written_by = 'when a process was lost' if parts == [] else f'by {len(parts or [0])} process(es)'
-        logger.info('the checkpoint was written %s, this run has %d%s', written_by, size,
-                    '' if self._env is None else ': its environments start anew')
+        logger.info('the checkpoint was written %s, but this run has %d%s', written_by, size,
+                    '' if self._env is None else ': new episodes start')
         is_first = ranks is None or ranks.is_first
         return of_all_ranks(state['rollout']), state['random'] if is_first else None, None
 
 
 def of_all_ranks(rollout: dict[str, Any]) -> dict[str, Any]:
-    """What is the same in all ranks of where the rollout stands; nothing in supervised learning."""
+    """Return the part of the rollout state that is equal in all ranks; empty in supervised learning."""
     return {name: value for name, value in rollout.items() if name == 'unroll_debt'}
+
+
+def save_crash(error: Exception, folder: str, algorithm: Any, state: RunState, config: TrainerConfig,
+               display: ProgressDisplay) -> None:
+    """Save a checkpoint after an unexpected error. It may be inconsistent, so no run resumes from it automatically.
+
+    Nothing is saved before the first iteration, if parameters are not finite, or if the user declines at the terminal
+    (``TrainerConfig.confirm_checkpoint_upon_crash``).
+
+    Args:
+        error: the error that ended the training.
+        folder: folder of the checkpoints; the checkpoint is saved in its subfolder ``crash``.
+        algorithm: root algorithm.
+        state: state of the run.
+        config: configuration of the run.
+        display: display for the question and the path of the checkpoint.
+    """
+    is_finite = all(bool(torch.isfinite(p).all()) for p in algorithm.parameters())
+    if state.iteration == 0 or not is_finite:
+        return
+    if config.confirm_checkpoint_upon_crash and sys.stdin is not None and sys.stdin.isatty():
+        display.message(f'{type(error).__name__}: {error}\nsave a checkpoint of the state after the error? [y/N]')
+        if sys.stdin.readline().strip().lower() not in ('y', 'yes'):
+            return
+    path = Checkpointer(os.path.join(folder, 'crash'), alg=algorithm, trainer=state).save(context.get_global_counter())
+    display.message(f'the state after the crash is saved in {path}')

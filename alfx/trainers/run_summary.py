@@ -1,4 +1,4 @@
-"""What the trainer itself writes: metrics, throughput, the conf, ``progress.csv``."""
+"""Logging of a run: metrics, throughput, network outputs, the conf and ``progress.csv``."""
 import logging
 import os
 import re
@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 import alfx
-from alfx import context, gin_utils, summary
+from alfx import context, gin_utils, nest, summary
+from alfx.networks.network import Network
 from alfx.summary import trackers
+from alfx.summary.summary_utils import add_mean_hist_summary
 from alfx.summary.writer import SummaryWriter
 from alfx.reports import comparing
 from alfx.runs import run_files
@@ -27,13 +29,13 @@ _IN_TABLE = re.compile(r'(^|/)(((scalar_)?loss|alpha)(/|$)|train/)')
 
 
 class RunSummary:
-    """Writes the summaries and ``progress.csv`` of a run.
+    """Writer of the summaries and the ``progress.csv`` of a run.
 
     Args:
-        config: the configuration of the run.
-        algorithm: the root algorithm.
-        metrics: its metrics, empty in supervised learning; the number of environment steps comes first.
-        writer: takes the summaries in place of an event file; there is no ``progress.csv`` then.
+        config: configuration of the run.
+        algorithm: root algorithm.
+        metrics: metrics of the algorithm, empty in supervised learning; the first is the number of environment steps.
+        writer: summary writer to use instead of an event file; then no ``progress.csv`` is written.
     """
 
     def __init__(self, config: Any, algorithm: Any, metrics: list[Any],
@@ -46,18 +48,18 @@ class RunSummary:
         if self._has_table:
             trackers.check_packages(config.loggers)
         self._trackers: trackers.Trackers | None = None
-        self._tracked_evaluation = -1.0  # the counter of the latest one that the trackers got
+        self._tracked_evaluation = -1.0  # counter of the latest evaluation sent to the trackers
         self._table = run_files.ProgressLog(os.path.join(config.root_dir, 'progress.csv'), _COLUMNS)
         self._last: tuple[float, int, int] | None = None
         self._is_first = True
 
     def write(self, iteration: int, seconds: float, final_infos: Sequence[dict[str, float]] = ()) -> None:
-        """Write what the trainer knows at the end of an iteration that records summaries.
+        """Log the metrics of the run at the end of an iteration that records summaries.
 
         Args:
-            iteration: number of iterations done before this one.
-            seconds: time spent in training so far.
-            final_infos: the numbers in the infos that the latest episodes ended with.
+            iteration: number of completed iterations before this iteration.
+            seconds: training time so far.
+            final_infos: numbers in the final infos of the latest episodes.
         """
         if self._is_first:
             self._write_once()
@@ -81,30 +83,30 @@ class RunSummary:
             return
         try:
             self._table.append({**row, **learning})
-        except OSError as error:  # as with event files: the run goes on, and its next checkpoint tells if it cannot
+        except OSError as error:  # as for event files, continue; a full disk makes the next checkpoint fail
             logger.error('progress.csv cannot be written: %s', error)
         if self._trackers is not None:
             self._track({**row, **scalars})
             self._track_evaluations()
 
     def start_trackers(self, global_counter: int) -> None:
-        """Let the trackers of ``TrainerConfig.loggers`` begin, or go on.
+        """Start or resume the trackers of ``TrainerConfig.loggers``.
 
         Args:
-            global_counter: of the checkpoint that the run goes on from; -1 for a new run.
+            global_counter: counter of the checkpoint from which the run is resumed; -1 for a new run.
 
         Raises:
-            ConfError: one cannot begin.
+            ConfError: a tracker cannot be started.
         """
         self._tracked_evaluation = global_counter
         self._trackers = trackers.Trackers(self._config.loggers, self._config.root_dir)
         self._trackers.params(comparing.read_bindings(self._config.root_dir))
 
     def write_final(self, average_return: float | None) -> None:
-        """Write what the run has come to: what its settings are compared by.
+        """Log the final return of the run, by which TensorBoard compares hyperparameters.
 
         Args:
-            average_return: None where there is none.
+            average_return: the final return, or None.
         """
         if average_return is not None:
             over_env_steps = self._config.summarizes_over_env_steps
@@ -112,7 +114,7 @@ class RunSummary:
             self.writer.add_scalar('final/return', average_return, step)
 
     def close(self) -> None:
-        """Write what has not been written yet; nothing comes after it."""
+        """Flush and close the writer and the trackers."""
         if self._trackers is not None:
             self._track_evaluations()
             self._trackers.close()
@@ -124,7 +126,7 @@ class RunSummary:
             self._trackers.log({name: float(x) for name, x in row.items() if isinstance(x, (int, float))}, int(step))
 
     def _track_evaluations(self) -> None:
-        """Evaluations may be made by another process; what they found is in their table."""
+        """Send new evaluations to the trackers, read from their table, which another process may write."""
         for row in read_results(self._config.root_dir) if self._trackers else ():
             if row['global_counter'] > self._tracked_evaluation:
                 self._tracked_evaluation = row['global_counter']
@@ -132,18 +134,20 @@ class RunSummary:
                 self._track({names[name]: value for name, value in row.items()})
 
     def cut(self, global_counter: int) -> None:
-        """Remove the rows of ``progress.csv`` that are later than ``global_counter``, if that is written here."""
+        """Remove the rows of ``progress.csv`` later than ``global_counter``, if this process writes the file."""
         if not self._has_table:
             return
         self._table.cut('global_counter', global_counter)
 
     def count(self, name: str) -> int:
-        """The value of a counting metric, 0 if there is none."""
+        """Return the value of a counting metric, 0 if there is no such metric."""
         return self._metrics[name].count if name in self._metrics else 0
 
     def episode_averages(self) -> dict[str, float]:
-        """``average_return`` (summed over the dimensions of the reward) and ``average_length`` of the latest episodes;
-        empty before one has ended."""
+        """Return ``average_return`` (summed over the reward dimensions) and ``average_length`` of the latest episodes.
+
+        The dict is empty before the first episode has ended.
+        """
         averages = {}
         for key, name in (('average_return', 'AverageReturn'), ('average_length', 'AverageEpisodeLength')):
             metric = self._metrics.get(name)
@@ -152,14 +156,14 @@ class RunSummary:
         return averages
 
     def _learning(self) -> dict[str, float]:
-        """What the algorithm and its optimizers are set to now, and how much is stored to learn from."""
+        """Return learning rates, number of updates, exploration rate and size of the replay buffer."""
         optimizers, found = self._optimizers, {}
         for label, optimizer in optimizers.items():
             if optimizer.param_groups:
                 found[f'learning_rate/{label}'] = float(optimizer.param_groups[0]['lr'])
         counts = [float(state['step']) for optimizer in optimizers.values() for state in optimizer.state.values()
                   if 'step' in state]
-        if counts:  # Adam and its like count them, and go on in a run that does
+        if counts:  # counted by Adam and similar optimizers, and saved in checkpoints
             found['updates'] = max(counts)
         for part in self._explorers:
             found['exploration_rate'] = part.exploration_rate
@@ -170,7 +174,7 @@ class RunSummary:
 
     @cached_property
     def _optimizers(self) -> dict[str, Any]:
-        """All optimizers by name, numbered where several have the same."""
+        """All optimizers by name, with a number if several have the same name."""
         optimizers = self._algorithm.optimizers(include_ignored_attributes=True)
         names = [getattr(optimizer, 'name', type(optimizer).__name__) for optimizer in optimizers]
         return {f'{name}_{names[:i].count(name) + 1}' if names.count(name) > 1 else name: optimizer
@@ -178,7 +182,7 @@ class RunSummary:
 
     @cached_property
     def _explorers(self) -> list[Any]:
-        """The parts of the algorithm that have an ``exploration_rate``."""
+        """Parts of the algorithm with an ``exploration_rate``."""
         return [part for part in self._algorithm.modules() if hasattr(part, 'exploration_rate')]
 
     def _rate(self, iteration: int, env_steps: int) -> dict[str, float]:
@@ -205,7 +209,7 @@ class RunSummary:
 
 
 def _averages(final_infos: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Of each number over the episodes that had it."""
+    """Average each number over the episodes that have it."""
     values: dict[str, list[float]] = {}
     for info in final_infos:
         for name, value in info.items():
@@ -214,7 +218,7 @@ def _averages(final_infos: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def setting_of(text: str) -> bool | float | str:
-    """The value of a binding as TensorBoard tells it: a number or a bool, or else its text, cut off if it is long."""
+    """Return the value of a binding for TensorBoard: a number, a bool, or its text, truncated if it is long."""
     if text in ('True', 'False'):
         return text == 'True'
     try:
@@ -225,10 +229,10 @@ def setting_of(text: str) -> bool | float | str:
 
 
 def parameter_table(algorithm: nn.Module) -> str:
-    """The number of parameters of each part of an algorithm, as a Markdown table."""
+    """Return the number of parameters of each part of an algorithm as a Markdown table."""
     rows = [(name, _count_parameters(part)) for name, part in algorithm.named_children()]
     own = sum(p.numel() for p in algorithm.parameters(recurse=False))
-    rows = [(name, count) for name, count in [*rows, ('(its own)', own)] if count]
+    rows = [(name, count) for name, count in [*rows, ('(own parameters)', own)] if count]
     total = _count_parameters(algorithm)
     lines = ['| part | parameters |', '|---|---:|', *(f'| {name} | {count:,} |' for name, count in rows),
              f'| **{type(algorithm).__name__}** | **{total:,}** |']
@@ -241,3 +245,34 @@ def _count_parameters(module: nn.Module) -> int:
 
 def _as_code(text: str) -> str:
     return ''.join(f'    {line}\n' for line in text.splitlines())
+
+
+def summarize_outputs(algorithm: nn.Module) -> None:
+    """Log the output of every network in ``algorithm`` (``TrainerConfig.summarize_output``).
+
+    The tags are ``network_output/<run mode>/<path of the network>``: histogram and mean of each output tensor, or of
+    each parameter of a distribution, at the first call in each summary step and run mode ('rollout', 'replay', ...).
+    Unrolls replayed from a traced graph do not call the networks, so they log nothing.
+    """
+    for path, module in algorithm.named_modules():
+        if isinstance(module, Network):
+            module.register_forward_hook(_OutputLogger(path))
+
+
+class _OutputLogger:
+    """Forward hook that logs the output of the network at ``path``."""
+
+    def __init__(self, path: str):
+        self._path = path
+        self._written: dict[str, tuple[int, int]] = {}  # run mode -> iteration or update, step of summaries
+
+    def __call__(self, network: nn.Module, inputs: Any, result: tuple[Any, Any]) -> None:
+        if not (summary.should_record_summaries() and summary.should_summarize_output()):
+            return
+        mode, step = context.exe_mode_name(), (context.get_global_counter(), context.get_summary_step())
+        if self._written.get(mode) == step:
+            return
+        self._written[mode] = step
+        name = f'network_output/{mode}/{self._path}'
+        for path, leaf in nest.flatten_with_path(result[0]):
+            add_mean_hist_summary(f'{name}/{path}' if path else name, leaf)

@@ -1,7 +1,8 @@
-"""What signals ask of a run; it complies at the end of the iteration, when everything is consistent.
+"""Signals that control a run. They take effect at the end of the iteration, when the state is consistent.
 
-SIGTERM, SIGINT and SIGHUP (the terminal is gone, but not under ``nohup``): write a checkpoint and stop (a second SIGINT
-stops at once). SIGUSR1: write a checkpoint and go on. SIGUSR2: print where every thread stands, at once.
+SIGTERM, SIGINT and SIGHUP (the terminal is closed; ignored under ``nohup``) write a checkpoint and stop the run; a
+second SIGINT stops it immediately. SIGUSR1 writes a checkpoint without stopping the run. SIGUSR2 immediately prints the
+stack of every thread.
 """
 import contextlib
 import faulthandler
@@ -15,7 +16,7 @@ from typing import Any
 
 
 class StopSignals:
-    """Takes signals while ``handled()`` is active."""
+    """Handler of signals, installed while ``handled()`` is active."""
 
     def __init__(self) -> None:
         self._stop_signal: int | None = None
@@ -27,13 +28,13 @@ class StopSignals:
         return self._stop_signal
 
     def take_checkpoint_request(self) -> bool:
-        """Whether a checkpoint has been asked for since the last call."""
+        """Return whether a checkpoint was requested since the last call."""
         requested, self._checkpoint_requested = self._checkpoint_requested, False
         return requested
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
-        """Take the signals of this process; outside of the main thread, where Python has none, do nothing."""
+        """Handle the signals of this process. Outside of the main thread, which Python does not allow, do nothing."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -55,8 +56,8 @@ class StopSignals:
         if self._stop_signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._stop_signal = number
-        again = '; interrupt again to stop at once, without one' if number == signal.SIGINT else ''
-        _tell(f'\n{signal.Signals(number).name}: stopping after this iteration with a checkpoint{again}\n')
+        again = '; interrupt again to stop immediately without a checkpoint' if number == signal.SIGINT else ''
+        _tell(f'\n{signal.Signals(number).name}: writing a checkpoint and stopping after this iteration{again}\n')
 
     def _on_hangup(self, number: int, frame: Any) -> None:
         leave_terminal()
@@ -67,17 +68,17 @@ class StopSignals:
 
 
 def _tell(text: str) -> None:
-    """Write from within a handler, which may have interrupted a write to the same stream."""
+    """Write to stderr from a signal handler, which may have interrupted a write to the same stream."""
     try:
         descriptor = sys.stderr.fileno()
-    except (OSError, ValueError):  # it is kept in memory
+    except (OSError, ValueError):  # stderr is an in-memory stream
         sys.stderr.write(text)
     else:
         os.write(descriptor, text.encode())
 
 
 def leave_terminal() -> None:
-    """Print to nobody from now on, if it was to a terminal: one that is gone refuses to be written to."""
+    """Redirect stdout and stderr from a terminal to ``os.devnull``, because writing to a closed terminal fails."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
         try:
@@ -92,6 +93,6 @@ def leave_terminal() -> None:
 def _register_stack_dump() -> bool:
     try:
         faulthandler.register(signal.SIGUSR2, file=sys.stderr, all_threads=True)
-    except (OSError, ValueError, AttributeError):  # stderr is no file, as under some test runners
+    except (OSError, ValueError, AttributeError):  # stderr is not a file, as under some test runners
         return False
     return True

@@ -60,20 +60,20 @@ class _Damaged(Exception):
 
 
 def enable_checkpoint(module: nn.Module, flag: bool = True) -> None:
-    """Choose whether checkpoints hold the state of ``module``; by default they do.
+    """Include or exclude the state of ``module`` in checkpoints; by default it is included.
 
-    A module that checkpoints do not hold keeps its values when a checkpoint is loaded.
+    An excluded module keeps its values when a checkpoint is loaded.
     """
     module._is_checkpoint_enabled = flag  # type: ignore[assignment]
 
 
 def is_checkpoint_enabled(module: nn.Module) -> bool:
-    """Return whether checkpoints hold the state of ``module``."""
+    """Return whether checkpoints include the state of ``module``."""
     return bool(getattr(module, '_is_checkpoint_enabled', True))
 
 
 class Checkpointer:
-    """Save and load a set of modules as ``<ckpt_dir>/ckpt-<step>``.
+    """Saver and loader of a set of modules, as ``<ckpt_dir>/ckpt-<step>``.
 
     Args:
         ckpt_dir: folder of the checkpoints; created with the first checkpoint.
@@ -328,7 +328,6 @@ def extract_sub_state_dict_from_checkpoint(checkpoint_prefix: str, checkpoint_pa
 
     Raises:
         CheckpointError: the checkpoint cannot be read, or has no such part; the message names existing parts.
-        CheckpointError: the checkpoint cannot be read, or has no such part; parts that it has are named.
     """
     states = _read_sound(os.path.expanduser(checkpoint_path), with_replay=False)
     name, _, rest = checkpoint_prefix.partition('.')
@@ -486,7 +485,7 @@ def _trailer(file: Any) -> bytes:
     """Return the checksum at the end of a checkpoint file."""
     size = file.seek(0, os.SEEK_END)
     if size < _TRAILER_SIZE:
-            raise _Damaged('it is empty' if size == 0 else 'it is truncated')
+        raise _Damaged('it is empty' if size == 0 else 'it is truncated')
     file.seek(size - _TRAILER_SIZE)
     trailer = file.read()
     if not trailer.startswith(_TRAILER):
@@ -593,7 +592,7 @@ def _state_of(module: Any) -> dict[str, Any]:
 
 
 def _left_out(module: nn.Module) -> tuple[str, ...]:
-    """Return the key prefixes of the parts that checkpoints do not hold."""
+    """Return the key prefixes of the parts that checkpoints exclude."""
     return tuple(f'{name}.' for name, part in module.named_modules() if name and not is_checkpoint_enabled(part))
 
 

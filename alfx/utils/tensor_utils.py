@@ -63,8 +63,8 @@ def explained_variance(ypred: Tensor, y: Tensor, valid_mask: Tensor | None = Non
 
     def variance(x: Tensor) -> Tensor:
         count = weight.sum(dim, keepdim=True).clamp_min(1.0)
-        centred = x - (x * weight).sum(dim, keepdim=True) / count
-        result = (centred.square() * weight).sum(dim, keepdim=True) / count
+        centered = x - (x * weight).sum(dim, keepdim=True) / count
+        result = (centered.square() * weight).sum(dim, keepdim=True) / count
         return result.reshape(()) if dim is None else result.squeeze(dim)
 
     total = variance(y)
@@ -142,8 +142,8 @@ def cov(data: Tensor, rowvar: bool = False) -> Tensor:
         Covariances ``[d, d]`` or ``[B, d, d]``.
     """
     rows = data if rowvar else data.transpose(-1, -2)
-    centred = rows - rows.mean(-1, keepdim=True)
-    return centred @ centred.transpose(-1, -2) / (rows.shape[-1] - 1)
+    centered = rows - rows.mean(-1, keepdim=True)
+    return centered @ centered.transpose(-1, -2) / (rows.shape[-1] - 1)
 
 
 def scale_gradient(tensor: Tensor, scale: float, clone_input: bool = True) -> Tensor:

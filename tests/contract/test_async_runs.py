@@ -97,13 +97,13 @@ def test_a_run_whose_unroll_process_is_killed_can_be_resumed(command):
     code, output = run.end(30)
     assert time.monotonic() - started < 30
     assert code == 1 and f'LostProcessError: the unroll process (pid {child}) was killed by SIGKILL' in output
-    assert 'the state before it is in' in output and 'Traceback' not in output
+    assert 'the state before the error is saved in' in output and 'Traceback' not in output
     assert not is_running(child)
     saved = last_checkpoint(run.root_dir)
     done = saved['trainer']['iteration']
     run.start(f'TrainerConfig.num_iterations={done + 3}')
     code, output = run.end()
-    assert code == 0 and 'new episodes begin' in output, output
+    assert code == 0 and 'new episodes start' in output, output
     after = last_checkpoint(run.root_dir)
     assert after['trainer']['iteration'] == done + 3
     assert int(after['alg']['seen']) > int(saved['alg']['seen']) > 0  # what acting has counted goes on
@@ -129,7 +129,7 @@ def test_a_signal_to_all_processes_of_the_run_lets_it_write_its_checkpoint(comma
     for pid in (child, process.pid):  # as a terminal does
         os.kill(pid, number)
     code, output = run.end(60)
-    assert code == 128 + number and 'the same command goes on' in output, output
+    assert code == 128 + number and 'the same command resumes the run' in output, output
     assert not is_running(child) and last_checkpoint(run.root_dir)['trainer']['iteration'] > 0
 
 

@@ -47,7 +47,7 @@ def test_a_good_conf_is_built_run_and_described(run_check):
     assert 'environments: 2' in out and 'observation of the environment: float32 [4]' in out
     assert 'action: int64 [] in [0, 1]' in out
     assert 'bytes' in out and '<- Adam' in out and 'train info' in out
-    assert 'every binding is used' in out
+    assert 'all bindings are used' in out
     assert not gin_utils.config_str().strip(), 'gin is left as it was found'
 
 
@@ -60,7 +60,7 @@ def test_an_unused_binding_is_listed_with_its_line_and_fails_the_check(run_check
 def test_an_idle_line_of_an_included_conf_is_noted_and_passes(run_check):
     code, out, _ = run_check('Agent.optimizer = @other/Adam()\nother/Adam.lr = 1e-3\n')
     assert code == 0
-    assert 'note: not used so far: ' in out and 'ppo/Adam.lr' in out and 'unused:' not in out
+    assert 'note: unused so far: ' in out and 'ppo/Adam.lr' in out and 'unused:' not in out
 
 
 # (what is added to the conf, where the message points, what it says)
@@ -79,10 +79,10 @@ MISTAKES = {
     'negative learning rate': ('ppo/Adam.lr = -1.0', 'mine.gin:6', 'Adam.lr'),
     'negative clipping': ('PPOLoss.importance_ratio_clipping = -1.0', 'mine.gin:6', 'float > 0'),
     'conflict': ('TrainerConfig.whole_replay_buffer_training = False\nTrainerConfig.mini_batch_length = None',
-                 'mine.gin:7', 'set the length of the sequences'),
+                 'mine.gin:7', 'set it to the length of the sequences'),
     'endless run': ('TrainerConfig.num_env_steps = 0', 'ppo.gin', 'never end'),
     'uncertainty of a policy': ('TrainerConfig.eval_uncertainty = True', 'mine.gin:6',
-                                'only with TrainerConfig.ml_type'),
+                                'has no effect without TrainerConfig.ml_type'),
     'no algorithm': ('TrainerConfig.algorithm_ctor = None', 'mine.gin:6', 'TrainerConfig.algorithm_ctor = @Agent'),
     'no optimizer': ('Agent.optimizer = None', '', 'no optimizer owns the trainable parameters'),
     'class instead of instance': ('Agent.optimizer = @ppo/Adam', 'mine.gin:6', 'write @ppo/Adam()'),
@@ -107,8 +107,8 @@ MISTAKES = {
 
 # What shows in the first update only is told before the first step: (conf, what is added to it, what is said)
 LATE_MISTAKES = {
-    'sequences of one step': ('sac_pendulum', 'TrainerConfig.mini_batch_length = 1', 'OneStepTDLoss learns from a step '
-                              'and the one that follows, and finds none in sequences of one step\n  set it to 2'),
+    'sequences of one step': ('sac_pendulum', 'TrainerConfig.mini_batch_length = 1', 'OneStepTDLoss learns from '
+                              'transitions, but sequences of one step contain none\n  set it to 2'),
     'sequences of one step for SARSA': ('sarsa_pendulum', 'TrainerConfig.mini_batch_length = 1', 'set it to 2'),
     'no priorities': ('sac_pendulum', 'TrainerConfig.priority_replay = True', 'set SacAlgorithm.calculate_priority = '),
     'actions in place of distributions': ('sac_pendulum', 'SacAlgorithm.actor_network_cls = @ActorNetwork',
@@ -119,11 +119,11 @@ LATE_MISTAKES = {
     'actions in place of distributions for PPO': ('ppo_pendulum', 'PPOAlgorithm.actor_network_ctor = @ActorNetwork',
                                                   'for example @ActorDistributionNetwork'),
     'a buffer larger than the memory': ('sac_pendulum', 'TrainerConfig.replay_buffer_length = 1e11',
-                                        'TrainerConfig.replay_buffer_length asks for a buffer of 100,000,000,000 steps '
-                                        'of 1 environment(s) of 48 bytes each, 4,800,000,000,000 bytes; there are'),
+                                        'TrainerConfig.replay_buffer_length needs 4,800,000,000,000 bytes of memory '
+                                        'for a buffer of 100,000,000,000 steps of 1 environment(s) with 48 bytes each'),
     'an unroll larger than the memory': ('ppo_cart_pole', 'TrainerConfig.unroll_length = 1e9',
-                                         'TrainerConfig.unroll_length asks for a buffer of 1,000,000,001 steps'),
-    'an unroll on-policy': ('ac_cart_pole', 'TrainerConfig.unroll_length = 1e10', 'the observations of an unroll take'),
+                                         'bytes of memory for a buffer of 1,000,000,001 steps'),
+    'an unroll on-policy': ('ac_cart_pole', 'TrainerConfig.unroll_length = 1e10', 'the observations of an unroll need'),
     'a loss for another algorithm': ('ppo_cart_pole', 'PPOAlgorithm.loss_class = @TDLoss',
                                      '@TDLoss creates an instance of TDLoss'),
     'a scheduler for an optimizer': ('ppo_cart_pole', 'Agent.optimizer = @LinearScheduler()\n'

@@ -96,12 +96,12 @@ def write_the_same_lengths_in_another_dataset():
 
 CASES = {
     'no such folder': (lambda: write('data/pendulum/reply'), (),
-                       f'{DATA}: there is no such folder; datasets beside it: reply.*record one with python -m'),
+                       f'{DATA}: there is no such folder; datasets in .*: reply.*record one with python -m'),
     'cut off': (lambda: damage('data-*/observation.npy'), (), 'observation.npy: cannot be read.*record the dataset'),
     'no JSON': (lambda: damage('dataset.json'), (), 'dataset.json: is damaged.*record the dataset again'),
-    'killed writer': (leave_by_a_killed_writer, (), 'holds no dataset.json, so it is no dataset, or its writer was'),
+    'killed writer': (leave_by_a_killed_writer, (), 'contains no dataset.json: it is not a dataset, or recording was'),
     'unknown version': (write_with_another_version, (), 'dataset.json: expected format .*found .*99'),
-    'a flipped bit': (flip, (), 'action.npy: its contents are not those that were written: expected SHA-256 .*, found'),
+    'a flipped bit': (flip, (), 'action.npy: its contents have changed since it was written: .* SHA-256 .*, found'),
     'other observations': (lambda: write(observation={'': np.zeros((22, 4), np.float32)}), (),
                            r'observation: expected shape \(3,\), found \(4,\).*choose the environment'),
     'other names': (lambda: write(observation={'arm': np.zeros((22, 3), np.float32)}), (),
@@ -113,7 +113,7 @@ CASES = {
     'not as many as said': (lambda: write(lengths=np.array([12, 9])), (), 'reward: expected 21 rows, for 2 episodes'),
     'an empty episode': (lambda: write(lengths=np.array([20, 0])), (), 'episode 1 has 0 actions'),
     'no number': (lambda: write(observation=with_nan(15)), (),
-                  'observation: NaN or infinite in episode 1, step 2.*leave that episode out'),
+                  'observation: NaN or infinite in episode 1, step 2.*remove that episode'),
     'out of bounds': (lambda: write(action={'': np.full((20, 1), 1.5, np.float32)}), (),
                       'action: 20 of 20 are out of bounds, by up to 0.5; expected -1 to 1.*other bounds'),
     'whole numbers': (lambda: write(observation={'': np.zeros((22, 3), np.int64)}), (),
@@ -121,7 +121,7 @@ CASES = {
     'two rewards': (lambda: write(reward=np.zeros((20, 2), np.float32)), (),
                     r'reward: expected one number a step, found an array of shape \(2,\)'),
     'long sequences': (write, ('TrainerConfig.mini_batch_length = 14', ),
-                       'longest episode has 13 steps.*mini_batch_length = 14.*shorten the sequences'),
+                       'longest episode has 13 steps.*mini_batch_length = 14.*use shorter sequences'),
     'little is loaded': (write, ('TrainerConfig.offline_buffer_length = 3', 'TrainerConfig.mini_batch_length = 4'),
                          'longest episode has 3 steps.*offline_buffer_length'),
     'nothing is loaded': (write, ('TrainerConfig.offline_buffer_length = 1', ), 'offline_buffer_length = 1.*2 or more'),
@@ -181,7 +181,7 @@ def test_data_without_a_digest_logs_a_warning(caplog):
         'time_step|prev_action': torch.zeros(1, 30, 1)}.items()}, 'file')
     with caplog.at_level('WARNING'):
         start('iql_pendulum', "TrainerConfig.offline_buffer_dir = 'file'").train()
-    assert 'file: there is nothing to compare its contents with' in caplog.text
+    assert 'file: there is no digest to verify its contents with' in caplog.text
 
 
 @pytest.mark.parametrize('value', [[3.0, 1.0], None])
@@ -190,7 +190,7 @@ def test_without_reference_returns_the_score_is_missing_with_a_reason(value, cap
     with caplog.at_level('INFO'):
         start('iql_pendulum')
     assert 'no normalized score' in caplog.text and ('3.0, 1.0' in caplog.text) == (value is not None)
-    assert 'none: all were cut off' in caplog.text
+    assert 'none: all were truncated' in caplog.text
 
 
 def test_missing_data_stops_a_resumed_run_but_no_policy(tmp_path):

@@ -20,7 +20,8 @@ CASES = [
     (PLAN, "create_environment.env_name = 'CartPole-v1'", ['discrete actions', 'MCTSAlgorithm']),
     (PLAN, "FixedRewardFunction.reward_func = 'pendulom'", ['mine.gin:2', "'pendulum'"]),
     (PLAN, "MbrlAlgorithm.termination_fn = 'hoper'", ['mine.gin:2', "did you mean 'hopper'"]),
-    (PLAN, 'MbrlAlgorithm.planner_optimizer = @Adam()', ['mine.gin:2', 'planner_optimizer has nothing to own']),
+    (PLAN, 'MbrlAlgorithm.planner_optimizer = @Adam()',
+     ['mine.gin:2', 'planner_optimizer has no parameters to optimize']),
     (PLAN, 'TrainerConfig.mini_batch_length = 1', ['mine.gin:2', 'mini_batch_length']),
     (PLAN, 'MbrlAlgorithm.dynamics_module_ctor = @StochasticDynamicsAlgorithm\n'
      'StochasticDynamicsAlgorithm.dynamics_network_ctor = @DynamicsNetwork\n'

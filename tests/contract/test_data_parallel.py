@@ -82,7 +82,7 @@ def train_parts(folder, conf, num_ranks):
 @pytest.mark.slow
 @pytest.mark.parametrize('conf', NUMBERS)
 def test_two_ranks_with_half_batches_match_one_process(tmp_path, conf):
-    """PPO clips by the global norm and normalises advantages, over the whole batch; see
+    """PPO clips by the global norm and normalizes advantages, over the whole batch; see
     tests/helpers/rank_program.py for how the random numbers are kept the same."""
     whole, = train_parts(tmp_path, conf, 1)
     first, second = train_parts(tmp_path, conf, 2)
@@ -203,7 +203,7 @@ def test_a_rank_checkpoints_and_stops_after_another_rank_is_killed(tmp_path, how
     iterations = state['trainer']['iteration']
     assert iterations > 0 and all(x.isfinite().all() for x in state['alg'].values() if isinstance(x, torch.Tensor))
     code, words = finish('one', tmp_path, iterations + 2)
-    assert code == 0 and 'its environments start anew' in words, words
+    assert code == 0 and 'new episodes start' in words, words
 
 
 @pytest.mark.slow
@@ -212,7 +212,7 @@ def test_a_run_resumes_with_another_number_of_processes(tmp_path):
     for how, iterations in (('two', 2), ('one', 4), ('two', 6), ('two', 8)):
         code, words = finish(how, tmp_path, iterations)
         assert code == 0, words
-        assert ('its environments start anew' in words) == (iterations in (4, 6)), words
+        assert ('new episodes start' in words) == (iterations in (4, 6)), words
         state = newest_checkpoint(tmp_path)
         assert state['trainer']['iteration'] == iterations
         assert len(state['alg']['_metrics.2.length']) == 4
@@ -232,7 +232,7 @@ def test_ranks_checkpoint_and_stop_on_request_and_when_their_parent_dies(tmp_pat
     os.kill(pids[1], signal.SIGTERM)  # one of them alone
     out, words = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + signal.SIGTERM, words
-    assert 'to go on:' in out and newest_checkpoint(tmp_path / 'asked')['trainer']['iteration'] > 0
+    assert 'to resume:' in out and newest_checkpoint(tmp_path / 'asked')['trainer']['iteration'] > 0
     process, pids = start_endless_run('two', tmp_path / 'orphans')
     process.kill()
     wait_until(lambda: not any(map(is_running, pids.values())), f'processes are left: {pids}')

@@ -133,7 +133,7 @@ def test_same_seed_same_parameters_also_when_replayed_and_when_resumed(conf, tmp
 
 
 @pytest.mark.parametrize('setting, at_start', [
-    ('TrainerConfig.replay_checkpoint_megabytes = 0.001', 'replay_buffer will hold 1 MiB'),
+    ('TrainerConfig.replay_checkpoint_megabytes = 0.001', 'replay_buffer will need 1 MiB'),
     ('ReplayBuffer.enable_checkpoint = False', 'ReplayBuffer.enable_checkpoint = False'),
     ('ReplayBuffer.enable_checkpoint = True', ''),
     ('ReplayBuffer.enable_checkpoint = None', ''),
@@ -145,5 +145,5 @@ def test_inexact_resumption_is_logged_at_the_start_and_on_resume(tmp_path, caplo
         gin_utils.load('sac_pendulum', [*params, f'TrainerConfig.num_iterations = {iterations}'])
         RLTrainer(TrainerConfig(root_dir=str(tmp_path))).train()
         gin_utils.clear()
-        assert ('not part of checkpoints' in caplog.text) == bool(at_start) and at_start in caplog.text
+        assert ('saved in checkpoints' in caplog.text) == bool(at_start) and at_start in caplog.text
         assert ('was not in the checkpoint' in caplog.text) == (bool(at_start) and iterations == 16)

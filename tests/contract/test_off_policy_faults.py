@@ -1,7 +1,7 @@
 """Faults that training from replay is prone to: what must not reach a loss, a statistic, or what is stored.
 
 Those of the buffer itself (seams, priorities, episodes) are in tests/numerics/test_replay_against_slow_loops.py and
-tests/unit/experience_replayers; of prioritised updates in tests/unit/engine/test_priority_updates.py; of hindsight in
+tests/unit/experience_replayers; of prioritized updates in tests/unit/engine/test_priority_updates.py; of hindsight in
 tests/numerics/test_hindsight.py.
 """
 from functools import partial

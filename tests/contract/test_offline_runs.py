@@ -51,7 +51,7 @@ def record(path, num_steps=100, seed=0):
         torch.manual_seed(seed)
         env = building.create_eval_environment(config, 1)
         dataset_folder.write(path, recorder.record(env, recorder.random_policy(env.action_spec(), 1), num_steps),
-                     dataset_spaces.told(env), overwrite=True)
+                     dataset_spaces.specs_as_json(env), overwrite=True)
         env.close()
 
 
@@ -225,9 +225,9 @@ def test_a_run_without_the_environment_learns_the_same_from_the_data():
     for x, y in zip(there.algorithm.parameters(), without.algorithm.parameters()):
         assert torch.equal(x, y)
     for setting in ('unroll_length = 4', 'evaluate = True'):
-        with pytest.raises(ConfError, match=f"env_name = 'offline': there is nothing to act in, but .*{setting}"):
+        with pytest.raises(ConfError, match=f"env_name = 'offline' has no environment to act in, but .*{setting}"):
             train('iql_pendulum', 'other', NOWHERE, f'TrainerConfig.{setting}')
-    with gin_utils.loaded('iql_pendulum', [NOWHERE]), pytest.raises(ConfError, match='nothing to act in'):
+    with gin_utils.loaded('iql_pendulum', [NOWHERE]), pytest.raises(ConfError, match='no environment to act in'):
         building.create_eval_environment(TrainerConfig(root_dir=''), 1)
 
 
@@ -242,7 +242,7 @@ def test_dataset_specs_match_those_of_the_environment(tmp_path):
         def reward_spec(self):
             return TensorSpec((2, ))
 
-    told = json.loads(json.dumps(dataset_spaces.told(Environment())))
+    told = json.loads(json.dumps(dataset_spaces.specs_as_json(Environment())))
     dataset_folder.write(str(tmp_path / 'a'), Episodes({'arm.joint': np.zeros((2, 2)),
                                                         'image': np.zeros((2, 3, 4, 4))}, {
         '': np.ones(1, np.int64)}, np.zeros((1, 2)), np.ones(1), np.ones(1, np.int64)), told)
@@ -251,7 +251,7 @@ def test_dataset_specs_match_those_of_the_environment(tmp_path):
         assert getattr(found, method)() == getattr(Environment(), method)()
     assert found.batch_size == 3
     dataset_folder.write(str(tmp_path / 'a'), dataset_folder.read(str(tmp_path / 'a')).episodes, {}, overwrite=True)
-    with pytest.raises(ConfError, match='does not tell the specs of its environment'):
+    with pytest.raises(ConfError, match='does not contain the specs of its environment'):
         dataset_spaces.RecordedEnvironment([str(tmp_path / 'a')], 3)
 
 

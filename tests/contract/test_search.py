@@ -101,10 +101,10 @@ def test_stopped_searches_leave_no_process_and_resume_the_same_trials(tmp_path):
         return process
     first = start(2, '--conf', str(conf))
     second = run('--root_dir', root)
-    assert second.returncode == 2 and f'another search is at work in {root}: process {first.pid}' in second.stderr
+    assert second.returncode == 2 and f'search is running in {root}: process {first.pid}' in second.stderr
     first.send_signal(signal.SIGINT)
     output, _ = first.communicate(timeout=60)
-    assert first.returncode == 128 + signal.SIGINT and 'to go on: ' in output, output
+    assert first.returncode == 128 + signal.SIGINT and 'to resume: ' in output, output
     assert not any(is_alive(pid) for pid in pids)
     killed = start(4)
     killed.kill()
@@ -112,7 +112,7 @@ def test_stopped_searches_leave_no_process_and_resume_the_same_trials(tmp_path):
     wait_until(lambda: not any(is_alive(pid) for pid in pids), 20)
     (tmp_path / 'gate').touch()
     last = run('--root_dir', root)
-    assert last.returncode == 0 and 'going on: 0 of 2 trials have ended, 2 were running' in last.stdout
+    assert last.returncode == 0 and 'resuming: 0 of 2 trials have ended, 2 were running' in last.stdout
     calls = sorted(call[:3] for call in begun(tmp_path))
     assert calls == sorted(calls[::3] * 3), 'the same two trials three times'
     assert {call[2] for call in calls} == {str(run_seed(0, trial, 0)) for trial in range(2)}

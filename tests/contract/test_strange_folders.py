@@ -117,5 +117,5 @@ def test_environment_state_is_loaded_only_from_runs_of_the_user(run, tmp_path, m
     gin_utils.clear()
     log = (tmp_path / 'copy' / 'train.log').read_text()
     assert 'was not written with the key of this user' in log and user_key.path() in log
-    assert 'new episodes begin' in log
+    assert 'new episodes start' in log
     assert os.stat(user_key.path()).st_mode & 0o777 == 0o600 and len(Path(user_key.path()).read_bytes()) == 32

@@ -156,7 +156,7 @@ class SingleTreeSearch:
         return max(allowed, key=lambda a: scores[a] + factor * node.prior[a] / (1 + visits[a]) + ties[a])
 
     def policy(self, node, kind):
-        """Return the regularised policy at ``node``."""
+        """Return the regularized policy at ``node``."""
         allowed = [a for a, p in enumerate(node.prior) if p > 0]
         part = [a for a in allowed if a in node.children] if self.s.unexpanded_value == 'none' else allowed
         policy = list(node.prior)

@@ -26,7 +26,7 @@ from alfx.utils import random_state
 from alfx.utils.normalizers import AdaptiveNormalizer
 
 logger = logging.getLogger('alfx.tests')
-HERE = str(Path(__file__).parent)
+HERE = str(Path(__file__).parents[1])
 
 
 class DriftEnv(AlfEnvironment):

@@ -109,9 +109,9 @@ def test_validation_is_off_unless_asked_for():
     du.Categorical(logits=bad)
     with pytest.raises(ValueError, match='finite maximum'):
         du.Categorical(logits=bad, validate_args=True)
-    with pytest.raises(ValueError, match='either probs or logits'):
+    with pytest.raises(ValueError, match='exactly one of probs and logits'):
         du.Categorical()
-    with pytest.raises(ValueError, match='either probs or logits'):
+    with pytest.raises(ValueError, match='exactly one of probs and logits'):
         du.Categorical(probs=bad, logits=bad)
 
 
@@ -158,7 +158,7 @@ def test_the_spec_decides_the_kind_of_categorical():
     with pytest.raises(SpecError, match='expected shape'):
         du.categorical_from_spec(torch.zeros(2, 4), BoundedTensorSpec((), torch.int64, 0, 2))
     for high in (2.5, float('inf'), 1e30):
-        with pytest.raises(SpecError, match='bounded spec of integers'):
+        with pytest.raises(SpecError, match='spec with integer bounds'):
             du.categorical_from_spec(torch.zeros(2, 4), BoundedTensorSpec((), torch.float32, 0, high))
 
 

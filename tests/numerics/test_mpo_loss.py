@@ -1,4 +1,4 @@
-"""The maths of maximum a posteriori policy optimisation: slow loops, hand-computed constants, identities."""
+"""The maths of maximum a posteriori policy optimization: slow loops, hand-computed constants, identities."""
 import math
 
 import pytest

@@ -16,7 +16,7 @@ SPEC = Experience(time_step=TimeStep(step_type=TensorSpec((), torch.int32), rewa
 
 
 def stored_step(step_type, number):
-    """A step of all environments; ``number`` ``[E]`` is in each field, so that it can be recognised."""
+    """A step of all environments; ``number`` ``[E]`` is in each field, so that it can be recognized."""
     number = torch.as_tensor(number)
     return Experience(
         time_step=TimeStep(step_type=torch.as_tensor(step_type, dtype=torch.int32), reward=number.float(),

@@ -312,7 +312,7 @@ def test_discrete_cql_uses_weighted_rewards_and_distribution_means():
 def test_conservative_values_of_unseen_actions_are_low():
     """Two actions, of which only the first is in the data, with a return of 1: the optimum of r + CQL is known.
 
-    With one step to the end and weight w: minimise (Q0 - 1)^2 + w (log(e^Q0 + e^Q1) - Q0). Q1 falls without end, and Q0
+    With one step to the end and weight w: minimize (Q0 - 1)^2 + w (log(e^Q0 + e^Q1) - Q0). Q1 falls without end, and Q0
     goes to 1.
     """
     torch.manual_seed(0)

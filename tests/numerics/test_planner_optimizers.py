@@ -168,7 +168,7 @@ def test_costs_that_are_not_numbers_are_the_worst():
 
 @pytest.mark.parametrize('beta', [0.0, 1.0, 2.0])
 @pytest.mark.parametrize('length', [16, 25])
-def test_coloured_noise_has_variance_one_and_the_power_of_its_colour(beta, length):
+def test_colored_noise_has_variance_one_and_the_power_of_its_color(beta, length):
     torch.manual_seed(0)
     noise = coloured_noise((20000, length, 1), beta)[..., 0]
     torch.testing.assert_close(noise.var(0), torch.ones(length), atol=0.06, rtol=0)

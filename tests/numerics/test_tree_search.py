@@ -237,7 +237,7 @@ def test_the_random_numbers_of_a_path_match_splitmix():
 
 
 @pytest.mark.parametrize('kind, solve', [('rkl', reverse_kl), ('kl', forward_kl)])
-def test_regularised_policies_satisfy_the_conditions_of_their_optimum(kind, solve):
+def test_regularized_policies_satisfy_the_conditions_of_their_optimum(kind, solve):
     rng = torch.Generator().manual_seed(0)
     value = torch.rand(200, 6, generator=rng, dtype=torch.float64)
     prior = torch.rand(200, 6, generator=rng, dtype=torch.float64).softmax(-1)
@@ -252,7 +252,7 @@ def test_regularised_policies_satisfy_the_conditions_of_their_optimum(kind, solv
     assert spread.max() < 1e-6
 
 
-def test_regularised_policies_tend_to_the_best_action_and_to_the_prior():
+def test_regularized_policies_tend_to_the_best_action_and_to_the_prior():
     value = torch.tensor([[0.1, 0.9, 0.5]], dtype=torch.float64)
     prior = torch.tensor([[0.5, 0.2, 0.3]], dtype=torch.float64)
     for policy in (lambda c: rules.reverse_kl_policy(value, prior, torch.tensor([[c]]).double())[0],
@@ -269,7 +269,7 @@ def test_rows_of_a_policy_do_not_influence_each_other():
         assert torch.equal(rules.reverse_kl_policy(value[i:i + 1], prior[i:i + 1], c[i:i + 1])[0][0], together[i])
 
 
-def test_masks_renormalise_the_prior_and_noise_hits_valid_actions_only():
+def test_masks_renormalize_the_prior_and_noise_hits_valid_actions_only():
     prior, mask = torch.tensor([[0.7, 0.2, 0.1], [1.0, 0, 0]]), torch.tensor([[False, True, True], [False, True, True]])
     plain = root_prior(prior, mask, 0.3, 0.0)
     assert plain.tolist() == [[0, pytest.approx(2 / 3), pytest.approx(1 / 3)], [0, 0.5, 0.5]]

@@ -1,4 +1,4 @@
-"""Divergences, gradient estimators, bound and quantisation of autoencoders against slow code and closed forms."""
+"""Divergences, gradient estimators, bound and quantization of autoencoders against slow code and closed forms."""
 import math
 from functools import partial
 
@@ -128,7 +128,7 @@ class TestGradientEstimators:
         assert torch.equal(z.sort(-1).values, torch.tensor([0., 0., 1.]).expand(100_000, -1))
         torch.testing.assert_close(z.mean(0), self.LOGITS.softmax(0), atol=0.01, rtol=0)
 
-    def test_the_reparameterised_gaussian(self):
+    def test_the_reparameterized_gaussian(self):
         # E[z^2] = mean^2 + std^2: the derivatives are 2 mean, and 2 std * std / 2 for the log variance
         vae = VariationalAutoEncoder(1, preprocess_network=NetworkWrapper(identity, TensorSpec((2, ))))
         with torch.no_grad():

@@ -166,7 +166,7 @@ def test_shapes_that_disagree_are_refused(bad, message):
 # Three states in a ring; action 0 stays and action 1 moves on, which is rewarded in each state otherwise.
 GAMMA = 0.8
 REWARD = np.array([[0.1, 1.0], [0.5, -0.3], [-1.0, 2.0]])  # [state, action]
-BEHAVIOUR = np.array([[0.5, 0.5], [0.8, 0.2], [0.4, 0.6]])
+BEHAVIOR = np.array([[0.5, 0.5], [0.8, 0.2], [0.4, 0.6]])
 POLICY = np.array([[0.1, 0.9], [0.5, 0.5], [0.9, 0.1]])
 
 
@@ -180,7 +180,7 @@ def value_of(policy):
 
 
 def fixed_point(rho, c, length=3, iterations=200):
-    """The values that expected V-trace targets of ``length`` steps from the behaviour policy lead to."""
+    """The values that expected V-trace targets of ``length`` steps from the behavior policy lead to."""
     value = np.zeros(3)
     paths = [[(x, *a) for a in np.ndindex(*[2] * length)] for x in range(3)]
     for _ in range(iterations):
@@ -190,11 +190,11 @@ def fixed_point(rho, c, length=3, iterations=200):
             for _, *taken in actions:
                 at, probability = [x], 1.0
                 for a in taken:
-                    probability *= BEHAVIOUR[at[-1], a]
+                    probability *= BEHAVIOR[at[-1], a]
                     at.append((at[-1] + a) % 3)
                 states.append(at)
                 chance.append(probability)
-                ratio.append([POLICY[s, a] / BEHAVIOUR[s, a] for s, a in zip(at, taken)] + [1.0])
+                ratio.append([POLICY[s, a] / BEHAVIOR[s, a] for s, a in zip(at, taken)] + [1.0])
                 reward.append([0.0] + [REWARD[s, a] for s, a in zip(at, taken)])
             states, ratio, reward = np.array(states).T, np.array(ratio).T, np.array(reward).T
             step_type = np.full(states.shape, M)
@@ -207,7 +207,7 @@ def fixed_point(rho, c, length=3, iterations=200):
 
 @pytest.mark.parametrize('rho', [0.6, 1.0, 1.5, None])
 def test_rho_decides_whose_values_are_learned(rho):
-    weighted = POLICY if rho is None else np.minimum(rho * BEHAVIOUR, POLICY)
+    weighted = POLICY if rho is None else np.minimum(rho * BEHAVIOR, POLICY)
     assert rho is None or (weighted < POLICY).any(), 'something is clipped'
     wanted = value_of(weighted / weighted.sum(1, keepdims=True))
     np.testing.assert_allclose(fixed_point(rho, 0.5), wanted, atol=1e-6)
@@ -267,10 +267,10 @@ def test_the_loss_equals_a_slow_loop():
 def test_a_hand_computed_two_step_loss():
     # V = (1, 2), r[1] = 3, gamma = 0.5; pi = 1/2 and mu = 2/3, so w = 3/4: delta = 3 + 1 - 1 = 3, v = 1 + 9/4 = 3.25,
     # A = 9/4. loss = 9/4 log 2 + (3.25 - 1)^2; with mu = 1/4, w = 2 is clipped to 1: loss = 3 log 2 + 9.
-    def loss(behaviour):
+    def loss(behavior):
         info = ImpalaInfo(step_type=torch.tensor([[F], [M]], dtype=torch.int32), discount=torch.ones(2, 1),
                           reward=torch.tensor([[0.], [3.]]), action=torch.zeros(2, 1, dtype=torch.int64),
-                          rollout_log_prob=torch.full((2, 1), math.log(behaviour)),
+                          rollout_log_prob=torch.full((2, 1), math.log(behavior)),
                           action_distribution=Categorical(logits=torch.zeros(2, 1, 2)),
                           value=torch.tensor([[1.], [2.]]))
         return VTraceLoss(gamma=0.5)(info).loss[:, 0].tolist()

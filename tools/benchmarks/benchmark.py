@@ -88,7 +88,7 @@ def measure(peer: str, workload_name: str, steps: int, seed: int, cores: int = 1
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def summarise(rounds: list[dict[str, dict[str, float]]], reference: str) -> dict[str, dict[str, float]]:
+def summarize(rounds: list[dict[str, dict[str, float]]], reference: str) -> dict[str, dict[str, float]]:
     """Return for each peer the median rate, its range, the median peak memory and the median ratio reference / peer.
 
     The reference of 'PEER before' is PEER.
@@ -156,7 +156,7 @@ def run_workload(name: str, peers: list[str], rounds: int, steps: int | None, se
         results.append({peer: measured[peer] for peer in here})
         rates = '   '.join(f"{peer} {results[-1][peer]['rate']:,.0f}" for peer in here)
         print(f'  round {i + 1}/{rounds}: {rates} {unit}/s', flush=True)
-    rows = summarise(results, here[0])
+    rows = summarize(results, here[0])
     print('\n' + format_table(rows, here[0], unit))
     return {'unit': unit, 'description': workload.description, 'cores': cores,
             **({'against': str(against)} if against else {}), 'summary': rows, 'rounds': results,

@@ -91,9 +91,9 @@ def main() -> None:
     torch.set_num_threads(1)
     kinds = {
         'uniform': {},
-        'prioritised': {'prioritized_sampling': True},
+        'prioritized': {'prioritized_sampling': True},
         'uniform, episodes': {'keep_episodic_info': True},
-        'prioritised, returns': {'prioritized_sampling': True, 'record_episodic_return': True},
+        'prioritized, returns': {'prioritized_sampling': True, 'record_episodic_return': True},
     }
     columns = {name: measure(args.steps, args.repeats, **kwargs) for name, kwargs in kinds.items()}
     operations = max(columns.values(), key=len)

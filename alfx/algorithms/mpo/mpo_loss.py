@@ -1,4 +1,4 @@
-"""Pure functions for maximum a posteriori policy optimisation, and its Lagrange multipliers.
+"""Pure functions for maximum a posteriori policy optimization, and its Lagrange multipliers.
 
 Abdolmaleki et al. 2018a (arXiv:1806.06920), "MPO" below, and 2018b (arXiv:1812.02256), "RE". ``N`` is the number of
 sampled actions of a state, or of all discrete actions; ``A`` the number of components of a continuous action; ``...``
@@ -84,7 +84,7 @@ def temperature_dual(values: Tensor, eta: Tensor, epsilon: float, mask: Tensor,
 @torch.no_grad()
 def solve_temperature(values: Tensor, epsilon: float, mask: Tensor, log_prior: Tensor | None = None,
                       iterations: int = 5) -> Tensor:
-    """Return the ``eta`` that minimises :func:`temperature_dual`.
+    """Return the ``eta`` that minimizes :func:`temperature_dual`.
 
     The derivative of the dual is ``epsilon - KL(eta)``, with KL the mean divergence over states. KL decreases towards 0
     as eta grows, for large eta as ``Var(Q) / (2 eta^2)``. Newton's method solves ``log KL = log epsilon`` as a function

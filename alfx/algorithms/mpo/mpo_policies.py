@@ -1,4 +1,4 @@
-"""Policies supported by maximum a posteriori policy optimisation: diagonal normal and categorical ones.
+"""Policies supported by maximum a posteriori policy optimization: diagonal normal and categorical ones.
 
 A class defines the parameters of a policy, the constraints on its change, and the loss of the M-step. Read next
 :mod:`alfx.algorithms.mpo_algorithm`.

@@ -222,7 +222,7 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
         self._has_searched = True
 
     def own_capabilities(self) -> Capabilities:
-        """True unless something in the model draws numbers or keeps statistics."""
+        """Return the capabilities; updates are traceable unless a layer draws random numbers or keeps statistics."""
         return super().own_capabilities()._replace(traceable_update=is_traceable(self), trains_sequences_at_once=True)
 
     def _capabilities_of_parts(self) -> dict[Any, Capabilities]:

@@ -1,6 +1,6 @@
 """Critic of 'minmax': a network that learns the direction in which particles should move.
 
-The critic f maximises the progress of a step along f towards the target distribution p, with s = grad log p (Hu et al.
+The critic f maximizes the progress of a step along f towards the target distribution p, with s = grad log p (Hu et al.
 2018, "Stein neural sampler", arXiv:1810.03545):
 
     E[s(x)^T f(x) + a tr(grad f(x))] - c E|f(x)|^2

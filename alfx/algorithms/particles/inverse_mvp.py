@@ -34,7 +34,7 @@ _DAMPING = 1e-8
 
 @configurable
 class InverseMVPAlgorithm(Algorithm):
-    """Network that maps ``(z, v)`` to ``y = J(z)^-T v``; its user trains it to minimise ``|J^T y - v|^2``.
+    """Network that maps ``(z, v)`` to ``y = J(z)^-T v``; its user trains it to minimize ``|J^T y - v|^2``.
 
     Args:
         input_dim: K, number of components of z that J depends on.

@@ -8,7 +8,7 @@ Particles ``x_1 ... x_N`` in D dimensions follow the gradient of ``log p``, the 
 
 with the weight ``a`` of the repulsion, 1 for the distribution itself. Since ``grad_{y_j} k(y_j, x) = 2/h (x - y_j) k``,
 sums over j are products of the ``[N, M]`` matrix of kernels with the particles: memory is O(N M + N D), not O(N M D).
-Distances are computed in float64 from centred particles, because the difference of large squares would lose the
+Distances are computed in float64 from centered particles, because the difference of large squares would lose the
 distances of close particles.
 """
 import math
@@ -76,7 +76,7 @@ def repulsion(x: Tensor, y: Tensor, kernels: Tensor, bandwidth: Tensor) -> Tenso
     Returns:
         Repulsion ``[N, D]`` with the dtype of ``x``.
     """
-    # The sum does not depend on a shift of all points; centred points lose less precision in the difference.
+    # The sum does not depend on a shift of all points; centered points lose less precision in the difference.
     center = y.mean(0)
     weights = kernels.to(x.dtype)
     differences = weights @ (center - y)

@@ -203,7 +203,7 @@ class SupervisedEnsemble:
 
     @property
     def graph_key(self) -> Hashable:
-        """What decides about an update besides tensors."""
+        """Key of the traced graph: the entropy regularization and the size of the training set."""
         loader = self._task.train_loader
         return self._entropy_regularization, None if loader is None else self._task.train_size
 

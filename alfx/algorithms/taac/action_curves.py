@@ -113,7 +113,7 @@ class QuadraticTrajectory(Trajectory):
 
 
 def action_scale(action_spec: Any, owner: str) -> tuple[Tensor, Tensor]:
-    """Return the centre and half width of the bounds of the action, both with the shape of ``action_spec``.
+    """Return the center and half width of the bounds of the action, both with the shape of ``action_spec``.
 
     Raises:
         SpecError: the action is not one continuous tensor, or has no finite range.

@@ -20,7 +20,7 @@ def make_plan(objective: Objective, is_traceable: bool, compiles: bool = False, 
 
     Args:
         objective: loss to minimize.
-        is_traceable: whether the update is the same tensor operations every time, except for those that
+        is_traceable: whether the update executes the same tensor operations every time, except for those that
             ``objective.graph_key`` selects. A wrong value is detected, though perhaps some updates later.
         compiles: compile a traceable objective; otherwise it is replayed.
         is_rare: whether there is at most one update per iteration.

@@ -1,7 +1,7 @@
-"""The way to a Ray cluster: one that runs already, or one on this machine for as long as it is needed.
+"""Connection to a Ray cluster that is already running or is started on this machine.
 
-Ray is an extra (``pip install ray``) and imported by :func:`import_ray` alone. Who uses it: ``ray_rollout.py``,
-``search/ray_runs.py``.
+Ray is an optional dependency (``pip install ray``) that only :func:`import_ray` imports. ``ray_rollout.py`` and
+``search/ray_runs.py`` use this module.
 """
 import contextlib
 import logging
@@ -18,18 +18,18 @@ from alfx.utils.processes import POLL_SECONDS, LostProcessError, is_running, rea
 
 logger = logging.getLogger(__name__)
 
-ADDRESS_VARIABLE = 'RAY_ADDRESS'  # Ray's own
-_SERVERS = ('raylet', 'gcs_server')  # without either of which nothing goes on
+ADDRESS_VARIABLE = 'RAY_ADDRESS'  # defined by Ray
+_SERVERS = ('raylet', 'gcs_server')  # Ray stops working if either of them exits
 
 
 def import_ray(wanted_by: str) -> Any:
-    """The package ``ray``.
+    """Import and return the package ``ray``.
 
     Args:
-        wanted_by: what needs it, for the message: 'TrainerConfig.num_ray_workers = 2'.
+        wanted_by: setting that needs Ray, for the message: 'TrainerConfig.num_ray_workers = 2'.
 
     Raises:
-        ConfError: it is not installed.
+        ConfError: Ray is not installed.
     """
     try:
         import ray
@@ -39,16 +39,16 @@ def import_ray(wanted_by: str) -> Any:
 
 
 class RayConnection:
-    """A connection of this process to a cluster.
+    """Connection of this process to a Ray cluster.
 
     Attributes:
-        ray: the package.
-        is_own_cluster: whether the cluster was started by this connection and ends with it.
+        ray: the package ``ray``.
+        is_own_cluster: whether this connection started the cluster and shuts it down.
 
     Args:
-        ray: the package.
-        processes: those of a cluster that was started by this connection.
-        ends_with_close: whether this connection is the one to be ended; False if the program had one before.
+        ray: the package ``ray``.
+        processes: process ids of the servers, if this connection started the cluster.
+        ends_with_close: whether :meth:`close` disconnects; False if the program was connected before.
     """
 
     def __init__(self, ray: Any, processes: Collection[int] = (), ends_with_close: bool = False):
@@ -58,47 +58,45 @@ class RayConnection:
         self._is_open = ends_with_close
 
     def check(self) -> None:
-        """Look whether the cluster is still there; Ray itself waits for it without an end.
+        """Check that the cluster is alive, because Ray itself would wait forever.
 
         Raises:
-            LostProcessError: a process of a cluster that was started here is gone, or Ray's process on this machine.
+            LostProcessError: a server of a cluster started here has exited, or the Ray process on this machine.
         """
         for pid in self._processes:
             if not is_running(pid):
-                raise LostProcessError(f'a server of the Ray cluster of this run (pid {pid})', 'has ended')
+                raise LostProcessError(f'a server of the Ray cluster of this run (pid {pid})', 'has exited')
         if not self.is_own_cluster:
             node = self.ray.get_runtime_context().get_node_id()
             if not any(other['NodeID'] == node and other['Alive'] for other in self.ray.nodes()):
-                raise LostProcessError("Ray's process on this machine", 'has ended')
+                raise LostProcessError("the Ray process on this machine", 'has exited')
 
     def close(self) -> None:
-        """Disconnect; a cluster of its own ends. May be called more than once."""
+        """Disconnect, and shut down a cluster started by this connection. Repeated calls do nothing."""
         if self._is_open:
             self._is_open = False
             self.ray.shutdown()
 
 
 def connect(wanted_by: str, address: str = '', num_cpus: int = 1) -> RayConnection:
-    """Connect to a cluster.
-
-    A program that is connected already stays with what it has.
+    """Connect to a Ray cluster, or use the existing connection of this program.
 
     Args:
-        wanted_by: what needs it, for messages.
-        address: 'host:port' of a running cluster; 'auto' for the one that this machine belongs to; 'local' to start one
-            on this machine; '' for what the environment variable ``RAY_ADDRESS`` says, 'local' if it is not set.
-        num_cpus: how many actors or tasks of one CPU each a cluster started here has to have room for.
+        wanted_by: setting that needs Ray, for messages.
+        address: 'host:port' of a running cluster; 'auto' for the cluster of this machine; 'local' to start a cluster on
+            this machine; '' for the environment variable ``RAY_ADDRESS``, or 'local' if it is not set.
+        num_cpus: number of CPUs of a cluster started here; each actor or task takes one.
 
     Raises:
-        ConfError: Ray is not installed, no cluster is at ``address``, or it is one of Ray's client server.
+        ConfError: Ray is not installed, no cluster answers at ``address``, or it is the address of a Ray client server.
     """
     ray = import_ray(wanted_by)
     if ray.is_initialized():
         return RayConnection(ray)
     address = address or os.environ.get(ADDRESS_VARIABLE, '') or 'local'
     if address.startswith('ray://'):
-        raise ConfError(f'{address}: the learner has to run on a machine of the cluster, not as a client from outside',
-                        "start it there with the address 'auto'")
+        raise ConfError(f'{address}: the learner must run on a machine of the cluster, not as a Ray client',
+                        "start it on such a machine with the address 'auto'")
     os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
     options: dict[str, Any] = dict(log_to_driver=False, configure_logging=False)
     if address == 'local':
@@ -107,12 +105,12 @@ def connect(wanted_by: str, address: str = '', num_cpus: int = 1) -> RayConnecti
     logger.info('%s', 'starting a Ray cluster on this machine' if address == 'local' else
                 f'connecting to the Ray cluster at {address}')
     try:
-        with _own_signal_handlers(), _modules_of_this_program(address == 'local'):
+        with _preserved_signal_handlers(), _shared_module_path(address == 'local'):
             ray.init(address=address, **options)
     except ConnectionError as error:
         raise ConfError(f'no Ray cluster answers at {address!r}: {error}',
-                        "start one with 'ray start --head', or leave out the address to have one started here; to one "
-                        'that asks for a token, RAY_AUTH_MODE=token lets this program send its own') from None
+                        "start a cluster with 'ray start --head', or remove the address to start one automatically; "
+                        'if the cluster requires a token, set RAY_AUTH_MODE=token') from None
     logger.info('the Ray cluster has %s', ', '.join(
         f'{int(count)} {name}' for name, count in sorted(ray.cluster_resources().items()) if name in ('CPU', 'GPU')))
     started = _children(os.getpid()) - before if address == 'local' else ()
@@ -120,8 +118,8 @@ def connect(wanted_by: str, address: str = '', num_cpus: int = 1) -> RayConnecti
 
 
 @contextlib.contextmanager
-def _modules_of_this_program(is_wanted: bool) -> Iterator[None]:
-    """Context manager within which processes that are started find the modules that this program finds."""
+def _shared_module_path(is_wanted: bool) -> Iterator[None]:
+    """Set ``PYTHONPATH`` so that started processes find the same modules as this program."""
     before = os.environ.get('PYTHONPATH')
     if is_wanted:
         own = [os.path.abspath(path) for path in sys.path if not path.startswith((sys.prefix, sys.base_prefix))]
@@ -136,8 +134,8 @@ def _modules_of_this_program(is_wanted: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _own_signal_handlers() -> Iterator[None]:
-    """Context manager that puts back the handlers of the signals that Ray sets its own for."""
+def _preserved_signal_handlers() -> Iterator[None]:
+    """Restore the signal handlers that Ray replaces."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -149,13 +147,13 @@ def _own_signal_handlers() -> Iterator[None]:
 
 
 def end_with_cluster(stop: threading.Event) -> None:
-    """Watch, from an actor of a cluster that a learner has started for itself, for the end of this cluster.
+    """Exit this actor process, and kill the agents of Ray, when the cluster started by the learner has ended.
 
-    When the learner is killed, Ray ends the actors within seconds, but two helpers of its own (the agents beside them)
-    wait for a minute for a server that is gone. They are ended here.
+    If the learner is killed, Ray ends the actors within seconds, but its two agent processes wait a minute for the lost
+    server. This function kills them.
 
     Args:
-        stop: ends the watch.
+        stop: event that ends the watch.
     """
     raylet = os.getppid()
     siblings: set[int] = set()
@@ -171,7 +169,7 @@ def end_with_cluster(stop: threading.Event) -> None:
 
 
 def _children(pid: int) -> set[int]:
-    """The children of a process; none where the kernel does not tell."""
+    """Return the child processes of a process; empty if the kernel does not provide them."""
     children: set[int] = set()
     with contextlib.suppress(OSError):
         for thread in os.listdir(f'/proc/{pid}/task'):
@@ -180,6 +178,6 @@ def _children(pid: int) -> set[int]:
 
 
 def _is_left_over_agent(pid: int) -> bool:
-    """Whether a process is an agent of Ray whose parent is gone."""
+    """Return whether a process is an agent of Ray whose parent has exited."""
     command, stat = read_proc(pid, 'cmdline'), read_proc(pid, 'stat')
     return command.startswith('ray::') and 'Agent' in command and stat.rpartition(')')[2].split()[1:2] == ['1']

@@ -1,7 +1,7 @@
-"""Rollout workers on Ray: many processes, on one machine or on many, act for one learner.
+"""Rollout workers on Ray: processes on one or more machines that collect data for one learner.
 
-Each worker has environments of its own; the learner puts their unrolls side by side, so that environment ``b`` of the
-run is the same one for ever, and so is its ring in the replay buffer. The other half is ``ray_worker.py``.
+Each worker has its own environments. The learner concatenates their unrolls along the batch dimension, so environment
+``b`` of the run always has the same index and the same ring in the replay buffer. The actors are in ``ray_worker.py``.
 """
 import collections
 import logging
@@ -31,28 +31,27 @@ from alfx.utils.processes import LostProcessError
 
 logger = logging.getLogger(__name__)
 
-MAX_DEATHS = 3  # of a worker, one after the other, without having delivered a step
+MAX_DEATHS = 3  # consecutive deaths of a worker without a delivered step
 _LAST_LINES = 20
-_MARKS_OF_RAY = (':job_id:', ':actor_name:', ':task_name:')  # in the files that its processes write to
-_REPLACEMENT_SEEDS = 1_000_003  # far from the numbers that the starts of a run have
+_RAY_LOG_MARKS = (':job_id:', ':actor_name:', ':task_name:')  # in the log files of Ray processes
+_REPLACEMENT_SEEDS = 1_000_003  # far from the start numbers of a run
 
 
 class RayRollout(UnrollSource):
-    """Steps of environments that Ray actors act in.
+    """Source of unrolls that Ray actors collect.
 
-    The actors are started at once, and act from the first weights on. Each runs ahead by at most ``unroll_queue_size``
-    steps. The newest step of every worker is held back until the next one is there: if the worker dies, it becomes
-    the last one of an episode that was cut off there, and the steps of the worker that takes its place follow it.
+    The actors start immediately and act as soon as they have weights. Each runs ahead of the learner by at most
+    ``unroll_queue_size`` steps. The newest step of every worker is held back until its next step arrives: if the worker
+    dies, this step becomes the last step of a truncated episode, followed by the steps of the replacement worker.
 
     Args:
-        algorithm: the root algorithm, finalized; its environment tells the specs and the number of environments, and
-            is not stepped.
-        config: of the run: ``num_ray_workers``, ``ray_address``, ``unroll_queue_size``, ``random_seed``, ``root_dir``,
-            which holds the conf that the actors make everything from.
+        algorithm: root algorithm, finalized. Only the specs and the batch size of its environment are used.
+        config: configuration of the run; uses ``num_ray_workers``, ``ray_address``, ``unroll_queue_size``,
+            ``random_seed`` and ``root_dir``, the folder with the conf for the actors.
 
     Raises:
-        ConfError: the algorithm cannot learn from old steps, the run folder holds no conf, Ray is not installed, or
-            there is no cluster where the conf says.
+        ConfError: the algorithm cannot learn from data of older policies, the run folder has no conf, Ray is not
+            installed, or no cluster is found at the address.
     """
 
     def __init__(self, algorithm: RLAlgorithm, config: TrainerConfig):
@@ -78,20 +77,20 @@ class RayRollout(UnrollSource):
 
     @property
     def worker_pids(self) -> list[int | None]:
-        """The process of each worker; ``None`` before it is known."""
+        """Process id of each worker, None until it has started."""
         return [worker.started and worker.started.pid for worker in self._workers]
 
     def gather(self, length: int, at_least: int | None = None) -> Steps | None:
-        """The next ``length`` steps ``[length, B, ...]``, ``B = num_ray_workers * E``; see the base class.
+        """Return the next ``length`` steps ``[length, B, ...]`` with ``B = num_ray_workers * E``; see the base class.
 
         Raises:
-            LostProcessError: a worker raised an error, or died again and again without delivering a step.
+            LostProcessError: a worker raised an error, or died repeatedly without delivering a step.
         """
         if not length:
             return None
-        assert all(worker.has_weights for worker in self._workers), 'they act from the first weights on'
+        assert all(worker.has_weights for worker in self._workers), 'update_parameter must be called before gather'
         started, records = time.perf_counter(), context.should_record_summaries()
-        needed = length + 1  # the newest one is held back
+        needed = length + 1  # the newest step is held back
         for worker in self._workers:
             worker.request(needed - worker.ahead)
         for worker in self._workers:
@@ -101,7 +100,7 @@ class RayRollout(UnrollSource):
             summary.scalar('ray_rollout/seconds_waited', time.perf_counter() - started)
             summary.scalar('ray_rollout/workers_replaced', sum(worker.replacements for worker in self._workers))
         structure = self._workers[0].stream.structure
-        leaves = _side_by_side([list(worker.stream.take(length)) for worker in self._workers], self._num_environments)
+        leaves = _concatenate([list(worker.stream.take(length)) for worker in self._workers], self._num_environments)
         portion = min(length, self._queue_size)
         for worker in self._workers:
             while worker.ahead - 1 + portion <= self._queue_size:
@@ -109,23 +108,23 @@ class RayRollout(UnrollSource):
         return nest.unflatten(structure, leaves)
 
     def update_parameter(self, algorithm: Acts) -> None:
-        """Put the weights into the object store, once for all workers."""
+        """Put the weights into the object store and send them to all workers."""
         weights = self._put_weights()
         for worker in self._workers:
             worker.load(weights)
 
     def take_statistics(self, algorithm: Acts) -> None:
-        """Write what acting has changed in worker 0 into ``algorithm``."""
+        """Copy the tensors that acting has changed in worker 0 to ``algorithm``."""
         packed, self._statistics = self._statistics, None
         if packed is not None:
             self._own_statistics.write(unpack(packed))
 
     def wants_summaries(self, step: int) -> None:
-        """Let worker 0 record summaries while acting: it speaks for all."""
+        """Make worker 0 record summaries of acting, as the representative of all workers."""
         self._workers[0].tell('record', step)
 
     def close(self) -> None:
-        """End the actors, and the cluster if it was started here."""
+        """Stop the actors, and the cluster if it was started here."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -133,7 +132,7 @@ class RayRollout(UnrollSource):
             self._connection.check()
             self._end_workers()
         except (LostProcessError, self._ray.exceptions.RayError) as error:
-            logger.warning('the rollout workers did not end in order: %s', error)
+            logger.warning('the rollout workers did not shut down cleanly: %s', error)
         self._connection.close()
 
     # -----------------------------------------------------------------------------------------------------------
@@ -155,13 +154,13 @@ class RayRollout(UnrollSource):
                                      context.get_all_progresses()))
 
     def _receive(self, worker: '_Worker') -> None:
-        """Wait for the next answer of a worker; if it has died, let another one take its place."""
+        """Wait for the next answer of a worker, and replace the worker if it has died."""
         exceptions = self._ray.exceptions
         try:
             answer = self._wait(worker)
         except exceptions.RayTaskError as error:
             raise LostProcessError(worker.title, 'raised an error', _plain(str(error)),
-                                   'create_environment.max_restarts lets an environment be restarted that raises'
+                                   'set create_environment.max_restarts to restart an environment after an error'
                                    if 'EnvironmentStepError' in str(error) else '') from None
         except exceptions.RayError as error:
             self._replace(worker, error)
@@ -172,12 +171,12 @@ class RayRollout(UnrollSource):
         if isinstance(answer, Started):
             worker.started = answer
             _check_version(worker)
-            logger.info('%s acts', worker.title)
+            logger.info('%s has started', worker.title)
             return
         self._take_delivery(worker, answer)
 
     def _wait(self, worker: '_Worker') -> Any:
-        """The oldest answer of a worker that has not been read; says in the log what takes long."""
+        """Wait for the oldest unread answer of a worker, and log a warning if this takes long."""
         while True:
             try:
                 answer = self._ray.get(worker.answers[0], timeout=processes.LOOK_AROUND_SECONDS)
@@ -188,12 +187,12 @@ class RayRollout(UnrollSource):
                 self._connection.check()
                 worker.waited += 1
                 if worker.waited % (processes.PATIENCE_SECONDS // processes.LOOK_AROUND_SECONDS) == 0:
-                    self._tell_what_takes_long(worker)
+                    self._warn_of_wait(worker)
 
-    def _tell_what_takes_long(self, worker: '_Worker') -> None:
+    def _warn_of_wait(self, worker: '_Worker') -> None:
         free = self._ray.available_resources().get('CPU', 0)
         logger.warning('still waiting for %s%s', worker.title, '' if worker.started is not None else
-                       f': it needs a CPU of the cluster, which has {free:g} free')
+                       f': it needs a free CPU of the cluster, which has {free:g}')
 
     def _take_delivery(self, worker: '_Worker', delivery: Delivery) -> None:
         worker.deaths = 0
@@ -207,14 +206,14 @@ class RayRollout(UnrollSource):
             getattr(writer, method)(*arguments)
 
     def _replace(self, worker: '_Worker', error: Exception) -> None:
-        self._connection.check()  # with the cluster gone Ray would end this process
+        self._connection.check()  # if the cluster is lost, Ray would exit this process
         worker.deaths += 1
         log_tail = worker.log_tail(error)
         if worker.deaths >= MAX_DEATHS:
-            raise LostProcessError(worker.title, f'died without having delivered a step, as {MAX_DEATHS - 1} before it '
-                                   'in its place', log_tail) from None
-        logger.warning('%s died; another one takes its place, and its environments begin new episodes; its last '
-                       'words:\n%s', worker.title, textwrap.indent(log_tail, '  '))
+            raise LostProcessError(worker.title, f'died without delivering a step, like the {MAX_DEATHS - 1} workers '
+                                   'that it replaced', log_tail) from None
+        logger.warning('%s died; a new worker replaces it and starts new episodes; end of its log:\n%s', worker.title,
+                       textwrap.indent(log_tail, '  '))
         self._ray.kill(worker.actor)
         missing = worker.ahead - worker.stream.steps
         worker.stream.end_episode()
@@ -224,20 +223,20 @@ class RayRollout(UnrollSource):
 
 
 class _Worker:
-    """One worker as the learner sees it; the actor behind it may be replaced.
+    """Worker as seen by the learner. If its actor dies, a new actor replaces it.
 
     Attributes:
         name: 'rollout worker 2'.
         actor: the Ray actor.
-        answers: references to what it has been asked for and has not been read, the oldest first.
-        ahead: steps that were asked for and have not been taken.
-        started: of the actor at work; ``None`` before it has started.
-        has_weights: whether the actor has been given any, so that it acts when it is asked to.
-        waited: how many times the learner has looked around while it waited for the next answer.
-        deaths: how many actors have died one after the other without having delivered a step.
-        replacements: how many actors have died.
-        stream: what has arrived.
-        said: the latest lines of its log.
+        answers: references to the unread answers, the oldest first.
+        ahead: number of steps that were requested and not taken.
+        started: start message of the actor; None before it has started.
+        has_weights: whether the actor has weights, so that it can act.
+        waited: number of timeouts while waiting for the next answer.
+        deaths: number of consecutive actors that died without delivering a step.
+        replacements: number of actors that have died.
+        stream: steps that have arrived.
+        said: latest lines of its log.
     """
 
     def __init__(self, index: int, count: int, actor_class: Any, conf: str, settings: dict[str, Any],
@@ -259,11 +258,12 @@ class _Worker:
         self.said: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
         self.started: Started | None = None
         self.has_weights = False
-        self._next_weights: Any = None  # to go with the next request: calls of the two groups may overtake each other
+        # Sent with the next request as well, because calls of the two concurrency groups may overtake each other.
+        self._next_weights: Any = None
 
     @property
     def title(self) -> str:
-        """What to call it in messages."""
+        """Name of the worker for messages."""
         if self.started is None:
             return f'{self.name} (which has not started yet)'
         return f'{self.name} (pid {self.started.pid} on {self.started.host})'
@@ -273,49 +273,49 @@ class _Worker:
         return self.stream.requested
 
     def replace_actor(self) -> None:
-        """Start another actor; what the old one has not delivered is lost."""
+        """Start a new actor. Undelivered steps of the old actor are lost."""
         self.replacements += 1
         self.stream.requested = self.stream.steps
         self._create()
 
     def load(self, weights: Any) -> None:
-        """Act with these from now on; with the first ones the actor makes its environments."""
+        """Send weights to the actor. The first weights make it create its environments."""
         if self.has_weights:
-            self.tell('load', weights)  # for the steps that it has been asked for already
+            self.tell('load', weights)  # for steps that were already requested
             self._next_weights = weights
         else:
             self.has_weights = True
             self.answers.append(self.actor.start.remote(weights))
 
     def request(self, length: int) -> None:
-        """Ask for ``length`` more steps."""
+        """Request ``length`` more steps."""
         if length > 0:
             self.stream.requested += length
             weights, self._next_weights = self._next_weights, None
             self.answers.append(self.actor.collect.remote(length, weights))
 
     def tell(self, method: str, *arguments: Any) -> None:
-        """Leave something for the actor to be found; no answer is waited for."""
+        """Call a control method of the actor without waiting for an answer."""
         getattr(self.actor, method).options(concurrency_group=CONTROL).remote(*arguments)
 
     def log_tail(self, error: Exception) -> str:
-        """The end of what the actor wrote to stderr, or of its log, and what Ray knows of its end."""
+        """Return the last lines of stderr or of the log of the actor, and the reason of its death given by Ray."""
         lines: list[str] = []
         if self.started is not None and self.started.host == socket.gethostname():
             lines = [line.rstrip() for line in processes.tail(self.started.log_file).splitlines()
-                     if line.strip() and not line.startswith(_MARKS_OF_RAY)][-_LAST_LINES:]
+                     if line.strip() and not line.startswith(_RAY_LOG_MARKS)][-_LAST_LINES:]
         known = _plain(str(error)).splitlines()
         begin = next((i for i, line in enumerate(known) if line.startswith('The actor is dead because')), 0)
         return '\n'.join([*(lines or self.said), *known[begin:]])
 
 
 class _Stream:
-    """Steps of one worker that have arrived and not been taken.
+    """Queue of the steps of one worker that have arrived and not been taken.
 
     Attributes:
-        structure: of ``Steps``.
-        steps: how many.
-        requested: how many there are and will be.
+        structure: structure of ``Steps``.
+        steps: number of steps in the queue.
+        requested: number of steps in the queue and of requested steps.
     """
 
     def __init__(self) -> None:
@@ -326,7 +326,7 @@ class _Stream:
         self._step_types: list[int] = []
 
     def add(self, delivery: Delivery) -> None:
-        """Append what has arrived."""
+        """Append a delivery."""
         if self.structure is None:
             self.structure = delivery.structure
             self._step_types = _step_types(delivery.structure)
@@ -334,7 +334,7 @@ class _Stream:
         self.steps += _length(delivery.leaves)
 
     def take(self, length: int) -> Iterator[list[Any]]:
-        """The oldest ``length`` steps, in portions."""
+        """Remove and yield the oldest ``length`` steps, in portions."""
         self.steps -= length
         self.requested -= length
         while length:
@@ -348,7 +348,7 @@ class _Stream:
             yield leaves
 
     def end_episode(self) -> None:
-        """Make the newest step the last one of its episode, whose discount stays what it is."""
+        """Make the newest step the last step of its episode, without changing its discount."""
         if not self.steps:
             return
         leaves = self._portions[-1] = list(self._portions[-1])
@@ -358,7 +358,7 @@ class _Stream:
 
 
 def _step_types(structure: Any) -> list[int]:
-    """Which leaves of ``Steps`` say where steps stand in their episodes to those who learn; metrics look at others."""
+    """Return the indices of the leaves of ``Steps`` with the step types for training. Metrics use other leaves."""
     leaves = range(structure.num_leaves)
     paths = nest.flatten_with_path(nest.unflatten(structure, leaves))
     return [i for path, i in paths if path.split('.')[-1] == 'step_type' and not path.startswith('env_steps.')]
@@ -372,11 +372,12 @@ def _cut(leaves: list[Any], begin: int, end: int) -> list[Any]:
     return [None if leaf is None else leaf[begin:end] for leaf in leaves]
 
 
-def _side_by_side(workers: list[list[list[Any]]], num_environments: int) -> list[torch.Tensor | None]:
-    """Put steps of all workers into new tensors.
+def _concatenate(workers: list[list[list[Any]]], num_environments: int) -> list[torch.Tensor | None]:
+    """Concatenate the steps of all workers along the batch dimension.
 
     Args:
-        workers: for each worker portions ``[t, E, ...]`` of its steps, each a list of leaves; equally many steps.
+        workers: for each worker the portions ``[t, E, ...]`` of its steps, each a list of leaves. All workers must have
+            the same number of steps.
         num_environments: E.
 
     Returns:
@@ -406,13 +407,13 @@ def _torch_dtype(example: Any) -> torch.dtype:
 
 
 def _check_version(worker: _Worker) -> None:
-    assert worker.started is not None, 'it has just told'
+    assert worker.started is not None, 'the worker has started'
     if worker.started.version != alfx.__version__:
-        raise LostProcessError(worker.title, f'has alfx {worker.started.version}; the learner has {alfx.__version__}',
+        raise LostProcessError(worker.title, f'has alfx {worker.started.version}, the learner has {alfx.__version__}',
                                hint='install the same version on every machine of the cluster')
 
 
 def _plain(text: str) -> str:
-    """Without the colours that Ray gives to its messages."""
+    """Remove the color codes from a message of Ray."""
     return re.sub(r'\x1b\[[0-9;]*m', '', text)
 

@@ -1,8 +1,8 @@
-"""A Ray actor that acts: a :class:`~alfx.trainers.acting.rollout_worker.RolloutWorker` and what travels to and from it.
+"""Ray actor with a :class:`~alfx.trainers.acting.rollout_worker.RolloutWorker`, and its messages.
 
-Calls of the concurrency group 'control' are answered while :meth:`RayWorker.collect` is at work; they only leave
-something to be found by the next ``collect``. All others run one after the other in one thread, in which everything is
-made that acts.
+Calls in the concurrency group 'control' run concurrently with :meth:`RayWorker.collect`; they only store values for the
+next ``collect``. All other calls run one after the other in a single thread, which also creates the environments and
+the algorithm.
 """
 import logging
 import os
@@ -23,17 +23,17 @@ from alfx.trainers.acting.rollout_worker import RolloutWorker
 from alfx.utils.processes import leave_signals_to_parent
 
 CONTROL = 'control'
-_MAX_LOG_LINES = 1000  # of one delivery
+_MAX_LOG_LINES = 1000  # per delivery
 
 
 class Weights(NamedTuple):
-    """What to act with.
+    """Weights for acting.
 
     Attributes:
-        number: counted up by the learner.
-        packed: of :func:`~alfx.engine.remote.policy_state.pack`.
-        global_counter: the learner's.
-        progresses: what schedules depend on.
+        number: version number, increased by the learner.
+        packed: weights, packed by :func:`~alfx.engine.remote.policy_state.pack`.
+        global_counter: counter of the learner.
+        progresses: training progress, which schedules depend on.
     """
 
     number: int
@@ -43,14 +43,14 @@ class Weights(NamedTuple):
 
 
 class Started(NamedTuple):
-    """Who has started.
+    """Message of an actor that has started.
 
     Attributes:
-        pid: its process.
-        host: its machine.
-        log_file: on that machine: what it writes to stderr; '' if that is no file.
-        version: of alfx.
-        log: as in :class:`Delivery`.
+        pid: process id of the actor.
+        host: name of its machine.
+        log_file: file to which it writes stderr, on its machine; '' if stderr is not a file.
+        version: version of alfx.
+        log: see :class:`Delivery`.
     """
 
     pid: int
@@ -61,15 +61,15 @@ class Started(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """The outcome of one ``collect``.
+    """Result of one ``collect``.
 
     Attributes:
-        leaves: those of ``Steps``, as arrays ``[T, E, ...]``; tensors where numpy lacks the type, ``None`` for none.
-        structure: of ``Steps``.
-        statistics: packed, of worker 0: what acting has changed.
-        log: ``(level, text)``.
-        summaries: ``(method, arguments)`` of calls of a summary writer.
-        final_infos: the numbers that the latest episodes ended with.
+        leaves: leaves of ``Steps`` as arrays ``[T, E, ...]``; tensors if numpy lacks the dtype, None for empty leaves.
+        structure: structure of ``Steps``.
+        statistics: tensors that acting has changed in worker 0, packed.
+        log: log records ``(level, text)``.
+        summaries: calls ``(method, arguments)`` of the summary writer.
+        final_infos: numbers in the final infos of the latest episodes.
     """
 
     leaves: list[Any]
@@ -81,36 +81,36 @@ class Delivery(NamedTuple):
 
 
 class RayWorker:
-    """Body of the actor; it makes nothing before :meth:`start`.
+    """Body of the actor. The environments and the algorithm are created by :meth:`start`.
 
     Args:
-        conf: the text of a conf in which everything is resolved: other machines do not see the run folder.
-        settings: of :class:`~alfx.trainers.acting.rollout_worker.RolloutWorker`.
-        index: number of this worker.
-        count: how many there are.
-        ends_with_cluster: whether the cluster is the learner's own.
+        conf: text of the resolved conf, because other machines cannot access the run folder.
+        settings: settings of :class:`~alfx.trainers.acting.rollout_worker.RolloutWorker`.
+        index: index of this worker.
+        count: number of workers.
+        ends_with_cluster: whether the learner started the cluster, so that this process exits with it.
     """
 
     def __init__(self, conf: str, settings: dict[str, Any], index: int, count: int, ends_with_cluster: bool):
         self._conf, self._settings, self._index, self._count = conf, settings, index, count
         self._worker: Any = None
-        self._weights: Weights | None = None  # the latest that have come in
-        self._number = 0  # of those in use
+        self._weights: Weights | None = None  # latest received weights, not loaded yet
+        self._number = 0  # version number of the loaded weights
         self._summary_step: int | None = None
         self._stopped = threading.Event()
         self._log: list[tuple[int, str]] = []
         self._summaries: list[tuple[str, tuple]] = []
         self._writer = worker_process.SummaryForwarding(lambda *call: self._summaries.append(call))
         self._forwarding = worker_process.LogForwarding(self._add_to_log).active()
-        self._forwarding.__enter__()  # until the process ends
+        self._forwarding.__enter__()  # active until the process exits
         if ends_with_cluster:
             threading.Thread(target=end_with_cluster, args=(self._stopped, ), daemon=True).start()
 
     def start(self, weights: Weights) -> Started:
-        """Make environments and algorithm.
+        """Create the environments and the algorithm.
 
         Raises:
-            ConfError, EnvironmentLoadError: as in a run of one process.
+            ConfError, EnvironmentLoadError: the same as in a run with a single process.
         """
         leave_signals_to_parent()
         worker_process.prepare(self._settings)
@@ -124,14 +124,14 @@ class RayWorker:
         return Started(os.getpid(), socket.gethostname(), _stderr_file(), alfx.__version__, self._take_log())
 
     def collect(self, length: int, weights: Weights | None = None) -> Delivery | None:
-        """Act for ``length`` steps, with the latest weights that have been loaded; ``None`` after :meth:`stop`.
+        """Act for ``length`` steps with the latest weights; return None after :meth:`stop`.
 
         Args:
-            length: how many.
-            weights: at least as new as these, which may not have come in by :meth:`load` yet.
+            length: number of steps.
+            weights: weights to use unless newer ones were received by :meth:`load`.
 
         Raises:
-            EnvironmentStepError: an environment raised.
+            EnvironmentStepError: an environment raised an error.
         """
         if self._stopped.is_set():
             return None
@@ -153,18 +153,18 @@ class RayWorker:
             self._worker.close()
             self._worker = None
 
-    # Control: called while collect is at work ------------------------------------------------------------------
+    # Control methods, which run concurrently with collect --------------------------------------------------------
 
     def load(self, weights: Weights) -> None:
-        """Act with these from the next ``collect`` on."""
+        """Use these weights from the next ``collect`` on."""
         self._weights = weights
 
     def record(self, step: int) -> None:
-        """Record summaries in the next ``collect``, and write them at ``step``."""
+        """Record summaries in the next ``collect``, at step ``step``."""
         self._summary_step = step
 
     def stop(self) -> None:
-        """Let every ``collect`` that has not begun end at once."""
+        """Make every ``collect`` that has not started return immediately."""
         self._stopped.set()
 
     # -----------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class RayWorker:
         if len(self._log) < _MAX_LOG_LINES:
             self._log.append((level, text))
         elif len(self._log) == _MAX_LOG_LINES:
-            self._log.append((logging.WARNING, 'more lines than these in a few steps: left out'))
+            self._log.append((logging.WARNING, 'too many log lines: the others are dropped'))
 
     def _take_log(self) -> list[tuple[int, str]]:
         log, self._log = self._log, []
@@ -186,7 +186,7 @@ class RayWorker:
 
 
 def _as_arrays(leaves: list[Any]) -> list[Any]:
-    """Tensors as arrays where possible; the same tensor twice is the same array twice, and travels once."""
+    """Convert tensors to arrays where possible. A repeated tensor is converted to one array, which is sent once."""
     arrays: dict[tuple, Any] = {}
 
     def as_array(leaf: Any) -> Any:

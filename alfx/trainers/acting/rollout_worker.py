@@ -1,7 +1,6 @@
-"""Acting in another process: environments and algorithm of a run, made anew from the conf in its run folder.
+"""Asynchronous actor: environments and algorithm of a run, created again from the conf in its run folder.
 
-Here is what every such process does, whoever starts it and however its steps travel: ``algorithms/async_unroller.py``
-has one on this machine, Ray has many anywhere.
+``algorithms/async_unroller.py`` uses one such actor on this machine; ``ray_worker.py`` uses many on any machine.
 """
 import time
 from typing import Any
@@ -21,35 +20,35 @@ from alfx.runs import building
 from alfx.utils import random_state
 from alfx.trainers.acting.worker_process import load_config, set_arithmetic
 
-_RESEEDING = 7919  # as where a run of one process goes on with new episodes
+_RESEEDING = 7919  # same as for new episodes of a resumed run with a single process
 
 
 class RolloutWorker:
-    """Acts with the weights that it is given.
+    """Actor that collects steps with given weights.
 
-    Worker w of W has the environments ``w * E`` to ``(w + 1) * E - 1``, with the random streams that these would have
-    in one process, and ``TimeStep.env_id`` counted through. Worker 0 draws the actions that a run of one process would
-    draw if nothing else in it drew numbers.
+    Worker w of W has the environments ``w * E`` to ``(w + 1) * E - 1`` of the run, with the same random streams as in a
+    single process and with global values of ``TimeStep.env_id``. Worker 0 samples the same actions as a run with a
+    single process in which nothing else draws random numbers.
 
     Args:
-        conf_file: the conf that everything is made from: one in which everything is resolved.
-        settings: what the learner has decided:
+        conf_file: resolved conf of the run.
+        settings: settings of the learner:
 
-            - those of ``engine.remote.unroll.worker_settings``;
-            - 'start': 0 or left out for a new run; another number for every time that a run goes on, so that its random
-              streams are new ones;
-            - 'num_environments': E; left out: what the conf says;
-            - 'first_environment': added to the number of every environment; 0 if left out.
+            - the settings of :func:`~alfx.engine.remote.remote_unroll.worker_settings`;
+            - 'start': 0 or missing for a new run; a different number each time the run is resumed, so that its random
+              streams differ;
+            - 'num_environments': E; if missing, the value in the conf;
+            - 'first_environment': offset of the environment numbers; 0 if missing.
         worker_index: w.
         num_workers: W.
 
     Raises:
-        ConfError, EnvironmentLoadError: as in a run of one process.
+        ConfError, EnvironmentLoadError: the same as in a run with a single process.
     """
 
     def __init__(self, conf_file: str, settings: dict[str, Any], worker_index: int = 0, num_workers: int = 1):
         if not 0 <= worker_index < num_workers:
-            raise ValueError(f'worker_index has to be in [0, {num_workers}), found {worker_index}')
+            raise ValueError(f'worker_index must be in [0, {num_workers}), found {worker_index}')
         set_arithmetic(settings)
         config = load_config(conf_file, settings)
         seed, begin = config.random_seed, settings.get('start', 0)
@@ -70,39 +69,39 @@ class RolloutWorker:
         self._just_changed: set[str] = set()
         self._tensors, self._buffers = policy_tensors(self._algorithm), policy_buffers(self._algorithm)
         self._versions: dict[str, Any] = {}
-        self._position: Any = None
+        self._rollout_state: Any = None
 
     @property
     def batch_size(self) -> int:
-        """E, the number of environments of this worker."""
+        """Number E of environments of this worker."""
         return self._env.batch_size
 
     @property
     def algorithm(self) -> Any:
-        """The root algorithm of this process."""
+        """Root algorithm of this process."""
         return self._algorithm
 
     @property
     def env_seconds(self) -> float:
-        """How long the latest step of the environments took."""
+        """Duration of the latest step of the environments in seconds."""
         return self._env.seconds
 
     def collect(self, length: int) -> Steps:
         """Act for ``length`` steps.
 
         Returns:
-            ``[length, E, ...]``, on the CPU.
+            Steps ``[length, E, ...]`` on the CPU.
 
         Raises:
-            EnvironmentStepError: an environment raised.
+            EnvironmentStepError: an environment raised an error.
         """
         algorithm = self._algorithm
         if not self._versions:
             self._remember()
-        if self._position is None:
-            self._position = start(algorithm, self._env)
+        if self._rollout_state is None:
+            self._rollout_state = start(algorithm, self._env)
         keep_inputs = algorithm.capabilities.needs_unroll_inputs
-        steps = rollout(algorithm, self._env, self._position, length, with_grad=False, bootstrap=False,
+        steps = rollout(algorithm, self._env, self._rollout_state, length, with_grad=False, bootstrap=False,
                         transformed=bool(algorithm.on_policy), keep_inputs=keep_inputs)
         if self._owns_statistics:
             changed = self._changed()
@@ -111,15 +110,15 @@ class RolloutWorker:
         return steps
 
     def load(self, state: dict[str, torch.Tensor], global_counter: int, progresses: dict[str, float]) -> None:
-        """Act with these weights from the next step on; :meth:`statistics` are left as acting has made them.
+        """Load weights for the next steps. Tensors in :meth:`statistics`, which acting itself changes, are kept.
 
         Args:
-            state: as of ``policy_state``.
-            global_counter: the learner's counter.
-            progresses: what schedules depend on.
+            state: weights, see ``policy_state``.
+            global_counter: counter of the learner.
+            progresses: training progress, which schedules depend on.
 
         Raises:
-            ValueError: a tensor is missing or has another shape.
+            ValueError: a tensor is missing or has a different shape.
         """
         context.set_global_counter(global_counter)
         context.update_all_progresses(progresses)
@@ -127,22 +126,22 @@ class RolloutWorker:
         self._remember()
 
     def take_statistics(self) -> set[str]:
-        """The keys of those of :meth:`statistics` that have changed since the last call."""
+        """Return the keys of the :meth:`statistics` that have changed since the last call."""
         changed, self._just_changed = self._just_changed, set()
         return changed
 
     def statistics(self) -> dict[str, torch.Tensor]:
-        """Copies of the tensors that acting itself has changed, by key; worker 0 alone has any."""
+        """Return copies of the tensors that acting has changed, by key; empty for workers other than 0."""
         return {key: self.tensor(key).clone() for key in self._statistics}
 
     def tensor(self, key: str) -> torch.Tensor:
-        """A buffer of the algorithm, itself."""
+        """Return a buffer of the algorithm, not a copy."""
         module, name = self._buffers[key]
         buffer: Any = module._buffers[name]
         return buffer
 
     def take_final_infos(self) -> list[dict[str, float]]:
-        """The numbers in the infos of the latest episodes that have ended since the last call."""
+        """Return the numbers in the final infos of the latest episodes that have ended since the last call."""
         infos = list(self._env.ended)
         self._env.ended.clear()
         return infos
@@ -152,13 +151,13 @@ class RolloutWorker:
         self._env.close()
 
     def _changed(self) -> set[str]:
-        """The keys of the buffers that have been written to since this was last asked, or weights were loaded."""
+        """Return the keys of the buffers changed since the last call or since weights were loaded."""
         changed = set()
         for key, (module, name) in self._buffers.items():
             version = _version(module, name)
             if version != self._versions[key]:
                 if version[0] != self._versions[key][0]:
-                    self._tensors[key] = self.tensor(key)  # it is another one
+                    self._tensors[key] = self.tensor(key)  # the buffer was replaced
                 self._versions[key] = version
                 changed.add(key)
         return changed
@@ -168,17 +167,17 @@ class RolloutWorker:
 
 
 def _version(module: torch.nn.Module, name: str) -> tuple[int, int]:
-    """What differs after a buffer has been written to or replaced."""
+    """Return a value that changes if a buffer is modified in place or replaced."""
     tensor: Any = module._buffers[name]
     return id(tensor), tensor._version
 
 
 class _NumberedEnvironment(AlfEnvironmentBaseWrapper):
-    """The environments ``first``, ``first + 1``, ... of a run; takes the time.
+    """Wrapper for the environments ``first``, ``first + 1``, ... of a run that measures the time of a step.
 
     Attributes:
-        seconds: how long the latest step took.
-        ended: final infos of the latest episodes; whoever looks at them clears them.
+        seconds: duration of the latest step.
+        ended: final infos of the latest episodes; the reader clears them.
     """
 
     def __init__(self, env: AlfEnvironment, first: int):

@@ -1,4 +1,4 @@
-"""Who acts in a run: this process, or others that the conf asks for."""
+"""Choice of the processes that act in a run: the training process, or asynchronous actors."""
 from functools import partial
 from typing import Any
 
@@ -9,13 +9,13 @@ from alfx.gin_utils.value_checks import problem_at
 
 
 def create_environment(config: TrainerConfig) -> Any:
-    """The environments to train in; where other processes act, only their description.
+    """Create the training environments, or only their description if other processes act.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
 
     Raises:
-        ConfError, EnvironmentLoadError: there can be none.
+        ConfError, EnvironmentLoadError: the environments cannot be created.
     """
     from alfx.environments import utils
     from alfx.environments.described_environment import DescribedEnvironment
@@ -26,7 +26,7 @@ def create_environment(config: TrainerConfig) -> Any:
     env = utils.create_environment(seed=config.random_seed, **options)
     if isinstance(env, RecordedEnvironment) and (config.collects or config.evaluate):
         setting = 'evaluate' if config.evaluate else 'unroll_length'
-        raise ConfError([problem_at('create_environment', 'env_name', "= 'offline': there is nothing to act in, but "
+        raise ConfError([problem_at('create_environment', 'env_name', "= 'offline' has no environment to act in, but "
                                     f'TrainerConfig.{setting} = {getattr(config, setting)}',
                                     f'set TrainerConfig.{setting} to {type(getattr(config, setting))()}, or name an '
                                     'environment')])
@@ -34,10 +34,10 @@ def create_environment(config: TrainerConfig) -> Any:
 
 
 def check(algorithm: Any, config: TrainerConfig) -> None:
-    """Refuse an algorithm that cannot learn from what other processes did, if they act.
+    """Check that the algorithm supports asynchronous actors if the conf uses them.
 
     Raises:
-        ConfError: that is so, or what they need is not installed.
+        ConfError: the algorithm does not support asynchronous actors, or Ray is not installed.
     """
     if config.async_actor_field:
         check_source(algorithm, config, config.async_actor_field)
@@ -47,20 +47,20 @@ def check(algorithm: Any, config: TrainerConfig) -> None:
 
 
 def act_here(config: TrainerConfig) -> None:
-    """Change a configuration so that this process acts, for a run that is only a trial."""
+    """Change a configuration so that this process acts, for a test run."""
     config.unroll_length = config.unroll_length or config.max_unroll_length
     config.async_unroll, config.num_ray_workers = False, 0
 
 
 def start(algorithm: Any, config: TrainerConfig) -> UnrollSource | None:
-    """Start the processes that act; ``None`` if this one does.
+    """Start the asynchronous actors; return None if this process acts.
 
     Args:
-        algorithm: the root algorithm, with the weights and counters that the run goes on from.
-        config: of the run.
+        algorithm: root algorithm, with the weights and counters from which the run starts or resumes.
+        config: configuration of the run.
 
     Raises:
-        ConfError: they cannot be started.
+        ConfError: the actors cannot be started.
     """
     source: UnrollSource
     if config.num_ray_workers:

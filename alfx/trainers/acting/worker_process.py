@@ -1,4 +1,4 @@
-"""What every process that a run starts for acting or evaluating begins with.
+"""Setup shared by the processes that a run starts for acting or evaluation.
 
 The learner sends :func:`~alfx.engine.remote.remote_unroll.worker_settings`; the process calls :func:`prepare`, then
 :func:`load_config`.
@@ -17,24 +17,24 @@ from alfx.utils import random_state
 
 
 def prepare(settings: dict[str, Any]) -> None:
-    """Set up this process: one thread, the arithmetic of the learner.
+    """Set up this process with one thread and the arithmetic settings of the learner.
 
     Args:
-        settings: of :func:`~alfx.engine.remote.remote_unroll.worker_settings`.
+        settings: see :func:`~alfx.engine.remote.remote_unroll.worker_settings`.
     """
     os.environ.setdefault('OMP_NUM_THREADS', '1')
     set_arithmetic(settings)
 
 
 def set_arithmetic(settings: dict[str, Any]) -> None:
-    """Compute as the learner does, on one thread."""
+    """Use the arithmetic settings of the learner, and one thread."""
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     torch.set_float32_matmul_precision(settings['float32_matmul_precision'])
 
 
 def load_config(conf_file: str, settings: dict[str, Any]) -> TrainerConfig:
-    """Load the conf of the run, with what the learner has decided, and seed this process as the learner was."""
+    """Load the conf of the run with the settings of the learner, and seed this process like the learner."""
     gin_utils.load(conf_file)
     config = TrainerConfig(root_dir=settings['root_dir'])
     config.summary_axis = settings['summary_axis']
@@ -43,10 +43,10 @@ def load_config(conf_file: str, settings: dict[str, Any]) -> TrainerConfig:
 
 
 class LogForwarding(logging.Handler):
-    """Hands on what alfx logs, and warnings of everything else, as ``(level, text)``.
+    """Handler that forwards the log records of alfx and all warnings to another process.
 
     Args:
-        send: gets them.
+        send: called with ``(level, text)`` of each record.
     """
 
     def __init__(self, send: Callable[[int, str], None]):
@@ -54,7 +54,7 @@ class LogForwarding(logging.Handler):
         self._send = send
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hand on one record."""
+        """Forward one record."""
         text = record.getMessage()
         if record.exc_info:
             text += '\n' + logging.Formatter().formatException(record.exc_info)
@@ -62,7 +62,7 @@ class LogForwarding(logging.Handler):
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Context manager within which records are handed on."""
+        """Forward records while the context is active."""
         root, own = logging.getLogger(), logging.getLogger('alfx')
         level = own.level
         own.setLevel(logging.INFO)
@@ -77,13 +77,13 @@ class LogForwarding(logging.Handler):
 
 
 class SummaryForwarding:
-    """A summary writer that hands everything on: ``send(method, arguments)`` for each call of a writer's method.
+    """Summary writer that forwards the calls of its methods to another process.
 
     Attributes:
-        latest_scalars: as of a writer.
+        latest_scalars: see the summary writer.
 
     Args:
-        send: gets them.
+        send: called with ``(method, arguments)`` of each call.
     """
 
     def __init__(self, send: Callable[[str, tuple], None]):

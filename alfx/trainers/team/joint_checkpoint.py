@@ -1,8 +1,8 @@
-"""Checkpoints of several ranks, which are those of one process: rank 0 writes what all of them have.
+"""Checkpoints of distributed training in the format of a single process. Rank 0 writes the joined state of all ranks.
 
-See :mod:`alfx.trainers.team.joint_state` for what is joined. Where the rollout stands, the states of the environments
-and the random number generators of each rank are kept besides, for a run that goes on in as many processes; in another
-number new episodes begin.
+See :mod:`alfx.trainers.team.joint_state` for the joined state. The checkpoint also contains the rollout state, the
+environment state and the random state of each rank, for a run that is resumed with the same number of ranks. With a
+different number of ranks new episodes start.
 """
 import contextlib
 import logging
@@ -18,12 +18,12 @@ _ALGORITHM, _TRAINER = 'alg', 'trainer'
 
 
 class JointCheckpointer(Checkpointer):
-    """Saves and loads what several ranks have, in all of them at the same time.
+    """Checkpointer of distributed training. All ranks save and load at the same time.
 
     Args:
-        ranks: the processes.
-        ckpt_dir: the folder, which all of them can read.
-        alg: the root algorithm.
+        ranks: the ranks.
+        ckpt_dir: folder of the checkpoints, which all ranks must be able to read.
+        alg: root algorithm.
         trainer: the ``RunState``.
     """
 
@@ -33,25 +33,25 @@ class JointCheckpointer(Checkpointer):
         self._counters: dict[str, int] | None = None
 
     def leave_group(self, counters: dict[str, int]) -> None:
-        """From now on :meth:`save` does without the others, some of which are gone: the first one left writes.
+        """Make :meth:`save` work without the other ranks after some are lost. The first surviving rank writes.
 
         Args:
-            counters: the counting metrics of the whole, by name.
+            counters: values of the counting metrics over all ranks, by name.
         """
         self._counters = counters
 
     @property
     def writes(self) -> bool:
-        """Whether this rank writes."""
+        """Return whether this rank writes checkpoints."""
         return self._ranks.rank == (0 if self._counters is None else self._ranks.survivors()[0])
 
     def save(self, global_step: int, environment_state: Any = None, temporary: bool = False) -> str:
-        """As in the base class, of all ranks."""
+        """Save the joined state of all ranks; see the base class."""
         if self._counters is None:
             self._save_together(global_step, environment_state, temporary)
         elif self.writes:
-            logger.info('other processes are gone: the checkpoint holds what rank %d has; what it stored for replay '
-                        'stands for what they had stored', self._ranks.rank)
+            logger.info('other ranks are lost: the checkpoint contains the state of rank %d, and its replay buffer '
+                        'replaces the replay buffers of the lost ranks', self._ranks.rank)
             self._write(global_step, self._joined(super()._states(), None), None, temporary)
         return self.path(global_step)
 
@@ -67,7 +67,10 @@ class JointCheckpointer(Checkpointer):
                     None if any(state is None for state in environments) else environments, temporary)
 
     def _joined(self, states: dict[str, Any], parts: list[Any] | None) -> dict[str, Any]:
-        """The states of this rank with those of all ranks, ``None`` for those that are not to be had."""
+        """Return the state of this rank joined with the states of all ranks.
+
+        If ``parts`` is None, the states of the other ranks are unavailable, and this rank replaces them.
+        """
         algorithm, trainer = states[_ALGORITHM], states[_TRAINER]
         if parts is None:
             shares = [joint_state.own_share(self._alg, algorithm)] * self._ranks.size
@@ -87,7 +90,7 @@ class JointCheckpointer(Checkpointer):
                 found = super()._read(global_step)
         step = self._ranks.broadcast_from_rank0(None if found is None else found[0])
         if step is None:
-            return super()._read(global_step)  # which says what is wrong
+            return super()._read(global_step)  # raises an error with the reason
         _, path, states = found or super()._read(step)
         if _ALGORITHM in states:
             share = joint_state.share_of(self._alg, states[_ALGORITHM], self._ranks.rank, self._ranks.size)
@@ -95,6 +98,6 @@ class JointCheckpointer(Checkpointer):
         return step, path, states
 
     def remove_temporaries(self, keep: int) -> None:
-        """As in the base class; in the rank that writes."""
+        """Remove temporary checkpoints in the rank that writes; see the base class."""
         if self.writes:
             super().remove_temporaries(keep)

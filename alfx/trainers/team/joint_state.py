@@ -1,8 +1,8 @@
-"""The states of several ranks as the state of one process, and the reverse.
+"""Conversion between the states of several ranks and the state of a single process.
 
-Most of an algorithm is the same in all ranks. What belongs to environments is joined along their dimension: the replay
-buffer and the episodes that metrics follow. Counters are added up. What parts keep by themselves of what they have seen
-and share with nobody (samples of a mutual information estimator, how often codes were used) is that of rank 0.
+Most of the state of an algorithm is equal in all ranks. State that belongs to environments (the replay buffer and the
+running episodes of metrics) is concatenated along the environment dimension. Counters are summed. Local statistics that
+ranks do not share (samples of a mutual information estimator, usage counts of codes) are taken from rank 0.
 """
 from collections.abc import Sequence
 from typing import Any
@@ -15,12 +15,12 @@ _EXTRA, _BUFFER = '_extra_state', 'replay_buffer'
 
 
 def _shared_parts(algorithm: nn.Module) -> dict[str, Any]:
-    """The parts by key prefix that can join their states."""
+    """Return the parts that can join their states, by key prefix."""
     return {f'{name}.': part for name, part in algorithm.named_modules() if hasattr(part, 'join_states')}
 
 
 def own_share(algorithm: Any, state: State) -> State:
-    """The part of the state of this rank's ``algorithm`` that the other ranks have differently."""
+    """Return the part of the state of ``algorithm`` that differs between ranks."""
     prefixes = tuple(_shared_parts(algorithm))
     share = {key: value for key, value in state.items() if key.startswith(prefixes)}
     if _BUFFER in state.get(_EXTRA, {}):
@@ -29,7 +29,7 @@ def own_share(algorithm: Any, state: State) -> State:
 
 
 def joined(algorithm: Any, state: State, shares: Sequence[State]) -> State:
-    """``state`` of one rank with the shares of all of them joined."""
+    """Return the ``state`` of one rank with the shares of all ranks joined."""
     state = dict(state)
     for prefix, part in _shared_parts(algorithm).items():
         own = [_below(prefix, share) for share in shares]
@@ -41,7 +41,7 @@ def joined(algorithm: Any, state: State, shares: Sequence[State]) -> State:
 
 
 def with_counters(algorithm: Any, state: State, counters: dict[str, int]) -> State:
-    """``state`` with these values of the counting metrics, by name."""
+    """Return ``state`` with the given values of the counting metrics, by name."""
     for prefix, part in _shared_parts(algorithm).items():
         if getattr(part, 'name', None) in counters:
             state = {**state, f'{prefix}count': torch.tensor(counters[part.name])}
@@ -49,7 +49,7 @@ def with_counters(algorithm: Any, state: State, counters: dict[str, int]) -> Sta
 
 
 def share_of(algorithm: Any, state: State, rank: int, size: int) -> State:
-    """The part that one of ``size`` ranks has of the state of one process."""
+    """Return the part of the state of a single process that belongs to one of ``size`` ranks."""
     state = dict(state)
     for prefix, part in _shared_parts(algorithm).items():
         own = part.share_of_state(_below(prefix, state), rank, size)
@@ -61,22 +61,22 @@ def share_of(algorithm: Any, state: State, rank: int, size: int) -> State:
 
 
 def _below(prefix: str, state: State) -> State:
-    """The entries of a part's own tensors, without those of its parts."""
+    """Return the tensors that a part owns directly, without the tensors of its children."""
     return {key.removeprefix(prefix): value for key, value in state.items()
             if key.startswith(prefix) and '.' not in key.removeprefix(prefix)}
 
 
 def metric_states(algorithm: Any) -> list[State]:
-    """The state of each metric."""
+    """Return the state of each metric."""
     return [{name: part.state_dict() for name, part in _joinable(metric)} for metric in algorithm.get_metrics()]
 
 
 def load_metrics(metrics: Sequence[Any], states: Sequence[list[State]]) -> None:
-    """Give ``metrics``, which are of no rank in particular, what those of all ranks have seen.
+    """Load the joined metric states of all ranks.
 
     Args:
-        metrics: the metrics of the whole.
-        states: :func:`metric_states` of each rank.
+        metrics: metrics over all ranks.
+        states: results of :func:`metric_states` in each rank.
     """
     for i, metric in enumerate(metrics):
         for name, part in _joinable(metric):

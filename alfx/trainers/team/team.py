@@ -1,9 +1,8 @@
-"""What a trainer does differently where several processes train together; one for each case, with the same methods.
+"""Differences between training in a single process and distributed training, as two classes with the same methods.
 
-:class:`SingleProcess` is for one process: nothing is different. :class:`Distributed` is for one of several ranks
-(:mod:`alfx.engine.remote.data_parallel`): the settings of the conf that count environments or samples are divided, rank
-0 alone writes and evaluates, and all ranks take the same decisions at the same time, which one small exchange an
-iteration sees to.
+:class:`SingleProcess` is for a single process. :class:`Distributed` is for one of several ranks
+(:mod:`alfx.engine.remote.data_parallel`): settings that count environments or samples are divided by the number of
+ranks, only rank 0 writes and evaluates, and one small exchange per iteration makes all ranks take the same decisions.
 """
 import copy
 import io
@@ -35,96 +34,95 @@ from alfx.utils.processes import LostProcessError, is_orphan
 
 logger = logging.getLogger(__name__)
 T = TypeVar('T')
-_RANK_STREAM = 6  # purpose of the seeds of ranks
+_RANK_STREAM = 6  # stream of the seeds of ranks
 _SAME_REQUEST_SECONDS = 3.0
 
 
 class ParameterMismatchError(RuntimeError):
-    """The ranks do not hold the same parameters any more."""
+    """Raised if the parameters differ between ranks."""
 
 
 def make_team(config: TrainerConfig, ddp_rank: int) -> Any:
-    """:class:`Distributed` for ``ddp_rank`` 0 and above, :class:`Alone` for -1.
+    """Create a :class:`Distributed` for a rank, or a :class:`SingleProcess` for ``ddp_rank`` -1.
 
     Raises:
-        ValueError: another number.
-        RuntimeError: this process has not been started as such a rank.
-        ConfError: the configuration is not for several processes.
+        ValueError: ``ddp_rank`` is less than -1.
+        RuntimeError: this process was not started as this rank.
+        ConfError: the configuration does not support distributed training.
     """
     if ddp_rank < -1:
-        raise ValueError(f'ddp_rank: expected the number of this process among those that train together, or -1 for '
-                         f'one process alone, found {ddp_rank}')
+        raise ValueError(f'ddp_rank: expected the rank of this process, or -1 for a single process, found {ddp_rank}')
     return SingleProcess() if ddp_rank == -1 else Distributed(config, ddp_rank)
 
 
 class SingleProcess:
-    """One process."""
+    """Training in a single process."""
 
     writes = True
 
     def set_random_seed(self, seed: int | None) -> int:
-        """Seed all generators; returns the seed, which is drawn if it is None."""
+        """Seed all random number generators; return the seed, which is chosen at random if it is None."""
         return random_state.set_random_seed(seed)
 
     def decide(self, make: Callable[[], T]) -> T:
-        """What ``make()`` returns in rank 0."""
+        """Return the result of ``make()``."""
         return make()
 
     def start(self, algorithm: Any, random_seed: int) -> None:
-        """The algorithm has been made."""
+        """Prepare training after the algorithm was created."""
 
     def checkpointer(self, folder: str, **modules: Any) -> Checkpointer:
-        """What writes and reads checkpoints."""
+        """Create the checkpointer."""
         return Checkpointer(folder, **modules)
 
     def summary(self, config: TrainerConfig, algorithm: Any, metrics: list[Any]) -> RunSummary:
-        """What writes summaries."""
+        """Create the summary writer of the run."""
         return RunSummary(config, algorithm, metrics)
 
     def display(self, unit: str) -> ProgressDisplay:
-        """What shows progress."""
+        """Create the progress display."""
         return ProgressDisplay(unit=unit)
 
     def signals(self) -> Any:
-        """What takes signals."""
+        """Create the signal handler."""
         return StopSignals()
 
     def agree(self, iteration: int, is_time: bool) -> bool:
-        """At the end of an iteration, and after loading: whether it is time for a temporary checkpoint."""
+        """Return whether a temporary checkpoint is due, at the end of an iteration and after loading."""
         return is_time
 
     def check_parameters(self, algorithm: Any, iteration: int) -> None:
-        """Look whether all ranks hold the same parameters, if that is due after ``iteration`` iterations."""
+        """Check that all ranks have the same parameters, if the check is due."""
 
     def summarize_metrics(self, algorithm: Any) -> None:
-        """Write the averages of the latest episodes."""
+        """Log the averages of the latest episodes."""
         algorithm.summarize_metrics()
 
     def final_infos(self, env: Any) -> list[dict[str, float]]:
-        """The numbers in the infos that the latest episodes ended with; ``env``: of this process, or None."""
+        """Return the numbers in the final infos of the latest episodes; empty if ``env`` is None."""
         return [] if env is None else env.latest_final_infos()
 
     def evaluate(self, algorithm: Any, run: Callable[[], bool]) -> None:
-        """Evaluate by ``run()``, which tells whether that was done by this very process."""
+        """Call ``run()``, which returns whether the evaluation was done in this process."""
         run()
 
     def report(self, error: BaseException | None) -> None:
-        """Training ends with this error."""
+        """Report an error with which training ends to the other ranks."""
 
     def reject_distributed_state(self) -> None:
-        """From now on checkpoints are written without the help of others, some of which are gone."""
+        """Write checkpoints without the other ranks from now on, because some are lost."""
 
 
 class Distributed:
-    """One of several ranks.
+    """Distributed training, as seen by one rank.
 
     Args:
-        config: the configuration of the run; what it says of the whole is replaced by the share of one rank.
-        rank: of this process.
+        config: configuration of the run; settings for all ranks are replaced by the share of one rank.
+        rank: rank of this process.
 
     Raises:
-        RuntimeError: this process has not been started as that rank.
-        ConfError: the configuration is not for several processes.
+        RuntimeError: this process was not started as this rank.
+        ConfError: the configuration does not support distributed training.
     """
 
     def __init__(self, config: TrainerConfig, rank: int):
@@ -133,7 +131,7 @@ class Distributed:
             raise RuntimeError(f'ddp_rank: expected {self._ranks.rank}, the rank of this process, found {rank}')
         self._config = config
         self._signals = _AgreedSignals()
-        self._whole: list[Any] = []
+        self._global_metrics: list[Any] = []
         self._algorithm: Any = None
         self._checkpointer: JointCheckpointer | None = None
         for field, share in shares_of(config, self._ranks.size).items():
@@ -141,22 +139,22 @@ class Distributed:
 
     @property
     def writes(self) -> bool:
-        """Whether this rank writes files."""
+        """Return whether this rank writes files."""
         return self._ranks.is_first
 
     def set_random_seed(self, seed: int | None) -> int:
-        """The same seed in all ranks, so that they make the same networks."""
+        """Use the same seed in all ranks, so that they create the same networks."""
         return random_state.set_random_seed(self.decide(lambda: random_state.set_random_seed(seed)))
 
     def decide(self, make: Callable[[], T]) -> T:
-        """What ``make()`` returns in rank 0; it is not called in others."""
+        """Return the result of ``make()`` in rank 0, which other ranks do not call."""
         return self._ranks.broadcast_from_rank0(make() if self._ranks.is_first else None)
 
     def start(self, algorithm: Any, random_seed: int) -> None:
-        """Give ``algorithm`` the parameters of rank 0, and this rank random numbers of its own.
+        """Copy the parameters of rank 0 to ``algorithm``, and seed this rank with its own random stream.
 
         Raises:
-            ConfError: a layer takes statistics of its batch, or nobody divides the data of a supervised run.
+            ConfError: a layer computes batch statistics, or a supervised algorithm does not divide its batches.
         """
         check_layers(algorithm)
         check_data(self._config, algorithm)
@@ -166,47 +164,47 @@ class Distributed:
             random_state.set_random_seed(derived_seed(random_seed, _RANK_STREAM, self._ranks.rank))
 
     def checkpointer(self, folder: str, **modules: Any) -> Checkpointer:
-        """Checkpoints of all ranks together, which are those of one process."""
+        """Create the checkpointer of all ranks, which writes checkpoints in the format of a single process."""
         self._checkpointer = JointCheckpointer(self._ranks, folder, **modules)
         return self._checkpointer
 
     def summary(self, config: TrainerConfig, algorithm: Any, metrics: list[Any]) -> RunSummary:
-        """Summaries of the metrics of all ranks together, written by rank 0."""
-        self._whole = [copy.deepcopy(metric) for metric in metrics]
-        return RunSummary(config, algorithm, self._whole, None if self.writes else SilentWriter())
+        """Create the summary writer for the metrics over all ranks; only rank 0 writes."""
+        self._global_metrics = [copy.deepcopy(metric) for metric in metrics]
+        return RunSummary(config, algorithm, self._global_metrics, None if self.writes else SilentWriter())
 
     def display(self, unit: str) -> ProgressDisplay:
-        """Rank 0 shows progress."""
+        """Create the progress display; only rank 0 shows it."""
         return ProgressDisplay(None if self.writes else io.StringIO(), unit)
 
     def signals(self) -> Any:
-        """Signals that reach any rank."""
+        """Return the signal handler, which reacts to signals to any rank."""
         return self._signals
 
     def agree(self, iteration: int, is_time: bool) -> bool:
-        """Add up the counters, and see whether any rank has been asked to stop or to write a checkpoint.
+        """Sum the counters over all ranks, and exchange the requests to stop or to write a checkpoint.
 
         Returns:
-            Whether rank 0 finds that it is time for a temporary checkpoint.
+            Whether a temporary checkpoint is due in rank 0.
 
         Raises:
-            LostProcessError: a rank is gone.
+            LostProcessError: a rank is lost.
         """
         counters = [] if self._config.ml_type == 'sl' else self._algorithm.get_step_metrics()
         own = [iteration, self._signals.own_stop_signal(is_orphan()), self._signals.own_request(), is_time,
                *(int(metric.result()) for metric in counters)]
-        said = self._ranks.gather(torch.tensor(own, dtype=torch.float64, device=self._ranks.device)).tolist()
-        assert all(row[0] == iteration for row in said), f'the ranks are in iterations {[row[0] for row in said]}'
-        self._signals.agree(int(max(row[1] for row in said)), any(row[2] for row in said))
-        for i, metric in enumerate(self._whole[:len(counters)]):
-            metric.set(sum(int(row[4 + i]) for row in said))
-        return bool(said[0][3])
+        gathered = self._ranks.gather(torch.tensor(own, dtype=torch.float64, device=self._ranks.device)).tolist()
+        assert all(row[0] == iteration for row in gathered), f'ranks are in iterations {[row[0] for row in gathered]}'
+        self._signals.agree(int(max(row[1] for row in gathered)), any(row[2] for row in gathered))
+        for i, metric in enumerate(self._global_metrics[:len(counters)]):
+            metric.set(sum(int(row[4 + i]) for row in gathered))
+        return bool(gathered[0][3])
 
     def check_parameters(self, algorithm: Any, iteration: int) -> None:
         """Compare statistics of all parameters, every ``TrainerConfig.ddp_paras_check_interval`` iterations.
 
         Raises:
-            ParameterMismatchError: names a parameter and the ranks that differ from rank 0.
+            ParameterMismatchError: parameters differ from rank 0; the message names a parameter and the ranks.
         """
         interval = self._config.ddp_paras_check_interval
         if not interval or iteration % interval:
@@ -222,29 +220,29 @@ class Distributed:
         first = int(np.flatnonzero(~same.all(0))[0])
         different = np.flatnonzero(~same[:, first]).tolist()
         raise ParameterMismatchError(
-            f'after iteration {iteration} {names[first]} is not the same in all processes: rank '
+            f'parameter {names[first]} differs between ranks after iteration {iteration}: rank '
             f'{", ".join(map(str, different))} of {self._ranks.size} has (L1 norm, L2 norm, mean, standard deviation) '
-            f'{found[different[0], first].tolist()}, rank 0 has {found[0, first].tolist()}. Something changes '
-            'parameters by what one rank alone has seen: an optimizer that is stepped outside of an update, or a '
-            'random number that decides it')
+            f'{found[different[0], first].tolist()}, rank 0 has {found[0, first].tolist()}. Parameters are '
+            'changed by data of a single rank, for example by an optimizer step outside of an update or by a decision '
+            'that depends on a random number')
 
     def summarize_metrics(self, algorithm: Any) -> None:
-        """Write the averages of the latest episodes of all ranks."""
-        algorithm.get_metrics()  # which have seen everything then
+        """Log the averages of the latest episodes of all ranks."""
+        algorithm.get_metrics()  # updates the metrics with all steps
         states = self._ranks.gather_objects(joint_state.metric_states(algorithm))
         if states is not None:
-            joint_state.load_metrics(self._whole, states)
-            counters = () if self._config.summarizes_over_env_steps else self._whole[:MetricSet.NUM_COUNTERS]
-            for metric in self._whole:
+            joint_state.load_metrics(self._global_metrics, states)
+            counters = () if self._config.summarizes_over_env_steps else self._global_metrics[:MetricSet.NUM_COUNTERS]
+            for metric in self._global_metrics:
                 metric.gen_summaries(step_metrics=counters)
 
     def final_infos(self, env: Any) -> list[dict[str, float]]:
-        """Those of the environments of all ranks, which rank 0 gets."""
+        """Return the numbers in the final infos of all ranks in rank 0; empty in other ranks."""
         infos = self._ranks.gather_objects([] if env is None else env.latest_final_infos())
         return list(itertools.chain(*infos or ()))
 
     def evaluate(self, algorithm: Any, run: Callable[[], bool]) -> None:
-        """Let rank 0 evaluate; what that changes, such as averages of rewards, the others get."""
+        """Evaluate in rank 0, and copy the buffers that this changes (such as reward averages) to the other ranks."""
         seen = None
         if self._ranks.is_first:
             with context.alone():
@@ -256,77 +254,77 @@ class Distributed:
                     own.copy_(value)
 
     def report(self, error: BaseException | None) -> None:
-        """Tell the other ranks why this one ends."""
+        """Report an error with which training ends to the other ranks."""
         if error is not None:
             self._ranks.report(error)
 
     def reject_distributed_state(self) -> None:
-        """Ranks are gone: the first one that is left writes what it has."""
-        assert self._checkpointer is not None, 'training has begun'
+        """Write checkpoints without the other ranks from now on; the first surviving rank writes its own state."""
+        assert self._checkpointer is not None, 'training has started'
         self._checkpointer.leave_group({metric.name: int(metric.result())
-                                     for metric in self._whole[:MetricSet.NUM_COUNTERS]})
+                                     for metric in self._global_metrics[:MetricSet.NUM_COUNTERS]})
 
 
 def shares_of(config: TrainerConfig, size: int) -> dict[str, int]:
-    """What each of ``size`` ranks has of the settings that count samples, by field.
+    """Return the share of each of ``size`` ranks of the settings that count samples, by field.
 
     Raises:
-        ConfError: the configuration is not for several processes, or not for so many.
+        ConfError: the configuration does not support distributed training, or not with this number of ranks.
     """
     check_config(config)
     if config.ml_type == 'sl':
-        return {}  # an algorithm divides the batches of its loader
+        return {}  # the algorithm divides the batches of its data loader
     counts = {field: getattr(config, field) for field in ('mini_batch_size', 'initial_collect_steps')}
     return {field: data_parallel.share('TrainerConfig', field, count, size) for field, count in counts.items() if count}
 
 
 def check_config(config: TrainerConfig) -> None:
-    """Refuse what several processes cannot do together.
+    """Check that a configuration supports distributed training.
 
     Raises:
-        ConfError: names the field.
+        ConfError: a setting is incompatible; the message names it.
     """
-    own_processes = 'has processes of its own that act, and they belong to one process that trains'
+    own_processes = 'asynchronous actors need a single training process'
     reasons = {
         'async_unroll': (config.async_unroll, own_processes),
         'num_ray_workers': (getattr(config, 'num_ray_workers', 0), own_processes),
-        'offline_buffer_dir': (config.offline_buffer_dir, 'would give the same data to each of them'),
+        'offline_buffer_dir': (config.offline_buffer_dir, 'every process would get the same data'),
     }
-    problems = [problem_at('TrainerConfig', name, f'= {getattr(config, name)!r} is not possible in several processes: '
-                           f'it {why}', 'train in one process, or leave it at its default')
+    problems = [problem_at('TrainerConfig', name, f'= {getattr(config, name)!r} is not supported in distributed '
+                           f'training: {why}', 'train in a single process, or remove the setting')
                 for name, (is_set, why) in reasons.items() if is_set]
     if problems:
         raise gin_utils.ConfError(problems)
 
 
 def check_data(config: TrainerConfig, algorithm: Any) -> None:
-    """Refuse a supervised run in which every process would train on all of the data.
+    """Check that a supervised algorithm divides its batches between the ranks.
 
     Raises:
-        ConfError: names the algorithm.
+        ConfError: every process would train on all data; the message names the algorithm.
     """
     if config.ml_type == 'sl' and not getattr(algorithm, 'divides_batches', False):
         raise gin_utils.ConfError([problem_at(
-            'TrainerConfig', 'algorithm_ctor', f'makes {type(algorithm).__name__}, whose data nobody divides among '
-            'several processes', 'train in one process, or let it compute the loss of context.own_rows() of each batch '
-            'and say so by divides_batches = True')])
+            'TrainerConfig', 'algorithm_ctor', f'= {type(algorithm).__name__}, which does not divide its batches '
+            'between processes', 'train in a single process, or compute the loss on context.own_rows() of each batch '
+            'and set divides_batches = True')])
 
 
 def check_layers(algorithm: nn.Module) -> None:
-    """Refuse layers that normalise by their own batch, of which a rank has only a share.
+    """Check that no layer normalizes by batch statistics, because each rank has only a part of the batch.
 
     Raises:
-        ConfError: names them.
+        ConfError: such layers exist; the message names them.
     """
     layers = [name for name, part in algorithm.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     if layers:
-        raise gin_utils.ConfError(f'batch norm is not possible in several processes, of which each sees a part of the '
-                                  f'batch; found {", ".join(layers[:5])}',
-                                  'normalise by layer, or train in one process')
+        raise gin_utils.ConfError(f'batch norm is not supported in distributed training, because each process has only '
+                                  f'a part of the batch; found {", ".join(layers[:5])}',
+                                  'use layer norm, or train in a single process')
 
 
 class _AgreedSignals(StopSignals):
-    """Signals as all ranks know of them: what reached one of them is so for all, from the end of the iteration on."""
+    """Signals shared by all ranks: at the end of an iteration, a signal to one rank takes effect in all."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -340,27 +338,27 @@ class _AgreedSignals(StopSignals):
         return self._agreed_stop
 
     def take_checkpoint_request(self) -> bool:
-        """Whether any rank has been asked for a checkpoint."""
+        """Return whether a checkpoint was requested from any rank since the last call."""
         requested, self._agreed_request = self._agreed_request, False
         return requested
 
     def own_stop_signal(self, is_an_orphan: bool) -> int:
-        """The signal that reached this rank, 0 for none; an orphan stops as if it had been terminated."""
+        """Return the stop signal to this rank, 0 for none; an orphaned process stops as after SIGTERM."""
         import signal
         own = self._stop_signal or 0
         return signal.SIGTERM if is_an_orphan and not own else own
 
     def own_request(self) -> bool:
-        """Whether this rank has been asked for a checkpoint since the last call."""
+        """Return whether a checkpoint was requested from this rank since the last call."""
         return super().take_checkpoint_request()
 
     def agree(self, stop_signal: int, is_requested: bool) -> None:
-        """This is so in all ranks."""
+        """Set the requests shared by all ranks."""
         self._agreed_stop = self._agreed_stop or stop_signal or None
         self._agreed_request |= is_requested
 
     def _on_stop(self, number: int, frame: Any) -> None:
-        """A terminal and ``torchrun`` both pass an interrupt on: what comes at once is the same one."""
+        """Handle a stop signal. Ignore repetitions within seconds: a terminal and ``torchrun`` both send interrupts."""
         if self._stop_signal is not None and time.monotonic() - self._stopped_at < _SAME_REQUEST_SECONDS:
             return
         self._stopped_at = time.monotonic()

@@ -1,5 +1,6 @@
 """TrainerConfig: documented defaults, and what it refuses."""
 
+import copy
 import inspect
 
 import pytest
@@ -224,3 +225,12 @@ def test_the_data_transformer_exists_once_a_trainer_has_set_it():
         config.data_transformer
     config.data_transformer = 'a transformer'
     assert config.data_transformer == 'a transformer'
+
+
+def test_a_configuration_is_frozen_once_training_has_started(tmp_path):
+    config = TrainerConfig(root_dir=str(tmp_path), algorithm_ctor=object)
+    config.unroll_length = 3
+    config.freeze()
+    with pytest.raises(AttributeError, match='TrainerConfig.unroll_length cannot be changed to 4'):
+        config.unroll_length = 4
+    assert config.unroll_length == 3 and copy.deepcopy(config).unroll_length == 3

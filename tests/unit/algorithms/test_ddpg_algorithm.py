@@ -259,7 +259,7 @@ def test_the_gradient_of_the_value_is_clipped_elementwise(clipping, expected):
     torch.testing.assert_close(found, torch.tensor([expected] * 4))
 
 
-def test_the_norm_of_the_action_is_penalised():
+def test_the_norm_of_the_action_is_penalized():
     spec = BoundedTensorSpec((2, ), torch.float32, -1, 1)
     algorithm = DdpgAlgorithm(TensorSpec((1, )), spec, action_l2=0.5)
     algorithm._critic_networks = LinearCritic()

@@ -47,7 +47,7 @@ def test_one_step_sequences_need_the_previous_step():
     arguments = dict(mini_batch_length=1, agent_args=dict(intrinsic_reward_module=TestICMWithAnEncoder.make))
     agent, _ = sac_agents.make_agent('continuous', use_rollout_state=True, **arguments)
     assert agent.capabilities.needs_previous_step
-    with pytest.raises(ConfError, match='mini_batch_length = 1.*the one before'):
+    with pytest.raises(ConfError, match='mini_batch_length = 1.*pairs of steps'):
         sac_agents.make_agent('continuous', **arguments)
 
 

@@ -208,7 +208,7 @@ def test_uncertainty_without_required_data_is_refused(kwargs, message):
 # Generators ----------------------------------------------------------------------------------------------------
 
 
-def test_a_generator_without_regularisation_minimises_the_loss():
+def test_a_generator_without_regularization_minimizes_the_loss():
     generator = Generator(2, noise_dim=3, optimizer=Adam(lr=1e-2))
     generator.finalize()
     for _ in range(200):
@@ -242,7 +242,7 @@ def test_a_generator_predicts_with_its_moving_average():
                            generator.predict_step(noise=noise).output)
 
 
-def test_a_generator_can_maximise_mutual_information():
+def test_a_generator_can_maximize_mutual_information():
     generator = Generator(2, noise_dim=2, mi_weight=0.1, par_vi='svgd2', entropy_regularization=1.0,
                           optimizer=Adam(lr=1e-2))
     generator.finalize()

@@ -179,7 +179,7 @@ def test_a_phase_is_replayed_exactly_and_compiled_up_to_rounding(warm_up, caplog
         torch.manual_seed(0)
         agent = make(interval=2, epochs=3)
         agent.train_iter()
-        agent._config.compile = compiles  # from now on: the updates of the iterations have their plan
+        agent.updater.compiles = compiles  # from now on: the updates of the iterations have their plan
         agent.train_iter()
         return agent
 

@@ -169,7 +169,7 @@ def test_a_checkpoint_argument_loads_a_part_once(tmp_path):
     trained.train_iter()
     path = Checkpointer(str(tmp_path), alg=trained).save(1)
     weight = trained.intrinsic_reward.weight.item()
-    agent = agent_with(Listener(checkpoint=f'alg.intrinsic_reward@{path}'), 1)
+    agent = agent_with(Listener(checkpoint=f'alg._irm@{path}'), 1)
     assert agent.intrinsic_reward.pre_loaded and agent.intrinsic_reward.weight.item() == weight != 1.0
     other = agent_with(Listener(), 2).state_dict()
     agent.load_state_dict(other)
@@ -192,7 +192,7 @@ def test_a_loss_without_a_loss_of_each_step_keeps_its_scalar():
 
 
 @pytest.mark.parametrize('algorithm', ['actor-critic', 'ppo'])
-def test_everything_that_can_be_summarised_is(algorithm, monkeypatch):
+def test_everything_that_can_be_summarized_is(algorithm, monkeypatch):
     from alfx import context
     tags = set()
 
@@ -230,7 +230,7 @@ def test_the_stored_action_may_be_from_another_policy(algorithm):
 
 def test_a_checkpoint_path_may_contain_an_at_sign(tmp_path):
     from alfx.algorithms.algorithm import _prefix_and_path
-    assert _prefix_and_path('alg.intrinsic_reward@/runs/me@home/ckpt-1') == ('alg.intrinsic_reward',
+    assert _prefix_and_path('alg._irm@/runs/me@home/ckpt-1') == ('alg._irm',
                                                                              '/runs/me@home/ckpt-1')
     file = tmp_path / 'me@home'
     file.write_text('')

@@ -1,4 +1,4 @@
-"""The vector-quantised autoencoder: shapes of latents, who owns what, what is refused, what is kept."""
+"""The vector-quantized autoencoder: shapes of latents, who owns what, what is refused, what is kept."""
 from functools import partial
 
 import pytest

@@ -124,8 +124,9 @@ def test_help_shows_the_nearest_name(capsys):
 @pytest.mark.processes
 def test_programs_are_run_with_their_own_arguments_and_help_is_no_error():
     said = run('train', '--help').stdout
-    assert said.startswith('Train what a conf file describes.') and '--conf_param' in said and 'gin_file' not in said
-    assert run('help', 'plot').stdout.startswith('Draw the learning curves')
+    assert said.startswith('Train the algorithm described by a conf file.')
+    assert '--conf_param' in said and 'gin_file' not in said
+    assert run('help', 'plot').stdout.startswith('Plot the learning curves')
     shown = run('show', 'ppo_cart_pole', '--conf_param', 'PPOLoss.gamma=0.5').stdout
     assert 'PPOLoss.gamma = 0.5' in shown
     assert '# --conf_param, overrides ppo.gin:' in shown and ', ppo_cart_pole.gin:' in shown
@@ -204,3 +205,10 @@ def test_a_closed_pipe_ends_the_program_quietly():
 def test_help_shows_ranges_in_words(capsys):
     assert help_program.main(['PPOLoss']) == 0
     assert '# float in [0, 1] or Sequence[float in [0, 1]]' in capsys.readouterr().out
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize('words', [['-m', 'alfx', 'fork'], ['-m', 'alfx', 'branch'], ['-m', 'alfx.bin.branch']])
+def test_fork_can_be_called_by_its_former_name(words):
+    done = subprocess.run([sys.executable, *words, '--help'], capture_output=True, text=True)
+    assert 'Fork a run from a checkpoint' in done.stdout + done.stderr

@@ -78,7 +78,7 @@ def test_datasets_with_other_action_units_are_not_joined(run, tmp_path):
     run('mix', own, unit, output=str(tmp_path / 'both'))
     run('mix', torques, torques, output=str(tmp_path / 'twice'))
     with pytest.raises(ConfError, match=r'torques: the range of action values is from \[-2.0\] to \[2.0\], in .*own it '
-                                        'is not named'):
+                                        'is not given'):
         run('mix', own, torques, output=str(tmp_path / 'mixed'))
     assert not (tmp_path / 'mixed').exists()
 
@@ -93,13 +93,13 @@ def test_valid_and_damaged_datasets_are_distinguished(run, tmp_path):
 @pytest.mark.parametrize('arguments, flags, message', [
     ([], {}, 'expected one of show, check, mix'), (['shwo', 'a'], {}, 'expected one of'), (['show'], {}, 'no dataset'),
     (['mix', 'a'], {}, 'add --output'), (['filter', 'a', 'b'], {}, 'takes one dataset'),
-    (['filter', 'a'], dict(output='c'), 'nothing says what to keep'),
+    (['filter', 'a'], dict(output='c'), 'no criterion is given'),
     (['filter', 'a'], dict(output='c', min_return=99.0), 'no episode is left'),
     (['convert', 'a'], dict(output='b'), 'already'),
     (['mix', 'a', 'wide'], dict(output='c'), r'wide: observation is float32 \(3,\), in a it is float32 \(2,\)'),
-    (['convert', 'a'], dict(output='c', reference_returns=['3', '1']), 'a higher one'),
-    (['convert', 'a'], dict(output='c', reference_returns=['3', 'x']), 'a higher one'),
-    (['convert', 'file'], dict(output='c'), 'file: .*name a checkpoint'),
+    (['convert', 'a'], dict(output='c', reference_returns=['3', '1']), 'a larger return of an expert'),
+    (['convert', 'a'], dict(output='c', reference_returns=['3', 'x']), 'a larger return of an expert'),
+    (['convert', 'file'], dict(output='c'), 'file: .*use a checkpoint'),
 ])
 def test_invalid_requests_raise(run, tmp_path, monkeypatch, arguments, flags, message):
     monkeypatch.chdir(tmp_path)
@@ -123,7 +123,7 @@ def test_random_datasets_are_recorded_and_never_overwrite_another(tmp_path):
     episodes = dataset_folder.read(str(tmp_path / 'a')).episodes
     assert episodes.lengths.tolist() == [200, 200] and '2 episodes' in said and 'normalized score' in said
     result = program(*arguments, code=2)
-    assert 'there is a dataset already' in result.stderr and 'Traceback' not in result.stderr
+    assert 'a dataset exists already' in result.stderr and 'Traceback' not in result.stderr
 
 
 ARGUMENTS = ('--conf', 'sac_pendulum', '--mode', 'random', '--num_steps', '400')

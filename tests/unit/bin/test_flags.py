@@ -164,7 +164,7 @@ def test_a_flag_that_other_programs_have_is_explained(capsys):
     assert ended.value.code == 2 and capsys.readouterr().err == 'check works elsewhere\n'
 
 
-@pytest.mark.parametrize('name, said', [('nowhere/x.png', "there is no folder 'nowhere'\n  make it, or name"),
+@pytest.mark.parametrize('name, said', [('nowhere/x.png', "folder 'nowhere' does not exist\n  create it, or name"),
                                         ('.', 'is a folder\n  name a file')])
 def test_a_file_that_cannot_be_written_is_refused_by_its_flag(name, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

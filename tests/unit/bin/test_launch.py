@@ -105,7 +105,7 @@ def test_each_of_several_processes_needs_a_gpu_of_its_own(monkeypatch):
     for name in ('auto', 'cuda'):
         with pytest.raises(ConfError, match='process 2 of this machine.* 2 GPU'):
             ranks.device_of_rank(name, 2)
-    with pytest.raises(ConfError, match='needs a GPU of its own'):
+    with pytest.raises(ConfError, match='needs its own GPU'):
         ranks.device_of_rank('cuda:1', 0)
     assert not chosen, 'no memory of another GPU is taken'
 

@@ -129,7 +129,7 @@ def test_bad_flags_exit_with_2_and_unknown_picture_formats_are_refused(run, tmp_
     assert '.zzz' in program('plot', root_dir, '--output', str(tmp_path / 'curves.zzz'), code=2).stderr
     for name, flag in (('plot', '--output'), ('evaluate', '--json')):
         argument = (root_dir, ) if name == 'plot' else ('--root_dir', root_dir)
-        assert 'there is no folder' in program(name, *argument, flag, str(tmp_path / 'no' / 'x.png'), code=2).stderr
+        assert 'does not exist' in program(name, *argument, flag, str(tmp_path / 'no' / 'x.png'), code=2).stderr
     program('plot', '--untrusted', root_dir, '--output', str(tmp_path / 'curves.png'))
 
 

@@ -142,7 +142,7 @@ def test_differences_versions_checkpoints_and_resumes_are_shown(folders):
 
 
 def test_a_quantity_that_no_run_has_is_refused(folders):
-    with pytest.raises(ConfError, match=r'none of the runs has a curve of entropy over env_steps\n.*--y'):
+    with pytest.raises(ConfError, match=r'no run has data for entropy over env_steps\n.*--y'):
         collecting.collect(folders, y='entropy')
 
 

@@ -20,10 +20,10 @@ def test_the_key_is_created_once_and_for_the_user_only():
 
 
 @pytest.mark.parametrize('spoil, said', [
-    (lambda name: os.chmod(name, 0o644), 'others may read it'),
+    (lambda name: os.chmod(name, 0o644), 'other users can read it'),
     (lambda name: os.truncate(name, 5), 'damaged'),
-    (lambda name: os.remove(name) or os.mkdir(name), 'cannot be made or read'),
-    (lambda name: os.remove(name) or os.symlink('nowhere', name), 'cannot be made or read'),
+    (lambda name: os.remove(name) or os.mkdir(name), 'cannot be created or read'),
+    (lambda name: os.remove(name) or os.symlink('nowhere', name), 'cannot be created or read'),
 ])
 def test_an_invalid_or_shared_key_is_refused(spoil, said):
     user_key()

@@ -34,7 +34,7 @@ def test_the_commands_about_reports_write_one(tmp_path):
 
 
 def test_the_exported_policy_acts_the_same_without_alfx(tmp_path):
-    assert 'greatest difference over 500 observed steps: ' in run_commands('export_a_policy.md', tmp_path)
+    assert 'largest difference over 500 environment steps: ' in run_commands('export_a_policy.md', tmp_path)
     program = re.search(r'<!-- program: play.py -->\n```python\n(.*?)```', (DOCS / 'export_a_policy.md').read_text(),
                         re.DOTALL).group(1)
     assert len([line for line in program.splitlines() if line]) <= 20

@@ -34,6 +34,8 @@ def docstrings(tree):
 def resolve(dotted):
     """Whether ``dotted``, a complete name, is a module or reachable by attributes from one."""
     parts = dotted.split('.')
+    if parts[:2] == ['alfx', 'bin']:  # programs define flags when they are imported, each for one process
+        return (ROOT / 'alfx' / 'bin' / f'{parts[2]}.py').exists()
     for count in range(len(parts), 0, -1):
         try:
             found = importlib.import_module('.'.join(parts[:count]))

@@ -1,4 +1,4 @@
-"""Minibatches from several sources: what is trained on when, and that the sum of the losses is what is minimised."""
+"""Minibatches from several sources: what is trained on when, and that the sum of the losses is what is minimized."""
 from helpers import offline_agents
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Training from the replay buffer: how much is trained on when, in which sequences, and what is summarised."""
+"""Training from the replay buffer: how much is trained on when, in which sequences, and what is summarized."""
 from functools import partial
 
 import pytest
@@ -174,7 +174,7 @@ def test_the_noise_scale_of_many_batches_matches_their_distribution():
     assert float(estimate) == pytest.approx(9 / 4, rel=0.15)
 
 
-def test_the_noise_scale_is_summarised_and_changes_no_update(monkeypatch):
+def test_the_noise_scale_is_summarized_and_changes_no_update(monkeypatch):
     results = []
     for wanted in (False, True):
         agent, _ = make_agent('actor-critic', 'discrete')

@@ -1,4 +1,4 @@
-"""Exponents, importance weights and new priorities of prioritised replay."""
+"""Exponents, importance weights and new priorities of prioritized replay."""
 from types import SimpleNamespace
 
 import pytest

@@ -210,7 +210,7 @@ def test_the_check_of_parameters_names_the_parameter_and_the_ranks():
 
     for error in on_ranks(work, 3):
         assert isinstance(error, ParameterMismatchError)
-        assert 'after iteration 4 other is not the same' in str(error) and 'rank 2 of 3' in str(error)
+        assert 'parameter other differs between ranks after iteration 4' in str(error) and 'rank 2 of 3' in str(error)
 
 
 def test_an_uneven_division_names_the_field_and_the_number_of_ranks():
@@ -224,13 +224,13 @@ def test_an_uneven_division_names_the_field_and_the_number_of_ranks():
                                            (dict(num_ray_workers=2), 'num_ray_workers')])
 def test_features_unsupported_by_several_processes_are_refused_by_name(setting, name):
     default = dict(async_unroll=False, num_ray_workers=0, ml_type='rl', offline_buffer_dir=None)
-    with pytest.raises(ConfError, match=f'TrainerConfig.{name} = .* several processes'):
+    with pytest.raises(ConfError, match=f'TrainerConfig.{name} = .* distributed training'):
         check_config(SimpleNamespace(**default | setting))
 
 
 def test_data_that_ranks_cannot_divide_is_refused_by_algorithm_name():
     undivided, divided = SimpleNamespace(), SimpleNamespace(divides_batches=True)
-    with pytest.raises(ConfError, match='algorithm_ctor makes SimpleNamespace, whose data nobody divides'):
+    with pytest.raises(ConfError, match='algorithm_ctor = SimpleNamespace, which does not divide its batches'):
         check_data(SimpleNamespace(ml_type='sl'), undivided)
     check_data(SimpleNamespace(ml_type='sl'), divided)
     check_data(SimpleNamespace(ml_type='rl'), undivided)

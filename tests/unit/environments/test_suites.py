@@ -229,6 +229,7 @@ class TestSavedState:
     def test_box2d_has_no_exact_state_and_the_error_explains_why(self, caplog):
         pytest.importorskip('Box2D')
         env = suite_gym.load('LunarLander-v3')
+        saved_state._log_once.cache_clear()
         with caplog.at_level(logging.INFO):
             assert env.get_state() is None and not env.resumable
         assert 'cannot be saved' in caplog.text

@@ -41,7 +41,7 @@ def test_episodes_worked_out_by_hand():
 def test_episodic_info_can_be_enabled_and_disabled_later():
     buffer = ReplayBuffer(SPEC, 1, 6)
     assert not buffer.keep_episodic_info
-    with pytest.raises(ValueError, match='steps_to_episode_end: expected a buffer that keeps track of episodes'):
+    with pytest.raises(ValueError, match='steps_to_episode_end: expected a buffer that tracks episodes'):
         buffer.steps_to_episode_end(torch.tensor([0]), torch.tensor([0]))
     buffer.add_sequence(time_steps(FIRST, MID, LAST, FIRST))
     buffer.keep_episodic_info = True
@@ -60,7 +60,7 @@ def test_shapes_broadcast_and_positions_are_checked():
     assert buffer.steps_to_episode_end(positions, env_ids).tolist() == [[2, 1, 0]] * 2
     assert buffer.get_episode_begin_position(positions, env_ids).tolist() == [[0, 0, 3]] * 2
     for place in ((torch.tensor([4]), torch.tensor([0])), (torch.tensor([-1]), torch.tensor([0]))):
-        with pytest.raises(ValueError, match='holds 0 to 3'):
+        with pytest.raises(ValueError, match='in the buffer, from 0 to 3'):
             buffer.steps_to_episode_end(*place)
     with pytest.raises(ValueError, match='environment ids from 0 to 1, found 2 to 2'):
         buffer.get_episode_begin_position(torch.tensor([0]), torch.tensor([2]))
@@ -100,9 +100,9 @@ def test_arguments_of_returns_that_do_not_fit_are_refused_by_name():
             ReplayBuffer(SPEC, 1, 4, record_episodic_return=True, **{argument: value})
     for argument, value in (('gamma', 0.5), ('default_return', 0.0), ('reward_clip', (-1.0, 1.0)),
                             ('return_after_truncation', 0.0)):
-        with pytest.raises(ValueError, match=f'{argument}.* to be left out with record_episodic_return = False'):
+        with pytest.raises(ValueError, match=f'{argument}.* with record_episodic_return = False'):
             ReplayBuffer(SPEC, 1, 4, **{argument: value})
-    with pytest.raises(ValueError, match='recent_data_steps: expected it to be left out with recent_data_ratio = 0'):
+    with pytest.raises(ValueError, match='recent_data_steps: expected no value with recent_data_ratio = 0'):
         ReplayBuffer(SPEC, 1, 4, recent_data_steps=2)
     buffer = ReplayBuffer(SPEC, 1, 4, record_episodic_return=True)
     with pytest.raises(ValueError, match='expected True with record_episodic_return = True'):
@@ -151,7 +151,7 @@ def test_a_field_can_be_overwritten_and_episodes_follow():
     assert everything(buffer) == ([0, 0, 0, 3, 3], [2, 2, 2, 4, 4])
     buffer.set_field('reward', torch.tensor([0, 0]), torch.tensor([4, 1]), torch.tensor([7.0, 8.0]))
     assert buffer.get_field('reward', torch.tensor(0), torch.arange(5)).tolist() == [1.0, 8.0, 1.0, 1.0, 7.0]
-    with pytest.raises(ValueError, match='set_field: positions from 5 to 5, but the buffer holds 0 to 4'):
+    with pytest.raises(ValueError, match='set_field: expected positions in the buffer, from 0 to 4, found 5 to 5'):
         buffer.set_field('reward', torch.tensor([0]), torch.tensor([5]), torch.ones(1))
     with pytest.raises(SpecError, match='set_field: reward: .*expected float32'):
         buffer.set_field('reward', torch.tensor([0]), torch.tensor([4]), torch.ones(1, dtype=torch.int64))

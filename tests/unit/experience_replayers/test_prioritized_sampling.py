@@ -108,7 +108,7 @@ def test_priorities_need_a_prioritized_buffer_and_one_value_per_position():
     assert not buffer.prioritized_sampling and filled(0).prioritized_sampling
     with pytest.raises(ValueError, match='prioritized_sampling = True'):
         buffer.update_priority(torch.tensor([0]), torch.tensor([0]), torch.ones(1))
-    with pytest.raises(ValueError, match=r'one shape \[B\], found \(1,\), \(2,\) and \(2,\)'):
+    with pytest.raises(ValueError, match=r'the same shape \[B\], found \(1,\), \(2,\) and \(2,\)'):
         filled(3).update_priority(torch.tensor([0]), torch.tensor([0, 1]), torch.ones(2))
 
 

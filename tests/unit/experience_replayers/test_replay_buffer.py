@@ -78,7 +78,7 @@ operations = st.lists(
         st.tuples(st.just('sequence'), st.integers(1, 12)),
         st.tuples(st.just('clear'), st.one_of(st.none(), st.lists(st.integers(0, NUM_ENVS - 1), max_size=2,
                                                                   unique=True))),
-        st.tuples(st.just('rewind'), st.integers(0, 4)),
+        st.tuples(st.just('drop_all_but'), st.integers(0, 4)),
         st.tuples(st.just('reload'), st.none()),
     ),
     max_size=12)
@@ -114,7 +114,7 @@ def play(buffer, reference, history, make_buffer):
                 reference.contents[env] = []
             if argument is None:
                 reference.positions = [max(reference.positions)] * NUM_ENVS
-        elif operation == 'rewind':
+        elif operation == 'drop_all_but':
             try:
                 kept = buffer.drop_all_but(argument)
             except ValueError:  # once environments were stored apart, until all are cleared
@@ -156,7 +156,7 @@ def test_one_environment_is_sampled_as_any_is(stored, max_length, ignored, lengt
 
 @settings(max_examples=120)
 @example([('sequence', 3), ('clear', None), ('sequence', 2), ('reload', None)], 7, 0, 2, 4, False)
-@example([('sequence', 9), ('rewind', 3), ('some', [1]), ('reload', None), ('all', True)], 4, 1, 1, 4, False)
+@example([('sequence', 9), ('drop_all_but', 3), ('some', [1]), ('reload', None), ('all', True)], 4, 1, 1, 4, False)
 @given(operations, st.integers(1, 7), st.integers(0, 2), st.integers(1, 4), st.integers(1, 9), st.booleans())
 def test_any_history_reads_back_as_a_list_of_the_last_steps(history, max_length, ignored, length, batch_size,
                                                             with_replacement):
@@ -339,7 +339,7 @@ def test_a_position_that_was_overwritten_is_refused():
     buffer.add_sequence(torch.arange(5.).reshape(5, 1))
     assert buffer.get_field('', torch.tensor([0]), torch.tensor([[2], [4]])).tolist() == [[2], [4]]
     for position in (1, 5):
-        with pytest.raises(ValueError, match='holds 2 to 4'):
+        with pytest.raises(ValueError, match='in the buffer, from 2 to 4'):
             buffer.get_field('', torch.tensor(0), torch.tensor(position))
 
 

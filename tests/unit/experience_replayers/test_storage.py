@@ -86,7 +86,7 @@ def test_single_steps_are_stored_where_longer_sequences_are(spec):
 def test_a_folder_that_is_too_small_is_refused_before_collection(tmp_path):
     blocked = tmp_path / 'file'
     blocked.write_text('')
-    with pytest.raises(ValueError, match=r"memory_map_dir: cannot map 0\.00 GB in '.*file'.*choose a folder"):
+    with pytest.raises(ValueError, match=r"memory_map_dir: cannot map 0\.00 GB in '.*file'.*use a folder"):
         ReplayBuffer(SPEC, 1, 4, memory_map_dir=str(blocked))
     with pytest.raises(ValueError, match=r'memory_map_dir: cannot map \d+.* GB in .*smaller max_length'):
         ReplayBuffer(SPEC, 1, 10**12, memory_map_dir=str(tmp_path))

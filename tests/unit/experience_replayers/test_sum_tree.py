@@ -14,7 +14,7 @@ from alfx.experience_replayers.sum_tree import SumTree
 def small_nodes(monkeypatch):
     """A tree of several levels for a few weights."""
     monkeypatch.setattr(sum_tree, '_FANOUT', 2)
-    monkeypatch.setattr(sum_tree, '_LARGEST_TOP', 3)
+    monkeypatch.setattr(sum_tree, '_MAX_TOP_SIZE', 3)
 
 
 updates = st.lists(st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from([0.0, 0.25, 1.0, 3.0, 1e-12, 1e12])),
@@ -25,8 +25,8 @@ updates = st.lists(st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from([0.
 @given(st.integers(1, 40), updates, st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=8),
        st.sampled_from([(2, 1), (2, 3), (3, 4), (16, 4096)]))
 def test_any_history_of_weights_is_found_by_its_running_sums(capacity, history, fractions, sizes):
-    before = sum_tree._FANOUT, sum_tree._LARGEST_TOP
-    sum_tree._FANOUT, sum_tree._LARGEST_TOP = sizes
+    before = sum_tree._FANOUT, sum_tree._MAX_TOP_SIZE
+    sum_tree._FANOUT, sum_tree._MAX_TOP_SIZE = sizes
     try:
         tree, weights = SumTree(capacity), np.zeros(capacity)
         for update in history:
@@ -47,7 +47,7 @@ def test_any_history_of_weights_is_found_by_its_running_sums(capacity, history, 
             assert weights[i] > 0 and p == pytest.approx(weights[i] / weights.sum(), rel=1e-12)
             assert sums[i] - slack <= fraction * sums[-1] <= sums[i + 1] + slack
     finally:
-        sum_tree._FANOUT, sum_tree._LARGEST_TOP = before
+        sum_tree._FANOUT, sum_tree._MAX_TOP_SIZE = before
 
 
 def test_sums_do_not_drift():

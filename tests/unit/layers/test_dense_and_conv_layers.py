@@ -102,7 +102,7 @@ def test_transposed_convolution_matches_torch():
     torch.testing.assert_close(layer(x), expected)
 
 
-def test_each_layer_of_a_stack_is_initialised_like_a_single_one():
+def test_each_layer_of_a_stack_is_initialized_like_a_single_one():
     stack = layers.ParallelFC(200, 300, N, torch.relu_)
     expected = (2 / 200)**0.5
     assert all(abs(float(stack.weight[i].detach().std()) / expected - 1) < 0.02 for i in range(N))
@@ -112,7 +112,7 @@ def test_each_layer_of_a_stack_is_initialised_like_a_single_one():
     assert abs(float(conv.weight[0].detach().std()) * (50 * 9)**0.5 - 1) < 0.02
 
 
-def test_initialisers_and_optimizer_arguments_are_used():
+def test_initializers_and_optimizer_arguments_are_used():
     layer = layers.FC(3, 4, kernel_initializer=nn.init.ones_, bias_initializer=lambda b: b.fill_(7.0),
                       weight_opt_args={'lr': 1.0}, bias_opt_args={'lr': 2.0})
     assert bool((layer.weight == 1).all()) and bool((layer.bias == 7).all())
@@ -125,7 +125,7 @@ def test_initialisers_and_optimizer_arguments_are_used():
     assert not hasattr(layers.FC(3, 4).weight, 'opt_args')
 
 
-def test_the_initialisation_of_torch_can_be_chosen():
+def test_the_initialization_of_torch_can_be_chosen():
     torch.manual_seed(5)
     ours = layers.FC(30, 40, use_torch_init=True)
     torch.manual_seed(5)

@@ -251,7 +251,7 @@ def test_fixed_decoding_evaluates_the_basis():
     cheb = layers.FixedDecodingLayer(3, 3, 'cheb', tau=1.0).weight
     torch.testing.assert_close(cheb, torch.tensor([[1.0, -1, 1], [1, 0, -1], [1, 1, 1]]))
     rbf = layers.FixedDecodingLayer(2, 3, 'rbf', sigma=0.5).weight
-    # centres -1 and 1; distance 1 gives exp(-1 / (2 * 0.25)) = exp(-2), distance 2 gives exp(-8)
+    # centers -1 and 1; distance 1 gives exp(-1 / (2 * 0.25)) = exp(-2), distance 2 gives exp(-8)
     torch.testing.assert_close(rbf, torch.exp(torch.tensor([[0.0, -8], [-2, -2], [-8, 0]])))
     haar = layers.FixedDecodingLayer(4, 4, 'haar', tau=1.0).weight
     root = 2**0.5

@@ -235,7 +235,7 @@ def test_env_info_fields_can_be_chosen_with_known_aggregations_only():
 
 def test_another_batch_size_is_refused_by_name():
     metric = AverageReturnMetric(part(random_steps(4, 2, 0.3, seed=4), 0))
-    with pytest.raises(ValueError, match='AverageReturn: made for 2 environments, got 3'):
+    with pytest.raises(ValueError, match='AverageReturn: expected 2 environments, found 3'):
         metric(part(random_steps(4, 3, 0.3, seed=4), 0))
 
 

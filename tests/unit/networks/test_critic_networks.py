@@ -86,7 +86,7 @@ class TestCriticNetwork:
         assert seen == [OBSERVATION, ACTION]
         assert linear(critic, 2).input_size == 14
 
-    def test_normalisation_and_activation_of_the_last_layer(self):
+    def test_normalization_and_activation_of_the_last_layer(self):
         critic = CriticNetwork(PAIR, TensorSpec((3, )), joint_fc_layer_params=(5, ), use_fc_ln=True,
                                last_use_fc_ln=True, last_layer_activation=torch.tanh)
         assert sum(isinstance(m, nn.LayerNorm) for m in critic.modules()) == 2

@@ -201,7 +201,7 @@ def test_distributions_of_one_head_can_be_stacked():
 
 @pytest.mark.parametrize('transform', ['softplus', 'exp'])
 @pytest.mark.parametrize('state_dependent', [False, True])
-def test_the_stable_parameterisation_starts_at_init_std_within_limits(transform, state_dependent):
+def test_the_stable_parameterization_starts_at_init_std_within_limits(transform, state_dependent):
     def head(**kwargs):
         return StableNormalProjectionNetwork(4, BOX, inverse_std_transform=transform, squash_mean=False,
                                              state_dependent_std=state_dependent, **kwargs)

@@ -23,7 +23,7 @@ def test_a_dataset_is_read_as_it_was_written(tmp_path):
     dataset_folder.write(path, make(), {'env_name': 'x', 'reference_returns': [0.0, 2.0]})
     found = dataset_sources.read(path)
     assert fingerprint(found.episodes) == fingerprint(make()) == found.fingerprint
-    assert found.episodes.observation['a/b'].tolist() == [0, 1, 2, 3, 4] and found.is_vouched_for
+    assert found.episodes.observation['a/b'].tolist() == [0, 1, 2, 3, 4] and found.is_verified
     assert found.about['env_name'] == 'x' and found.reference_returns() == (0.0, 2.0)
 
 
@@ -49,7 +49,7 @@ def test_a_flipped_byte_is_found(tmp_path):
     contents = bytearray(file.read_bytes())
     contents[-2] ^= 1
     file.write_bytes(contents)
-    with pytest.raises(DatasetError, match='(?s)reward.npy.*not those that were written'):
+    with pytest.raises(DatasetError, match='(?s)reward.npy.*have changed since it was written'):
         dataset_sources.read(str(tmp_path))
 
 
@@ -60,7 +60,7 @@ def test_a_flipped_byte_is_found(tmp_path):
     (lambda path: (path / 'dataset.json').write_text('[]'), 'dataset.json: is damaged'),
     (lambda path: (path / 'dataset.json').write_text(json.dumps({'format': 'alfx episodes', 'version': 99})),
      'expected format'),
-    (lambda path: (path / 'dataset.json').unlink(), 'holds no dataset.json'),
+    (lambda path: (path / 'dataset.json').unlink(), 'contains no dataset.json'),
 ])
 def test_a_damaged_dataset_is_reported_with_its_location(tmp_path, damage, message):
     dataset_folder.write(str(tmp_path), make(), {})
@@ -71,13 +71,13 @@ def test_a_damaged_dataset_is_reported_with_its_location(tmp_path, damage, messa
 
 def test_a_missing_dataset_is_reported_with_its_neighbours(tmp_path):
     dataset_folder.write(str(tmp_path / 'pendulum'), make(), {})
-    with pytest.raises(DatasetError, match='(?s)pendulums.*beside it: pendulum'):
+    with pytest.raises(DatasetError, match='(?s)pendulums.*datasets in .*: pendulum'):
         dataset_sources.read(str(tmp_path / 'pendulums'))
 
 
 def test_an_unwritable_folder_is_refused_before_recording(tmp_path):
     (tmp_path / 'file').write_text('')
-    with pytest.raises(DatasetError, match='not a folder'):
+    with pytest.raises(DatasetError, match='not a writable folder'):
         dataset_folder.check_writable(str(tmp_path / 'file' / 'set'), overwrite=False)
 
 

@@ -63,7 +63,7 @@ class Evil:
 def test_any_other_file_is_refused_and_nothing_in_it_executed(tmp_path, monkeypatch, save):
     monkeypatch.chdir(tmp_path)
     save(tmp_path / 'file')
-    with pytest.raises(DatasetError, match='name a checkpoint'):
+    with pytest.raises(DatasetError, match='use a checkpoint'):
         dataset_sources.read('file')
     assert not os.path.exists('executed')
 

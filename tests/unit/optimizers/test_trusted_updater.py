@@ -51,7 +51,7 @@ def test_a_change_that_is_not_finite_counts_as_too_large():
 
 def test_a_change_that_no_step_explains_is_an_error():
     _, updater = moved([0.0], [1.0])
-    with pytest.raises(ValueError, match='depend on anything else'):
+    with pytest.raises(ValueError, match='depends on the parameters only'):
         updater.adjust_step(lambda: 2.0, 1.0)
 
 

@@ -47,7 +47,7 @@ def test_the_command_ranks_runs_and_skips_other_folders(tmp_path):
     lines = done.stdout.splitlines()
     assert lines[1].startswith(better) and lines[2].startswith(worse)
     assert any(line.split() == ['ac/Adam.lr', '0.2', '0.1'] for line in lines)
-    assert lines[-1].split() == ['x:', 'ac/Adam.lr=0.2:', '+45', '(one', 'pair', 'alone)']
+    assert lines[-1].split() == ['x:', 'ac/Adam.lr=0.2:', '+45', '(one', 'pair)']
     assert 'other: no progress.csv' in done.stderr
 
 

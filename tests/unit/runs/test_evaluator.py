@@ -28,7 +28,7 @@ def algorithm(tmp_path):
     return building.create_algorithm(make_config(tmp_path), WalkEnv(), trains=False)
 
 
-def test_short_episodes_are_not_favoured(algorithm):
+def test_short_episodes_are_not_favored(algorithm):
     """Episodes of 2 steps and return 0 in one environment, of 50 steps and return 50 in the other: mean 25. Taking the
     first ten that end would give a mean of 0."""
     result = evaluate(WalkEnv(2, lengths=[2, 50]), algorithm, 10)
@@ -164,7 +164,7 @@ def test_another_process_evaluates_and_reports_and_its_death_is_noticed(tmp_path
     _wait_for(lambda: messages.extend(evaluator.messages()) or len(messages) == 2)
     os.kill(evaluator._process.pid, signal.SIGKILL)
     _wait_for(lambda: messages.extend(evaluator.messages()) or any('died' in m for m in messages))
-    assert any('was killed by SIGKILL' in m and 'starts another' in m for m in messages)
+    assert any('was killed by SIGKILL' in m and 'starts a new one' in m for m in messages)
     assert sum('evaluation at' in m for m in messages) == 2
     context.set_global_counter(7)
     evaluator.eval(algorithm, {'EnvironmentSteps': 70, 'Iterations': 7})  # in a new process

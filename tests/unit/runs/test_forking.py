@@ -72,17 +72,17 @@ def test_a_changed_learning_rate_takes_effect_at_the_fork(run, tmp_path):
 
 
 def test_invalid_forks_are_refused(run, tmp_path):
-    with pytest.raises(gin_utils.ConfError, match='has no checkpoint 1234567\n  it has '):
+    with pytest.raises(gin_utils.ConfError, match='has no checkpoint 1234567\n  available: '):
         forking.branch(run, 1234567, [], str(tmp_path / 'new'))
     with pytest.raises(gin_utils.ConfError, match="did you mean 'lr'"):
         forking.branch(run, 'latest', ['ppo/Adam.lrr = 1'], str(tmp_path / 'new'))
     assert not (tmp_path / 'new').exists()
-    with pytest.raises(gin_utils.ConfError, match='exists already'):
+    with pytest.raises(gin_utils.ConfError, match='already exists'):
         forking.branch(run, 'latest', [], run)
 
 
 def test_the_command_creates_the_folder_and_prints_how_to_start_it(run, tmp_path):
-    done = warm_starts.run([sys.executable, '-m', 'alfx', 'branch', run, '--set', 'ppo/Adam.lr=1e-5', '--nostart',
+    done = warm_starts.run([sys.executable, '-m', 'alfx', 'fork', run, '--set', 'ppo/Adam.lr=1e-5', '--nostart',
                            '--root_dir', str(tmp_path / 'new')], capture_output=True, text=True, check=True, timeout=60)
     assert f'train --root_dir {tmp_path / "new"}' in done.stdout and 'ppo/Adam.lr=1e-5' in done.stdout
     assert forking.branched_at(str(tmp_path / 'new')) == steps_of(run)[-1]

@@ -10,7 +10,7 @@ from alfx.gin_utils import ConfError
 from alfx.summary import render
 from alfx.runs import building
 from alfx.runs import run_files
-from alfx.runs.playing import _Narrator, load_for_play, play
+from alfx.runs.playing import _EpisodeReporter, load_for_play, play
 from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError
 
 
@@ -53,7 +53,7 @@ def test_episodes_are_reported_and_measured(root_dir):
 def test_returns_are_reported_as_plain_numbers(root_dir):
     lines = []
     for reward in (torch.tensor([112.0]), torch.tensor([[0.5, 2.0]])):
-        narrator = _Narrator(lambda *args: None, lines.append)
+        narrator = _EpisodeReporter(lambda *args: None, lines.append)
         step = WalkEnv(1, lengths=[1]).reset()
         for step_type in (StepType.FIRST, StepType.LAST):
             narrator(step._replace(reward=reward, step_type=torch.tensor([int(step_type)])), AlgStep())
@@ -87,7 +87,7 @@ def test_a_video_holds_every_step_and_the_frames_added_at_the_end(root_dir, tmp_
 
 
 def test_an_unknown_format_and_a_batch_are_refused(root_dir):
-    with pytest.raises(ConfError, match='.mp4, .gif'):
+    with pytest.raises(ConfError, match='.mp4 or .gif'):
         play(root_dir, PictureEnv(1), make(root_dir), record_file='play.avi')
-    with pytest.raises(ValueError, match='a batch of 2'):
+    with pytest.raises(ValueError, match='a batch of size 2'):
         play(root_dir, WalkEnv(2), make(root_dir))

@@ -45,7 +45,7 @@ def test_files_packed_on_one_machine_are_unpacked_on_another(tmp_path):
 
 def test_a_file_outside_of_the_run_folder_is_refused(tmp_path):
     run_folder(str(tmp_path / 'a' / 'seed_1'), FILES)
-    with pytest.raises(ValueError, match='does not belong to seed_0'):
+    with pytest.raises(ValueError, match='is not a file of the run folder seed_0'):
         unpack(pack(str(tmp_path / 'a' / 'seed_1')), str(tmp_path / 'b' / 'seed_0'))
 
 

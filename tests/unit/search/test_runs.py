@@ -60,13 +60,13 @@ def test_the_words_of_a_process_are_those_since_it_was_started(program):
     second = program('import sys; print("hello"); sys.exit(3)')
     assert code_of(second) == 3 and second.log_tail() == 'hello'
     silent = program('import sys; sys.exit(4)')
-    assert code_of(silent) == 4 and silent.log_tail() == 'it ended with code 4 and said nothing'
+    assert code_of(silent) == 4 and silent.log_tail() == 'exited with code 4 and printed nothing'
 
 
 def test_a_process_ended_by_a_signal_is_reported_with_its_name(program):
     execution = program('import os; print("at work", flush=True); os.kill(os.getpid(), 9)')
     assert code_of(execution) == -signal.SIGKILL
-    assert execution.log_tail() == 'killed by SIGKILL; its last words: at work'
+    assert execution.log_tail() == 'killed by SIGKILL; end of its log: at work'
 
 
 @pytest.mark.parametrize('how', ['kill', 'by itself', 'stop'])

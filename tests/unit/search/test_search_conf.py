@@ -23,9 +23,9 @@ def with_space(space):
     ("'TrainerConfig.epsilon_greedy': 'uniform(0, 2)'", 'search.gin:4: .*epsilon_greedy must be a number in'),
     ("'TrainerConfig.random_seed': 'integer(0, 9)'", 'cannot be searched: each run gets its own seed'),
     ("'TrainerConfig.root_dir': ['a']", 'cannot be searched: each run gets its own folder'),
-    ("'Search.num_trials': [1]", 'cannot be searched: it belongs to the search'),
-    ("'unroll': [1, 2]", 'nothing in the conf uses a macro %unroll'),
-    ("'Trainer Config': [1, 2]", 'is no binding'),
+    ("'Search.num_trials': [1]", 'cannot be searched: it is a setting of the hyperparameter search'),
+    ("'unroll': [1, 2]", 'the conf does not use the macro %unroll'),
+    ("'Trainer Config': [1, 2]", 'is not the name of a binding'),
     ("3: [1, 2]", 'the name of a binding in quotes'),
     ("'TrainerConfig.unroll_length': [1], 'config.TrainerConfig.unroll_length': [2]", 'are the same binding'),
     ("'TrainerConfig.unroll_length': 'intger(1, 2)'", "search.gin:4: .*did you mean 'integer'"),
@@ -63,7 +63,7 @@ def test_trials_share_the_rest_of_the_conf(tmp_path):
 
 
 def test_a_conf_without_a_search_raises_with_a_remedy(tmp_path):
-    with pytest.raises(ConfError, match='(?s)does not say what to search.*add Search.space'):
+    with pytest.raises(ConfError, match='(?s)is not a search conf.*add Search.space'):
         prepared(tmp_path, 'TrainerConfig.algorithm_ctor = @Agent\n')
 
 
@@ -76,7 +76,7 @@ def test_full_name_matches_the_operative_conf():
     ("Search.sampler = 'tpee'", "(?s)sampler must be one of.*did you mean 'tpe'"), ('Search.num_trials = 0', 'int in'),
     ("Search.pruner_arguments = {'n_startup_trials': 1}", "the pruner is 'none'"),
     ("Search.score_window = 3", "the score is 'last'"), ("Search.ray_address = 'auto'", "executor is 'inline'"),
-    ('Search.num_parallel = 2', 'one call follows the other'), ("Search.measure = 'loss'", 'return value of Search.f'),
+    ('Search.num_parallel = 2', 'runs one call at a time'), ("Search.measure = 'loss'", 'return value of Search.f'),
     ("Search.executr = 'process'", "did you mean 'executor'"), ("Search.function = @bowl()", 'write @name'),
     ("Search.space = {}\nSearch.num_trials = 3", 'use num_seeds'), ("Search.device = 'cuda'", 'is set, but'),
     ('Search.num_trials = 1.5', 'num_trials')])
@@ -86,7 +86,7 @@ def test_settings_that_are_wrong_or_would_be_ignored_are_refused(line, message, 
 
 
 def test_training_is_never_inline():
-    with pytest.raises(ConfError, match='which is for a Search.function'):
+    with pytest.raises(ConfError, match='which requires a Search.function'):
         Search(space={'x': [1]}, executor='inline')
 
 

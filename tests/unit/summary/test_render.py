@@ -80,7 +80,7 @@ def test_resizing_keeps_the_ratio_of_the_sides():
     assert plain(10, 20).resize(width=40).shape == (20, 40, 3)
 
 
-def test_gray_pictures_become_colour_and_floats_are_refused():
+def test_gray_pictures_become_color_and_floats_are_refused():
     assert Image(np.zeros((2, 3), dtype=np.uint8)).shape == (2, 3, 3)
     with pytest.raises(ValueError, match='float64'):
         Image(np.zeros((2, 3)))

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from alfx import gin_utils
-from alfx.algorithms.config import LOGGERS, TrainerConfig
+from alfx.config import LOGGERS, TrainerConfig
 from alfx.gin_utils import ConfError
 from alfx.summary import trackers
 from alfx.trainers.policy_trainer import RLTrainer

@@ -21,7 +21,7 @@ def test_the_ratio_is_the_median_of_the_ratios_within_rounds():
     rounds = [{'alfx': {'rate': 200.0, 'peak_mib': 10.0}, 'peer': {'rate': 100.0, 'peak_mib': 20.0}},
               {'alfx': {'rate': 400.0, 'peak_mib': 12.0}, 'peer': {'rate': 200.0, 'peak_mib': 30.0}},
               {'alfx': {'rate': 300.0, 'peak_mib': 11.0}, 'peer': {'rate': 100.0, 'peak_mib': 40.0}}]
-    rows = benchmark.summarise(rounds, 'alfx')
+    rows = benchmark.summarize(rounds, 'alfx')
     assert rows['peer'] == {'rate': 100.0, 'lowest': 100.0, 'highest': 200.0, 'peak_mib': 30.0, 'ratio': 2.0}
     assert rows['alfx']['rate'] == 300.0
     assert '| peer | 100 | 100 to 200 | 2.00 | 30 MiB |' in benchmark.format_table(rows, 'alfx')
@@ -32,7 +32,7 @@ def test_another_source_tree_is_compared_peer_by_peer():
 
     rounds = [{'alfx': {'rate': 200.0, 'peak_mib': 10.0}, 'eager': {'rate': 100.0, 'peak_mib': 10.0},
                'eager before': {'rate': 80.0, 'peak_mib': 10.0}}]
-    rows = benchmark.summarise(rounds, 'alfx')
+    rows = benchmark.summarize(rounds, 'alfx')
     assert rows['eager']['ratio'] == 2.0 and rows['eager before']['ratio'] == 1.25  # 100 / 80
     assert '| eager before | 80 | 80 to 80 | 1.25 (eager) |' in benchmark.format_table(rows, 'alfx')
 

@@ -56,10 +56,10 @@ def test_the_diagram_shows_inputs_outputs_optimizers_and_storage():
 def test_bytes_of_a_step_are_grouped_by_the_part_that_stores_them():
     spec = {'time_step': {'reward': TensorSpec(()), 'observation': {'a': TensorSpec((3, ), torch.uint8)}},
             'action': TensorSpec((), torch.int64)}
-    assert replay_lines(spec) == ['what enters the replay buffer, 15 bytes a step of an environment:',
+    assert replay_lines(spec) == ['replay buffer data, 15 bytes per environment step:',
                                   '  action                 8', '  time_step.observation  3',
                                   '  time_step.reward       4']
-    assert replay_lines(None) == ['what enters the replay buffer: nothing, it is trained on each unroll directly']
+    assert replay_lines(None) == ['replay buffer: none, each unroll is used for training directly']
 
 
 def test_nests_of_specs_are_described_in_a_line():

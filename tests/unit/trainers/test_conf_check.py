@@ -53,7 +53,7 @@ def test_specs_are_listed_by_path_with_bounds():
         'observation:', '  camera: uint8 [3, 8, 8] in [0, 255]', '  joints: float32 [7]',
         '  speed: float32 [2] in [-2, 3]']
     assert conf_check.nested_spec_lines('reward', TensorSpec(())) == ['reward: float32 []']
-    assert conf_check.nested_spec_lines('info', ()) == ['info: nothing']
+    assert conf_check.nested_spec_lines('info', ()) == ['info: none']
 
 
 def test_replay_buffer_memory_is_the_sum_of_its_leaves():

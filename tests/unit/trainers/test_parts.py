@@ -150,7 +150,7 @@ def test_float32_sums_in_any_order_pass_and_rounded_factors_do_not(columns):
               (x.bfloat16() @ weight.T.bfloat16()).float()]
 
     def is_of_float32(product):
-        return cpu_tuning._is_of_float32((product - exact).square().mean().sqrt().item(), columns)
+        return cpu_tuning._is_float32_error((product - exact).square().mean().sqrt().item(), columns)
 
     assert [is_of_float32(product) for product in float32 + coarse] == [True] * 3 + [False] * 3
 

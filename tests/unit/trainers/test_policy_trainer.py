@@ -351,7 +351,7 @@ def test_environments_whose_state_cannot_be_saved_start_new_episodes(tmp_path, c
         run(tmp_path, Forgetful, stop_after=6)
         assert 'cannot be saved' in caplog.text
         resumed = run(tmp_path, Forgetful)
-    assert 'new episodes begin' in caplog.text
+    assert 'new episodes start' in caplog.text
     assert resumed.current_iterations() == 12
     assert not any(name.endswith('.env') for name in os.listdir(run_files.checkpoint_dir(str(tmp_path))))
 
@@ -457,7 +457,7 @@ def test_a_stop_signal_ends_the_run_with_a_resumable_checkpoint(tmp_path, number
     trainer = run(tmp_path / 'stopped', sends(number))
     assert trainer.stop_signal == number and trainer.current_iterations() == 5
     shown = capsys.readouterr().err
-    assert 'stopping after this iteration' in shown and 'same command goes on' in shown
+    assert 'stopping after this iteration' in shown and 'same command resumes the run' in shown
     assert steps(tmp_path / 'stopped') == [4, 5]
     assert signal.getsignal(number) is before
     resumed, whole = run(tmp_path / 'stopped'), run(tmp_path / 'whole')
@@ -535,7 +535,7 @@ def test_a_signal_during_output_is_logged_without_the_stream_lock(tmp_path, monk
     with signals.handled():
         stream.write('x' * 100000)
         stream.flush()
-    assert signals.stop_signal == signal.SIGTERM and 'SIGTERM: stopping after' in path.read_text()
+    assert signals.stop_signal == signal.SIGTERM and 'SIGTERM: writing a checkpoint' in path.read_text()
 
 
 def test_sigusr1_requests_a_checkpoint_and_the_run_continues(tmp_path):
@@ -641,7 +641,7 @@ def test_a_library_trainer_does_not_train_in_the_folder_of_another(tmp_path):
     with subprocess.Popen([sys.executable, '-c', holder, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           text=True) as process:
         assert process.stdout.readline() == 'held\n'
-        with pytest.raises(gin_utils.ConfError, match=f'another process trains in .*process {process.pid} '):
+        with pytest.raises(gin_utils.ConfError, match=f'another process is training in .*process {process.pid} '):
             run(tmp_path)
         process.communicate('\n')
     assert not steps(tmp_path)

@@ -144,7 +144,7 @@ def check_the_seam(algorithm, source, caplog):
     assert int(algorithm.get_step_metrics()[1].result()) - episodes == (own == StepType.LAST).sum()
     length = float(dict((metric.name, metric.result()) for metric in algorithm.get_metrics())['AverageEpisodeLength'])
     assert length <= 5  # six time steps; two that were glued together would be longer
-    assert any(f'pid {pids[1]}' in record.getMessage() and 'takes its place' in record.getMessage()
+    assert any(f'pid {pids[1]}' in record.getMessage() and 'a new worker replaces it' in record.getMessage()
                for record in caplog.records)
 
 
@@ -162,10 +162,10 @@ def test_an_error_of_an_environment_ends_the_run_with_its_traceback(make):
 def test_a_worker_that_dies_again_and_again_ends_the_run(make, caplog):
     algorithm, source = make(*SAMPLED, "load_drift.fault='kill'", 'load_drift.fault_at=3')
     source.update_parameter(algorithm)
-    with pytest.raises(LostProcessError, match='rollout worker 0 .* died without having delivered a step') as caught:
+    with pytest.raises(LostProcessError, match='rollout worker 0 .* died without delivering a step') as caught:
         source.gather(10)
     assert 'worker process has died' in caught.value.log_tail
-    assert len([r for r in caplog.records if 'takes its place' in r.getMessage()]) == ray_rollout.MAX_DEATHS - 1
+    assert len([r for r in caplog.records if 'worker replaces it' in r.getMessage()]) == ray_rollout.MAX_DEATHS - 1
 
 
 # Whole runs ----------------------------------------------------------------------------------------------------
@@ -220,11 +220,11 @@ def test_a_ray_run_replaces_workers_resumes_evaluates_and_plays(tmp_path, monkey
 
     try:
         process = train(tmp_path, 'TrainerConfig.num_iterations=1000000', 'TrainerConfig.evaluate=False')
-        wait_for(lambda: len(re.findall(r'rollout worker \d .* acts', said())) == 2, RUN_SECONDS)
+        wait_for(lambda: len(re.findall(r'rollout worker \d .* has started', said())) == 2, RUN_SECONDS)
         pid = int(re.search(r'rollout worker 1 \(pid (\d+)', said())[1])
         os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: len(re.findall('rollout worker 1 .* acts', said())) == 2, RUN_SECONDS)
-        assert f'rollout worker 1 (pid {pid}' in said() and 'takes its place' in said()
+        wait_for(lambda: len(re.findall('rollout worker 1 .* has started', said())) == 2, RUN_SECONDS)
+        assert f'rollout worker 1 (pid {pid}' in said() and 'a new worker replaces it' in said()
         process.send_signal(signal.SIGUSR1)
         written = Checkpointer(tmp_path / 'run' / 'train' / 'algorithm')  # what is still being written does not count
         wait_for(written.steps, RUN_SECONDS)
@@ -278,7 +278,7 @@ def test_a_stream_can_be_read_in_chunks_of_another_size():
     streams[1].add(delivery(1000, 11))
     seen = []
     for count in (1, 6, 3):
-        leaves = ray_rollout._side_by_side([list(stream.take(count)) for stream in streams], 2)
+        leaves = ray_rollout._concatenate([list(stream.take(count)) for stream in streams], 2)
         steps = nest.unflatten(streams[0].structure, leaves)
         assert steps['inputs'] is None and torch.equal(
             steps['experience']['time_step']['reward'], steps['env_steps']['step_type'] + 0.5)

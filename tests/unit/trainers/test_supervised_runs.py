@@ -105,7 +105,7 @@ def test_evaluate_and_plot_accept_the_run_and_play_refuses_with_a_hint(tmp_path)
     assert measures['test_accuracy'] == pytest.approx(float(expected['test_accuracy']))
     assert measures['auroc_variance'] == pytest.approx(float(expected['auroc_variance']), rel=1e-6)
     with gin_utils.loaded(None, [], root_dir, same_run=False):
-        with pytest.raises(ConfError, match='there is no policy to play\n.*alfx.bin.evaluate'):
+        with pytest.raises(ConfError, match='which has no policy to play\n.*alfx.bin.evaluate'):
             playing.make_policy(root_dir, 1)
     picture = tmp_path / 'curve.png'
     said = program('plot', root_dir, '--x', 'iteration', '--y', 'test_accuracy', '--output', str(picture)).stdout

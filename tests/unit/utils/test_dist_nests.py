@@ -192,7 +192,7 @@ def test_parameters_with_the_wrong_names_are_refused():
 
 
 def test_an_unknown_distribution_is_refused_by_name():
-    with pytest.raises(TypeError, match='VonMises is not known'):
+    with pytest.raises(TypeError, match='VonMises is not registered'):
         du.extract_distribution_parameters(td.VonMises(torch.zeros(2), torch.ones(2)))
 
 

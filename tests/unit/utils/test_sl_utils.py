@@ -111,5 +111,5 @@ def test_digits_are_split_and_their_labels_become_classes():
     everything = train.data
     assert torch.equal(some.data.inputs[some.data.targets == 0], everything.inputs[everything.targets == 7])
     assert set(some.data.targets.tolist()) == {0, 1}
-    with pytest.raises(ConfError, match='different digits from 0 to 9'):
+    with pytest.raises(ConfError, match='distinct digits from 0 to 9'):
         load_digits(label_idx=(3, 3))

@@ -1,4 +1,4 @@
-"""What is far too large is told at the start."""
+"""Warnings at the start about sizes that are far too large."""
 import logging
 import os
 
@@ -7,7 +7,7 @@ from helpers.trainer_fakes import WalkEnv, make_config
 
 from alfx import TensorSpec
 from alfx.environments.utils import create_environment
-from alfx.trainers import memory_checks
+from alfx.runs import start_checks
 
 
 class LargeEnv(WalkEnv):
@@ -19,13 +19,13 @@ class LargeEnv(WalkEnv):
 @pytest.mark.parametrize('env, warned', [(LargeEnv(), True), (WalkEnv(), False)])
 def test_observations_larger_than_memory_log_a_warning(tmp_path, caplog, env, warned):
     with caplog.at_level(logging.WARNING):
-        memory_checks.warn_of_unroll(env, make_config(tmp_path, unroll_length=8))
-    assert ('TrainerConfig.unroll_length = 8 steps of 4 environments) take 131072 GiB' in caplog.text) is warned
+        start_checks.warn_of_unroll(env, make_config(tmp_path, unroll_length=8))
+    assert ('TrainerConfig.unroll_length = 8 steps of 4 environments) need 131072 GiB' in caplog.text) is warned
 
 
 @pytest.mark.parametrize('count, warned', [(os.cpu_count(), False), (100 * os.cpu_count(), True)])
 def test_many_processes_per_core_log_a_warning(caplog, count, warned):
-    memory_checks.warn_of_processes(count, f'--num_processes={count}')
+    start_checks.warn_of_processes(count, f'--num_processes={count}')
     assert (f'--num_processes={count}: {count} processes share' in caplog.text) is warned
 
 
@@ -37,12 +37,12 @@ def test_a_million_environments(caplog):
 @pytest.mark.parametrize('size, warned', [(20, False), (21, True)])
 def test_minibatches_larger_than_the_training_data_log_a_warning(tmp_path, caplog, size, warned):
     with caplog.at_level(logging.WARNING):
-        memory_checks.warn_of_mini_batch(4, make_config(tmp_path, unroll_length=10, mini_batch_length=2,
+        start_checks.warn_of_mini_batch(4, make_config(tmp_path, unroll_length=10, mini_batch_length=2,
                                                         mini_batch_size=size))
-    assert ('an unroll of 10 steps of 4 environments has 20 sequences of 2 step(s)' in caplog.text) is warned
+    assert ('an unroll of 10 steps of 4 environments has only 20 sequences of 2 step(s)' in caplog.text) is warned
 
 
 def test_samples_from_replay_may_be_of_any_size(tmp_path, caplog):
-    memory_checks.warn_of_mini_batch(4, make_config(tmp_path, mini_batch_size=1000, whole_replay_buffer_training=False,
+    start_checks.warn_of_mini_batch(4, make_config(tmp_path, mini_batch_size=1000, whole_replay_buffer_training=False,
                                             clear_replay_buffer=False, mini_batch_length=2))
     assert not caplog.text

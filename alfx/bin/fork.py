@@ -1,0 +1,60 @@
+"""Fork a run from a checkpoint: a new run with the same history and random numbers, and some bindings changed.
+
+Examples:
+
+  alfx fork runs/cart_pole --at 120 --set 'ppo/Adam.lr=1e-4' --root_dir runs/slow
+  alfx fork runs/cart_pole --set PPOLoss.importance_ratio_clipping=0.1
+
+The fork has its own run folder and trains to the end set in the conf; alfx compare shows both runs side by side. New
+learning rates and other optimizer settings take effect immediately. Learned values (a temperature, the statistics of a
+normalizer) continue from the checkpoint, even if their initial value is changed. Only the latest two checkpoints
+include the replay buffer; a run forked from an earlier checkpoint starts with an empty buffer.
+"""
+import os
+import sys
+
+from absl import flags as absl_flags
+
+from alfx import gin_utils
+from alfx.bin import command, flags
+
+absl_flags.DEFINE_string('at', 'latest', "checkpoint to fork from: the N of ckpt-N, or 'latest'")
+absl_flags.DEFINE_multi_string('set', [], "binding to change, --set 'Adam.lr=1e-4'; repeatable")
+absl_flags.DEFINE_string('root_dir', None, 'the new run folder; default: the folder of the original run with '
+                         '-fork-1 (-fork-2, ...) added to its name')
+absl_flags.DEFINE_bool('start', True, 'start training; --nostart only creates the folder')
+flags.define_device_flag()
+absl_flags.DEFINE_bool('debug', False, 'show the traceback of every error')
+FLAGS = absl_flags.FLAGS
+
+
+def main(argv: list[str]) -> int:
+    """Create the run folder of the fork and, unless ``--nostart`` is given, start to train; return the exit code."""
+    from alfx.runs import forking
+    if len(argv) != 2:
+        raise gin_utils.ConfError(f'expected one run folder, found {len(argv) - 1} arguments',
+                                  'alfx fork RUN --at N --set X.y=z')
+    if FLAGS.at != 'latest' and not FLAGS.at.isdecimal():
+        raise gin_utils.ConfError(f"--at: expected a number or 'latest', found {FLAGS.at!r}",
+                                  'the number of ckpt-100 is 100')
+    run = os.path.abspath(os.path.expanduser(argv[1]))
+    root_dir = os.path.abspath(os.path.expanduser(FLAGS.root_dir or _free_folder(run)))
+    step = forking.branch(run, FLAGS.at if FLAGS.at == 'latest' else int(FLAGS.at), FLAGS.set, root_dir)
+    print(f'{root_dir}: forked from checkpoint {step} of {run}', flush=True)
+    arguments = ['--root_dir', root_dir, '--device', FLAGS.device,
+                 *(part for param in FLAGS.set for part in ('--conf_param', param))]
+    if not FLAGS.start:
+        print(f'to start the run: {command.command_of("train", *arguments)}')
+        return 0
+    os.execv(sys.executable, [sys.executable, '-m', 'alfx', 'train', *arguments])
+
+
+def _free_folder(run: str) -> str:
+    number = 1
+    while os.path.exists(f'{run}-fork-{number}'):
+        number += 1
+    return f'{run}-fork-{number}'
+
+
+if __name__ == '__main__':
+    flags.run(main, argument='*')
