@@ -208,7 +208,7 @@ def test_a_subclass_must_declare_its_update_traceable_again(replayed_at_once):
     assert not agent.policy.capabilities.traceable_update
     train([agent], 3)
     assert not isinstance(agent.updater.plan(agent.learner.losses.collected), TracedPlan)
-    with pytest.raises(ConfError, match='not the same operations'):
+    with pytest.raises(ConfError, match='does not execute the same operations'):
         make_agent(True, algorithm_cls=Changing)
 
 
