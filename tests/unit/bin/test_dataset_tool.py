@@ -84,7 +84,7 @@ def test_datasets_with_other_action_units_are_not_joined(run, tmp_path):
 
 
 def test_valid_and_damaged_datasets_are_distinguished(run, tmp_path):
-    assert 'sound' in run('check', write(tmp_path / 'a'))
+    assert 'valid' in run('check', write(tmp_path / 'a'))
     bad = write(tmp_path / 'b', returns=(1.0, float('nan')))
     with pytest.raises(ConfError, match='reward: NaN or infinite in episode 1, step 0'):
         run('check', bad)
