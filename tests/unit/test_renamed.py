@@ -8,7 +8,6 @@ import pytest
 from helpers.dqn_agents import make_agent
 
 from alfx import gin_utils
-from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.data_transformer import RewardBySource, SqilReward
 from alfx.algorithms.dqn_algorithm import DqnAlgorithm
 from alfx.engine.capabilities import Capabilities
