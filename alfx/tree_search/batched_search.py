@@ -97,8 +97,8 @@ class TreeSearch:
         native: use the compiled code if it is available.
         make_backend: creates a faster backend of a function; called as ``make_backend(function, memory)``. The
             function is the work around each call of the model, from int64 ``[3, N]`` to ``()``, and ``memory`` the
-            module whose buffers it reads and writes. All searches must then use the same model. ``None`` runs the function
-            eagerly.
+            module whose buffers it reads and writes. All searches must then use the same model. ``None`` runs the
+            function eagerly.
     """
 
     _KEPT = 4
