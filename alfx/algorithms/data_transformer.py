@@ -7,6 +7,7 @@ conf file; transformers that look into the replay buffer come first in the list.
 
 ``B`` is the batch size and ``T`` the length of sequences: time steps are ``[B, ...]``, experience is ``[B, T, ...]``.
 """
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Optional, Union
@@ -28,6 +29,7 @@ from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.normalizers import Normalizer
 from alfx.utils.renamed import warn_renamed
 
+_log = logging.getLogger(__name__)
 FrameStackState = namedtuple('FrameStackState', ['steps', 'prev_frames'], default_value=())
 """State of :class:`FrameStacker`: ``steps`` int64 ``[B]``, number of steps seen of the episode; ``prev_frames``, a list
 with the previous ``stack_size - 1`` frames of each field, oldest first, joined along ``stack_axis``."""
@@ -240,30 +242,43 @@ class FrameStacker(DataTransformer):
 
 @configurable
 class ImageScaleTransformer(SimpleDataTransformer):
-    """Scales uint8 images linearly: 0 becomes ``min``, 255 becomes ``max``.
+    """Scales images of integers linearly: the lower bound of the space becomes ``min``, the upper bound ``max``.
+
+    Images of booleans, and of integers with the bounds 0 and 1, become floats 0 and 1: policies learn more slowly from
+    sparse planes without zeros.
 
     Args:
         observation_spec: nest of specs of the observation.
-        min: value of 0 after scaling.
-        max: value of 255 after scaling.
+        min: value of the lower bound after scaling.
+        max: value of the upper bound after scaling.
         fields: paths of the images; None if the observation is one image.
 
     Raises:
-        SpecError: a field does not exist or is not uint8.
+        SpecError: a field does not exist, or is not an image of integers with bounds at most 65,535 apart.
         ValueError: ``min`` is not less than ``max``.
     """
 
     def __init__(self, observation_spec: NestedTensorSpec, min: float = -1., max: float = 1.,
                  fields: Optional[Sequence[str]] = None) -> None:
-        self._fields, observation_spec = check_images('ImageScaleTransformer', observation_spec, fields, min, max)
+        ranges, observation_spec = check_images('ImageScaleTransformer', observation_spec, fields, min, max)
         super().__init__(observation_spec)
-        self._min, self._scale = min, (max - min) / 255.
+        self._lines = []  # field, slope and intercept
+        for field, (low, high) in ranges.items():
+            if (low, high) == (0, 1):
+                self._lines.append((field, 1.0, 0.0))
+                continue
+            scale = (max - min) / (high - low or 1)
+            self._lines.append((field, scale, min - low * scale))
+            if scale > 1 and max - min > 2:
+                _log.warning("ImageScaleTransformer: '%s': the bounds %d and %d of the space become %g and %g; set max "
+                             'and min closer together to keep the values small', field or 'observation', low, high,
+                             min, max)
 
     def _transform(self, time_step: TimeStep) -> TimeStep:
         observation = time_step.observation
-        for field in self._fields:
+        for field, scale, offset in self._lines:
             observation = nest.transform_nest(
-                observation, field, lambda image: image.to(torch.float32).mul_(self._scale).add_(self._min))
+                observation, field, lambda image, a=scale, b=offset: image.to(torch.float32).mul_(a).add_(b))
         return time_step._replace(observation=observation)
 
 

@@ -63,23 +63,39 @@ def check_mask_field(owner: str, observation_spec: NestedTensorSpec, field: str)
 
 
 def check_images(owner: str, observation_spec: NestedTensorSpec, fields: Optional[Sequence[str]], low: float,
-                 high: float) -> tuple[list[str], NestedTensorSpec]:
-    """Return the paths of uint8 images, and the spec of the observation with images scaled to ``[low, high]``.
+                 high: float) -> tuple[dict[str, tuple[int, int]], NestedTensorSpec]:
+    """Check the fields that contain images of integers.
+
+    Returns:
+        The smallest and the largest value of each path, and the spec of the observation with images scaled to
+        ``[low, high]``.
 
     Raises:
-        SpecError: a field does not exist or is not uint8.
+        SpecError: a field does not exist or is not an image of bounded integers.
         ValueError: ``low`` is not less than ``high``.
     """
     if not low < high:
         raise ValueError(f'{owner}: expected min < max, found min={low}, max={high}')
-    checked = check_fields(owner, observation_spec, fields)
-    for field in checked:
+    ranges = {}
+    for field in check_fields(owner, observation_spec, fields):
         spec = nest.get_field(observation_spec, field)
-        if spec.dtype != torch.uint8:
-            raise SpecError(f"{owner}: '{field or 'observation'}': expected a uint8 image, found {spec}")
+        least, most = _range_of_integers(spec)
+        if not 0 <= most - least < 2**16:
+            raise SpecError(f"{owner}: '{field or 'observation'}': expected an image of integers with bounds at most "
+                            f'65,535 apart, found {spec}')
+        ranges[field] = least, most
+        after = (0, 1) if (least, most) == (0, 1) else (low, high)
         observation_spec = nest.set_field(observation_spec, field,
-                                          BoundedTensorSpec(spec.shape, torch.float32, low, high))
-    return checked, observation_spec
+                                          BoundedTensorSpec(spec.shape, torch.float32, *after))
+    return ranges, observation_spec
+
+
+def _range_of_integers(spec: Any) -> tuple[int, int]:
+    """Return the smallest and the largest value of a spec of integers; an empty range for floats."""
+    if not spec.is_discrete:
+        return 0, -1
+    bounded = BoundedTensorSpec.from_spec(spec)
+    return int(bounded.minimum.min()), int(bounded.maximum.max())
 
 
 def check_order(transformers: Sequence[Any]) -> None:

@@ -190,9 +190,36 @@ class TestImageScaleTransformer:
         assert result.observation.tolist()[0] == pytest.approx([-1.0, -0.2, 3.0])
         assert observation.tolist() == [[0, 51, 255]]
 
-    def test_only_images_of_bytes_are_taken(self):
-        with pytest.raises(SpecError, match=r"'speed': expected a uint8 image, found TensorSpec"):
+    @pytest.mark.parametrize('spec, values, expected', [
+        (BoundedTensorSpec((3, ), torch.uint8, 0, 10), [0, 5, 10], [-1, 0, 1]),
+        (BoundedTensorSpec((3, ), torch.int32, -4, 4), [-4, 0, 2], [-1, 0, 0.5]),
+        (BoundedTensorSpec((3, ), torch.int64, [0, 0, 0], [9, 10, 8]), [0, 5, 10], [-1, 0, 1]),
+        (TensorSpec((3, ), torch.int8), [-128, 127, 127], [-1, 1, 1]),
+        (BoundedTensorSpec((3, ), torch.uint8, 7, 7), [7, 7, 7], [-1, -1, -1]),
+        (BoundedTensorSpec((3, ), torch.uint8, 0, 1), [0, 1, 0], [0, 1, 0]),  # booleans
+        (TensorSpec((3, ), torch.bool), [0, 1, 0], [0, 1, 0])])
+    def test_the_scale_comes_from_the_bounds(self, spec, values, expected):
+        scaler = ImageScaleTransformer(spec)
+        result, _ = scaler.transform_timestep(time_step(torch.tensor([values], dtype=spec.dtype)), ())
+        assert result.observation.dtype == torch.float32
+        assert result.observation.tolist()[0] == pytest.approx(expected)
+        bounds = scaler.transformed_observation_spec
+        assert (bounds.minimum <= min(expected)).all() and (bounds.maximum >= max(expected)).all()
+
+    def test_zeros_and_ones_are_kept_whatever_min_and_max_are(self):
+        scaler = ImageScaleTransformer(BoundedTensorSpec((2, ), torch.uint8, 0, 1), min=0., max=255.)
+        result, _ = scaler.transform_timestep(time_step(torch.tensor([[0, 1]], dtype=torch.uint8)), ())
+        assert result.observation.tolist() == [[0, 1]]
+
+    def test_a_scale_that_enlarges_the_values_is_logged(self, caplog):
+        ImageScaleTransformer(BoundedTensorSpec((2, ), torch.uint8, 0, 10), min=0., max=255.)
+        assert 'the bounds 0 and 10 of the space become 0 and 255' in caplog.text
+
+    def test_only_images_of_integers_with_a_limited_range_are_taken(self):
+        with pytest.raises(SpecError, match=r"'speed': expected an image of integers .*, found TensorSpec"):
             ImageScaleTransformer(NESTED, fields=['camera.front', 'speed'])
+        with pytest.raises(SpecError, match=r"'observation': expected an image .* at most 65,535 apart"):
+            ImageScaleTransformer(TensorSpec((3, ), torch.int64))
         with pytest.raises(ValueError, match='min < max'):
             ImageScaleTransformer(IMAGE, min=1., max=1.)
 

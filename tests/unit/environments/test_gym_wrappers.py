@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from alfx.environments import gym_wrappers
+from alfx.environments import gym_wrappers, suite_gym
 from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.gym_wrappers import (
     BaseObservationWrapper, ContinuousActionClip, ContinuousActionMapping, DMAtariPreprocessing,
@@ -104,6 +104,16 @@ class TestImages:
                                              ((4, 84, 84), False), ((1, 84, 84), False)])
     def test_images_that_have_channels_first_already_are_left(self, shape, last):
         assert gym_wrappers.is_channels_last_image(spaces.Box(0, 255, shape, np.uint8)) is last
+
+    @pytest.mark.parametrize('dtype', [bool, np.int8, np.int64, np.float32, np.float64])
+    def test_images_of_all_dtypes_are_turned_around(self, dtype):
+        env = ImageEnv()
+        env.observation_space = spaces.Box(np.zeros((6, 4, 3), dtype), np.ones((6, 4, 3), dtype), dtype=dtype)
+        image = np.zeros((6, 4, 3), dtype)
+        image[..., 1] = 1
+        env._observe = lambda: image
+        seen = suite_gym.wrap_env(env).reset().observation[0]
+        assert seen.shape == (3, 6, 4) and seen.float().mean((1, 2)).tolist() == [0, 1, 0]
 
     def test_frames_are_stacked_oldest_first_and_start_as_copies(self):
         env = FrameStack(ImageEnv(), stack_size=3)
