@@ -84,7 +84,8 @@ PARTS = {'none': {}, 'icm': dict(intrinsic_reward_module=partial(ICMAlgorithm, h
 
 @pytest.mark.parametrize('name, kind, part', [
     ('dqn', 'start', 'none'), ('dqn', 'negative start', 'predictive'), ('cql', 'start', 'none'),
-    ('sac', 'negative start', 'none'), ('bc', 'start', 'icm'), ('bc', 'several', 'none'), ('bc', 'integer box', 'none')])
+    ('sac', 'negative start', 'none'), ('bc', 'start', 'icm'), ('bc', 'several', 'none'),
+    ('bc', 'integer box', 'none')])
 @pytest.mark.parametrize('unroll_length', [0, 4])
 def test_algorithms_learn_from_recorded_actions(name, kind, part, unroll_length, tmp_path):
     torch.manual_seed(0)
