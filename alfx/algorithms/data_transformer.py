@@ -342,12 +342,9 @@ class ActionMask(DataTransformer):
 
     def _without(self, observation: Any) -> Any:
         """Return the observation without the field."""
-        *path, last = self._field.split('.')
-        parent = nest.get_field(observation, '.'.join(path)) if path else observation
-        rest = {key: value for key, value in parent.items() if key != last}
-        if len(rest) == 1:
-            rest = next(iter(rest.values()))
-        return nest.set_field(observation, '.'.join(path), rest) if path else rest
+        *keys, last = nest.locate_field(observation, self._field)
+        rest = {key: value for key, value in nest.get_field(observation, tuple(keys)).items() if key != last}
+        return nest.set_field(observation, tuple(keys), next(iter(rest.values())) if len(rest) == 1 else rest)
 
 
 def _some_valid(masks: NestedTensor, ndim: int) -> Tensor:
@@ -359,7 +356,7 @@ def _some_valid(masks: NestedTensor, ndim: int) -> Tensor:
 
 @configurable
 class ObservationNormalizer(SimpleDataTransformer):
-    """Normalizes observations by running statistics.
+    """Normalizes observations of floats by running statistics.
 
     The statistics are part of the ``state_dict``. They are updated whenever observations are transformed in the run
     mode ``update_mode``, and never in evaluation. With ``update_mode = 'offline'`` they are mean and variance of all
@@ -367,7 +364,8 @@ class ObservationNormalizer(SimpleDataTransformer):
 
     Args:
         observation_spec: nest of specs of the observation.
-        fields: paths of the parts to normalize; None for all.
+        fields: paths of the parts to normalize, which may be integers; None for all parts of floats. Integers such as
+            categories are then left unchanged.
         clipping: if above 0, the results are clipped to ``[-clipping, clipping]``.
         window_size: number of updates that ``WindowNormalizer`` averages over.
         update_rate: update rate of ``EMNormalizer``.
@@ -384,7 +382,7 @@ class ObservationNormalizer(SimpleDataTransformer):
     def __init__(self, observation_spec: NestedTensorSpec, fields: Optional[Sequence[str]] = None,
                  clipping: float = 0., window_size: Count = 10000, update_rate: Fraction = 1e-4, speed: Positive = 8.0,
                  zero_mean: bool = True, update_mode: str = 'replay', mode: str = 'adaptive') -> None:
-        self._fields, specs, observation_spec = plan_normalizing('ObservationNormalizer', observation_spec, fields,
+        self._chosen, specs, observation_spec = plan_normalizing('ObservationNormalizer', observation_spec, fields,
                                                                  clipping)
         super().__init__(observation_spec)
         self._is_update_mode = update_condition('ObservationNormalizer', update_mode)
@@ -399,24 +397,27 @@ class ObservationNormalizer(SimpleDataTransformer):
     @property
     def fits_offline_data(self) -> bool:
         """Return whether the statistics are computed from offline data."""
-        return self._is_fitted
+        return self._is_fitted and bool(self._chosen)
 
     def fit(self, experiences: Callable[[], Iterator[Experience]]) -> None:
         def parts() -> Iterator[list[Tensor]]:
             for experience in experiences():
-                yield [nest.get_field(experience.observation, field) for field in self._fields]
+                leaves = nest.flatten(experience.observation)
+                yield [leaves[i] for i in self._chosen]
 
         self._normalizer.set_moments(exact_moments(parts, num_dims=2))
 
     def _transform(self, time_step: TimeStep) -> TimeStep:
-        observation = time_step.observation
-        parts = [nest.get_field(observation, field).to(torch.float32) for field in self._fields]
+        if not self._chosen:
+            return time_step
+        leaves, structure = nest.flatten_with_structure(time_step.observation)
+        parts = [leaves[i].to(torch.float32) for i in self._chosen]
         if self._is_update_mode():
             self._normalizer.update(parts)
         parts = self._normalizer.normalize(parts, self._clipping if self._clipping > 0 else -1.0)
-        for field, part in zip(self._fields, parts):
-            observation = nest.set_field(observation, field, part)
-        return time_step._replace(observation=observation)
+        for i, part in zip(self._chosen, parts):
+            leaves[i] = part
+        return time_step._replace(observation=nest.unflatten(structure, leaves))
 
 
 class RewardTransformer(SimpleDataTransformer):

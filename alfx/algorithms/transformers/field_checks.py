@@ -31,11 +31,12 @@ def check_fields(owner: str, observation_spec: NestedTensorSpec, fields: Optiona
         raise SpecError(f'{owner}.fields: expected a list of paths, found {fields!r}; write [{fields!r}]')
     for field in fields:
         try:
-            part = nest.get_field(observation_spec, field)
+            part = nest.get_field(observation_spec, nest.locate_field(observation_spec, field))
         except LookupError as error:
             raise SpecError(f'{owner}.fields: {error}') from None
         if nest.is_nested(part):
-            raise SpecError(f"{owner}.fields: '{field}' is a nest; choose from {_paths(part, field + '.')}")
+            raise SpecError(f"{owner}.fields: '{field}' is a nest; choose from "
+                            f"{_paths(part, field + '.' if field else '')}")
     return list(fields)
 
 
@@ -51,8 +52,9 @@ def check_mask_field(owner: str, observation_spec: NestedTensorSpec, field: str)
     """
     hint = f"found the observation {_paths(observation_spec) if nest.is_nested(observation_spec) else 'of one tensor'}"
     try:
-        parent = nest.get_field(observation_spec, field.rpartition('.')[0]) if '.' in field else observation_spec
-        spec: Any = nest.get_field(observation_spec, field)
+        parent = spec = observation_spec
+        for key in nest.locate_field(observation_spec, field):
+            parent, spec = spec, spec[key]
     except LookupError as error:
         raise SpecError(f'{owner}.field = {field!r}: {error}; {hint}') from None
     if not isinstance(parent, dict) or any(leaf.ndim == 0 for leaf in nest.flatten(spec)):

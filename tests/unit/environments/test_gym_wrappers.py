@@ -63,8 +63,17 @@ class TestFields:
 
     @pytest.mark.parametrize('field', ['side', 'camera.side', 'camera.front.x', 'rest.7', 'rest.x'])
     def test_a_missing_field_is_reported_with_the_available_ones(self, field):
-        with pytest.raises(EnvironmentLoadError, match='has no part'):
+        with pytest.raises(EnvironmentLoadError, match='does not exist'):
             transform_space(ImageEnv(nested=True).observation_space, field, lambda s: s)
+
+    @pytest.mark.parametrize('keys', [('camera.front', 'camera.back'), ('', 'x'), (0, 1), ('a', 'a.b')])
+    def test_keys_may_be_unusual(self, keys):
+        env, image = ImageEnv(), np.zeros((6, 4, 3), np.uint8)
+        env.observation_space = spaces.Dict({key: env.image for key in keys})
+        env._observe = lambda: {key: image for key in keys}
+        seen = FrameGrayScale(env, fields=[str(keys[0])]).reset()[0]
+        assert [seen[key].shape[-1] for key in keys] == [1, 3]
+        assert suite_gym.wrap_env(env).reset().observation[keys[0]].shape == (1, 3, 6, 4)
 
     def test_only_the_chosen_fields_change(self):
         env = FrameGrayScale(ImageEnv(nested=True), fields=['camera.front', 'rest.0'])
