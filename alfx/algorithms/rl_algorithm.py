@@ -324,8 +324,9 @@ class RLAlgorithm(Algorithm):
         datasets = dataset_loading.load(config.offline_datasets(), config.offline_buffer_length, *specs,
                                 config.mini_batch_length or 1, '' if self._env is None else self._env.name)
         self._offline_data = [[x.name, x.fingerprint, x.episodes.num_steps] for x in datasets]
-        plain = nest.map_structure(TensorSpec.from_spec, time_step_spec(*specs))
-        spec = Experience(plain, plain.prev_action, info_of_action(self._rollout_info_spec, plain.prev_action))
+        step_spec = time_step_spec(*specs)
+        spec = Experience(step_spec, step_spec.prev_action,
+                          info_of_action(self._rollout_info_spec, step_spec.prev_action))
         transformer = self.data_transformer
         self._offline_replay_buffer = make_buffer(
             datasets, spec, prioritized_sampling=config.priority_replay, name=f'{self._name}_offline_replay_buffer',

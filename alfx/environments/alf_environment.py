@@ -31,7 +31,7 @@ class AlfEnvironment(abc.ABC):
       action.
     - LAST carries the true final observation. ``discount`` is 0 if the episode terminated; a truncation does not change
       it.
-    - FIRST has reward 0, discount 1 and a ``prev_action`` of zeros.
+    - FIRST has reward 0, discount 1 and the ``prev_action`` within the bounds that is nearest to zeros.
     - All tensors are on the CPU, and a later step never writes to the tensors of an earlier one.
     """
 

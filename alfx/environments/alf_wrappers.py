@@ -20,7 +20,8 @@ from alfx.environments.wrapper_base import AlfEnvironmentBaseWrapper
 from alfx.environments.checked_environment import CheckedEnvironment
 from alfx.environments.multitask_wrappers import BatchEnvironmentWrapper, CurriculumWrapper, MultitaskWrapper
 from alfx.gin_utils import configurable
-from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, zeros_from_spec
+from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, nearest_zeros,
+                               without_action)
 
 __all__ = [
     'ActionObservationWrapper', 'AlfEnvironmentBaseWrapper', 'AtariTerminalOnLifeLossWrapper',
@@ -190,12 +191,8 @@ class _ActionWrapper(AlfEnvironmentBaseWrapper):
 
     def _outer(self, time_step: TimeStep, action: NestedTensor | None) -> TimeStep:
         if action is None:
-            return time_step._replace(prev_action=zeros_from_spec(self.action_spec(), self.batch_size))
-        first = time_step.is_first()
-        prev_action = nest.map_structure(
-            lambda a, spec: a.detach().to('cpu', spec.dtype).masked_fill(
-                first.reshape(-1, *[1] * (a.ndim - 1)), 0), action, self.action_spec())
-        return time_step._replace(prev_action=prev_action)
+            return time_step._replace(prev_action=nearest_zeros(self.action_spec(), self.batch_size))
+        return time_step._replace(prev_action=without_action(time_step.is_first(), action, self.action_spec()))
 
 
 def _bounded_continuous(env: AlfEnvironment, wrapper: str) -> BoundedTensorSpec:
@@ -305,9 +302,9 @@ class TemporallyCorrelatedNoiseWrapper(AlfEnvironmentBaseWrapper):
                                                                              generator=self._generator)
         action = action.detach().cpu()
         time_step = self._env.step(torch.clamp(action + self._noise, self._low, self._high))
-        first = time_step.is_first().reshape(-1, *[1] * (action.ndim - 1))
-        self._noise = self._noise.masked_fill(first, 0)
-        return time_step._replace(prev_action=action.masked_fill(first, 0))
+        first = time_step.is_first()
+        self._noise[first] = 0
+        return time_step._replace(prev_action=without_action(first, action, self.action_spec()))
 
     def _reset(self) -> TimeStep:
         self._noise = torch.zeros_like(self._noise)

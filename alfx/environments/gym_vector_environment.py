@@ -19,7 +19,7 @@ from alfx.environments.rendering import Window
 from alfx.environments.seeding import environment_seeds
 from alfx.environments.spaces import ActionCodec, ObservationCodec
 from alfx.environments.vector_env import SupervisedVectorEnv
-from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec, torch_dtype_to_str
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec, nearest_zeros, torch_dtype_to_str
 
 _STATE_FORMAT = 1
 
@@ -51,6 +51,7 @@ class GymVectorEnvironment(AlfEnvironment):
                  seed: int | None = None, name: str = ''):
         self._observations = ObservationCodec(vector_env.single_observation_space, simplify_box_bounds, float_dtype)
         self._actions = ActionCodec(vector_env.single_action_space, vector_env.num_envs, normalize_action, clip_action)
+        self._no_action = [leaf.numpy() for leaf in nest.flatten(nearest_zeros(self._actions.spec, ()))]
         self._env = env = autoreset.with_next_step_autoreset(vector_env)
         self._batch_size = env.num_envs
         self._name = name or _name(vector_env)
@@ -123,7 +124,7 @@ class GymVectorEnvironment(AlfEnvironment):
         count = self._batch_size
         return TimeStep(torch.zeros(count, dtype=torch.int32), self._reward_spec.zeros((count, )), torch.ones(count),
                         self._decode(observation, 'reset()'),
-                        nest.map_structure(lambda spec: spec.zeros((count, )), self._actions.spec), self._env_ids, (),
+                        nearest_zeros(self._actions.spec, count), self._env_ids, (),
                         self._decode_infos(infos) if self._info_specs else ())
 
     def _step(self, action: NestedTensor) -> TimeStep:
@@ -147,8 +148,8 @@ class GymVectorEnvironment(AlfEnvironment):
             if first is not None:
                 done &= ~first
                 step_types[first], discounts[first], rewards[first] = 0, 1.0, 0.0
-                for leaf in given:
-                    leaf[first] = 0
+                for leaf, nothing in zip(given, self._no_action):
+                    leaf[first] = nothing
             self._first = done if np.count_nonzero(done) else None
             self._final_infos = {} if self._first is None else self._episode_numbers(infos, done)
             self.add_final_infos(self._final_infos.values())
@@ -225,7 +226,7 @@ class GymVectorEnvironment(AlfEnvironment):
         count = self._batch_size
         fresh = TimeStep(torch.zeros(count, dtype=torch.int32), self._reward_spec.zeros((count, )), torch.ones(count),
                          self._observations.decode(observation, False),
-                         nest.map_structure(lambda spec: spec.zeros((count, )), self._actions.spec), self._env_ids, (),
+                         nearest_zeros(self._actions.spec, count), self._env_ids, (),
                          self._decode_infos(infos) if self._info_specs else ())
         self._current = select(mask.cpu(), fresh, current)
         return self._current

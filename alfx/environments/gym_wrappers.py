@@ -13,6 +13,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from alfx import nest
 from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.gym_action_wrappers import (ContinuousActionClip, ContinuousActionMapping, NonEpisodicEnv,
                                                    NormalizedAction)
@@ -41,39 +42,44 @@ def transform_space(observation_space: spaces.Space, field: str | None,
     Raises:
         EnvironmentLoadError: there is no such field.
     """
-    if not field:
-        return func(observation_space)
-    name, _, rest = field.partition('.')
-    if isinstance(observation_space, spaces.Dict):
-        children: dict[Any, spaces.Space] = dict(observation_space.spaces)
-        key: Any = name
-    elif isinstance(observation_space, spaces.Tuple):
-        children = dict(enumerate(observation_space.spaces))
-        key = int(name) if name.isdigit() else name
-    else:
-        children, key = {}, name
-    if key not in children:
-        raise EnvironmentLoadError(f'field {field!r}: {observation_space} has no part {name!r}; it has '
-                                   f'{[str(child) for child in children] or "no parts"}')
-    children[key] = transform_space(children[key], rest, func)
-    if isinstance(observation_space, spaces.Dict):
-        return spaces.Dict(children)
-    return spaces.Tuple(list(children.values()))
+    return _with_part(observation_space, _keys(observation_space, field), func)
 
 
-def _get(observation: Any, path: Sequence[str]) -> Any:
-    for name in path:
-        observation = observation[name] if isinstance(observation, dict) else observation[int(name)]
+def _keys(space: spaces.Space, field: str | None) -> tuple:
+    """Return the keys of Dict and positions in Tuple spaces that lead to a field."""
+    try:
+        return nest.locate_field(_nested(space), field)
+    except LookupError as error:
+        raise EnvironmentLoadError(f'{error}; the space is {space}') from None
+
+
+def _nested(space: spaces.Space) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {key: _nested(child) for key, child in space.spaces.items()}
+    return tuple(map(_nested, space.spaces)) if isinstance(space, spaces.Tuple) else space
+
+
+def _with_part(space: Any, keys: tuple, func: Callable[[spaces.Space], spaces.Space]) -> spaces.Space:
+    if not keys:
+        return func(space)
+    is_dict = isinstance(space, spaces.Dict)
+    children: dict[Any, spaces.Space] = dict(space.spaces if is_dict else enumerate(space.spaces))
+    children[keys[0]] = _with_part(children[keys[0]], keys[1:], func)
+    return spaces.Dict(children) if is_dict else spaces.Tuple(list(children.values()))
+
+
+def _get(observation: Any, keys: Sequence[Any]) -> Any:
+    for key in keys:
+        observation = observation[key]
     return observation
 
 
-def _replaced(observation: Any, path: Sequence[str], value: Any) -> Any:
-    if not path:
+def _replaced(observation: Any, keys: Sequence[Any], value: Any) -> Any:
+    if not keys:
         return value
     if isinstance(observation, dict):
-        return {**observation, path[0]: _replaced(observation[path[0]], path[1:], value)}
-    index = int(path[0])
-    return tuple(_replaced(part, path[1:], value) if i == index else part for i, part in enumerate(observation))
+        return {**observation, keys[0]: _replaced(observation[keys[0]], keys[1:], value)}
+    return tuple(_replaced(part, keys[1:], value) if i == keys[0] else part for i, part in enumerate(observation))
 
 
 @configurable
@@ -90,10 +96,10 @@ class BaseObservationWrapper(gymnasium.ObservationWrapper):
     def __init__(self, env: gymnasium.Env, fields: Sequence[str] | None = None):
         super().__init__(env)
         self._fields: list[str] = [''] if fields is None else list(fields)
-        self._paths = [field.split('.') if field else [] for field in self._fields]
         space = env.observation_space
-        for field in self._fields:
-            space = transform_space(space, field, self.transform_space)
+        self._paths = [() if fields is None else _keys(space, field) for field in self._fields]
+        for keys in self._paths:
+            space = _with_part(space, keys, self.transform_space)
         self.observation_space = space
 
     def observation(self, observation: Any) -> Any:
@@ -127,7 +133,8 @@ class ImageChannelFirst(BaseObservationWrapper):
 
     def __init__(self, env: gymnasium.Env, fields: Sequence[str] | None = None):
         if fields is None:
-            fields = [path for path, space in _paths(env.observation_space) if is_channels_last_image(space)]
+            fields = [path for path, space in nest.flatten_with_path(_nested(env.observation_space))
+                      if is_channels_last_image(space)]
         super().__init__(env, fields)
 
     def transform_space(self, observation_space: spaces.Space) -> spaces.Space:
@@ -135,17 +142,6 @@ class ImageChannelFirst(BaseObservationWrapper):
 
     def transform_observation(self, observation: np.ndarray, field: str) -> np.ndarray:
         return np.asarray(observation).transpose(2, 0, 1)
-
-
-def _paths(space: spaces.Space, path: str = '') -> list[tuple[str, spaces.Space]]:
-    """Return ``[(path of the field, fundamental space), ...]``."""
-    if isinstance(space, spaces.Dict):
-        parts: list[tuple[Any, spaces.Space]] = list(space.spaces.items())
-    elif isinstance(space, spaces.Tuple):
-        parts = list(enumerate(space.spaces))
-    else:
-        return [(path, space)]
-    return [leaf for key, child in parts for leaf in _paths(child, f'{path}.{key}' if path else str(key))]
 
 
 @configurable

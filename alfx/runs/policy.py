@@ -8,7 +8,7 @@ from alfx import context, nest
 from alfx.data_structures import StepType, TimeStep
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
-from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, nearest_zeros
 
 
 class PolicyState(NamedTuple):
@@ -17,7 +17,7 @@ class PolicyState(NamedTuple):
     Attributes:
         transform: state of the data transformer, nest ``[1, ...]``.
         predict: state of the algorithm.
-        prev_action: previous action, zeros before the first action.
+        prev_action: previous action; before the first action the one nearest to zeros.
     """
     transform: NestedTensor
     predict: NestedTensor
@@ -65,7 +65,7 @@ class Policy:
     def initial_state(self) -> PolicyState:
         """Return the state before the first step of an episode."""
         return PolicyState(self._algorithm.get_initial_transform_state(1), self._algorithm.get_initial_predict_state(1),
-                           nest.map_structure(lambda spec: spec.zeros((1, )), self.action_spec))
+                           nearest_zeros(self.action_spec, 1))
 
     def predict(self, observation: Any, reward: float = 0.0) -> Any:
         """Return the action for the next observation of an episode.
