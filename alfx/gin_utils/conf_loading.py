@@ -261,15 +261,15 @@ def _failed_import(module: str, error: BaseException) -> tuple[str, str]:
 
 def _apply(resolved: Sequence[static_check.Resolved], imports: Sequence[str]) -> None:
     """Pass the checked statements to gin and record where each was written."""
-    for statement, selector, value in resolved:
+    for statement, selector, value, is_inherited in resolved:
         locations.mention_macros(leaf.name for leaf in iterate_nested(statement.value) if isinstance(leaf, Macro))
         scope, name = statement.scope, statement.name
         if statement.kind == 'macro':  # gin stores the name of a macro as a scope
             scope, name = statement.text, 'value'
         locations.record(locations.Binding(statement.file, statement.line, scope, selector, name, statement.text,
-                                           value, statement.location))
+                                           value, statement.location), is_inherited)
     try:
-        gin.parse_config([*imports, *(locations.line(binding) for binding in locations.bindings())])
+        gin.parse_config([*imports, *map(locations.line, [*locations.bindings(), *locations.inherited()])])
     except (ValueError, KeyError, SyntaxError, RuntimeError) as error:
         clear()
         raise ConfError(f'gin rejected the conf: {error}') from error

@@ -133,7 +133,9 @@ def _may_come_later(binding: locations.Binding, referred: dict[tuple[str, str], 
     if not inspect.isclass(target) and registry.annotation_of(target, 'return') is type(None):
         return True
     scopes = binding.scope.split('/') if binding.scope else ['']
-    return any({*scopes} - {''} <= others for others in referred.get((binding.selector, scopes[0]), ()))
+    selectors = [binding.selector, *(each.selector for each in locations.inherited() if each.text == binding.text)]
+    return any({*scopes} - {''} <= others
+               for selector in selectors for others in referred.get((selector, scopes[0]), ()))
 
 
 def _hint_for(binding: locations.Binding, keys: list[tuple[str, str, str]]) -> str:
@@ -157,8 +159,8 @@ def _unused() -> list[locations.Binding]:
     for scope, selector, name in _operative_keys():
         binding = locations.bindings_in_effect(selector, scope.split('/') if scope else ()).get(name)
         if binding is not None:
-            used.add(binding.key)
-    return [binding for binding in locations.bindings() if binding.key not in used]
+            used.add(binding.text)  # also identifies the binding of a base class that a subclass inherits
+    return [binding for binding in locations.bindings() if binding.text not in used]
 
 
 def _operative_keys() -> list[tuple[str, str, str]]:

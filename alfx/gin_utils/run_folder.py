@@ -195,8 +195,8 @@ def check_same_conf(root_dir: str) -> None:
     old = _read_bindings(os.path.join(folder, recorded))
     macros = {b.scope: b.value for b in locations.bindings() if b.selector == 'gin.macro'}
     bindings = {b.key: b for b in locations.bindings() if b.selector != 'gin.macro'}
-    new = {key: substitute(b.value, macros) for key, b in bindings.items()}
-    keys = [*old, *new] if recorded == 'config.gin' else [*old]  # operative.gin lacks bindings that were never used
+    new = {b.key: substitute(b.value, macros) for b in (*bindings.values(), *locations.inherited())}
+    keys = [*old, *bindings] if recorded == 'config.gin' else [*old]  # operative.gin lacks bindings that were never used
     if any(os.path.dirname(b.file) == folder for b in bindings.values()):  # only --conf_param can differ
         keys = [key for key, b in bindings.items() if not b.file]
         if os.path.isfile(os.path.join(folder, 'operative.gin')):
