@@ -68,7 +68,7 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
     imports, modules, problems = _do_imports(reader.statements, kept)
     rest = [s for s in reader.statements if s.kind != 'import']
     resolved, more = static_check.check(rest, _unavailable, complete and not problems)
-    problems = reader.problems + problems + more
+    problems = reader.problems + problems + more + _two_algorithms(reader)
     if problems:
         raise ConfError(_merged(problems))
     _apply(resolved, imports)
@@ -142,6 +142,28 @@ def _merged(problems: Sequence[Problem]) -> list[Problem]:
             known.append(problem.location)
     return [Problem(first, f'{message} (also in {", ".join(others)})' if others else message, hint)
             for (message, hint), (first, *others) in places.items()]
+
+
+def _two_algorithms(reader: Reader) -> list[Problem]:
+    """Return a problem for each choice of an algorithm on which two included files disagree.
+
+    A file may replace the algorithm of a file that it includes, and may wrap it in another algorithm.
+    """
+    chosen: dict[str, Statement] = {}
+    problems: dict[str, Problem] = {}
+    choices = [s for s in reader.statements
+               if s.kind == 'binding' and re.search(r'algorithm_(ctor|cls|class)$', s.name)]
+    for new in choices:
+        old = chosen.get(new.text, new)
+        chosen[new.text] = new
+        problems.pop(new.text, None)
+        related = new.file in {'', old.file, *reader.included_by.get(old.file, ())} \
+            or old.file in reader.included_by[new.file]
+        if not related and not any(s.file == new.file and repr(s.value) == repr(old.value) for s in choices):
+            problems[new.text] = Problem(
+                new.location, f'{new.text} = {new.value!r}, but {old.location} sets it to {old.value!r}: the conf '
+                'includes two algorithms', f'include only one of them, or set {new.text} in your own conf')
+    return list(problems.values())
 
 
 def _existing(conf: str) -> str:

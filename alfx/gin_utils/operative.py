@@ -5,6 +5,7 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 import gin
 
@@ -13,7 +14,7 @@ from alfx.gin_utils.conf_error import ConfError, Problem, hint_nearest
 from .parsing import Reference, is_shipped, iterate_nested
 
 __all__ = ['allow_unused', 'config_str', 'mistakes_of_unused', 'operative_config_str', 'refuse_unused',
-           'unused_bindings', 'warn_of_unused']
+           'supplied_arguments', 'unused_bindings', 'warn_of_unused']
 
 logger = logging.getLogger(__name__)
 _unused_is_allowed = False
@@ -163,11 +164,15 @@ def _unused() -> list[locations.Binding]:
     return [binding for binding in locations.bindings() if binding.text not in used]
 
 
-def _operative_keys() -> list[tuple[str, str, str]]:
-    """Return scope, complete selector and name of every argument that the conf or a default has supplied so far.
+def supplied_arguments() -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the arguments that the conf or a default has supplied so far, by scope and complete selector.
 
     Reads gin's private record: formatting and parsing gin's text takes a tenth of a second for a typical conf.
     """
     with gin.config._OPERATIVE_CONFIG_LOCK:
-        return [(scope, selector, name) for (scope, selector), arguments in gin.config._OPERATIVE_CONFIG.items()
-                for name in arguments]
+        return {key: dict(arguments) for key, arguments in gin.config._OPERATIVE_CONFIG.items()}
+
+
+def _operative_keys() -> list[tuple[str, str, str]]:
+    """Return scope, complete selector and name of every argument that the conf or a default has supplied so far."""
+    return [(*key, name) for key, arguments in supplied_arguments().items() for name in arguments]

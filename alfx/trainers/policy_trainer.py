@@ -83,13 +83,16 @@ class Trainer:
         if config.random_seed is None:
             config.random_seed = started.get('random_seed')
         config.random_seed = self._team.set_random_seed(config.random_seed)
-        logger.info('random seed %d', config.random_seed)
         self._keep_axis(started.get('summary_axis'))
         summary.should_summarize_output(config.summarize_output)
         self._env = self._create_environment()
         if self._env is not None:
             start_checks.warn_of_unroll(self._env, config)
         self._algorithm = building.create_algorithm(config, self._env, trains=True)
+        self._display = self._team.display(unit='steps' if self._env is not None and config.collects else 'iterations')
+        self._display.message(start_checks.describe_run(self._algorithm, self._env is not None))
+        logger.info('random seed %d', config.random_seed)
+        start_checks.warn_of_linear_networks()
         if config.summarize_output:
             summarize_outputs(self._algorithm)
         self._team.start(self._algorithm, config.random_seed)
@@ -97,7 +100,6 @@ class Trainer:
         self._checkpointer = self._team.checkpointer(run_files.checkpoint_dir(config.root_dir), alg=self._algorithm,
                                                      trainer=self._state)
         self._summary = self._team.summary(config, self._algorithm, self._metrics())
-        self._display = self._team.display(unit='steps' if self._env is not None and config.collects else 'iterations')
         self._signals = self._team.signals()
         self._evaluator: Any = None
         self._unroll_source: Any = None
@@ -507,6 +509,7 @@ class RLTrainer(Trainer):
         acting.check(self._algorithm, config)
 
     def _create_environment(self) -> Any:
+        start_checks.check_environment_is_named()
         return acting.create_environment(self._config)
 
     def _start_acting(self) -> Any:
