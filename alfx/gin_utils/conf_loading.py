@@ -217,7 +217,7 @@ def _do_imports(statements: Sequence[Statement],
                     or _hint_for_own_module(statement.file))
             problems.append(Problem(statement.location, f"cannot import '{module}': {error}", hint))
         except (Exception, SystemExit) as error:  # noqa: BLE001  the module may raise anything
-            problems.append(Problem(statement.location, *_failed_import(module, error)))
+            problems.append(Problem(statement.location, *_failed_import(module, error, folder)))
         else:
             if statement.value not in texts:
                 texts.append(statement.value)
@@ -269,8 +269,8 @@ def _hint_for_module_imports(module: str, error: ImportError) -> str:
     return instead_of(name[1]) if name else ''
 
 
-def _failed_import(module: str, error: BaseException) -> tuple[str, str]:
-    """Return the message and the hint for a module that failed while it was imported."""
+def _failed_import(module: str, error: BaseException, folder: Optional[str]) -> tuple[str, str]:
+    """Return the message and the hint for a module, found in a folder, that failed while it was imported."""
     if isinstance(error, SyntaxError):
         return f"cannot import '{module}': {type(error).__name__}: {error.msg}", f'see {error.filename}:{error.lineno}'
     frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -278,7 +278,9 @@ def _failed_import(module: str, error: BaseException) -> tuple[str, str]:
     if isinstance(error, SystemExit):
         return (f"importing '{module}' ends the program: it calls sys.exit({'' if error.code is None else error.code})",
                 f"see {place}; move the code of the program below: if __name__ == '__main__':")
-    return f"importing '{module}' fails: {type(error).__name__}: {error}", f'see {place}'
+    is_copy = isinstance(error, OSError) and folder is not None and os.path.isfile(os.path.join(folder, 'config.gin'))
+    copy = f'; {folder} holds a copy of the module: copy the files that it reads there too' if is_copy else ''
+    return f"importing '{module}' fails: {type(error).__name__}: {error}", f'see {place}{copy}'
 
 
 def _apply(resolved: Sequence[static_check.Resolved], imports: Sequence[str]) -> None:

@@ -9,6 +9,7 @@
       command_line.txt  one line for each start of the run
       versions.json     python, torch, numpy, gymnasium, alfx, and the platform
       <modules>         files of your own modules that the conf imports; used when the run is resumed
+      modules.json      the folders that these were copied from
       git.txt           commit and uncommitted changes, if the run was started in a git work tree
 """
 
@@ -27,15 +28,16 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 from .. import __version__
-from . import locations, operative, settings, static_check
+from . import locations, operative, own_modules, settings, static_check
 from alfx.gin_utils.conf_error import ConfError, Problem
 from .parsing import Conf, Reader, show_path, substitute
 
 __all__ = ['copy_conf', 'write_conf', 'rewrite_conf', 'write_operative', 'stored_conf', 'stored_info',
            'check_same_conf']
 
+_OTHER_FILES = ('command_line.txt', 'git.txt', 'versions.json', own_modules.ORIGINS)
 _GIT_LIMIT = 1_000_000  # maximum number of characters of uncommitted changes to store
-_written: dict[str, dict[str, str]] = {}  # by this process: folder -> file name -> text
+_written: dict[str, dict[str, str | bytes]] = {}  # by this process: folder -> file name -> contents
 
 
 def write_conf(root_dir: str, conf: Conf, command_line: Optional[Sequence[str]] = None) -> str:
@@ -57,7 +59,7 @@ def write_conf(root_dir: str, conf: Conf, command_line: Optional[Sequence[str]] 
     if os.path.dirname(conf.conf_file) == os.path.abspath(folder) and os.path.isfile(resolved):
         _write(folder, 'config.gin', _with_overrides(resolved, conf))  # the run resumes with its stored conf
     else:
-        taken = {'config.gin', 'operative.gin'}
+        taken = {'config.gin', 'operative.gin', *_OTHER_FILES}
         for source in conf.sources:
             name = _free_name(os.path.basename(source.path), taken)
             taken.add(name)
@@ -65,8 +67,12 @@ def write_conf(root_dir: str, conf: Conf, command_line: Optional[Sequence[str]] 
         _write(folder, 'config.gin', _flat_text(conf))
         if not _has_checkpoint(root_dir):
             for module in conf.modules:
-                os.makedirs(os.path.dirname(os.path.join(folder, module.name)), exist_ok=True)
-                _write(folder, module.name, module.text)
+                if module.name not in taken:
+                    os.makedirs(os.path.dirname(os.path.join(folder, module.name)), exist_ok=True)
+                    _write(folder, module.name, module.content)
+            if conf.modules:
+                origins = dict.fromkeys(os.path.abspath(module.folder) for module in conf.modules)
+                _write(folder, own_modules.ORIGINS, json.dumps([*origins]) + '\n')
     if not _has_checkpoint(root_dir):  # existing files are from a start that failed before the first checkpoint
         with contextlib.suppress(FileNotFoundError):
             os.remove(os.path.join(folder, 'operative.gin'))
@@ -308,11 +314,11 @@ def _free_name(name: str, taken: set[str]) -> str:
     return name
 
 
-def _write(folder: str, name: str, text: str) -> str:
+def _write(folder: str, name: str, text: str | bytes) -> str:
     path = os.path.join(folder, name)
     temporary = f'{path}.tmp'
-    with open(temporary, 'w', encoding='utf8') as file:
-        file.write(text)
+    with open(temporary, 'wb') as file:
+        file.write(text.encode() if isinstance(text, str) else text)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)

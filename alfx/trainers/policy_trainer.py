@@ -30,7 +30,7 @@ from alfx.trainers.run_state import RunState, save_crash
 from alfx.trainers.run_summary import summarize_outputs
 from alfx.trainers.team.team import make_team
 from alfx.utils.checkpoint_utils import CheckpointError
-from alfx.utils.processes import GRACE_SECONDS, LostProcessError
+from alfx.utils.processes import GRACE_SECONDS, LostProcessError, lost_program
 
 __all__ = ['RLTrainer', 'SLTrainer', 'Trainer', 'compute_summary_or_eval_interval', 'play']
 
@@ -518,7 +518,11 @@ class RLTrainer(Trainer):
     def _create_evaluator(self) -> Any:
         conf_file = os.path.join(self._config.root_dir, 'conf', 'config.gin')
         if self._config.async_eval and os.path.isfile(conf_file):
-            return Evaluator(self._config, conf_file)
+            reason = lost_program()
+            if not reason:
+                return Evaluator(self._config, conf_file)
+            self._display.message('evaluations run in this process, because another one would not know what this '
+                                  f'program defines: {reason}')
         return SyncEvaluator(None, self._config)
 
     def _metrics(self) -> list[Any]:

@@ -206,3 +206,11 @@ def test_a_second_thread_is_refused_while_one_trains(masked_run, tmp_path, monke
     alfx.train('ppo_pendulum', SMALL, tmp_path / 'a')
     assert len(refused) == 3 and all('while alfx.train runs in another thread' in text for text in refused)
     assert not (tmp_path / 'b').exists()
+
+
+def test_a_program_that_cannot_be_imported_evaluates_itself(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr('alfx.trainers.policy_trainer.lost_program', lambda: 'the program is not a file')
+    value = alfx.train('ppo_cart_pole', {**SMALL, 'TrainerConfig.evaluate': True, 'TrainerConfig.num_eval_episodes': 2,
+                                         'TrainerConfig.num_eval_environments': 1}, tmp_path / 'run')
+    assert alfx.read_progress(tmp_path / 'run', evaluation=True)['average_return'][-1] == pytest.approx(value)
+    assert 'evaluations run in this process' in capsys.readouterr().err
