@@ -658,6 +658,12 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
             if isinstance(part, Algorithm):
                 part._preload()
 
+    def omit_preloading(self) -> None:
+        """Ignore the ``checkpoint`` arguments of this algorithm and its parts, for a run with its own checkpoint."""
+        for part in self.modules():
+            if isinstance(part, Algorithm):
+                part._checkpoint = None
+
     def _preload(self) -> None:
         if not self._checkpoint or self._pre_loaded:
             return

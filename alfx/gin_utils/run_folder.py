@@ -33,7 +33,7 @@ from alfx.gin_utils.conf_error import ConfError, Problem
 from .parsing import Conf, Reader, show_path, substitute
 
 __all__ = ['copy_conf', 'write_conf', 'rewrite_conf', 'write_operative', 'stored_conf', 'stored_info',
-           'check_same_conf']
+           'check_same_conf', 'has_checkpoint']
 
 _OTHER_FILES = ('command_line.txt', 'git.txt', 'versions.json', own_modules.ORIGINS)
 _GIT_LIMIT = 1_000_000  # maximum number of characters of uncommitted changes to store
@@ -65,7 +65,7 @@ def write_conf(root_dir: str, conf: Conf, command_line: Optional[Sequence[str]] 
             taken.add(name)
             _write(folder, name, source.text)
         _write(folder, 'config.gin', _flat_text(conf))
-        if not _has_checkpoint(root_dir):
+        if not has_checkpoint(root_dir):
             for module in conf.modules:
                 if module.name not in taken:
                     os.makedirs(os.path.dirname(os.path.join(folder, module.name)), exist_ok=True)
@@ -73,7 +73,7 @@ def write_conf(root_dir: str, conf: Conf, command_line: Optional[Sequence[str]] 
             if conf.modules:
                 origins = dict.fromkeys(os.path.abspath(module.folder) for module in conf.modules)
                 _write(folder, own_modules.ORIGINS, json.dumps([*origins]) + '\n')
-    if not _has_checkpoint(root_dir):  # existing files are from a start that failed before the first checkpoint
+    if not has_checkpoint(root_dir):  # existing files are from a start that failed before the first checkpoint
         with contextlib.suppress(FileNotFoundError):
             os.remove(os.path.join(folder, 'operative.gin'))
     _write(folder, 'versions.json', json.dumps(versions(), indent=2) + '\n')
@@ -105,7 +105,7 @@ def copy_conf(source: str, root_dir: str, conf: Conf) -> None:
 
 def conf_folder(root_dir: str) -> Optional[str]:
     """Return the folder with the conf of the run in ``root_dir``; ``None`` if there is no run yet."""
-    return os.path.abspath(os.path.join(root_dir, 'conf')) if _has_checkpoint(root_dir) else None
+    return os.path.abspath(os.path.join(root_dir, 'conf')) if has_checkpoint(root_dir) else None
 
 
 def began_with(folder: str) -> str:
@@ -191,7 +191,7 @@ def check_same_conf(root_dir: str) -> None:
         ConfError: the run has another conf, and the message lists the differences; or its conf is unknown.
     """
     folder = os.path.abspath(os.path.join(root_dir, 'conf'))
-    if not _has_checkpoint(root_dir):
+    if not has_checkpoint(root_dir):
         return
     recorded = next((name for name in ('config.gin', 'operative.gin')
                      if os.path.isfile(os.path.join(folder, name))), None)
@@ -233,7 +233,8 @@ def versions() -> dict[str, Optional[str]]:
     return found
 
 
-def _has_checkpoint(root_dir: str) -> bool:
+def has_checkpoint(root_dir: str) -> bool:
+    """Return whether a run folder has a checkpoint, from which the run resumes."""
     folder = os.path.join(root_dir, 'train', 'algorithm')
     return os.path.isdir(folder) and any(re.fullmatch(r'ckpt-\d+', name) for name in os.listdir(folder))
 

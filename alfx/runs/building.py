@@ -5,6 +5,7 @@ from alfx import context
 from alfx.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.gin_utils import ConfError
+from alfx.gin_utils.run_folder import has_checkpoint
 from alfx.runs import start_checks
 
 
@@ -33,6 +34,8 @@ def create_algorithm(config: TrainerConfig, env: Any, trains: bool) -> Any:
             start_checks.check_learning(algorithm, config, env)
     algorithm.to(context.get_default_device())
     algorithm.set_path('')
+    if has_checkpoint(config.root_dir):  # it replaces everything that would be loaded from other runs
+        algorithm.omit_preloading()
     algorithm.finalize()
     return algorithm
 
