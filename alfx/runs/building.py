@@ -34,9 +34,7 @@ def create_algorithm(config: TrainerConfig, env: Any, trains: bool) -> Any:
             start_checks.check_learning(algorithm, config, env)
     algorithm.to(context.get_default_device())
     algorithm.set_path('')
-    if has_checkpoint(config.root_dir):  # it replaces everything that would be loaded from other runs
-        algorithm.omit_preloading()
-    algorithm.finalize()
+    algorithm.finalize(preload=not has_checkpoint(config.root_dir))
     return algorithm
 
 

@@ -30,6 +30,7 @@ from alfx.trainers.run_state import RunState, save_crash
 from alfx.trainers.run_summary import summarize_outputs
 from alfx.trainers.team.team import make_team
 from alfx.utils.checkpoint_utils import CheckpointError
+from alfx.utils.schedulers import values_over_percent
 from alfx.utils.processes import GRACE_SECONDS, LostProcessError, lost_program
 
 __all__ = ['RLTrainer', 'SLTrainer', 'Trainer', 'compute_summary_or_eval_interval', 'play']
@@ -310,6 +311,11 @@ class Trainer:
         name = 'num_iterations' if self._config.num_iterations else 'num_env_steps'
         return f'TrainerConfig.{name}={2 * getattr(self._config, name)}'
 
+    def last_scheduled_values(self) -> dict[str, float]:
+        """Return the values in the last iteration of the schedules that a longer run would set back, by argument."""
+        env_steps = self.current_env_steps() - self._steps_of_iteration
+        return values_over_percent(self._progress_after(env_steps, self._state.iteration - 1))
+
     def score(self) -> str:
         """Describe the latest evaluation, or the latest training episodes if there is no evaluation."""
         value, results = self.average_return(), read_results(self._config.root_dir)
@@ -357,11 +363,25 @@ class Trainer:
         reproducibility.warn_at_start(self._algorithm, self._config, self._num_environments())
         if self._team.writes:
             self._cut_files(saved_at, counter)
+        percent_before = context.get_progress('percent')
         self._update_progress(self.current_env_steps())
+        if counter >= 0:
+            self._tell_of_schedules(percent_before)
         self._checkpoints_done = self._checkpoints_to_be_done()
         self._last_summary_counter = counter - 1
         if counter >= 0 and self._eval_is_due() and not self._team.decide(self._has_evaluation):
             self._evaluate()
+
+    def _tell_of_schedules(self, percent: float) -> None:
+        """Print the values that schedules jump to because the length of the run was changed."""
+        now = context.get_progress('percent')
+        if abs(now - percent) < 1e-9:
+            return
+        before, after = values_over_percent(percent), values_over_percent(now)
+        for name, value in after.items():
+            if value != before[name]:
+                self._display.message(f'the run has another length, so it is {now:.1%} done instead of {percent:.1%}: '
+                                      f'the schedule of {name} continues at {value:.4g} instead of {before[name]:.4g}')
 
     def _cut_files(self, saved_at: float, counter: int) -> None:
         """Remove entries logged after the checkpoint, because they will be logged again."""
