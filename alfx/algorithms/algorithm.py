@@ -575,8 +575,11 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
             ConfError: the message says what to change.
         """
 
-    def finalize(self) -> None:
+    def finalize(self, preload: bool = True) -> None:
         """Assign each parameter to an optimizer and load ``checkpoint`` arguments. Called once, on the root algorithm.
+
+        Args:
+            preload: pass False if a checkpoint of this algorithm will be loaded, which replaces those of the arguments.
 
         Raises:
             ConfError: a part does not support the configuration.
@@ -590,7 +593,8 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
             self.add_module('_root_data_transformer', self.data_transformer)
         self._capabilities = self._joined_capabilities()
         assign_optimizers(self)
-        self.preload_checkpoints()
+        if preload:
+            self.preload_checkpoints()
         config = self._config
         if config is not None and config.summarize_gradient_noise_scale:  # checkpoints contain its averages
             self._gradient_noise_scale = self.updater.noise_scale = GradientNoiseScale().to(self.device)

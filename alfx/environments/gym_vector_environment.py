@@ -106,6 +106,11 @@ class GymVectorEnvironment(AlfEnvironment):
     def env_info_spec(self) -> NestedTensorSpec:
         return dict(self._info_specs) if self._info_specs else ()
 
+    @property
+    def action_codec(self) -> ActionCodec:
+        """Converter of actions, which works without the environment."""
+        return self._actions
+
     def encode_action(self, action: NestedTensor) -> Any:
         """Return actions ``[B, ...]`` in the format and bounds of the vector environment."""
         return self._actions.encode(action)[0]

@@ -9,8 +9,8 @@ import gin
 from alfx.gin_utils.conf_error import ConfError, Problem, hint_nearest, plain_text
 
 __all__ = [
-    'Binding', 'bindings', 'bindings_in_effect', 'clear', 'explain', 'is_by_user', 'is_explained', 'is_mentioned',
-    'line', 'location_of', 'mention_macros', 'record', 'written_by_user'
+    'Binding', 'bindings', 'bindings_in_effect', 'clear', 'explain', 'inherited', 'is_by_user', 'is_explained',
+    'is_mentioned', 'line', 'location_of', 'mention_macros', 'record', 'written_by_user'
 ]
 
 _EXPLAINED = '_alfx_explained_'
@@ -54,14 +54,21 @@ class Binding(NamedTuple):
 
 
 _bindings: dict[tuple[str, str, str], Binding] = {}
+_inherited: dict[tuple[str, str, str], Binding] = {}  # bindings of base classes, as bindings of the subclasses
 _mentioned: set[str] = set()
 _written_by_user: set[str] = {''}  # paths of files; '' is the command line
 
 
-def record(binding: Binding) -> None:
-    """Store a binding; it replaces an earlier binding of the same argument."""
-    _bindings.pop(binding.key, None)
-    _bindings[binding.key] = binding
+def record(binding: Binding, is_inherited: bool = False) -> None:
+    """Store a binding; it replaces an earlier binding of the same argument.
+
+    Args:
+        binding: the binding.
+        is_inherited: whether it was written for a base class of ``binding.selector``.
+    """
+    stored = _inherited if is_inherited else _bindings
+    stored.pop(binding.key, None)
+    stored[binding.key] = binding
 
 
 def mention_macros(names: Iterable[str]) -> None:
@@ -87,6 +94,7 @@ def is_by_user(binding: Binding) -> bool:
 def clear() -> None:
     """Remove every binding."""
     _bindings.clear()
+    _inherited.clear()
     _mentioned.clear()
     _written_by_user.intersection_update({''})
 
@@ -96,12 +104,17 @@ def bindings() -> list[Binding]:
     return list(_bindings.values())
 
 
+def inherited() -> list[Binding]:
+    """Return the bindings of base classes that apply to registered subclasses, each as a binding of the subclass."""
+    return list(_inherited.values())
+
+
 def bindings_in_effect(selector: str, scope: Sequence[str] = ()) -> dict[str, Binding]:
     """Return the bindings of one configurable that apply in a scope, by argument name."""
     found = {}
     for depth in range(len(scope) + 1):
         prefix = '/'.join(scope[:depth])
-        for binding in _bindings.values():
+        for binding in (*_inherited.values(), *_bindings.values()):
             if binding.selector == selector and binding.scope == prefix:
                 found[binding.name] = binding
     return found
@@ -113,7 +126,7 @@ def location_of(owner: str, name: str) -> Optional[Binding]:
     The active scopes count, so call this while the constructor runs. ``None`` if the argument is not bound.
     """
     active, found, depth = gin.current_scope(), None, -1
-    for binding in _bindings.values():
+    for binding in (*_inherited.values(), *_bindings.values()):
         scope = binding.scope.split('/') if binding.scope else []
         is_it = binding.name == name and f'.{binding.selector}'.endswith(f'.{owner}')
         if is_it and active[:len(scope)] == scope and len(scope) > depth:

@@ -5,6 +5,7 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 import gin
 
@@ -13,7 +14,7 @@ from alfx.gin_utils.conf_error import ConfError, Problem, hint_nearest
 from .parsing import Reference, is_shipped, iterate_nested
 
 __all__ = ['allow_unused', 'config_str', 'mistakes_of_unused', 'operative_config_str', 'refuse_unused',
-           'unused_bindings', 'warn_of_unused']
+           'supplied_arguments', 'unused_bindings', 'warn_of_unused']
 
 logger = logging.getLogger(__name__)
 _unused_is_allowed = False
@@ -133,7 +134,9 @@ def _may_come_later(binding: locations.Binding, referred: dict[tuple[str, str], 
     if not inspect.isclass(target) and registry.annotation_of(target, 'return') is type(None):
         return True
     scopes = binding.scope.split('/') if binding.scope else ['']
-    return any({*scopes} - {''} <= others for others in referred.get((binding.selector, scopes[0]), ()))
+    selectors = [binding.selector, *(each.selector for each in locations.inherited() if each.text == binding.text)]
+    return any({*scopes} - {''} <= others
+               for selector in selectors for others in referred.get((selector, scopes[0]), ()))
 
 
 def _hint_for(binding: locations.Binding, keys: list[tuple[str, str, str]]) -> str:
@@ -157,15 +160,19 @@ def _unused() -> list[locations.Binding]:
     for scope, selector, name in _operative_keys():
         binding = locations.bindings_in_effect(selector, scope.split('/') if scope else ()).get(name)
         if binding is not None:
-            used.add(binding.key)
-    return [binding for binding in locations.bindings() if binding.key not in used]
+            used.add(binding.text)  # also identifies the binding of a base class that a subclass inherits
+    return [binding for binding in locations.bindings() if binding.text not in used]
 
 
-def _operative_keys() -> list[tuple[str, str, str]]:
-    """Return scope, complete selector and name of every argument that the conf or a default has supplied so far.
+def supplied_arguments() -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the arguments that the conf or a default has supplied so far, by scope and complete selector.
 
     Reads gin's private record: formatting and parsing gin's text takes a tenth of a second for a typical conf.
     """
     with gin.config._OPERATIVE_CONFIG_LOCK:
-        return [(scope, selector, name) for (scope, selector), arguments in gin.config._OPERATIVE_CONFIG.items()
-                for name in arguments]
+        return {key: dict(arguments) for key, arguments in gin.config._OPERATIVE_CONFIG.items()}
+
+
+def _operative_keys() -> list[tuple[str, str, str]]:
+    """Return scope, complete selector and name of every argument that the conf or a default has supplied so far."""
+    return [(*key, name) for key, arguments in supplied_arguments().items() for name in arguments]

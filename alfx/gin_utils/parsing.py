@@ -123,9 +123,11 @@ class Reader:
         statements: statements in the order in which they take effect.
         sources: files that were read.
         problems: missing files and syntax errors.
+        included_by: for each file, the files that include it, directly or not.
     """
 
     def __init__(self) -> None:
+        self.included_by: dict[str, set[str]] = {}
         self.statements: list[Statement] = []
         self.sources: list[Source] = []
         self.problems: list[Problem] = []
@@ -137,6 +139,7 @@ class Reader:
             path: path of an existing file.
             including: chain of files that include this one.
         """
+        self.included_by.setdefault(path, set()).update(including)
         try:
             with open(path, encoding='utf-8-sig') as file:  # Windows editors write a byte order mark
                 text = file.read()

@@ -30,7 +30,8 @@ from alfx.trainers.run_state import RunState, save_crash
 from alfx.trainers.run_summary import summarize_outputs
 from alfx.trainers.team.team import make_team
 from alfx.utils.checkpoint_utils import CheckpointError
-from alfx.utils.processes import GRACE_SECONDS, LostProcessError
+from alfx.utils.schedulers import values_over_percent
+from alfx.utils.processes import GRACE_SECONDS, LostProcessError, lost_program
 
 __all__ = ['RLTrainer', 'SLTrainer', 'Trainer', 'compute_summary_or_eval_interval', 'play']
 
@@ -83,13 +84,16 @@ class Trainer:
         if config.random_seed is None:
             config.random_seed = started.get('random_seed')
         config.random_seed = self._team.set_random_seed(config.random_seed)
-        logger.info('random seed %d', config.random_seed)
         self._keep_axis(started.get('summary_axis'))
         summary.should_summarize_output(config.summarize_output)
         self._env = self._create_environment()
         if self._env is not None:
             start_checks.warn_of_unroll(self._env, config)
         self._algorithm = building.create_algorithm(config, self._env, trains=True)
+        self._display = self._team.display(unit='steps' if self._env is not None and config.collects else 'iterations')
+        self._display.message(start_checks.describe_run(self._algorithm, self._env is not None))
+        logger.info('random seed %d', config.random_seed)
+        start_checks.warn_of_linear_networks()
         if config.summarize_output:
             summarize_outputs(self._algorithm)
         self._team.start(self._algorithm, config.random_seed)
@@ -97,7 +101,6 @@ class Trainer:
         self._checkpointer = self._team.checkpointer(run_files.checkpoint_dir(config.root_dir), alg=self._algorithm,
                                                      trainer=self._state)
         self._summary = self._team.summary(config, self._algorithm, self._metrics())
-        self._display = self._team.display(unit='steps' if self._env is not None and config.collects else 'iterations')
         self._signals = self._team.signals()
         self._evaluator: Any = None
         self._unroll_source: Any = None
@@ -308,6 +311,11 @@ class Trainer:
         name = 'num_iterations' if self._config.num_iterations else 'num_env_steps'
         return f'TrainerConfig.{name}={2 * getattr(self._config, name)}'
 
+    def last_scheduled_values(self) -> dict[str, float]:
+        """Return the values in the last iteration of the schedules that a longer run would set back, by argument."""
+        env_steps = self.current_env_steps() - self._steps_of_iteration
+        return values_over_percent(self._progress_after(env_steps, self._state.iteration - 1))
+
     def score(self) -> str:
         """Describe the latest evaluation, or the latest training episodes if there is no evaluation."""
         value, results = self.average_return(), read_results(self._config.root_dir)
@@ -355,11 +363,25 @@ class Trainer:
         reproducibility.warn_at_start(self._algorithm, self._config, self._num_environments())
         if self._team.writes:
             self._cut_files(saved_at, counter)
+        percent_before = context.get_progress('percent')
         self._update_progress(self.current_env_steps())
+        if counter >= 0:
+            self._tell_of_schedules(percent_before)
         self._checkpoints_done = self._checkpoints_to_be_done()
         self._last_summary_counter = counter - 1
         if counter >= 0 and self._eval_is_due() and not self._team.decide(self._has_evaluation):
             self._evaluate()
+
+    def _tell_of_schedules(self, percent: float) -> None:
+        """Print the values that schedules jump to because the length of the run was changed."""
+        now = context.get_progress('percent')
+        if abs(now - percent) < 1e-9:
+            return
+        before, after = values_over_percent(percent), values_over_percent(now)
+        for name, value in after.items():
+            if value != before[name]:
+                self._display.message(f'the run has another length, so it is {now:.1%} done instead of {percent:.1%}: '
+                                      f'the schedule of {name} continues at {value:.4g} instead of {before[name]:.4g}')
 
     def _cut_files(self, saved_at: float, counter: int) -> None:
         """Remove entries logged after the checkpoint, because they will be logged again."""
@@ -507,6 +529,7 @@ class RLTrainer(Trainer):
         acting.check(self._algorithm, config)
 
     def _create_environment(self) -> Any:
+        start_checks.check_environment_is_named()
         return acting.create_environment(self._config)
 
     def _start_acting(self) -> Any:
@@ -515,7 +538,11 @@ class RLTrainer(Trainer):
     def _create_evaluator(self) -> Any:
         conf_file = os.path.join(self._config.root_dir, 'conf', 'config.gin')
         if self._config.async_eval and os.path.isfile(conf_file):
-            return Evaluator(self._config, conf_file)
+            reason = lost_program()
+            if not reason:
+                return Evaluator(self._config, conf_file)
+            self._display.message('evaluations run in this process, because another one would not know what this '
+                                  f'program defines: {reason}')
         return SyncEvaluator(None, self._config)
 
     def _metrics(self) -> list[Any]:

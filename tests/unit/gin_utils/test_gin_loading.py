@@ -328,6 +328,7 @@ def test_an_open_bracket_has_the_same_message_in_every_python(conf, monkeypatch)
     ("Car.doors = (1, 'two')", 'Car.doors expects Sequence[int]'),
     ('Car.name = 3', "text needs quotes: '3'"),
     ("Car.paint = 'elu'", 'a reference begins with @: @elu'),
+    ("Car.paint = '@elu'", 'a reference has no quotes: @elu'),
     ('Car.paint = @elu()', 'write @elu'),
     ('Car.fast = 2', 'Car.fast expects bool, found int 2'),
     ('Car.fast = 1.0', 'Car.fast expects bool, found float 1.0'),
@@ -692,3 +693,25 @@ def test_finding_unused_bindings_takes_time_linear_in_the_conf(conf, monkeypatch
     ('alfx.utils.schedulrs', "did you mean 'alfx.utils.schedulers'?")])
 def test_an_unknown_module_raises_with_a_suggestion(conf, module, hint):
     assert hint in message_of(conf(f'import {module}'))
+
+
+@pytest.mark.parametrize('files, problem', [
+    ({'mine': "include 'ppo.gin'\ninclude 'sac.gin'\n"}, r'sac.gin:6: Agent.rl_algorithm_cls = @SacAlgorithm, but '
+     r'\S+ppo.gin:5 sets it to @PPOAlgorithm: the conf includes two algorithms'),
+    ({'mine': "include 'dqn.gin'\ninclude 'other.gin'\n", 'other': "include 'ppg.gin'\n"}, 'two algorithms'),
+    ({'mine': "include 'ppo.gin'\ninclude 'es.gin'\n"}, 'TrainerConfig.algorithm_ctor'),
+    ({'mine': "include 'ppo.gin'\ninclude 'mbpo.gin'\n"}, 'two algorithms'),
+    ({'mine': "include 'ppo.gin'\ninclude 'sac.gin'\nAgent.rl_algorithm_cls = @SacAlgorithm\n"}, None),
+    ({'mine': "include 'other.gin'\n", 'other': "include 'ppo.gin'\nAgent.rl_algorithm_cls = @PPGAlgorithm\n"}, None),
+    ({'mine': "include 'ppo.gin'\ninclude 'other.gin'\n", 'other': "include 'ppo.gin'\n"}, None),
+    ({'mine': "include 'sac.gin'\ninclude 'mbpo.gin'\n"}, None),
+])
+def test_two_included_algorithms_are_an_error(tmp_path, files, problem):
+    for name, text in files.items():
+        (tmp_path / f'{name}.gin').write_text(text)
+    if problem is None:
+        gin_utils.load(str(tmp_path / 'mine.gin'))
+    else:
+        with pytest.raises(ConfError, match=problem):
+            gin_utils.load(str(tmp_path / 'mine.gin'))
+    gin_utils.clear()
