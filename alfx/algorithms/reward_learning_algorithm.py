@@ -72,8 +72,8 @@ class FixedRewardFunction(RewardEstimationAlgorithm):
             ``[N]``; or the name of an entry of :data:`alfx.algorithms.base.known_tasks.REWARDS`, such as
             ``'pendulum'``.
         name: name of this algorithm.
-        before_step: call ``reward_func`` with the observation before the action instead; ``None``: only for functions in
-            :data:`alfx.algorithms.base.known_tasks.REWARDS_BEFORE_THE_STEP`.
+        before_step: call ``reward_func`` with the observation before the action instead; ``None``: only for functions
+            in :data:`alfx.algorithms.base.known_tasks.REWARDS_BEFORE_THE_STEP`.
 
     Raises:
         ConfError: ``reward_func`` is not callable, or there is no function of this name.

@@ -35,8 +35,8 @@ class Td3BcAlgorithm(Td3Algorithm):
         actor_penalty: weight of the squared distance in the loss of the policy, at least 0. Larger values stay closer
             to the data; 0.4 is the value of TD3+BC for an action of one element.
         critic_penalty: weight of the squared distance in the targets of the critics, at least 0; 0 is TD3+BC.
-        normalize_value: divide the value in the loss of the policy by its mean magnitude over the minibatch (without LAST steps), so that
-            ``actor_penalty`` does not depend on the scale of the rewards.
+        normalize_value: divide the value in the loss of the policy by its mean magnitude over the minibatch, without
+            LAST steps, so that ``actor_penalty`` does not depend on the scale of the rewards.
         kwargs: arguments of :class:`~alfx.algorithms.td3_algorithm.Td3Algorithm`.
 
     Raises:

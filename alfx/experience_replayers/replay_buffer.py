@@ -155,6 +155,11 @@ class ReplayBuffer(RingBuffer):
                                return_after_truncation, self._lock is not None)
 
     @property
+    def returns(self) -> EpisodicReturns | None:
+        """Discounted returns of all slots; ``None`` if they are not recorded."""
+        return self._returns
+
+    @property
     def num_earliest_frames_ignored(self) -> int:
         """Number of oldest steps of each environment that are not sampled."""
         return self._ignored

@@ -184,7 +184,8 @@ def test_the_penalty_of_log_variance_bounds_is_added_once(length):
                      prev_action=torch.rand(4, length, 1), reward=torch.zeros(4, length))
     model.update(steps, BatchInfo(env_ids=torch.zeros(4, dtype=torch.int64), positions=torch.arange(4)))
     dynamics = expected.dynamics
-    losses = [dynamics._losses(observation[b:b + 1, t], steps.prev_action[b:b + 1, t + 1], observation[b:b + 1, t + 1])[0]
+    losses = [dynamics._losses(*(x[b:b + 1] for x in (observation[:, t], steps.prev_action[:, t + 1],
+                                                      observation[:, t + 1])))[0]
               for b in range(4) for t in range(length - 1)]
     total = sum(losses).sum() / len(losses) + 0.01 * dynamics._network.bounds_penalty()
     for x, y in zip(model.parameters(), expected.parameters()):
