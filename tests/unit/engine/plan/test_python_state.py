@@ -195,23 +195,22 @@ def watch(owner, hook):
     return runs
 
 
+@pytest.mark.parametrize('part', ['algorithm', 'network'])
 @pytest.mark.parametrize('name', AGENTS)
-def test_changed_numbers_of_any_algorithm_and_network_reach_updates(name, tmp_path, warm_up):
+def test_a_changed_number_of_any_algorithm_reaches_its_updates(name, part, tmp_path, warm_up):
     warm_up(2)
     agent = AGENTS[name](tmp_path)
-    owners = agent.policy, network_of(agent.policy)
-    hook = 'with_value' if hasattr(owners[1], 'with_value') else 'forward'
-    runs = watch(owners[0], 'calc_loss'), watch(owners[1], hook)
+    owner = agent.policy if part == 'algorithm' else network_of(agent.policy)
+    runs = watch(owner, 'calc_loss' if part == 'algorithm' else 'with_value' if name == 'ppg' else 'forward')
     for _ in range(6):
         agent.train_iter()
     assert num_graphs(agent)
-    for found in runs:
-        found.clear()
+    runs.clear()
     agent.train_iter()
-    assert not [number for found in runs for number, has_gradient in found if has_gradient], 'graphs are in use'
-    owners[1].number = 1
+    assert not [number for number, has_gradient in runs if has_gradient], 'graphs are in use'
+    owner.number = 1
     agent.train_iter()
-    assert {number for number, has_gradient in runs[1] if has_gradient} == {1}
+    assert {number for number, has_gradient in runs if has_gradient} == {1}
 
 
 def test_a_changed_number_of_a_transformer_reaches_updates(warm_up):
