@@ -109,7 +109,7 @@ def test_empty_is_nothing_to_add():
     x = torch.ones(2)
     assert math_ops.add_ignore_empty(x, ()) is x and math_ops.add_ignore_empty(None, x) is x
     assert math_ops.add_ignore_empty(x, x).tolist() == [2.0, 2.0]
-    assert math_ops.add_ignore_empty((), ()) == ()
+    assert math_ops.add_ignore_empty((), ()) == () and math_ops.add_ignore_empty((1, ), (2, )) == (1, 2)
 
 
 def test_weighted_means():
@@ -136,6 +136,7 @@ def test_shuffle_keeps_rows_together():
 
 def test_normalize_min_max_covers_the_unit_interval():
     assert math_ops.normalize_min_max(torch.tensor([2.0, 4.0, 3.0])).tolist() == [0.0, 1.0, 0.5]
+    assert math_ops.normalize_min_max(torch.tensor([2.0, 2.5, 2.25])).tolist() == [0.0, 1.0, 0.5]
     assert math_ops.normalize_min_max(torch.full((3, ), 7.0)).tolist() == [0.0, 0.0, 0.0]
 
 
