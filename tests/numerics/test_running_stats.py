@@ -160,6 +160,7 @@ def test_values_are_clipped_and_integers_become_floats():
     x = torch.tensor([0, 0, 0, 0, 0, 0, 0, 0, 0, 100])
     out = normalizer(x, clip_value=1.5)
     assert out.dtype == torch.float32 and out.max().item() == 1.5
+    assert normalizer(x.double()).dtype == torch.float64
     normalizer = normalizers.ScalarEMNormalizer(update_rate=1.0)
     x = torch.tensor([-1.0, 1.0])
     for clip_value, expected in ((0.5, 0.5), (0.0, 1.0), (-0.5, 1.0)):

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from alfx import context
+from alfx.algorithms.actor_critic_algorithm import ActorCriticInfo
+from alfx.algorithms.actor_critic_loss import ActorCriticLoss
 from alfx.algorithms.ppo_algorithm import PPOInfo
 from alfx.algorithms.ppo_loss import PPOLoss
 from alfx.algorithms.td_loss import TDLoss, TDQRLoss
@@ -97,6 +99,26 @@ def test_mean_squared_loss_logs_explained_variance(recorder):
     # targets 0 and 4 (variance 4), predictions 1 and 3 (error -1 and 1, variance 1): 1 - 1 / 4
     losses.MeanSquaredLoss(name='model')(torch.tensor([[1.0], [3.0]]), torch.tensor([[0.0], [4.0]]))
     assert recorder.scalars['model/explained_variance'] == 0.75
+
+
+def test_actor_critic_losses_write_moments_of_their_advantages(recorder):
+    """Returns 1 and 3 of episodes of one step, values 0: advantages 1 and 3, and 0 at the last step."""
+    info = ActorCriticInfo(step_type=torch.tensor([[0, 0], [2, 2]]), discount=torch.zeros(2, 2),
+                           reward=torch.tensor([[0.0, 0.0], [1.0, 3.0]]), value=torch.zeros(2, 2),
+                           action=torch.zeros(2, 2, dtype=torch.int64),
+                           action_distribution=dist_utils.Categorical(logits=torch.zeros(2, 2, 2)))
+    ActorCriticLoss(debug_summaries=True, name='loss')(info)
+    assert recorder.scalars['loss/advantages/mean'] == 1.0
+    assert recorder.scalars['loss/advantages/std'] == pytest.approx(1.5**0.5)
+
+
+def test_nothing_is_written_unless_debugging(recorder):
+    normalizers.ScalarEMNormalizer(name='reward')(torch.ones(5))
+    one = dist_utils.Categorical(logits=torch.zeros(2, 2))
+    value_ops.action_importance_ratio(one, one, torch.zeros(2, dtype=torch.int64), 'double_sided', 'ppo', 0.2, 0.0,
+                                      False, False)
+    TDLoss(name='critic')(make_info(), torch.zeros(4, 3), torch.zeros(4, 3))
+    assert set(recorder.scalars) == {'train/values', 'train/targets'} and not recorder.histograms
 
 
 def test_nothing_is_written_unless_summaries_are_recorded(recorder):

@@ -159,7 +159,8 @@ def test_scalar_transforms_worked_out_by_hand():
     three = torch.tensor(3.0)
     assert math_ops.SqrtLinearTransform(eps=0.01).transform(three).item() == pytest.approx(1.03)  # 2 - 1 + 0.03
     assert math_ops.Sqrt1pTransform().transform(three).item() == pytest.approx(1.0)
-    assert math_ops.Log1pTransform(alpha=2).transform(three).item() == pytest.approx(2 * math.log(4))
+    for alpha in (2, 0.5):
+        assert math_ops.Log1pTransform(alpha=alpha).transform(three).item() == pytest.approx(alpha * math.log(4))
     with pytest.raises(ValueError, match='eps'):
         math_ops.SqrtLinearTransform(eps=0)
     with pytest.raises(ValueError, match='alpha'):
