@@ -334,6 +334,12 @@ def test_entropies_are_estimated_only_without_a_closed_form():
     expected = torch.full((3, ), math.log(4) + 0.5 * math.log(2 * math.pi * math.e))
     for entropy in du.entropy_with_fallback(two):
         torch.testing.assert_close(entropy, expected)
+    mixture = td.MixtureSameFamily(du.Categorical(logits=torch.zeros(3, 2)), td.Normal(torch.zeros(3, 2), 1.0))
+    found = []
+    for estimate in (du.estimated_entropy, du.entropy_with_fallback, lambda dist: du.entropy_with_fallback([dist])):
+        torch.manual_seed(0)
+        found.append(torch.stack(estimate(mixture)))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
     each, _ = du.entropy_with_fallback(nested, return_sum=False)
     torch.testing.assert_close(each['b'], torch.full((3, ), math.log(4)))
     affine = du.AffineTransformedDistribution(squashed_normal, 0.0, 2.0)

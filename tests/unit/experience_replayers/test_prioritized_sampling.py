@@ -99,6 +99,15 @@ def test_a_priority_of_a_step_without_room_for_a_sequence_waits():
     assert {p: w for (_, p), (_, w) in shares(buffer, 2).items()} == pytest.approx({0: 0.5, 1: 1.0, 2: 1.5})
 
 
+def test_steps_that_become_context_are_no_longer_drawn():
+    buffer = filled(8, num_earliest_frames_ignored=2)
+    assert {position for _, position in shares(buffer)} == set(range(2, 8))
+    for _ in range(3):
+        buffer.add_batch(torch.tensor([9]))
+        buffer.get_batch(1, 1)
+    assert {p: w for (_, p), (_, w) in shares(buffer).items()} == dict.fromkeys(range(5, 11), 1.0)
+
+
 def test_uniform_batches_of_a_prioritized_buffer_ignore_priorities():
     buffer = filled(4, recent_data_ratio=0.5)
     set_priorities(buffer, {0: 0.0, 1: 0.0, 2: 0.0, 3: 9.0})
