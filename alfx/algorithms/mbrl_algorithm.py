@@ -148,8 +148,9 @@ class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
     def _plan(self, time_step: TimeStep, state: Any, epsilon_greedy: float) -> AlgStep:
         action, planner = self._planner_module.predict_plan(time_step, state.planner, epsilon_greedy)
         if self._dynamics_module is not None:
-            state = state._replace(dynamics=self._dynamics_module.update_state(time_step, state.dynamics),
-                                   reward=self._reward_module.state_at(time_step.observation))
+            state = state._replace(dynamics=self._dynamics_module.update_state(time_step, state.dynamics))
+            if self._reward_module.train_state_spec != ():
+                state = state._replace(reward=self._reward_module.state_at(time_step.observation))
         return AlgStep(action, state._replace(planner=planner), MbrlInfo())
 
     def predict_step(self, time_step: TimeStep, state: Any) -> AlgStep:

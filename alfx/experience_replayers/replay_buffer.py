@@ -155,6 +155,11 @@ class ReplayBuffer(RingBuffer):
                                return_after_truncation, self._lock is not None)
 
     @property
+    def returns(self) -> EpisodicReturns | None:
+        """Discounted returns of all slots; ``None`` if they are not recorded."""
+        return self._returns
+
+    @property
     def num_earliest_frames_ignored(self) -> int:
         """Number of oldest steps of each environment that are not sampled."""
         return self._ignored
@@ -202,12 +207,13 @@ class ReplayBuffer(RingBuffer):
     # Sampling -------------------------------------------------------------------------------------------------
 
     @atomic
-    def get_batch(self, batch_size: int, batch_length: int) -> tuple[NestedTensor, BatchInfo]:
+    def get_batch(self, batch_size: int, batch_length: int, uniform: bool = False) -> tuple[NestedTensor, BatchInfo]:
         """Sample sequences uniformly or by priority.
 
         Args:
             batch_size: number B of sequences.
             batch_length: number T of steps in each.
+            uniform: draw all sequences with the same probability, despite priorities and ``recent_data_ratio``.
 
         Returns:
             tuple:
@@ -223,17 +229,17 @@ class ReplayBuffer(RingBuffer):
             ValueError: no environment has ``batch_length`` steps (besides the ignored ones), or all priorities are 0.
         """
         require_at_least(f'{self.name}.get_batch', 1, batch_size=batch_size, batch_length=batch_length)
-        sample = self._sample(batch_size, batch_length)
+        sample = self._sample(batch_size, batch_length, uniform)
         return self._batch(sample.env_ids, sample.positions, batch_length, sample.relative_probabilities)
 
-    def _sample(self, batch_size: int, batch_length: int) -> Sample:
+    def _sample(self, batch_size: int, batch_length: int, uniform: bool = False) -> Sample:
         """Draw sequences.
 
         Raises:
             ValueError: see :meth:`get_batch`.
         """
         try:
-            sample = self._sampler.sample(batch_size, batch_length)
+            sample = self._sampler.sample(batch_size, batch_length, uniform)
         except ValueError as error:
             raise ValueError(f'{self.name}.get_batch: the priorities of all sequences are 0; update_priority has to '
                              'set some above 0 (TrainerConfig.priority_replay_eps)') from error

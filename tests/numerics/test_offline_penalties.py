@@ -80,7 +80,7 @@ def test_the_losses_of_td3_with_penalties_match_the_papers(length, critic_penalt
     found = algorithm.calc_loss(train_info(algorithm, inputs, DdpgInfo(action=action)))
     pi, q = algorithm.actor, algorithm.critics
     target_pi, target_q = algorithm._target_actor_network, algorithm.target_critics
-    observation = inputs.observation[:-1].reshape(-1, 3)
+    observation = inputs.observation[:-1][inputs.step_type[:-1] != StepType.LAST]
     size = q((observation, pi(observation)[0]))[0][:, 0].abs().mean().item() if normalize else 1.0
     actor_loss, kept = 0.0, torch.zeros(length, 5)
     for (t, b), s, a, reward, discount, s2, a2, is_last in pairs(inputs, action):

@@ -160,6 +160,11 @@ def test_values_are_clipped_and_integers_become_floats():
     x = torch.tensor([0, 0, 0, 0, 0, 0, 0, 0, 0, 100])
     out = normalizer(x, clip_value=1.5)
     assert out.dtype == torch.float32 and out.max().item() == 1.5
+    assert normalizer(x.double()).dtype == torch.float64
+    normalizer = normalizers.ScalarEMNormalizer(update_rate=1.0)
+    x = torch.tensor([-1.0, 1.0])
+    for clip_value, expected in ((0.5, 0.5), (0.0, 1.0), (-0.5, 1.0)):
+        torch.testing.assert_close(normalizer(x, clip_value=clip_value), expected * x)
 
 
 def test_normalizing_passes_gradients_and_keeps_its_input():
@@ -206,6 +211,17 @@ def test_invalid_arguments_are_refused():
         averager.ScalarWindowAverager(0)
     with pytest.raises(NotImplementedError, match='AdaptiveNormalizer'):
         normalizers.Normalizer(VECTOR)
+
+
+def test_a_window_of_one_is_the_latest_batch():
+    window = averager.ScalarWindowAverager(1)
+    assert [window.average(torch.tensor(x)).item() for x in (1.0, 5.0, 7.0)] == [1.0, 5.0, 7.0]
+
+
+@pytest.mark.parametrize('outer', [(), (4, ), (2, 3)])
+def test_outer_dimensions_are_averaged_and_those_of_the_spec_kept(outer):
+    x = torch.arange(float(torch.Size((*outer, 2, 3)).numel())).view(*outer, 2, 3)
+    torch.testing.assert_close(averager.average_outer_dims(x, TensorSpec((2, 3))), x.reshape(-1, 2, 3).mean(0))
 
 
 @pytest.mark.parametrize('kind', ['em', 'adaptive'])

@@ -159,9 +159,9 @@ def test_the_entropy_is_rewarded_where_it_is_bootstrapped_from():
     found = sac_losses.reward_with_bonus(reward, bonus, discount, torch.tensor(0.5), None)
     torch.testing.assert_close(found, torch.tensor([[2.5, 2.5], [1.0, 0.0], [2.0, 2.0]]))
     assert torch.equal(reward, torch.zeros(3, 2))
-    weights = torch.tensor([1.0, -2.0])
-    several = sac_losses.reward_with_bonus(torch.zeros(3, 2, 2), bonus, discount, torch.tensor(0.5), weights)
-    torch.testing.assert_close(several @ weights, found)
+    for weights in torch.tensor([[1.0, -2.0], [0.1, 0.05]]):
+        several = sac_losses.reward_with_bonus(torch.zeros(3, 2, 2), bonus, discount, torch.tensor(0.5), weights)
+        torch.testing.assert_close(several @ weights, found)
 
 
 def test_the_mean_of_the_entropy_reward_is_subtracted_if_asked():

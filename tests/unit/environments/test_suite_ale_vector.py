@@ -37,6 +37,22 @@ def test_without_randomness_images_and_rewards_match_suite_atari(game):
     assert rewards >= 1 and (lasts >= 1 or game == 'Pong')
 
 
+@pytest.mark.parametrize('name, given, expected', [
+    ('PongNoFrameskip-v4', {}, 0.0), ('Breakout-v4', {}, 0.0), ('PongNoFrameskip-v0', {}, 0.25), ('Pong', {}, 0.25),
+    ('PongNoFrameskip-v4', {'sticky_action_probability': 0.5}, 0.5), ('Pong', {'sticky_action_probability': 0.0}, 0.0)])
+def test_actions_stick_as_the_id_is_registered(monkeypatch, name, given, expected):
+    made = []
+    original = suite_ale_vector._vector_env_class()
+
+    def vector_env(*args, **kwargs):
+        made.append(kwargs['repeat_action_probability'])
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(suite_ale_vector, '_vector_env_class', lambda: vector_env)
+    suite_ale_vector.load(name, **given)
+    assert made == [expected]
+
+
 @pytest.mark.parametrize('mode', ['NextStep', 'SameStep'])
 def test_the_sequence_is_the_same_whatever_the_autoreset_mode(mode):
     from ale_py.vector_env import AtariVectorEnv

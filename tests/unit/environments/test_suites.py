@@ -276,6 +276,15 @@ class TestAtari:
         assert time_step.observation.float().std() > 1
         assert env.render().shape == (210, 160, 3)
 
+    @pytest.mark.parametrize('name, given, expected', [
+        ('PongNoFrameskip-v4', {}, 0.0), ('Breakout-v4', {}, 0.0), ('PongNoFrameskip-v0', {}, 0.25), ('Pong', {}, 0.25),
+        ('ALE/Pong-v5', {}, 0.25), ('PongNoFrameskip-v4', {'sticky_action_probability': 0.5}, 0.5),
+        ('Pong', {'sticky_action_probability': 0.0}, 0.0),
+        ('Pong', {'env_args': {'repeat_action_probability': 0.125}}, 0.125)])
+    def test_actions_stick_as_the_id_is_registered(self, name, given, expected):
+        env = suite_atari.load(name, **given)
+        assert env.gym.envs[0].unwrapped.ale.getFloat('repeat_action_probability') == expected
+
     def test_a_lost_life_can_end_an_episode(self):
         env = suite_atari.load('Breakout', alf_env_wrappers=[AtariTerminalOnLifeLossWrapper], noop_max=1)
         env.seed(0)
