@@ -226,7 +226,7 @@ class RLAlgorithm(Algorithm):
     # Set-up ----------------------------------------------------------------------------------------------------
 
     def finalize(self) -> None:
-        """Assign optimizers, probe the specs and create the replay buffer. Called once, on the root algorithm.
+        """Assign optimizers, probe the specs and create the replay buffer; called once, see the base class.
 
         Raises:
             ConfError: an unroll cannot be cut into sequences of ``mini_batch_length``, such sequences are too short for
@@ -236,7 +236,7 @@ class RLAlgorithm(Algorithm):
         if self.on_policy is None:
             self.set_on_policy(True)
         if self._env is not None and self._config is not None and not self.on_policy:
-            check_sequences(self._config, self.capabilities.needs_previous_step)
+            check_sequences(self._config, self.capabilities)
         super().finalize()
         self._check_statistics()
         self._check_action_mask()

@@ -29,6 +29,7 @@ from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.algorithms.sac import soft_losses as sac_losses
 from alfx.algorithms.sac.actions import target_entropy_of
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import configurable
 from alfx.gin_utils.value_checks import Count, Fraction, NonNegative, Positive
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
@@ -175,6 +176,10 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
                                  ('alpha_optimizer', alpha_optimizer is not None)):
             if is_set:
                 raise ValueError(f'{self._name}.{argument} has no effect without an entropy: {reason}')
+
+    def own_capabilities(self) -> Capabilities:
+        """Return the capabilities; a sequence has to hold both steps of a transition."""
+        return super().own_capabilities()._replace(needs_two_steps=True)
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_target_critic_networks', '_smoothed_actor_network']

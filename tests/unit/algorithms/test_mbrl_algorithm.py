@@ -372,12 +372,6 @@ def test_a_model_is_learned_from_a_dataset_alone(tmp_path):
     assert (agent.policy._dynamics_module.holdout_error != 0).all()
 
 
-def test_sequences_of_one_step_are_refused():
-    algorithm = make()
-    with pytest.raises(ConfError, match='mini_batch_length = 1.*the next one'):
-        algorithm.check_config(sac_agents.TrainerConfig(root_dir='', algorithm_ctor=Agent, mini_batch_length=1))
-
-
 def test_parts_that_change_the_observation_are_refused():
     learner = partial(EncodingAlgorithm, encoder_cls=partial(EncodingNetwork, fc_layer_params=(4, )))
     with pytest.raises(ConfError, match='representation_learner_cls = EncodingAlgorithm(.|\n)*LatentMbrlAlgorithm'):
