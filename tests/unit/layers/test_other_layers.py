@@ -210,10 +210,19 @@ def test_random_crop_cuts_each_image_at_its_own_place():
     assert set(rows.tolist()) == set(range(8)) and set(columns.tolist()) == set(range(7))
 
 
-def test_random_crop_pads_with_zeros():
-    crops = layers.RandomCrop(4, padding=1)(torch.ones(3, 2, 1, 4, 4))
-    assert crops.shape == (3, 2, 1, 4, 4)
-    assert set(crops.unique().tolist()) == {0.0, 1.0}
+@pytest.mark.parametrize('padding, expected', [
+    (1, [[1, 1, 2, 2], [1, 1, 2, 2], [3, 3, 4, 4], [3, 3, 4, 4]]),
+    ((0, 1), [[1, 1, 2, 2], [3, 3, 4, 4]]),
+    ((2, 0, 0, 1), [[1, 1, 1, 2], [3, 3, 3, 4], [3, 3, 3, 4]]),
+])
+def test_random_crop_repeats_the_border(padding, expected):
+    image = torch.arange(1., 5.).view(1, 1, 2, 2)
+    crops = layers.RandomCrop((len(expected), len(expected[0])), padding=padding)(image)
+    assert crops[0, 0].tolist() == expected
+
+
+def test_random_crop_takes_any_leading_dimensions_of_large_enough_images():
+    assert layers.RandomCrop(4, padding=1)(torch.ones(3, 2, 1, 4, 4)).shape == (3, 2, 1, 4, 4)
     with pytest.raises(ValueError, match='cannot crop'):
         layers.RandomCrop(5)(torch.ones(1, 1, 4, 4))
 
