@@ -101,8 +101,9 @@ def refuse_unused(bindings: Iterable[locations.Binding]) -> None:
 def mistakes_of_unused(bindings: Iterable[locations.Binding]) -> list[tuple[locations.Binding, str]]:
     """Select the unused bindings that are mistakes: those in the user's conf that cannot be used later.
 
-    Bindings of an included conf may be unused because of overrides, and macros in files are only reported. A configurable that the conf refers to but that has
-    not been called yet, or a function that returns nothing, may be called later.
+    Bindings of an included conf may be unused because of overrides, and macros in files are only reported. A
+    configurable that the conf refers to but that has not been called yet, or a function that returns nothing, may be
+    called later.
 
     Returns:
         The mistakes, each with a hint.

@@ -197,13 +197,15 @@ class Reader:
         candidates = [os.path.join(place, os.path.expanduser(name)) for place in folders]
         found = next((os.path.abspath(c) for c in candidates if os.path.isfile(c)), None)
         if found and is_shipped(found) and not (including and is_shipped(including[-1])):
-            near = [os.path.join(folder, '..', name), *(os.path.join(os.path.dirname(path), name) for path in including),
+            near = [os.path.join(folder, '..', name), *(os.path.join(os.path.dirname(path), name)
+                                                        for path in including),
                     *glob.glob(os.path.join(glob.escape(folder), '*', glob.escape(name)))]
             if other := next((path for path in near if os.path.isfile(path) and not is_shipped(path)), None):
                 _logger.info("%s: include '%s' is the conf that comes with alfx, not %s; write the path of the file to "
                              'include it instead', location, name, show_path(os.path.abspath(other)))
         if found is None:
-            self.problems.append(Problem(location, f"include '{name}': there is no such file in {' or '.join(dict.fromkeys(folders[:-1]))}",
+            places = ' or '.join(dict.fromkeys(folders[:-1]))
+            self.problems.append(Problem(location, f"include '{name}': there is no such file in {places}",
                                          _hint_file(name, folder)))
         elif found in including:
             chain = ' -> '.join(os.path.basename(p) for p in (*including[including.index(found):], found))

@@ -76,8 +76,8 @@ def policy_in(env, config, **arguments):
 def sac_in(env, config):
     options = networks('continuous', env)
     options.pop('q_network_cls')
-    return SacAlgorithm(env.observation_spec(), env.action_spec(), env=env, config=config, actor_optimizer=Adam(lr=1e-2),
-                        critic_optimizer=Adam(lr=1e-2), alpha_optimizer=Adam(lr=1e-2), **options)
+    optimizers = {f'{part}_optimizer': Adam(lr=1e-2) for part in ('actor', 'critic', 'alpha')}
+    return SacAlgorithm(env.observation_spec(), env.action_spec(), env=env, config=config, **optimizers, **options)
 
 
 SAMPLES = dict(unroll_length=2, mini_batch_length=2, mini_batch_size=8, initial_collect_steps=8,

@@ -8,7 +8,6 @@ from helpers import sac_agents
 import torch
 
 from alfx import nest
-from alfx.algorithms.agent import Agent
 from alfx.algorithms.containers import RLAlgWrapper
 from alfx.algorithms.dynamics_learning_algorithm import (DeterministicDynamicsAlgorithm, DynamicsLearningAlgorithm,
                                                          DynamicsState, StochasticDynamicsAlgorithm)

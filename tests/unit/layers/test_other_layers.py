@@ -260,8 +260,10 @@ def test_fixed_decoding_evaluates_the_basis():
     cheb = layers.FixedDecodingLayer(3, 3, 'cheb', tau=1.0).weight
     torch.testing.assert_close(cheb, torch.tensor([[1.0, -1, 1], [1, 0, -1], [1, 1, 1]]))
     rbf = layers.FixedDecodingLayer(2, 3, 'rbf', sigma=0.5).weight
-    # centers -1 and 1; distance 1 gives exp(-1 / (2 * 0.25)) = exp(-2), distance 2 gives exp(-8)
-    torch.testing.assert_close(rbf, torch.exp(torch.tensor([[0.0, -8], [-2, -2], [-8, 0]])))
+    # centers -1 and 1; distance 1 gives exp(-1 / 0.25) = exp(-4), distance 2 gives exp(-16)
+    torch.testing.assert_close(rbf, torch.exp(torch.tensor([[0.0, -16], [-4, -4], [-16, 0]])))
+    # distance 2 / 7: exp(-4 / 49)
+    assert float(layers.FixedDecodingLayer(8, 8)(torch.eye(8))[0, 1]) == pytest.approx(0.9216, abs=1e-4)
     haar = layers.FixedDecodingLayer(4, 4, 'haar', tau=1.0).weight
     root = 2**0.5
     torch.testing.assert_close(haar, torch.tensor([[1, 1, root, 0], [1, 1, -root, 0], [1, -1, 0, root],
