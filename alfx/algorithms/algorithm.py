@@ -410,6 +410,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
     def optimized_parameters(self) -> tuple[list[Any], list[tuple[str, nn.Parameter]]]:
         """Return all optimizers, and ``(name, parameter)`` of every parameter that they own; computed once."""
         if self._updated is None:
+            self._finalize_at_first_use()
             names = {id(p): name for name, p in self.named_parameters()}
             optimizers = self.optimizers()
             self._updated = optimizers, [(names.get(id(p), '?'), p) for optimizer in optimizers
@@ -576,7 +577,10 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         """
 
     def finalize(self, preload: bool = True) -> None:
-        """Assign each parameter to an optimizer and load ``checkpoint`` arguments. Called once, on the root algorithm.
+        """Assign each parameter to an optimizer and load ``checkpoint`` arguments.
+
+        Called once, on the root algorithm: by the trainer, or by the first update or iteration of an algorithm that is
+        used without a trainer.
 
         Args:
             preload: pass False if a checkpoint of this algorithm will be loaded, which replaces those of the arguments.
@@ -601,6 +605,12 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         if config is not None and config.enable_amp:
             self.updater.use_mixed_precision([part.updater for part in self.modules() if isinstance(part, Algorithm)])
 
+    def _finalize_at_first_use(self) -> None:
+        """Call :meth:`finalize` if neither this algorithm nor one that contains it has been finalized."""
+        optimizers = [] if self._capabilities is not None else self.optimizers()
+        if optimizers and not any(group['params'] for optimizer in optimizers for group in optimizer.param_groups):
+            self.finalize()
+
     @property
     def environment(self) -> Any:
         """Environments to train in, if there are any."""
@@ -617,6 +627,8 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
     def learner(self) -> Learner:
         """Learner of this algorithm, which runs its training iterations; created at the first use."""
         if self._learner is None:
+            if self.environment is not None and self._config is not None:
+                self._finalize_at_first_use()
             self._learner = make_learner(self, self.updater, self._config)
         return self._learner
 

@@ -631,7 +631,7 @@ class RewardNormalizer(RewardTransformer):
         if self._is_update_mode() and not 0 < self._update_max_calls <= int(self._num_updates):
             self._normalizer.update(reward)
             self._num_updates += 1
-        return self._normalizer.normalize(reward, self._clip_value)
+        return self._normalizer.transform(reward, self._clip_value)
 
 
 @register_function

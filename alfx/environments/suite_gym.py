@@ -52,7 +52,7 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
         native: use the natively batched implementation, if it exists; it does not support ``gym_env_wrappers``.
         env_args: further arguments of the environment's constructor.
         env_info_keys: numbers of the info dicts that become ``TimeStep.env_info``: names of float32 scalars, or a
-            mapping from names to specs.
+            mapping from names to specs. If empty, 'lives' for Atari games.
         render_mode: 'human' shows every step; 'rgb_array' allows ``render``.
 
     Raises:
@@ -65,7 +65,8 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
         vectorized = _native(environment_name, max_episode_steps, gym_env_wrappers, image_channel_first, batch_size,
                              env_args)
     else:
-        making.find_spec(environment_name)  # raises for an unknown name in this process, not in a worker
+        # raises for an unknown name in this process, not in a worker
+        env_info_keys = _infos(env_info_keys, making.find_spec(environment_name))
         if max_episode_steps is None or isinstance(max_episode_steps, int):
             max_episode_steps = [max_episode_steps] * batch_size  # type: ignore[list-item]
         if len(max_episode_steps) != batch_size:
@@ -76,6 +77,12 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
                     image_channel_first) for steps in max_episode_steps])
     return wrap_env(vectorized, env_id=env_id, discount=discount, alf_env_wrappers=alf_env_wrappers,
                     image_channel_first=False, env_info_keys=env_info_keys)
+
+
+def _infos(keys: Sequence[str] | Mapping[str, TensorSpec], spec: Any) -> Sequence[str] | Mapping[str, TensorSpec]:
+    """Return ``env_info_keys``, by default the number of lives of an Atari game."""
+    is_game = str(getattr(spec, 'entry_point', '')).startswith('ale_py')
+    return ('lives', ) if is_game and not keys else keys
 
 
 def _make_wrapped(environment_name: str, max_episode_steps: StepLimit | None, render_mode: str | None,
@@ -145,8 +152,8 @@ def wrap_env(gym_env: gymnasium.Env | VectorEnv, env_id: int | None = None, disc
     else:
         wrapped = _wrapped(gym_env, gym_env_wrappers, image_channel_first)
         vectorized = SerialVectorEnv([lambda: wrapped])
-    env: AlfEnvironment = GymVectorEnvironment(vectorized, discount, env_id, env_info_keys, normalize_action,
-                                               clip_action)
+    env: AlfEnvironment = GymVectorEnvironment(vectorized, discount, env_id, _infos(env_info_keys, gym_env.spec),
+                                               normalize_action, clip_action)
     if max_episode_steps > 0:
         env = time_limit_wrapper(env, max_episode_steps)
     for wrapper in alf_env_wrappers:

@@ -50,8 +50,8 @@ def create_environment(env_name: str | Sequence[str] = 'CartPole-v1', env_load_f
         env_name: first argument of ``env_load_fn``; a list of names for ``MultitaskWrapper.load``; or 'offline' for a
             run without an environment, which learns from datasets alone and takes its specs from them.
         env_load_fn: see above.
-        eval_env_load_fn: function for evaluation environments; ``None``: ``env_load_fn``. In a scope that begins with
-            ``evaluation/``, unused bindings are reported after the first evaluation, not before.
+        eval_env_load_fn: function for evaluation environments; ``None``: ``env_load_fn``. Unused bindings in its scope,
+            or in ``evaluation/``, are reported after the first evaluation, not before.
         for_evaluation: create environments for evaluation, with other random numbers from the same seed.
         num_parallel_environments: ``B``, the total over all processes of distributed training.
         batch_size_per_env: number of environments in each process; ``None``: 1.

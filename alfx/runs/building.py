@@ -4,7 +4,6 @@ from typing import Any
 from alfx import context
 from alfx.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
-from alfx.gin_utils import ConfError
 from alfx.gin_utils.run_folder import has_checkpoint
 from alfx.runs import start_checks
 
@@ -24,12 +23,12 @@ def create_algorithm(config: TrainerConfig, env: Any, trains: bool) -> Any:
         ConfError: the first update would fail, see :mod:`alfx.runs.start_checks`.
     """
     if env is None:
-        algorithm = _required_ctor(config)(config=config)
+        algorithm = config.required_algorithm_ctor()(config=config)
     else:
         observation_spec = _create_data_transformer(config, env)
-        algorithm = _required_ctor(config)(observation_spec=observation_spec, action_spec=env.action_spec(),
-                                           reward_spec=env.reward_spec(), env=env if trains else None, config=config,
-                                           debug_summaries=config.debug_summaries)
+        algorithm = config.required_algorithm_ctor()(
+            observation_spec=observation_spec, action_spec=env.action_spec(), reward_spec=env.reward_spec(),
+            env=env if trains else None, config=config, debug_summaries=config.debug_summaries)
         if trains:
             start_checks.check_learning(algorithm, config, env)
     algorithm.to(context.get_default_device())
@@ -74,9 +73,3 @@ def _create_data_transformer(config: TrainerConfig, env: Any) -> Any:
     start_checks.check_observation(spec)
     context.set_run_specs(raw_spec, spec, env.action_spec(), env.reward_spec())
     return spec
-
-
-def _required_ctor(config: TrainerConfig) -> Any:
-    if config.algorithm_ctor is None:
-        raise ConfError('TrainerConfig.algorithm_ctor is not set', 'set it to an algorithm, for example @Agent')
-    return config.algorithm_ctor

@@ -77,6 +77,7 @@ class Trainer:
     """
 
     def __init__(self, config: TrainerConfig, ddp_rank: int = -1):
+        config.required_algorithm_ctor()  # before the environments are created
         self._config = config
         self._team = make_team(config, ddp_rank)
         self._start_record = run_files.StartRecord(config.root_dir)

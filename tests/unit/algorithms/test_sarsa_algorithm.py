@@ -368,16 +368,26 @@ def test_each_part_has_its_own_optimizer():
     assert not any(torch.equal(a, b) for a, b in zip(critics, rl.critics.parameters()))
 
 
+@pytest.mark.parametrize('kind, args, message', [
+    ('deterministic', dict(alpha_optimizer=SGD(lr=0.1)), 'alpha_optimizer is not used: ActorNetwork outputs actions'),
+    ('stochastic', dict(initial_alpha=None, alpha_optimizer=SGD(lr=0.1)), 'alpha_optimizer is not used: initial_alpha'),
+    ('stochastic', dict(ou_stddev=0.1), 'ou_stddev is not used: ActorDistributionNetwork outputs distributions'),
+    ('stochastic', dict(ou_damping=0.1), 'ou_damping is not used: ActorDistributionNetwork outputs distributions'),
+])
+def test_arguments_of_the_other_kind_of_policy_are_logged(kind, args, message, caplog):
+    caplog.set_level('INFO', 'alfx')
+    algorithm_of(kind, **args)
+    assert [f'SarsaAlgorithm.{message}' in record.getMessage() for record in caplog.records] == [True]
+
+
 @pytest.mark.parametrize('kind,args,message', [
     ('deterministic', dict(num_critic_replicas=0), 'num_critic_replicas must be an int >= 1'),
     ('deterministic', dict(dqda_clipping=-1.0), 'dqda_clipping must be a number >= 0'),
     ('deterministic', dict(target_entropy=1.0), 'target_entropy has no effect.*outputs actions'),
     ('deterministic', dict(use_entropy_reward=True), 'use_entropy_reward has no effect.*outputs actions'),
-    ('deterministic', dict(alpha_optimizer=SGD(lr=0.1)), 'alpha_optimizer has no effect'),
     ('deterministic', dict(use_smoothed_actor=True, on_policy=True), 'use_smoothed_actor.*on-policy'),
     ('stochastic', dict(initial_alpha=0.0), 'initial_alpha must be a number > 0 or None'),
     ('stochastic', dict(initial_alpha=None, use_entropy_reward=True), 'initial_alpha is None'),
-    ('stochastic', dict(ou_stddev=0.1), 'ou_stddev and ou_damping apply to deterministic policies'),
     ('stochastic', dict(action_spec=BoundedTensorSpec((), torch.int64, 0, 3)), 'supports only continuous actions'),
     ('stochastic', dict(critic_network_ctor=partial(CriticNetwork, output_tensor_spec=TensorSpec((5, )))),
      r'expected critics with outputs of shape \(2,\)'),
