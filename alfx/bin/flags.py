@@ -232,12 +232,12 @@ def call(main: Callable[[list[str]], Optional[int]], argv: list[str]) -> int:
 def _exit_code(error: BaseException) -> Optional[int]:
     """Return the exit code of an error that needs no traceback, or None for other errors."""
     from alfx.algorithms.base.ownership import OwnershipError
+    from alfx.checkpoints.files import CheckpointError
     from alfx.engine.loss_reduction import NonFiniteLossError
     from alfx.environments.environment_errors import (EnvironmentLoadError, EnvironmentStepError,
                                                       UnsupportedOperationError)
     from alfx.tensor_specs import SpecError
     from alfx.trainers.team.team import ParameterMismatchError
-    from alfx.utils.checkpoint_utils import CheckpointError
     from alfx.utils.processes import LostProcessError
     mistakes = (gin_utils.ConfError, SpecError, OwnershipError, EnvironmentLoadError, UnsupportedOperationError,
                 FileNotFoundError, NotADirectoryError, PermissionError)

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from alfx import gin_utils
+from alfx.checkpoints.checkpointer import Checkpointer
 from alfx.reports import comparing
 from alfx.reports import curves
 from alfx.runs import run_files
 from alfx.reports.aggregates import (bootstrap_interval, interquartile_mean, interquartile_mean_interval,
                                    probability_of_improvement)
-from alfx.utils.checkpoint_utils import Checkpointer
 
 _POINTS = 100
 _TASK = re.compile(r'(^|/)create_environment\.env_name$')

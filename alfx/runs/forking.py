@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from alfx import gin_utils
+from alfx.checkpoints.checkpointer import Checkpointer
 from alfx.runs import run_files
-from alfx.utils.checkpoint_utils import Checkpointer
 
 _RECORD = 'branch.json'
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from alfx import context, gin_utils, summary
+from alfx.checkpoints.files import CheckpointError
 from alfx.config import TrainerConfig
 from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.engine.updater import check_compilable
@@ -29,7 +30,6 @@ from alfx.trainers.profiling import profiled
 from alfx.trainers.run_state import RunState, save_crash
 from alfx.trainers.run_summary import summarize_outputs
 from alfx.trainers.team.team import make_team
-from alfx.utils.checkpoint_utils import CheckpointError
 from alfx.utils.processes import GRACE_SECONDS, LostProcessError
 
 __all__ = ['RLTrainer', 'SLTrainer', 'Trainer', 'compute_summary_or_eval_interval', 'play']

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from alfx import context
+from alfx.checkpoints.checkpointer import Checkpointer
 from alfx.config import TrainerConfig
 from alfx.environments.described_environment import DescribedEnvironment
 from alfx.environments.seeding import derived_seed
 from alfx.utils import random_state
 from alfx.trainers.cpu_tuning import Tuning
 from alfx.trainers.progress_display import ProgressDisplay
-from alfx.utils.checkpoint_utils import Checkpointer
 
 logger = logging.getLogger(__name__)
 _REJOINED = 7  # stream of the seeds of ranks that resume from the checkpoint of other ranks
