@@ -109,7 +109,7 @@ def _read_content(path: str) -> dict[str, Any]:
         if checksum != file_digest(file, size - TRAILER_SIZE):
             raise Damaged('its checksum is wrong')
         try:
-            _check_archive(file, size)
+            check_archive(file, size)
             file.seek(0)
             content = torch.load(file, map_location='cpu', weights_only=True)
         except pickle.UnpicklingError as error:  # torch's message suggests to execute it
@@ -126,7 +126,7 @@ def _read_content(path: str) -> dict[str, Any]:
     return {'replay': None, **content}
 
 
-def _check_archive(file: Any, size: int) -> None:
+def check_archive(file: Any, size: int) -> None:
     """Raise a ValueError if unpacking the archive needs more memory than its own size, or a large buffer."""
     with zipfile.ZipFile(file) as archive:
         records = archive.infolist()
@@ -162,7 +162,7 @@ def _refuse_foreign(path: str, file: Any) -> None:
     if _is_pickle(file):  # not loaded, because it may declare tensors of any size
         raise CheckpointError(foreign)
     try:
-        _check_archive(file, os.fstat(file.fileno()).st_size)
+        check_archive(file, os.fstat(file.fileno()).st_size)
         file.seek(0)
         content = torch.load(file, map_location='cpu', weights_only=True)
     except pickle.UnpicklingError as error:

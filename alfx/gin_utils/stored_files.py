@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from alfx.gin_utils.conf_error import ConfError
 
-MOST_BYTES = 2**26  # of a text file; parsed JSON or CSV takes about ten times as much memory
+MOST_BYTES = 2**26  # of a text file; parsed JSON takes about ten times as much memory
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 60
 
@@ -49,29 +49,31 @@ def open_regular(path: str) -> BinaryIO:
     return os.fdopen(descriptor, 'rb')
 
 
-def read_text(path: str, remedy: str = 'restore the file') -> str:
+def read_text(path: str, remedy: str = 'restore the file', most: int = MOST_BYTES, errors: str = 'strict') -> str:
     """Return the text of a UTF-8 file, without a byte order mark.
 
     Args:
         path: file to read.
         remedy: what to do if the file is damaged.
+        most: maximum number of bytes.
+        errors: 'strict', or 'replace' to read bytes that are not UTF-8 as U+FFFD.
 
     Raises:
         FileNotFoundError: there is no such file.
-        FileError: it cannot be read, has more than ``MOST_BYTES``, or is not UTF-8.
+        FileError: it cannot be read, has more than ``most`` bytes, or is not UTF-8.
     """
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            data = file.read(MOST_BYTES + 1) if size <= MOST_BYTES else b''
+            data = file.read(most + 1) if size <= most else b''
     except FileNotFoundError:
         raise
     except OSError as error:
         raise _unreadable(path, error) from error
-    if max(size, len(data)) > MOST_BYTES:
-        raise FileError(f'{path}: expected at most {MOST_BYTES:,} bytes, found {max(size, len(data)):,}', remedy)
+    if max(size, len(data)) > most:
+        raise FileError(f'{path}: expected at most {most:,} bytes, found {max(size, len(data)):,}', remedy)
     try:
-        return data.decode('utf-8-sig')
+        return data.decode('utf-8-sig', errors)
     except UnicodeDecodeError as error:
         raise FileError(f'{path}: expected UTF-8 text, found the byte {data[error.start]:#04x} at position '
                         f'{error.start:,}', remedy) from None
@@ -107,15 +109,20 @@ def mismatch(value: Any, schema: Any, where: str = '') -> str:
     Args:
         value: the value.
         schema: a type, where ``float`` accepts every finite number; a range of integers; a tuple of alternatives;
-            ``[schema]`` for a list; ``{str: schema}`` for a dict; or a dict with the schema of each key, where the
-            name of an optional key ends with '?' and other keys are allowed.
+            ``[schema]`` for a list; ``[schema, schema]`` for a list of two entries; ``{str: schema}`` for a dict; or a
+            dict with the schema of each key, where the name of an optional key ends with '?' and other keys are
+            allowed.
         where: name of the value.
     """
     if isinstance(schema, tuple):
         problems = [mismatch(value, each, where) for each in schema]
         return '' if '' in problems else _problem(where, ' or '.join(map(_name, schema)), value)
     if isinstance(schema, list) and isinstance(value, list):
-        return next(filter(None, (mismatch(x, schema[0], f'{where}[{i}]') for i, x in enumerate(value))), '')
+        kinds = schema * len(value) if len(schema) == 1 else schema
+        if len(kinds) != len(value):
+            return _problem(where, f'{len(kinds)} entries', value)
+        return next(filter(None, (mismatch(x, kind, f'{where}[{i}]') for i, (x, kind) in enumerate(zip(value, kinds)))),
+                    '')
     if isinstance(schema, dict) and isinstance(value, Mapping):
         if str in schema:
             parts = [(key, x, schema[str]) for key, x in value.items()]

@@ -8,15 +8,19 @@ import csv
 import errno
 import glob
 import json
+import math
 import logging
 import os
 import struct
 from collections.abc import Iterator
 from typing import Any
 
-from alfx.gin_utils import ConfError
+from alfx.gin_utils import ConfError, stored_files
 
 logger = logging.getLogger(__name__)
+_MOST_TABLE_BYTES = 2**28
+_MOST_THREADS = 4096
+_COUNTS = frozenset(('iteration', 'global_counter', 'env_steps', 'episodes', 'seconds'))  # columns with finite numbers
 
 
 def train_dir(root_dir: str) -> str:
@@ -105,11 +109,10 @@ class StartRecord:
     def read(self) -> dict[str, Any]:
         """Return the recorded values, empty for a new run. Damaged values are dropped with a warning."""
         try:
-            with open(self._path, encoding='utf8') as file:
-                found = json.load(file)
+            found = stored_files.read_json(self._path, object)
         except FileNotFoundError:
             return {}
-        except (ValueError, RecursionError):
+        except stored_files.FileError:
             found = None
         good = {key: value for key, value in found.items() if _is_valid(key, value)} if type(found) is dict else {}
         if good != found:
@@ -120,9 +123,8 @@ class StartRecord:
 
     def _predates_summary_axis(self) -> bool:
         try:
-            with open(self._operative_conf, encoding='utf8', errors='replace') as file:
-                return 'TrainerConfig.summary_axis' not in file.read()
-        except FileNotFoundError:
+            return 'TrainerConfig.summary_axis' not in stored_files.read_text(self._operative_conf, errors='replace')
+        except (FileNotFoundError, stored_files.FileError):
             return False
 
     def write(self, **values: Any) -> None:
@@ -136,8 +138,13 @@ def _is_valid(key: str, value: Any) -> bool:
         return type(value) is int and 0 <= value < 2**32
     if key == 'summary_axis':
         return value in ('env_steps', 'global_counter')
+    return key == 'tuning' and is_tuning(value)
+
+
+def is_tuning(value: Any) -> bool:
+    """Return whether ``value`` is a list of the fields of :class:`alfx.trainers.cpu_tuning.Tuning`."""
     kinds = [type(x) for x in value] if type(value) is list else []
-    return (key == 'tuning' and kinds[:2] == [int, str] and len(kinds) in (2, 3) and value[0] > 0 and
+    return (kinds[:2] == [int, str] and len(kinds) in (2, 3) and 0 < value[0] <= _MOST_THREADS and
             all(x in ('highest', 'high', 'medium') for x in value[1:2] + [x for x in value[2:] if x is not None]))
 
 
@@ -152,7 +159,7 @@ class ProgressLog:
     def __init__(self, path: str, first_columns: tuple[str, ...]):
         self._path = path
         self._columns: list[str] = list(first_columns)
-        if os.path.isfile(path) and (rows := _parse(path)[0]):
+        if os.path.lexists(path) and (rows := _parse(path)[0]):
             self._columns = list(rows[0])
 
     def append(self, row: dict[str, Any]) -> None:
@@ -174,12 +181,11 @@ class ProgressLog:
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
         os.makedirs(os.path.dirname(self._path) or '.', exist_ok=True)
-        temporary = self._path + '.tmp'
-        with open(temporary, 'w', newline='', encoding='utf8') as file:
+        with (stored_files.replacing(self._path) as temporary,
+              open(temporary, 'w', newline='', encoding='utf8') as file):
             writer = csv.DictWriter(file, self._columns, restval='')
             writer.writeheader()
             writer.writerows(rows)
-        os.replace(temporary, self._path)
 
 
 def read_table(path: str) -> list[dict[str, str]]:
@@ -195,8 +201,7 @@ def read_table(path: str) -> list[dict[str, str]]:
 
 def _parse(path: str) -> tuple[list[dict[str, str]], int]:
     """Return the rows and the number of damaged lines. Each line is parsed by itself, so a stray quote stays local."""
-    with open(path, encoding='utf8', errors='replace', newline='') as file:
-        text = file.read()
+    text = stored_files.read_text(path, 'restore the file or move it away', _MOST_TABLE_BYTES, errors='replace')
     lines = text[:text.rfind('\n') + 1].replace('\r\n', '\n').split('\n')[:-1]
     fields = [_fields(line) for line in lines if line]
     if not fields:
@@ -205,7 +210,7 @@ def _parse(path: str) -> tuple[list[dict[str, str]], int]:
     if any('\ufffd' in name for name in columns):
         return [], len(fields)
     rows = [dict(zip(columns, values)) for values in fields[1:]
-            if len(values) == len(columns) and all(not x or _is_number(x) for x in values)]
+            if len(values) == len(columns) and all(not x or _is_number(x, name) for name, x in zip(columns, values))]
     return rows, len(fields) - 1 - len(rows)
 
 
@@ -216,12 +221,12 @@ def _fields(line: str) -> list[str]:
         return []
 
 
-def _is_number(text: str) -> bool:
+def _is_number(text: str, column: str) -> bool:
     try:
-        float(text)
+        number = float(text)
     except ValueError:
         return False
-    return True
+    return column not in _COUNTS or math.isfinite(number) and abs(number) < 2**63
 
 
 def _text(value: Any) -> str:
@@ -233,12 +238,8 @@ def _number(text: str | None) -> float:
 
 
 def _replace(path: str, data: bytes) -> None:
-    temporary = path + '.tmp'
-    with open(temporary, 'wb') as file:
+    with stored_files.replacing(path) as temporary, open(temporary, 'wb') as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def cut_results(root_dir: str, last: float, global_counter: int) -> None:
@@ -290,4 +291,4 @@ def _records(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
 
 def _walltime(event: memoryview) -> float:
     """Return the time of an ``Event`` message, its first field; 0 if the field is missing."""
-    return struct.unpack_from('<d', event, 1)[0] if event[:1] == b'\x09' else 0.0
+    return struct.unpack_from('<d', event, 1)[0] if event[:1] == b'\x09' and len(event) >= 9 else 0.0

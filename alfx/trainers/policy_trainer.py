@@ -448,7 +448,8 @@ class Trainer:
                 self._save_checkpoint()
             self._display.message('the state before the error is saved in '
                                   f'{self._checkpointer.path(self._saved_counter)}')
-        elif isinstance(error, Exception) and not isinstance(error, CheckpointError) and self._team.writes:
+        elif (isinstance(error, Exception) and self._team.writes and
+              not isinstance(error, (CheckpointError, run_lock.ReplacedFolderError))):
             save_crash(error, self._checkpointer.ckpt_dir, self._algorithm, self._state, self._config, self._display)
 
     def _restore_folder(self) -> None:
