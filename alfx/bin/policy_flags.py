@@ -135,6 +135,7 @@ def log_to_file_later() -> Callable[[str], None]:
 
     def open_file(path: str) -> None:
         logging.getLogger('alfx').removeHandler(buffer)
+        gin_utils.stored_files.check_regular(path)
         file = logging.FileHandler(path)
         _add_handler(file)
         logging.getLogger('alfx.console').addHandler(file)  # progress lines of alfx.trainers.progress_display

@@ -39,7 +39,7 @@ def open_file(path: str) -> BinaryIO:
     try:
         return stored_files.open_regular(path)
     except stored_files.FileError as error:
-        raise Damaged(error.problems[0].message.removeprefix(f'{path}: ')) from error
+        raise Damaged(error.reason) from error
 
 
 def trailer(file: Any) -> bytes:

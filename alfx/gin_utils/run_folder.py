@@ -73,6 +73,7 @@ def write_conf(root_dir: str, conf: Conf, command_line: Optional[Sequence[str]] 
     _write(folder, 'versions.json', json.dumps(versions(), indent=2) + '\n')
     arguments = sys.argv if command_line is None else command_line
     line = f'{time.strftime("%Y-%m-%d %H:%M:%S")}  {shlex.join(arguments)}\n'
+    stored_files.check_regular(os.path.join(folder, 'command_line.txt'))
     with open(os.path.join(folder, 'command_line.txt'), 'a', encoding='utf8') as file:
         file.write(line)
     _written[os.path.abspath(folder)]['command_line.txt'] = line

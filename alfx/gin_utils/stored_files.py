@@ -21,7 +21,17 @@ _short.maxstring = _short.maxother = 60
 
 
 class FileError(ConfError):
-    """Damaged or unreadable file. The message contains the path, what was expected, what was found and a remedy."""
+    """Damaged or unreadable file. The message contains the path, what was expected, what was found and a remedy.
+
+    Args:
+        path: path of the file.
+        reason: what was expected, and what was found.
+        remedy: what to do.
+    """
+
+    def __init__(self, path: str, reason: str, remedy: str):
+        super().__init__(f'{path} is damaged: {reason}', remedy)
+        self.reason = reason
 
 
 def open_regular(path: str) -> BinaryIO:
@@ -36,7 +46,7 @@ def open_regular(path: str) -> BinaryIO:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, PermissionError) as error:
         if isinstance(error, FileNotFoundError) and os.path.islink(path):
-            raise FileError(f'{path}: expected a file, found a link to {os.readlink(path)}, which does not exist',
+            raise FileError(path, f'expected a file, found a link to {os.readlink(path)}, which does not exist',
                             'restore the file or remove the link') from None
         raise
     except (OSError, ValueError) as error:
@@ -45,8 +55,18 @@ def open_regular(path: str) -> BinaryIO:
     if not stat.S_ISREG(mode):
         os.close(descriptor)
         found = 'a folder' if stat.S_ISDIR(mode) else 'a pipe, a socket or a device'
-        raise FileError(f'{path}: expected a file, found {found}', 'move it away')
+        raise FileError(path, f'expected a file, found {found}', 'move it away')
     return os.fdopen(descriptor, 'rb')
+
+
+def check_regular(path: str) -> None:
+    """Check that a path can be opened for appending, which blocks for a pipe.
+
+    Raises:
+        FileError: the path exists, but is not a regular file.
+    """
+    if os.path.lexists(path) and not os.path.isfile(path):
+        raise FileError(path, 'expected a file, found a folder, a pipe, a device or a broken link', 'move it away')
 
 
 def read_text(path: str, remedy: str = 'restore the file', most: int = MOST_BYTES, errors: str = 'strict') -> str:
@@ -71,11 +91,11 @@ def read_text(path: str, remedy: str = 'restore the file', most: int = MOST_BYTE
     except OSError as error:
         raise _unreadable(path, error) from error
     if max(size, len(data)) > most:
-        raise FileError(f'{path}: expected at most {most:,} bytes, found {max(size, len(data)):,}', remedy)
+        raise FileError(path, f'expected at most {most:,} bytes, found {max(size, len(data)):,}', remedy)
     try:
         return data.decode('utf-8-sig', errors)
     except UnicodeDecodeError as error:
-        raise FileError(f'{path}: expected UTF-8 text, found the byte {data[error.start]:#04x} at position '
+        raise FileError(path, f'expected UTF-8 text, found the byte {data[error.start]:#04x} at position '
                         f'{error.start:,}', remedy) from None
 
 
@@ -96,10 +116,10 @@ def read_json(path: str, schema: Any, remedy: str = 'restore the file') -> Any:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
         reason = 'too many nested lists' if isinstance(error, RecursionError) else error
-        raise FileError(f'{path}: expected JSON, found {_short.repr(text)}: {reason}', remedy) from None
+        raise FileError(path, f'expected JSON, found {_short.repr(text)}: {reason}', remedy) from None
     problem = mismatch(found, schema)
     if problem:
-        raise FileError(f'{path}: {problem}', remedy)
+        raise FileError(path, problem, remedy)
     return found
 
 
@@ -159,7 +179,7 @@ def _name(schema: Any) -> str:
 
 def _unreadable(path: str, error: Exception) -> FileError:
     reason = getattr(error, 'strerror', None) or error
-    return FileError(f'{path}: expected a readable file, found: {reason}',
+    return FileError(path, f'expected a readable file, found: {reason}',
                      'check the path, the permissions and the disk')
 
 

@@ -180,7 +180,7 @@ def read_manifest(path: str) -> dict[str, Any]:
         raise DatasetError(f'{file_name}: cannot be read: {error.strerror}',
                            'if recording was killed, record the dataset again') from error
     except stored_files.FileError as error:
-        raise DatasetError(error.problems) from error
+        raise DatasetError(f'{file_name}: is damaged: {error.reason}', _AGAIN) from error
     version, wanted = (manifest['format'], manifest['version']), (_FORMAT, _VERSION)
     if version != wanted:
         raise DatasetError(f'{file_name}: expected format {wanted}, found {version}',

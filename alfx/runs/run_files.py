@@ -9,6 +9,7 @@ import errno
 import glob
 import json
 import math
+import mmap
 import logging
 import os
 import struct
@@ -130,7 +131,9 @@ class StartRecord:
     def write(self, **values: Any) -> None:
         """Add values to the file."""
         os.makedirs(os.path.dirname(self._path), exist_ok=True)
-        _replace(self._path, json.dumps({**self.read(), **values}, indent=2).encode() + b'\n')
+        text = json.dumps({**self.read(), **values}, indent=2)
+        with stored_files.replacing(self._path) as temporary, open(temporary, 'w', encoding='utf8') as file:
+            file.write(text + '\n')
 
 
 def _is_valid(key: str, value: Any) -> bool:
@@ -237,11 +240,6 @@ def _number(text: str | None) -> float:
     return float(text or 'nan')
 
 
-def _replace(path: str, data: bytes) -> None:
-    with stored_files.replacing(path) as temporary, open(temporary, 'wb') as file:
-        file.write(data)
-
-
 def cut_results(root_dir: str, last: float, global_counter: int) -> None:
     """Remove evaluation results and events that are later than a checkpoint.
 
@@ -268,27 +266,34 @@ def cut_event_files(folder: str, last: float) -> None:
         path = os.path.join(folder, name)
         if '.tfevents.' not in name or not os.path.isfile(path):
             continue
-        with open(path, 'rb') as file:
-            data = file.read()
-        kept = b''.join(record for record, event in _records(data) if _walltime(event) <= last)
-        if not kept:
-            os.remove(path)
-        elif kept != data:
-            _replace(path, kept)
+        size = os.path.getsize(path)
+        if size and _rewrite_events(path, size, last):
+            continue
+        os.remove(path)
 
 
-def _records(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
-    """Yield the records of an event file (length, its checksum, event, its checksum) with the event in each."""
+def _rewrite_events(path: str, size: int, last: float) -> int:
+    """Remove the events after ``last`` from an event file unless all are, and return the number of bytes to keep."""
+    with open(path, 'rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        kept = [(start, end) for start, end, time in _records(data, size) if time <= last]
+        num_kept = sum(end - start for start, end in kept)
+        if 0 < num_kept < size:
+            with stored_files.replacing(path) as temporary, open(temporary, 'wb') as target:
+                target.writelines(data[start:end] for start, end in kept)
+    return num_kept
+
+
+def _records(data: Any, size: int) -> Iterator[tuple[int, int, float]]:
+    """Yield start, end and time of the records of an event file: length, its checksum, event, its checksum.
+
+    The time is the first field of an ``Event`` message; 0 if the field is missing.
+    """
     position = 0
-    while position + 12 <= len(data):
+    while position + 12 <= size:
         length, = struct.unpack_from('<Q', data, position)
         end = position + 12 + length + 4
-        if end > len(data):
+        if end > size or not length:  # no event is empty
             return
-        yield data[position:end], memoryview(data)[position + 12:end - 4]
+        has_time = length >= 9 and data[position + 12] == 9
+        yield position, end, struct.unpack_from('<d', data, position + 13)[0] if has_time else 0.0
         position = end
-
-
-def _walltime(event: memoryview) -> float:
-    """Return the time of an ``Event`` message, its first field; 0 if the field is missing."""
-    return struct.unpack_from('<d', event, 1)[0] if event[:1] == b'\x09' and len(event) >= 9 else 0.0

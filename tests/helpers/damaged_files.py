@@ -16,7 +16,6 @@ import torch
 
 from alfx import context, gin_utils
 from alfx.checkpoints import files
-from alfx.checkpoints.checkpointer import Checkpointer
 from alfx.config import TrainerConfig
 from alfx.offline import dataset_checks, dataset_folder, dataset_sources, dataset_statistics
 from alfx.offline.dataset_episodes import Episodes
@@ -25,15 +24,16 @@ from alfx.runs import building, forking, playing, run_files
 from alfx.trainers.policy_trainer import RLTrainer
 from alfx.utils import random_state
 
-PARAMS = ('TrainerConfig.num_env_steps = 0', 'TrainerConfig.num_iterations = 3', 'TrainerConfig.unroll_length = 8',
-          'TrainerConfig.initial_collect_steps = 16', 'TrainerConfig.num_updates_per_train_iter = 1',
-          'TrainerConfig.mini_batch_size = 4', 'TrainerConfig.replay_buffer_length = 100', 'QNetwork.fc_layer_params = (4,)',
-          'TrainerConfig.num_checkpoints = 3', 'TrainerConfig.summary_interval = 1', 'TrainerConfig.random_seed = 1',
-          'TrainerConfig.num_threads = 1', 'TrainerConfig.evaluate = True', 'TrainerConfig.num_evals = 1',
-          'TrainerConfig.num_eval_episodes = 1', 'TrainerConfig.num_eval_environments = 1',
-          'TrainerConfig.async_eval = False', 'create_environment.num_parallel_environments = 1')
-STRANGE = ('null', 'true', '-1', '0', '1e999', 'NaN', '3.5', '99999999999999999999', '1' + '0' * 400, '"x"', '""', '[]', '{}',
-           '[[[]]]', '"\\ud800"', '1_000', '0x10', '\x00', 'é', '"', "'", '\\', '[' * 2000, '2000000000')
+PARAMS = (
+    'TrainerConfig.num_env_steps = 0', 'TrainerConfig.num_iterations = 3', 'TrainerConfig.unroll_length = 8',
+    'TrainerConfig.initial_collect_steps = 16', 'TrainerConfig.num_updates_per_train_iter = 1',
+    'TrainerConfig.mini_batch_size = 4', 'TrainerConfig.replay_buffer_length = 100', 'QNetwork.fc_layer_params = (4,)',
+    'TrainerConfig.num_checkpoints = 3', 'TrainerConfig.summary_interval = 1', 'TrainerConfig.random_seed = 1',
+    'TrainerConfig.num_threads = 1', 'TrainerConfig.evaluate = True', 'TrainerConfig.num_evals = 1',
+    'TrainerConfig.num_eval_episodes = 1', 'TrainerConfig.num_eval_environments = 1',
+    'TrainerConfig.async_eval = False', 'create_environment.num_parallel_environments = 1')
+STRANGE = ('null', 'true', '-1', '0', '1e999', 'NaN', '3.5', '99999999999999999999', '1' + '0' * 400, '"x"', '""',
+           '[]', '{}', '[[[]]]', '"\\ud800"', '1_000', '0x10', '\x00', 'é', '"', "'", '\\', '[' * 2000, '2000000000')
 VALUES = (None, True, -1, 0, 2**70, float('nan'), float('inf'), 3.5, 'x', '', [], {}, (), [[]], torch.zeros(0),
           torch.zeros(3, 3), torch.zeros(()), torch.tensor([float('nan')]), torch.zeros(1).expand(10**10),
           torch.full((4, ), 2**40), 2000000000, {'x': 1}, torch.zeros(2, dtype=torch.complex64))
@@ -82,6 +82,8 @@ def play(run: str) -> None:
 def report(run: str) -> None:
     """Read the files of a report and a comparison."""
     run_files.run_folders(run)
+    if not os.path.exists(os.path.join(run, 'progress.csv')):  # the commands check this
+        return
     page.render(collecting.collect([run]), 'title')
     comparing.paired_differences([comparing.read_run(run)], 'final return')
 
