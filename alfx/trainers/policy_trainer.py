@@ -105,9 +105,7 @@ class Trainer:
             interval if count is None else compute_summary_or_eval_interval(config, self._num_environments(), count)
             for interval, count in ((config.summary_interval, config.num_summaries),
                                     (config.eval_interval, config.num_evals)))
-        self._last_summary_counter = -1
         self._evaluated_at = -1
-        self._steps_of_iteration = 0  # environment steps of the latest iteration
         self._saved_counter, self._checkpoints_done = -1, 0
         self._next_save = time.monotonic() + _TEMPORARY_CHECKPOINT_SECONDS
         self._conf_recorded = self._evaluation_conf_checked = self._warned_of_env = self._wait_is_over = False
@@ -161,7 +159,7 @@ class Trainer:
         ends = self._progress_after(self.current_env_steps(), self._state.iteration + 1) >= 1.0
         if not (context.should_record_summaries() or ends):
             return
-        self._last_summary_counter = context.get_global_counter()
+        self._state.last_summary = context.get_global_counter()
         self._restore_folder()
         with context.record_if(True):
             if self._env is not None:
@@ -174,7 +172,7 @@ class Trainer:
             context.increment_global_counter()
         self._wait_is_over = self._team.agree(self._state.iteration, time.monotonic() > self._next_save)
         env_steps = self.current_env_steps()
-        self._steps_of_iteration = env_steps - int(context.get_progress('env_steps'))
+        self._state.steps_of_iteration = env_steps - int(context.get_progress('env_steps'))
         self._update_progress(env_steps)
 
     def _update_progress(self, env_steps: int) -> None:
@@ -187,11 +185,11 @@ class Trainer:
         if self._config.summarize_first_interval and counter < self._summary_interval or self._is_last_iteration():
             return True
         # With update_counter_every_mini_batch an iteration moves the counter by several steps.
-        return counter // self._summary_interval > self._last_summary_counter // self._summary_interval
+        return counter // self._summary_interval > self._state.last_summary // self._summary_interval
 
     def _is_last_iteration(self) -> bool:
         """Return whether the run ends with this iteration if it takes as many steps as the previous iteration."""
-        env_steps = self.current_env_steps() + self._steps_of_iteration
+        env_steps = self.current_env_steps() + self._state.steps_of_iteration
         return self._progress_after(env_steps, self._state.iteration + 1) >= 1.0
 
     def _eval_is_due(self) -> bool:
@@ -357,13 +355,12 @@ class Trainer:
             self._cut_files(saved_at, counter)
         self._update_progress(self.current_env_steps())
         self._checkpoints_done = self._checkpoints_to_be_done()
-        self._last_summary_counter = counter - 1
         if counter >= 0 and self._eval_is_due() and not self._team.decide(self._has_evaluation):
             self._evaluate()
 
     def _cut_files(self, saved_at: float, counter: int) -> None:
         """Remove entries logged after the checkpoint, because they will be logged again."""
-        self._summary.cut(counter - 1)
+        self._summary.cut(self._state.iteration - 1)
         run_files.cut_results(self._config.root_dir, saved_at, counter)
         self._summary.start_trackers(counter)
 

@@ -24,7 +24,8 @@ from alfx.trainers.progress_display import ProgressDisplay
 
 logger = logging.getLogger(__name__)
 _STATE = {'iteration': range(2**62), 'global_counter': range(2**62), 'progresses': {str: float}, 'seconds': float,
-          'saved_at': float, 'tuning': list, 'rollout': dict, 'random': dict}
+          'saved_at': float, 'tuning': list, 'rollout': dict, 'random': dict,
+          'last_summary?': range(-1, 2**62), 'steps_of_iteration?': range(2**62)}
 _REJOINED = 7  # stream of the seeds of ranks that resume from the checkpoint of other ranks
 
 
@@ -36,6 +37,8 @@ class RunState:
         seconds: training time in seconds, including the time before the run was resumed.
         saved_at: time of the checkpoint from which the run was resumed (seconds since the epoch), 0 for none.
         tuning: CPU settings of torch.
+        last_summary: global counter of the latest row of ``progress.csv``; -1 for none.
+        steps_of_iteration: environment steps of the latest iteration.
 
     Args:
         algorithm: root algorithm.
@@ -54,6 +57,8 @@ class RunState:
         self.iteration = 0
         self.saved_at = 0.0
         self.tuning = tuning
+        self.last_summary = -1
+        self.steps_of_iteration = 0
 
     @property
     def seconds(self) -> float:
@@ -70,6 +75,8 @@ class RunState:
             'saved_at': time.time(),
             'random_seed': self._random_seed,
             'tuning': list(self.tuning),
+            'last_summary': self.last_summary,
+            'steps_of_iteration': self.steps_of_iteration,
             'rollout': self._algorithm.learner.state_dict(),
             'random': random_state.capture()
         }
@@ -87,6 +94,8 @@ class RunState:
         self.iteration = state['iteration']
         self.saved_at = state['saved_at']
         self.tuning = Tuning(*state['tuning'])
+        self.last_summary = state.get('last_summary', state['global_counter'] - 1)
+        self.steps_of_iteration = state.get('steps_of_iteration', 0)
         self._loaded_seconds, self._start = state['seconds'], time.monotonic()
         context.set_global_counter(state['global_counter'])
         context.update_all_progresses(state['progresses'])
