@@ -19,6 +19,8 @@ from alfx.algorithms.algorithm_interface import AlgorithmInterface
 from alfx.algorithms.base.traceable_layers import has_traceable_prediction, is_traceable
 from alfx.algorithms.base.ownership import algorithms_in, assign_optimizers, describe_owners, optimizers_of
 from alfx.algorithms.documented_loops import DocumentedLoops, make_learner, overridden_loops
+from alfx.checkpoints.files import CheckpointError
+from alfx.checkpoints.reading import extract_sub_state_dict_from_checkpoint
 from alfx.config import TrainerConfig
 from alfx.data_structures import (AlgStep, BatchInfo, Experience, LossInfo, TimeStep, add_batch_info,
                                   clear_batch_info)
@@ -34,7 +36,6 @@ from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, extract_spec, zeros_from_spec
 from alfx.engine.capabilities import Capabilities
 from alfx.utils.renamed import adopt_former_methods, keep_former_methods
-from alfx.utils.checkpoint_utils import CheckpointError, extract_sub_state_dict_from_checkpoint
 
 
 @configurable

@@ -1,8 +1,8 @@
 """Parallelized Q-network (Gallici et al. 2024, arXiv:2407.04811): Q-learning without replay and target networks.
 
-Many environments are stepped together. Each unroll is trained on in minibatches for a few epochs, towards lambda-returns
-of the network that acted, and then dropped. Layer norm (``QNetwork.use_layer_norm``) replaces the target network as the means
-that keeps values bounded, so a network without it often diverges.
+Many environments are stepped together. Each unroll is trained on in minibatches for a few epochs, towards
+lambda-returns of the network that acted, and then dropped. Instead of a target network, layer norm
+(``QNetwork.use_layer_norm``) keeps the values bounded; a network without it often diverges.
 
 Differs from the paper: an episode that a time limit ends is bootstrapped from its last observation.
 """

@@ -60,8 +60,9 @@ def _checkpoints(root_dir: str) -> list[tuple[int | str, str | None]]:
     """Return the checkpoints to play, and the video file of each."""
     if FLAGS.checkpoint_step != 'all':
         return [(policy_flags.checkpoint_step_from_flags(), FLAGS.record_file)]
+    from alfx.checkpoints.checkpointer import Checkpointer
+    from alfx.checkpoints.files import CheckpointError
     from alfx.runs import run_files
-    from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError
     folder = run_files.checkpoint_dir(root_dir)
     steps = Checkpointer(folder).steps()
     if not steps:

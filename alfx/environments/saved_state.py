@@ -4,7 +4,7 @@ The state in Python (counters, arrays, generators, of the environment and of eve
 simulator is saved by the simulator itself, because pickling a whole MuJoCo or Atari environment would restart its
 episode. Where neither works (Box2D), :func:`capture` returns ``None``.
 
-The bytes are a pickle: restore only states of your own runs. :mod:`alfx.utils.checkpoint_utils` ensures that.
+The bytes are a pickle: restore only states of your own runs. :mod:`alfx.checkpoints.environment_states` ensures that.
 """
 import functools
 import io

@@ -89,10 +89,10 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
 
 @contextlib.contextmanager
 def loaded(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optional[str] = None,
-           same_run: bool = True, allow_unused: bool = False) -> Iterator[Conf]:
+           same_run: bool = True, allow_unused: bool = False, trusted: bool = True) -> Iterator[Conf]:
     """Context manager that loads a conf with :func:`load` and clears gin on exit, also after an exception."""
     try:
-        yield load(conf, conf_params, root_dir, same_run, allow_unused)
+        yield load(conf, conf_params, root_dir, same_run, allow_unused, trusted)
     finally:
         clear()
 

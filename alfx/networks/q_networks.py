@@ -250,8 +250,8 @@ class QNetwork(QNetworkBase):
     """
 
     @takes_arguments_of(
-        EncodingNetwork, without=('output_tensor_spec', 'input_preprocessors_ctor', 'use_fc_bn', 'use_fc_ln', 'use_conv_ln',
-                                  *ENSEMBLE_ARGUMENTS, *LAST_LAYER_ARGUMENTS),
+        EncodingNetwork, without=('output_tensor_spec', 'input_preprocessors_ctor', 'use_fc_bn', 'use_fc_ln',
+                                  'use_conv_ln', *ENSEMBLE_ARGUMENTS, *LAST_LAYER_ARGUMENTS),
         defaults={'name': 'QNetwork'}, after={'action_spec': 'input_tensor_spec', 'dueling': 'name',
                                               'use_naive_parallel_network': 'kernel_initializer'})
     def __init__(self, action_spec: TensorSpec, fc_layer_params: Sequence[Count] | None, activation: Activation,

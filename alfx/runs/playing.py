@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from alfx.checkpoints.checkpointer import Checkpointer
 from alfx.config import TrainerConfig
 from alfx.data_structures import TimeStep
 from alfx.gin_utils import ConfError
@@ -15,7 +16,6 @@ from alfx.runs import building
 from alfx.utils import random_state
 from alfx.runs import run_files
 from alfx.runs.evaluator import EvalResult, evaluate
-from alfx.utils.checkpoint_utils import Checkpointer
 
 _DEFAULT_FPS = 30.0
 _FORMATS = ('.mp4', '.gif')

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from alfx import context, gin_utils, summary
+from alfx.checkpoints.files import CheckpointError
 from alfx.config import TrainerConfig
 from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.engine.updater import check_compilable
@@ -29,7 +30,6 @@ from alfx.trainers.profiling import profiled
 from alfx.trainers.run_state import RunState, save_crash
 from alfx.trainers.run_summary import summarize_outputs
 from alfx.trainers.team.team import make_team
-from alfx.utils.checkpoint_utils import CheckpointError
 from alfx.utils.schedulers import values_over_percent
 from alfx.utils.processes import GRACE_SECONDS, LostProcessError, lost_program
 
@@ -109,9 +109,7 @@ class Trainer:
             interval if count is None else compute_summary_or_eval_interval(config, self._num_environments(), count)
             for interval, count in ((config.summary_interval, config.num_summaries),
                                     (config.eval_interval, config.num_evals)))
-        self._last_summary_counter = -1
         self._evaluated_at = -1
-        self._steps_of_iteration = 0  # environment steps of the latest iteration
         self._saved_counter, self._checkpoints_done = -1, 0
         self._next_save = time.monotonic() + _TEMPORARY_CHECKPOINT_SECONDS
         self._conf_recorded = self._evaluation_conf_checked = self._warned_of_env = self._wait_is_over = False
@@ -165,7 +163,7 @@ class Trainer:
         ends = self._progress_after(self.current_env_steps(), self._state.iteration + 1) >= 1.0
         if not (context.should_record_summaries() or ends):
             return
-        self._last_summary_counter = context.get_global_counter()
+        self._state.last_summary = context.get_global_counter()
         self._restore_folder()
         with context.record_if(True):
             if self._env is not None:
@@ -178,7 +176,7 @@ class Trainer:
             context.increment_global_counter()
         self._wait_is_over = self._team.agree(self._state.iteration, time.monotonic() > self._next_save)
         env_steps = self.current_env_steps()
-        self._steps_of_iteration = env_steps - int(context.get_progress('env_steps'))
+        self._state.steps_of_iteration = env_steps - int(context.get_progress('env_steps'))
         self._update_progress(env_steps)
 
     def _update_progress(self, env_steps: int) -> None:
@@ -191,11 +189,11 @@ class Trainer:
         if self._config.summarize_first_interval and counter < self._summary_interval or self._is_last_iteration():
             return True
         # With update_counter_every_mini_batch an iteration moves the counter by several steps.
-        return counter // self._summary_interval > self._last_summary_counter // self._summary_interval
+        return counter // self._summary_interval > self._state.last_summary // self._summary_interval
 
     def _is_last_iteration(self) -> bool:
         """Return whether the run ends with this iteration if it takes as many steps as the previous iteration."""
-        env_steps = self.current_env_steps() + self._steps_of_iteration
+        env_steps = self.current_env_steps() + self._state.steps_of_iteration
         return self._progress_after(env_steps, self._state.iteration + 1) >= 1.0
 
     def _eval_is_due(self) -> bool:
@@ -369,7 +367,6 @@ class Trainer:
         if counter >= 0:
             self._tell_of_schedules(percent_before)
         self._checkpoints_done = self._checkpoints_to_be_done()
-        self._last_summary_counter = counter - 1
         if counter >= 0 and self._eval_is_due() and not self._team.decide(self._has_evaluation):
             self._evaluate()
 
@@ -386,7 +383,7 @@ class Trainer:
 
     def _cut_files(self, saved_at: float, counter: int) -> None:
         """Remove entries logged after the checkpoint, because they will be logged again."""
-        self._summary.cut(counter - 1)
+        self._summary.cut(self._state.iteration - 1)
         run_files.cut_results(self._config.root_dir, saved_at, counter)
         self._summary.start_trackers(counter)
 
@@ -471,7 +468,8 @@ class Trainer:
                 self._save_checkpoint()
             self._display.message('the state before the error is saved in '
                                   f'{self._checkpointer.path(self._saved_counter)}')
-        elif isinstance(error, Exception) and not isinstance(error, CheckpointError) and self._team.writes:
+        elif (isinstance(error, Exception) and self._team.writes and
+              not isinstance(error, (CheckpointError, run_lock.ReplacedFolderError))):
             save_crash(error, self._checkpointer.ckpt_dir, self._algorithm, self._state, self._config, self._display)
 
     def _restore_folder(self) -> None:

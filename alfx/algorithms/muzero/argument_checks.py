@@ -11,6 +11,7 @@ from alfx.gin_utils.value_checks import log_unused, problem_at
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 
 _LEARNER = 'MuzeroRepresentationImpl'
+_MOST_STEPS = 10_000  # larger numbers take hours or all memory for one update
 
 
 def check_settings(name: str, settings: TargetSettings, gradient_scale: float, batch_size: int | None) -> None:
@@ -27,6 +28,8 @@ def check_settings(name: str, settings: TargetSettings, gradient_scale: float, b
              ('reanalyze_ratio', 'a number in [0, 1]', s.reanalyze_ratio, 0 <= s.reanalyze_ratio <= 1),
              ('reanalyze_td_steps', 'at least 1', s.reanalyze_td_steps, s.reanalyze_td_steps >= 1),
              ('reanalyze_batch_size', 'at least 1', batch_size, batch_size is None or batch_size >= 1)]
+    wrong += [(argument, f'at most {_MOST_STEPS:,}', getattr(s, argument), getattr(s, argument) <= _MOST_STEPS)
+              for argument in ('num_unroll_steps', 'td_steps', 'reanalyze_td_steps')]
     for argument, expected, found, is_right in wrong:
         if not is_right:
             raise ValueError(f'{name}.{argument}: expected {expected}, found {found}')

@@ -25,7 +25,7 @@ from alfx.runs import run_lock
 from alfx.runs.evaluator import read_results
 from alfx.trainers.policy_trainer import RLTrainer, SLTrainer, compute_summary_or_eval_interval
 from alfx.trainers.signals import StopSignals
-from alfx.utils import checkpoint_utils
+from alfx.checkpoints import files
 from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError, read_checkpoint
 
 
@@ -438,7 +438,7 @@ def test_a_disk_that_is_full_ends_the_run_with_a_clear_error(tmp_path, monkeypat
     def full(*args):
         raise OSError(28, 'No space left on device')
 
-    monkeypatch.setattr(checkpoint_utils, '_sync_folder', full)
+    monkeypatch.setattr(files, '_sync_folder', full)
     with pytest.raises(CheckpointError, match='cannot be written: No space left on device'):
         run(tmp_path)
 
