@@ -33,11 +33,12 @@ from alfx.gin_utils.value_checks import problem_at
 from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, extract_spec, zeros_from_spec
 from alfx.engine.capabilities import Capabilities
-from alfx.utils.renamed import METHODS, adopt_former_methods, former_name, warn_renamed
+from alfx.utils.renamed import adopt_former_methods, keep_former_methods
 from alfx.utils.checkpoint_utils import CheckpointError, extract_sub_state_dict_from_checkpoint
 
 
 @configurable
+@keep_former_methods
 class Algorithm(DocumentedLoops, AlgorithmInterface):
     """Base class of all algorithms.
 
@@ -87,17 +88,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        adopt_former_methods(cls, METHODS)
-
-    def own_traits(self) -> Capabilities:
-        """Return the capabilities of the nearest class of alfx; the former name of :meth:`own_capabilities`."""
-        warn_renamed('own_traits', 'own_capabilities')
-        shipped: Any = next(cls for cls in type(self).__mro__ if cls.__module__.startswith('alfx.'))
-        return shipped.own_capabilities(self)
-
-    batch_shares = former_name('batch_shares', 'batch_sources')
-    what_is_updated = former_name('what_is_updated', 'optimized_parameters')
-    traits = former_name('traits', 'capabilities')
+        adopt_former_methods(cls)
 
     # Properties ------------------------------------------------------------------------------------------------
 

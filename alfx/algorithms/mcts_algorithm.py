@@ -223,9 +223,9 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
 
     def _search_with(self, model: Any) -> None:
         self.__dict__['_given_model'] = model  # not setattr, which would register it as a submodule
-        form = self._traced if isinstance(model, nn.Module) else None
-        self._rollout_search = TreeSearch(self._settings, form=form)
-        self._predict_search = TreeSearch(replace(self._settings, gumbel_scale=0.0), form=form)
+        make_backend = self._traced if isinstance(model, nn.Module) else None
+        self._rollout_search = TreeSearch(self._settings, make_backend=make_backend)
+        self._predict_search = TreeSearch(replace(self._settings, gumbel_scale=0.0), make_backend=make_backend)
 
     def _traced(self, function: Callable[[Any], Any], memory: nn.Module) -> Callable[[Any], Any]:
         """Return ``function``, a function of the search that calls the model, replayed from a traced graph."""

@@ -575,7 +575,7 @@ class ReplayBuffer(RingBuffer):
         return joined
 
     @staticmethod
-    def share_of_state(state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
+    def split_state(state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
         """Return the :meth:`state_dict` of one of ``size`` buffers that the environments are divided among.
 
         Args:

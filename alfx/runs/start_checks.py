@@ -9,7 +9,7 @@ import torch
 from alfx import context, nest
 from alfx.config import TrainerConfig
 from alfx.algorithms.td_loss import TDLoss
-from alfx.experience_replayers.row_store import memory_of
+from alfx.experience_replayers.packed_storage import memory_of
 from alfx.gin_utils import ConfError, Problem
 from alfx.gin_utils.value_checks import problem_at
 from alfx.tensor_specs import NestedTensorSpec

@@ -319,7 +319,7 @@ def test_another_algorithm_can_reanalyze():
     found = targets(agent)
     info = all_steps(agent)
     observation = agent.replay_buffer.get_field('time_step.observation', info.env_ids, info.positions)
-    distribution, _ = learner_of(agent)._reanalyze_algorithm._actor_network(observation)
+    distribution, _ = learner_of(agent)._reanalyze_algorithm.actor(observation)
     rows = ~found.game_over[:, 0, 0]
     torch.testing.assert_close(found.action_policy[rows, 0, 0], distribution.logits.softmax(-1)[rows])
 
