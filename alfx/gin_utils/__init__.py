@@ -8,6 +8,7 @@
 - ``value_checks``: :func:`check_value` for the arguments of constructors; ``settings``: dataclasses that use it;
 - ``own_modules``: modules of the user that a conf imports;
 - ``aliases``: replacements for names that confs of the Agent Learning Framework use and alfx does not have;
+- ``python_confs``, ``python_to_gin``: Python confs of the Agent Learning Framework, executed and written as gin files;
 - ``trust``: restrictions on untrusted confs;
 - ``operative``: the bindings that were used; ``run_folder``: the conf files in a run folder;
 - ``describe``: descriptions of configurables and of loaded confs for people.

@@ -315,7 +315,8 @@ class Record:
             places = [Place(frame.filename, frame.lineno or 1) for frame in traceback.extract_tb(error.__traceback__)
                       if frame.filename in self.files]
             place = places[-1] if places else Place(self._files[-1], getattr(tree.body[0], 'lineno', 1))
-            hint = 'the module uses alf: replace alf by alfx in it' if getattr(error, 'name', '') == 'alf' else ''
+            hint = ('the module uses alf: replace alf by alfx in it' if getattr(error, 'name', '') == 'alf' else
+                    'correct the statement, or write its bindings in the gin file by hand')
             self.report(f'{type(error).__name__}: {error}', hint, place)
         del self._files[before:]
         return False
@@ -324,13 +325,13 @@ class Record:
         """Make the names unknown that a failed statement assigns; bind the arguments of ``alf.config`` one by one."""
         call = statement.value if isinstance(statement, ast.Expr) else None
         if isinstance(call, ast.Call) and ast.unparse(call.func) in ('alf.config', 'config'):
+            names['__unknown__'] = self.unknown
             for keyword in call.keywords:
-                single = ast.Call(call.func, call.args, [keyword])
-                if not self._succeeds(ast.Module([ast.copy_location(ast.Expr(single), call)], []), names):
-                    names['__unknown__'] = self.unknown
-                    value = ast.copy_location(ast.Name('__unknown__', ast.Load()), keyword.value)
-                    single.keywords = [ast.keyword(keyword.arg, value)]
-                    self._succeeds(ast.fix_missing_locations(ast.Module([ast.Expr(single)], [])), names)
+                for value in (keyword.value, ast.Name('__unknown__', ast.Load())):
+                    single = ast.Call(call.func, call.args, [ast.keyword(keyword.arg, value)])
+                    line = ast.copy_location(ast.Expr(ast.copy_location(single, call)), call)
+                    if self._succeeds(ast.fix_missing_locations(ast.Module([line], [])), names):
+                        break
         for node in ast.walk(statement):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 names[node.id] = self.unknown
@@ -425,7 +426,7 @@ class Record:
         return Place(frame.f_code.co_filename, frame.f_lineno) if frame else Place('', 0)
 
     def report(self, message: str, hint: str = '', place: Optional[Place] = None) -> Unknown:
-        """Add a problem, by default at the line that is being executed, and return :attr:`unknown`."""
+        """Add a problem, by default at the line that is being executed, and return ``unknown``."""
         problem = Problem(str(place or self.place()), message, hint)
         if problem not in self.problems:
             self.problems.append(problem)

@@ -1,7 +1,7 @@
 """Python confs of the Agent Learning Framework (ALF), written as gin files.
 
 :func:`convert` executes a conf with :mod:`alfx.gin_utils.python_confs` and writes what it bound: literals as they are,
-classes and functions as references, partials and instances as references with a scope of their own, and values of
+classes and functions as references, partials and instances as references with a separate scope, and values of
 ``alf.define_config`` as macros.
 """
 import ast
@@ -72,7 +72,7 @@ def convert(path: str, conf_params: Sequence[str] = ()) -> Converted:
     writer = _Writer(record)
     for key in record.bindings:
         writer.write_binding(*key)
-    macros = list(writer.macro_lines())
+    macros = writer.macro_lines()
     record.problems.sort(key=lambda problem: [int(part) if part.isdecimal() else part
                                               for part in re.split(r':(\d+)', problem.location)])
     head = list(_header(path))
@@ -136,21 +136,22 @@ class _Writer:
             self._call = bound.call
         self._write(f'{_short(selector)}.{name}', bound, name)
 
-    def macro_lines(self) -> Iterator[tuple[str, Optional[Place]]]:
-        """Yield the definitions of the macros; a macro that no line uses becomes a comment."""
-        written, self.lines = self.lines, []
-        computed_from = set(self._record.computed_from)
-        for name, bound in self._record.macros.items():
+    def macro_lines(self) -> list[tuple[str, Optional[Place]]]:
+        """Return the definitions of the macros; a macro that no line uses becomes a comment."""
+        body, computed_from, macros = self.lines, set(self._record.computed_from), []
+        for name, bound in reversed(self._record.macros.items()):  # a macro can be used by later ones
+            self.lines = []
             if name in self._used_macros:
                 self._record.macro_of = {key: own for key, own in self._record.macro_of.items() if own != name}
                 self._write(name, bound, name)
             else:
                 self.lines.append((f'# {name} = {bound.value!r}', None))
             if name in computed_from:
-                self.lines.append((f"#   also used by the Python code: to change it, convert again with --conf_param "
+                self.lines.append(("#   also used by the Python code: to change it, convert again with --conf_param "
                                    f"'{name}=...'", None))
-        macros, self.lines = self.lines, written
-        return iter(macros)
+            macros = self.lines + macros
+        self.lines = body
+        return macros
 
     def _write(self, left: str, bound: Bound, name: str) -> None:
         value = self._expressed(bound.value, name, bound.place)
