@@ -30,8 +30,8 @@ __all__ = ['Bound', 'Made', 'Named', 'NotExpressible', 'Place', 'Record', 'Unkno
 
 _MOVED = {'alfx.nn': 'alfx.networks', 'alfx.math': 'alfx.utils.math_ops', 'alfx.device_ctx': 'alfx.context'}
 _ENTRY_POINTS = ('alfx', 'alfx.config_util', 'alfx.config_helpers')
-_COMPUTED = ('such values exist only once a run has started: write the number, or compute it in a class or function of '
-             'a module beside the conf')
+_COMPUTED = ('it exists only once a run has started: write the result, or compute it in a function of a module beside '
+             'the conf, and bind @my_module.my_function()')
 _OPERATORS = ('call getitem add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow neg abs '
               'lt le gt ge eq ne').split()
 
@@ -129,7 +129,7 @@ class Named:
             except NotExpressible:
                 return self.record.unknown
         if _has_stand_in((args, kwargs)):
-            return self.record.report(f'{self.name}() is called with objects that do not exist yet', _COMPUTED)
+            return self.record.report(f'{self.name}() is called with objects that only a run creates', _COMPUTED)
         result = self.target(*args, **kwargs)
         return result if result is not None else self.record.report(
             f'a gin file cannot call {self.name}()', 'remove the call; see docs/coming_from_alf.md for a replacement')
@@ -193,6 +193,7 @@ class Record:
         self._fixed: set[tuple[str, str]] = set()
         self._files: list[str] = []  # being executed, the imported conf after the conf that imports it
         self._executed: dict[str, types.ModuleType] = {}
+        self._names: dict[str, set[str]] = {}  # that each file uses
         self._kept: list[Any] = []  # objects whose ids are in macro_of and variables
         self._calls = 0
         self._selectors: dict[int, str] = {}
@@ -290,6 +291,7 @@ class Record:
         self._files.append(path)
         self.files.add(path)
         self._executed[path] = module
+        self._names[path] = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         for statement in tree.body:
             if isinstance(statement, ast.ClassDef):
                 self.classes[names['__name__'], statement.name] = Place(path, statement.lineno)
@@ -343,19 +345,21 @@ class Record:
     def _import(self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
         top, _, rest = name.partition('.')
         if top == 'alf':
+            module = f'alfx.{rest}' if rest and fromlist else 'alfx'
             if fromlist and '*' in fromlist:
-                raise ImportError('a stand-in cannot import *; import the names that the conf uses')
-            return _Module(self, f'alfx.{rest}' if rest and fromlist else 'alfx')
+                found = {name: self.look_up(module, name) for name in self._names[self._files[-1]]}
+                return types.SimpleNamespace(**{k: v for k, v in found.items() if not isinstance(v, Absent)})
+            return _Module(self, module)
         folder = own_modules.look_in(name, [os.path.dirname(self._files[-1]), os.getcwd()])
         if folder is None or level:
             return builtins.__import__(name, globals, locals, fromlist, level)
         path = pathlib.Path(folder, f'{top}.py')
         if path.is_file() and re.search(r'\balf\.(config|define_config|import_config)\(', path.read_text('latin1')):
             return self._executed.get(str(path)) or self.execute(str(path))
-        module = builtins.__import__(name, globals, locals, fromlist, level)
+        imported = builtins.__import__(name, globals, locals, fromlist, level)
         if name not in self.modules:
             self.modules.append(name)
-        return _Module(self, module.__name__)
+        return _Module(self, imported.__name__)
 
     # Names ---------------------------------------------------------------------------------------------------------
 
@@ -375,9 +379,10 @@ class Record:
         if isinstance(found, types.ModuleType) and found.__name__.partition('.')[0] in ('alfx', top):
             return _Module(self, found.__name__)
         if inspect.isclass(found) or inspect.isroutine(found):
-            if (selector := self.registered(found)) or top == 'alfx':
+            if (selector := self.registered(found)) or (found.__module__ or '').startswith('alfx.'):
                 return Named(self, found, selector)
-            return Named(self, found, self.selector_of(found)) if inspect.isclass(found) else found
+            if top != 'alfx' and inspect.isclass(found):
+                return Named(self, found, self.selector_of(found))
         return found
 
     def registered(self, target: Any) -> str:
@@ -387,7 +392,8 @@ class Record:
             for selector in sorted(selectors, key=lambda name: ('.' in name, -len(name))):
                 found = registry.step_function_of(selector) or inspect.unwrap(resolve(selector).wrapped)
                 self._selectors[id(found)] = selector
-        return self._selectors.get(id(inspect.unwrap(target)), '')
+        path = f'{getattr(target, "__module__", "")}.{getattr(target, "__name__", "")}'
+        return self._selectors.get(id(inspect.unwrap(target))) or (path if path in selectors else '')
 
     def selector_of(self, target: Any) -> str:
         """Return the selector of a class or function of any module; '' if a conf cannot name it."""
@@ -411,8 +417,8 @@ class Record:
         """
         names = list(static_check.parameters_of(resolve(named.selector))[0]) if args else []
         if len(args) > len(names):
-            self.report(f'{named.name} has {len(args)} arguments without names, and a gin file can bind only named '
-                        'parameters', 'construct it in a function of a module beside the conf')
+            self.report(f'a gin file binds named parameters, and {named.name} has unnamed ones',
+                        'construct it in a function of a module beside the conf, and bind @my_module.my_function()')
             raise NotExpressible
         return dict(zip(names, args))
 

@@ -138,7 +138,8 @@ class _Writer:
 
     def macro_lines(self) -> list[tuple[str, Optional[Place]]]:
         """Return the definitions of the macros; a macro that no line uses becomes a comment."""
-        body, computed_from, macros = self.lines, set(self._record.computed_from), []
+        body, computed_from = self.lines, set(self._record.computed_from)
+        macros: list[tuple[str, Optional[Place]]] = []
         for name, bound in reversed(self._record.macros.items()):  # a macro can be used by later ones
             self.lines = []
             if name in self._used_macros:
@@ -239,7 +240,8 @@ class _Writer:
         if isinstance(value, Named) and value.selector:
             return value
         what = f'{value.name}, which is not configurable' if isinstance(value, Named) else f'the value {value!r:.80}'
-        self._record.report(f'a gin file cannot express {what}', f'write a function that returns it; {_MOVE}', place)
+        self._record.report(f'a gin file cannot express {what}', 'return it from a function of a module beside '
+                            'the conf, and bind @my_module.my_function()', place)
         raise NotExpressible
 
     def _of_module(self, value: Any) -> Named:

@@ -254,6 +254,35 @@ ActorCriticAlgorithm.value_network_ctor = @ValueNetwork
 ActorCriticAlgorithm.actor_network_ctor = @ActorDistributionNetwork
 NormalProjectionNetwork.std_transform = @clipped_exp
 '''),
+    'import_of_everything': ('''
+from functools import partial
+import alf
+from alf.nn import *
+from alf.utils.losses import *
+from alf.algorithms.data_transformer import *
+alf.config('TrainerConfig', data_transformer_ctor=partial(RewardScaling, scale=0.5))
+alf.config('OneStepTDLoss', td_error_loss_fn=element_wise_huber_loss)
+alf.config('ActorCriticAlgorithm', value_network_ctor=ValueNetwork)
+''', '''
+TrainerConfig.data_transformer_ctor = @data_transformer/RewardScaling
+data_transformer/RewardScaling.scale = 0.5
+OneStepTDLoss.td_error_loss_fn = @element_wise_huber_loss
+ActorCriticAlgorithm.value_network_ctor = @ValueNetwork
+'''),
+    'tensor_specs': ('''
+import alf, torch
+latent = alf.TensorSpec((32,))
+alf.config('EncodingNetwork', output_tensor_spec=latent)
+alf.config('VariationalAutoEncoder', input_tensor_spec=alf.tensor_specs.BoundedTensorSpec((3,), torch.uint8, 0, 255))
+''', '''
+EncodingNetwork.output_tensor_spec = @latent/TensorSpec()
+latent/TensorSpec.shape = (32,)
+VariationalAutoEncoder.input_tensor_spec = @input_tensor_spec/BoundedTensorSpec()
+input_tensor_spec/BoundedTensorSpec.shape = (3,)
+input_tensor_spec/BoundedTensorSpec.dtype = 'uint8'
+input_tensor_spec/BoundedTensorSpec.minimum = 0
+input_tensor_spec/BoundedTensorSpec.maximum = 255
+'''),
     'schedules': ('''
 import alf
 from alf.utils.schedulers import LinearScheduler
@@ -302,7 +331,7 @@ import alf
 specs = alf.get_observation_spec()
 preprocessors = {name: alf.layers.Cast() for name in specs}  # reported
 alf.config('EncodingNetwork', input_preprocessors=preprocessors)
-''', 'the conf computes with the result of get_observation_spec()\n  such values exist only once a run has started'),
+''', 'the conf computes with the result of get_observation_spec()\n  it exists only once a run has started'),
     'number_of_a_spec': ('''
 import alf
 n = alf.get_action_spec().shape[0]  # reported
@@ -317,7 +346,7 @@ if alf.get_action_spec().is_discrete:  # reported
 import alf
 preprocessors = alf.nest.map_structure(lambda s: alf.layers.Cast(), alf.get_observation_spec())  # reported
 alf.config('EncodingNetwork', input_preprocessors=preprocessors)
-''', 'map_structure() is called with objects that do not exist yet'),
+''', 'map_structure() is called with objects that only a run creates'),
     'absent_name': ('''
 import alf
 from alf.networks import TransformerNetwork
@@ -348,7 +377,7 @@ alf.import_config('base_conf.py')  # reported
 import alf
 cast = alf.layers.Cast(1, 2)  # reported
 alf.config('EncodingNetwork', input_preprocessors=cast)
-''', 'Cast has 2 arguments without names'),
+''', 'a gin file binds named parameters, and Cast has unnamed ones'),
     'class_that_is_not_configurable': ('''
 import alf
 alf.config('EncodingNetwork', input_preprocessors=alf.nn.Sequential)  # reported
@@ -366,7 +395,6 @@ import alf
 size = {}['a']  # reported
 alf.config('TrainerConfig', unroll_length=size)
 ''', "KeyError: 'a'"),
-    'import_of_everything': ('from alf.networks import *  # reported', 'cannot import *'),
     'absent_package': ('import no_such_package  # reported', "No module named 'no_such_package'"),
     'module_that_imports_alf': ('import own_unported  # reported', 'replace alf by alfx in it'),
     'call_without_result': ('''
@@ -570,10 +598,12 @@ hidden = alf.define_config('hidden', (8, 8))
 actor = functools.partial(ActorDistributionNetwork, fc_layer_params=hidden)
 value = functools.partial(ValueNetwork, fc_layer_params=hidden)
 alf.config('ActorCriticAlgorithm', actor_network_ctor=actor, value_network_ctor=value)
-alf.config('Agent', rl_algorithm_cls=ActorCriticAlgorithm, optimizer=alf.optimizers.Adam(lr=2e-3))
+optimizer = alf.define_config('optimizer', alf.optimizers.Adam(lr=2e-3))
+alf.config('Agent', rl_algorithm_cls=ActorCriticAlgorithm, optimizer=optimizer)
 alf.config('TrainerConfig', algorithm_ctor=Agent, unroll_length=4)
 ''', '''
 hidden = (8, 8)
+optimizer = @optimizer/Adam()
 create_environment.env_name = 'CartPole-v1'
 create_environment.num_parallel_environments = 2
 ActorCriticAlgorithm.actor_network_ctor = @actor/ActorDistributionNetwork
@@ -581,7 +611,7 @@ actor/ActorDistributionNetwork.fc_layer_params = %hidden
 ActorCriticAlgorithm.value_network_ctor = @value/ValueNetwork
 value/ValueNetwork.fc_layer_params = %hidden
 Agent.rl_algorithm_cls = @ActorCriticAlgorithm
-Agent.optimizer = @optimizer/Adam()
+Agent.optimizer = %optimizer
 optimizer/Adam.lr = 0.002
 TrainerConfig.algorithm_ctor = @Agent
 TrainerConfig.unroll_length = 4
