@@ -25,11 +25,11 @@ def main(argv: list[str]) -> int:
     given = [*([flags.FLAGS.conf] if flags.FLAGS.conf else []), *flags.FLAGS.gin_file]
     if len(given) != 1:
         raise gin_utils.ConfError(f'expected one Python conf, found {len(given)}', 'alfx convert X_conf.py > X.gin')
-    print(f'executing the Python code of {given[0]}', file=sys.stderr)
+    print(f'# executing the Python code of {given[0]}', file=sys.stderr)
     found = python_to_gin.convert(given[0], [*flags.FLAGS.conf_param, *flags.FLAGS.gin_param])
     sys.stdout.write(found.text)
     for note in found.notes:
-        print(f'note: {note}', file=sys.stderr)
+        print(f'# note: {note}', file=sys.stderr)
     for problem in found.problems:
         print(problem, file=sys.stderr)
     return 1 if found.problems else 0

@@ -16,7 +16,7 @@ import sys
 import tokenize
 import traceback
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, ValuesView
 from typing import Any, NamedTuple, Optional
 
 from . import own_modules, registry, static_check
@@ -66,7 +66,8 @@ class Unknown:
         self.report()
         raise NotExpressible
 
-    __iter__ = __bool__ = __len__ = __int__ = __float__ = __index__ = _stop
+    __iter__ = __bool__ = __len__ = __int__ = __float__ = __index__ = __str__ = _stop
+    __class__ = property(_stop)  # isinstance() of a type that is not its own
     __hash__ = object.__hash__
 
 
@@ -84,6 +85,9 @@ class Made(Unknown):
 
     def __init__(self, named: 'Named', arguments: dict[str, Any]):
         self.named, self.arguments = named, arguments
+
+    def __repr__(self) -> str:
+        return f'{self.named.name}(...)'
 
     def report(self, place: Optional[Place] = None) -> Unknown:
         return self.named.record.report(f'the conf computes with the result of {self.named.name}()', _COMPUTED, place)
@@ -118,6 +122,12 @@ class Named:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.target, name)
+
+    def __eq__(self, other: Any) -> bool:
+        return type(other) is Named and other.target is self.target
+
+    def __hash__(self) -> int:
+        return id(self.target)
 
     def __mro_entries__(self, bases: tuple) -> tuple:
         return self.target,
@@ -299,24 +309,25 @@ class Record:
                 self._go_on_after(statement, names)
         self._files.pop()
         for name, value in names.items():
-            if isinstance(value, (functools.partial, Made)) and not name.startswith('_'):
+            if type(value) in (functools.partial, Made) and not name.startswith('_'):
                 self.variables.setdefault(id(value), name)
                 self._kept.append(value)
         return module
 
     def _succeeds(self, tree: ast.Module, names: dict[str, Any]) -> bool:
-        before = len(self._files)
+        before, line = len(self._files), getattr(tree.body[0], 'lineno', 1)
         try:
             exec(compile(tree, self._files[-1], 'exec'), names)
             return True
         except NotExpressible:
             pass
         except ConfError as error:
-            self.problems += error.problems
+            self.problems += [problem._replace(location=problem.location or str(Place(self._files[-1], line)))
+                              for problem in error.problems]
         except (Exception, SystemExit) as error:  # noqa: BLE001  the conf may raise anything
             places = [Place(frame.filename, frame.lineno or 1) for frame in traceback.extract_tb(error.__traceback__)
                       if frame.filename in self.files]
-            place = places[-1] if places else Place(self._files[-1], getattr(tree.body[0], 'lineno', 1))
+            place = places[-1] if places else Place(self._files[-1], line)
             hint = ('the module uses alf: replace alf by alfx in it' if getattr(error, 'name', '') == 'alf' else
                     'correct the statement, or write its bindings in the gin file by hand')
             self.report(f'{type(error).__name__}: {error}', hint, place)
@@ -371,7 +382,8 @@ class Record:
             return self.import_config(f'{name}.py')
         module = _MOVED.get(module, module)
         full = _MOVED.get(f'{module}.{name}', f'{module}.{name}')
-        found = getattr(_imported(module), name, None) or _imported(full)
+        found = getattr(_imported(module), name, None)
+        found = _imported(full) if found is None else found
         if found is None:
             known = _resolved(f'{module.rpartition(".")[2]}.{name}', name)  # another module of alfx may define it
             return Named(self, known.wrapped, known.selector) if known else Absent(self, full.removeprefix('alfx.'))
@@ -456,13 +468,13 @@ class Record:
         if base in (int, float, str, tuple, list, dict):
             def watch(method: str) -> Callable:
                 def watched(this: Any, *args: Any) -> Any:
-                    self.computed_from.add(name)
+                    self.computed_from.update(self.macro_of[id(x)] for x in (this, *args) if id(x) in self.macro_of)
                     return getattr(base, method)(this, *args)
                 return watched
-            operators = [f'__{operator}__' for operator in (*_OPERATORS, 'iter', 'format', 'bool', 'len')]
+            operators = [f'__{name}__' for name in (*_OPERATORS, 'iter', 'format', 'bool', 'len', 'int', 'float')]
             own = {method: watch(method) for method in operators if hasattr(base, method)}
             value = type(base.__name__, (base,), {**own, '__hash__': base.__hash__})(value)
-        elif value is None or isinstance(value, bool):  # recognized by no identity
+        elif base in (bool, type(None)):  # have no identity of their own
             self.computed_from.add(name)
             return value
         self._kept.append(value)
@@ -488,9 +500,10 @@ def _resolved(*names: str) -> Any:
 
 
 def _has_stand_in(value: Any) -> bool:
-    if isinstance(value, dict):
-        value = list(value.values())
+    if issubclass(type(value), (Unknown, Named)):
+        return True
     if isinstance(value, functools.partial):
         value = [value.func, *value.args, *value.keywords.values()]
-    return any(map(_has_stand_in, value)) if isinstance(value, (list, tuple)) else isinstance(value, (Unknown, Named))
-
+    if isinstance(value, dict):
+        value = value.values()
+    return any(map(_has_stand_in, value)) if isinstance(value, (list, tuple, ValuesView)) else False

@@ -73,8 +73,8 @@ def convert(path: str, conf_params: Sequence[str] = ()) -> Converted:
     for key in record.bindings:
         writer.write_binding(*key)
     macros = writer.macro_lines()
-    record.problems.sort(key=lambda problem: [int(part) if part.isdecimal() else part
-                                              for part in re.split(r':(\d+)', problem.location)])
+    record.problems.sort(key=lambda problem: (problem.location.rpartition(':')[0], len(problem.location),
+                                              problem.location))
     head = list(_header(path))
     head.append((f'# Converted from {os.path.basename(path)} by alfx convert', None))
     if record.problems:
@@ -164,11 +164,9 @@ class _Writer:
                 self.lines.append((f'{scope}/{_short(selector)}.{argument} = {value!r}', bound.place))
 
     def _expressed(self, value: Any, name: str, place: Place) -> Any:
-        waiting = len(self._waiting)
         try:
             return self._expression(value, name, place)
         except NotExpressible:
-            del self._waiting[waiting:]
             return _REQUIRED
 
     def _expression(self, value: Any, name: str, place: Place) -> Any:
@@ -180,6 +178,11 @@ class _Writer:
         if id(value) in self._record.macro_of:
             self._used_macros.add(self._record.macro_of[id(value)])
             return Macro(self._record.macro_of[id(value)])
+        if issubclass(type(value), Made):
+            return self._reference(value, value.named, value.arguments, name, place)
+        if issubclass(type(value), Unknown):
+            value.report(place)
+            raise NotExpressible
         if isinstance(value, (Reference, Macro)) or value is None or isinstance(value, bool):
             return value
         if isinstance(value, np.generic):
@@ -201,13 +204,11 @@ class _Writer:
             named = self._named(value.func, place)
             arguments = {**self._record.by_name(named, value.args), **value.keywords}
             return self._reference(value, named, arguments, name, place)
-        if isinstance(value, Made):
-            return self._reference(value, value.named, value.arguments, name, place)
         return Reference((), _short(self._named(value, place).selector), False)
 
     def _reference(self, value: Any, named: Named, arguments: dict[str, Any], name: str, place: Place) -> Reference:
         """Return a reference with a scope for its arguments, which are written later."""
-        evaluate = isinstance(value, Made)
+        evaluate = type(value) is Made
         if not arguments:
             return Reference((), _short(named.selector), evaluate)
         if id(value) not in self._scopes:
@@ -232,7 +233,7 @@ class _Writer:
         Raises:
             NotExpressible: a conf cannot refer to the value, which is reported.
         """
-        if isinstance(value, Unknown):
+        if issubclass(type(value), Unknown):
             value.report(place)
             raise NotExpressible
         if not isinstance(value, Named) and (inspect.isclass(value) or inspect.isroutine(value)):

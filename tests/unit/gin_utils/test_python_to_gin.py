@@ -173,8 +173,8 @@ import alf
 def size(depth, scale=2):
     return tuple(scale * int(math.sqrt(16)) for _ in range(depth))
 
-use_value = True
-if use_value:
+same = alf.networks.ValueNetwork == alf.networks.value_networks.ValueNetwork
+if same:
     alf.config('ValueNetwork', fc_layer_params=size(2))
 for name in ['fc_layer_params', 'conv_layer_params']:
     alf.config('QNetwork', **{name: None})
@@ -337,6 +337,20 @@ import alf
 n = alf.get_action_spec().shape[0]  # reported
 alf.config('QNetwork', fc_layer_params=(n, 2 * n))
 ''', 'the conf computes with the result of get_action_spec()'),
+    'type_of_a_spec': ('''
+import alf
+if isinstance(alf.get_observation_spec(), dict):  # reported
+    alf.config('TrainerConfig', unroll_length=3)
+''', 'the conf computes with the result of get_observation_spec()'),
+    'text_of_a_spec': ('''
+import alf
+alf.config('Agent', name=f'agent for {alf.get_observation_spec()}')  # reported
+''', 'the conf computes with the result of get_observation_spec()'),
+    'product_of_a_shape': ('''
+import alf
+import numpy as np
+alf.config('QNetwork', fc_layer_params=(int(np.prod(alf.get_observation_spec().shape)),))  # reported
+''', 'the conf computes with the result of get_observation_spec()'),
     'condition_on_a_spec': ('''
 import alf
 if alf.get_action_spec().is_discrete:  # reported
@@ -543,10 +557,17 @@ def test_parameters_of_the_command_precede_the_conf(folder):
 
 
 def test_values_that_the_code_computes_with_are_marked(folder):
-    found = convert(folder, 'import alf\nn = alf.define_config("n", 4)\nm = alf.define_config("m", 5)\n'
-                            'alf.config("TrainerConfig", unroll_length=n, mini_batch_size=n + 1, mini_batch_length=m)')
-    marked = "n = 4\n#   also used by the Python code: to change it, convert again with --conf_param 'n=...'\nm = 5\n"
-    assert marked in found.text
+    found = convert(folder, """
+import alf
+left, right, passed, sizes = (alf.define_config(n, v) for n, v in dict(left=4, right=2, passed=5, sizes=(3,)).items())
+alf.config('TrainerConfig', unroll_length=left, mini_batch_size=left * right, mini_batch_length=passed,
+           num_iterations=right)
+alf.config('ValueNetwork', fc_layer_params=sizes)
+alf.config('QNetwork', fc_layer_params=[2 * size for size in sizes])
+""")
+    comment = "\n#   also used by the Python code: to change it, convert again with --conf_param '{}=...'\n"
+    assert [name for name in ('left', 'right', 'passed', 'sizes') if comment.format(name) in found.text] == [
+        'left', 'right', 'sizes']
 
 
 def test_comments_and_docstring_of_the_header_are_kept(folder):
@@ -688,5 +709,5 @@ def test_the_command_writes_a_gin_file_and_lists_problems(folder):
                                         'alf.config("TrainerConfig", unroll_length=1, algorithm_ctor=lambda: 0)\n')
     done = subprocess.run([sys.executable, '-m', 'alfx', 'convert', 'x_conf.py'], capture_output=True, text=True)
     assert done.returncode == 1 and 'TrainerConfig.unroll_length = 1\n' in done.stdout
-    assert done.stderr.startswith('executing the Python code of x_conf.py\n')
+    assert done.stderr.startswith('# executing the Python code of x_conf.py\n')
     assert 'x_conf.py:2: a gin file cannot express a lambda\n  move it to a module beside the conf' in done.stderr
