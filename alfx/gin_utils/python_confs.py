@@ -474,7 +474,7 @@ class Record:
             operators = [f'__{name}__' for name in (*_OPERATORS, 'iter', 'format', 'bool', 'len', 'int', 'float')]
             own = {method: watch(method) for method in operators if hasattr(base, method)}
             value = type(base.__name__, (base,), {**own, '__hash__': base.__hash__})(value)
-        elif base in (bool, type(None)):  # have no identity of their own
+        elif base in (bool, type(None)):  # every True is the same object
             self.computed_from.add(name)
             return value
         self._kept.append(value)

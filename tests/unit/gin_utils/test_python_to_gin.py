@@ -457,7 +457,7 @@ def test_what_gin_cannot_express_is_reported_with_its_line(python, message, fold
     (problem,) = [str(problem) for problem in found.problems]
     line = 1 + [line.endswith('# reported') for line in python.splitlines()].index(True)
     assert problem.startswith(f'x_conf.py:{line}: ') and message in problem
-    with pytest.raises(ConfError):  # nobody trains with an incomplete conf by accident
+    with pytest.raises(ConfError):  # so that an incomplete conf is not trained
         effective(found.text)
 
 
