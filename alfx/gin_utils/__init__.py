@@ -10,6 +10,7 @@
 - ``stored_files``: reading and writing of files of run folders and datasets;
 - ``aliases``: replacements for names that confs of the Agent Learning Framework use and alfx does not have;
 - ``python_values``: values of a Python program as gin text;
+- ``python_confs``, ``python_to_gin``: Python confs of the Agent Learning Framework, executed and written as gin files;
 - ``trust``: restrictions on untrusted confs;
 - ``operative``: the bindings that were used; ``run_folder``: the conf files in a run folder;
 - ``describe``: descriptions of configurables and of loaded confs for people.

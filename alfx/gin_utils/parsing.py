@@ -142,6 +142,11 @@ class Reader:
             path: path of an existing file.
             including: chain of files that include this one.
         """
+        if path.endswith('.py'):
+            name = show_path(path)
+            self.problems.append(Problem('', f'{name} is a Python conf, not a gin file', 'convert it: alfx convert '
+                                         f'{name} > {name.removesuffix(".py").removesuffix("_conf")}.gin'))
+            return
         self.included_by.setdefault(path, set()).update(including)
         try:
             with open(path, encoding='utf-8-sig') as file:  # Windows editors write a byte order mark

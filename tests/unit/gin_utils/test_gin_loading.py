@@ -727,7 +727,7 @@ def test_finding_unused_bindings_takes_time_linear_in_the_conf(conf, monkeypatch
 @pytest.mark.parametrize('module, hint', [
     ('alf', "this package is called alfx: did you mean 'alfx'?"),
     ('alf.utils.schedulers', "this package is called alfx: did you mean 'alfx.utils.schedulers'?"),
-    ('alf.utils.common', 'remove the line'), ('alfx.math', 'remove the line'),
+    ('alf.utils.external_configurables', 'remove the line'), ('alfx.math', 'remove the line'),
     ('alfx.utils.schedulrs', "did you mean 'alfx.utils.schedulers'?")])
 def test_an_unknown_module_raises_with_a_suggestion(conf, module, hint):
     assert hint in message_of(conf(f'import {module}'))
