@@ -3,6 +3,7 @@
 Each step converts once between numpy and tensors, without a Python loop over environments. Any autoreset mode gives
 the same sequence of time steps, see :mod:`alfx.environments.autoreset`.
 """
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -68,6 +69,7 @@ class GymVectorEnvironment(AlfEnvironment):
         self._info_specs = dict(env_info_keys)
         if isinstance(env, SupervisedVectorEnv):
             env.info_keys = tuple(self._info_specs)
+        self._calls = 0
         self._first: np.ndarray | None = None  # environments whose next step is FIRST
         self._forced: np.ndarray | None = None  # of these, the ones that the vector environment will not reset itself
         self._seeds: list[int | None] | None = environment_seeds(seed, self._batch_size)
@@ -158,6 +160,9 @@ class GymVectorEnvironment(AlfEnvironment):
                         self._decode_infos(infos) if self._info_specs else ())
 
     def _decode(self, observation: Any, during: str) -> NestedTensor:
+        self._calls += 1
+        if not self._owned and received.is_check_due(self._calls):
+            received.check_values(observation, self._env.single_observation_space, during, self._name)
         decoded = self._observations.decode(observation, self._owned)
         if not self._owned:
             received.check_observation(decoded, self._observations.spec, self._batch_size, during, self._name)
@@ -174,14 +179,26 @@ class GymVectorEnvironment(AlfEnvironment):
         return decoded
 
     def _episode_numbers(self, infos: dict[str, Any], done: np.ndarray) -> dict[int, dict[str, float]]:
-        """Return the numbers in the infos of ended episodes, except those in ``env_info``, by environment and name."""
+        """Return the numbers in the infos of ended episodes, except those in ``env_info``, by environment and name.
+
+        A number in a dict inside the info is named by its path, such as 'episode/r'.
+        """
         found: dict[int, dict[str, float]] = {}
         for key, values in infos.items():
-            if key in self._info_specs or key.startswith('_') or not isinstance(values, np.ndarray):
+            if key in self._info_specs or not isinstance(key, str) or key.startswith('_'):
                 continue
-            if values.shape == (self._batch_size, ) and values.dtype.kind in 'biuf':
-                for i in np.flatnonzero(done & infos.get('_' + key, True) & np.isfinite(values)).tolist():
-                    found.setdefault(i, {})[key] = float(values[i])
+            ended = done & infos.get('_' + key, True)
+            if isinstance(values, dict):
+                for i, numbers in self._episode_numbers(values, ended).items():
+                    found.setdefault(i, {}).update({f'{key}/{name}': number for name, number in numbers.items()})
+            elif isinstance(values, np.ndarray) and values.shape == (self._batch_size, ):
+                if values.dtype == object:  # gymnasium's own vector environments give numpy.bool_ like this
+                    ended = ended & [isinstance(value, (bool, int, float, np.number, np.bool_)) for value in values]
+                elif values.dtype.kind not in 'biuf':
+                    continue
+                for i in np.flatnonzero(ended).tolist():
+                    if math.isfinite(number := float(values[i])):
+                        found.setdefault(i, {})[key] = number
         return found
 
     def final_infos(self) -> dict[int, dict[str, float]]:

@@ -11,7 +11,7 @@ sequences. They differ from gymnasium's SyncVectorEnv and AsyncVectorEnv:
 import abc
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,7 @@ from alfx.environments.watch import Watch
 from alfx.gin_utils import configurable
 
 _log = logging.getLogger(__name__)
+_ARRAYS = (bool, int, float, np.generic, np.ndarray)
 
 
 class SupervisedVectorEnv(VectorEnv, abc.ABC):
@@ -134,10 +135,7 @@ class SupervisedVectorEnv(VectorEnv, abc.ABC):
             raise UnsupportedOperationError(f'the environments of {self.name} have been closed')
 
     def _collect(self, infos: list[Info]) -> dict[str, Any]:
-        collected: dict[str, Any] = {}
-        for i, info in infos:
-            self._add_info(collected, info, i)
-        return collected
+        return collected_infos(infos, self.num_envs)
 
     def _rows(self, actions: Any) -> list[Any]:
         """Return nests of actions, one for each environment."""
@@ -292,6 +290,41 @@ class SerialVectorEnv(SupervisedVectorEnv):
         """Close all environments."""
         if hasattr(self, '_group'):  # older gymnasium also closes an object whose constructor failed
             self._group.close()
+
+
+def collected_infos(infos: Iterable[Info], count: int) -> dict[str, Any]:
+    """Return the infos of single environments in the format of a vector environment.
+
+    Args:
+        infos: numbers and infos of the environments.
+        count: number of environments.
+
+    Returns:
+        For each key an array ``[count, ...]``, whose dtype holds the values of all environments (gymnasium's has the
+        type of the first value), and a mask ``_KEY``, bool ``[count]``, of the environments that gave the key; dicts
+        for dicts.
+    """
+    columns: dict[Any, list[tuple[int, Any]]] = {}
+    for i, info in infos:
+        for key, value in info.items():
+            columns.setdefault(key, []).append((i, value))
+    collected: dict[str, Any] = {}
+    for key, column in columns.items():
+        rows, values = [i for i, _ in column], [value for _, value in column]
+        if all(isinstance(value, dict) for value in values):
+            collected[key] = collected_infos(column, count)
+        else:
+            array = np.empty(len(values), object)
+            array[:] = values
+            if all(isinstance(value, _ARRAYS) for value in values) and len({np.shape(value) for value in values}) == 1:
+                array = np.stack([np.asarray(value) for value in values])
+            collected[key] = np.zeros((count, *array.shape[1:]), array.dtype)
+            if array.dtype == object:
+                collected[key][:] = None
+            collected[key][rows] = array
+        collected[f'_{key}'] = mask = np.zeros(count, bool)
+        mask[rows] = True
+    return collected
 
 
 def environment_name(env: gymnasium.Env) -> str:
