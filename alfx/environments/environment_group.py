@@ -19,8 +19,10 @@ import numpy as np
 from gymnasium import spaces
 
 from alfx.environments import saved_state
-from alfx.environments.environment_errors import EnvironmentLoadError, EnvironmentStepError, UnsupportedSpaceError
+from alfx.environments.environment_errors import (EnvironmentLoadError, EnvironmentStepError,
+                                                  UnsupportedOperationError, UnsupportedSpaceError)
 from alfx.environments.received import INFINITE, WRONG_VALUE, described_outside, is_check_due, warn_once
+from alfx.environments.rendering import as_frame
 from alfx.environments.seeding import derived_seed
 from alfx.environments.spaces import flatten_sample, flatten_space
 from alfx.gin_utils import ConfError
@@ -439,6 +441,14 @@ class EnvironmentGroup:
                 value = env.get_wrapper_attr(name)
                 values.append(value(*args, **kwargs) if callable(value) else value)
         return values
+
+    def render_first(self) -> Any:
+        """Return the frame of environment 0, uint8 ``[H, W, 3]``, or the error if there is none; it ends no process."""
+        try:
+            return as_frame(self.envs[0].render())
+        except Exception as error:  # noqa: BLE001 (a frame is not worth the run)
+            reason = str(error) if isinstance(error, UnsupportedOperationError) else f'{type(error).__name__}: {error}'
+            return UnsupportedOperationError(reason)
 
     def close(self) -> None:
         """Close all environments; a failure is logged and the other environments are still closed."""

@@ -16,7 +16,7 @@ from alfx.data_structures import TimeStep
 from alfx.environments import autoreset, received, saved_state
 from alfx.environments.alf_environment import AlfEnvironment, select
 from alfx.environments.environment_errors import UnsupportedOperationError
-from alfx.environments.rendering import Window
+from alfx.environments.rendering import Window, as_frame
 from alfx.environments.seeding import environment_seeds
 from alfx.environments.spaces import ActionCodec, ObservationCodec
 from alfx.environments.vector_env import SupervisedVectorEnv
@@ -288,16 +288,19 @@ class GymVectorEnvironment(AlfEnvironment):
         self.current_time_step()
         if self._env.render_mode == 'human' and mode == 'human':
             return None  # the environment renders itself at every step
-        frame = None
-        if self._env.render_mode is not None:
-            if isinstance(self._env, SupervisedVectorEnv):
-                frame = self._env.render_first()
-            else:
-                frame = (self._env.render() or (None, ))[0]
-        if not isinstance(frame, np.ndarray):
+        if self._env.render_mode is None:
             raise UnsupportedOperationError(
-                f'{self.name} returns no images: its render_mode is {self._env.render_mode!r}; construct it with '
-                f"render_mode='rgb_array' (supported: {self._env.metadata.get('render_modes', [])})")
+                f"{self.name} returns no images: its render_mode is None; construct it with render_mode='rgb_array', "
+                f"which its constructor must accept and its metadata['render_modes'] must list (found "
+                f"{self._env.metadata.get('render_modes')})")
+        if isinstance(self._env, SupervisedVectorEnv):
+            frame = self._env.render_first()
+        else:
+            frames = self._env.render()
+            frame = as_frame(None if frames is None or not len(frames) else frames[0])
+        if isinstance(frame, UnsupportedOperationError):
+            raise UnsupportedOperationError(f'{self.name} cannot be rendered with render_mode='
+                                            f'{self._env.render_mode!r}: {frame}')
         if mode == 'rgb_array':
             return frame
         if self._window is None:

@@ -181,7 +181,7 @@ class SupervisedVectorEnv(VectorEnv, abc.ABC):
 
     @abc.abstractmethod
     def render_first(self) -> Any:
-        """Return the result of ``render()`` of environment 0."""
+        """Return the frame of environment 0, uint8 ``[H, W, 3]``, or the ``UnsupportedOperationError`` without one."""
 
     @property
     @abc.abstractmethod
@@ -284,7 +284,7 @@ class SerialVectorEnv(SupervisedVectorEnv):
         return tuple(self._group.call(name, args, kwargs))
 
     def render_first(self) -> Any:
-        return self._group.envs[0].render()
+        return self._group.render_first()
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close all environments."""

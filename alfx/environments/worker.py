@@ -175,7 +175,7 @@ def _serve(pipe: Connection, worker: _Worker) -> None:
         elif name == 'restarts':
             result = group.restarts
         elif name == 'render':
-            result = group.envs[0].render()  # type: ignore[assignment]
+            result = group.render_first()
         else:
             method = getattr(worker, name, None) or getattr(group, name)
             result = method(*arguments)

@@ -37,7 +37,8 @@ def create_algorithm(config: TrainerConfig, env: Any, trains: bool) -> Any:
     return algorithm
 
 
-def create_eval_environment(config: TrainerConfig, num_environments: int, nonparallel: bool | None = None) -> Any:
+def create_eval_environment(config: TrainerConfig, num_environments: int, nonparallel: bool | None = None,
+                            renders: bool | None = None) -> Any:
     """Create environments for evaluation or play, with different random numbers than in training.
 
     Args:
@@ -45,11 +46,14 @@ def create_eval_environment(config: TrainerConfig, num_environments: int, nonpar
         num_environments: number of environments.
         nonparallel: whether to step them in this process; None for the setting of the conf. A single environment is
             always stepped in this process.
+        renders: whether the environments will be rendered; None: unknown.
     """
+    from alfx.environments import rendering
     from alfx.environments.utils import create_environment
     options = {'nonparallel': True} if num_environments == 1 or nonparallel else {}
-    return create_environment(for_evaluation=True, num_parallel_environments=num_environments,
-                              seed=config.random_seed, **options)
+    with rendering.wanted(renders):
+        return create_environment(for_evaluation=True, num_parallel_environments=num_environments,
+                                  seed=config.random_seed, **options)
 
 
 def set_epsilon_greedy(algorithm: Any, epsilon_greedy: float) -> None:
