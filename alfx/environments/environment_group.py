@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.wrappers import OrderEnforcing, RecordEpisodeStatistics, TimeLimit
 
 from alfx.environments import saved_state
 from alfx.environments.environment_errors import (EnvironmentLoadError, EnvironmentStepError,
@@ -29,6 +30,8 @@ from alfx.gin_utils import ConfError
 from alfx.utils import random_state
 
 _log = logging.getLogger(__name__)
+_SAME_REWARD = {cls.step for cls in (gymnasium.Wrapper, gymnasium.ObservationWrapper, gymnasium.ActionWrapper,
+                                     TimeLimit, OrderEnforcing, RecordEpisodeStatistics)}
 _OLD_INTERFACE = ('this looks like the old interface of gym: define reset(self, *, seed=None, options=None), which '
                   'returns (observation, info), where info is a dict; '
                   'step(action) returns (observation, reward, terminated, truncated, info)')
@@ -62,9 +65,20 @@ class EnvSpaces(NamedTuple):
     @classmethod
     def of(cls, env: gymnasium.Env) -> 'EnvSpaces':
         """Return the spaces of ``env``; a multi-dimensional reward is declared by ``reward_space``, as in MO-Gymnasium.
+
+        The declaration of the outermost wrapper counts. Wrappers outside of it may make the reward a number: one step
+        is taken to find out.
         """
-        reward_space = getattr(env.unwrapped, 'reward_space', None)
+        layer, is_changed = env, False
+        while not (declares := hasattr(type(layer), 'reward_space') or 'reward_space' in vars(layer)) and isinstance(
+                layer, gymnasium.Wrapper):
+            is_changed |= type(layer).step not in _SAME_REWARD
+            layer = layer.env
+        reward_space = layer.reward_space if declares else None  # type: ignore[attr-defined]
         shape = () if reward_space is None else tuple(reward_space.shape)
+        if shape and is_changed:
+            env.reset()
+            shape = np.shape(env.step(env.action_space.sample())[1])  # type: ignore[arg-type]
         return cls(env.observation_space, env.action_space, shape)
 
 

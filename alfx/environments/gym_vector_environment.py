@@ -4,7 +4,7 @@ Each step converts once between numpy and tensors, without a Python loop over en
 the same sequence of time steps, see :mod:`alfx.environments.autoreset`.
 """
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -203,6 +203,9 @@ class GymVectorEnvironment(AlfEnvironment):
 
     def final_infos(self) -> dict[int, dict[str, float]]:
         return self._final_infos
+
+    def goal_reward_fn(self) -> Callable[..., Any] | None:
+        return getattr(self._env, 'goal_reward_fn', None)
 
     # Ending episodes from outside --------------------------------------------------------------------------------
 

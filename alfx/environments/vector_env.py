@@ -11,7 +11,7 @@ sequences. They differ from gymnasium's SyncVectorEnv and AsyncVectorEnv:
 import abc
 import copy
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -46,9 +46,11 @@ class SupervisedVectorEnv(VectorEnv, abc.ABC):
         info_keys: keys of the info dicts that are kept; ``None``: all.
         reward_space: batched space of the rewards, if they are multi-dimensional.
         owns_arrays: returned arrays are never written to again.
+        goal_reward_fn: ``compute_reward`` of one of the environments if they have goals.
     """
 
     owns_arrays = False
+    goal_reward_fn: Callable[..., Any] | None = None
     _hang_hint = 'set create_environment.nonparallel = False to run it in a separate process, which can be ended'
 
     def __init__(self, env_spaces: EnvSpaces, count: int, metadata: dict[str, Any], render_mode: str | None,
@@ -218,7 +220,7 @@ class SerialVectorEnv(SupervisedVectorEnv):
         assert self._group.spaces is not None
         super().__init__(self._group.spaces, len(env_fns), first.metadata, first.render_mode,
                          name or environment_name(first))
-        self._group.name = self.name
+        self._group.name, self.goal_reward_fn = self.name, goal_reward_fn(first)
         self._watch.current_call = self._group.current_call
         self._last: Buffers | None = None
         if self._flat_observation:
@@ -290,6 +292,11 @@ class SerialVectorEnv(SupervisedVectorEnv):
         """Close all environments."""
         if hasattr(self, '_group'):  # older gymnasium also closes an object whose constructor failed
             self._group.close()
+
+
+def goal_reward_fn(env: gymnasium.Env) -> Callable[..., Any] | None:
+    """Return the method ``compute_reward`` of a goal environment; ``None`` for others."""
+    return env.get_wrapper_attr('compute_reward') if env.has_wrapper_attr('compute_reward') else None
 
 
 def collected_infos(infos: Iterable[Info], count: int) -> dict[str, Any]:

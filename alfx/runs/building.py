@@ -71,8 +71,11 @@ def _create_data_transformer(config: TrainerConfig, env: Any) -> Any:
     if not ctors:
         start_checks.check_observation(raw_spec)
         return raw_spec
-    from alfx.algorithms.data_transformer import create_data_transformer
+    from alfx.algorithms.data_transformer import HindsightExperienceTransformer, create_data_transformer
     config.data_transformer = create_data_transformer(ctors, raw_spec)
+    for part in config.data_transformer.modules():
+        if isinstance(part, HindsightExperienceTransformer):
+            part.use_goal_reward(env.goal_reward_fn())
     spec = config.data_transformer.transformed_observation_spec
     start_checks.check_observation(spec)
     context.set_run_specs(raw_spec, spec, env.action_spec(), env.reward_spec())

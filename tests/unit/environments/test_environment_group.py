@@ -5,13 +5,17 @@ import re
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from alfx.environments import received
+from alfx.environments.described_environment import DescribedEnvironment
 from alfx.environments.environment_errors import EnvironmentStepError
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
+from alfx.environments.process_vector_env import ProcessVectorEnv
 from alfx.environments.vector_env import SerialVectorEnv
+from alfx.environments.wrapper_base import AlfEnvironmentBaseWrapper
 
 FLOATS = spaces.Box(-1, 1, (2, ), np.float32)
 
@@ -135,6 +139,73 @@ def test_floats_outside_their_space_are_logged_once_and_kept(sent, said, monkeyp
             assert env.step(np.zeros(1, int))[0].tolist() == [sent]
     assert len(caplog.records) == 1
     assert re.search(said, caplog.text)
+
+
+class TwoRewards(Returning):
+    reward_space = spaces.Box(-1, 1, (2, ))
+
+    def __init__(self):
+        super().__init__(observations=[np.zeros(2, np.float32)])
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, np.array([1.0, -0.5]), *rest
+
+
+class Weighted(gymnasium.Wrapper):
+    def step(self, action):
+        observation, reward, *rest = self.env.step(action)
+        return observation, reward @ [0.5, 0.5], *rest
+
+
+class Declared(Weighted):
+    reward_space = spaces.Box(-1, 1, ())
+
+
+class Sum(gymnasium.RewardWrapper):
+    def reward(self, reward):
+        return reward.sum()
+
+
+class Three(gymnasium.RewardWrapper):
+    def __init__(self, env):
+        super().__init__(env)
+        self.reward_space = spaces.Box(-1, 1, (3, ))
+
+    def reward(self, reward):
+        return np.append(reward, 0)
+
+
+@pytest.mark.parametrize('wrappers, shape', [
+    ([], (2, )), ([Weighted], ()), ([Declared], ()), ([Sum], ()), ([Three], (3, )), ([Three, Sum], ()),
+    ([lambda env: gymnasium.wrappers.TimeLimit(env, 5), Sum, gymnasium.Wrapper], ())])
+def test_wrappers_may_change_the_number_of_rewards(wrappers, shape):
+    def make():
+        env = TwoRewards()
+        for wrapper in wrappers:
+            env = wrapper(env)
+        return env
+
+    env = GymVectorEnvironment(SerialVectorEnv([make, make]))
+    assert env.reward_spec().shape == shape
+    env.reset()
+    assert env.step(torch.zeros(2, dtype=torch.int64)).reward.shape == (2, *shape)
+
+
+@pytest.mark.parametrize('make', [SerialVectorEnv, pytest.param(ProcessVectorEnv, marks=pytest.mark.processes)])
+def test_the_reward_of_goals_is_that_of_the_outermost_wrapper(make):
+    class Goals(TwoRewards):
+        def compute_reward(self, achieved, desired, info):
+            return 1.0
+
+    class Other(gymnasium.Wrapper):
+        def compute_reward(self, achieved, desired, info):
+            return 2.0
+
+    with AlfEnvironmentBaseWrapper(GymVectorEnvironment(make([lambda: Other(gymnasium.Wrapper(Goals()))]))) as env:
+        assert env.goal_reward_fn()(0, 0, {}) == DescribedEnvironment(env, 3).goal_reward_fn()(0, 0, {}) == 2.0
+    with GymVectorEnvironment(make([TwoRewards])) as env:
+        assert env.goal_reward_fn() is None
 
 
 def test_an_info_that_is_no_dict_is_refused():
