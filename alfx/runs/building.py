@@ -37,7 +37,8 @@ def create_algorithm(config: TrainerConfig, env: Any, trains: bool) -> Any:
     return algorithm
 
 
-def create_eval_environment(config: TrainerConfig, num_environments: int, nonparallel: bool | None = None) -> Any:
+def create_eval_environment(config: TrainerConfig, num_environments: int, nonparallel: bool | None = None,
+                            renders: bool | None = None) -> Any:
     """Create environments for evaluation or play, with different random numbers than in training.
 
     Args:
@@ -45,11 +46,14 @@ def create_eval_environment(config: TrainerConfig, num_environments: int, nonpar
         num_environments: number of environments.
         nonparallel: whether to step them in this process; None for the setting of the conf. A single environment is
             always stepped in this process.
+        renders: whether the environments will be rendered; None: unknown.
     """
+    from alfx.environments import rendering
     from alfx.environments.utils import create_environment
     options = {'nonparallel': True} if num_environments == 1 or nonparallel else {}
-    return create_environment(for_evaluation=True, num_parallel_environments=num_environments,
-                              seed=config.random_seed, **options)
+    with rendering.wanted(renders):
+        return create_environment(for_evaluation=True, num_parallel_environments=num_environments,
+                                  seed=config.random_seed, **options)
 
 
 def set_epsilon_greedy(algorithm: Any, epsilon_greedy: float) -> None:
@@ -67,8 +71,11 @@ def _create_data_transformer(config: TrainerConfig, env: Any) -> Any:
     if not ctors:
         start_checks.check_observation(raw_spec)
         return raw_spec
-    from alfx.algorithms.data_transformer import create_data_transformer
+    from alfx.algorithms.data_transformer import HindsightExperienceTransformer, create_data_transformer
     config.data_transformer = create_data_transformer(ctors, raw_spec)
+    for part in config.data_transformer.modules():
+        if isinstance(part, HindsightExperienceTransformer):
+            part.use_goal_reward(env.goal_reward_fn())
     spec = config.data_transformer.transformed_observation_spec
     start_checks.check_observation(spec)
     context.set_run_specs(raw_spec, spec, env.action_spec(), env.reward_spec())
