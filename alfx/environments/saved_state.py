@@ -7,8 +7,8 @@ with two methods::
     def get_state(self):          # everything that later steps depend on, including self.np_random; can be pickled
     def set_state(self, state):   # continue exactly from a result of get_state()
 
-or set the attribute ``state_can_be_saved = False``. Where nothing works (Box2D), :func:`capture` returns ``None``. State
-outside of the environment's attributes (a simulator known by a number, class attributes) is not found here:
+or set the attribute ``state_can_be_saved = False``. Where nothing works (Box2D), :func:`capture` returns ``None``.
+State outside of the environment's attributes (a simulator known by a number, class attributes) is not found here:
 :mod:`alfx.environments.state_check` finds out whether the saved state is complete.
 
 The bytes are a pickle: restore only states of your own runs. :mod:`alfx.utils.checkpoint_utils` ensures that.
@@ -27,6 +27,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import cloudpickle
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
@@ -165,10 +166,10 @@ def _shape(layers: list[Any], simulators: list[tuple[Any, _Simulator]]) -> list[
 
 
 @functools.cache
-def _has_protocol(kind: type) -> bool:
+def _has_protocol(kind: Any) -> bool:
     try:
-        inspect.signature(kind.get_state).bind(None)  # type: ignore[attr-defined]
-        inspect.signature(kind.set_state).bind(None, None)  # type: ignore[attr-defined]
+        inspect.signature(kind.get_state).bind(None)
+        inspect.signature(kind.set_state).bind(None, None)
     except (AttributeError, TypeError, ValueError):  # MujocoEnv has set_state(qpos, qvel)
         return False
     return True
@@ -176,7 +177,8 @@ def _has_protocol(kind: type) -> bool:
 
 def _saves_itself(layer: Any) -> bool:
     """Return whether ``layer`` has the methods ``get_state()`` and ``set_state(state)``."""
-    return _has_protocol(type(layer))
+    kind: Any = type(layer)
+    return _has_protocol(kind)
 
 
 def _is_known(layer: Any) -> bool:
@@ -210,6 +212,8 @@ class _Pickler(pickle.Pickler):
         return self._index.get(id(obj))
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, types.FunctionType) and '<' in obj.__qualname__:  # in arguments that wrappers of gymnasium keep
+            return pickle.loads, (cloudpickle.dumps(obj), )
         if isinstance(obj, os.PathLike):
             self.persistent_id(str(os.fspath(obj)))
         elif isinstance(obj, gymnasium.utils.EzPickle):

@@ -2,8 +2,8 @@
 
 A pickle contains the attributes of an environment, but not what exists only in this process: a simulator known by a
 number, an address, a class attribute, a file that is deleted at the end. :class:`Recorder` records one environment
-during the run. :func:`replay` restores the recorded state in another process and repeats the actions. Results have to be
-equal bit for bit. :mod:`alfx.trainers.environment_state` decides when to do this and what follows.
+during the run. :func:`replay` restores the recorded state in another process and repeats the actions. Results have to
+be equal bit for bit. :mod:`alfx.trainers.environment_state` decides when to do this and what follows.
 """
 import hashlib
 from typing import Any, NamedTuple
@@ -53,7 +53,7 @@ class Recording(NamedTuple):
 class Recorder:
     """Recorder of a :class:`GymVectorEnvironment`.
 
-    Recording begins again whenever the number of steps has doubled, so that the state is one from the middle of the run.
+    Recording begins again whenever the number of steps has doubled, so that the state is from the middle of the run.
 
     Attributes:
         recording: latest complete recording, or the one in progress; None before the first.

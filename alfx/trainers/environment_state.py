@@ -82,7 +82,7 @@ class EnvironmentState:
             state, needs_check, recordings = pickle.loads(saved)
             if needs_check:
                 logger.info('verifying the state of the environments, which takes some seconds')
-                reason = _Verification(self._env, self._config, recordings).wait()
+                reason = _Verification(self._env, self._config, recordings, niceness=0).wait()
                 if reason != _EQUAL:
                     raise ValueError(reason)
                 self._accept()
@@ -101,11 +101,21 @@ class EnvironmentState:
             if any(recording is not None and recording.is_complete for recording in recordings):
                 self._process = _Verification(self._env, self._config, recordings)
             return
-        answer = self._process.poll()
+        self._end_verification(self._process.poll())
+
+    def finish(self) -> None:
+        """Wait for the verification, so that the last checkpoint contains its result; called at the end of the run."""
+        recordings = [recorder.latest() for recorder in self._recorders]
+        if self._process is None and any(recordings):
+            self._process = _Verification(self._env, self._config, recordings, niceness=0)
+        if self._process is not None:
+            self._end_verification(self._process.wait())
+
+    def _end_verification(self, answer: str | None) -> None:
         if answer == _EQUAL:
             self._accept()
         elif answer == _STOPPED:
-            self._has_saved = False  # verified when the run resumes
+            self._process, self._has_saved = None, False  # again after the next checkpoint, or when the run resumes
         elif answer is not None:
             self._give_up(answer)
 
@@ -144,13 +154,14 @@ class _Verification:
         env: training environments.
         config: configuration of the run.
         recordings: one for each environment of gymnasium in ``env``; None where there is none.
+        niceness: niceness of the process.
     """
 
-    def __init__(self, env: Any, config: TrainerConfig, recordings: list[state_check.Recording | None]):
+    def __init__(self, env: Any, config: TrainerConfig, recordings: list[state_check.Recording | None],
+                 niceness: int = 10):
         envs = state_check.gym_environments(env)
         is_single = len(envs) == 1 and isinstance(recordings[0] and recordings[0].states, list)
-        conf_file = os.path.join(config.root_dir, 'conf', 'config.gin')
-        self._problem = ''
+        self._problem, conf_file = '', os.path.join(config.root_dir, 'conf', 'config.gin')
         if not any(recordings):
             self._problem = 'it was saved before it could be verified'
         elif not os.path.isfile(conf_file):
@@ -160,7 +171,8 @@ class _Verification:
         self._deadline = time.monotonic() + _TIMEOUT_SECONDS
         self._output = tempfile.TemporaryFile()
         with tempfile.TemporaryFile() as file:
-            pickle.dump((os.path.abspath(conf_file), worker_settings(config), 1 if is_single else env.batch_size), file)
+            pickle.dump((niceness, os.path.abspath(conf_file), worker_settings(config),
+                         1 if is_single else env.batch_size), file)
             pickle.dump(recordings, file)
             file.seek(0)
             # not a fork, in which addresses and numbers of files would be valid, and not spawned by multiprocessing,
@@ -208,7 +220,8 @@ class _Verification:
 
 def _verify() -> str:
     """Replay the recordings in standard input; return the first difference, or ``_EQUAL``."""
-    conf_file, settings, count = pickle.load(sys.stdin.buffer)
+    niceness, conf_file, settings, count = pickle.load(sys.stdin.buffer)
+    os.nice(niceness)
     context.set_first_environment(settings['first_environment'])
     worker_process.prepare(settings)
     worker_process.load_config(conf_file, settings)
@@ -221,7 +234,6 @@ def _verify() -> str:
 
 
 if __name__ == '__main__':
-    os.nice(10)
     with processes.ending_with_parent():
         said = _verify()
         sys.stderr.flush()

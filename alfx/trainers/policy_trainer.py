@@ -402,6 +402,8 @@ class Trainer:
         if stop_signal is None and evaluates and not self._team.decide(self._has_evaluation):
             self._evaluate()
         if self._saved_counter != context.get_global_counter():
+            if stop_signal is None:
+                self._environment_state.finish()
             self._save_checkpoint()
         self._display.show(self.progress(), self._count(), self._progress_values())
         if stop_signal is not None:

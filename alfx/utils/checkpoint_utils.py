@@ -109,7 +109,7 @@ class Checkpointer:
 
         Args:
             global_step: number of the checkpoint. A checkpoint with the same number is replaced.
-            environment_state: state that can be pickled, for the file next to the checkpoint; ``None`` for no such file.
+            environment_state: picklable state for the file next to the checkpoint; ``None`` for no such file.
             temporary: allow ``remove_temporaries`` to remove the checkpoint.
 
         Returns:
