@@ -212,7 +212,7 @@ class _Pickler(pickle.Pickler):
         return self._index.get(id(obj))
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, types.FunctionType) and '<' in obj.__qualname__:  # in arguments that wrappers of gymnasium keep
+        if isinstance(obj, types.FunctionType) and '<' in obj.__qualname__:  # wrappers of gymnasium keep their arguments
             return pickle.loads, (cloudpickle.dumps(obj), )
         if isinstance(obj, os.PathLike):
             self.persistent_id(str(os.fspath(obj)))

@@ -57,7 +57,7 @@ class Recorder:
 
     Attributes:
         recording: latest complete recording, or the one in progress; None before the first.
-        needs_check: whether the state has to be verified; None before the first recording.
+        num_bytes: estimated size of the states of all environments; 0 before the first recording.
 
     Args:
         env: environment to record; it calls :meth:`add` for each step until it is told to :meth:`stop`.
@@ -70,8 +70,7 @@ class Recorder:
         self._steps = 0
         self._current: Recording | None = None
         self.recording: Recording | None = None
-        self.needs_check: bool | None = None
-        self.is_too_large = False
+        self.num_bytes = 0
         env.recorder = self
 
     def add(self, actions: Any, *results: Any) -> None:
@@ -89,10 +88,10 @@ class Recorder:
 
     def _begin(self) -> None:
         states = self._env.environment_states(self._count)
-        self.needs_check = saved_state.needs_check(states)
-        size = 0 if states is None else len(states if isinstance(states, bytes) else states[0][0])
-        self.is_too_large = size * self._env.batch_size / self._count > self._max_bytes
-        if not self.needs_check or self.is_too_large:
+        if states is not None:
+            state = states if isinstance(states, bytes) else states[0][0]
+            self.num_bytes = len(state) * self._env.batch_size // self._count
+        if not saved_state.needs_check(states) or self.num_bytes > self._max_bytes:
             self.stop()
         else:
             self._current = Recording(states, self._restarts(), [])

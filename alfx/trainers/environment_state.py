@@ -41,17 +41,20 @@ class EnvironmentState:
         self._env, self._config = env, config
         self._limit = config.environment_checkpoint_megabytes * 2**20
         self._has_given_up = self._is_verified = self._has_saved = False
+        self._difference = ''  # found by the verification
         self._process: _Verification | None = None
         self._recorders = [state_check.Recorder(env, self._limit) for env in state_check.gym_environments(env)]
         if env is not None and not config.save_environment_state:
             self._give_up('TrainerConfig.save_environment_state is False')
 
     def get(self) -> bytes | None:
-        """Return the state for a checkpoint; None if it cannot be saved, which is logged once."""
+        """Return the state for a checkpoint; None if it cannot be saved, which is logged once.
+
+        If the verification failed, the result contains only the reason, so that a resumed run does not verify again.
+        """
         if self._env is None or self._has_given_up:
-            return None
-        if any(recorder.is_too_large for recorder in self._recorders):
-            self._give_up(self._too_large('more'))
+            return pickle.dumps((None, self._difference, [])) if self._difference else None
+        if self._is_too_large(sum(recorder.num_bytes for recorder in self._recorders)):
             return None
         state = self._env.get_state()
         if state is None:
@@ -64,8 +67,7 @@ class EnvironmentState:
         except Exception as error:  # noqa: BLE001 - pickling calls code of the environment, which may raise anything
             self._give_up(f'{type(error).__name__}: {error}')
             return None
-        if len(saved) > self._limit:
-            self._give_up(self._too_large(f'{len(saved) / 2**20:.0f} MiB'))
+        if self._is_too_large(len(saved)):
             return None
         self._has_saved = True
         if not needs_check:
@@ -80,12 +82,16 @@ class EnvironmentState:
             if not isinstance(saved, bytes):
                 raise ValueError('it was saved by an earlier version of alfx')
             state, needs_check, recordings = pickle.loads(saved)
+            if state is None:
+                self._fail(needs_check)
+                return False
+            if needs_check and not any(recordings):
+                raise ValueError('it was saved before it could be verified')
             if needs_check:
                 logger.info('verifying the state of the environments, which takes some seconds')
-                reason = _Verification(self._env, self._config, recordings, niceness=0).wait()
-                if reason != _EQUAL:
-                    raise ValueError(reason)
-                self._accept()
+                self._end_verification(_Verification(self._env, self._config, recordings, niceness=0).wait())
+                if not self._is_verified:
+                    return False
             self._env.set_state(state)
             return True
         except Exception as error:  # noqa: BLE001 - unpickling calls code of the environment, which may raise anything
@@ -117,7 +123,7 @@ class EnvironmentState:
         elif answer == _STOPPED:
             self._process, self._has_saved = None, False  # again after the next checkpoint, or when the run resumes
         elif answer is not None:
-            self._give_up(answer)
+            self._fail(answer)
 
     def close(self) -> None:
         """End the verification if it is in progress."""
@@ -128,15 +134,21 @@ class EnvironmentState:
         self._stop_recording()
         logger.info('the state of the environments is verified: it can be saved and restored exactly')
 
+    def _fail(self, difference: str) -> None:
+        self._difference = difference
+        self._give_up(difference)
+
     def _give_up(self, reason: str) -> None:
         self._has_given_up = True
         self._stop_recording()
         logger.info('the state of this environment cannot be saved%s: a resumed run starts new episodes',
                     reason and f' ({reason})')
 
-    def _too_large(self, size: str) -> str:
-        return (f'it takes {size}, but TrainerConfig.environment_checkpoint_megabytes = '
-                f'{self._config.environment_checkpoint_megabytes:g}')
+    def _is_too_large(self, num_bytes: int) -> bool:
+        if num_bytes > self._limit:
+            self._give_up(f'it takes {num_bytes / 2**20:.3g} MiB, more than '
+                          f'TrainerConfig.environment_checkpoint_megabytes = {self._limit / 2**20:g}')
+        return num_bytes > self._limit
 
     def _stop_recording(self) -> None:
         for recorder in self._recorders:
@@ -161,11 +173,8 @@ class _Verification:
                  niceness: int = 10):
         envs = state_check.gym_environments(env)
         is_single = len(envs) == 1 and isinstance(recordings[0] and recordings[0].states, list)
-        self._problem, conf_file = '', os.path.join(config.root_dir, 'conf', 'config.gin')
-        if not any(recordings):
-            self._problem = 'it was saved before it could be verified'
-        elif not os.path.isfile(conf_file):
-            self._problem = 'it cannot be verified, because the run has no conf file'
+        conf_file = os.path.join(config.root_dir, 'conf', 'config.gin')
+        self._problem = '' if os.path.isfile(conf_file) else 'it cannot be verified, because the run has no conf file'
         if self._problem:
             return
         self._deadline = time.monotonic() + _TIMEOUT_SECONDS

@@ -165,7 +165,8 @@ def test_environments_of_other_packages_need_a_check():
 
 def test_paths_in_the_temporary_folder_are_found_wherever_they_are(tmp_path):
     folder = tempfile.gettempdir()
-    assert saved_state.temporary_folders(Plain(a=[f'{folder}/one/x'], b={pathlib.Path(folder, 'two')})) == {'one', 'two'}
+    env = Plain(a=[f'{folder}/one/x'], b={pathlib.Path(folder, 'two')})
+    assert saved_state.temporary_folders(env) == {'one', 'two'}
     assert not saved_state.temporary_folders(Plain(a='/elsewhere/one', b=folder))
 
 
