@@ -139,6 +139,10 @@ class TrainerConfig:
         replay_checkpoint_megabytes: save the replay buffer in the latest two checkpoints if its contents take at most
             this many MiB (2**20 bytes); 0 never saves it. A run resumed without its contents starts with an empty
             buffer and does not repeat exactly. ``ReplayBuffer.enable_checkpoint`` overrides this where it is set.
+        save_environment_state: save the state of the environments, so that a resumed run continues in the middle of its
+            episodes. False starts new episodes instead. The state of an environment that alfx does not know is verified
+            once per run by another process, which constructs it and repeats some steps.
+        environment_checkpoint_megabytes: save the state of the environments only if it takes at most this many MiB.
         confirm_checkpoint_upon_crash: ask before writing a checkpoint after a crash (only at a terminal).
         no_thread_env_for_conf: never create an extra environment to write the configuration. No environment is ever
             created for this, so the value has no effect.
@@ -236,6 +240,8 @@ class TrainerConfig:
     num_threads: Optional[int] = setting(None, minimum=1, may_change=True)
     float32_matmul_precision: Optional[str] = setting(None, choices=('highest', 'high', 'medium'), may_change=True)
     compile: bool = False
+    save_environment_state: bool = setting(True, may_change=True)
+    environment_checkpoint_megabytes: float = setting(32, minimum=0, may_change=True)
 
     def __post_init__(self) -> None:
         if isinstance(self.root_dir, os.PathLike):

@@ -426,20 +426,28 @@ class EnvironmentGroup:
 
     # State, attributes and closing -----------------------------------------------------------------------------
 
-    def get_states(self) -> list[Any]:
-        """Return ``(bytes, next step resets, ...)`` for each environment; ``None`` for one that cannot be saved."""
-        states = [saved_state.capture(env) for env in self.envs]
-        process = [random_state.capture() if self._owns_process else None] + [None] * len(self.envs)
+    def get_states(self, count: int | None = None) -> list[Any]:
+        """Return ``(bytes, next step resets, ...)`` for each environment; ``None`` for one that cannot be saved.
+
+        Args:
+            count: number of environments, from the first; ``None``: all.
+        """
+        states = [saved_state.capture(env) for env in self.envs[:count]]
+        process = [random_state.capture() if self._owns_process else None] + [None] * len(states)
         rest = zip(self._pending, self._seeds, self._base_seeds, self.restarts, process)
         return [None if state is None else (state, *more) for state, more in zip(states, rest)]
 
-    def set_states(self, states: Sequence[Any]) -> None:
-        """Restore the states of :meth:`get_states`."""
+    def set_states(self, states: Sequence[Any]) -> str:
+        """Restore the states of :meth:`get_states`; return why that failed, or '', so that a worker survives it."""
         for i, (state, pending, seed, base_seed, restarts, *process) in enumerate(states):
-            if self._owns_process and any(process):
-                random_state.restore(process[0])
-            saved_state.restore(self.envs[i], state)
+            try:
+                if self._owns_process and any(process):
+                    random_state.restore(process[0])
+                saved_state.restore(self.envs[i], state)
+            except Exception as error:  # noqa: BLE001 - unpickling calls code of the environment
+                return f'environment {self._first + i} of {self.name!r}: {type(error).__name__}: {error}'
             self._pending[i], self._seeds[i], self._base_seeds[i], self.restarts[i] = pending, seed, base_seed, restarts
+        return ''
 
     def inherit(self, seeds: Sequence[int | None], restarts: Sequence[int]) -> None:
         """Continue for environments that died with their process, given their base seeds and numbers of restarts."""

@@ -76,6 +76,7 @@ class GymVectorEnvironment(AlfEnvironment):
         self._seeds: list[int | None] | None = environment_seeds(seed, self._batch_size)
         self._window: Window | None = None
         self._final_infos: dict[int, dict[str, float]] = {}
+        self.recorder: Any = None  # see alfx.environments.state_check
 
     # Description -----------------------------------------------------------------------------------------------
 
@@ -125,6 +126,8 @@ class GymVectorEnvironment(AlfEnvironment):
 
     def _reset(self) -> TimeStep:
         seeds, self._seeds = self._seeds, None
+        if self.recorder is not None:
+            self.recorder.end()
         observation, infos = self._env.reset(seed=_seed_argument(self._env, seeds))
         self._first = self._forced = None
         self._final_infos = {}
@@ -161,6 +164,8 @@ class GymVectorEnvironment(AlfEnvironment):
             self._final_infos = {} if self._first is None else self._episode_numbers(infos, done)
             self.add_final_infos(self._final_infos.values())
         from_numpy = torch.from_numpy
+        if self.recorder is not None:
+            self.recorder.add(encoded, observation, reward, terminated, truncated)
         return TimeStep(from_numpy(step_types), from_numpy(rewards), from_numpy(discounts),
                         self._decode(observation, 'step()'), self._actions.pack(given), self._env_ids, (),
                         self._decode_infos(infos) if self._info_specs else ())
@@ -219,6 +224,8 @@ class GymVectorEnvironment(AlfEnvironment):
         rows = mask.cpu().numpy()
         if not rows.any():
             return
+        if self.recorder is not None:
+            self.recorder.request_reset(rows)
         if isinstance(self._env, SupervisedVectorEnv):
             self._env.request_reset(rows)
         elif autoreset.can_reset_some(self._env):
@@ -244,6 +251,8 @@ class GymVectorEnvironment(AlfEnvironment):
             return super().reset_envs(mask)
         if not rows.any():
             return current
+        if self.recorder is not None:
+            self.recorder.end()
         observation, infos = self._env.reset(options={'reset_mask': rows.copy()})
         for name in ('_first', '_forced'):
             waiting = getattr(self, name)
@@ -261,15 +270,32 @@ class GymVectorEnvironment(AlfEnvironment):
 
     # Saving ----------------------------------------------------------------------------------------------------
 
+    def environment_states(self, count: int | None = None) -> Any:
+        """Return the states of the environments without those of this adapter; ``None`` if they cannot be saved.
+
+        Args:
+            count: number of environments, from the first; ``None``: all. A natively batched environment has one state.
+        """
+        if isinstance(self._env, SupervisedVectorEnv):
+            return self._env.get_states(count)
+        # the workers of AsyncVectorEnv have no command for it
+        return None if isinstance(self._env.unwrapped, AsyncVectorEnv) else saved_state.capture(self._env)
+
+    def set_environment_states(self, states: Any) -> None:
+        """Restore the result of :meth:`environment_states`.
+
+        Raises:
+            ValueError: the states cannot be restored.
+        """
+        if isinstance(self._env, SupervisedVectorEnv):
+            self._env.set_states(states)
+        else:
+            saved_state.restore(self._env, states)
+
     def get_state(self) -> Any:
         if self._current is None:
             self.reset()
-        if isinstance(self._env, SupervisedVectorEnv):
-            envs: Any = self._env.get_states()
-        elif isinstance(self._env.unwrapped, AsyncVectorEnv):
-            envs = None  # its workers have no command for it
-        else:
-            envs = saved_state.capture(self._env)
+        envs = self.environment_states()
         if envs is None:
             return None
         return {'format': _STATE_FORMAT, 'batch_size': self._batch_size, 'envs': envs,
@@ -280,10 +306,7 @@ class GymVectorEnvironment(AlfEnvironment):
         if state['format'] != _STATE_FORMAT or state['batch_size'] != self._batch_size:
             raise ValueError(f"saved state: expected {self._batch_size} environments (format {_STATE_FORMAT}), found "
                              f"{state['batch_size']} (format {state['format']})")
-        if isinstance(self._env, SupervisedVectorEnv):
-            self._env.set_states(state['envs'])
-        else:
-            saved_state.restore(self._env, state['envs'])
+        self.set_environment_states(state['envs'])
         self._first, self._forced, self._seeds = state['first'], state['forced'], state['seeds']
         self._current = nest.map_structure(torch.clone, state['current'])
         self._final_infos = {}

@@ -290,15 +290,17 @@ class ProcessVectorEnv(SupervisedVectorEnv):
             if rows:
                 self._ask([worker], 'request_reset', rows)
 
-    def get_states(self) -> list[Any] | None:
+    def get_states(self, count: int | None = None) -> list[Any] | None:
         if self._busy:
             return None
-        states = [state for answer in self._ask(self._workers, 'get_states') for state in answer]
+        workers = [worker for worker in self._workers if count is None or worker.rows.start < count]
+        states = [state for answer in self._ask(workers, 'get_states', count) for state in answer][:count]
         return None if any(state is None for state in states) else states
 
     def set_states(self, states: list[Any]) -> None:
         for worker in self._workers:
-            self._ask([worker], 'set_states', states[worker.rows])
+            if reason := self._ask([worker], 'set_states', states[worker.rows])[0]:
+                raise ValueError(reason)
         self._pending = np.array([state[1] for state in states], bool)
         self._seeds = [state[3] for state in states]
         self._busy = False

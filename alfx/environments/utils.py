@@ -21,6 +21,7 @@ from alfx.environments.process_vector_env import ProcessVectorEnv
 from alfx.environments.seeding import derived_seed
 from alfx.environments.suite_gym import VectorEnvCtor
 from alfx.environments.vector_env import SerialVectorEnv
+from alfx.gin_utils.settings import changeable
 
 _log = logging.getLogger(__name__)
 _MANY_ENVIRONMENTS = 10_000
@@ -28,6 +29,7 @@ EnvLoadFn = Callable[..., Any]
 
 
 @gin_utils.configurable
+@changeable('max_restarts', 'worker_timeout')
 def create_environment(env_name: str | Sequence[str] = 'CartPole-v1', env_load_fn: EnvLoadFn = suite_gym.load,
                        eval_env_load_fn: EnvLoadFn | None = None, for_evaluation: bool = False,
                        num_parallel_environments: int = 30, batch_size_per_env: int | None = None,

@@ -170,12 +170,20 @@ class SupervisedVectorEnv(VectorEnv, abc.ABC):
         """Reset the environments in ``mask``, bool ``[num_envs]``, at the next step."""
 
     @abc.abstractmethod
-    def get_states(self) -> list[Any] | None:
-        """Return the exact state of each environment; ``None`` if one cannot be saved or a step was interrupted."""
+    def get_states(self, count: int | None = None) -> list[Any] | None:
+        """Return the exact state of each environment; ``None`` if one cannot be saved or a step was interrupted.
+
+        Args:
+            count: number of environments, from the first; ``None``: all.
+        """
 
     @abc.abstractmethod
     def set_states(self, states: list[Any]) -> None:
-        """Restore the states of :meth:`get_states`."""
+        """Restore the states of :meth:`get_states`.
+
+        Raises:
+            ValueError: the states cannot be restored.
+        """
 
     @abc.abstractmethod
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -272,14 +280,15 @@ class SerialVectorEnv(SupervisedVectorEnv):
     def _set_info_keys(self, keys: tuple[str, ...] | None) -> None:
         self._group.info_keys = keys
 
-    def get_states(self) -> list[Any] | None:
-        states = None if self._busy else self._group.get_states()
+    def get_states(self, count: int | None = None) -> list[Any] | None:
+        states = None if self._busy else self._group.get_states(count)
         return None if states is None or any(state is None for state in states) else states
 
     def set_states(self, states: list[Any]) -> None:
         if self._last is None:
             self.reset()
-        self._group.set_states(states)
+        if reason := self._group.set_states(states):
+            raise ValueError(reason)
         self._busy = False
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:

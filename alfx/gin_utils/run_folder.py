@@ -266,7 +266,7 @@ def _effective(bindings: dict[tuple[str, str, str], Any], key: tuple[str, str, s
 
 
 def _may_change(selector: str, name: str) -> bool:
-    """Return whether a field of the settings class ``selector`` may change when a run is resumed."""
+    """Return whether an argument of ``selector`` may change when a run is resumed."""
     try:
         return name in settings.may_change(static_check.resolve(selector).wrapped)
     except (ValueError, KeyError):

@@ -24,6 +24,7 @@ from alfx.runs import building, forking, run_files, run_lock, start_checks
 from alfx.trainers import reproducibility
 from alfx.trainers.acting import unroll_sources as acting
 from alfx.trainers.async_evaluator import Evaluator
+from alfx.trainers.environment_state import EnvironmentState
 from alfx.runs.evaluator import SupervisedEvaluator, SyncEvaluator, read_results
 from alfx.runs.playing import play
 from alfx.trainers.profiling import profiled
@@ -98,6 +99,7 @@ class Trainer:
         if config.summarize_output:
             summarize_outputs(self._algorithm)
         self._team.start(self._algorithm, config.random_seed)
+        self._environment_state = EnvironmentState(self._env, config)
         self._state = RunState(self._algorithm, self._env, self._tuning(started.get('tuning')), config.random_seed)
         self._checkpointer = self._team.checkpointer(run_files.checkpoint_dir(config.root_dir), alg=self._algorithm,
                                                      trainer=self._state)
@@ -112,7 +114,7 @@ class Trainer:
         self._evaluated_at = -1
         self._saved_counter, self._checkpoints_done = -1, 0
         self._next_save = time.monotonic() + _TEMPORARY_CHECKPOINT_SECONDS
-        self._conf_recorded = self._evaluation_conf_checked = self._warned_of_env = self._wait_is_over = False
+        self._conf_recorded = self._evaluation_conf_checked = self._wait_is_over = False
 
     # The schedule ----------------------------------------------------------------------------------------------
 
@@ -172,6 +174,7 @@ class Trainer:
 
     def _advance(self) -> None:
         self._state.iteration += 1
+        self._environment_state.advance()
         if not self._config.update_counter_every_mini_batch:
             context.increment_global_counter()
         self._wait_is_over = self._team.agree(self._state.iteration, time.monotonic() > self._next_save)
@@ -354,7 +357,8 @@ class Trainer:
                 conf_settings.restore()
             saved_at, counter = self._state.saved_at, context.get_global_counter()
             self._state.tuning = cpu_tuning.choose_again(self._state.tuning, self._config)
-            self._state.resume_rollout(self._checkpointer.load_environment_state(step))
+            self._state.resume_rollout(self._checkpointer.load_environment_state(step),
+                                       self._environment_state.restore)
             self._team.agree(self._state.iteration, False)  # exchanges the counters
             self._saved_counter = counter
             self._display.message(f'resuming from {self._checkpointer.path(step)}, {self.progress():.1%} done')
@@ -418,6 +422,8 @@ class Trainer:
         if stop_signal is None and evaluates and not self._team.decide(self._has_evaluation):
             self._evaluate()
         if self._saved_counter != context.get_global_counter():
+            if stop_signal is None:
+                self._environment_state.finish()
             self._save_checkpoint()
         self._display.show(self.progress(), self._count(), self._progress_values())
         if stop_signal is not None:
@@ -433,6 +439,7 @@ class Trainer:
             self._summary.write_final(self.average_return())
         self._display.close()
         self._summary.close()
+        self._environment_state.close()
         if self._env is not None:
             self._env.close()
 
@@ -440,10 +447,7 @@ class Trainer:
 
     def _save_checkpoint(self, temporary: bool = False) -> None:
         start = time.monotonic()
-        environment_state = None if self._env is None else self._env.get_state()
-        if environment_state is None and self._env is not None and not self._warned_of_env:
-            self._warned_of_env = True
-            logger.info('the state of this environment cannot be saved: a resumed run starts new episodes')
+        environment_state = self._environment_state.get()
         self._restore_folder()
         self._summary.writer.flush()  # entries before the checkpoint are never written again
         self._checkpointer.save(context.get_global_counter(), environment_state, temporary)
