@@ -137,7 +137,7 @@ def is_own_conf(root_dir: str) -> bool:
     """Return False if the ``conf`` folder exists, but another run has written it since this process did."""
     folder = os.path.abspath(os.path.join(root_dir, 'conf'))
     start, path = _written.get(folder, {}).get('command_line.txt', ''), os.path.join(folder, 'command_line.txt')
-    return not os.path.isfile(path) or start in stored_files.read_text(path, errors='replace')
+    return not os.path.isfile(path) or str(start) in stored_files.read_text(path, errors='replace')
 
 
 def write_operative(root_dir: str) -> str:
@@ -207,7 +207,8 @@ def check_same_conf(root_dir: str) -> None:
     macros = {b.scope: b.value for b in locations.bindings() if b.selector == 'gin.macro'}
     bindings = {b.key: b for b in locations.bindings() if b.selector != 'gin.macro'}
     new = {b.key: substitute(b.value, macros) for b in (*bindings.values(), *locations.inherited())}
-    keys = [*old, *bindings] if recorded == 'config.gin' else [*old]  # operative.gin lacks bindings that were never used
+    # operative.gin lacks bindings that were never used
+    keys = [*old, *bindings] if recorded == 'config.gin' else [*old]
     if any(os.path.dirname(b.file) == folder for b in bindings.values()):  # only --conf_param can differ
         keys = [key for key, b in bindings.items() if not b.file]
         if os.path.isfile(os.path.join(folder, 'operative.gin')):

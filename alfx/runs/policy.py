@@ -129,8 +129,8 @@ class Policy:
             name = f'observation[{path!r}]' if path else 'observation'
             tensor = torch.as_tensor(np.asarray(value))
             if tensor.shape != spec.shape:
-                raise SpecError(f'{name}: expected {spec}, found an array of shape {tuple(tensor.shape)}; predict takes '
-                                'a single observation, after the wrappers of the conf')
+                raise SpecError(f'{name}: expected {spec}, found an array of shape {tuple(tensor.shape)}; predict '
+                                'takes a single observation, after the wrappers of the conf')
             return _checked(name, tensor, spec).unsqueeze(0)
 
         try:

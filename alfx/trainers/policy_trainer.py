@@ -315,7 +315,7 @@ class Trainer:
 
     def last_scheduled_values(self) -> dict[str, float]:
         """Return the values in the last iteration of the schedules that a longer run would set back, by argument."""
-        env_steps = self.current_env_steps() - self._steps_of_iteration
+        env_steps = self.current_env_steps() - self._state.steps_of_iteration
         return values_over_percent(self._progress_after(env_steps, self._state.iteration - 1))
 
     def score(self) -> str:
