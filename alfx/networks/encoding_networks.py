@@ -29,7 +29,7 @@ from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, SpecError,
 
 
 # Arguments of EncodingNetwork that networks with an encoder do not forward.
-ENSEMBLE_ARGUMENTS = ('use_batch_ensemble', 'ensemble_size', 'input_with_ensemble_ids')
+UNFORWARDED_ARGUMENTS = ('use_batch_ensemble', 'ensemble_size', 'input_with_ensemble_ids', 'use_conv_ln')
 LAST_LAYER_ARGUMENTS = ('last_layer_size', 'last_activation', 'last_kernel_initializer', 'last_use_fc_bn',
                         'last_use_fc_ln')
 
@@ -273,7 +273,7 @@ class StackedEncodingNetwork(EncodingNetwork):
 
 
 @configurable
-@takes_arguments_of(EncodingNetwork, without=('input_preprocessors_ctor', *ENSEMBLE_ARGUMENTS),
+@takes_arguments_of(EncodingNetwork, without=('input_preprocessors_ctor', *UNFORWARDED_ARGUMENTS),
                     defaults={'name': 'ParallelEncodingNetwork'}, after={'n': 'input_tensor_spec'})
 def ParallelEncodingNetwork(n: Count, **kwargs: Any) -> StackedEncodingNetwork:
     """Create a stack of ``n`` :class:`EncodingNetwork`.
@@ -306,7 +306,7 @@ class LSTMEncodingNetwork(Network):
 
     @takes_arguments_of(
         EncodingNetwork, without=('input_preprocessors_ctor', 'fc_layer_params', 'use_fc_bn', 'use_fc_ln',
-                                  'last_use_fc_bn', 'last_use_fc_ln', *ENSEMBLE_ARGUMENTS),
+                                  'last_use_fc_bn', 'last_use_fc_ln', *UNFORWARDED_ARGUMENTS),
         defaults={'name': 'LSTMEncodingNetwork'}, after={'pre_fc_layer_params': 'conv_layer_params'})
     def __init__(self, input_tensor_spec: NestedTensorSpec, output_tensor_spec: TensorSpec | None,
                  activation: Activation, kernel_initializer: Initializer | None, last_layer_size: Count | None,
