@@ -29,6 +29,7 @@ from alfx.engine.updater import Updater
 from alfx.engine.batch_sources import BatchSource
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils import ConfError, configurable
+from alfx.gin_utils.run_folder import has_checkpoint
 from alfx.gin_utils.value_checks import problem_at
 from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, extract_spec, zeros_from_spec
@@ -584,11 +585,10 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
             ConfError: the message says what to change.
         """
 
-    def finalize(self, preload: bool = True) -> None:
+    def finalize(self) -> None:
         """Assign each parameter to an optimizer and load ``checkpoint`` arguments. Called once, on the root algorithm.
 
-        Args:
-            preload: pass False if a checkpoint of this algorithm will be loaded, which replaces those of the arguments.
+        The arguments are ignored if the run folder has a checkpoint, because it replaces everything that they load.
 
         Raises:
             ConfError: a part does not support the configuration.
@@ -602,9 +602,9 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
             self.add_module('_root_data_transformer', self.data_transformer)
         self._capabilities = self._joined_capabilities()
         assign_optimizers(self)
-        if preload:
-            self.preload_checkpoints()
         config = self._config
+        if config is None or not has_checkpoint(config.root_dir):
+            self.preload_checkpoints()
         if config is not None and config.summarize_gradient_noise_scale:  # checkpoints contain its averages
             self._gradient_noise_scale = self.updater.noise_scale = GradientNoiseScale().to(self.device)
         if config is not None and config.enable_amp:

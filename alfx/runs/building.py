@@ -5,7 +5,6 @@ from alfx import context
 from alfx.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.gin_utils import ConfError
-from alfx.gin_utils.run_folder import has_checkpoint
 from alfx.runs import start_checks
 
 
@@ -34,7 +33,7 @@ def create_algorithm(config: TrainerConfig, env: Any, trains: bool) -> Any:
             start_checks.check_learning(algorithm, config, env)
     algorithm.to(context.get_default_device())
     algorithm.set_path('')
-    algorithm.finalize(preload=not has_checkpoint(config.root_dir))
+    algorithm.finalize()
     return algorithm
 
 
