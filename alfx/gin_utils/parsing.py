@@ -19,6 +19,7 @@ from gin import config_parser
 from alfx.gin_utils.conf_error import Problem, nearest_name
 from .locations import Binding
 from .own_modules import OwnFile
+from .syntax_problems import odd_characters, syntax_problem
 
 __all__ = [
     'Conf', 'Reference', 'Macro', 'Statement', 'Source', 'Reader', 'find_conf', 'is_shipped', 'iterate_nested',
@@ -127,10 +128,12 @@ class Reader:
         sources: files that were read.
         problems: missing files and syntax errors.
         included_by: for each file, the files that include it, directly or not.
+        odd_characters: for each location, hints about characters that only look like those of a conf.
     """
 
     def __init__(self) -> None:
         self.included_by: dict[str, set[str]] = {}
+        self.odd_characters: dict[str, str] = {}
         self.statements: list[Statement] = []
         self.sources: list[Source] = []
         self.problems: list[Problem] = []
@@ -158,6 +161,10 @@ class Reader:
             self.problems.append(Problem(show_path(path), f'is not valid UTF-8: {error.reason} at byte {error.start}',
                                          'save it as UTF-8'))
             return
+        if text.startswith(('{\\rtf', '<!DOCTYPE', '<html')):
+            self.problems.append(Problem(show_path(path), f'is not plain text: it begins with {text[:9]!r}',
+                                         'save it as plain text'))
+            return
         if all(source.path != path for source in self.sources):
             self.sources.append(Source(path, text))
         self._read(text, path, lambda line: f'{show_path(path)}:{line}', (*including, path))
@@ -171,18 +178,20 @@ class Reader:
         self._read(text, '', lambda line: f'line {line}', ())
 
     def _read(self, text: str, path: str, locate: Callable[[int], str], including: tuple[str, ...]) -> None:
+        for line, hint in odd_characters(text):
+            self.odd_characters.setdefault(locate(line), hint)
         try:
             for statement in config_parser.ConfigParser(io.StringIO(text), _Delegate()):
                 self._add(statement, path, locate, including)
         except SyntaxError as error:
-            self.problems.append(_syntax_problem(error.msg, error.text or '', locate(error.lineno or 1)))
+            self.problems.append(syntax_problem(error.msg, error.text or '', locate(error.lineno or 1)))
         except (RecursionError, MemoryError):
             brackets = [sum(map(line.count, '([{')) for line in text.splitlines()]
             self.problems.append(Problem(locate(1 + brackets.index(max(brackets))), 'brackets are nested too deeply',
                                          'use fewer levels of nesting'))
         except tokenize.TokenError as error:
             message, (line, _) = error.args
-            self.problems.append(_syntax_problem(message, '', locate(line)))
+            self.problems.append(syntax_problem(message, '', locate(line)))
 
     def _add(self, statement, path, locate, including) -> None:
         line = statement.location.line_num
@@ -212,9 +221,11 @@ class Reader:
                 _logger.info("%s: include '%s' is the conf that comes with alfx, not %s; write the path of the file to "
                              'include it instead', location, name, show_path(os.path.abspath(other)))
         if found is None:
-            places = ' or '.join(dict.fromkeys(folders[:-1]))
+            at_home = name.startswith('~')
+            where = os.path.dirname(os.path.expanduser(name)) if at_home else folder
+            places = where if at_home else ' or '.join(dict.fromkeys(folders[:-1]))
             self.problems.append(Problem(location, f"include '{name}': there is no such file in {places}",
-                                         _hint_file(name, folder)))
+                                         _hint_file(name, where)))
         elif found in including:
             chain = ' -> '.join(os.path.basename(p) for p in (*including[including.index(found):], found))
             self.problems.append(Problem(location, f'circular include: {chain}'))
@@ -287,33 +298,3 @@ def _hint_file(name: str, folder: str) -> str:
     base = os.path.basename(name)
     nearest = nearest_name(base if base.endswith('.gin') else f'{base}.gin', [*here, *shipped])
     return f"did you mean '{nearest}'?" if nearest else ''
-
-
-_NOT_CLOSED = 'a bracket or a string is not closed, or a comma is missing'
-
-
-def _syntax_problem(message: str, line_text: str, location: str) -> Problem:
-    hint = ''
-    token = re.search(r"Failed to parse token '(.*)'", message)
-    if token:
-        word = token.group(1)
-        name, _, value = line_text.partition('=')
-        written = value.split('#')[0].strip() or line_text.split('#')[0].strip() or word
-        if value and name.strip().startswith(word) and word not in value:  # a new statement where a value continues
-            return Problem(location, f'syntax error: {_NOT_CLOSED}  [{line_text.strip()}]', 'close it')
-        if word.lower() in ('true', 'false', 'none'):
-            hint = f'write {word.capitalize()}'
-        else:
-            hint = f"text needs quotes: '{written}'; a reference begins with @, a macro with %"
-        message = f'cannot read the value {written}'
-    elif 'EOF in multi-line' in message:  # Python 3.12 adds words around it
-        message, hint = 'the file ends inside a bracket or a string', 'close it'
-    elif message.startswith("Expected ',' or") or message.startswith('unterminated string'):
-        message, hint = _NOT_CLOSED, 'close it'
-    elif message.startswith('Unable to parse value'):
-        message = 'cannot read the value'
-        hint = 'values are Python literals, @references and %macros'
-    elif 'expected \':\' or \'=\'' in message:
-        message, hint = 'not a statement', "expected 'Name.parameter = value', 'macro = value', an import or an include"
-    shown = line_text.strip()
-    return Problem(location, f'syntax error: {message}' + (f'  [{shown}]' if shown and not token else ''), hint)
