@@ -132,17 +132,6 @@ class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
                                             f'with {self._name}, which plans with observations of the environment',
                                             'leave it out, or plan in a latent space (LatentMbrlAlgorithm)')])
 
-    def check_config(self, config: TrainerConfig) -> None:
-        """Reject sequences of one step, which contain no transition.
-
-        Raises:
-            ConfError: ``mini_batch_length`` is below 2.
-        """
-        length = config.mini_batch_length
-        if self._dynamics_module is not None and length is not None and length < 2:
-            raise ConfError([problem_at('TrainerConfig', 'mini_batch_length', f'= {length}: {self._name} learns from a '
-                                        'step and the next one', 'set it to 2')])
-
     # Steps -----------------------------------------------------------------------------------------------------
 
     def _plan(self, time_step: TimeStep, state: Any, epsilon_greedy: float) -> AlgStep:

@@ -261,14 +261,15 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
     # Checkpoints -----------------------------------------------------------------------------------------------
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return the extra state with the imagined transitions."""
-        state = super().get_extra_state()
+        """Return the extra state with the imagined transitions and the latest values to log."""
+        state = {**super().get_extra_state(), 'latest': dict(self._latest)}
         saved = self._saved_imagination if self._imagined is None else self._imagined.state_dict()
         return {**state, 'imagined': saved} if saved else state
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restore the state of :meth:`get_extra_state`."""
         super().set_extra_state(state)
+        self._latest = dict(state.get('latest', {}))
         self._saved_imagination = state.get('imagined', {})
         self._real = self._imagined = None
 

@@ -149,7 +149,7 @@ class LearnedReward(RewardEstimationAlgorithm):
         """Return the capabilities; updates are traceable unless a layer draws random numbers or keeps statistics."""
         return super().own_capabilities()._replace(traceable_update=is_traceable(self._network),
                                                    trains_sequences_at_once=True,
-                                                   needs_previous_step=True, bootstraps_sequences=True)
+                                                   needs_two_steps=True, bootstraps_sequences=True)
 
     def _predicted(self, before: Any, obs: Any, action: NestedTensor) -> Tensor:
         """Return the normalized reward ``[N]`` or ``[N, K]``."""

@@ -21,7 +21,7 @@ from alfx.experience_replayers.episodic_returns import EpisodicReturns
 from alfx.experience_replayers.priorities import Priorities, join_priorities, share_of_priorities
 from alfx.experience_replayers.ring_buffer import RingBuffer, atomic, require_at_least
 from alfx.experience_replayers.sampling import Sample, SequenceSampler
-from alfx.gin_utils.value_checks import Count, Fraction
+from alfx.gin_utils.value_checks import Count, Fraction, log_unused
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 from alfx.utils.transfers import to_device
 
@@ -128,10 +128,12 @@ class ReplayBuffer(RingBuffer):
         if record_episodic_return:
             self._returns = self._make_returns(keep_episodic_info, gamma, default_return, reward_clip,
                                                return_after_truncation)
-        elif (default_return, gamma, reward_clip, return_after_truncation) != (-1000.0, 0.99, None, None):
-            raise ValueError(f'{name}: expected no default_return, gamma, reward_clip and return_after_truncation with '
-                             f'record_episodic_return = False, found {default_return}, {gamma}, {reward_clip} and '
-                             f'{return_after_truncation}')
+        else:
+            given = {'default_return': default_return != -1000.0, 'gamma': gamma != 0.99,
+                     'reward_clip': reward_clip is not None,
+                     'return_after_truncation': return_after_truncation is not None}
+            log_unused('ReplayBuffer', [argument for argument in given if given[argument]],
+                       'record_episodic_return is False')
         self._records: Optional[EpisodeRecords] = None
         self.keep_episodic_info = bool(keep_episodic_info or record_episodic_return)
 
@@ -581,7 +583,7 @@ class ReplayBuffer(RingBuffer):
         return joined
 
     @staticmethod
-    def share_of_state(state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
+    def split_state(state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
         """Return the :meth:`state_dict` of one of ``size`` buffers that the environments are divided among.
 
         Args:

@@ -8,7 +8,6 @@ from helpers import sac_agents
 import torch
 
 from alfx import nest
-from alfx.algorithms.agent import Agent
 from alfx.algorithms.containers import RLAlgWrapper
 from alfx.algorithms.dynamics_learning_algorithm import (DeterministicDynamicsAlgorithm, DynamicsLearningAlgorithm,
                                                          DynamicsState, StochasticDynamicsAlgorithm)
@@ -387,12 +386,6 @@ def test_a_model_is_learned_from_a_dataset_alone(tmp_path):
         agent.train_iter()
     assert all(not torch.equal(before[name], x) for name, x in agent.named_parameters())
     assert (agent.policy._dynamics_module.holdout_error != 0).all()
-
-
-def test_sequences_of_one_step_are_refused():
-    algorithm = make()
-    with pytest.raises(ConfError, match='mini_batch_length = 1.*the next one'):
-        algorithm.check_config(sac_agents.TrainerConfig(root_dir='', algorithm_ctor=Agent, mini_batch_length=1))
 
 
 def test_parts_that_change_the_observation_are_refused():

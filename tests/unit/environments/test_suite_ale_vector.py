@@ -95,7 +95,7 @@ def test_each_environment_of_suite_atari_may_have_its_own_limit():
         TimeLimit(env, [1, 2, 3])
 
 
-def test_a_lost_life_can_end_an_episode_while_the_game_continues():
+def test_a_lost_life_can_be_a_termination_within_the_episode():
     env = suite_ale_vector.load('Breakout', batch_size=2, screen_size=20, noop_max=0,
                                 alf_env_wrappers=[AtariTerminalOnLifeLossWrapper])
     env.seed(0)
@@ -103,8 +103,7 @@ def test_a_lost_life_can_end_an_episode_while_the_game_continues():
     lives = []
     for _ in range(200):
         time_step = env.step(torch.ones(2, dtype=torch.int64))
-        if time_step.is_last()[0]:
-            assert time_step.discount[0] == 0
+        if time_step.is_mid()[0] and time_step.discount[0] == 0:
             lives.append(int(time_step.env_info['lives'][0]))
     assert lives[:3] == [4, 3, 2]
 

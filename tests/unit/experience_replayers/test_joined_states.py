@@ -41,7 +41,7 @@ def test_two_buffers_and_one_of_all_environments_hold_the_same(prioritized, step
         assert torch.equal(a, b)
     shares = [make(2, prioritized), make(2, prioritized)]
     for rank, share in enumerate(shares):
-        share.load_state_dict(share.share_of_state(whole.state_dict(), rank, 2))
+        share.load_state_dict(share.split_state(whole.state_dict(), rank, 2))
         for a, b in zip(contents(share), contents(halves[rank])):
             assert torch.equal(a, b)
     if prioritized:

@@ -140,6 +140,13 @@ def test_normalize_min_max_covers_the_unit_interval():
     assert math_ops.normalize_min_max(torch.full((3, ), 7.0)).tolist() == [0.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize('shape', [(3, ), (3, 1), (1, 3)])
+def test_normalize_min_max_normalizes_each_sample_separately(shape):
+    x = torch.tensor([[0.0, 1.0, 2.0], [0.0, 10.0, 20.0], [5.0, 5.0, 5.0]])
+    expected = torch.tensor([[0.0, 0.5, 1.0], [0.0, 0.5, 1.0], [0.0, 0.0, 0.0]])
+    assert torch.equal(math_ops.normalize_min_max(x.view(3, *shape)), expected.view(3, *shape))
+
+
 def test_binary_negative_entropy_is_zero_at_certainty():
     p = torch.tensor([0.0, 0.5, 1.0])
     torch.testing.assert_close(math_ops.binary_neg_entropy(p), torch.tensor([0.0, -math.log(2), 0.0]))
