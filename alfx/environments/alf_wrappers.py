@@ -352,7 +352,7 @@ class TemporallyCorrelatedNoiseWrapper(AlfEnvironmentBaseWrapper):
 
 @configurable
 class AtariTerminalOnLifeLossWrapper(AlfEnvironmentBaseWrapper):
-    """Treats the loss of a life as a termination in returns, while the episode goes on until the game is over.
+    """Treats the loss of a life as a termination in returns, while the episode lasts until the game is over.
 
     The discount of the step that loses a life is 0, so nothing is bootstrapped from the next one, as in the
     preprocessing of Mnih et al. 2015. The step stays MID, as in ALF, so the return of an episode is the score of the

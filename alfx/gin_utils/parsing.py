@@ -119,7 +119,7 @@ class _Call(Reference):
 class _Parser(config_parser.ConfigParser):
     """gin's parser, which also reads ``@Name(argument=value)`` and ``functools.partial(@name, argument=value)``.
 
-    ALF's version of gin reads these, too. They are short for a scope of their own with these bindings.
+    ALF's version of gin reads these, too. They are short for a separate scope with these bindings.
     """
 
     def _maybe_parse_configurable_reference(self):
@@ -260,7 +260,7 @@ class Reader:
             self._include(statement.filename, place[2], including)
 
     def _without_calls(self, statement: Statement, value: Any, scope: str) -> Any:
-        """Return a value with a reference to a scope of its own for each call, whose arguments become bindings."""
+        """Return a value with a reference to a separate scope for each call, whose arguments become bindings."""
         if isinstance(value, _Call):
             scopes = self._scopes.setdefault(scope, [])
             scopes.append(f'{scope}_{len(scopes) + 1}' if scopes else scope)

@@ -49,7 +49,7 @@ class DemonstrationFolders:
         self._scores: list[float] = []  # of the episodes that were saved last
 
     def check(self) -> None:
-        """Check, before training, that the target can be written and is not a dataset of somebody else.
+        """Check, before training, that the target can be written and is not a dataset from another source.
 
         Raises:
             ConfError: it holds another dataset, or cannot be written.

@@ -6,7 +6,7 @@ from alfx.config import TrainerConfig
 from alfx.trainers.policy_trainer import RLTrainer
 
 COMMON = """
-# a macro that no line uses, samples of one step, and an evaluation environment in a scope of its own
+# a macro that no line uses, samples of one step, and an evaluation environment in a separate scope
 import alfx
 unused_size = (7, 7)
 hidden = (16, 16)

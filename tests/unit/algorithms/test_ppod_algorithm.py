@@ -264,7 +264,7 @@ def test_the_best_own_episodes_become_demonstrations_of_another_run(demonstratio
     assert sorted(x.score for x in again.policy._pools.with_reward if not x.is_given) == [2.0, 3.0]
 
 
-def test_a_dataset_of_somebody_else_is_not_overwritten(demonstration):
+def test_a_dataset_from_another_source_is_not_overwritten(demonstration):
     with pytest.raises(ConfError, match='target_agent_demos_dir.*has not written\n.*another folder'):
         make_agent(demonstration, target_agent_demos_dir=demonstration)
 

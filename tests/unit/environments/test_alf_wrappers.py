@@ -230,7 +230,7 @@ class _Lives(CountEnv):
 class TestLives:
 
     def test_a_lost_life_is_a_termination_in_returns_only(self):
-        """Lives are lost at 2, 4, ...; the games of 5 and 10 steps go on until they are over."""
+        """Lives are lost at 2, 4, ...; the games have 5 and 10 steps."""
         env = AtariTerminalOnLifeLossWrapper(GymVectorEnvironment(
             SerialVectorEnv([lambda: _Lives(4), lambda: _Lives(9)]), env_info_keys=('lives', ), seed=0))
         plain = GymVectorEnvironment(SerialVectorEnv([lambda: _Lives(4), lambda: _Lives(9)]), seed=0)

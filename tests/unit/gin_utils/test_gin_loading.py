@@ -176,7 +176,7 @@ def test_a_shipped_conf_includes_only_shipped_confs(conf):
         power = 2,   # twice
         cylinders = 6)""",
     'functools.partial(@Engine, power=2, cylinders=6)', 'functools.partial(@big/Engine, power=2)'])
-def test_arguments_in_a_reference_are_a_scope_of_its_own(conf, value):
+def test_arguments_in_a_reference_are_a_separate_scope(conf, value):
     gin_utils.load(conf(f'two = 2\nbig/Engine.cylinders = 6\nother/Car.seats = 3\nCar.engine = {value}\n'
                         'Engine.power = 9.0\ndrive.optimizer = %two\nCar.paint = functools.partial(@elu, alpha=2.0)'))
     car = Car()
