@@ -23,6 +23,8 @@ __all__ = [
     'substitute'
 ]
 
+_MOST_BYTES = 2**24  # of a conf file
+
 CONFS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'examples', 'confs')
 """The folder of the confs that come with alfx."""
 
@@ -137,6 +139,10 @@ class Reader:
             path: path of an existing file.
             including: chain of files that include this one.
         """
+        if os.path.isfile(path) and os.path.getsize(path) > _MOST_BYTES:
+            self.problems.append(Problem(show_path(path), f'expected a conf of at most {_MOST_BYTES:,} bytes, found '
+                                         f'{os.path.getsize(path):,}', 'restore the file'))
+            return
         try:
             with open(path, encoding='utf-8-sig') as file:  # Windows editors write a byte order mark
                 text = file.read()

@@ -197,7 +197,7 @@ def replacing(path: str) -> Iterator[str]:
         OSError: the file cannot be written.
     """
     path = os.path.realpath(path)
-    if os.path.exists(path) and not os.path.isfile(path):  # such as /dev/null
+    if os.path.exists(path) and stat.S_ISCHR(os.stat(path).st_mode):  # such as /dev/null
         yield path
         return
     folder, name = os.path.split(path)
