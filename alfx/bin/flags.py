@@ -188,9 +188,8 @@ def parse(argv: list[str], unknown: Mapping[str, str] = MappingProxyType({})) ->
     try:
         '\n'.join([*argv, os.getcwd()]).encode()
     except UnicodeEncodeError:
-        print('expected arguments and a working directory that are valid UTF-8, found\n  '
-              + ' '.join([*argv[1:], os.getcwd()]) + '\n  rename the file or folder, or set PYTHONUTF8=1',
-              file=sys.stderr)
+        print(f'expected arguments and a working directory that are valid UTF-8, found {argv[1:]} in {os.getcwd()!r}\n'
+              '  rename the file or folder, or set PYTHONUTF8=1', file=sys.stderr)
         sys.exit(2)
     if {'--help', '-help', '-h', '-?'}.intersection(argv[1:]):
         print(help_text(sys.modules['__main__'].__doc__ or '', argv[0]))
