@@ -138,7 +138,7 @@ def test_a_folder_that_is_removed_while_it_is_held_is_held_again(tmp_path):
     assert not list(folder.iterdir())
     (folder / 'train.lock').touch()
     assert can_be_locked(folder)
-    run_lock.renew(str(folder))  # which nobody holds
+    run_lock.renew(str(folder))  # without a lock
     assert can_be_locked(folder)
 
 
