@@ -98,12 +98,13 @@ def run_from_flags(root_dir: str) -> None:
     flags.conf_from_flags(root_dir, same_run=False)
 
 
-def policy_from_flags(root_dir: str, num_environments: int) -> tuple[Any, Any]:
+def policy_from_flags(root_dir: str, num_environments: int, renders: bool | None = None) -> tuple[Any, Any]:
     """Create the environments and the algorithm of the run in a folder, without loading a checkpoint.
 
     Args:
         root_dir: the run folder.
         num_environments: number of environments.
+        renders: whether the environments will be rendered; None: unknown.
 
     Returns:
         Environment and algorithm.
@@ -113,7 +114,7 @@ def policy_from_flags(root_dir: str, num_environments: int) -> tuple[Any, Any]:
     """
     from alfx.runs import playing
     run_from_flags(root_dir)
-    return playing.make_policy(root_dir, num_environments, FLAGS.random_seed, FLAGS.epsilon_greedy)
+    return playing.make_policy(root_dir, num_environments, FLAGS.random_seed, FLAGS.epsilon_greedy, renders)
 
 
 def set_up_logging() -> None:

@@ -85,7 +85,7 @@ class Collector:
             return None
         return Due(length, length, total - length)
 
-    def settle(self, due: Due) -> None:
+    def mark_collected(self, due: Due) -> None:
         """Record that the unroll ``due`` has been collected."""
         self._debt = due.debt
 

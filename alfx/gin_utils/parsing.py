@@ -5,7 +5,9 @@ The grammar is gin's own: ``gin.config_parser`` does the parsing. References and
 """
 
 import dataclasses
+import glob
 import io
+import logging
 import os
 import re
 import tokenize
@@ -24,7 +26,7 @@ __all__ = [
 ]
 
 _MOST_BYTES = 2**24  # of a conf file
-
+_logger = logging.getLogger(__name__)
 CONFS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'examples', 'confs')
 """The folder of the confs that come with alfx."""
 
@@ -125,9 +127,11 @@ class Reader:
         statements: statements in the order in which they take effect.
         sources: files that were read.
         problems: missing files and syntax errors.
+        included_by: for each file, the files that include it, directly or not.
     """
 
     def __init__(self) -> None:
+        self.included_by: dict[str, set[str]] = {}
         self.statements: list[Statement] = []
         self.sources: list[Source] = []
         self.problems: list[Problem] = []
@@ -143,6 +147,12 @@ class Reader:
             self.problems.append(Problem(show_path(path), f'expected a conf of at most {_MOST_BYTES:,} bytes, found '
                                          f'{os.path.getsize(path):,}', 'restore the file'))
             return
+        if path.endswith('.py'):
+            name = show_path(path)
+            self.problems.append(Problem('', f'{name} is a Python conf, not a gin file', 'convert it: alfx convert '
+                                         f'{name} > {name.removesuffix(".py").removesuffix("_conf")}.gin'))
+            return
+        self.included_by.setdefault(path, set()).update(including)
         try:
             with open(path, encoding='utf-8-sig') as file:  # Windows editors write a byte order mark
                 text = file.read()
@@ -194,11 +204,21 @@ class Reader:
             self._include(statement.filename, place[2], including)
 
     def _include(self, name: str, location: str, including: tuple[str, ...]) -> None:
+        """Read the file beside the including file, else in the working directory (as gin), else the shipped conf."""
         folder = os.path.dirname(including[-1]) if including else os.getcwd()
-        candidates = [os.path.join(folder, os.path.expanduser(name)), os.path.join(CONFS, name)]
+        folders = [folder, CONFS] if including and is_shipped(including[-1]) else [folder, os.getcwd(), CONFS]
+        candidates = [os.path.join(place, os.path.expanduser(name)) for place in folders]
         found = next((os.path.abspath(c) for c in candidates if os.path.isfile(c)), None)
+        if found and is_shipped(found) and not (including and is_shipped(including[-1])):
+            near = [os.path.join(folder, '..', name), *(os.path.join(os.path.dirname(path), name)
+                                                        for path in including),
+                    *glob.glob(os.path.join(glob.escape(folder), '*', glob.escape(name)))]
+            if other := next((path for path in near if os.path.isfile(path) and not is_shipped(path)), None):
+                _logger.info("%s: include '%s' is the conf that comes with alfx, not %s; write the path of the file to "
+                             'include it instead', location, name, show_path(os.path.abspath(other)))
         if found is None:
-            self.problems.append(Problem(location, f"include '{name}': there is no such file in {folder}",
+            places = ' or '.join(dict.fromkeys(folders[:-1]))
+            self.problems.append(Problem(location, f"include '{name}': there is no such file in {places}",
                                          _hint_file(name, folder)))
         elif found in including:
             chain = ' -> '.join(os.path.basename(p) for p in (*including[including.index(found):], found))

@@ -98,7 +98,9 @@ def _fit(value: Any, annotation: Any) -> Any:
         return _require(isinstance(value, dict), value)
     if base in (collections.abc.Callable, typing.Callable, type):
         name = value if isinstance(value, str) else 'Name'
-        return _require(not isinstance(value, _LITERALS), value, f'a reference begins with @: @{name}')
+        hint = (f'a reference has no quotes: {name}; in Python, pass the function or class itself'
+                if name.startswith('@') else f'a reference begins with @: @{name}')
+        return _require(not isinstance(value, _LITERALS), value, hint)
     return _fit_scalar(value, base)
 
 

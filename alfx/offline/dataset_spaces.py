@@ -60,7 +60,7 @@ class RecordedEnvironment(DescribedEnvironment):
 
 def _is_of_dicts(spec: NestedTensorSpec) -> bool:
     if isinstance(spec, dict):
-        return all(isinstance(key, str) and '.' not in key and _is_of_dicts(x) for key, x in spec.items())
+        return all(isinstance(key, str) and key and '.' not in key and _is_of_dicts(x) for key, x in spec.items())
     return isinstance(spec, TensorSpec)
 
 

@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from alfx import context
 from alfx.checkpoints.checkpointer import Checkpointer
 from alfx.checkpoints.module_states import NOT_FITTING, mismatch_error
 from alfx.config import TrainerConfig
-from alfx.environments.described_environment import DescribedEnvironment
 from alfx.environments.environment_errors import EnvironmentStepError
 from alfx.environments.seeding import derived_seed
 from alfx.gin_utils import ConfError, stored_files
@@ -103,27 +102,24 @@ class RunState:
         if 'mixed_precision' in state and precision is not None:
             precision.load_state_dict(state['mixed_precision'])
 
-    def resume_rollout(self, environment_state: Any) -> None:
+    def resume_rollout(self, environment_state: Any, restore: Callable[[Any], bool]) -> None:
         """Restore the environments, the rollout state and, last, the random number generators.
 
         Args:
-            environment_state: result of ``env.get_state()`` when the checkpoint was written, or None. If it is None, or
-                asynchronous actors act, new episodes start with different seeds than at the start of the run.
+            environment_state: state of the environments in the checkpoint, or None.
+            restore: restores the part of ``environment_state`` of this process and returns whether that succeeded. If
+                not, new episodes start with different seeds than at the start of the run.
         """
         with _explained():
             rollout, random, environment_state = self._own_part(environment_state)
-        if environment_state is not None and not isinstance(self._env, DescribedEnvironment):
-            self._env.set_state(environment_state)
-            with _explained():
+        has_episodes = restore(environment_state) or self._env is None
+        with _explained():
+            if has_episodes:
                 self._algorithm.learner.load_state_dict(rollout)
-        elif self._env is not None:
-            logger.info('the state of the environments is not in the checkpoint: new episodes start')
-            with _explained():
+            else:
+                logger.info('the state of the environments is not restored from the checkpoint: new episodes start')
                 self._algorithm.learner.collector.start_new_episodes(rollout)
-            self._env.seed((self._random_seed + 7919 * (self.iteration + 1)) % 2**31)
-        else:
-            with _explained():
-                self._algorithm.learner.load_state_dict(rollout)
+                self._env.seed((self._random_seed + 7919 * (self.iteration + 1)) % 2**31)
         if random is None:
             random_state.set_random_seed(derived_seed(self._random_seed, _REJOINED, self.iteration,
                                                       context.get_ranks().rank))
