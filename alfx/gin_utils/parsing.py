@@ -26,6 +26,7 @@ __all__ = [
     'substitute'
 ]
 
+_MOST_BYTES = 2**24  # of a conf file
 _logger = logging.getLogger(__name__)
 CONFS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'examples', 'confs')
 """The folder of the confs that come with alfx."""
@@ -210,6 +211,10 @@ class Reader:
             path: path of an existing file.
             including: chain of files that include this one.
         """
+        if os.path.isfile(path) and os.path.getsize(path) > _MOST_BYTES:
+            self.problems.append(Problem(show_path(path), f'expected a conf of at most {_MOST_BYTES:,} bytes, found '
+                                         f'{os.path.getsize(path):,}', 'restore the file'))
+            return
         if path.endswith('.py'):
             name = show_path(path)
             self.problems.append(Problem('', f'{name} is a Python conf, not a gin file', 'convert it: alfx convert '
