@@ -43,11 +43,11 @@ class Own(ChainEnv):
 
 
 class Restarting(gymnasium.utils.EzPickle):
-    """Pickling this constructs it anew."""
+    """An object that unpickling constructs again."""
 
 
 class Raising:
-    """Pickling this raises."""
+    """An object whose pickling raises."""
 
     def __init__(self, error):
         self.error = error
@@ -176,7 +176,7 @@ def test_states_of_earlier_formats_are_refused():
 
 
 class NoLoad(Exception):
-    """It can be pickled, but not unpickled."""
+    """An object that can be pickled, but not unpickled."""
 
     def __init__(self, part, what):
         super().__init__(f'{part}: {what}')
