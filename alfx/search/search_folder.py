@@ -16,7 +16,7 @@ import socket
 import time
 from collections.abc import Iterator
 
-from alfx.gin_utils import ConfError
+from alfx.gin_utils import ConfError, stored_files
 
 
 class SearchFolder:
@@ -72,17 +72,10 @@ class SearchFolder:
 def write_text(path: str, text: str) -> None:
     """Write a file atomically."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    temporary = f'{path}.tmp'
-    with open(temporary, 'w', encoding='utf8', newline='') as file:
+    with stored_files.replacing(path) as temporary, open(temporary, 'w', encoding='utf8', newline='') as file:
         file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def read_text(path: str) -> str | None:
     """Return the text of a file, or None if it does not exist."""
-    if not os.path.isfile(path):
-        return None
-    with open(path, encoding='utf8') as file:
-        return file.read()
+    return stored_files.read_text(path) if os.path.isfile(path) else None

@@ -207,3 +207,13 @@ def test_a_pipe_in_place_of_an_array_does_not_block(tmp_path, create):
     create(path)
     with pytest.raises(DatasetError, match='reward.npy: cannot be read: .*expected a file, found a'):
         dataset_folder.read(str(tmp_path))
+
+
+def test_a_full_disk_is_named_when_a_dataset_is_written(tmp_path, monkeypatch):
+    def save(*args, **kwargs):
+        raise OSError('1000 requested and 200 written')  # as numpy does
+
+    monkeypatch.setattr(np, 'save', save)
+    with pytest.raises(DatasetError, match='cannot be written: No space left on device\n  nothing has been changed'):
+        dataset_folder.write(str(tmp_path / 'data'), make(), {})
+    assert not os.listdir(tmp_path / 'data')
