@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 import torch
 
+from alfx import context, nest
 from alfx.algorithms.mcts_algorithm import MCTSInfo
 from alfx.algorithms.muzero.targets import TargetMaker, TargetSettings
 from alfx.data_structures import BatchInfo, Experience, StepType, TimeStep
@@ -120,6 +121,43 @@ def test_targets_match_a_slow_loop(td_steps, predicts_reward, length):
         end, _ = slow.end(int(positions[b]), int(envs[b]))
         taken = [min(int(positions[b]) + i + 1, end) for i in range(R)]
         assert actions[b, 0].tolist() == [int(steps.prev_action[t, envs[b]]) for t in taken]
+
+
+class StoredSearch:
+    """Reanalyzer that finds the search results that are stored."""
+
+    def search(self, buffer, env_ids, positions):
+        return buffer.get_field('rollout_info', env_ids, positions)
+
+    def values(self, buffer, env_ids, positions):
+        return buffer.get_field('rollout_info.value', env_ids, positions)
+
+
+@pytest.mark.parametrize('full', [False, True])
+@pytest.mark.parametrize('ratio', [0.5, 1.0])
+def test_reanalysis_that_finds_the_stored_results_changes_no_target(full, ratio):
+    buffer = stored(random_steps(np.random.default_rng(0), 60, 3), 60)
+    info = BatchInfo(torch.arange(3).repeat_interleave(50), torch.arange(50).repeat(3), replay_buffer=buffer)
+    expected, _ = TargetMaker(settings(td_steps=3), 'rollout_info', None).targets(info, 5)
+    found, _ = TargetMaker(settings(td_steps=3, reanalyze_ratio=ratio, reanalyze_td_steps=3, full_reanalyze=full),
+                           'rollout_info', StoredSearch()).targets(info, 5)
+    nest.map_structure(torch.testing.assert_close, found, expected)
+
+
+def test_the_steps_of_reanalyzed_values_follow_from_the_age():
+    """At the end of a run of 90 steps, the one at position p is (89 - p) / 90 of the run old."""
+    buffer = stored(random_steps(np.random.default_rng(0), 90, 2), 40)
+    context.update_progress('percent', 1.0)
+    maker = TargetMaker(settings(td_steps_func=lambda age, n, oldest: (1 + 90 * age).round(), reanalyze_td_steps=90),
+                        'rollout_info', StoredSearch())
+    positions = torch.tensor([50, 60, 85, 89])
+    info = BatchInfo(torch.tensor([0, 1, 0, 1]), positions, replay_buffer=buffer)
+    assert maker._td_steps(info).tolist() == (90 - positions).tolist()
+    for value in (0.0, 91.0):
+        maker._settings = settings(td_steps_func=lambda age, n, oldest: torch.full_like(age, value),
+                                   reanalyze_td_steps=90)
+        with pytest.raises(ValueError, match='expected numbers from 1 to reanalyze_td_steps = 90'):
+            maker._td_steps(info)
 
 
 def one_episode(rewards, values, last_discount):
