@@ -15,7 +15,8 @@ import sys
 from collections.abc import Sequence
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
-_FIRST = ('train', 'evaluate', 'play', 'plot', 'check', 'compare', 'search', 'fork', 'list', 'show', 'help')
+_FIRST = ('train', 'evaluate', 'play', 'plot', 'check', 'compare', 'search', 'fork', 'list', 'show', 'convert',
+          'help')
 _ALIASES = {'branch': 'fork'}  # former names of programs
 _started_as: list[str] = []  # how the user called the command; empty for python -m alfx.bin.<name>
 

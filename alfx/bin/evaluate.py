@@ -46,7 +46,8 @@ def main(argv: list[str]) -> int:
     if config.ml_type == 'sl':
         _evaluate_supervised(config, results)
         return 0
-    env, algorithm = make_policy(root_dir, FLAGS.num_environments, FLAGS.random_seed, FLAGS.epsilon_greedy)
+    env, algorithm = make_policy(root_dir, FLAGS.num_environments, FLAGS.random_seed, FLAGS.epsilon_greedy,
+                                 renders=False)
     try:
         results['checkpoint_step'] = load_for_play(root_dir, algorithm, policy_flags.checkpoint_step_from_flags())
         for name, epsilon_greedy in _modes(algorithm):

@@ -19,12 +19,13 @@ from typing import Any, Optional
 from absl import flags
 
 from alfx import gin_utils
+from alfx.gin_utils.aliases import ELSEWHERE
 
 # absl attributes a flag to the module that defines it; these flags belong to the program that requests them.
 flags.disclaim_key_flags()
 
-__all__ = ['define_conf_flags', 'define_device_flag', 'define_unused_flag', 'conf_from_flags', 'device_from_flags',
-           'root_dir_from_flags', 'check_output', 'run']
+__all__ = ['define_conf_flags', 'define_untrusted_flag', 'define_device_flag', 'define_unused_flag', 'conf_from_flags',
+           'device_from_flags', 'root_dir_from_flags', 'check_output', 'run']
 
 FLAGS = flags.FLAGS
 _ALIASES = ('gin_file', 'gin_param')  # of --conf and --conf_param
@@ -43,6 +44,12 @@ def define_conf_flags(root_dir: bool = True) -> None:
     _define('debug', flags.DEFINE_bool, False, 'show the traceback of every error')
     if root_dir:
         _define('root_dir', flags.DEFINE_string, None, 'the run folder')
+
+
+def define_untrusted_flag() -> None:
+    """Define ``--untrusted``, which :func:`conf_from_flags` applies. Call this when a program is imported."""
+    _define('untrusted', flags.DEFINE_bool, False, 'for run folders from untrusted sources: import only alfx and '
+            'gymnasium tasks, and reject confs that need more')
 
 
 def define_unused_flag() -> None:
@@ -72,14 +79,13 @@ def device_from_flags() -> Any:
 
 
 def conf_from_flags(root_dir: Optional[str] = None, same_run: bool = True,
-                    allow_unused: bool = False, trusted: bool = True) -> gin_utils.Conf:
-    """Load and check the conf selected by the flags.
+                    allow_unused: bool = False) -> gin_utils.Conf:
+    """Load and check the conf selected by the flags; with ``--untrusted`` it may not import modules.
 
     Args:
         root_dir: run folder whose conf is used if ``--conf`` is not given.
         same_run: whether the program resumes the run in ``root_dir``, so that the conf must be the same.
         allow_unused: see :func:`alfx.gin_utils.load`.
-        trusted: whether the conf may import modules.
 
     Returns:
         The loaded conf.
@@ -95,7 +101,12 @@ def conf_from_flags(root_dir: Optional[str] = None, same_run: bool = True,
         raise gin_utils.ConfError('no conf file is given', 'add --conf FILE')
     must_be_used = FLAGS.must_be_used if 'must_be_used' in FLAGS else ()
     return gin_utils.load(given[0] if given else None, [*FLAGS.conf_param, *FLAGS.gin_param], root_dir,
-                          same_run, allow_unused, trusted, must_be_used)
+                          same_run, allow_unused, not is_untrusted(), must_be_used)
+
+
+def is_untrusted() -> bool:
+    """Return whether the program has the flag ``--untrusted`` and it is given."""
+    return 'untrusted' in FLAGS and bool(FLAGS.untrusted)
 
 
 def root_dir_from_flags() -> str:
@@ -158,7 +169,10 @@ def parse(argv: list[str], unknown: Mapping[str, str] = MappingProxyType({})) ->
         return FLAGS(argv)
     except flags.Error as error:
         name = getattr(error, 'flagname', '')
-        print(unknown[name] if name in unknown else f'{error}\n--help shows all flags', file=sys.stderr)
+        hint = '--help shows all flags'
+        if name in ELSEWHERE and 'conf_param' in FLAGS:
+            hint = f'set it in the conf, or with --conf_param {ELSEWHERE[name]}=VALUE'
+        print(unknown[name] if name in unknown else f'{error}\n{hint}', file=sys.stderr)
         sys.exit(2)
 
 
@@ -232,12 +246,12 @@ def call(main: Callable[[list[str]], Optional[int]], argv: list[str]) -> int:
 def _exit_code(error: BaseException) -> Optional[int]:
     """Return the exit code of an error that needs no traceback, or None for other errors."""
     from alfx.algorithms.base.ownership import OwnershipError
+    from alfx.checkpoints.files import CheckpointError
     from alfx.engine.loss_reduction import NonFiniteLossError
     from alfx.environments.environment_errors import (EnvironmentLoadError, EnvironmentStepError,
                                                       UnsupportedOperationError)
     from alfx.tensor_specs import SpecError
     from alfx.trainers.team.team import ParameterMismatchError
-    from alfx.utils.checkpoint_utils import CheckpointError
     from alfx.utils.processes import LostProcessError
     mistakes = (gin_utils.ConfError, SpecError, OwnershipError, EnvironmentLoadError, UnsupportedOperationError,
                 FileNotFoundError, NotADirectoryError, PermissionError)

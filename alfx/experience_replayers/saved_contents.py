@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alfx.experience_replayers.row_store import PackedStorage
+from alfx.experience_replayers.packed_storage import PackedStorage
 from alfx.tensor_specs import TensorSpec
 
 

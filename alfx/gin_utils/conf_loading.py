@@ -18,7 +18,8 @@ import gin
 from alfx.gin_utils import locations, operative, own_modules, run_folder, static_check, trust
 from alfx.gin_utils.conf_error import ConfError, Problem, hint_nearest
 from alfx.gin_utils.aliases import instead_of
-from alfx.gin_utils.parsing import Conf, Macro, Reader, Statement, find_conf, is_shipped, iterate_nested
+from alfx.gin_utils.parsing import (Conf, Macro, Reader, Reference, Statement, find_conf, is_shipped, iterate_nested,
+                                    substitute)
 
 __all__ = ['load', 'loaded', 'clear', 'import_configurables']
 
@@ -88,10 +89,10 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
 
 @contextlib.contextmanager
 def loaded(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optional[str] = None,
-           same_run: bool = True, allow_unused: bool = False) -> Iterator[Conf]:
+           same_run: bool = True, allow_unused: bool = False, trusted: bool = True) -> Iterator[Conf]:
     """Context manager that loads a conf with :func:`load` and clears gin on exit, also after an exception."""
     try:
-        yield load(conf, conf_params, root_dir, same_run, allow_unused)
+        yield load(conf, conf_params, root_dir, same_run, allow_unused, trusted)
     finally:
         clear()
 
@@ -305,6 +306,12 @@ def _apply(resolved: Sequence[static_check.Resolved], imports: Sequence[str]) ->
             scope, name = statement.text, 'value'
         locations.record(locations.Binding(statement.file, statement.line, scope, selector, name, statement.text,
                                            value, statement.location), is_inherited)
+    macros = {statement.text: statement.value for statement, *_ in resolved if statement.kind == 'macro'}
+    for binding in locations.bindings():
+        if binding.name == 'eval_env_load_fn':
+            for leaf in iterate_nested(substitute(binding.value, macros)):
+                if isinstance(leaf, Reference) and leaf.scopes:
+                    locations.add_evaluation_scope(leaf.scopes)
     try:
         gin.parse_config([*imports, *map(locations.line, [*locations.bindings(), *locations.inherited()])])
     except (ValueError, KeyError, SyntaxError, RuntimeError) as error:

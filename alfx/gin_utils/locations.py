@@ -9,8 +9,8 @@ import gin
 from alfx.gin_utils.conf_error import ConfError, Problem, hint_nearest, plain_text
 
 __all__ = [
-    'Binding', 'bindings', 'bindings_in_effect', 'clear', 'explain', 'inherited', 'is_by_user', 'is_explained',
-    'is_mentioned', 'line', 'location_of', 'mention_macros', 'record', 'written_by_user'
+    'Binding', 'add_evaluation_scope', 'bindings', 'bindings_in_effect', 'clear', 'explain', 'inherited', 'is_by_user',
+    'is_explained', 'is_mentioned', 'line', 'location_of', 'mention_macros', 'record', 'written_by_user'
 ]
 
 _EXPLAINED = '_alfx_explained_'
@@ -46,8 +46,12 @@ class Binding(NamedTuple):
 
     @property
     def is_for_evaluation(self) -> bool:
-        """Return whether it is in the scope ``evaluation/``, which is not used before the first evaluation."""
-        return self.scope.split('/')[0] == 'evaluation'
+        """Return whether it is in a scope of evaluation environments, not used before the first evaluation.
+
+        That is ``evaluation/``, or a scope of the reference in ``create_environment.eval_env_load_fn``.
+        """
+        scope = f'{self.scope}/'
+        return self.scope != '' and any(scope.startswith(s) or s.startswith(scope) for s in _evaluation_scopes)
 
     def __str__(self) -> str:
         return f'{self.text} = {self.value!r}'
@@ -57,6 +61,7 @@ _bindings: dict[tuple[str, str, str], Binding] = {}
 _inherited: dict[tuple[str, str, str], Binding] = {}  # bindings of base classes, as bindings of the subclasses
 _mentioned: set[str] = set()
 _written_by_user: set[str] = {''}  # paths of files; '' is the command line
+_evaluation_scopes: set[str] = {'evaluation/'}
 
 
 def record(binding: Binding, is_inherited: bool = False) -> None:
@@ -86,6 +91,11 @@ def written_by_user(path: str) -> None:
     _written_by_user.add(path)
 
 
+def add_evaluation_scope(scopes: Sequence[str]) -> None:
+    """Record that only evaluation environments are created in these nested scopes."""
+    _evaluation_scopes.add(''.join(f'{scope}/' for scope in scopes))
+
+
 def is_by_user(binding: Binding) -> bool:
     """Return whether a binding is in the user's own conf or on the command line, not in an included conf."""
     return binding.file in _written_by_user
@@ -97,6 +107,7 @@ def clear() -> None:
     _inherited.clear()
     _mentioned.clear()
     _written_by_user.intersection_update({''})
+    _evaluation_scopes.intersection_update({'evaluation/'})
 
 
 def bindings() -> list[Binding]:

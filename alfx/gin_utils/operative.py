@@ -60,7 +60,8 @@ def warn_of_unused(bindings: Iterable[locations.Binding]) -> None:
     """
     for binding in bindings:
         if os.path.basename(binding.file) != 'operative.gin' and not is_shipped(binding.file):
-            logger.warning('%s: this binding has not been used so far: %s', binding.location, binding)
+            hint = f' ({_hint_for_macro(binding)})' if binding.selector == 'gin.macro' else ''
+            logger.warning('%s: this binding has not been used so far: %s%s', binding.location, binding, hint)
 
 
 def allow_unused(allowed: bool, but: Iterable[str] = ()) -> None:
@@ -101,8 +102,9 @@ def refuse_unused(bindings: Iterable[locations.Binding]) -> None:
 def mistakes_of_unused(bindings: Iterable[locations.Binding]) -> list[tuple[locations.Binding, str]]:
     """Select the unused bindings that are mistakes: those in the user's conf that cannot be used later.
 
-    Bindings of an included conf may be unused because of overrides. A configurable that the conf refers to but that has
-    not been called yet, or a function that returns nothing, may be called later.
+    Bindings of an included conf may be unused because of overrides, and macros in files are only reported. A
+    configurable that the conf refers to but that has not been called yet, or a function that returns nothing, may be
+    called later.
 
     Returns:
         The mistakes, each with a hint.
@@ -111,8 +113,13 @@ def mistakes_of_unused(bindings: Iterable[locations.Binding]) -> list[tuple[loca
     made = {selector for _, selector, _ in keys}
     referred = _references()
     return [(binding, _hint_for(binding, keys))
-            for binding in bindings if locations.is_by_user(binding)
+            for binding in bindings if locations.is_by_user(binding) and not _is_macro_of_file(binding)
             and not (binding.selector not in made and _may_come_later(binding, referred))]
+
+
+def _is_macro_of_file(binding: locations.Binding) -> bool:
+    """Return whether it is a macro in a file, which may be for other confs; on the command line it is a mistake."""
+    return binding.selector == 'gin.macro' and bool(binding.file)
 
 
 def _references() -> dict[tuple[str, str], list[set[str]]]:
@@ -142,7 +149,7 @@ def _may_come_later(binding: locations.Binding, referred: dict[tuple[str, str], 
 def _hint_for(binding: locations.Binding, keys: list[tuple[str, str, str]]) -> str:
     """Return a hint: the scopes in which the class was constructed, or the used class with the nearest name."""
     if binding.selector == 'gin.macro':
-        return 'no statement uses this macro'
+        return _hint_for_macro(binding)
     name = binding.selector.rsplit('.', 1)[-1]
     scopes = {scope for scope, selector, _ in keys if selector == binding.selector}
     own = binding.scope or ''
@@ -153,6 +160,12 @@ def _hint_for(binding: locations.Binding, keys: list[tuple[str, str, str]]) -> s
         return f'the code that constructs {name} sets {binding.name} itself, or an inner scope overrides it'
     others = sorted({selector.rsplit('.', 1)[-1] for _, selector, _ in keys if selector != 'gin.macro'})
     return f'{name} is never constructed' + (f': {nearest}' if (nearest := hint_nearest(name, others, 0.6)) else '')
+
+
+def _hint_for_macro(binding: locations.Binding) -> str:
+    macros = [b.scope for b in locations.bindings() if b.selector == 'gin.macro' and locations.is_mentioned(b.scope)]
+    near = hint_nearest(binding.scope, macros)
+    return f'no statement uses this macro: {near}' if near else 'no statement uses this macro'
 
 
 def _unused() -> list[locations.Binding]:

@@ -5,7 +5,9 @@ The grammar is gin's own: ``gin.config_parser`` does the parsing. References and
 """
 
 import dataclasses
+import glob
 import io
+import logging
 import os
 import re
 import tokenize
@@ -24,6 +26,7 @@ __all__ = [
     'substitute'
 ]
 
+_logger = logging.getLogger(__name__)
 CONFS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'examples', 'confs')
 """The folder of the confs that come with alfx."""
 
@@ -142,6 +145,11 @@ class Reader:
             path: path of an existing file.
             including: chain of files that include this one.
         """
+        if path.endswith('.py'):
+            name = show_path(path)
+            self.problems.append(Problem('', f'{name} is a Python conf, not a gin file', 'convert it: alfx convert '
+                                         f'{name} > {name.removesuffix(".py").removesuffix("_conf")}.gin'))
+            return
         self.included_by.setdefault(path, set()).update(including)
         try:
             with open(path, encoding='utf-8-sig') as file:  # Windows editors write a byte order mark
@@ -200,13 +208,28 @@ class Reader:
             self._include(statement.filename, place[2], including)
 
     def _include(self, name: str, location: str, including: tuple[str, ...]) -> None:
+        """Read the file beside the including file, else in the working directory (as gin), else the shipped conf.
+
+        A file that includes its own name means another one of that name.
+        """
         folder = os.path.dirname(including[-1]) if including else os.getcwd()
-        candidates = [os.path.join(folder, os.path.expanduser(name)), os.path.join(CONFS, name)]
-        found = next((os.path.abspath(c) for c in candidates if os.path.isfile(c)), None)
+        folders = [folder, CONFS] if including and is_shipped(including[-1]) else [folder, os.getcwd(), CONFS]
+        candidates = [os.path.join(place, os.path.expanduser(name)) for place in folders]
+        existing = [os.path.abspath(candidate) for candidate in candidates if os.path.isfile(candidate)]
+        found = next((path for path in existing if path not in including[-1:]), next(iter(existing), None))
+        if found and is_shipped(found) and not (including and is_shipped(including[-1])):
+            near = [os.path.join(folder, '..', name), *(os.path.join(os.path.dirname(path), name)
+                                                        for path in including),
+                    *glob.glob(os.path.join(glob.escape(folder), '*', glob.escape(name)))]
+            if other := next((path for path in near if os.path.isfile(path) and not is_shipped(path)
+                              and os.path.abspath(path) not in including), None):
+                _logger.info("%s: include '%s' is the conf that comes with alfx, not %s; write the path of the file to "
+                             'include it instead', location, name, show_path(os.path.abspath(other)))
         if found is None:
-            where = os.path.dirname(os.path.expanduser(name)) if name.startswith('~') else folder
-            self.problems.append(Problem(location, f"include '{name}': there is no such file in {where}",
-                                         _hint_file(name, where)))
+            places = os.path.dirname(os.path.expanduser(name)) if name.startswith('~') else \
+                ' or '.join(dict.fromkeys(folders[:-1]))
+            self.problems.append(Problem(location, f"include '{name}': there is no such file in {places}",
+                                         _hint_file(name, folder)))
         elif found in including:
             chain = ' -> '.join(os.path.basename(p) for p in (*including[including.index(found):], found))
             self.problems.append(Problem(location, f'circular include: {chain}'))

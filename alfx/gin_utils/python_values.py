@@ -41,6 +41,7 @@ def _text(key: str, value: Any, modules: dict[str, None]) -> str:
         value = value.item()  # a number of numpy or torch
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
+    kind: Any
     for kind in (bool, int, float, str, bytes):
         if isinstance(value, kind):
             return _number(key, float(value)) if kind is float else repr(kind(value))

@@ -28,11 +28,11 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 from .. import __version__
-from . import locations, operative, own_modules, settings, static_check
+from . import locations, operative, own_modules, settings, static_check, stored_files
 from alfx.gin_utils.conf_error import ConfError, Problem
 from .parsing import Conf, Reader, show_path, substitute
 
-__all__ = ['copy_conf', 'write_conf', 'rewrite_conf', 'write_operative', 'stored_conf', 'stored_info',
+__all__ = ['copy_conf', 'write_conf', 'rewrite_conf', 'is_own_conf', 'write_operative', 'stored_conf', 'stored_info',
            'check_same_conf', 'has_checkpoint']
 
 _OTHER_FILES = ('command_line.txt', 'git.txt', 'versions.json', own_modules.ORIGINS)
@@ -79,6 +79,7 @@ def write_conf(root_dir: str, conf: Conf, command_line: Optional[Sequence[str]] 
     _write(folder, 'versions.json', json.dumps(versions(), indent=2) + '\n')
     arguments = sys.argv if command_line is None else command_line
     line = f'{time.strftime("%Y-%m-%d %H:%M:%S")}  {shlex.join(arguments)}\n'
+    stored_files.check_regular(os.path.join(folder, 'command_line.txt'))
     with open(os.path.join(folder, 'command_line.txt'), 'a', encoding='utf8') as file:
         file.write(line)
     _written[os.path.abspath(folder)]['command_line.txt'] = line
@@ -113,8 +114,7 @@ def began_with(folder: str) -> str:
     path = os.path.join(folder, 'config.gin')
     if not os.path.isfile(path):
         return ''
-    with open(path, encoding='utf8') as file:
-        found = re.match('# From (.+)', file.readline())
+    found = re.match('# From (.+)', stored_files.read_text(path))
     return found[1] if found else ''
 
 
@@ -131,6 +131,13 @@ def rewrite_conf(root_dir: str) -> bool:
         os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
         _write(folder, name, text)
     return True
+
+
+def is_own_conf(root_dir: str) -> bool:
+    """Return False if the ``conf`` folder exists, but another run has written it since this process did."""
+    folder = os.path.abspath(os.path.join(root_dir, 'conf'))
+    start, path = _written.get(folder, {}).get('command_line.txt', ''), os.path.join(folder, 'command_line.txt')
+    return not os.path.isfile(path) or str(start) in stored_files.read_text(path, errors='replace')
 
 
 def write_operative(root_dir: str) -> str:
@@ -165,14 +172,12 @@ def stored_info(root_dir: str) -> dict[str, Any]:
     """
     def read(name):
         path = os.path.join(root_dir, 'conf', name)
-        if not os.path.isfile(path):
-            return None
-        with open(path, encoding='utf8') as file:
-            return file.read()
+        return stored_files.read_text(path, errors='replace') if os.path.isfile(path) else None
 
-    version_text, commands = read('versions.json'), read('command_line.txt')
+    versions_file, commands = os.path.join(root_dir, 'conf', 'versions.json'), read('command_line.txt')
+    remedy = 'remove the file; reports then omit the versions of this run'
     return {
-        'versions': None if version_text is None else json.loads(version_text),
+        'versions': stored_files.read_json(versions_file, dict, remedy) if os.path.isfile(versions_file) else None,
         'command_lines': None if commands is None else commands.splitlines(),
         'git': read('git.txt'),
         'config': read('config.gin'),
@@ -202,7 +207,8 @@ def check_same_conf(root_dir: str) -> None:
     macros = {b.scope: b.value for b in locations.bindings() if b.selector == 'gin.macro'}
     bindings = {b.key: b for b in locations.bindings() if b.selector != 'gin.macro'}
     new = {b.key: substitute(b.value, macros) for b in (*bindings.values(), *locations.inherited())}
-    keys = [*old, *bindings] if recorded == 'config.gin' else [*old]  # operative.gin lacks bindings that were never used
+    # operative.gin lacks bindings that were never used
+    keys = [*old, *bindings] if recorded == 'config.gin' else [*old]
     if any(os.path.dirname(b.file) == folder for b in bindings.values()):  # only --conf_param can differ
         keys = [key for key, b in bindings.items() if not b.file]
         if os.path.isfile(os.path.join(folder, 'operative.gin')):
@@ -261,7 +267,7 @@ def _effective(bindings: dict[tuple[str, str, str], Any], key: tuple[str, str, s
 
 
 def _may_change(selector: str, name: str) -> bool:
-    """Return whether a field of the settings class ``selector`` may change when a run is resumed."""
+    """Return whether an argument of ``selector`` may change when a run is resumed."""
     try:
         return name in settings.may_change(static_check.resolve(selector).wrapped)
     except (ValueError, KeyError):
@@ -300,8 +306,7 @@ def _with_overrides(path: str, conf: Conf) -> str:
     """Return the text of an existing ``config.gin`` with the changes of ``--conf_param`` at the end."""
     text = ''
     if os.path.isfile(path):
-        with open(path, encoding='utf8') as file:
-            text = file.read()
+        text = stored_files.read_text(path)
     overrides = [locations.line(binding) for binding in conf.bindings if not binding.file]
     kept = [line for line in text.splitlines() if line not in overrides]
     return '\n'.join([*kept, *overrides]) + '\n'

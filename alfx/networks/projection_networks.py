@@ -302,8 +302,8 @@ class BetaProjectionNetwork(LocationScaleProjection):
 class TruncatedProjectionNetwork(LocationScaleProjection):
     """Distribution truncated at the bounds of the action.
 
-    With outputs ``a`` and ``b`` of the layer, the center is the middle of the bounds plus ``loc_transform(a)``. The
-    scale is ``scale_transform(b)`` clamped to ``[min_scale, max_scale]``. Both are in units of the half width.
+    With outputs ``a`` and ``b`` of the layer, the center is the middle of the bounds plus ``loc_transform(a)`` times
+    half their width. The scale is ``scale_transform(b)`` clamped to ``[min_scale, max_scale]``, in units of the action.
 
     Args:
         input_size: number of inputs.
@@ -344,7 +344,7 @@ class TruncatedProjectionNetwork(LocationScaleProjection):
         if self._limits is not None:
             scale = scale.clamp(*self._limits)
         loc = torch.addcmul(self._middle, self._half, self._loc_transform(a))
-        return self._dist_ctor(loc=loc, scale=scale * self._half, lower_bound=self._middle - self._half,
+        return self._dist_ctor(loc=loc, scale=scale, lower_bound=self._middle - self._half,
                                upper_bound=self._middle + self._half), state
 
 

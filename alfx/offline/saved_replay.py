@@ -4,10 +4,12 @@ from typing import Any
 
 import torch
 
+from alfx.checkpoints.checkpointer import Checkpointer
+from alfx.checkpoints.files import CheckpointError
+from alfx.checkpoints.reading import read_checkpoint
 from alfx.experience_replayers.saved_contents import saved_steps
 from alfx.offline.dataset_files import Dataset, DatasetError, fingerprint
 from alfx.offline.dataset_episodes import Episodes, from_arrays, joined
-from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError, read_checkpoint
 
 _CHECKPOINTS = os.path.join('train', 'algorithm')
 

@@ -8,7 +8,7 @@ from alfx import context, nest
 from alfx.data_structures import StepType, TimeStep
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
-from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, nearest_zeros
 from alfx.utils.exclusive import exclusive
 
 
@@ -18,7 +18,7 @@ class PolicyState(NamedTuple):
     Attributes:
         transform: state of the data transformer, nest ``[1, ...]``.
         predict: state of the algorithm.
-        prev_action: previous action, zeros before the first action.
+        prev_action: previous action; before the first action the one nearest to zeros.
     """
     transform: NestedTensor
     predict: NestedTensor
@@ -69,7 +69,7 @@ class Policy:
     def initial_state(self) -> PolicyState:
         """Return the state before the first step of an episode."""
         return PolicyState(self._algorithm.get_initial_transform_state(1), self._algorithm.get_initial_predict_state(1),
-                           nest.map_structure(lambda spec: spec.zeros((1, )), self.action_spec))
+                           nearest_zeros(self.action_spec, 1))
 
     def predict(self, observation: Any, reward: float = 0.0) -> Any:
         """Return the action for the next observation of an episode.
@@ -129,8 +129,8 @@ class Policy:
             name = f'observation[{path!r}]' if path else 'observation'
             tensor = torch.as_tensor(np.asarray(value))
             if tensor.shape != spec.shape:
-                raise SpecError(f'{name}: expected {spec}, found an array of shape {tuple(tensor.shape)}; predict takes '
-                                'a single observation, after the wrappers of the conf')
+                raise SpecError(f'{name}: expected {spec}, found an array of shape {tuple(tensor.shape)}; predict '
+                                'takes a single observation, after the wrappers of the conf')
             return _checked(name, tensor, spec).unsqueeze(0)
 
         try:

@@ -9,7 +9,7 @@ import torch
 from alfx import context, nest
 from alfx.config import TrainerConfig
 from alfx.algorithms.td_loss import TDLoss
-from alfx.experience_replayers.row_store import memory_of
+from alfx.experience_replayers.packed_storage import memory_of
 from alfx.gin_utils import ConfError, Problem, locations, static_check, supplied_arguments
 from alfx.gin_utils.value_checks import problem_at
 from alfx.tensor_specs import NestedTensorSpec
@@ -160,7 +160,7 @@ def _too_short_sequences(algorithm: Any, config: TrainerConfig) -> Iterator[Prob
     unroll = max(int(config.unroll_length), 1) if config.whole_replay_buffer_training else 1
     length = config.mini_batch_length or unroll
     losses = [type(part).__name__ for part in algorithm.modules() if isinstance(part, TDLoss)]
-    if length < 2 and losses:
+    if length < 2 and losses and not algorithm.capabilities.needs_two_steps:  # else see check_sequences
         yield problem_at('TrainerConfig', 'mini_batch_length', f'= {length}: {losses[0]} learns from transitions, but '
                          'sequences of one step contain none', 'set it to 2, so that each sample is one transition')
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from alfx import summary
-from alfx.gin_utils import ConfError
+from alfx.gin_utils import ConfError, stored_files
 from alfx.summary.writer import SilentWriter, SummaryWriter
 
 logger = logging.getLogger(__name__)
@@ -212,11 +212,10 @@ def event_writer(folder: str, config: Any) -> SummaryWriter:
 
 def _read(path: str) -> dict[str, str]:
     try:
-        with open(path, encoding='utf8') as file:
-            found = json.load(file)
-    except (FileNotFoundError, ValueError):
+        found = stored_files.read_json(path, dict)
+    except (FileNotFoundError, stored_files.FileError):
         return {}
-    return {key: value for key, value in found.items() if isinstance(value, str)} if isinstance(found, dict) else {}
+    return {key: value for key, value in found.items() if isinstance(value, str)}
 
 
 def _allowed(name: str) -> str:

@@ -26,7 +26,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2  # interval of checks while waiting for another process
-LOOK_AROUND_SECONDS = 2.0  # the same, where a check needs communication
+LIVENESS_CHECK_SECONDS = 2.0  # the same, where a check needs communication
 GRACE_SECONDS = 5.0  # time between a request to end and a kill
 ORPHAN_SECONDS = 2.0  # the same, after the parent process has ended
 LEAVE_SECONDS = 30.0  # the same, after another rank has ended with an error
@@ -233,7 +233,7 @@ class Child:
 
     def ending(self) -> str:
         """Describe how the process ended."""
-        self.process.join(LOOK_AROUND_SECONDS)
+        self.process.join(LIVENESS_CHECK_SECONDS)
         return describe_exit(self.exitcode)
 
     def end(self, deadline: float, listen: Callable[[], Any] = lambda: None) -> None:

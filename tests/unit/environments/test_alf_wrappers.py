@@ -210,24 +210,22 @@ class _Lives(CountEnv):
 
 class TestLives:
 
-    def test_a_lost_life_ends_the_episode_without_resetting_the_game(self):
-        """The game has 5 steps; lives are lost at 2 and at 4, and the no-operation at 5 ends it."""
+    def test_a_lost_life_is_a_termination_in_returns_only(self):
+        """Lives are lost at 2, 4, ...; the games of 5 and 10 steps go on until they are over."""
         env = AtariTerminalOnLifeLossWrapper(GymVectorEnvironment(
-            SerialVectorEnv([lambda: _Lives(4)]), env_info_keys=('lives', )))
-        steps = record(env, 9)
-        f, m, l = StepType.FIRST, StepType.MID, StepType.LAST
-        assert steps.step_type[:, 0].tolist() == [f, m, l, f, l, f, m, l, f, l]
-        assert steps.observation[:, 0, 1].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
-        assert steps.discount[2, 0] == 0 and steps.reward[3, 0] == 0
-
-    def test_a_game_that_ends_in_the_no_operation_after_a_lost_life_is_reset(self):
-        """Episode 1 has 3 steps: the life is lost at 2, the no-operation arrives at 3, the end."""
-        env = AtariTerminalOnLifeLossWrapper(GymVectorEnvironment(
-            SerialVectorEnv([lambda: _Lives(2), lambda: _Lives(9)]), env_info_keys=('lives', ), seed=0))
-        steps = record(env, 20)
-        assert steps.step_type[:4, 0].tolist() == [0, 1, 2, 0]
-        assert steps.observation[3, 0, :2].tolist() == [2, 0]
-        assert steps.observation[3, 1, :2].tolist() == [1, 3]
+            SerialVectorEnv([lambda: _Lives(4), lambda: _Lives(9)]), env_info_keys=('lives', ), seed=0))
+        plain = GymVectorEnvironment(SerialVectorEnv([lambda: _Lives(4), lambda: _Lives(9)]), seed=0)
+        env.reset(), plain.reset()
+        discounts = []
+        for _ in range(9):
+            time_step, same = env.step(torch.zeros(2, dtype=torch.int64)), plain.step(torch.zeros(2, dtype=torch.int64))
+            assert torch.equal(time_step.step_type, same.step_type)
+            assert torch.equal(time_step.observation, same.observation)
+            assert torch.equal(time_step.reward, same.reward)
+            discounts.append(time_step.discount.int().tolist())
+        # the sixth step is the first of a new game, with all lives
+        assert [x for x, _ in discounts] == [1, 0, 1, 0, 1, 1, 1, 0, 1]
+        assert [x for _, x in discounts] == [1, 0, 1, 0, 1, 0, 1, 0, 1]
 
     def test_an_environment_without_a_life_counter_is_refused(self):
         with pytest.raises(EnvironmentLoadError, match=r"env_info_keys=\('lives',\)"):

@@ -140,6 +140,34 @@ def test_includes_are_relative_and_later_bindings_override(conf):
     assert [os.path.basename(source.path) for source in loaded.sources] == ['car.gin', 'base.gin', 'engine.gin']
 
 
+@pytest.mark.parametrize('beside, here, expected', [(True, True, 3), (False, True, 2), (True, False, 3)])
+def test_an_include_is_beside_its_file_or_in_the_working_directory(conf, beside, here, expected):
+    """The folder of the including file comes first, then the working directory, as in gin, then the shipped confs."""
+    if here:
+        conf('Engine.power = 2.0', 'sac_pendulum.gin')
+    if beside:
+        conf('Engine.power = 3.0', 'parts/sac_pendulum.gin')
+    conf("include 'sac_pendulum.gin'", 'parts/middle.gin')
+    gin_utils.load(conf("include 'parts/middle.gin'", 'car.gin'))
+    assert Engine().power == expected
+
+
+@pytest.mark.parametrize('near', ['mine/sac_pendulum.gin', 'mine/deep/parts/sac_pendulum.gin'])
+def test_a_shipped_include_is_logged_if_a_file_nearby_has_its_name(conf, near, caplog):
+    conf('Engine.power = 2.0', near)
+    caplog.set_level('INFO', 'alfx')
+    loaded = gin_utils.load(conf("include 'sac_pendulum.gin'", 'mine/deep/car.gin'))
+    assert all(parsing.is_shipped(source.path) for source in loaded.sources[1:])
+    assert [record.getMessage() for record in caplog.records] == [
+        "mine/deep/car.gin:1: include 'sac_pendulum.gin' is the conf that comes with alfx, "
+        f'not {near}; write the path of the file to include it instead']
+
+
+def test_a_shipped_conf_includes_only_shipped_confs(conf):
+    conf('Engine.power = 2.0', 'sac.gin')
+    assert all(parsing.is_shipped(source.path) for source in gin_utils.load('sac_pendulum').sources)
+
+
 def test_conf_param_overrides_the_file(conf):
     gin_utils.load(conf('Engine.power = 1.5'), ['Engine.power = 4', 'count = 3', 'Engine.cylinders = %count'])
     assert (Engine().power, Engine().cylinders) == (4, 3)
@@ -579,7 +607,6 @@ def refused(conf_file, params=(), **kwargs):
     ('Engine.power = 3', 'the code that constructs Engine sets power itself, or an inner scope overrides it'),
     ('drive.optimizer = 3', 'drive is never constructed'),
     ('Engines.depth = 3', "Engines is never constructed: did you mean 'Engine'?"),
-    ('unmentioned = 3', 'no statement uses this macro'),
 ])
 def test_an_unused_user_binding_ends_the_run_with_a_suggestion(conf, line, hint):
     """End the run if a binding of the user is unused, and suggest the nearest used one."""
@@ -593,6 +620,17 @@ def test_an_unused_user_binding_ends_the_run_with_a_suggestion(conf, line, hint)
     gin_utils.load('base', [line], allow_unused=True)
     garage()
     gin_utils.refuse_unused(gin_utils.unused_bindings())
+
+
+def test_an_unused_macro_of_a_file_is_reported_and_not_fatal(conf, caplog):
+    gin_utils.load(conf('hiden_size = 3\nhidden_size = 4\nCar.engine = 3\nCar.seats = %hidden_size\n'
+                        'garage.cars = [@Car()]'))
+    garage()
+    gin_utils.refuse_unused(gin_utils.unused_bindings())
+    assert ('car.gin:1: this binding has not been used so far: hiden_size = 3 '
+            "(no statement uses this macro: did you mean 'hidden_size'?)") in caplog.text
+    message = refused('car', ['hiddn_size = 3'])
+    assert "no statement uses this macro: did you mean 'hidden_size'?" in message
 
 
 def test_lines_of_an_included_conf_may_be_idle(conf, caplog):
@@ -689,7 +727,7 @@ def test_finding_unused_bindings_takes_time_linear_in_the_conf(conf, monkeypatch
 @pytest.mark.parametrize('module, hint', [
     ('alf', "this package is called alfx: did you mean 'alfx'?"),
     ('alf.utils.schedulers', "this package is called alfx: did you mean 'alfx.utils.schedulers'?"),
-    ('alf.utils.common', 'remove the line'), ('alfx.math', 'remove the line'),
+    ('alf.utils.external_configurables', 'remove the line'), ('alfx.math', 'remove the line'),
     ('alfx.utils.schedulrs', "did you mean 'alfx.utils.schedulers'?")])
 def test_an_unknown_module_raises_with_a_suggestion(conf, module, hint):
     assert hint in message_of(conf(f'import {module}'))
@@ -714,4 +752,15 @@ def test_two_included_algorithms_are_an_error(tmp_path, files, problem):
     else:
         with pytest.raises(ConfError, match=problem):
             gin_utils.load(str(tmp_path / 'mine.gin'))
+    gin_utils.clear()
+
+
+def test_a_conf_that_includes_its_own_name_means_the_shipped_one(tmp_path, caplog):
+    (tmp_path / 'ppo.gin').write_text("include 'ppo.gin'\nPPOLoss.gamma = 0.5\n")
+    with caplog.at_level('INFO'):
+        conf = gin_utils.load(str(tmp_path / 'ppo.gin'))
+    assert len(conf.sources) == 2 and not caplog.text
+    (tmp_path / 'own.gin').write_text("include 'own.gin'\n")
+    with pytest.raises(ConfError, match='circular include: own.gin -> own.gin'):
+        gin_utils.load(str(tmp_path / 'own.gin'))
     gin_utils.clear()

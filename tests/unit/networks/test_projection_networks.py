@@ -258,14 +258,21 @@ def test_gradients_of_the_concentrations_are_clipped(clip):
     assert largest == pytest.approx(5 * 0.01 * (1 - math.exp(-1)), rel=1e-4) if clip else largest > 100
 
 
+@pytest.mark.parametrize('bounds, expected', [((0, 100), -0.5524), ((-50, 50), -0.5524), ((-1, 1), -0.391)])
+def test_the_scale_of_a_truncated_distribution_is_in_units_of_the_action(bounds, expected):
+    # scale log 2, density at the center 1 / (log 2 sqrt(2 pi)); within [-1, 1]: divided by erf(1 / (log 2 sqrt 2))
+    network = TruncatedProjectionNetwork(4, BoundedTensorSpec((1, ), torch.float32, *bounds))
+    dist, _ = network(torch.zeros(1, 4))
+    assert float(dist.log_prob(torch.tensor([[sum(bounds) / 2]]))) == pytest.approx(expected, abs=1e-3)
+
+
 def test_truncated_distributions_stay_within_the_bounds():
     network = TruncatedProjectionNetwork(4, BOX, state_dependent_scale=True, min_scale=0.5, max_scale=0.6,
                                          projection_output_init_gain=10.0)
     dist, _ = network(X)
     samples = dist.rsample((500, ))
     assert bool((samples >= torch.tensor([-1.0, 0.0])).all()) and bool((samples <= torch.tensor([1.0, 6.0])).all())
-    relative = dist.scale / torch.tensor([1.0, 3.0])
-    assert 0.5 <= float(relative.detach().min()) and float(relative.detach().max()) <= 0.6 + 1e-6
+    assert 0.5 <= float(dist.scale.detach().min()) and float(dist.scale.detach().max()) <= 0.6 + 1e-6
     raw = network._projection_layer(X)[:, :2]
     torch.testing.assert_close(dist.loc, torch.tanh(raw) * torch.tensor([1.0, 3.0]) + torch.tensor([0.0, 3.0]))
     other, _ = TruncatedProjectionNetwork(4, BOX, dist_ctor=TruncatedCauchy, loc_transform=torch.sin)(X)

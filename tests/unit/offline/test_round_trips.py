@@ -54,7 +54,7 @@ def test_recorded_and_loaded_data_equal_the_original(kind, tmp_path):
     dataset, = dataset_loading.load([str(tmp_path)], None, env.observation_spec(), env.action_spec(), env.reward_spec())
     spec = Experience(time_step_spec(env.observation_spec(), env.action_spec(), env.reward_spec()),
                       env.action_spec(), BasicRLInfo(action=env.action_spec()))
-    buffer = make_buffer([dataset], nest.map_structure(TensorSpec.from_spec, spec))
+    buffer = make_buffer([dataset], spec)
     (loaded, _), count = buffer.gather_all(), 0
     for number in range(env.batch_size):
         own = nest.map_structure(lambda *x, number=number: torch.stack([y[number] for y in x]), *seen)
@@ -144,7 +144,7 @@ ROUTES = {'folder': through_a_folder, 'checkpoint': through_a_checkpoint, 'file 
 def buffer_of(names, **options):
     datasets = dataset_loading.load(names, None, OBSERVATION, ACTION, TensorSpec(()))
     spec = Experience(time_step_spec(OBSERVATION, ACTION), ACTION, BasicRLInfo(action=ACTION))
-    return make_buffer(datasets, nest.map_structure(TensorSpec.from_spec, spec), **options)
+    return make_buffer(datasets, spec, **options)
 
 
 @pytest.mark.filterwarnings('ignore::UserWarning:minari')

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from alfx.utils import checkpoint_utils
+from alfx.checkpoints import files
 from alfx.utils.checkpoint_utils import (Checkpointer, CheckpointError, enable_checkpoint,
                                          extract_sub_state_dict_from_checkpoint, is_checkpoint_enabled,
                                          read_checkpoint)
@@ -314,7 +314,7 @@ def test_a_file_that_would_execute_code_is_refused_and_does_not(tmp_path):
 def test_a_checksummed_file_that_would_execute_code_is_refused(tmp_path):
     path = saved(tmp_path, 1).path(1)
     with open(path, 'wb') as file:
-        checkpoint_utils._save(file, {'modules': _Evil(tmp_path / 'executed')})
+        files.save(file, {'modules': _Evil(tmp_path / 'executed')})
     with pytest.raises(CheckpointError, match='could execute code') as caught:
         loaded(tmp_path)
     assert 'weights_only' not in str(caught.value) and not (tmp_path / 'executed').exists()
