@@ -12,7 +12,8 @@ The search follows MuZero (Schrittwieser et al. 2020, arXiv:1911.08265) with the
   at once; ``root_search='gumbel'`` is Gumbel MuZero (Danihelka et al. 2022).
 
 ``rollout_step`` adds noise to the prior of the root, and ``predict_step`` does not; the reanalysis of MuZero calls
-``rollout_step``. :mod:`alfx.tree_search.batched_search` describes the search and lists where each formula is implemented.
+``rollout_step``. :mod:`alfx.tree_search.batched_search` describes the search and lists where each formula is
+implemented.
 """
 from collections.abc import Callable, Sequence
 from dataclasses import replace

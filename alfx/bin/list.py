@@ -17,6 +17,8 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from alfx.bin import command
+
 CONFS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'examples', 'confs')
 
 
@@ -96,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fitting(widths: list[int], total: int) -> list[int]:
-    """Return widths of the columns that fit into ``total`` characters; without the algorithm if there is little room."""
+    """Return widths of the columns that fit into ``total`` characters; 0 for the algorithm if there is no room."""
     name, task, algorithm, steps, _ = widths
     left = total - name - steps - 8
     algorithm = min(algorithm, left // 3) if left >= 48 else 0
@@ -116,4 +118,5 @@ def _is_meant(head: Head, args: argparse.Namespace) -> bool:
 
 
 if __name__ == '__main__':
+    command.prepare_streams()
     sys.exit(main())

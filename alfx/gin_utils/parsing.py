@@ -26,6 +26,7 @@ __all__ = [
     'substitute'
 ]
 
+_MOST_BYTES = 2**24  # of a conf file
 _logger = logging.getLogger(__name__)
 CONFS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'examples', 'confs')
 """The folder of the confs that come with alfx."""
@@ -110,10 +111,74 @@ class Conf(NamedTuple):
     modules: tuple[OwnFile, ...] = ()
 
 
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Call(Reference):
+    """Reference with arguments, ``@Name(argument=value)``."""
+
+    arguments: tuple[tuple[str, Any], ...] = ()
+
+
+class _Parser(config_parser.ConfigParser):
+    """gin's parser, which also reads ``@Name(argument=value)`` and ``functools.partial(@name, argument=value)``.
+
+    ALF's version of gin reads these, too. They are short for a separate scope with these bindings.
+    """
+
+    def _maybe_parse_configurable_reference(self):
+        if self._current_token.string != '@':
+            return False, None
+        self._advance_one_token()
+        name = self._parse_selector(allow_periods_in_scope=True)
+        arguments, evaluate = (), self._current_token.string == '('
+        if evaluate:
+            self._advance()
+            arguments = self._parse_arguments()
+            self._advance_one_token()
+        self._skip_whitespace_and_comments()
+        return True, self._delegate.configurable_reference(name, evaluate, arguments)
+
+    def _maybe_parse_basic_type(self):
+        if self._current_token.string != 'functools':
+            return super()._maybe_parse_basic_type()
+        name = self._parse_selector(scoped=False)
+        if name != 'functools.partial' or self._current_token.string != '(':
+            self._raise_syntax_error(f"Failed to parse token '{name}'")
+        self._advance()
+        function = self.parse_value()
+        if not isinstance(function, Reference) or function.evaluate:
+            self._raise_syntax_error('functools.partial expects a reference without (), @name')
+        if self._current_token.string == ',':
+            self._advance()
+        arguments = self._parse_arguments()
+        self._advance()
+        name = '/'.join((*function.scopes, function.selector))
+        return True, self._delegate.configurable_reference(name, False, arguments)
+
+    def _parse_arguments(self):
+        """Return the pairs up to the closing bracket, which becomes the current token."""
+        arguments = []
+        while self._current_token.string != ')':
+            name = self._current_token.string
+            if not name.isidentifier():
+                self._raise_syntax_error('arguments in a reference are written name=value')
+            self._advance()
+            if self._current_token.string != '=':
+                self._raise_syntax_error('arguments in a reference are written name=value')
+            self._advance()
+            arguments.append((name, self.parse_value()))
+            if self._current_token.string == ',':
+                self._advance()
+            elif self._current_token.string != ')':
+                self._raise_syntax_error("Expected ',' or ')'.")
+        return tuple(arguments)
+
+
 class _Delegate(config_parser.ParserDelegate):
 
-    def configurable_reference(self, scoped_configurable_name, evaluate):
+    def configurable_reference(self, scoped_configurable_name, evaluate, arguments=()):
         *scopes, selector = scoped_configurable_name.split('/')
+        if arguments:
+            return _Call(tuple(scopes), selector, evaluate, arguments)
         return Reference(tuple(scopes), selector, evaluate)
 
     def macro(self, macro_name):
@@ -137,6 +202,7 @@ class Reader:
         self.statements: list[Statement] = []
         self.sources: list[Source] = []
         self.problems: list[Problem] = []
+        self._scopes: dict[str, list[str]] = {}  # of calls, by the statement that contains them
 
     def read_file(self, path: str, including: tuple[str, ...] = ()) -> None:
         """Read a file and the files it includes.
@@ -145,6 +211,10 @@ class Reader:
             path: path of an existing file.
             including: chain of files that include this one.
         """
+        if os.path.isfile(path) and os.path.getsize(path) > _MOST_BYTES:
+            self.problems.append(Problem(show_path(path), f'expected a conf of at most {_MOST_BYTES:,} bytes, found '
+                                         f'{os.path.getsize(path):,}', 'restore the file'))
+            return
         if path.endswith('.py'):
             name = show_path(path)
             self.problems.append(Problem('', f'{name} is a Python conf, not a gin file', 'convert it: alfx convert '
@@ -181,7 +251,7 @@ class Reader:
         for line, hint in odd_characters(text):
             self.odd_characters.setdefault(locate(line), hint)
         try:
-            for statement in config_parser.ConfigParser(io.StringIO(text), _Delegate()):
+            for statement in _Parser(io.StringIO(text), _Delegate()):
                 self._add(statement, path, locate, including)
         except SyntaxError as error:
             self.problems.append(syntax_problem(error.msg, error.text or '', locate(error.lineno or 1)))
@@ -198,14 +268,34 @@ class Reader:
         place = (path, line, locate(line))
         if isinstance(statement, config_parser.BindingStatement):
             kind = 'binding' if statement.arg_name else 'macro'
-            self.statements.append(Statement(kind, statement.scope, statement.selector, statement.arg_name,
-                                             statement.value, *place))
+            read = Statement(kind, statement.scope, statement.selector, statement.arg_name, statement.value, *place)
+            scope = re.sub(r'\W', '_', read.text)
+            overridden = self._scopes.pop(scope, ())
+            if overridden:
+                self.statements = [s for s in self.statements if s.scope.rpartition('/')[2] not in overridden]
+            self.statements.append(read._replace(value=self._without_calls(read, read.value, scope)))
         elif isinstance(statement, config_parser.BlockDeclaration):
             self.statements.append(Statement('block', statement.scope, statement.selector, '', None, *place))
         elif isinstance(statement, config_parser.ImportStatement):
             self.statements.append(Statement('import', '', statement.module, '', statement.format(), *place))
         else:
             self._include(statement.filename, place[2], including)
+
+    def _without_calls(self, statement: Statement, value: Any, scope: str) -> Any:
+        """Return a value with a reference to a separate scope for each call, whose arguments become bindings."""
+        if isinstance(value, _Call):
+            scopes = self._scopes.setdefault(scope, [])
+            scopes.append(f'{scope}_{len(scopes) + 1}' if scopes else scope)
+            own = (*value.scopes, scopes[-1])
+            for name, argument in value.arguments:
+                binding = statement._replace(kind='binding', scope='/'.join(own), selector=value.selector, name=name)
+                self.statements.append(binding._replace(value=self._without_calls(statement, argument, scope)))
+            return Reference(own, value.selector, value.evaluate)
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._without_calls(statement, item, scope) for item in value)
+        if isinstance(value, dict):
+            return {key: self._without_calls(statement, item, scope) for key, item in value.items()}
+        return value
 
     def _include(self, name: str, location: str, including: tuple[str, ...]) -> None:
         """Read the file beside the including file, else in the working directory (as gin), else the shipped conf.
@@ -226,10 +316,11 @@ class Reader:
                 _logger.info("%s: include '%s' is the conf that comes with alfx, not %s; write the path of the file to "
                              'include it instead', location, name, show_path(os.path.abspath(other)))
         if found is None:
-            places = os.path.dirname(os.path.expanduser(name)) if name.startswith('~') else \
-                ' or '.join(dict.fromkeys(folders[:-1]))
+            at_home = name.startswith('~')
+            where = os.path.dirname(os.path.expanduser(name)) if at_home else folder
+            places = where if at_home else ' or '.join(dict.fromkeys(folders[:-1]))
             self.problems.append(Problem(location, f"include '{name}': there is no such file in {places}",
-                                         _hint_file(name, folder)))
+                                         _hint_file(name, where)))
         elif found in including:
             chain = ' -> '.join(os.path.basename(p) for p in (*including[including.index(found):], found))
             self.problems.append(Problem(location, f'circular include: {chain}'))

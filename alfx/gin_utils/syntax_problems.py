@@ -70,7 +70,8 @@ def syntax_problem(message: str, line_text: str, location: str) -> Problem:
     elif message.startswith("Expected ',' or") or message.startswith('unterminated string'):
         message, hint = _NOT_CLOSED, 'close it'
     elif re.match(r'\s*[\w./]+\s*:\s*[^\s]', code) and '=' not in code:
-        message, hint = 'a colon is followed by a value', "write Name.parameter = value, or parameter = value in a block"
+        message = 'a colon is followed by a value'
+        hint = 'write Name.parameter = value, or parameter = value in a block'
     elif ';' in code:
         message, hint = 'a line has two statements', 'write each statement on a line of its own'
     elif code.isascii() and re.search(r'=.*[\w.)\]]\s*(\*\*?|//?|\+|-|%(?=\s))\s*[-+\w.(%]', code):

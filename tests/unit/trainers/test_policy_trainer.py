@@ -543,6 +543,13 @@ def test_a_signal_during_output_is_logged_without_the_stream_lock(tmp_path, monk
     assert signals.stop_signal == signal.SIGTERM and 'SIGTERM: writing a checkpoint' in path.read_text()
 
 
+def test_disabled_signals_are_left_to_the_program():
+    signals, before = StopSignals(), signal.getsignal(signal.SIGTERM)
+    signals.disable()
+    with signals.handled():
+        assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_sigusr1_requests_a_checkpoint_and_the_run_continues(tmp_path):
     run(tmp_path, sends(signal.SIGUSR1))
     assert steps(tmp_path) == [4, 5, 8, 12]
