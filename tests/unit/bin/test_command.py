@@ -1,4 +1,4 @@
-"""The command ``alfx``: finding programs, listing and describing what there is, help, completion."""
+"""The command ``alfx``: finding programs, lists, descriptions, help, completion."""
 import io
 import logging
 import signal

@@ -1,4 +1,4 @@
-"""What is proposed in place of names that confs of elsewhere have."""
+"""Hints for names that other libraries use."""
 import re
 
 import pytest
