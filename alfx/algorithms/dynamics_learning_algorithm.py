@@ -12,6 +12,7 @@ therefore learned, and transitions across the border of two episodes are not. Di
 
 * A bootstrap needs no storage, see :mod:`alfx.algorithms.model_based.bootstrap`.
 * Means and deviations are computed from the training batches, where recent batches count more.
+* The likelihood has its factor 1/2 and is summed over the dimensions; the authors' code omits the factor and averages.
 * The members with the smallest error on held-out data are the elites (Janner et al. 2019, arXiv:1906.08253).
 
 Read next: :mod:`alfx.algorithms.mbrl_algorithm`.

@@ -6,8 +6,9 @@ The cost of a sequence of actions is the negative sum of the rewards of the step
     J(a[0..H-1]) = - sum_h gamma^h alive[h] r(s[h+1], a[h])        s[h+1] ~ model(s[h], a[h])
 
 averaged over particles. Each particle uses the same network of the ensemble at all steps (TS-infinity in the paper).
-``alive`` is 1 until the imagined episode ends, and 0 afterwards. :class:`LatentMbrlAlgorithm` plans in the latent space
-of a :class:`~alfx.algorithms.predictive_representation_learner.PredictiveRepresentationLearner`.
+``alive`` is 1 until the imagined episode ends, and 0 afterwards. Unlike the paper, the cross-entropy method clips
+normal samples to the bounds; it does not draw from a truncated normal. :class:`LatentMbrlAlgorithm` plans in the latent
+space of a :class:`~alfx.algorithms.predictive_representation_learner.PredictiveRepresentationLearner`.
 """
 from collections.abc import Callable, Mapping
 from typing import Any

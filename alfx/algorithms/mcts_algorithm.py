@@ -11,8 +11,9 @@ The search follows MuZero (Schrittwieser et al. 2020, arXiv:1911.08265) with the
   searching and learning; actions can be sampled (Hubert et al. 2021, arXiv:2104.06303); several leaves can be expanded
   at once; ``root_search='gumbel'`` is Gumbel MuZero (Danihelka et al. 2022).
 
-Only the rollout adds noise to the prior of the root. :mod:`alfx.tree_search.batched_search` describes the search and
-lists where each formula is implemented.
+``rollout_step`` adds noise to the prior of the root, and ``predict_step`` does not; the reanalysis of MuZero calls
+``rollout_step``. :mod:`alfx.tree_search.batched_search` describes the search and lists where each formula is
+implemented.
 """
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -20,6 +20,7 @@ from absl import flags
 
 from alfx import gin_utils
 from alfx.bin import command
+from alfx.gin_utils.aliases import ELSEWHERE
 
 # absl attributes a flag to the module that defines it; these flags belong to the program that requests them.
 flags.disclaim_key_flags()
@@ -198,7 +199,10 @@ def parse(argv: list[str], unknown: Mapping[str, str] = MappingProxyType({})) ->
         return FLAGS(argv)
     except flags.Error as error:
         name = getattr(error, 'flagname', '')
-        print(unknown[name] if name in unknown else f'{error}\n--help shows all flags', file=sys.stderr)
+        hint = '--help shows all flags'
+        if name in ELSEWHERE and 'conf_param' in FLAGS:
+            hint = f'set it in the conf, or with --conf_param {ELSEWHERE[name]}=VALUE'
+        print(unknown[name] if name in unknown else f'{error}\n{hint}', file=sys.stderr)
         sys.exit(2)
 
 

@@ -5,12 +5,14 @@ Examples:
   alfx list
   alfx list --algorithm ppo --task MiniGrid
 
-A base conf holds the bindings that several confs share; --all lists base confs as well. alfx show NAME prints a conf.
+A base conf holds the bindings that several confs share; --all lists base confs as well. The table fits the width of the
+terminal; --wide prints complete columns. alfx show NAME prints a conf.
 """
 import argparse
 import glob
 import os
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -76,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument('--algorithm', default='', help='list only confs of this algorithm: part of its full name or '
                         'of a conf name (ppo, sac)')
     parser.add_argument('--all', action='store_true', help='list base confs as well, which have no task')
+    parser.add_argument('--wide', action='store_true', help='print complete columns, wider than the terminal')
     args = parser.parse_args(arguments)
     heads = [head for head in read_heads() if (head.task or args.all) and _is_meant(head, args)]
     if not heads:
@@ -83,11 +86,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     rows = [('conf', 'task', 'algorithm', 'steps', 'expected'),
             *((head.name, head.task or 'base', head.algorithm, head.steps, head.expected) for head in heads)]
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
-    for name, task, algorithm, steps, expected in rows:
-        print(f'{name:{widths[0]}}  {task:{widths[1]}}  {algorithm:{widths[2]}}  {steps:>{widths[3]}}  {expected}'
-              .rstrip())
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    if not args.wide:
+        widths = _fitting(widths, shutil.get_terminal_size((120, 24)).columns)
+    for row in rows:
+        cells = [_cut(text, width) for text, width in zip(row, widths)]
+        aligned = [cell.rjust(width) if i == 3 else cell.ljust(width) for i, (cell, width) in
+                   enumerate(zip(cells, widths)) if width]
+        print('  '.join(aligned).rstrip())
     return 0
+
+
+def _fitting(widths: list[int], total: int) -> list[int]:
+    """Return widths of the columns that fit into ``total`` characters; 0 for the algorithm if there is no room."""
+    name, task, algorithm, steps, _ = widths
+    left = total - name - steps - 8
+    algorithm = min(algorithm, left // 3) if left >= 48 else 0
+    task = min(task, (left - algorithm) // 2)
+    return [name, task, algorithm, steps, max(left - task - algorithm + (0 if algorithm else 2), 4)]
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[:max(width - 3, 0)] + '...'
 
 
 def _is_meant(head: Head, args: argparse.Namespace) -> bool:

@@ -1,10 +1,12 @@
-"""Replacements for names that confs of the Agent Learning Framework use and alfx does not have.
+"""Replacements for names that other libraries use and alfx does not have.
 
-Most names of such confs exist in alfx as well. The others are looked up in one table, :data:`INSTEAD`, before the
-nearest name is suggested, because the most similar name is not always the right one.
+Most names in confs of the Agent Learning Framework exist in alfx as well. The others are looked up in :data:`INSTEAD`,
+and names of parameters in Stable-Baselines3, CleanRL, RLlib and Tianshou in :data:`ELSEWHERE`, before the nearest name
+is suggested, because the most similar name is not always the right one.
 """
+from collections.abc import Collection
 
-__all__ = ['INSTEAD', 'instead_of', 'instead_of_parameter']
+__all__ = ['ELSEWHERE', 'INSTEAD', 'instead_of', 'instead_of_parameter']
 
 _NETWORK_CLASS = ('write {0}_ctor, or {0}_cls if the algorithm has that parameter, and the network without '
                   'parentheses: the algorithm creates its networks for its own specs')
@@ -69,11 +71,65 @@ INSTEAD = {
 """``Name``, ``Owner.parameter`` or ``*.parameter`` (any owner without that parameter), and the hint for each."""
 
 
+ELSEWHERE = {
+    name: target
+    for target, names in {
+        'Adam.lr': 'learning_rate lr policy_lr q_lr actor_lr critic_lr',
+        'Adam.gradient_clipping': 'max_grad_norm grad_clip grad_clip_norm',
+        'PPOLoss.importance_ratio_clipping': 'clip_range clip_coef clip_param clip_ratio eps_clip clip_eps',
+        'PPOLoss.value_clipping': 'clip_range_vf vf_clip_param clip_vloss value_clip',
+        'PPOLoss.entropy_regularization': 'ent_coef entropy_coef entropy_coeff entropy_cost entropy_bonus',
+        'PPOLoss.td_loss_weight': 'vf_coef vf_loss_coeff value_coef value_loss_coef',
+        'PPOLoss.td_lambda': 'gae_lambda lambda_ lam',
+        'PPOLoss.normalize_advantages': 'normalize_advantage norm_adv advantage_normalization',
+        'PPOLoss.gamma': 'discount_factor discount',
+        'TrainerConfig.num_env_steps': 'total_timesteps total_steps timesteps_total num_timesteps max_timesteps '
+                                       'max_steps total_env_steps n_timesteps step_per_epoch',
+        'TrainerConfig.unroll_length': 'n_steps num_steps rollout_length rollout_fragment_length train_freq '
+                                       'train_frequency step_per_collect',
+        'TrainerConfig.num_updates_per_train_iter': 'n_epochs num_epochs update_epochs num_sgd_iter gradient_steps '
+                                                    'repeat_per_collect utd_ratio',
+        'TrainerConfig.mini_batch_size': 'batch_size minibatch_size num_minibatches train_batch_size '
+                                         'train_batch_size_per_learner sgd_minibatch_size',
+        'TrainerConfig.replay_buffer_length': 'buffer_size replay_size replay_buffer_size memory_size capacity',
+        'TrainerConfig.initial_collect_steps': 'learning_starts start_steps warmup_steps start_timesteps',
+        'TrainerConfig.random_seed': 'seed random_state',
+        'TrainerConfig.num_checkpoints': 'checkpoint_interval checkpoint_freq checkpoint_frequency save_freq '
+                                         'save_interval save_every',
+        'TrainerConfig.eval_interval': 'eval_freq evaluation_interval eval_every',
+        'TrainerConfig.num_eval_episodes': 'n_eval_episodes eval_episodes evaluation_duration episode_per_test',
+        'TrainerConfig.summary_interval': 'log_interval log_freq log_every',
+        'create_environment.env_name': 'env_id env environment game task',
+        'create_environment.num_parallel_environments': 'n_envs num_envs num_workers num_env_runners training_num '
+                                                        'num_envs_per_env_runner',
+        'suite_gym.load.env_args': 'env_kwargs env_config make_kwargs',
+        'SacAlgorithm.target_update_tau': 'tau polyak',
+        'SacAlgorithm.target_update_period': 'target_update_interval target_network_frequency target_update_freq',
+        'DqnAlgorithm.rollout_epsilon_greedy': 'exploration_fraction exploration_final_eps exploration_initial_eps '
+                                               'start_e end_e',
+        'ActorDistributionNetwork.fc_layer_params': 'net_arch hidden_sizes hidden_dims fcnet_hiddens policy_kwargs',
+        'ActorDistributionNetwork.activation': 'activation_fn fcnet_activation',
+    }.items() for name in names.split()
+}
+"""Name of a parameter in other libraries, and the parameter of alfx."""
+
+
 def instead_of(selector: str) -> str:
     """Return the hint for a configurable or module that does not exist; '' if the table has none."""
     return next((INSTEAD[part] for part in reversed(selector.split('.')) if part in INSTEAD), '')
 
 
-def instead_of_parameter(owner: str, name: str) -> str:
-    """Return the hint for a parameter that ``owner`` does not have; '' if the table has none."""
-    return INSTEAD.get(f'{owner}.{name}') or INSTEAD.get(f'*.{name}', '')
+def instead_of_parameter(owner: str, name: str, known: Collection[str] = ()) -> str:
+    """Return the hint for a parameter that ``owner`` does not have; '' if the tables have none.
+
+    Args:
+        owner: name of the class or factory.
+        name: name of the parameter, as written.
+        known: parameters that ``owner`` has.
+    """
+    hint = INSTEAD.get(f'{owner}.{name}') or INSTEAD.get(f'*.{name}', '')
+    target = ELSEWHERE.get(name, '')
+    if hint or not target:
+        return hint
+    own = target.rpartition('.')[2]
+    return f"did you mean '{own}'?" if own in known else f'alfx calls it {target}'

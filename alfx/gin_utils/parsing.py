@@ -298,16 +298,21 @@ class Reader:
         return value
 
     def _include(self, name: str, location: str, including: tuple[str, ...]) -> None:
-        """Read the file beside the including file, else in the working directory (as gin), else the shipped conf."""
+        """Read the file beside the including file, else in the working directory (as gin), else the shipped conf.
+
+        A file that includes its own name means another one of that name.
+        """
         folder = os.path.dirname(including[-1]) if including else os.getcwd()
         folders = [folder, CONFS] if including and is_shipped(including[-1]) else [folder, os.getcwd(), CONFS]
         candidates = [os.path.join(place, os.path.expanduser(name)) for place in folders]
-        found = next((os.path.abspath(c) for c in candidates if os.path.isfile(c)), None)
+        existing = [os.path.abspath(candidate) for candidate in candidates if os.path.isfile(candidate)]
+        found = next((path for path in existing if path not in including[-1:]), next(iter(existing), None))
         if found and is_shipped(found) and not (including and is_shipped(including[-1])):
             near = [os.path.join(folder, '..', name), *(os.path.join(os.path.dirname(path), name)
                                                         for path in including),
                     *glob.glob(os.path.join(glob.escape(folder), '*', glob.escape(name)))]
-            if other := next((path for path in near if os.path.isfile(path) and not is_shipped(path)), None):
+            if other := next((path for path in near if os.path.isfile(path) and not is_shipped(path)
+                              and os.path.abspath(path) not in including), None):
                 _logger.info("%s: include '%s' is the conf that comes with alfx, not %s; write the path of the file to "
                              'include it instead', location, name, show_path(os.path.abspath(other)))
         if found is None:

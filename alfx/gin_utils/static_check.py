@@ -198,7 +198,7 @@ def _check_binding(statement: Statement, configurable: Any, value: Any) -> tuple
         if open_ended and not configurable.allowlist:
             return None, statement.value
         names = ', '.join(parameters) or 'none'
-        hint = (instead_of_parameter(configurable.name, statement.name)
+        hint = (instead_of_parameter(configurable.name, statement.name, parameters)
                 or hint_nearest(statement.name, list(parameters), 0.6) or f'its parameters: {names}')
         return Problem(statement.location, f"{owner} has no parameter '{statement.name}'", hint), None
     hint_type = registry.annotation_of(configurable.wrapped, statement.name)

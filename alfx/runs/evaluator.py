@@ -6,6 +6,7 @@
 import contextlib
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -106,9 +107,13 @@ class EvalResult(NamedTuple):
         }
 
     def further_means(self) -> dict[str, float]:
-        """Return the means of the env_info, the measures and the success rate from :meth:`statistics`, by name."""
+        """Return the means of the env_info, the measures and the success rate from :meth:`statistics`, by name.
+
+        A quantity that is summed over the episode is called ``sum of NAME``, except for successes.
+        """
         named = [(*name.partition('/'), mean) for name, mean in self.statistics().items()]
-        return {name: mean for kind, _, name, mean in named if name and (kind != 'final_info' or 'success' in name)}
+        return {f'sum of {name}' if kind == 'env_info' and not re.search('@|success', name) else name: mean
+                for kind, _, name, mean in named if name and (kind != 'final_info' or 'success' in name)}
 
     def __str__(self) -> str:
         s = self.statistics()

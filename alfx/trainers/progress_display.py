@@ -54,6 +54,9 @@ class ProgressDisplay:
             values[f'{self._unit}/s'] = f'{(count - count_then) / elapsed:,.0f}'
             if percent > percent_then:
                 values['time left'] = format_seconds((1 - percent) / (percent - percent_then) * elapsed)
+        if self._is_terminal:  # narrow ones cut the end off
+            first = ('time left', f'{self._unit}/s', 'return')
+            values = {name: values[name] for name in (*(name for name in first if name in values), *values)}
         text = '  '.join(f'{name} {value}' for name, value in values.items())
         if self._is_terminal:
             self._show_bar(percent, text)
@@ -82,7 +85,7 @@ class ProgressDisplay:
         if self._bar is None:
             from tqdm import tqdm
             self._bar = tqdm(total=100, file=self._stream, dynamic_ncols=True, leave=True,
-                             bar_format='{percentage:3.0f}%|{bar:20}| {desc}')
+                             bar_format='{percentage:3.0f}%|{bar:10}| {desc}')
         self._bar.n = round(100 * percent, 1)
         self._bar.set_description_str(text, refresh=True)
 

@@ -1,4 +1,4 @@
-"""The command ``alfx``: finding programs, listing and describing what there is, help, completion."""
+"""The command ``alfx``: finding programs, lists, descriptions, help, completion."""
 import io
 import logging
 import signal
@@ -66,7 +66,7 @@ def test_names_of_the_package_are_imported_when_they_are_used():
 
 
 def test_the_list_has_every_conf_with_a_task(capsys):
-    assert list_program.main([]) == 0
+    assert list_program.main(['--wide']) == 0
     rows = capsys.readouterr().out.splitlines()
     with_task = [head for head in list_program.read_heads() if head.task]
     assert len(rows) == len(with_task) + 1
@@ -212,3 +212,13 @@ def test_help_shows_ranges_in_words(capsys):
 def test_fork_can_be_called_by_its_former_name(words):
     done = subprocess.run([sys.executable, *words, '--help'], capture_output=True, text=True)
     assert 'Fork a run from a checkpoint' in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize('columns', [80, 100, 160])
+def test_the_list_of_confs_fits_the_terminal(capsys, monkeypatch, columns):
+    monkeypatch.setenv('COLUMNS', str(columns))
+    list_program.main([])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns and ('Advantage actor-' in lines[1]) is (columns > 100)
+    list_program.main(['--wide'])
+    assert '...' not in capsys.readouterr().out

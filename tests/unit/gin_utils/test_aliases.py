@@ -1,11 +1,11 @@
-"""What is proposed in place of names that confs of elsewhere have."""
+"""Hints for names that other libraries use."""
 import re
 
 import pytest
 
 from alfx import gin_utils
 from alfx.gin_utils import ConfError, static_check
-from alfx.gin_utils.aliases import INSTEAD
+from alfx.gin_utils.aliases import ELSEWHERE, INSTEAD
 
 OWNERS = {'*.torch_env_wrappers': 'suite_gym.load', '*.wrap_with_process': 'suite_gym.load',
           '*.actor_network': 'ActorCriticAlgorithm', '*.value_network': 'ActorCriticAlgorithm',
@@ -68,3 +68,27 @@ def test_every_line_of_a_conf_gets_a_suggestion(message_of):
     assert [line.split(':')[-2].strip() for line in re.findall(r'\S*c\.gin:\d: ', message)] == ['1', '2', '2', '3', '4']
     assert message.count('ImageScaleTransformer') >= 2 and 'attention is not available' in message
     assert "did you mean 'gamma'?" in message
+
+
+@pytest.mark.parametrize('target', sorted(set(ELSEWHERE.values())))
+def test_parameters_named_for_users_of_other_libraries_exist(target):
+    selector, _, name = target.rpartition('.')
+    assert name in static_check.parameters_of(static_check.resolve(selector))[0]
+    assert target not in ELSEWHERE
+
+
+@pytest.mark.parametrize('binding, hint', [
+    ('Adam.learning_rate = 1e-3', "did you mean 'lr'?"),
+    ('PPOLoss.clip_range = 0.2', "did you mean 'importance_ratio_clipping'?"),
+    ('PPOLoss.ent_coef = 0.01', "did you mean 'entropy_regularization'?"),
+    ('PPOAlgorithm.gae_lambda = 0.9', 'alfx calls it PPOLoss.td_lambda'),
+    ('TrainerConfig.total_timesteps = 1000', "did you mean 'num_env_steps'?"),
+    ('TrainerConfig.n_steps = 64', "did you mean 'unroll_length'?"),
+    ('TrainerConfig.learning_rate = 64', 'alfx calls it Adam.lr'),
+    ('create_environment.n_envs = 4', "did you mean 'num_parallel_environments'?"),
+    ('create_environment.env_kwargs = {}', 'alfx calls it suite_gym.load.env_args'),
+    ('Agent.gamma = 0.9', 'write OneStepTDLoss.gamma'),
+    ('Adam.epss = 1', "did you mean 'eps'?"),
+])
+def test_parameters_of_other_libraries_get_a_hint(message_of, binding, hint):
+    assert hint in message_of(binding)

@@ -1,4 +1,4 @@
-"""Loading a conf: what it does when it is right, and what it says when it is wrong."""
+"""Loading of valid confs, and the messages for mistakes."""
 
 import math
 import os
@@ -636,7 +636,7 @@ def test_bindings_of_step_functions_and_macros_count(conf):
 
 
 def refused(conf_file, params=(), **kwargs):
-    """What a run is told whose first iteration makes a car."""
+    """Load a conf, make a car as a first iteration does, and return the message of the unused bindings."""
     gin_utils.load(conf_file, params, **kwargs)
     garage()
     with pytest.raises(ConfError) as caught:
@@ -706,7 +706,7 @@ def test_shipped_lines_made_idle_by_an_override_are_not_reported(conf, caplog):
 
 @gin_utils.configurable
 class Turbo(Engine):
-    """Hands on what it does not know, as subclasses of users do."""
+    """Forwards unknown arguments, as subclasses of users do."""
 
     def __init__(self, boost: float = 1.0, **kwargs):
         super().__init__(**kwargs)
@@ -730,7 +730,7 @@ class Brake:
 
 @gin_utils.configurable
 def tuned(engine_ctor):
-    """Calls what it is given with an argument that brakes do not take."""
+    """Call a constructor with an argument that brakes do not accept."""
     return engine_ctor(fuel='diesel')
 
 
@@ -795,4 +795,15 @@ def test_two_included_algorithms_are_an_error(tmp_path, files, problem):
     else:
         with pytest.raises(ConfError, match=problem):
             gin_utils.load(str(tmp_path / 'mine.gin'))
+    gin_utils.clear()
+
+
+def test_a_conf_that_includes_its_own_name_means_the_shipped_one(tmp_path, caplog):
+    (tmp_path / 'ppo.gin').write_text("include 'ppo.gin'\nPPOLoss.gamma = 0.5\n")
+    with caplog.at_level('INFO'):
+        conf = gin_utils.load(str(tmp_path / 'ppo.gin'))
+    assert len(conf.sources) == 2 and not caplog.text
+    (tmp_path / 'own.gin').write_text("include 'own.gin'\n")
+    with pytest.raises(ConfError, match='circular include: own.gin -> own.gin'):
+        gin_utils.load(str(tmp_path / 'own.gin'))
     gin_utils.clear()

@@ -242,6 +242,21 @@ def test_curves_use_environment_steps_unless_a_run_trained_without(tmp_path):
     assert curves.axis_of([acting, offline_first]) == 'iteration'
 
 
+@pytest.mark.parametrize('columns', [80, 100])
+def test_a_progress_bar_shows_speed_and_time_left_first(monkeypatch, columns):
+    monkeypatch.setenv('COLUMNS', str(columns))
+    clock, stream = [0.0], io.StringIO()
+    monkeypatch.setattr('alfx.trainers.progress_display.time.monotonic', lambda: clock[0])
+    stream.isatty = lambda: True
+    display = ProgressDisplay(stream)
+    for clock[0] in (0.0, 10.0):
+        display.show(0.1 + clock[0] / 100, 1000 * clock[0], {'iteration': '1,234', 'env steps': '1,234,567',
+                                                             'return': '-1234.5', 'length': '1000'})
+    display.close()
+    bar = stream.getvalue().split('\r')[-1].rstrip('\n')
+    assert 'time left 1:20  steps/s 1,000  return -1234.5' in bar[:80]
+
+
 def test_smoothing_averages_over_the_last_points():
     band = curves.average([curves.Curve(np.arange(4.0), np.array([0.0, 2.0, 4.0, 8.0]))], smoothing=2)
     assert band.mean.tolist() == [0.0, 1.0, 3.0, 6.0]
