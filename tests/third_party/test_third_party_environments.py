@@ -1,0 +1,99 @@
+"""Environments of other packages train, and resume either exactly or with new episodes and a line in the log.
+
+``make test-environments`` runs these tests. They need packages that alfx does not depend on::
+
+    pip install panda-gym highway-env crafter mo-gymnasium flappy-bird-gymnasium gymnasium-robotics minigrid
+    pip install gym-super-mario-bros 'gym==0.25.2' 'numpy<2'     # in another environment, because of numpy
+"""
+import csv
+import importlib.util
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers import warm_starts
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow,
+              pytest.mark.skipif(not os.environ.get('ALFX_TEST_ENVIRONMENTS'), reason='run by make test-environments')]
+
+EXACT, NEW_EPISODES = 'exact', 'new episodes'
+FLAT = 'suite_gym.load.gym_env_wrappers = (@gymnasium.wrappers.FlattenObservation, )'
+MINIGRID = 'create_environment.env_load_fn = @suite_minigrid.load'
+# package, environment, further lines of the conf, how it resumes
+ENVIRONMENTS = [
+    ('panda_gym', 'PandaReach-v3', FLAT, NEW_EPISODES),  # PyBullet knows its world by a number
+    ('gym_super_mario_bros', 'Mario-v0', '', NEW_EPISODES),  # the emulator is known by its address
+    ('highway_env', 'highway-fast-v0', FLAT, EXACT),
+    ('crafter', 'Crafter-v0', '', EXACT),
+    ('gymnasium_robotics', 'FetchReach-v4', FLAT, EXACT),
+    ('gymnasium_robotics', 'FrankaKitchen-v1', FLAT, EXACT),
+    ('minigrid', 'MiniGrid-Dynamic-Obstacles-5x5-v0', MINIGRID, EXACT),
+    ('mo_gymnasium', 'deep-sea-treasure-v0', '', EXACT),
+    ('flappy_bird_gymnasium', 'FlappyBird-v0', '', EXACT),
+]
+CONF = '''
+import adapters
+include 'ppo.gin'
+create_environment.env_name = '{name}'
+create_environment.num_parallel_environments = 2
+create_environment.nonparallel = {nonparallel}
+{more}
+ActorDistributionNetwork.fc_layer_params = (16, )
+ActorDistributionNetwork.continuous_projection_net_ctor = @NormalProjectionNetwork
+ValueNetwork.fc_layer_params = (16, )
+ppo/Adam.lr = 1e-3
+TrainerConfig.unroll_length = 40
+TrainerConfig.mini_batch_size = 40
+TrainerConfig.num_updates_per_train_iter = 1
+TrainerConfig.num_checkpoints = 6
+TrainerConfig.num_env_steps = 960
+TrainerConfig.random_seed = 1
+'''
+
+
+def start(folder, name):
+    """Start or resume the run ``name``; return the process."""
+    log = open(folder / f'{name}.log', 'a')
+    return warm_starts.Popen([sys.executable, '-m', 'alfx', 'train', str(folder / 'task.gin'), '--root_dir',
+                              str(folder / name)], stdout=log, stderr=log, cwd=folder)
+
+
+def trained(folder, name, kill=False):
+    """Train the run ``name``, optionally killed at its second checkpoint; return the exit code."""
+    process, deadline = start(folder, name), time.monotonic() + 600
+    while process.poll() is None:
+        assert time.monotonic() < deadline, (folder / f'{name}.log').read_text()
+        if kill and len(list((folder / name).glob('train/algorithm/ckpt-*[0-9]'))) >= 2:
+            process.send_signal(signal.SIGKILL)
+        time.sleep(0.02)
+    return process.wait()
+
+
+def rows(folder):
+    """Return the rows of progress.csv without times."""
+    with open(folder / 'progress.csv', encoding='utf8') as file:
+        return [{k: v for k, v in row.items() if 'second' not in k} for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize('nonparallel', [True, False], ids=['one process', 'workers'])
+@pytest.mark.parametrize('package, name, more, expected', ENVIRONMENTS, ids=[name for _, name, *_ in ENVIRONMENTS])
+def test_a_killed_run_resumes_as_expected(tmp_path, package, name, more, expected, nonparallel):
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f'the package {package} is not installed')
+    (tmp_path / 'task.gin').write_text(CONF.format(name=name, more=more, nonparallel=nonparallel))
+    shutil.copy(Path(__file__).with_name('adapters.py'), tmp_path)
+    assert trained(tmp_path, 'whole') == 0, (tmp_path / 'whole.log').read_text()
+    assert trained(tmp_path, 'killed', kill=True) == -signal.SIGKILL, (tmp_path / 'killed.log').read_text()
+    assert trained(tmp_path, 'killed') == 0, (tmp_path / 'killed.log').read_text()
+    log = (tmp_path / 'killed.log').read_text()
+    found = NEW_EPISODES if 'new episodes start' in log else EXACT
+    print(log)
+    assert found == expected, log
+    if expected == EXACT:
+        assert rows(tmp_path / 'whole') == rows(tmp_path / 'killed')
+    else:
+        assert 'the state of this environment cannot be saved' in (tmp_path / 'whole.log').read_text()
