@@ -217,6 +217,13 @@ class TestVerification:
             state.finish()
         assert 'another process has not restored it within 0 s' in caplog.text
 
+    def test_a_stopped_run_does_not_wait_for_the_verification(self, made):
+        env, config = made('Sound')
+        state, _ = saved_after(env, config)
+        state._is_stopped = lambda: True
+        state.finish()
+        assert not state._is_verified and pickle.loads(state.get())[1]
+
     def test_a_process_stopped_from_outside_proves_nothing(self, made):
         env, config = made('Sound')
         state, _ = saved_after(env, config)
