@@ -260,15 +260,17 @@ def _load_model(model: Any, arrays: dict[str, np.ndarray]) -> None:
             getattr(model, name)[...] = array
 
 
-def _save_data(data: Any) -> bytes:
+def _save_data(data: Any) -> list[bytes]:
     # The whole MjData, not only mj_getState: observations and rewards also read quantities that the last step
     # derived (positions of bodies, contact forces), and mj_forward would not reproduce them.
-    return pickle.dumps(data, protocol=pickle.HIGHEST_PROTOCOL)
+    return data.__getstate__().split(data.model.__getstate__())  # without its copy of the model, with all meshes
 
 
-def _load_data(data: Any, state: bytes) -> None:
+def _load_data(data: Any, state: list[bytes]) -> None:
+    saved = type(data).__new__(type(data))
+    saved.__setstate__(data.model.__getstate__().join(state))
     # mj_copyData is not in every Python interface of MuJoCo, but in the library that it is linked to
-    saved, library = pickle.loads(state), ctypes.CDLL(sys.modules['mujoco._structs'].__file__)
+    library = ctypes.CDLL(sys.modules['mujoco._structs'].__file__)
     library.mj_copyData.argtypes, library.mj_copyData.restype = [ctypes.c_void_p] * 3, ctypes.c_void_p
     if not library.mj_copyData(data._address, data.model._address, saved._address):
         raise ValueError('the saved state is of another MuJoCo model')
