@@ -267,7 +267,8 @@ def _save_data(data: Any) -> list[bytes]:
 
 
 def _load_data(data: Any, state: list[bytes]) -> None:
-    saved = type(data).__new__(type(data))
+    kind: Any = type(data)
+    saved = kind.__new__(kind)
     saved.__setstate__(data.model.__getstate__().join(state))
     # mj_copyData is not in every Python interface of MuJoCo, but in the library that it is linked to
     library = ctypes.CDLL(sys.modules['mujoco._structs'].__file__)
