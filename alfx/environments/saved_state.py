@@ -61,6 +61,12 @@ class _Simulator(NamedTuple):
     load: Callable[[Any, Any], None]
 
 
+class _View(NamedTuple):
+    """Array in the memory of a simulator, such as ``data.qpos`` of MuJoCo, which must not become a copy."""
+
+    array: np.ndarray
+
+
 def capture(env: Any) -> bytes | None:
     """Return the state of ``env`` and of all its wrappers, or ``None`` if it cannot be saved exactly.
 
@@ -103,7 +109,12 @@ def restore(env: Any, state: bytes) -> None:
         attributes, skipped = saved
         for key in vars(layer).keys() - attributes.keys() - skipped:
             delattr(layer, key)
-        vars(layer).update(attributes)
+        for key, value in attributes.items():
+            existing = vars(layer).get(key)
+            if isinstance(value, _View) and _is_view(existing) and existing.shape == value.array.shape:
+                existing[...] = value.array
+            else:
+                vars(layer)[key] = value.array if isinstance(value, _View) else value
     for (owner, simulator), saved in zip(simulators, simulated):
         simulator.load(owner, saved)
 
@@ -136,7 +147,8 @@ def _dump(env: Any) -> tuple[bool, bytes, set[str]]:
         object.__reduce_ex__(layer, 4)  # raises for an object with state in native code
         if any(vars(kind).get('__slots__') for kind in type(layer).__mro__):
             raise pickle.PicklingError(f'{type(layer).__name__} has __slots__')
-        attributes = {key: value for key, value in vars(layer).items() if not _is_skipped(value)}
+        attributes = {key: _View(value) if _is_view(value) else value
+                      for key, value in vars(layer).items() if not _is_skipped(value)}
         states.append((attributes, vars(layer).keys() - attributes.keys()))
     simulated = [simulator.save(owner) for owner, simulator in simulators]
     buffer = io.BytesIO()
@@ -190,6 +202,12 @@ def _is_skipped(value: Any) -> bool:
     if isinstance(value, _SKIPPED_TYPES) or type(value).__module__.partition('.')[0] in _WINDOW_PACKAGES:
         return True
     return any(type(value) is getattr(sys.modules.get(module), name, None) for module, name in _WINDOW_TYPES)
+
+
+def _is_view(value: Any) -> bool:
+    while isinstance(value, np.ndarray) and value.base is not None:
+        value = value.base
+    return type(value).__name__ == 'PyCapsule'
 
 
 class _Pickler(pickle.Pickler):

@@ -96,6 +96,8 @@ class EnvironmentState:
                 if not self._is_verified:
                     return False
             self._env.set_state(state)
+            self._is_verified = True
+            self._stop_recording()
             return True
         except Exception as error:  # noqa: BLE001 - unpickling calls code of the environment, which may raise anything
             logger.info('the state of the environments cannot be restored: %s', error)

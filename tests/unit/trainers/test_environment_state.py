@@ -186,7 +186,8 @@ class TestVerification:
         step(env, 1)
         monkeypatch.setattr(environment_state, '_Verification', None)
         other = made('Sound')[0]
-        assert EnvironmentState(other, config).restore(state.get())
+        resumed = EnvironmentState(other, config)
+        assert resumed.restore(state.get()) and not resumed._recorders
         assert other.gym.call('clock') == env.gym.call('clock')
         assert other.gym.envs[0].unwrapped.clock > 40
 
