@@ -12,6 +12,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers import warm_starts
 
@@ -75,6 +76,8 @@ def rows(folder):
 def test_a_run_resumes_exactly_or_with_new_episodes(tmp_path, package, name, more, expected, nonparallel):
     if importlib.util.find_spec(package) is None:
         pytest.skip(f'the package {package} is not installed')
+    if package == 'gym_super_mario_bros' and np.lib.NumpyVersion(np.__version__) >= '2.0.0':
+        pytest.skip('the emulator of gym_super_mario_bros needs numpy<2')
     (tmp_path / 'task.gin').write_text(CONF.format(name=name, more=more, nonparallel=nonparallel))
     shutil.copy(Path(__file__).with_name('adapters.py'), tmp_path)
     said = train(tmp_path, 'halves', 480)
