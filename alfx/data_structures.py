@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from alfx import nest
-from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, zeros_from_spec
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, nearest_zeros
 
 
 def namedtuple(typename: str, field_names: Sequence[str] | str, default_value: Any = None,
@@ -91,7 +91,7 @@ class TimeStep(_Timed, _TimeStepFields):
         reward: float32 ``[B]`` or ``[B, K]``: reward for *arriving* at this step by ``prev_action``; 0 at FIRST.
         discount: float32 ``[B]``: 0 if arriving at this step terminated the episode; a truncation leaves it unchanged.
         observation: nest ``[B, ...]``. LAST holds the true final observation of its episode.
-        prev_action: nest ``[B, ...]``: action that led to this step; zeros at FIRST.
+        prev_action: nest ``[B, ...]``: action that led to this step; at FIRST the one nearest to zeros.
         env_id: int64 ``[B]``: number of the environment.
         untransformed: this step before all data transformers, if it is kept.
         env_info: nest ``[B, ...]`` of additional numbers from the environment.
@@ -254,7 +254,7 @@ def restart(observation: NestedTensor, action_spec: NestedTensorSpec, reward_spe
 
     Args:
         observation: ``[B, ...]`` if ``batched``, else ``[...]``.
-        action_spec: spec of ``prev_action``, which is set to zeros.
+        action_spec: spec of ``prev_action``, which is set to :func:`~alfx.tensor_specs.nearest_zeros`.
         reward_spec: spec of ``reward``, which is set to zeros.
         env_id: int64 ``[B]``; ``None`` means 0 .. B-1.
         env_info: nest of additional numbers.
@@ -266,7 +266,7 @@ def restart(observation: NestedTensor, action_spec: NestedTensorSpec, reward_spe
         batch))
     return TimeStep(step_type=torch.full(outer, StepType.FIRST, dtype=torch.int32), reward=reward_spec.zeros(outer),
                     discount=torch.ones(outer), observation=observation,
-                    prev_action=zeros_from_spec(action_spec, outer), env_id=ids, env_info=env_info)
+                    prev_action=nearest_zeros(action_spec, outer), env_id=ids, env_info=env_info)
 
 
 def transition(observation: NestedTensor, prev_action: NestedTensor, reward: torch.Tensor,

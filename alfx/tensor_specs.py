@@ -135,6 +135,10 @@ class TensorSpec:
         """Return a tensor ``[*outer_dims, *shape]`` of zeros."""
         return torch.zeros((*outer_dims, *self._shape), dtype=self._dtype)
 
+    def nearest_zeros(self, outer_dims: Sequence[int] = ()) -> torch.Tensor:
+        """Return the tensor ``[*outer_dims, *shape]`` within the bounds that is nearest to zeros."""
+        return self.zeros(outer_dims)
+
     def ones(self, outer_dims: Sequence[int] = ()) -> torch.Tensor:
         """Return a tensor ``[*outer_dims, *shape]`` of ones."""
         return torch.ones((*outer_dims, *self._shape), dtype=self._dtype)
@@ -244,6 +248,11 @@ class BoundedTensorSpec(TensorSpec):
         """Inclusive upper bound: a 0-d array, or one of the shape of the spec."""
         return self._maximum
 
+    def nearest_zeros(self, outer_dims: Sequence[int] = ()) -> torch.Tensor:
+        """Return the tensor ``[*outer_dims, *shape]`` within the bounds that is nearest to zeros."""
+        nearest = np.minimum(np.maximum(np.zeros_like(self._minimum), self._minimum), self._maximum)
+        return torch.from_numpy(np.array(np.broadcast_to(nearest, (*outer_dims, *self._shape))))
+
     def sample(self, outer_dims: Sequence[int] = ()) -> torch.Tensor:
         """Return uniform samples within the bounds, ``[*outer_dims, *shape]``, from torch's generator.
 
@@ -285,6 +294,23 @@ def zeros_from_spec(nested_spec: NestedTensorSpec, batch_size: int | Sequence[in
     """Return a nest of zeros ``[batch_size, *shape]``."""
     outer = (batch_size, ) if isinstance(batch_size, int) else tuple(batch_size)
     return nest.map_structure(lambda spec: spec.zeros(outer), nested_spec)
+
+
+def nearest_zeros(nested_spec: NestedTensorSpec, batch_size: int | Sequence[int]) -> NestedTensor:
+    """Return the nest of tensors ``[batch_size, *shape]`` within the bounds that is nearest to zeros.
+
+    It stands for "no action" where there is none, as before the first step of an episode.
+    """
+    outer = (batch_size, ) if isinstance(batch_size, int) else tuple(batch_size)
+    return nest.map_structure(lambda spec: spec.nearest_zeros(outer), nested_spec)
+
+
+def without_action(where: torch.Tensor, action: NestedTensor, action_spec: NestedTensorSpec) -> NestedTensor:
+    """Return actions ``[B, ...]`` in the dtypes of the spec, zeros or nearest to them where ``where`` ``[B]`` is True.
+    """
+    return nest.map_structure(
+        lambda a, spec: torch.where(where.reshape(-1, *[1] * (a.ndim - 1)), spec.nearest_zeros(),
+                                    a.detach().to('cpu', spec.dtype)), action, action_spec)
 
 
 def check_consistent(nested: NestedTensor, spec: NestedTensorSpec, from_dim: int = 1, where: str = 'the nest') -> None:

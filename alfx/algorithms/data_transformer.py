@@ -7,6 +7,7 @@ conf file; transformers that look into the replay buffer come first in the list.
 
 ``B`` is the batch size and ``T`` the length of sequences: time steps are ``[B, ...]``, experience is ``[B, T, ...]``.
 """
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Optional, Union
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from alfx import context, nest
 from alfx.algorithms.transformers.field_checks import check_images, check_mask_field, check_order
 from alfx.algorithms.transformers.frame_stacking import plan_stacking, stack_from_replay, stack_time_step
-from alfx.algorithms.transformers.hindsight import GoalRelabeler
+from alfx.algorithms.transformers.hindsight import GoalRelabeler, GoalReward
 from alfx.algorithms.transformers.specs import ModuleWithSpecs
 from alfx.algorithms.transformers.normalization import (OFFLINE, episode_returns, exact_moments, make_normalizer,
                                                      make_reward_normalizer, plan_normalizing, update_condition)
@@ -28,6 +29,7 @@ from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.normalizers import Normalizer
 from alfx.utils.renamed import warn_renamed
 
+_log = logging.getLogger(__name__)
 FrameStackState = namedtuple('FrameStackState', ['steps', 'prev_frames'], default_value=())
 """State of :class:`FrameStacker`: ``steps`` int64 ``[B]``, number of steps seen of the episode; ``prev_frames``, a list
 with the previous ``stack_size - 1`` frames of each field, oldest first, joined along ``stack_axis``."""
@@ -240,31 +242,48 @@ class FrameStacker(DataTransformer):
 
 @configurable
 class ImageScaleTransformer(SimpleDataTransformer):
-    """Scales uint8 images linearly: 0 becomes ``min``, 255 becomes ``max``.
+    """Scales images of integers linearly: the lower bound of the space becomes ``min``, the upper bound ``max``.
+
+    Images of booleans, and of integers with the bounds 0 and 1, become floats 0 and 1: policies learn more slowly from
+    sparse planes without zeros.
 
     Args:
         observation_spec: nest of specs of the observation.
-        min: value of 0 after scaling.
-        max: value of 255 after scaling.
+        min: value of the lower bound after scaling.
+        max: value of the upper bound after scaling.
         fields: paths of the images; None if the observation is one image.
 
     Raises:
-        SpecError: a field does not exist or is not uint8.
+        SpecError: a field does not exist, or is not an image of integers with bounds at most 65,535 apart.
         ValueError: ``min`` is not less than ``max``.
     """
 
     def __init__(self, observation_spec: NestedTensorSpec, min: float = -1., max: float = 1.,
                  fields: Optional[Sequence[str]] = None) -> None:
-        self._fields, observation_spec = check_images('ImageScaleTransformer', observation_spec, fields, min, max)
+        ranges, observation_spec = check_images('ImageScaleTransformer', observation_spec, fields, min, max)
         super().__init__(observation_spec)
-        self._min, self._scale = min, (max - min) / 255.
+        self._lines = []  # field, slope and intercept
+        for field, (low, high) in ranges.items():
+            if (low, high) == (0, 1):
+                self._lines.append((field, 1.0, 0.0))
+                continue
+            scale = (max - min) / (high - low or 1)
+            self._lines.append((field, scale, min - low * scale))
+            if scale > 1 and max - min > 2:
+                _log.warning("ImageScaleTransformer: '%s': the bounds %d and %d of the space become %g and %g; set max "
+                             'and min closer together to keep the values small', field or 'observation', low, high,
+                             min, max)
 
     def _transform(self, time_step: TimeStep) -> TimeStep:
         observation = time_step.observation
-        for field in self._fields:
-            observation = nest.transform_nest(
-                observation, field, lambda image: image.to(torch.float32).mul_(self._scale).add_(self._min))
+        for field, scale, offset in self._lines:
+            observation = nest.transform_nest(observation, field, partial(_scaled, scale=scale, offset=offset))
         return time_step._replace(observation=observation)
+
+
+def _scaled(image: Tensor, scale: float, offset: float) -> Tensor:
+    """Return an image of integers as float32, scaled and shifted."""
+    return image.to(torch.float32).mul_(scale).add_(offset)
 
 
 @configurable
@@ -327,12 +346,9 @@ class ActionMask(DataTransformer):
 
     def _without(self, observation: Any) -> Any:
         """Return the observation without the field."""
-        *path, last = self._field.split('.')
-        parent = nest.get_field(observation, '.'.join(path)) if path else observation
-        rest = {key: value for key, value in parent.items() if key != last}
-        if len(rest) == 1:
-            rest = next(iter(rest.values()))
-        return nest.set_field(observation, '.'.join(path), rest) if path else rest
+        *keys, last = nest.locate_field(observation, self._field)
+        rest = {key: value for key, value in nest.get_field(observation, tuple(keys)).items() if key != last}
+        return nest.set_field(observation, tuple(keys), next(iter(rest.values())) if len(rest) == 1 else rest)
 
 
 def _some_valid(masks: NestedTensor, ndim: int) -> Tensor:
@@ -344,7 +360,7 @@ def _some_valid(masks: NestedTensor, ndim: int) -> Tensor:
 
 @configurable
 class ObservationNormalizer(SimpleDataTransformer):
-    """Normalizes observations by running statistics.
+    """Normalizes observations of floats by running statistics.
 
     The statistics are part of the ``state_dict``. They are updated whenever observations are transformed in the run
     mode ``update_mode``, and never in evaluation. With ``update_mode = 'offline'`` they are mean and variance of all
@@ -352,7 +368,8 @@ class ObservationNormalizer(SimpleDataTransformer):
 
     Args:
         observation_spec: nest of specs of the observation.
-        fields: paths of the parts to normalize; None for all.
+        fields: paths of the parts to normalize, which may be integers; None for all parts of floats. Integers such as
+            categories are then left unchanged.
         clipping: if above 0, the results are clipped to ``[-clipping, clipping]``.
         window_size: number of updates that ``WindowNormalizer`` averages over.
         update_rate: update rate of ``EMNormalizer``.
@@ -369,7 +386,7 @@ class ObservationNormalizer(SimpleDataTransformer):
     def __init__(self, observation_spec: NestedTensorSpec, fields: Optional[Sequence[str]] = None,
                  clipping: float = 0., window_size: Count = 10000, update_rate: Fraction = 1e-4, speed: Positive = 8.0,
                  zero_mean: bool = True, update_mode: str = 'replay', mode: str = 'adaptive') -> None:
-        self._fields, specs, observation_spec = plan_normalizing('ObservationNormalizer', observation_spec, fields,
+        self._chosen, specs, observation_spec = plan_normalizing('ObservationNormalizer', observation_spec, fields,
                                                                  clipping)
         super().__init__(observation_spec)
         self._is_update_mode = update_condition('ObservationNormalizer', update_mode)
@@ -384,24 +401,27 @@ class ObservationNormalizer(SimpleDataTransformer):
     @property
     def fits_offline_data(self) -> bool:
         """Return whether the statistics are computed from offline data."""
-        return self._is_fitted
+        return self._is_fitted and bool(self._chosen)
 
     def fit(self, experiences: Callable[[], Iterator[Experience]]) -> None:
         def parts() -> Iterator[list[Tensor]]:
             for experience in experiences():
-                yield [nest.get_field(experience.observation, field) for field in self._fields]
+                leaves = nest.flatten(experience.observation)
+                yield [leaves[i] for i in self._chosen]
 
         self._normalizer.set_moments(exact_moments(parts, num_dims=2))
 
     def _transform(self, time_step: TimeStep) -> TimeStep:
-        observation = time_step.observation
-        parts = [nest.get_field(observation, field).to(torch.float32) for field in self._fields]
+        if not self._chosen:
+            return time_step
+        leaves, structure = nest.flatten_with_structure(time_step.observation)
+        parts = [leaves[i].to(torch.float32) for i in self._chosen]
         if self._is_update_mode():
             self._normalizer.update(parts)
         parts = self._normalizer.normalize(parts, self._clipping if self._clipping > 0 else -1.0)
-        for field, part in zip(self._fields, parts):
-            observation = nest.set_field(observation, field, part)
-        return time_step._replace(observation=observation)
+        for i, part in zip(self._chosen, parts):
+            leaves[i] = part
+        return time_step._replace(observation=nest.unflatten(structure, leaves))
 
 
 class RewardTransformer(SimpleDataTransformer):
@@ -615,7 +635,7 @@ class RewardNormalizer(RewardTransformer):
         if self._is_update_mode() and not 0 < self._update_max_calls <= int(self._num_updates):
             self._normalizer.update(reward)
             self._num_updates += 1
-        return self._normalizer.normalize(reward, self._clip_value)
+        return self._normalizer.transform(reward, self._clip_value)
 
 
 @register_function
@@ -630,7 +650,10 @@ def l2_dist_close_reward_fn(achieved_goal: Tensor, goal: Tensor, threshold: floa
     Returns:
         float32 ``[B, T]``.
     """
-    distance = (achieved_goal - goal).flatten(2).norm(dim=2) if goal.ndim > 2 else (achieved_goal - goal).abs()
+    if not achieved_goal.is_floating_point():  # integers of a small type would overflow
+        achieved_goal, goal = achieved_goal.float(), goal.float()
+    difference = achieved_goal - goal
+    distance = difference.flatten(2).norm(dim=2) if goal.ndim > 2 else difference.abs()
     return -(distance >= threshold).to(torch.float32)
 
 
@@ -652,7 +675,8 @@ class HindsightExperienceTransformer(DataTransformer):
         achieved_goal_field: path in the experience of the goal achieved at a step.
         desired_goal_field: path in the experience of the desired goal.
         reward_fn: reward function of the environment: maps achieved goal and desired goal, ``[B, T, ...]`` each, to the
-            reward ``[B, T]`` for arriving at a step. It is verified against every stored reward.
+            reward ``[B, T]`` for arriving at a step. It is verified against every stored reward. With the default,
+            ``compute_reward`` of the environment is used if it has this method.
         terminal_reward: reward of reaching the goal if that terminates an episode: a step at which the new goal is
             reached becomes LAST with discount 0, and a step where only the original goal was reached is bootstrapped
             from. None: reaching the goal does not terminate, as in the tasks of ``suite_robotics``.
@@ -675,6 +699,12 @@ class HindsightExperienceTransformer(DataTransformer):
         self._relabel = GoalRelabeler('HindsightExperienceTransformer', observation_spec, her_proportion,
                                       achieved_goal_field, desired_goal_field, reward_fn, terminal_reward)
         self.goal_fields = self._relabel.observation_fields
+        self._has_default_reward = reward_fn is l2_dist_close_reward_fn
+
+    def use_goal_reward(self, compute_reward: Optional[Callable[..., Any]]) -> None:
+        """Use ``compute_reward`` of the environment, if it is given, unless another ``reward_fn`` is set."""
+        if compute_reward is not None and self._has_default_reward:
+            self._relabel.set_reward_fn(GoalReward(compute_reward, l2_dist_close_reward_fn))
 
     def transform_timestep(self, timestep: TimeStep, state: NestedTensor) -> tuple[TimeStep, NestedTensor]:
         return timestep, state

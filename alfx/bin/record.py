@@ -67,16 +67,16 @@ def _actor() -> tuple[Any, Any, dict[str, Any]]:
     from alfx.offline import dataset_spaces
     is_random, count = FLAGS.mode == 'random' and FLAGS.epsilon_greedy is None, FLAGS.num_environments
     if is_random and not FLAGS.root_dir:
-        env, about = _environments_of_conf(), {'conf': FLAGS.conf}
+        env, transformer = _environments_of_conf()
+        about = {'conf': FLAGS.conf}
     else:
         root_dir = flags.root_dir_from_flags()
         env, algorithm = policy_flags.policy_from_flags(root_dir, count)
-        about = {'root_dir': root_dir}
+        transformer, about = algorithm.data_transformer, {'root_dir': root_dir}
     about |= {'env_name': env.name, 'mode': FLAGS.mode, 'noise': FLAGS.noise,
               'correlated_noise': FLAGS.correlated_noise}
     if is_random:
-        act: Any = recorder.random_policy(env.action_spec(), count,
-                                          _mask_field(env.observation_spec()))
+        act: Any = recorder.random_policy(env.action_spec(), count, _masks(env, transformer))
     else:
         from alfx.runs import building
         from alfx.runs.playing import load_for_play
@@ -92,20 +92,21 @@ def _actor() -> tuple[Any, Any, dict[str, Any]]:
     return env, act, about
 
 
-def _mask_field(observation_spec: Any) -> str | None:
-    """Return the field of the observation that contains the action mask, or None."""
-    import gin
-
-    from alfx import nest
-    try:
-        field = str(gin.query_parameter('ActionMask.field'))
-    except ValueError:  # the conf has no such binding
-        field = 'valid_action_mask'
-    exists = any(f'{path}.'.startswith(f'{field}.') for path, _ in nest.flatten_with_path(observation_spec))
-    return field if exists else None
+def _masks(env: Any, transformer: Any) -> Any:
+    """Return a function from time steps to their action masks; None if there are none."""
+    from alfx.algorithms.data_transformer import ActionMask
+    from alfx.offline import recorder
+    if getattr(transformer, 'has_action_mask', False):
+        return recorder.action_masks(transformer, env.batch_size)
+    spec = env.observation_spec()
+    has_mask = isinstance(spec, dict) and 'valid_action_mask' in spec
+    return recorder.action_masks(ActionMask(spec), env.batch_size) if has_mask else None
 
 
-def _environments_of_conf() -> Any:
+def _environments_of_conf() -> tuple[Any, Any]:
+    """Return the environments and the data transformer of a conf."""
+    from alfx import context
+    from alfx.algorithms.data_transformer import create_data_transformer
     from alfx.config import TrainerConfig
     from alfx.runs import building
     from alfx.utils import random_state
@@ -117,7 +118,10 @@ def _environments_of_conf() -> Any:
     if FLAGS.random_seed is not None:
         config.random_seed = FLAGS.random_seed
     config.random_seed = random_state.set_random_seed(config.random_seed)
-    return building.create_eval_environment(config, FLAGS.num_environments)
+    env = building.create_eval_environment(config, FLAGS.num_environments)
+    spec = env.observation_spec()
+    context.set_run_specs(spec, spec, env.action_spec(), env.reward_spec())
+    return env, create_data_transformer(config.data_transformer_ctors(), spec)
 
 
 def _record(env: Any, act: Any) -> Any:

@@ -12,7 +12,7 @@ from alfx import context, nest
 from alfx.data_structures import AlgStep, Experience, StepType, TimeStep
 from alfx.engine.contract import Acts
 from alfx.engine.rollout import Steps, acting_step, map_steps, metric_fields
-from alfx.tensor_specs import NestedTensorSpec, SpecError, TensorSpec, extract_spec, zeros_from_spec
+from alfx.tensor_specs import NestedTensorSpec, SpecError, TensorSpec, extract_spec, nearest_zeros
 
 _BATCH = 2
 
@@ -32,7 +32,7 @@ def unchanged(module: Any) -> Iterator[None]:
 
 def _rollout_step(algorithm: Acts, step_spec: TimeStep) -> AlgStep:
     device = algorithm.device
-    time_step = nest.map_structure(lambda x: x.to(device), zeros_from_spec(step_spec, _BATCH))
+    time_step = nest.map_structure(lambda x: x.to(device), nearest_zeros(step_spec, _BATCH))
     with unchanged(algorithm), context.rollout_context(), context.record_if(False):
         step = acting_step(algorithm)(time_step, algorithm.get_initial_rollout_state(_BATCH))
         if not algorithm.capabilities.postprocesses_unrolls:
@@ -65,7 +65,7 @@ def steps_spec(algorithm: Acts, raw_step_spec: TimeStep) -> Steps:
         raw_step_spec: spec of the time step as the environment returns it.
     """
     device = algorithm.device
-    raw = nest.map_structure(lambda x: x.to(device), zeros_from_spec(raw_step_spec, _BATCH))
+    raw = nest.map_structure(lambda x: x.to(device), nearest_zeros(raw_step_spec, _BATCH))
     raw = raw._replace(step_type=torch.full_like(raw.step_type, StepType.LAST))  # a LAST step needs no valid action
     with unchanged(algorithm), context.rollout_context(), context.record_if(False):
         inputs, _ = algorithm.transform_timestep(raw, algorithm.get_initial_transform_state(_BATCH))

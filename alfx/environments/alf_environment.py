@@ -7,7 +7,7 @@
 import abc
 import collections
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ class AlfEnvironment(abc.ABC):
       action.
     - LAST carries the true final observation. ``discount`` is 0 if the episode terminated; a truncation does not change
       it.
-    - FIRST has reward 0, discount 1 and a ``prev_action`` of zeros.
+    - FIRST has reward 0, discount 1 and the ``prev_action`` within the bounds that is nearest to zeros.
     - All tensors are on the CPU, and a later step never writes to the tensors of an earlier one.
     """
 
@@ -145,6 +145,10 @@ class AlfEnvironment(abc.ABC):
         """Restore the final infos from a state of :meth:`get_state`; states of earlier versions have none."""
         self._latest_final_infos.clear()
         self.add_final_infos(state.get('final_infos', ()))
+
+    def goal_reward_fn(self) -> Callable[..., Any] | None:
+        """Return ``compute_reward(achieved_goal, desired_goal, info)`` of goal environments; ``None`` for others."""
+        return None
 
     @abc.abstractmethod
     def _reset(self) -> TimeStep:

@@ -21,7 +21,7 @@ class CheckedEnvironment(AlfEnvironmentBaseWrapper):
     - actions and time steps have the structure, shapes, dtypes and bounds of their specs;
     - all numbers are finite;
     - FIRST, MID, ..., LAST follow each other;
-    - FIRST has reward 0, discount 1 and a zero ``prev_action``, and ``prev_action`` of other steps is the given action;
+    - FIRST has reward 0, discount 1 and the ``prev_action`` nearest to zeros; other steps have the given action;
     - no step writes to the tensors of the previous step.
 
     Args:
@@ -43,7 +43,7 @@ class CheckedEnvironment(AlfEnvironmentBaseWrapper):
         return self._keep(time_step)
 
     def _step(self, action: NestedTensor) -> TimeStep:
-        _check_values(action, self._env.action_spec(), 'action')
+        check_values(action, self._env.action_spec(), 'action')
         given = nest.map_structure(torch.clone, action)
         time_step = self._env.step(action)
         nest.map_structure(lambda a, b: _require(torch.equal(a, b), 'action', 'an action that is not written to', a),
@@ -61,14 +61,15 @@ class CheckedEnvironment(AlfEnvironmentBaseWrapper):
         return time_step
 
     def _check(self, time_step: TimeStep) -> None:
-        _check_values(time_step, self._env.time_step_spec(), 'time step')
+        check_values(time_step, self._env.time_step_spec(), 'time step')
         size = nest.get_nest_batch_size(time_step)
         _require(size == self.batch_size, 'time step', f'a batch of {self.batch_size}', size)
         first = time_step.is_first()
         _require(not bool(time_step.reward[first].any()), 'reward', '0 at FIRST', time_step.reward)
         _require(bool((time_step.discount[first] == 1).all()), 'discount', '1 at FIRST', time_step.discount)
-        for leaf in nest.flatten(time_step.prev_action):
-            _require(not bool(leaf[first].any()), 'prev_action', 'zeros at FIRST', leaf)
+        for leaf, spec in zip(nest.flatten(time_step.prev_action), nest.flatten(self._env.action_spec())):
+            _require(bool((leaf[first] == spec.nearest_zeros()).all()), 'prev_action',
+                     'the action nearest to zeros at FIRST', leaf)
         middle = time_step.is_mid() & (time_step.discount == 0)
         _require(not bool(middle.any()), 'discount', '0 only at LAST', time_step.discount)
         if self._last is not None:
@@ -94,14 +95,14 @@ def _require(condition: bool, where: str, expected: str, found: Any) -> None:
         raise SpecError(f'{where}: expected {expected}, found {found}')
 
 
-def _check_values(nested: NestedTensor, spec: NestedTensorSpec, where: str) -> None:
+def check_values(nested: NestedTensor, spec: NestedTensorSpec, where: str) -> None:
     """Check the structure, shapes, dtypes, bounds and finiteness of a nest."""
     check_consistent(nested, spec, where=where)
     for (path, leaf_spec), tensor in zip(nest.flatten_with_path(spec), nest.flatten(nested)):
         place = f'{where}.{path}' if path else where
         if tensor.dtype.is_floating_point:
             _require(bool(torch.isfinite(tensor).all()), place, 'finite numbers', tensor)
-        if isinstance(leaf_spec, BoundedTensorSpec) and tensor.numel() and not path.startswith('prev_action'):
+        if isinstance(leaf_spec, BoundedTensorSpec) and tensor.numel():
             low, high = (torch.from_numpy(np.array(bound)) for bound in (leaf_spec.minimum, leaf_spec.maximum))
             _require(bool(((tensor >= low) & (tensor <= high)).all()), place, f'values within {leaf_spec}', tensor)
     if isinstance(nested, TimeStep):

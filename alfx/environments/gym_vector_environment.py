@@ -3,7 +3,8 @@
 Each step converts once between numpy and tensors, without a Python loop over environments. Any autoreset mode gives
 the same sequence of time steps, see :mod:`alfx.environments.autoreset`.
 """
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,11 @@ from alfx.data_structures import TimeStep
 from alfx.environments import autoreset, received, saved_state
 from alfx.environments.alf_environment import AlfEnvironment, select
 from alfx.environments.environment_errors import UnsupportedOperationError
-from alfx.environments.rendering import Window
+from alfx.environments.rendering import Window, as_frame
 from alfx.environments.seeding import environment_seeds
 from alfx.environments.spaces import ActionCodec, ObservationCodec
 from alfx.environments.vector_env import SupervisedVectorEnv
-from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec, torch_dtype_to_str
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec, nearest_zeros, torch_dtype_to_str
 
 _STATE_FORMAT = 1
 
@@ -51,6 +52,7 @@ class GymVectorEnvironment(AlfEnvironment):
                  seed: int | None = None, name: str = ''):
         self._observations = ObservationCodec(vector_env.single_observation_space, simplify_box_bounds, float_dtype)
         self._actions = ActionCodec(vector_env.single_action_space, vector_env.num_envs, normalize_action, clip_action)
+        self._no_action = [leaf.numpy() for leaf in nest.flatten(nearest_zeros(self._actions.spec, ()))]
         self._env = env = autoreset.with_next_step_autoreset(vector_env)
         self._batch_size = env.num_envs
         self._name = name or _name(vector_env)
@@ -68,6 +70,7 @@ class GymVectorEnvironment(AlfEnvironment):
         self._info_specs = dict(env_info_keys)
         if isinstance(env, SupervisedVectorEnv):
             env.info_keys = tuple(self._info_specs)
+        self._calls = 0
         self._first: np.ndarray | None = None  # environments whose next step is FIRST
         self._forced: np.ndarray | None = None  # of these, the ones that the vector environment will not reset itself
         self._seeds: list[int | None] | None = environment_seeds(seed, self._batch_size)
@@ -106,6 +109,11 @@ class GymVectorEnvironment(AlfEnvironment):
     def env_info_spec(self) -> NestedTensorSpec:
         return dict(self._info_specs) if self._info_specs else ()
 
+    @property
+    def action_codec(self) -> ActionCodec:
+        """Converter of actions, which works without the environment."""
+        return self._actions
+
     def encode_action(self, action: NestedTensor) -> Any:
         """Return actions ``[B, ...]`` in the format and bounds of the vector environment."""
         return self._actions.encode(action)[0]
@@ -126,7 +134,7 @@ class GymVectorEnvironment(AlfEnvironment):
         count = self._batch_size
         return TimeStep(torch.zeros(count, dtype=torch.int32), self._reward_spec.zeros((count, )), torch.ones(count),
                         self._decode(observation, 'reset()'),
-                        nest.map_structure(lambda spec: spec.zeros((count, )), self._actions.spec), self._env_ids, (),
+                        nearest_zeros(self._actions.spec, count), self._env_ids, (),
                         self._decode_infos(infos) if self._info_specs else ())
 
     def _step(self, action: NestedTensor) -> TimeStep:
@@ -150,8 +158,8 @@ class GymVectorEnvironment(AlfEnvironment):
             if first is not None:
                 done &= ~first
                 step_types[first], discounts[first], rewards[first] = 0, 1.0, 0.0
-                for leaf in given:
-                    leaf[first] = 0
+                for leaf, nothing in zip(given, self._no_action):
+                    leaf[first] = nothing
             self._first = done if np.count_nonzero(done) else None
             self._final_infos = {} if self._first is None else self._episode_numbers(infos, done)
             self.add_final_infos(self._final_infos.values())
@@ -163,6 +171,10 @@ class GymVectorEnvironment(AlfEnvironment):
                         self._decode_infos(infos) if self._info_specs else ())
 
     def _decode(self, observation: Any, during: str) -> NestedTensor:
+        if not self._owned:
+            self._calls += 1
+        if not self._owned and received.is_check_due(self._calls):
+            received.check_values(observation, self._env.single_observation_space, during, self._name)
         decoded = self._observations.decode(observation, self._owned)
         if not self._owned:
             received.check_observation(decoded, self._observations.spec, self._batch_size, during, self._name)
@@ -179,18 +191,33 @@ class GymVectorEnvironment(AlfEnvironment):
         return decoded
 
     def _episode_numbers(self, infos: dict[str, Any], done: np.ndarray) -> dict[int, dict[str, float]]:
-        """Return the numbers in the infos of ended episodes, except those in ``env_info``, by environment and name."""
+        """Return the numbers in the infos of ended episodes, except those in ``env_info``, by environment and name.
+
+        A number in a dict inside the info is named by its path, such as 'episode/r'.
+        """
         found: dict[int, dict[str, float]] = {}
         for key, values in infos.items():
-            if key in self._info_specs or key.startswith('_') or not isinstance(values, np.ndarray):
+            if key in self._info_specs or not isinstance(key, str) or key.startswith('_'):
                 continue
-            if values.shape == (self._batch_size, ) and values.dtype.kind in 'biuf':
-                for i in np.flatnonzero(done & infos.get('_' + key, True) & np.isfinite(values)).tolist():
-                    found.setdefault(i, {})[key] = float(values[i])
+            ended = done & infos.get('_' + key, True)
+            if isinstance(values, dict):
+                for i, numbers in self._episode_numbers(values, ended).items():
+                    found.setdefault(i, {}).update({f'{key}/{name}': number for name, number in numbers.items()})
+            elif isinstance(values, np.ndarray) and values.shape == (self._batch_size, ):
+                if values.dtype == object:  # gymnasium's own vector environments give numpy.bool_ like this
+                    ended = ended & [isinstance(value, (bool, int, float, np.number, np.bool_)) for value in values]
+                elif values.dtype.kind not in 'biuf':
+                    continue
+                for i in np.flatnonzero(ended).tolist():
+                    if math.isfinite(number := float(values[i])):
+                        found.setdefault(i, {})[key] = number
         return found
 
     def final_infos(self) -> dict[int, dict[str, float]]:
         return self._final_infos
+
+    def goal_reward_fn(self) -> Callable[..., Any] | None:
+        return getattr(self._env, 'goal_reward_fn', None)
 
     # Ending episodes from outside --------------------------------------------------------------------------------
 
@@ -234,7 +261,7 @@ class GymVectorEnvironment(AlfEnvironment):
         count = self._batch_size
         fresh = TimeStep(torch.zeros(count, dtype=torch.int32), self._reward_spec.zeros((count, )), torch.ones(count),
                          self._observations.decode(observation, False),
-                         nest.map_structure(lambda spec: spec.zeros((count, )), self._actions.spec), self._env_ids, (),
+                         nearest_zeros(self._actions.spec, count), self._env_ids, (),
                          self._decode_infos(infos) if self._info_specs else ())
         self._current = select(mask.cpu(), fresh, current)
         return self._current
@@ -294,16 +321,19 @@ class GymVectorEnvironment(AlfEnvironment):
         self.current_time_step()
         if self._env.render_mode == 'human' and mode == 'human':
             return None  # the environment renders itself at every step
-        frame = None
-        if self._env.render_mode is not None:
-            if isinstance(self._env, SupervisedVectorEnv):
-                frame = self._env.render_first()
-            else:
-                frame = (self._env.render() or (None, ))[0]
-        if not isinstance(frame, np.ndarray):
+        if self._env.render_mode is None:
             raise UnsupportedOperationError(
-                f'{self.name} returns no images: its render_mode is {self._env.render_mode!r}; construct it with '
-                f"render_mode='rgb_array' (supported: {self._env.metadata.get('render_modes', [])})")
+                f"{self.name} returns no images: its render_mode is None; construct it with render_mode='rgb_array', "
+                f"which its constructor must accept and its metadata['render_modes'] must list (found "
+                f"{self._env.metadata.get('render_modes')})")
+        if isinstance(self._env, SupervisedVectorEnv):
+            frame = self._env.render_first()
+        else:
+            frames = self._env.render()
+            frame = as_frame(None if frames is None or not len(frames) else frames[0])
+        if isinstance(frame, UnsupportedOperationError):
+            raise UnsupportedOperationError(f'{self.name} cannot be rendered with render_mode='
+                                            f'{self._env.render_mode!r}: {frame}')
         if mode == 'rgb_array':
             return frame
         if self._window is None:

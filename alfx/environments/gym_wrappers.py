@@ -13,17 +13,19 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from alfx import nest
 from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.gym_action_wrappers import (ContinuousActionClip, ContinuousActionMapping, NonEpisodicEnv,
                                                    NormalizedAction)
-from alfx.environments.image_spaces import (box_like, image_axes, is_channels_last_image, luma, opencv, require_box)
+from alfx.environments.image_spaces import (as_nest, box_like, image_axes, is_channels_last_image, luma, opencv,
+                                            require_box)
 from alfx.gin_utils import configurable
 
 __all__ = [
-    'BaseObservationWrapper', 'ContinuousActionClip', 'ContinuousActionMapping', 'DMAtariPreprocessing',
-    'EpisodicRandomFrameCrop', 'FrameCrop', 'FrameFlip', 'FrameGrayScale', 'FrameResize', 'FrameSkip', 'FrameStack',
-    'ImageChannelFirst', 'NonEpisodicEnv', 'NormalizedAction', 'ObservationSubset', 'is_channels_last_image', 'luma',
-    'opencv', 'transform_space',
+    'ActionMaskFromInfo', 'BaseObservationWrapper', 'ContinuousActionClip', 'ContinuousActionMapping',
+    'DMAtariPreprocessing', 'EpisodicRandomFrameCrop', 'FrameCrop', 'FrameFlip', 'FrameGrayScale', 'FrameResize',
+    'FrameSkip', 'FrameStack', 'ImageChannelFirst', 'NonEpisodicEnv', 'NormalizedAction', 'ObservationSubset',
+    'is_channels_last_image', 'luma', 'opencv', 'transform_space',
 ]
 
 StepResult = tuple[Any, Any, bool, bool, dict[str, Any]]
@@ -41,39 +43,38 @@ def transform_space(observation_space: spaces.Space, field: str | None,
     Raises:
         EnvironmentLoadError: there is no such field.
     """
-    if not field:
-        return func(observation_space)
-    name, _, rest = field.partition('.')
-    if isinstance(observation_space, spaces.Dict):
-        children: dict[Any, spaces.Space] = dict(observation_space.spaces)
-        key: Any = name
-    elif isinstance(observation_space, spaces.Tuple):
-        children = dict(enumerate(observation_space.spaces))
-        key = int(name) if name.isdigit() else name
-    else:
-        children, key = {}, name
-    if key not in children:
-        raise EnvironmentLoadError(f'field {field!r}: {observation_space} has no part {name!r}; it has '
-                                   f'{[str(child) for child in children] or "no parts"}')
-    children[key] = transform_space(children[key], rest, func)
-    if isinstance(observation_space, spaces.Dict):
-        return spaces.Dict(children)
-    return spaces.Tuple(list(children.values()))
+    return _with_part(observation_space, _keys(observation_space, field), func)
 
 
-def _get(observation: Any, path: Sequence[str]) -> Any:
-    for name in path:
-        observation = observation[name] if isinstance(observation, dict) else observation[int(name)]
+def _keys(space: spaces.Space, field: str | None) -> tuple:
+    """Return the keys of Dict and positions in Tuple spaces that lead to a field."""
+    try:
+        return nest.locate_field(as_nest(space), field)
+    except LookupError as error:
+        raise EnvironmentLoadError(f'{error}; the space is {space}') from None
+
+
+def _with_part(space: Any, keys: tuple, func: Callable[[spaces.Space], spaces.Space]) -> spaces.Space:
+    if not keys:
+        return func(space)
+    is_dict = isinstance(space, spaces.Dict)
+    children: dict[Any, spaces.Space] = dict(space.spaces if is_dict else enumerate(space.spaces))
+    children[keys[0]] = _with_part(children[keys[0]], keys[1:], func)
+    return spaces.Dict(children) if is_dict else spaces.Tuple(list(children.values()))
+
+
+def _get(observation: Any, keys: Sequence[Any]) -> Any:
+    for key in keys:
+        observation = observation[key]
     return observation
 
 
-def _replaced(observation: Any, path: Sequence[str], value: Any) -> Any:
-    if not path:
+def _replaced(observation: Any, keys: Sequence[Any], value: Any) -> Any:
+    if not keys:
         return value
     if isinstance(observation, dict):
-        return {**observation, path[0]: _replaced(observation[path[0]], path[1:], value)}
-    index = int(path[0])
-    return tuple(_replaced(part, path[1:], value) if i == index else part for i, part in enumerate(observation))
+        return {**observation, keys[0]: _replaced(observation[keys[0]], keys[1:], value)}
+    return tuple(_replaced(part, keys[1:], value) if i == keys[0] else part for i, part in enumerate(observation))
 
 
 @configurable
@@ -90,10 +91,10 @@ class BaseObservationWrapper(gymnasium.ObservationWrapper):
     def __init__(self, env: gymnasium.Env, fields: Sequence[str] | None = None):
         super().__init__(env)
         self._fields: list[str] = [''] if fields is None else list(fields)
-        self._paths = [field.split('.') if field else [] for field in self._fields]
         space = env.observation_space
-        for field in self._fields:
-            space = transform_space(space, field, self.transform_space)
+        self._paths = [() if fields is None else _keys(space, field) for field in self._fields]
+        for keys in self._paths:
+            space = _with_part(space, keys, self.transform_space)
         self.observation_space = space
 
     def observation(self, observation: Any) -> Any:
@@ -127,7 +128,8 @@ class ImageChannelFirst(BaseObservationWrapper):
 
     def __init__(self, env: gymnasium.Env, fields: Sequence[str] | None = None):
         if fields is None:
-            fields = [path for path, space in _paths(env.observation_space) if is_channels_last_image(space)]
+            fields = [path for path, space in nest.flatten_with_path(as_nest(env.observation_space))
+                      if is_channels_last_image(space)]
         super().__init__(env, fields)
 
     def transform_space(self, observation_space: spaces.Space) -> spaces.Space:
@@ -135,17 +137,6 @@ class ImageChannelFirst(BaseObservationWrapper):
 
     def transform_observation(self, observation: np.ndarray, field: str) -> np.ndarray:
         return np.asarray(observation).transpose(2, 0, 1)
-
-
-def _paths(space: spaces.Space, path: str = '') -> list[tuple[str, spaces.Space]]:
-    """Return ``[(path of the field, fundamental space), ...]``."""
-    if isinstance(space, spaces.Dict):
-        parts: list[tuple[Any, spaces.Space]] = list(space.spaces.items())
-    elif isinstance(space, spaces.Tuple):
-        parts = list(enumerate(space.spaces))
-    else:
-        return [(path, space)]
-    return [leaf for key, child in parts for leaf in _paths(child, f'{path}.{key}' if path else str(key))]
 
 
 @configurable
@@ -492,3 +483,47 @@ class DMAtariPreprocessing(gymnasium.Wrapper):
         gray = luma(frame) if self._to_gray else frame
         scaled = self._cv2.resize(gray, (self._size, self._size), interpolation=self._cv2.INTER_AREA)
         return scaled.reshape(self.observation_space.shape)
+
+
+@configurable
+class ActionMaskFromInfo(gymnasium.Wrapper):
+    """Adds the mask of valid actions that an environment puts into its infos, as Taxi does, to the observation.
+
+    The observation becomes a Dict with the fields ``observation`` and 'valid_action_mask', the default field of the
+    data transformer ``ActionMask``; an observation that is a Dict keeps its fields.
+
+    Args:
+        env: an environment whose action is Discrete.
+        key: key of the mask in the info of every reset and step: N numbers, of which nonzero ones are valid.
+
+    Raises:
+        EnvironmentLoadError: the action is not Discrete.
+        ValueError: later: an info has no such mask.
+    """
+
+    _FIELD = 'valid_action_mask'
+
+    def __init__(self, env: gymnasium.Env, key: str = 'action_mask'):
+        super().__init__(env)
+        if not isinstance(env.action_space, spaces.Discrete):
+            raise EnvironmentLoadError(f'ActionMaskFromInfo: expected a Discrete action, found {env.action_space}')
+        self._key = key
+        space = env.observation_space
+        fields = space.spaces if isinstance(space, spaces.Dict) else {'observation': space}
+        self.observation_space = spaces.Dict({**fields, self._FIELD: spaces.MultiBinary(int(env.action_space.n))})
+
+    def _masked(self, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
+        mask, shape = np.asarray(info.get(self._key)), self.observation_space[self._FIELD].shape  # type: ignore[index]
+        if mask.shape != shape or mask.dtype.kind not in 'biuf':
+            raise ValueError(f'ActionMaskFromInfo: expected info[{self._key!r}] of shape {shape}, found '
+                             f'{info.get(self._key)!r}; the info has {sorted(map(str, info))}')
+        fields = observation if isinstance(observation, dict) else {'observation': observation}
+        return {**fields, self._FIELD: (mask != 0).astype(np.int8)}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._masked(observation, info), info
+
+    def step(self, action: Any) -> StepResult:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._masked(observation, info), reward, terminated, truncated, info

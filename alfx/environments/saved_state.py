@@ -11,7 +11,7 @@ or set the attribute ``state_can_be_saved = False``. Where nothing works (Box2D)
 State outside of the environment's attributes (a simulator known by a number, class attributes) is not found here:
 :mod:`alfx.environments.state_check` finds out whether the saved state is complete.
 
-The bytes are a pickle: restore only states of your own runs. :mod:`alfx.utils.checkpoint_utils` ensures that.
+The bytes are a pickle: restore only states of your own runs. :mod:`alfx.checkpoints.environment_states` ensures that.
 """
 import ctypes
 import functools

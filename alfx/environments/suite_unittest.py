@@ -16,7 +16,8 @@ from alfx import nest
 from alfx.data_structures import StepType, TimeStep
 from alfx.environments.alf_environment import AlfEnvironment, check_action, select
 from alfx.environments.seeding import batch_seed
-from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, zeros_from_spec)
+from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, nearest_zeros,
+                               without_action)
 
 
 class ActionType(enum.Enum):
@@ -92,17 +93,14 @@ class UnittestEnv(AlfEnvironment):
 
     def _reset(self) -> TimeStep:
         self._t = torch.zeros_like(self._t)
-        return self._time_step(torch.zeros(self._batch_size), zeros_from_spec(self.action_spec(), self._batch_size))
+        return self._time_step(torch.zeros(self._batch_size), nearest_zeros(self.action_spec(), self._batch_size))
 
     def _step(self, action: NestedTensor) -> TimeStep:
         check_action(action, self.action_spec(), self._batch_size)
         self._t = torch.where(self._t >= self._episode_length - 1, 0, self._t + 1)
         first = self._t == 0
         reward = self._reward(action, self._t).masked_fill(first, 0)
-        prev_action = nest.map_structure(
-            lambda a, spec: a.detach().to(spec.dtype).masked_fill(first.reshape(-1, *[1] * spec.ndim), 0), action,
-            self.action_spec())
-        return self._time_step(reward, prev_action)
+        return self._time_step(reward, without_action(first, action, self.action_spec()))
 
     def _time_step(self, reward: torch.Tensor, prev_action: NestedTensor) -> TimeStep:
         last = self._t == self._episode_length - 1
@@ -128,7 +126,7 @@ class UnittestEnv(AlfEnvironment):
     def reset_envs(self, mask: torch.Tensor) -> TimeStep:
         current, signal = self.current_time_step(), self._signal
         self._t = torch.where(mask, 0, self._t)
-        fresh = self._time_step(torch.zeros(self._batch_size), zeros_from_spec(self.action_spec(), self._batch_size))
+        fresh = self._time_step(torch.zeros(self._batch_size), nearest_zeros(self.action_spec(), self._batch_size))
         self._signal = torch.where(mask, self._signal, signal)
         self._current = select(mask, fresh, current)
         return self._current

@@ -19,17 +19,17 @@ import optree
 import torch
 
 from alfx.nest.distributions import is_distribution, register_distribution
-from alfx.nest.fields import (extract_fields_from_nest, find_field, get_field, listed, set_field, transform_nest,
-                              transform_nests)
+from alfx.nest.fields import (extract_fields_from_nest, find_field, get_field, listed, locate_field, set_field,
+                              transform_nest, transform_nests)
 
 __all__ = [
     'assert_same_length', 'assert_same_structure', 'assert_same_structure_up_to', 'assert_same_type',
     'batch_nested_tensor', 'concatenate', 'extract_any_leaf_from_nest', 'extract_fields_from_nest', 'find_field',
     'flatten', 'flatten_up_to', 'flatten_with_path', 'get_field', 'get_nest_batch_size', 'get_nest_shape',
-    'get_nest_size', 'is_distribution', 'is_namedtuple', 'is_nested', 'is_unnamedtuple', 'listed', 'map_structure',
-    'map_structure_up_to', 'map_structure_without_check', 'nest_top_level', 'pack_sequence_as', 'prune_nest_like',
-    'py_map_structure_with_path', 'register_distribution', 'set_field', 'stack', 'structure', 'sum_nest',
-    'transform_nest', 'transform_nests', 'transpose', 'unbatch_nested_tensor', 'unflatten',
+    'get_nest_size', 'is_distribution', 'is_namedtuple', 'is_nested', 'is_unnamedtuple', 'listed', 'locate_field',
+    'map_structure', 'map_structure_up_to', 'map_structure_without_check', 'nest_top_level', 'pack_sequence_as',
+    'prune_nest_like', 'py_map_structure_with_path', 'register_distribution', 'set_field', 'stack', 'structure',
+    'sum_nest', 'transform_nest', 'transform_nests', 'transpose', 'unbatch_nested_tensor', 'unflatten',
 ]
 
 _NAMESPACE = 'alfx'

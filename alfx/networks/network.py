@@ -18,8 +18,8 @@ from alfx import nest
 from alfx.layers import FC, ParallelFC, copy_module, make_parallel_input, make_parallel_net, make_parallel_spec
 from alfx.layers.sequential import overrides_forward_of_a_stackable
 from alfx.layers.activations import out_of_place
-from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec,
-                               check_consistent, extract_spec)
+from alfx.tensor_specs import (NestedTensor, NestedTensorSpec, SpecError, TensorSpec, check_consistent, extract_spec,
+                               nearest_zeros)
 
 
 class Network(nn.Module):
@@ -278,15 +278,7 @@ def _check_batch(nested: NestedTensor, spec: NestedTensorSpec, from_dim: int, wh
 def example_batch(spec: NestedTensorSpec, outer_dims: tuple[int, ...],
                   device: torch.device = torch.device('cpu')) -> NestedTensor:
     """Return a nest of tensors ``[*outer_dims, ...]`` within the bounds of ``spec``, as close to zeros as possible."""
-
-    def example(leaf: TensorSpec) -> torch.Tensor:
-        zeros = leaf.zeros(outer_dims)
-        if isinstance(leaf, BoundedTensorSpec) and leaf.dtype != torch.bool:
-            low, high = (torch.as_tensor(bound.copy(), dtype=leaf.dtype) for bound in (leaf.minimum, leaf.maximum))
-            zeros = torch.minimum(torch.maximum(zeros, low), high)
-        return zeros.to(device)
-
-    return nest.map_structure(example, spec)
+    return nest.map_structure(lambda leaf: leaf.to(device), nearest_zeros(spec, outer_dims))
 
 
 def is_stacked(inputs: NestedTensor, spec: NestedTensorSpec) -> bool:

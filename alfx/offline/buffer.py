@@ -10,7 +10,7 @@ from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils import declare_scope
 from alfx.offline import dataset_episodes as stored
 from alfx.offline.dataset_files import Dataset
-from alfx.tensor_specs import NestedTensor, NestedTensorSpec
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 
 SCOPE = 'offline'  # gin scope for bindings of ReplayBuffer that apply to this buffer alone
 declare_scope(SCOPE)
@@ -21,17 +21,18 @@ def make_buffer(datasets: Sequence[Dataset], experience_spec: Experience, **opti
 
     Args:
         datasets: datasets that fit the spec.
-        experience_spec: spec of a step, with a ``rollout_info`` of :func:`info_of_action` and without ``state``.
+        experience_spec: spec of a step, with the bounds of actions, with a ``rollout_info`` of :func:`info_of_action`
+            and without ``state``.
         options: further arguments of ``ReplayBuffer``; bindings in the scope ``offline/`` set the others.
     """
-    spec = nest.map_structure(lambda x: x, experience_spec)
+    spec = nest.map_structure(TensorSpec.from_spec, experience_spec)
     step_spec = spec.time_step
     with gin.config_scope(SCOPE):
         buffer = ReplayBuffer(spec, len(datasets), max(x.episodes.num_steps for x in datasets),
                               **{'enable_checkpoint': False, **options})
     for number, dataset in enumerate(datasets):
-        for time_step, action in stored.steps(dataset.episodes, -1 - number, step_spec.observation, spec.action,
-                                              step_spec.reward):
+        for time_step, action in stored.steps(dataset.episodes, -1 - number, step_spec.observation,
+                                              experience_spec.action, step_spec.reward):
             experience = Experience(time_step, action, info_of_action(spec.rollout_info, action))
             buffer.add_sequence(nest.map_structure(lambda x: x.unsqueeze(1), experience),
                                 env_ids=[number] if len(datasets) > 1 else None)

@@ -1,6 +1,7 @@
 """Checks that stored experience can be used for training like collected experience."""
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ _ROWS_AT_ONCE = 2**15
 
 
 def check_consistent(dataset: Dataset) -> None:
-    """Raise unless the arrays of a dataset agree with each other and all numbers are finite.
+    """Raise unless the arrays of a dataset agree with each other and all numbers are finite, also in float32.
 
     Raises:
         DatasetError: the message names the array, and for bad numbers the episode and the step.
@@ -46,11 +47,32 @@ def check_consistent(dataset: Dataset) -> None:
         bad = _first_bad(array)
         if bad is not None:
             episode, step = _episode_and_step(lengths + what.startswith('observation'), bad)
-            raise DatasetError(f'{name}: {what}: NaN or infinite in episode {episode}, step {step}',
-                               'remove that episode')
+            raise DatasetError(f'{name}: {what}: NaN or infinite in episode {episode}, step {step}, as float32',
+                               'remove that episode, or scale the numbers')
     if episodes.discount.min() < 0 or episodes.discount.max() > 1:
         raise DatasetError(f'{name}: discount: expected numbers from 0 to 1, found {episodes.discount.min()} to '
                            f'{episodes.discount.max()}', 'use 0 where an episode terminates, otherwise 1')
+    early = np.setdiff1d(np.flatnonzero(np.asarray(episodes.discount) == 0), episodes.ends() - 1)
+    if len(early):
+        episode, step = _episode_and_step(lengths, int(early[0]))
+        raise DatasetError(f'{name}: discount: 0 in episode {episode}, step {step}, but the episode has '
+                           f'{int(lengths[episode])} actions; expected 0 only at the last one, where it terminates',
+                           'split the episode there, or use another discount')
+    for path, bounds in dataset.about.get('action_bounds', {}).items():
+        _check_bounds(f"{name}: action_bounds[{path!r}]", bounds, episodes.action.get(path))
+
+
+def _check_bounds(where: str, bounds: Any, action: np.ndarray | None) -> None:
+    """Raise unless ``bounds`` are the lower and the upper bounds of actions ``[N, ...]``."""
+    try:
+        low, high = (np.asarray(x, np.float64) for x in bounds)
+    except (TypeError, ValueError):
+        low = high = np.full((), np.nan)
+    fits = action is not None and low.shape == high.shape == action.shape[1:]
+    if not fits or not (np.isfinite(high - low) & (low <= high)).all():
+        shape = 'an action that exists' if action is None else f'[low, high], finite and of shape {action.shape[1:]}'
+        raise DatasetError(f'{where}: expected {shape}, with low <= high, found {bounds}',
+                           'correct them in the metadata of the dataset, or record it again')
 
 
 def fitted(dataset: Dataset, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
@@ -66,7 +88,7 @@ def fitted(dataset: Dataset, observation_spec: NestedTensorSpec, action_spec: Ne
     Raises:
         DatasetError: the message lists each leaf that differs, with the expected and the found value.
     """
-    dataset = _in_units_of(action_spec, dataset)
+    dataset = _in_layout_of(observation_spec, reward_spec, _in_units_of(action_spec, dataset))
     episodes, name = dataset.episodes, dataset.name
     problems = [*_differences('observation', episodes.observation, observation_spec),
                 *_differences('action', episodes.action, action_spec)]
@@ -90,8 +112,23 @@ def _in_units_of(action_spec: NestedTensorSpec, dataset: Dataset) -> Dataset:
         low, high = (np.asarray(x, np.float64) for x in bounds[path])
         is_unit = np.all(spec.minimum == -1) and np.all(spec.maximum == 1)
         if is_unit and low.shape == tuple(spec.shape) and not (np.all(low == -1) and np.all(high == 1)):
-            action[path] = ((action[path] - (low + high) / 2) / ((high - low) / 2)).astype(np.float32)
+            half = np.where(high > low, high - low, np.inf) / 2  # the action between equal bounds does not matter
+            action[path] = ((action[path] - (low + high) / 2) / half).astype(np.float32)
     return dataset._replace(episodes=dataset.episodes._replace(action=action))
+
+
+def _in_layout_of(observation_spec: NestedTensorSpec, reward_spec: TensorSpec, dataset: Dataset) -> Dataset:
+    """Transpose images ``(H, W, C)`` where the environment does so, and turn rewards ``[N, 1]`` into numbers."""
+    observation, reward = dict(dataset.episodes.observation), dataset.episodes.reward
+    specs = dict(nest.flatten_with_path(observation_spec))
+    for path in dataset.about.get('channels_last', ()):
+        if path in observation and observation[path].ndim == 4 and path in specs:
+            turned = observation[path].transpose(0, 3, 1, 2)
+            if turned.shape[1:] == tuple(specs[path].shape):  # environments transpose images of equal sides as well
+                observation[path] = turned
+    if reward.shape[1:] == (1, ) and reward_spec.ndim == 0:
+        reward = reward[:, 0]
+    return dataset._replace(episodes=dataset.episodes._replace(observation=observation, reward=reward))
 
 
 def check_env_name(dataset: Dataset, env_name: str) -> None:
@@ -162,11 +199,12 @@ def _within_bounds(name: str, what: str, array: np.ndarray, spec: TensorSpec) ->
 
 
 def _first_bad(array: np.ndarray) -> int | None:
-    """Return the first row with a number that is not finite."""
+    """Return the first row with a number that is not finite in float32."""
     if array.dtype.kind != 'f':
         return None
     for start in range(0, len(array), _ROWS_AT_ONCE):
-        rows = np.asarray(array[start:start + _ROWS_AT_ONCE])
+        with np.errstate(over='ignore'):
+            rows = np.asarray(array[start:start + _ROWS_AT_ONCE], np.float32)
         if not torch.isfinite(torch.from_numpy(rows.copy())).all():
             finite = np.isfinite(rows).reshape(len(rows), -1).all(1)
             return start + int(finite.argmin())

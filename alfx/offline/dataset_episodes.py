@@ -5,10 +5,12 @@ action that led there, belong to the step of that observation. The action taken 
 this module shifts the two against each other::
 
     observation      o[0]   o[1]   ...  o[T-1]  o[T]
-    action taken     a[0]   a[1]   ...  a[T-1]  0
-    previous action  0      a[0]   ...  a[T-2]  a[T-1]
+    action taken     a[0]   a[1]   ...  a[T-1]  none
+    previous action  none   a[0]   ...  a[T-2]  a[T-1]
     reward           0      r[0]   ...  r[T-2]  r[T-1]
     step type        FIRST  MID    ...  MID     LAST
+
+Where there is no action, the one within the bounds that is nearest to zeros is stored.
 
 Arrays are numpy arrays, because they may be mapped from files. Nests are flat: a dict from the path of a leaf (``''``
 for a single leaf) to its array.
@@ -21,7 +23,7 @@ import torch
 
 from alfx import nest
 from alfx.data_structures import StepType, TimeStep
-from alfx.tensor_specs import NestedTensor, NestedTensorSpec
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 
 _ROWS_AT_ONCE = 2**16
 
@@ -123,7 +125,7 @@ def steps(episodes: Episodes, env_id: int, observation_spec: NestedTensorSpec, a
         reward_spec: spec of rank 0 or 1.
 
     Yields:
-        Time steps ``[R, ...]`` without ``env_info``, and actions ``[R, ...]``, zeros at LAST.
+        Time steps ``[R, ...]`` without ``env_info``, and actions ``[R, ...]``; at LAST the action nearest to zeros.
     """
     ends = np.cumsum(episodes.lengths + 1)
     first = 0
@@ -142,10 +144,10 @@ def _steps(part: Episodes, env_id: int, observation_spec: NestedTensorSpec, acti
     step_type[ends - 1 - part.lengths] = int(StepType.FIRST)
     arrived, left = step_type != int(StepType.FIRST), step_type != int(StepType.LAST)
 
-    def at(where: np.ndarray, values: np.ndarray, spec: Any, elsewhere: float = 0) -> torch.Tensor:
-        result = np.full((rows, *spec.shape), elsewhere, spec.dtype_str)
-        result[where] = values
-        return torch.from_numpy(result)
+    def at(where: np.ndarray, values: np.ndarray, spec: Any) -> torch.Tensor:
+        result = spec.nearest_zeros((rows, ))
+        result.numpy()[where] = values
+        return result
 
     def packed(spec: NestedTensorSpec, make: Any) -> NestedTensor:
         return nest.pack_sequence_as(spec, [make(path, leaf) for path, leaf in nest.flatten_with_path(spec)])
@@ -156,8 +158,9 @@ def _steps(part: Episodes, env_id: int, observation_spec: NestedTensorSpec, acti
         np.array(part.observation[path], leaf.dtype_str)))
     discount = np.ones(rows, np.float32)
     discount[arrived] = part.discount
-    time_step = TimeStep(step_type=torch.from_numpy(step_type), reward=at(arrived, part.reward, reward_spec),
-                         discount=torch.from_numpy(discount), observation=observation, prev_action=prev_action,
+    reward = at(arrived, part.reward, TensorSpec.from_spec(reward_spec))
+    time_step = TimeStep(step_type=torch.from_numpy(step_type), reward=reward, discount=torch.from_numpy(discount),
+                         observation=observation, prev_action=prev_action,
                          env_id=torch.full((rows, ), env_id, dtype=torch.int64))
     return time_step, action
 

@@ -2,7 +2,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from alfx import nest
 from alfx.data_structures import Experience, time_step_spec
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils import ConfError
@@ -10,7 +9,6 @@ from alfx.gin_utils.value_checks import problem_at
 from alfx.offline import dataset_loading
 from alfx.offline.buffer import make_buffer
 from alfx.offline.dataset_files import Dataset
-from alfx.tensor_specs import TensorSpec
 
 
 def dataset_names(names: str | Sequence[str], owner: str) -> tuple[str, ...]:
@@ -57,10 +55,10 @@ class Demonstrations:
         env = root.environment
         specs = env.observation_spec(), env.action_spec(), env.reward_spec()
         datasets = dataset_loading.load(self._names, None, *specs, batch_length=2)
-        plain = nest.map_structure(TensorSpec.from_spec, time_step_spec(*specs))
+        step_spec = time_step_spec(*specs)
         transformer = root.data_transformer
         self._buffer = make_buffer(
-            datasets, Experience(plain, plain.prev_action, ()), name='demonstrations',
+            datasets, Experience(step_spec, step_spec.prev_action, ()), name='demonstrations',
             keep_episodic_info=True if getattr(transformer, 'needs_episodic_info', False) else None)
         self._root = root
         return datasets

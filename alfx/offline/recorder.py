@@ -8,7 +8,7 @@ import torch
 from alfx import context, nest
 from alfx.data_structures import StepType, TimeStep, reset_at_first
 from alfx.offline.dataset_episodes import Episodes, from_steps, joined
-from alfx.tensor_specs import NestedTensor
+from alfx.tensor_specs import NestedTensor, zeros_from_spec
 from alfx.utils.discrete_action import random_valid
 from alfx.utils.transfers import to_device
 
@@ -43,15 +43,34 @@ class Policy:
         return step.output if is_here else nest.map_structure(torch.Tensor.cpu, step.output)
 
 
-def random_policy(action_spec: NestedTensor, num_environments: int, mask_field: str | None = None) -> Act:
+def action_masks(transformer: Any, num_environments: int) -> Act:
+    """Return a function from time steps ``[B, ...]`` to the action masks that a data transformer provides.
+
+    Args:
+        transformer: a data transformer with ``has_action_mask``.
+        num_environments: B.
+    """
+    transformer = transformer.cpu()
+    state = zeros_from_spec(transformer.state_spec, num_environments)
+
+    def masks(time_step: TimeStep) -> NestedTensor:
+        nonlocal state
+        with context.eval_context(), torch.no_grad():
+            transformed, state = transformer.transform_timestep(time_step, state)
+        return transformed.action_mask
+
+    return masks
+
+
+def random_policy(action_spec: NestedTensor, num_environments: int, masks: Act | None = None) -> Act:
     """Return a policy of uniformly random actions; actions without bounds are standard normal.
 
     Args:
         action_spec: nest of specs.
         num_environments: B.
-        mask_field: path of an action mask in the observation; each discrete action is drawn from the allowed ones. The
-            mask is ``[B, ..., N]``, as in :class:`~alfx.algorithms.data_transformer.ActionMask`, or a nest of such
-            masks for the discrete actions in their order.
+        masks: returns the action mask of a time step; each discrete action is drawn from the allowed ones. The mask is
+            bool ``[B, ..., N]``, as in :class:`~alfx.algorithms.data_transformer.ActionMask`, or a nest of such masks
+            for the discrete actions in their order.
     """
     def draw(spec: Any) -> torch.Tensor:
         if hasattr(spec, 'sample'):
@@ -60,11 +79,11 @@ def random_policy(action_spec: NestedTensor, num_environments: int, mask_field: 
 
     def act(time_step: TimeStep) -> NestedTensor:
         action = nest.map_structure(draw, action_spec)
-        if mask_field is None:
+        if masks is None:
             return action
-        left = iter(nest.flatten(nest.get_field(time_step.observation, mask_field)))
+        left = iter(nest.flatten(masks(time_step)))
         return nest.map_structure(lambda own, spec: own if spec.is_continuous else (
-            random_valid(next(left) != 0) + torch.as_tensor(spec.minimum)).to(own.dtype), action, action_spec)
+            random_valid(next(left)) + torch.as_tensor(spec.minimum.copy())).to(own.dtype), action, action_spec)
 
     return act
 

@@ -212,7 +212,8 @@ def test_a_cloned_policy_does_nothing_that_is_not_valid():
 @pytest.mark.parametrize('cls', [Allowed, Several, Mixed])
 def test_recorded_random_actions_cover_all_valid_ones_and_no_other(cls):
     env = make_env(cls)
-    action = recorder.record(env, recorder.random_policy(env.action_spec(), 4, 'valid_action_mask'), 300).action
+    masks = recorder.action_masks(ActionMask(env.observation_spec()), 4)
+    action = recorder.record(env, recorder.random_policy(env.action_spec(), 4, masks), 300).action
     discrete = next(x for x in action.values() if x.dtype.kind == 'i')
     assert set(np.unique(discrete)) == set(range(COUNT) if cls is Several else range(LOWEST, LOWEST + COUNT))
     env.close()
@@ -231,7 +232,7 @@ def test_the_best_action_is_the_best_of_the_valid_ones():
 def test_a_target_does_not_depend_on_the_values_of_invalid_actions(name):
     agent, _ = make(name)
     algorithm, row = agent.policy, random_step(agent, 50)
-    target_networks = algorithm._target_critic_networks
+    target_networks = algorithm.target_critics
     values = torch.rand(50, COUNT)
     results = []
     for spoiled in (0.0, 100.0):

@@ -38,3 +38,13 @@ def test_a_conf_makes_specs(tmp_path):
         assert EncodingNetwork().input_tensor_spec == TensorSpec((3, ))
         bounded = gin.query_parameter('ValueNetwork.input_tensor_spec').configurable.wrapper()
         assert bounded == create_discrete_skill_spec() == BoundedTensorSpec((), torch.int64, 0, 4)
+
+
+@pytest.mark.parametrize('spec, nearest', [
+    (TensorSpec((2, )), [0, 0]), (BoundedTensorSpec((2, ), torch.float32, -1, 1), [0, 0]),
+    (BoundedTensorSpec((2, ), torch.int64, [3, -9], [4, -5]), [3, -5]),
+    (BoundedTensorSpec((2, ), torch.uint8, 1, 255), [1, 1]), (BoundedTensorSpec((2, ), torch.bool, 0, 1), [0, 0])])
+def test_nearest_zeros_lie_within_the_bounds(spec, nearest):
+    found = spec.nearest_zeros((3, ))
+    assert found.dtype == spec.dtype and found.tolist() == [nearest] * 3
+    found[0] = found[1]  # it can be written to

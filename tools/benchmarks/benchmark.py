@@ -10,8 +10,9 @@
     # compare two source trees
     python tools/benchmarks/benchmark.py td3_pendulum --peers alfx eager compiled --rounds 6 --against ../before
 
-'eager' is alfx without traced graphs. With --against, each alfx peer is also measured with the alfx of another source
-tree, in the same rounds, with the same scripts and installed packages: 'alfx before'.
+'eager' is alfx without traced graphs. With --against, each alfx peer is also measured with the alfx and the benchmark
+scripts of another source tree, in the same rounds and with the same installed packages: 'alfx before'. Each tree is
+measured by its own scripts because they time methods of the training loop, whose names may differ.
 
 Each measurement runs in a separate process, so that its peak memory can be measured, and is pinned to one core, since
 XLA starts threads whatever its flags are. A round runs every peer once, and each round starts with another peer, so
@@ -68,19 +69,26 @@ def _measure_here(peer: str, workload_name: str, steps: int, seed: int, cores: i
                       'cores_busy': round(busy, 2)}))
 
 
+def _script_of(tree: Path) -> Path:
+    """Return the benchmark script of a source tree; up to version 0.8.8 it was in `tools`."""
+    script = tree / 'tools' / 'benchmarks' / 'benchmark.py'
+    return script if script.is_file() else tree / 'tools' / 'benchmark.py'
+
+
 def measure(peer: str, workload_name: str, steps: int, seed: int, cores: int = 1,
             against: Path | None = None) -> dict[str, float]:
     """Measure once in a separate process with ``cores`` cores; 0 for all cores.
 
-    alfx is imported from the source tree ``against`` if the peer name ends with ' before', otherwise from the tree of
-    this file.
+    alfx and the benchmark scripts are those of the source tree ``against`` if the peer name ends with ' before',
+    otherwise those of the tree of this file.
 
     Raises:
         SystemExit: the process failed; its output is shown.
     """
-    command = [sys.executable, str(Path(__file__).resolve()), workload_name, '--measure', peer.removesuffix(BEFORE),
+    tree = against if against and peer.endswith(BEFORE) else HERE
+    command = [sys.executable, str(_script_of(tree)), workload_name, '--measure', peer.removesuffix(BEFORE),
                '--steps', str(steps), '--seed', str(seed), '--cores', str(cores)]
-    environment = {**os.environ, **ONE_THREAD, 'PYTHONPATH': str(against if peer.endswith(BEFORE) else HERE)}
+    environment = {**os.environ, **ONE_THREAD, 'PYTHONPATH': str(tree)}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                           check=False)
     if done.returncode:

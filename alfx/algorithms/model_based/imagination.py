@@ -43,7 +43,7 @@ def imagined_transitions(start: TimeStep, policy: Policy, model: Model, num_step
             reward=reward.to(step.reward.dtype), discount=1.0 - is_over.to(step.discount.dtype),
             observation=observation, prev_action=action)
         now = Experience(step, action, info)
-        then = Experience(following, torch.zeros_like(action), nest.map_structure(torch.zeros_like, info))
+        then = Experience(following, action, nest.map_structure(torch.zeros_like, info))
         transitions.append(nest.map_structure(lambda a, b: torch.stack((a, b), 1), now, then))
         step = nest.map_structure(lambda x, continues=~is_over: x[continues], following)
     return transitions

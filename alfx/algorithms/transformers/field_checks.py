@@ -31,11 +31,12 @@ def check_fields(owner: str, observation_spec: NestedTensorSpec, fields: Optiona
         raise SpecError(f'{owner}.fields: expected a list of paths, found {fields!r}; write [{fields!r}]')
     for field in fields:
         try:
-            part = nest.get_field(observation_spec, field)
+            part = nest.get_field(observation_spec, nest.locate_field(observation_spec, field))
         except LookupError as error:
             raise SpecError(f'{owner}.fields: {error}') from None
         if nest.is_nested(part):
-            raise SpecError(f"{owner}.fields: '{field}' is a nest; choose from {_paths(part, field + '.')}")
+            raise SpecError(f"{owner}.fields: '{field}' is a nest; choose from "
+                            f"{_paths(part, field + '.' if field else '')}")
     return list(fields)
 
 
@@ -51,8 +52,9 @@ def check_mask_field(owner: str, observation_spec: NestedTensorSpec, field: str)
     """
     hint = f"found the observation {_paths(observation_spec) if nest.is_nested(observation_spec) else 'of one tensor'}"
     try:
-        parent = nest.get_field(observation_spec, field.rpartition('.')[0]) if '.' in field else observation_spec
-        spec: Any = nest.get_field(observation_spec, field)
+        parent = spec = observation_spec
+        for key in nest.locate_field(observation_spec, field):
+            parent, spec = spec, spec[key]
     except LookupError as error:
         raise SpecError(f'{owner}.field = {field!r}: {error}; {hint}') from None
     if not isinstance(parent, dict) or any(leaf.ndim == 0 for leaf in nest.flatten(spec)):
@@ -63,23 +65,39 @@ def check_mask_field(owner: str, observation_spec: NestedTensorSpec, field: str)
 
 
 def check_images(owner: str, observation_spec: NestedTensorSpec, fields: Optional[Sequence[str]], low: float,
-                 high: float) -> tuple[list[str], NestedTensorSpec]:
-    """Return the paths of uint8 images, and the spec of the observation with images scaled to ``[low, high]``.
+                 high: float) -> tuple[dict[str, tuple[int, int]], NestedTensorSpec]:
+    """Check the fields that contain images of integers.
+
+    Returns:
+        The smallest and the largest value of each path, and the spec of the observation with images scaled to
+        ``[low, high]``.
 
     Raises:
-        SpecError: a field does not exist or is not uint8.
+        SpecError: a field does not exist or is not an image of bounded integers.
         ValueError: ``low`` is not less than ``high``.
     """
     if not low < high:
         raise ValueError(f'{owner}: expected min < max, found min={low}, max={high}')
-    checked = check_fields(owner, observation_spec, fields)
-    for field in checked:
+    ranges = {}
+    for field in check_fields(owner, observation_spec, fields):
         spec = nest.get_field(observation_spec, field)
-        if spec.dtype != torch.uint8:
-            raise SpecError(f"{owner}: '{field or 'observation'}': expected a uint8 image, found {spec}")
+        least, most = _range_of_integers(spec)
+        if not 0 <= most - least < 2**16:
+            raise SpecError(f"{owner}: '{field or 'observation'}': expected an image of integers with bounds at most "
+                            f'65,535 apart, found {spec}')
+        ranges[field] = least, most
+        after = (0, 1) if (least, most) == (0, 1) else (low, high)
         observation_spec = nest.set_field(observation_spec, field,
-                                          BoundedTensorSpec(spec.shape, torch.float32, low, high))
-    return checked, observation_spec
+                                          BoundedTensorSpec(spec.shape, torch.float32, *after))
+    return ranges, observation_spec
+
+
+def _range_of_integers(spec: Any) -> tuple[int, int]:
+    """Return the smallest and the largest value of a spec of integers; an empty range for floats."""
+    if not spec.is_discrete:
+        return 0, -1
+    bounded = BoundedTensorSpec.from_spec(spec)
+    return int(bounded.minimum.min()), int(bounded.maximum.max())
 
 
 def check_order(transformers: Sequence[Any]) -> None:

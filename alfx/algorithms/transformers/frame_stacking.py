@@ -135,7 +135,7 @@ def stack_from_replay(experience: Experience, fields: Sequence[str], axes: Seque
     sources = stack_indices(step_type, stack_size)
     observation = experience.time_step.observation
     for field, axis in zip(fields, axes):
-        path = f'time_step.observation.{field}' if field else 'time_step.observation'
+        path = f'time_step.observation.{field}' if nest.is_nested(observation) else 'time_step.observation'
         frames = torch.cat([buffer.get_field(path, env_ids, positions), nest.get_field(observation, field)], dim=1)
         stacked = frames.flatten(0, 1).index_select(0, sources.flatten())
         stacked = stacked.view(*sources.shape, *frames.shape[2:])  # [B, T, stack_size, ...]

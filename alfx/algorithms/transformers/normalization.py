@@ -1,4 +1,5 @@
 """Running statistics of data transformers, for :mod:`alfx.algorithms.data_transformer`."""
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from alfx.data_structures import Experience
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensorSpec, TensorSpec
 from alfx.utils.normalizers import AdaptiveNormalizer, EMNormalizer, Normalizer, WindowNormalizer
 
+_log = logging.getLogger(__name__)
 OFFLINE = 'offline'
 _UPDATE_MODES = {'replay': context.is_replay, 'rollout': context.is_rollout, 'pretrain': context.is_pretrain,
                  OFFLINE: lambda: False}
@@ -52,30 +54,38 @@ def exact_moments(parts: Callable[[], Iterator[Sequence[Tensor]]], num_dims: int
 
 
 def plan_normalizing(owner: str, observation_spec: NestedTensorSpec, fields: Sequence[str] | None,
-                     clipping: float) -> tuple[list[str], list[TensorSpec], NestedTensorSpec]:
+                     clipping: float) -> tuple[list[int], list[TensorSpec], NestedTensorSpec]:
     """Determine fields and specs of ``ObservationNormalizer``.
 
     Args:
-        owner: name of the caller, for error messages.
+        owner: name of the caller, for messages.
         observation_spec: nest of specs.
-        fields: paths in it; ``None`` for all.
+        fields: paths in it; ``None`` for all floats.
         clipping: if above 0, the largest absolute value of a result.
 
     Returns:
-        The paths, the spec of the statistics of each path, and the spec of the normalized observation.
+        The positions of the fields among the leaves of the observation, the spec of the statistics of each field, and
+        the spec of the normalized observation.
 
     Raises:
         SpecError: a field does not exist.
     """
+    named = nest.flatten_with_path(observation_spec)
     if fields is None:
-        paths = [path for path, _ in nest.flatten_with_path(observation_spec)]
+        chosen = [i for i, (_, spec) in enumerate(named) if spec.is_continuous]
+        if len(chosen) < len(named):
+            left = [path or 'the observation' for path, spec in named if spec.is_discrete]
+            (_log.info if chosen else _log.warning)(
+                '%s: integers are not normalized: %s; name them in %s.fields if they are quantities', owner,
+                nest.listed(left), owner)
     else:
-        paths = check_fields(owner, observation_spec, fields)
-    specs = [TensorSpec(nest.get_field(observation_spec, path).shape) for path in paths]
-    for path, spec in zip(paths, specs):
-        new = spec if clipping <= 0 else BoundedTensorSpec(spec.shape, spec.dtype, -clipping, clipping)
-        observation_spec = nest.set_field(observation_spec, path, new)
-    return paths, specs, observation_spec
+        numbers = nest.pack_sequence_as(observation_spec, range(len(named)))
+        chosen = [nest.get_field(numbers, path) for path in check_fields(owner, observation_spec, fields)]
+    leaves = [spec for _, spec in named]
+    specs = [TensorSpec(leaves[i].shape) for i in chosen]
+    for i, spec in zip(chosen, specs):
+        leaves[i] = spec if clipping <= 0 else BoundedTensorSpec(spec.shape, spec.dtype, -clipping, clipping)
+    return chosen, specs, nest.pack_sequence_as(observation_spec, leaves)
 
 
 def make_normalizer(owner: str, mode: str, specs: NestedTensorSpec, zero_mean: bool, speed: float, window_size: int,

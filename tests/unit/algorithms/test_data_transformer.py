@@ -190,11 +190,94 @@ class TestImageScaleTransformer:
         assert result.observation.tolist()[0] == pytest.approx([-1.0, -0.2, 3.0])
         assert observation.tolist() == [[0, 51, 255]]
 
-    def test_only_images_of_bytes_are_taken(self):
-        with pytest.raises(SpecError, match=r"'speed': expected a uint8 image, found TensorSpec"):
+    @pytest.mark.parametrize('spec, values, expected', [
+        (BoundedTensorSpec((3, ), torch.uint8, 0, 10), [0, 5, 10], [-1, 0, 1]),
+        (BoundedTensorSpec((3, ), torch.int32, -4, 4), [-4, 0, 2], [-1, 0, 0.5]),
+        (BoundedTensorSpec((3, ), torch.int64, [0, 0, 0], [9, 10, 8]), [0, 5, 10], [-1, 0, 1]),
+        (TensorSpec((3, ), torch.int8), [-128, 127, 127], [-1, 1, 1]),
+        (BoundedTensorSpec((3, ), torch.uint8, 7, 7), [7, 7, 7], [-1, -1, -1]),
+        (BoundedTensorSpec((3, ), torch.uint8, 0, 1), [0, 1, 0], [0, 1, 0]),  # booleans
+        (TensorSpec((3, ), torch.bool), [0, 1, 0], [0, 1, 0])])
+    def test_the_scale_comes_from_the_bounds(self, spec, values, expected):
+        scaler = ImageScaleTransformer(spec)
+        result, _ = scaler.transform_timestep(time_step(torch.tensor([values], dtype=spec.dtype)), ())
+        assert result.observation.dtype == torch.float32
+        assert result.observation.tolist()[0] == pytest.approx(expected)
+        bounds = scaler.transformed_observation_spec
+        assert (bounds.minimum <= min(expected)).all() and (bounds.maximum >= max(expected)).all()
+
+    def test_zeros_and_ones_are_kept_whatever_min_and_max_are(self):
+        scaler = ImageScaleTransformer(BoundedTensorSpec((2, ), torch.uint8, 0, 1), min=0., max=255.)
+        result, _ = scaler.transform_timestep(time_step(torch.tensor([[0, 1]], dtype=torch.uint8)), ())
+        assert result.observation.tolist() == [[0, 1]]
+
+    def test_a_scale_that_enlarges_the_values_is_logged(self, caplog):
+        ImageScaleTransformer(BoundedTensorSpec((2, ), torch.uint8, 0, 10), min=0., max=255.)
+        assert 'the bounds 0 and 10 of the space become 0 and 255' in caplog.text
+
+    def test_only_images_of_integers_with_a_limited_range_are_taken(self):
+        with pytest.raises(SpecError, match=r"'speed': expected an image of integers .*, found TensorSpec"):
             ImageScaleTransformer(NESTED, fields=['camera.front', 'speed'])
+        with pytest.raises(SpecError, match=r"'observation': expected an image .* at most 65,535 apart"):
+            ImageScaleTransformer(TensorSpec((3, ), torch.int64))
         with pytest.raises(ValueError, match='min < max'):
             ImageScaleTransformer(IMAGE, min=1., max=1.)
+
+
+KEYS = {'dots': ('arm.pos', 'arm.vel'), 'a prefix': ('a.b', 'a'), 'empty': ('', 'x'), 'integers': (0, 7)}
+
+
+@pytest.mark.parametrize('keys', KEYS.values(), ids=KEYS)
+class TestUnusualKeys:
+
+    def test_observations_are_normalized(self, keys):
+        observation = {key: torch.full((2, 3), 5.0) for key in keys}
+        for fields in (None, [str(keys[0])]):
+            normalizer = ObservationNormalizer({key: TensorSpec((3, )) for key in keys}, fields=fields)
+            with context.replay_context():
+                result, _ = normalizer.transform_timestep(time_step(observation), ())
+            changed = [key for key in keys if not torch.equal(result.observation[key], observation[key])]
+            assert changed == list(keys if fields is None else keys[:1])
+
+    def test_frames_are_stacked_and_images_scaled(self, keys):
+        image = BoundedTensorSpec((2, ), torch.uint8, 0, 255)
+        chain = SequentialDataTransformer(
+            [lambda **kw: FrameStacker(stack_size=2, fields=[str(keys[0])], **kw),
+             lambda **kw: ImageScaleTransformer(fields=[str(keys[1])], **kw)], {key: image for key in keys})
+        buffer = ReplayBuffer(extract_spec(Experience(time_step=time_step(
+            {key: torch.zeros(1, 2, dtype=torch.uint8) for key in keys})), 1), 1, 4)
+        for t in range(3):
+            observation = {key: torch.full((1, 2), t, dtype=torch.uint8) for key in keys}
+            buffer.add_batch(Experience(time_step=time_step(observation)))
+        batch, info = buffer.gather_all()
+        result = chain.transform_experience(add_batch_info(batch, info, buffer)).observation
+        assert result[keys[0]].tolist() == [[[0, 0, 0, 0], [0, 0, 1, 1], [1, 1, 2, 2]]]
+        assert result[keys[1]][0, 0].tolist() == [-1, -1]
+
+
+def test_an_ambiguous_field_is_reported():
+    spec = {'a.b': TensorSpec(()), 'a': {'b': TensorSpec(())}}
+    ObservationNormalizer(spec)  # normalizes both
+    with pytest.raises(SpecError, match=r"field 'a.b' is ambiguous: it can be \['a', 'b'\] or \['a.b'\]"):
+        ObservationNormalizer(spec, fields=['a.b'])
+
+
+def test_categories_are_normalized_only_if_they_are_named(caplog):
+    category = BoundedTensorSpec((), torch.int64, 0, 4)
+    spec, observation = {'door': category, 'speed': TensorSpec((1, ))}, {
+        'door': torch.tensor([3, 3]), 'speed': torch.tensor([[5.0], [5.0]])}
+    with context.replay_context(), caplog.at_level('INFO'):
+        result, _ = ObservationNormalizer(spec).transform_timestep(time_step(observation), ())
+        assert 'integers are not normalized: door; name them in ObservationNormalizer.fields' in caplog.text
+        assert result.observation['door'].dtype == torch.int64 and (result.observation['speed'] != 5).all()
+        named = ObservationNormalizer(spec, fields=['door'])
+        result, _ = named.transform_timestep(time_step(observation), ())
+        assert result.observation['door'].dtype == torch.float32 and (result.observation['speed'] == 5).all()
+        alone = ObservationNormalizer(category)
+        assert alone.transform_timestep(time_step(observation['door']), ())[0].observation.tolist() == [3, 3]
+        assert alone.transformed_observation_spec == category
+        alone = ObservationNormalizer(category, fields=[''])
+        assert alone.transform_timestep(time_step(observation['door']), ())[0].observation.dtype == torch.float32
 
 
 MODES = {'replay': context.replay_context, 'rollout': context.rollout_context, 'pretrain': context.pretrain_context,

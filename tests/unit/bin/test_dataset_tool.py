@@ -209,3 +209,55 @@ def test_interrupted_recordings_keep_finished_episodes():
         env.reset()
         found = recorder.record(env, act, 100)
         assert (None if found is None else found.lengths.tolist()) == lengths
+
+
+MASKED = """
+import alfx
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from alfx.algorithms.data_transformer import ActionMask
+from alfx.gin_utils import configurable
+
+
+@configurable
+class ActionMaskOfMine(ActionMask):
+    pass
+
+
+class Masked(gymnasium.Env):
+    observation_space = spaces.Dict({'seen': spaces.Box(-1, 1, (2, )), 'allowed': spaces.MultiBinary(9)})
+    action_space = spaces.Discrete(9, start=4)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.mask = np.zeros(9, np.int8)
+        self.mask[self.np_random.integers(9)] = 1
+        return {'seen': np.zeros(2, np.float32), 'allowed': self.mask}, {}
+
+    def step(self, action):
+        assert self.mask[action - 4], 'an action that is not allowed'
+        return self.reset()[0], 0.0, False, False, {}
+
+
+gymnasium.register('Masked-v0', Masked)
+"""
+
+
+@pytest.mark.processes
+def test_random_recordings_take_allowed_actions_and_can_be_untrusted(tmp_path):
+    (tmp_path / 'masked.py').write_text(MASKED)
+    (tmp_path / 'c.gin').write_text("""
+import masked
+include 'ppo.gin'
+create_environment.env_name = 'Masked-v0'
+TrainerConfig.num_env_steps = 100
+TrainerConfig.data_transformer_ctor = [@ImageScaleTransformer, @here/ActionMaskOfMine]
+ImageScaleTransformer.fields = ['allowed']
+here/ActionMaskOfMine.field = 'allowed'
+""")
+    arguments = ('--conf', str(tmp_path / 'c.gin'), '--mode', 'random', '--num_steps', '50', '--dataset',
+                 str(tmp_path / 'a'))
+    said = program(*arguments, '--untrusted', code=2).stderr
+    assert "import of 'masked' is not allowed with --untrusted" in said and not os.path.exists(tmp_path / 'a')
+    program(*arguments)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from alfx.environments import gym_wrappers
+from alfx.environments import gym_wrappers, suite_gym
 from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.gym_wrappers import (
-    BaseObservationWrapper, ContinuousActionClip, ContinuousActionMapping, DMAtariPreprocessing,
+    ActionMaskFromInfo, BaseObservationWrapper, ContinuousActionClip, ContinuousActionMapping, DMAtariPreprocessing,
     EpisodicRandomFrameCrop, FrameCrop, FrameFlip, FrameGrayScale, FrameResize, FrameSkip, FrameStack,
     ImageChannelFirst, NonEpisodicEnv, NormalizedAction, ObservationSubset, transform_space)
 from alfx.utils.extras import pip_install
@@ -63,8 +63,17 @@ class TestFields:
 
     @pytest.mark.parametrize('field', ['side', 'camera.side', 'camera.front.x', 'rest.7', 'rest.x'])
     def test_a_missing_field_is_reported_with_the_available_ones(self, field):
-        with pytest.raises(EnvironmentLoadError, match='has no part'):
+        with pytest.raises(EnvironmentLoadError, match='does not exist'):
             transform_space(ImageEnv(nested=True).observation_space, field, lambda s: s)
+
+    @pytest.mark.parametrize('keys', [('camera.front', 'camera.back'), ('', 'x'), (0, 1), ('a', 'a.b')])
+    def test_keys_may_be_unusual(self, keys):
+        env, image = ImageEnv(), np.zeros((6, 4, 3), np.uint8)
+        env.observation_space = spaces.Dict({key: env.image for key in keys})
+        env._observe = lambda: {key: image for key in keys}
+        seen = FrameGrayScale(env, fields=[str(keys[0])]).reset()[0]
+        assert [seen[key].shape[-1] for key in keys] == [1, 3]
+        assert suite_gym.wrap_env(env).reset().observation[keys[0]].shape == (1, 3, 6, 4)
 
     def test_only_the_chosen_fields_change(self):
         env = FrameGrayScale(ImageEnv(nested=True), fields=['camera.front', 'rest.0'])
@@ -104,6 +113,16 @@ class TestImages:
                                              ((4, 84, 84), False), ((1, 84, 84), False)])
     def test_images_that_have_channels_first_already_are_left(self, shape, last):
         assert gym_wrappers.is_channels_last_image(spaces.Box(0, 255, shape, np.uint8)) is last
+
+    @pytest.mark.parametrize('dtype', [bool, np.int8, np.int64, np.float32, np.float64])
+    def test_images_of_all_dtypes_are_turned_around(self, dtype):
+        env = ImageEnv()
+        env.observation_space = spaces.Box(np.zeros((6, 4, 3), dtype), np.ones((6, 4, 3), dtype), dtype=dtype)
+        image = np.zeros((6, 4, 3), dtype)
+        image[..., 1] = 1
+        env._observe = lambda: image
+        seen = suite_gym.wrap_env(env).reset().observation[0]
+        assert seen.shape == (3, 6, 4) and seen.float().mean((1, 2)).tolist() == [0, 1, 0]
 
     def test_frames_are_stacked_oldest_first_and_start_as_copies(self):
         env = FrameStack(ImageEnv(), stack_size=3)
@@ -252,6 +271,37 @@ class TestActions:
     def test_unbounded_actions_cannot_be_mapped(self):
         with pytest.raises(EnvironmentLoadError, match='put ContinuousActionClip before it'):
             NormalizedAction(self.nested())
+
+
+class TestActionMaskFromInfo:
+
+    @staticmethod
+    def masking(infos, **kwargs):
+        class Masking(ImageEnv):
+            def step(self, action):
+                return *super().step(action)[:4], infos[1]
+
+            def reset(self, *, seed=None, options=None):
+                return super().reset(seed=seed)[0], infos[0]
+
+        return ActionMaskFromInfo(Masking((2, 2, 3)), **kwargs)
+
+    def test_the_mask_of_each_info_becomes_a_field(self):
+        env = self.masking([{'valid': np.array([0, 1, 1, 0])}, {'valid': [True, False, False, False]}], key='valid')
+        observation, _ = env.reset()
+        assert observation in env.observation_space and observation['valid_action_mask'].tolist() == [0, 1, 1, 0]
+        observation = env.step(0)[0]
+        assert observation in env.observation_space and observation['valid_action_mask'].tolist() == [1, 0, 0, 0]
+        nested = ActionMaskFromInfo(env, 'valid')
+        assert list(nested.reset()[0]) == ['observation', 'valid_action_mask']
+
+    @pytest.mark.parametrize('info', [{}, {'action_mask': np.ones(3)}, {'action_mask': None},
+                                      {'action_mask': ['a'] * 4}])
+    def test_an_info_without_a_mask_of_all_actions_is_refused(self, info):
+        with pytest.raises(ValueError, match=r"expected info\['action_mask'\] of shape \(4,\), found"):
+            self.masking([info]).reset()
+        with pytest.raises(EnvironmentLoadError, match='expected a Discrete action'):
+            ActionMaskFromInfo(ImageEnv(action_space=spaces.MultiBinary(2)))
 
 
 def test_wrong_arguments_are_refused_by_name():

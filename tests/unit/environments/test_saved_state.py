@@ -105,7 +105,8 @@ def test_an_environment_registered_with_a_local_function_is_saved():
 @pytest.mark.parametrize('value', [
     Raising(NotImplementedError('cannot be copied')), Raising(RuntimeError('a node')), Raising(OSError('gone')),
     [threading.Lock()], multiprocessing.Lock(), {'pipe': multiprocessing.Pipe()}, (socket.socket(), ), Restarting(),
-    multiprocessing.Process(target=print), threading.Thread(), tempfile.TemporaryFile()], ids=repr)
+    multiprocessing.Process(target=print), threading.Thread(), tempfile.TemporaryFile()],
+    ids=lambda value: type(value).__name__)
 def test_a_value_that_cannot_be_pickled_is_logged_once(value, caplog):
     env = Plain(part=[value])
     saved_state._log_once.cache_clear()

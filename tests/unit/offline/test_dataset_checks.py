@@ -44,6 +44,9 @@ def bad_speed():
     (dict(reward=np.array(['x'] * 5)), 'expected numbers'),
     (dict(reward=np.array([0, 0, 0, np.inf, 0])), 'reward: NaN or infinite in episode 1, step 0'),
     (dict(observation=with_speed(speed=bad_speed())), 'observation.speed: NaN or infinite in episode 1, step 1'),
+    (dict(observation=with_speed(speed=np.full((7, 3), 1e300))), 'observation.speed: .* episode 0, step 0, as float32'),
+    (dict(action={'': np.array([[0], [0], [0], [0], [-1e39]])}), 'action: .* episode 1, step 1, as float32'),
+    (dict(discount=np.array([1, 1, 0, 0, 1])), 'discount: 0 in episode 1, step 0, but the episode has 2 actions'),
     (dict(discount=np.full(5, 1.5)), 'discount: expected numbers from 0 to 1'),
     (dict(observation={'camera': np.zeros((7, 2, 2), np.uint8)}), 'observation.speed: expected .*, found nothing'),
     (dict(observation=with_speed(touch=np.zeros(7))), 'observation.touch: expected nothing'),
@@ -100,3 +103,18 @@ def test_another_compatible_environment_logs_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         dataset_checks.check_env_name(make()._replace(about={'env_name': 'Hopper-v4'}), 'Hopper-v5')
     assert 'Hopper-v4' in caplog.text and 'Hopper-v5' in caplog.text
+
+
+@pytest.mark.parametrize('bounds', [
+    {'': [[6.0], [-2.0]]}, {'': [[-2.0, 6.0], [2.0, 2.0]]}, {'': [[-2.0]]}, {'': 3}, {'': [['x'], ['y']]},
+    {'': [[float('-inf')], [1.0]]}, {'': [[float('nan')], [1.0]]}, {'arm': [[-1.0], [1.0]]}])
+def test_bounds_that_would_spoil_the_actions_are_refused(bounds):
+    with pytest.raises(DatasetError, match=r'(?s)^here: action_bounds\[.*expected .*, with low <= high, found'):
+        dataset_checks.check_consistent(make()._replace(about={'action_bounds': bounds}))
+
+
+def test_equal_bounds_give_the_middle_of_the_range():
+    dataset = make()._replace(about={'action_bounds': {'': [[3.0], [3.0]]}})
+    dataset = dataset._replace(episodes=dataset.episodes._replace(action={'': np.full((5, 1), 3.0)}))
+    unit = BoundedTensorSpec((1, ), torch.float32, -1, 1)
+    assert check(dataset, unit).episodes.action[''].tolist() == [[0.0]] * 5
