@@ -1,5 +1,6 @@
 # make demo       install alfx, then train and evaluate a first agent
 # make test       all tests                    make test-fast  without the tests that take long
+# make test-environments   environments of other packages, those that are installed
 # make lint       ruff and mypy                make check      test and lint
 # make docs       build the documentation website in build/site
 # make clean      remove the virtual environment, caches and builds; keeps runs/
@@ -17,7 +18,7 @@ PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 
-.PHONY: demo docs test test-fast lint check install install-test install-bench clean
+.PHONY: demo docs test test-fast test-environments lint check install install-test install-bench clean
 
 demo: install
 	$(BIN)/python -m alfx.bin.train --conf ppo_cart_pole --root_dir $(RUN)
@@ -35,6 +36,10 @@ test: install-test
 
 test-fast: install-test
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not (slow or processes or compiles)" $(PYTEST_ARGS)
+
+# Install the packages into $(VENV) first; tests/third_party/test_third_party_environments.py names them.
+test-environments: install-test
+	ALFX_TEST_ENVIRONMENTS=1 $(BIN)/python -m pytest tests/third_party $(PYTEST_ARGS)
 
 lint: install-test
 	$(BIN)/ruff check alfx tests tools

@@ -61,6 +61,12 @@ class _Simulator(NamedTuple):
     load: Callable[[Any, Any], None]
 
 
+class _View(NamedTuple):
+    """Array in the memory of a simulator, such as ``data.qpos`` of MuJoCo, which must not become a copy."""
+
+    array: np.ndarray
+
+
 def capture(env: Any) -> bytes | None:
     """Return the state of ``env`` and of all its wrappers, or ``None`` if it cannot be saved exactly.
 
@@ -103,7 +109,12 @@ def restore(env: Any, state: bytes) -> None:
         attributes, skipped = saved
         for key in vars(layer).keys() - attributes.keys() - skipped:
             delattr(layer, key)
-        vars(layer).update(attributes)
+        for key, value in attributes.items():
+            existing = vars(layer).get(key)
+            if isinstance(value, _View) and _is_view(existing) and existing.shape == value.array.shape:
+                existing[...] = value.array
+            else:
+                vars(layer)[key] = value.array if isinstance(value, _View) else value
     for (owner, simulator), saved in zip(simulators, simulated):
         simulator.load(owner, saved)
 
@@ -136,7 +147,8 @@ def _dump(env: Any) -> tuple[bool, bytes, set[str]]:
         object.__reduce_ex__(layer, 4)  # raises for an object with state in native code
         if any(vars(kind).get('__slots__') for kind in type(layer).__mro__):
             raise pickle.PicklingError(f'{type(layer).__name__} has __slots__')
-        attributes = {key: value for key, value in vars(layer).items() if not _is_skipped(value)}
+        attributes = {key: _View(value) if _is_view(value) else value
+                      for key, value in vars(layer).items() if not _is_skipped(value)}
         states.append((attributes, vars(layer).keys() - attributes.keys()))
     simulated = [simulator.save(owner) for owner, simulator in simulators]
     buffer = io.BytesIO()
@@ -190,6 +202,12 @@ def _is_skipped(value: Any) -> bool:
     if isinstance(value, _SKIPPED_TYPES) or type(value).__module__.partition('.')[0] in _WINDOW_PACKAGES:
         return True
     return any(type(value) is getattr(sys.modules.get(module), name, None) for module, name in _WINDOW_TYPES)
+
+
+def _is_view(value: Any) -> bool:
+    while isinstance(value, np.ndarray) and value.base is not None:
+        value = value.base
+    return type(value).__name__ == 'PyCapsule'
 
 
 class _Pickler(pickle.Pickler):
@@ -260,15 +278,18 @@ def _load_model(model: Any, arrays: dict[str, np.ndarray]) -> None:
             getattr(model, name)[...] = array
 
 
-def _save_data(data: Any) -> bytes:
+def _save_data(data: Any) -> list[bytes]:
     # The whole MjData, not only mj_getState: observations and rewards also read quantities that the last step
     # derived (positions of bodies, contact forces), and mj_forward would not reproduce them.
-    return pickle.dumps(data, protocol=pickle.HIGHEST_PROTOCOL)
+    return data.__getstate__().split(data.model.__getstate__())  # without its copy of the model, with all meshes
 
 
-def _load_data(data: Any, state: bytes) -> None:
+def _load_data(data: Any, state: list[bytes]) -> None:
+    kind: Any = type(data)
+    saved = kind.__new__(kind)
+    saved.__setstate__(data.model.__getstate__().join(state))
     # mj_copyData is not in every Python interface of MuJoCo, but in the library that it is linked to
-    saved, library = pickle.loads(state), ctypes.CDLL(sys.modules['mujoco._structs'].__file__)
+    library = ctypes.CDLL(sys.modules['mujoco._structs'].__file__)
     library.mj_copyData.argtypes, library.mj_copyData.restype = [ctypes.c_void_p] * 3, ctypes.c_void_p
     if not library.mj_copyData(data._address, data.model._address, saved._address):
         raise ValueError('the saved state is of another MuJoCo model')

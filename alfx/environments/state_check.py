@@ -6,6 +6,7 @@ during the run. :func:`replay` restores the recorded state in another process an
 be equal bit for bit. :mod:`alfx.trainers.environment_state` decides when to do this and what follows.
 """
 import hashlib
+import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,8 @@ from alfx.environments.spaces import flatten_sample, unflatten_sample
 from alfx.environments.vector_env import SupervisedVectorEnv
 
 _FIRST_STEPS = 16  # the first states of a run may equal the state of a new environment by chance
-_MIN_STEPS, _MAX_STEPS = 20, 200
+_MIN_STEPS, _MAX_STEPS = 20, 1000
+_MAX_SECONDS = 60.0  # of a replay
 
 
 class Result(NamedTuple):
@@ -45,7 +47,7 @@ class Recording(NamedTuple):
 
     @property
     def is_complete(self) -> bool:
-        """Return whether the recording has 20 steps and the beginning of an episode, or 200 steps."""
+        """Return whether the recording has 20 steps and the beginning of an episode, or 1,000 steps."""
         begins = any(step is None or any(step[1].terminated) or any(step[1].truncated) for step in self.steps[:-1])
         return len(self.steps) >= _MAX_STEPS or begins and len(self.steps) >= _MIN_STEPS
 
@@ -156,7 +158,10 @@ def replay(env: GymVectorEnvironment, recording: Recording) -> str:
     foreign = _temporary_folders(env) - own
     if foreign:
         return f'it refers to {min(foreign)!r} in the temporary folder, which another process does not have'
+    deadline = time.monotonic() + _MAX_SECONDS
     for number, step in enumerate(recording.steps, start=1):
+        if number > _MIN_STEPS and time.monotonic() > deadline:  # steps are slow
+            break
         if step is None:
             gym.request_reset(np.ones(1, bool))  # type: ignore[attr-defined]
             continue

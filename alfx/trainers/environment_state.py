@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 from alfx import context
@@ -35,10 +36,11 @@ class EnvironmentState:
     Args:
         env: training environments; None in supervised learning.
         config: configuration of the run.
+        is_stopped: returns whether a signal has stopped the run, which then does not wait for a verification.
     """
 
-    def __init__(self, env: Any, config: TrainerConfig):
-        self._env, self._config = env, config
+    def __init__(self, env: Any, config: TrainerConfig, is_stopped: Callable[[], bool] = lambda: False):
+        self._env, self._config, self._is_stopped = env, config, is_stopped
         self._limit = config.environment_checkpoint_megabytes * 2**20
         self._has_given_up = self._is_verified = self._has_saved = False
         self._difference = ''  # found by the verification
@@ -89,10 +91,13 @@ class EnvironmentState:
                 raise ValueError('it was saved before it could be verified')
             if needs_check:
                 logger.info('verifying the state of the environments, which takes some seconds')
-                self._end_verification(_Verification(self._env, self._config, recordings, niceness=0).wait())
+                verification = _Verification(self._env, self._config, recordings, niceness=0)
+                self._end_verification(verification.wait(self._is_stopped))
                 if not self._is_verified:
                     return False
             self._env.set_state(state)
+            self._is_verified = True
+            self._stop_recording()
             return True
         except Exception as error:  # noqa: BLE001 - unpickling calls code of the environment, which may raise anything
             logger.info('the state of the environments cannot be restored: %s', error)
@@ -115,7 +120,7 @@ class EnvironmentState:
         if self._process is None and any(recordings):
             self._process = _Verification(self._env, self._config, recordings, niceness=0)
         if self._process is not None:
-            self._end_verification(self._process.wait())
+            self._end_verification(self._process.wait(self._is_stopped))
 
     def _end_verification(self, answer: str | None) -> None:
         if answer == _EQUAL:
@@ -211,12 +216,12 @@ class _Verification:
         last = output.rpartition('\n')[2]
         return f'a process that restored it {processes.describe_exit(code)}' + (f': {last}' if code > 0 else '')
 
-    def wait(self) -> str:
-        """Return the result of :meth:`poll` when the process has ended."""
+    def wait(self, is_stopped: Callable[[], bool]) -> str:
+        """Return the result of :meth:`poll` when the process has ended or ``is_stopped()``."""
         try:
-            while (answer := self.poll()) is None:
+            while (answer := self.poll()) is None and not is_stopped():
                 time.sleep(processes.POLL_SECONDS / 4)
-            return answer
+            return answer or _STOPPED
         finally:
             self.close()
 

@@ -99,7 +99,8 @@ class Trainer:
         if config.summarize_output:
             summarize_outputs(self._algorithm)
         self._team.start(self._algorithm, config.random_seed)
-        self._environment_state = EnvironmentState(self._env, config)
+        self._environment_state = EnvironmentState(self._env, config,
+                                                   lambda: self._signals.stop_signal is not None)
         self._state = RunState(self._algorithm, self._env, self._tuning(started.get('tuning')), config.random_seed)
         self._checkpointer = self._team.checkpointer(run_files.checkpoint_dir(config.root_dir), alg=self._algorithm,
                                                      trainer=self._state)

@@ -216,6 +216,8 @@ def test_objects_that_refer_to_the_data_of_mujoco_are_restored():
     env.step(env.action_space.sample())
     copied(env, other)
     assert other.unwrapped.data is other.unwrapped.robot_env.data
+    robot = other.unwrapped.robot_env
+    assert np.shares_memory(robot.init_qvel, robot.data.qvel)  # an attribute of the environment
     for _ in range(3):
         action = env.action_space.sample()
         assert np.array_equal(env.step(action)[0]['observation'], other.step(action)[0]['observation'])

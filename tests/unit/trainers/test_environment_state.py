@@ -186,7 +186,8 @@ class TestVerification:
         step(env, 1)
         monkeypatch.setattr(environment_state, '_Verification', None)
         other = made('Sound')[0]
-        assert EnvironmentState(other, config).restore(state.get())
+        resumed = EnvironmentState(other, config)
+        assert resumed.restore(state.get()) and not resumed._recorders
         assert other.gym.call('clock') == env.gym.call('clock')
         assert other.gym.envs[0].unwrapped.clock > 40
 
@@ -216,6 +217,13 @@ class TestVerification:
         with caplog.at_level(logging.INFO):
             state.finish()
         assert 'another process has not restored it within 0 s' in caplog.text
+
+    def test_a_stopped_run_does_not_wait_for_the_verification(self, made):
+        env, config = made('Sound')
+        state, _ = saved_after(env, config)
+        state._is_stopped = lambda: True
+        state.finish()
+        assert not state._is_verified and pickle.loads(state.get())[1]
 
     def test_a_process_stopped_from_outside_proves_nothing(self, made):
         env, config = made('Sound')
