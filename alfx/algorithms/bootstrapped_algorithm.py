@@ -139,10 +139,13 @@ class BootstrappedAlgorithm(Algorithm):
         return self._updates is None or (self._updates.value + 1) % self._policy_update_period == 0
 
     def _logged_policy_losses(self, losses: list[Any], step_type: Tensor) -> list[Any]:
-        """Return losses of the policy ``[T, B]`` for logging: their latest means if this update does not train it."""
+        """Return losses of the policy ``[T, B]`` for logging: their latest means if this update does not train it.
+
+        The first one is ``()`` in these updates.
+        """
         if self._updates is None:
             return losses
-        if self._is_actor_trained():
+        if isinstance(losses[0], Tensor):
             masks = valid_masks(step_type)
             means = [(x.detach() * masks).sum() for x in losses]
             self._latest_policy_losses.copy_(torch.stack(means) / masks.sum().clamp(min=1))
