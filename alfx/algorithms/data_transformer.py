@@ -277,9 +277,13 @@ class ImageScaleTransformer(SimpleDataTransformer):
     def _transform(self, time_step: TimeStep) -> TimeStep:
         observation = time_step.observation
         for field, scale, offset in self._lines:
-            observation = nest.transform_nest(
-                observation, field, lambda image, a=scale, b=offset: image.to(torch.float32).mul_(a).add_(b))
+            observation = nest.transform_nest(observation, field, partial(_scaled, scale=scale, offset=offset))
         return time_step._replace(observation=observation)
+
+
+def _scaled(image: Tensor, scale: float, offset: float) -> Tensor:
+    """Return an image of integers as float32, scaled and shifted."""
+    return image.to(torch.float32).mul_(scale).add_(offset)
 
 
 @configurable

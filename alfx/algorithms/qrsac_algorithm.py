@@ -17,6 +17,7 @@ from alfx.algorithms.sac.actions import ActionParts, ActionType, TargetEntropy
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
+from alfx.utils.discrete_action import suited_algorithms
 
 
 @configurable
@@ -45,7 +46,8 @@ class QrsacAlgorithm(SacAlgorithm):
                  critic_loss_ctor: Callable[..., Any] | None, debug_summaries: bool, name: str,
                  target_entropy: TargetEntropy, min_critic_by_critic_mean: bool = False, **kwargs: Any):
         if ActionParts(action_spec).type != ActionType.Continuous:
-            raise ValueError(f'{name} supports only continuous actions, found {action_spec}; use SacAlgorithm')
+            raise ValueError(f'{name} supports only continuous actions, found {action_spec}; '
+                             f'{suited_algorithms(action_spec)}')
         loss = (critic_loss_ctor or OneStepTDQRLoss)(debug_summaries=debug_summaries, name='critic_loss')
         self._num_quantiles = _num_quantiles_of(loss, name)
         if critic_network_cls is not None:

@@ -34,6 +34,7 @@ from alfx.gin_utils import configurable
 from alfx.gin_utils.value_checks import Count, Fraction, NonNegative, Positive, log_unused
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.utils import dist_utils
+from alfx.utils.discrete_action import suited_algorithms
 from alfx.utils.target_updater import TargetUpdater
 
 SarsaState = namedtuple('SarsaState', ['prev_observation', 'prev_step_type', 'actor', 'critics', 'target_critics',
@@ -316,7 +317,7 @@ def _check_arguments(name: str, action_spec: NestedTensorSpec, smooths_on_policy
     for path, spec in nest.flatten_with_path(action_spec):
         if not spec.is_continuous:
             raise SpecError(f"{name} supports only continuous actions, found {spec}{f' at {path!r}' if path else ''}; "
-                            'for discrete actions use SacAlgorithm or DqnAlgorithm')
+                            f'{suited_algorithms(action_spec)}')
     if smooths_on_policy:
         raise ValueError(f'{name}.use_smoothed_actor: on-policy, the trained actor has to act; set on_policy or '
                          'use_smoothed_actor to False')

@@ -13,6 +13,7 @@ from typing import Any
 
 from absl import flags as absl_flags
 
+from alfx import gin_utils
 from alfx.bin import flags, policy_flags
 
 flags.define_conf_flags()
@@ -103,7 +104,7 @@ def _write_json(results: dict[str, Any]) -> None:
     if FLAGS.json == '-':
         sys.stdout.write(text)
         return
-    with open(FLAGS.json, 'w', encoding='utf8') as file:
+    with gin_utils.stored_files.replacing(FLAGS.json) as path, open(path, 'w', encoding='utf8') as file:
         file.write(text)
 
 

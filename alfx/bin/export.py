@@ -34,6 +34,7 @@ def main(argv: list[str]) -> int:
     from alfx.runs import playing
     from alfx.runs.policy import Policy
     policy_flags.set_up_logging()
+    flags.stop_on_signals()
     root_dir = flags.root_dir_from_flags()
     output = FLAGS.output or os.path.join(root_dir, 'policy.pt2')
     exporting.check_path(output)

@@ -32,6 +32,7 @@ FLAGS = absl_flags.FLAGS
 def main(argv: list[str]) -> int:
     """Create the run folder of the fork and, unless ``--nostart`` is given, start to train; return the exit code."""
     from alfx.runs import forking
+    flags.stop_on_signals()
     if len(argv) != 2:
         raise gin_utils.ConfError(f'expected one run folder, found {len(argv) - 1} arguments',
                                   'alfx fork RUN --at N --set X.y=z')

@@ -249,7 +249,7 @@ def merged_infos(infos: dict[str, Any], other: dict[str, Any], rows: np.ndarray)
     merged: dict[str, Any] = {}
     for key in infos.keys() | other.keys():
         mine, theirs = infos.get(key), other.get(key)
-        some = theirs if mine is None else mine
+        some: Any = theirs if mine is None else mine
         if isinstance(some, dict):
             merged[key] = merged_infos(mine or {}, theirs or {}, rows)
             continue

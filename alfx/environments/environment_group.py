@@ -78,7 +78,8 @@ class EnvSpaces(NamedTuple):
         shape = () if reward_space is None else tuple(reward_space.shape)
         if shape and is_changed:
             env.reset()
-            shape = np.shape(env.step(env.action_space.sample())[1])  # type: ignore[arg-type]
+            reward: Any = env.step(env.action_space.sample())[1]
+            shape = np.shape(reward)
         return cls(env.observation_space, env.action_space, shape)
 
 

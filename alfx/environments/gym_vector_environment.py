@@ -171,7 +171,8 @@ class GymVectorEnvironment(AlfEnvironment):
                         self._decode_infos(infos) if self._info_specs else ())
 
     def _decode(self, observation: Any, during: str) -> NestedTensor:
-        self._calls += 1
+        if not self._owned:
+            self._calls += 1
         if not self._owned and received.is_check_due(self._calls):
             received.check_values(observation, self._env.single_observation_space, during, self._name)
         decoded = self._observations.decode(observation, self._owned)

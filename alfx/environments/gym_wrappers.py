@@ -17,7 +17,8 @@ from alfx import nest
 from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.gym_action_wrappers import (ContinuousActionClip, ContinuousActionMapping, NonEpisodicEnv,
                                                    NormalizedAction)
-from alfx.environments.image_spaces import (box_like, image_axes, is_channels_last_image, luma, opencv, require_box)
+from alfx.environments.image_spaces import (as_nest, box_like, image_axes, is_channels_last_image, luma, opencv,
+                                            require_box)
 from alfx.gin_utils import configurable
 
 __all__ = [
@@ -48,15 +49,9 @@ def transform_space(observation_space: spaces.Space, field: str | None,
 def _keys(space: spaces.Space, field: str | None) -> tuple:
     """Return the keys of Dict and positions in Tuple spaces that lead to a field."""
     try:
-        return nest.locate_field(_nested(space), field)
+        return nest.locate_field(as_nest(space), field)
     except LookupError as error:
         raise EnvironmentLoadError(f'{error}; the space is {space}') from None
-
-
-def _nested(space: spaces.Space) -> Any:
-    if isinstance(space, spaces.Dict):
-        return {key: _nested(child) for key, child in space.spaces.items()}
-    return tuple(map(_nested, space.spaces)) if isinstance(space, spaces.Tuple) else space
 
 
 def _with_part(space: Any, keys: tuple, func: Callable[[spaces.Space], spaces.Space]) -> spaces.Space:
@@ -133,7 +128,7 @@ class ImageChannelFirst(BaseObservationWrapper):
 
     def __init__(self, env: gymnasium.Env, fields: Sequence[str] | None = None):
         if fields is None:
-            fields = [path for path, space in nest.flatten_with_path(_nested(env.observation_space))
+            fields = [path for path, space in nest.flatten_with_path(as_nest(env.observation_space))
                       if is_channels_last_image(space)]
         super().__init__(env, fields)
 

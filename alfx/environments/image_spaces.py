@@ -36,6 +36,13 @@ def image_axes(channel_order: str) -> tuple[int, int]:
     return (0, 1) if channel_order == 'channels_last' else (1, 2)
 
 
+def as_nest(space: spaces.Space) -> Any:
+    """Return the nest of the fundamental spaces in Dict and Tuple spaces."""
+    if isinstance(space, spaces.Dict):
+        return {key: as_nest(child) for key, child in space.spaces.items()}
+    return tuple(map(as_nest, space.spaces)) if isinstance(space, spaces.Tuple) else space
+
+
 def is_channels_last_image(space: spaces.Space) -> bool:
     """Return whether ``space`` looks like images ``(H, W, C)``, of any dtype: rank 3, first axis not the shortest."""
     return isinstance(space, spaces.Box) and len(space.shape) == 3 and space.shape[0] >= min(space.shape[1:])

@@ -90,6 +90,8 @@ def described_outside(space: spaces.Space, value: Any) -> str:
         space: a fundamental space.
         value: one sample or a batch ``[B, ...]`` of samples, of any dtype.
     """
+    low: Any
+    high: Any
     if isinstance(space, spaces.Box):
         low, high = space.low, space.high
     elif isinstance(space, spaces.MultiBinary):
@@ -126,7 +128,7 @@ def check_values(observation: Any, space: spaces.Space, during: str, name: str) 
 
 def _is_full(space: spaces.Box) -> bool:
     """Return whether ``space`` contains all values of its dtype, bool or unsigned."""
-    most = 1 if space.dtype == bool else np.iinfo(space.dtype).max
+    most = 1 if space.dtype == bool else np.iinfo(space.low.dtype).max  # type: ignore[type-var]
     return bool((space.low == 0).all() and (space.high == most).all())
 
 

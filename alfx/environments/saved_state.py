@@ -41,8 +41,7 @@ _log = logging.getLogger(__name__)
 _LAYER = (gymnasium.Env, VectorEnv)
 # Environments whose attributes hold all their state, as the tests of this package check.
 _KNOWN = frozenset({'gymnasium', 'alfx', 'ale_py', 'minigrid', 'mujoco', 'numpy', 'pygame'}) | sys.stdlib_module_names
-# Attributes that belong to the process or to a window, not to the episode: decided by type, because any name can be
-# that of a state.
+# Attributes that belong to the process or to a window, not to the episode. Decided by type: any name may hold a state.
 _SKIPPED_TYPES = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, EnvSpec)
 _WINDOW_PACKAGES = ('glfw', 'OpenGL', 'pyglet')
 _WINDOW_TYPES = (('pygame', 'Surface'), ('pygame.time', 'Clock'), ('pygame.font', 'Font'),
@@ -212,7 +211,7 @@ class _Pickler(pickle.Pickler):
         return self._index.get(id(obj))
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, types.FunctionType) and '<' in obj.__qualname__:  # wrappers of gymnasium keep their arguments
+        if isinstance(obj, types.FunctionType) and '<' in obj.__qualname__:  # an argument that a wrapper keeps
             return pickle.loads, (cloudpickle.dumps(obj), )
         if isinstance(obj, os.PathLike):
             self.persistent_id(str(os.fspath(obj)))

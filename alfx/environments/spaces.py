@@ -316,8 +316,9 @@ def _action_mapping(space: spaces.Space, spec: TensorSpec, normalize: bool,
     assert isinstance(space, spaces.Box)
     dtype = np.dtype(space.dtype)
     half = (space.high.astype(np.float64) - space.low) / 2
-    scale = torch.from_numpy(half.astype(dtype) if normalize else np.ones_like(space.low))
-    offset = torch.from_numpy((space.low + half).astype(dtype) if normalize else np.zeros_like(space.low))
+    # asarray: the result of arithmetic with arrays of shape () is a number
+    scale = torch.from_numpy(np.asarray(half if normalize else np.ones_like(space.low), dtype))
+    offset = torch.from_numpy(np.asarray(space.low + half if normalize else np.zeros_like(space.low), dtype))
     low, high = _bounds(space)
     is_centred = not offset.any()
 

@@ -16,7 +16,7 @@ from alfx.environments.gym_vector_environment import GymVectorEnvironment
 from alfx.environments.spaces import flatten_sample, unflatten_sample
 from alfx.environments.vector_env import SupervisedVectorEnv
 
-_FIRST_STEPS = 16  # a state of the first steps may be that of a new environment by chance
+_FIRST_STEPS = 16  # the first states of a run may equal the state of a new environment by chance
 _MIN_STEPS, _MAX_STEPS = 20, 200
 
 
@@ -60,7 +60,7 @@ class Recorder:
         num_bytes: estimated size of the states of all environments; 0 before the first recording.
 
     Args:
-        env: environment to record; it calls :meth:`add` for each step until it is told to :meth:`stop`.
+        env: environment to record; it calls :meth:`add` for each step until :meth:`stop` is called.
         max_bytes: do not record states if those of all environments would take more.
     """
 

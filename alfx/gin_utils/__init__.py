@@ -4,6 +4,7 @@
   called at every step; ``torch_functions`` registers functions of torch;
 - ``signatures``: :func:`takes_arguments_of` for constructors and factories that forward the arguments of another one;
 - ``conf_loading``: :func:`load` reads (``parsing``), checks (``static_check``, ``type_check``) and applies a conf;
+- ``syntax_problems``: messages for text that is not gin;
 - ``locations``: file and line of each binding; ``conf_error``: :class:`ConfError`, which reports them;
 - ``value_checks``: :func:`check_value` for the arguments of constructors; ``settings``: dataclasses that use it;
 - ``own_modules``: modules of the user that a conf imports;

@@ -71,7 +71,7 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
     resolved, more = static_check.check(rest, _unavailable, complete and not problems)
     problems = reader.problems + problems + more + _two_algorithms(reader)
     if problems:
-        raise ConfError(_merged(problems))
+        raise ConfError(_merged([_with_odd_characters(problem, reader) for problem in problems]))
     _apply(resolved, imports)
     if conf is not None and not is_shipped(path):
         locations.written_by_user(path)
@@ -165,6 +165,19 @@ def _two_algorithms(reader: Reader) -> list[Problem]:
                 new.location, f'{new.text} = {new.value!r}, but {old.location} sets it to {old.value!r}: the conf '
                 'includes two algorithms', f'include only one of them, or set {new.text} in your own conf')
     return list(problems.values())
+
+
+def _with_odd_characters(problem: Problem, reader: Reader) -> Problem:
+    """Add the hint about a character of the same line, or of an earlier line for an error in the syntax."""
+    odd = reader.odd_characters.get(problem.location)
+    file = problem.location.rpartition(':')[0]
+    if odd is None and problem.message.startswith('syntax error'):
+        odd = next((f'{place}: {hint}' for place, hint in reader.odd_characters.items()
+                    if place.rpartition(':')[0] == file), None)
+    if odd is None:
+        return problem
+    is_guess = not problem.hint or problem.message.startswith('syntax error')
+    return problem._replace(hint=odd if is_guess else f'{problem.hint}\n  {odd}')
 
 
 def _existing(conf: str) -> str:

@@ -156,6 +156,8 @@ def _factory_of(cls: type) -> Callable:
 
     make.__name__, make.__qualname__, make.__module__, make.__doc__ = (
         cls.__name__, cls.__qualname__, cls.__module__, cls.__doc__)
+    if cls.__module__.startswith('torch.'):  # classes of other packages need only the methods that are used
+        make.__annotations__ = {'return': cls}
     try:
         make.__signature__ = inspect.signature(cls)  # type: ignore[attr-defined]
     except ValueError:  # written in C

@@ -322,12 +322,8 @@ def _free_name(name: str, taken: set[str]) -> str:
 
 def _write(folder: str, name: str, text: str | bytes) -> str:
     path = os.path.join(folder, name)
-    temporary = f'{path}.tmp'
-    with open(temporary, 'wb') as file:
+    with stored_files.replacing(path) as temporary, open(temporary, 'wb') as file:
         file.write(text.encode() if isinstance(text, str) else text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
     _written.setdefault(os.path.abspath(folder), {})[name] = text
     return path
 

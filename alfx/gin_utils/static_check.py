@@ -64,6 +64,12 @@ def check(statements: Sequence[Statement], unavailable: dict[str, str],
     resolved = []
     for statement in statements:
         configurable = None
+        of_references = []  # checked first, because this registers classes that are named by their path
+        for leaf in iterate_nested(statement.value):
+            if isinstance(leaf, Reference):
+                of_references += _check_reference(leaf, statement.location, unavailable)
+            elif isinstance(leaf, Macro) and complete:
+                of_references += _check_macro_use(leaf, statement.location, macros)
         if statement.kind in ('binding', 'block'):
             configurable = _find(statement.selector, statement.location, '', unavailable, problems)
         if any(isinstance(leaf, float) and not math.isfinite(leaf) for leaf in iterate_nested(statement.value)):
@@ -78,11 +84,7 @@ def check(statements: Sequence[Statement], unavailable: dict[str, str],
         elif statement.kind == 'macro':
             problems += _check_macro_definition(statement, values)
             resolved.append(Resolved(statement, 'gin.macro', statement.value))
-        for leaf in iterate_nested(statement.value):
-            if isinstance(leaf, Reference):
-                problems += _check_reference(leaf, statement.location, unavailable)
-            elif isinstance(leaf, Macro) and complete:
-                problems += _check_macro_use(leaf, statement.location, macros)
+        problems += of_references
     resolved += _inherited(resolved)
     if complete:
         problems += _check_evaluated(statements, resolved)
@@ -232,8 +234,11 @@ def _wrong_kind(name: str, value: Reference, default: Any) -> Optional[tuple[str
             return 'an optimizer', hint
     if value.evaluate:
         return None
-    if name.endswith(('_ctor', '_cls', '_class')) and _is_step_function(value):
+    takes_class = name.endswith(('_ctor', '_cls', '_class'))
+    if takes_class and _is_step_function(value):
         return 'a constructor', f'{value!r} is a function of tensors'
+    if not takes_class and made is not None and made.__module__.startswith('torch.nn.modules'):
+        return 'a function', f'{value!r} is a class: write {value!r}() for an instance, which can be called'
     wanted = family(default) if inspect.isclass(default) else None
     if wanted is not None and made is not None and made.__module__.split('.')[0] in ('alfx', 'torch'):
         if not issubclass(made, wanted):  # classes of the user need only the same methods

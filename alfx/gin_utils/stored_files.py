@@ -194,10 +194,13 @@ def replacing(path: str) -> Iterator[str]:
         path: file to write; its folder must exist.
 
     Raises:
+        FileError: the path is a folder.
         OSError: the file cannot be written.
     """
     path = os.path.realpath(path)
-    if os.path.exists(path) and not os.path.isfile(path):  # such as /dev/null
+    if os.path.isdir(path):
+        raise FileError(path, 'expected a file, found a folder', 'move it away')
+    if os.path.exists(path) and stat.S_ISCHR(os.stat(path).st_mode):  # such as /dev/null
         yield path
         return
     folder, name = os.path.split(path)

@@ -125,7 +125,8 @@ def _fit_scalar(value: Any, kind: Any) -> Any:
     if kind is bool and type(value) is int and value in (0, 1):
         return bool(value)
     if kind is str:
-        return _require(isinstance(value, str), value, f"text needs quotes: '{value}'")
+        hint = 'remove the letter b before the quotes' if isinstance(value, bytes) else f"text needs quotes: '{value}'"
+        return _require(isinstance(value, str), value, hint)
     if not inspect.isclass(kind) or _is_structural(kind):
         return value
     return _require(isinstance(value, kind), value)

@@ -45,7 +45,7 @@ class RandomCrop(nn.Module):
         super().__init__()
         self._size = pair(size)
         if isinstance(padding, int) or len(padding) == 2:
-            rows, columns = pair(padding)  # type: ignore[arg-type]
+            rows, columns = pair(padding)
             padding = columns, columns, rows, rows
         self._pad = ReplicationPad2d(padding)
 

@@ -11,6 +11,7 @@ from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 
 _UNBOUNDED = 1e30
 _MAX_CATEGORIES = 1 << 20
+_ADD_BOUNDS = 'gym_wrappers.ContinuousActionClip(min_v=..., max_v=...) among gym_env_wrappers adds bounds'
 
 
 def check_actor(owner: str, argument: str, actor: Any, gives_distributions: bool) -> None:
@@ -95,10 +96,10 @@ def action_range(spec: TensorSpec, head: str, remedy: str) -> tuple[torch.Tensor
         SpecError: a bound is missing or infinite.
     """
     if not isinstance(spec, BoundedTensorSpec):
-        raise SpecError(f'{head}: expected an action with bounds, found {spec}; {remedy}')
+        raise SpecError(f'{head}: expected an action with bounds, found {spec}; {remedy}; {_ADD_BOUNDS}')
     low = np.broadcast_to(spec.minimum, tuple(spec.shape)).astype(np.float64)
     high = np.broadcast_to(spec.maximum, tuple(spec.shape)).astype(np.float64)
     if np.any(low < -_UNBOUNDED) or np.any(high > _UNBOUNDED):
-        raise SpecError(f'{head}: expected an action with finite bounds, found {spec}; {remedy}')
+        raise SpecError(f'{head}: expected an action with finite bounds, found {spec}; {remedy}; {_ADD_BOUNDS}')
     dtype = torch.get_default_dtype()
     return torch.as_tensor((high + low) / 2, dtype=dtype), torch.as_tensor((high - low) / 2, dtype=dtype)

@@ -25,11 +25,12 @@ from alfx.networks.input_preparation import prepare_inputs
 from alfx.networks.network import Network
 from alfx.networks.networks import LSTMCell
 from alfx.networks.preprocessor_networks import PreprocessorNetwork
-from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, SpecError, TensorSpec, torch_dtype_to_str
+from alfx.tensor_specs import (BoundedTensorSpec, Nested, NestedTensor, NestedTensorSpec, SpecError, TensorSpec,
+                               torch_dtype_to_str)
 
 
 # Arguments of EncodingNetwork that networks with an encoder do not forward.
-ENSEMBLE_ARGUMENTS = ('use_batch_ensemble', 'ensemble_size', 'input_with_ensemble_ids')
+UNFORWARDED_ARGUMENTS = ('use_batch_ensemble', 'ensemble_size', 'input_with_ensemble_ids', 'use_conv_ln')
 LAST_LAYER_ARGUMENTS = ('last_layer_size', 'last_activation', 'last_kernel_initializer', 'last_use_fc_bn',
                         'last_use_fc_ln')
 NORM_ARGUMENTS = ('norm', 'norm_position', 'input_norm')
@@ -89,13 +90,25 @@ def _check_encodable(spec: TensorSpec, with_conv: bool, where: str) -> None:
         raise SpecError(found + 'images are not converted silently: add @ImageScaleTransformer to '
                         'TrainerConfig.data_transformer_ctor, which scales them to floats')
     if spec.is_discrete:
-        raise SpecError(found + 'choose an input preprocessor for integers, e.g. '
-                        'input_preprocessors = @OneHot() or @EmbeddingPreprocessor()')
+        raise SpecError(found + _advice_for_integers(spec))
     if spec.dtype != torch.get_default_dtype():
         raise SpecError(found + 'add input_preprocessors=@Cast()')
     if with_conv and spec.ndim != 3:
         raise SpecError(f'{where}: conv_layer_params need images (channels, height, width), found '
                         f'{tuple(spec.shape)}; omit them for vectors')
+
+
+def _advice_for_integers(spec: TensorSpec) -> str:
+    """Return what converts integers to floats, as quantities or as categories."""
+    bounded: Any = BoundedTensorSpec.from_spec(spec)
+    size = int(bounded.maximum.max()) - int(bounded.minimum.min()) + 1
+    advice = ('for quantities add @ImageScaleTransformer to TrainerConfig.data_transformer_ctor' if size <= 2**16 else
+              'for quantities add @ObservationNormalizer to TrainerConfig.data_transformer_ctor and name them in '
+              "ObservationNormalizer.fields ([''] if they are the whole observation)")
+    if size * spec.numel <= 2**24:  # see EmbeddingPreprocessor
+        one_hot = '@OneHot() or ' if size <= 2**12 else ''
+        advice += f', for categories set input_preprocessors = {one_hot}@EmbeddingPreprocessor()'
+    return advice
 
 
 @configurable
@@ -285,7 +298,7 @@ class StackedEncodingNetwork(EncodingNetwork):
 
 
 @configurable
-@takes_arguments_of(EncodingNetwork, without=('input_preprocessors_ctor', *ENSEMBLE_ARGUMENTS),
+@takes_arguments_of(EncodingNetwork, without=('input_preprocessors_ctor', *UNFORWARDED_ARGUMENTS),
                     defaults={'name': 'ParallelEncodingNetwork'}, after={'n': 'input_tensor_spec'})
 def ParallelEncodingNetwork(n: Count, **kwargs: Any) -> StackedEncodingNetwork:
     """Create a stack of ``n`` :class:`EncodingNetwork`.
@@ -318,7 +331,7 @@ class LSTMEncodingNetwork(Network):
 
     @takes_arguments_of(
         EncodingNetwork, without=('input_preprocessors_ctor', 'fc_layer_params', 'use_fc_bn', 'use_fc_ln',
-                                  'last_use_fc_bn', 'last_use_fc_ln', *ENSEMBLE_ARGUMENTS, *NORM_ARGUMENTS),
+                                  'last_use_fc_bn', 'last_use_fc_ln', *UNFORWARDED_ARGUMENTS, *NORM_ARGUMENTS),
         defaults={'name': 'LSTMEncodingNetwork'}, after={'pre_fc_layer_params': 'conv_layer_params'})
     def __init__(self, input_tensor_spec: NestedTensorSpec, output_tensor_spec: TensorSpec | None,
                  activation: Activation, kernel_initializer: Initializer | None, last_layer_size: Count | None,

@@ -88,7 +88,7 @@ def fitted(dataset: Dataset, observation_spec: NestedTensorSpec, action_spec: Ne
     Raises:
         DatasetError: the message lists each leaf that differs, with the expected and the found value.
     """
-    dataset = _in_units_of(action_spec, dataset)
+    dataset = _in_layout_of(observation_spec, reward_spec, _in_units_of(action_spec, dataset))
     episodes, name = dataset.episodes, dataset.name
     problems = [*_differences('observation', episodes.observation, observation_spec),
                 *_differences('action', episodes.action, action_spec)]
@@ -115,6 +115,20 @@ def _in_units_of(action_spec: NestedTensorSpec, dataset: Dataset) -> Dataset:
             half = np.where(high > low, high - low, np.inf) / 2  # the action between equal bounds does not matter
             action[path] = ((action[path] - (low + high) / 2) / half).astype(np.float32)
     return dataset._replace(episodes=dataset.episodes._replace(action=action))
+
+
+def _in_layout_of(observation_spec: NestedTensorSpec, reward_spec: TensorSpec, dataset: Dataset) -> Dataset:
+    """Transpose images ``(H, W, C)`` where the environment does so, and turn rewards ``[N, 1]`` into numbers."""
+    observation, reward = dict(dataset.episodes.observation), dataset.episodes.reward
+    specs = dict(nest.flatten_with_path(observation_spec))
+    for path in dataset.about.get('channels_last', ()):
+        if path in observation and observation[path].ndim == 4 and path in specs:
+            turned = observation[path].transpose(0, 3, 1, 2)
+            if turned.shape[1:] == tuple(specs[path].shape):  # environments transpose images of equal sides as well
+                observation[path] = turned
+    if reward.shape[1:] == (1, ) and reward_spec.ndim == 0:
+        reward = reward[:, 0]
+    return dataset._replace(episodes=dataset.episodes._replace(observation=observation, reward=reward))
 
 
 def check_env_name(dataset: Dataset, env_name: str) -> None:

@@ -82,6 +82,7 @@ def check_alike(datasets: Sequence[Dataset]) -> None:
         units = {f'the range of action {path or "values"}': f'from {low} to {high}'
                  for path, (low, high) in dataset.about.get('action_bounds', {}).items()
                  if set(np.ravel(low)) != {-1.0} or set(np.ravel(high)) != {1.0}}  # [-1, 1] is the default
+        units |= {f'the layout of observation {path}': '(H, W, C)' for path in dataset.about.get('channels_last', ())}
         return {**{name: f'{x.dtype} {x.shape[1:]}' for name, x in arrays_of(dataset.episodes).items()}, **units}
 
     first = describe(datasets[0])

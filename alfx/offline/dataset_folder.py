@@ -147,10 +147,10 @@ def read(path: str) -> Dataset:
         raise DatasetError(f'{os.path.join(path, MANIFEST)}: the array {error} is missing', _AGAIN) from error
     for field, leaves in manifest['about'].get('specs', {}).items():
         for leaf, spec in leaves.items():
-            array = arrays.get(f'{field}.{leaf}' if leaf else field)
-            if array is not None and list(array.shape[1:]) != spec['shape']:
+            stored = arrays.get(f'{field}.{leaf}' if leaf else field)
+            if stored is not None and list(stored.shape[1:]) != spec['shape']:
                 raise DatasetError(f'{os.path.join(path, MANIFEST)}: about.specs.{field}.{leaf}: expected shape '
-                                   f'{list(array.shape[1:])}, as in the arrays, found {spec["shape"]}', _AGAIN)
+                                   f'{list(stored.shape[1:])}, as in the arrays, found {spec["shape"]}', _AGAIN)
     return Dataset(path, episodes, manifest['about'], fingerprint_of(found), is_verified=True)
 
 

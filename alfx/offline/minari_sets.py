@@ -2,17 +2,24 @@
 
 Its episodes have T + 1 observations and T actions, like those of alfx. Its actions are in the units of the gymnasium
 environment; if the environment of a run uses actions in [-1, 1], they are rescaled by the bounds of the action space.
+Parts of text are left out. Images ``(H, W, C)`` are transposed if the environment of a run transposes them.
 """
+import logging
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from gymnasium import spaces
+
 from alfx import nest
+from alfx.environments.image_spaces import as_nest, is_channels_last_image
 from alfx.offline.dataset_files import Dataset, DatasetError, fingerprint
 from alfx.offline.dataset_episodes import Episodes, joined
 from alfx.utils.extras import pip_install
 
 PREFIX = 'minari:'
+_log = logging.getLogger(__name__)
 
 
 def read(name: str) -> Dataset:
@@ -36,14 +43,24 @@ def read(name: str) -> Dataset:
                            f'minari download {identity}') from error
     except (OSError, ValueError, KeyError) as error:
         raise DatasetError(f'{name}: cannot be read: {error}', f'minari download {identity}') from error
+    leaves = nest.flatten_with_path(as_nest(source.observation_space))
+    texts = [path for path, space in leaves if isinstance(space, spaces.Text)]
+    if texts:
+        _log.warning('%s: parts of text are left out: %s', name, nest.listed(texts))
     try:
-        parts = [_episode(name, number, episode) for number, episode in enumerate(source.iterate_episodes())]
-    except (OSError, KeyError) as error:
+        parts = [_episode(name, number, episode, texts) for number, episode in enumerate(source.iterate_episodes())]
+    except KeyError as error:
+        raise DatasetError(f'{name}: Minari cannot read {error}', 'if the name of a part contains "/", which Minari '
+                           f'cannot store, create the dataset with another name; otherwise minari download {identity}'
+                           ) from error
+    except OSError as error:
         raise DatasetError(f'{name}: is damaged: {error}', f'minari download {identity}') from error
     if not parts:
         raise DatasetError(f'{name}: has no episodes', 'choose another dataset')
     episodes = joined(parts)
     about: dict[str, Any] = {'minari': identity, 'action_bounds': _bounds(source.action_space)}
+    if images := [path for path, space in leaves if is_channels_last_image(space)]:
+        about['channels_last'] = images
     if source.env_spec is not None:
         about['env_name'] = source.env_spec.id
     metadata = source.storage.metadata
@@ -52,22 +69,31 @@ def read(name: str) -> Dataset:
     return Dataset(name, episodes, about, fingerprint(episodes))
 
 
-def _episode(name: str, number: int, episode: Any) -> Episodes:
-    """Return one episode of a dataset."""
+def _episode(name: str, number: int, episode: Any, left_out: Sequence[str]) -> Episodes:
+    """Return one episode of a dataset without the parts ``left_out`` of the observation."""
     count = len(episode.rewards)
     discount = np.ones(count, np.float32)
-    observation = {path: np.asarray(x) for path, x in nest.flatten_with_path(episode.observations)}
-    action = {path: np.asarray(x) for path, x in nest.flatten_with_path(episode.actions)}
+    observation, action = ({path: np.asarray(x) for path, x in nest.flatten_with_path(part, _is_array)
+                            if path not in left_out} for part in (episode.observations, episode.actions))
     rows = {f'observation {path}': len(x) - 1 for path, x in observation.items()}
     rows.update({f'action {path}': len(x) for path, x in action.items()})
     wrong = {what: n for what, n in rows.items() if n != count}
+    if count and wrong and all(what.startswith('observation') and n == count - 1 for what, n in wrong.items()):
+        raise DatasetError(f'{name}: episode {number}: expected {count + 1} observations for {count} actions, found '
+                           f'{count}: the last one, after the last action, is missing',
+                           'record the dataset with Minari 0.5 or newer, or choose another dataset')
     if not count or wrong or np.any(np.asarray(episode.terminations[:-1])):
         raise DatasetError(f'{name}: episode {number}: expected T + 1 observations, T actions and T rewards, and no '
                            f'termination before its end; found {count} rewards' +
-                           ''.join(f', {n} of {what.strip()}' for what, n in wrong.items()), 'remove it')
+                           ''.join(f', {n} of {what.strip()}' for what, n in wrong.items()), 'remove or split it')
     if episode.terminations[-1]:
         discount[-1] = 0.0
     return Episodes(observation, action, np.asarray(episode.rewards), discount, np.array([count]))
+
+
+def _is_array(part: Any) -> bool:
+    """Return whether a part of an episode is an array or a list, as of texts."""
+    return not isinstance(part, (dict, tuple))
 
 
 def _bounds(space: Any) -> dict[str, list[Any]]:

@@ -45,7 +45,8 @@ def read(path: str) -> Dataset:
                            'TrainerConfig.replay_checkpoint_megabytes')
     parts = [part for part in map(_episodes, saved_steps(state)) if part is not None]
     if not parts:
-        raise DatasetError(f'{path}: its replay buffer contains no episode', 'train the run for longer')
+        raise DatasetError(f'{path}: its replay buffer contains no episode',
+                           'train the run for longer; on-policy algorithms empty their buffer after each update')
     episodes = joined(parts)
     return Dataset(path, episodes, {'checkpoint': os.path.abspath(path)}, fingerprint(episodes), is_verified=True)
 

@@ -1,4 +1,5 @@
 """Trained policy for use in other programs or on a robot: it maps observations to actions."""
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,6 +61,17 @@ class Policy:
     def reward_spec(self) -> NestedTensorSpec:
         """Spec of the rewards of the environment."""
         return self._specs[2]
+
+    def names_of_non_finite(self, used: Iterable[Any]) -> list[str]:
+        """Return the names of parameters that are NaN or infinite and of buffers that are NaN.
+
+        Args:
+            used: tensors that the policy uses; the others are ignored.
+        """
+        places = {x.data_ptr() for x in used if isinstance(x, torch.Tensor)}
+        named = [(name, x, x.isfinite()) for name, x in self._algorithm.named_parameters() if x.is_floating_point()]
+        named += [(name, x, ~x.isnan()) for name, x in self._algorithm.named_buffers() if x.is_floating_point()]
+        return [name for name, x, is_good in named if x.data_ptr() in places and not is_good.all()]
 
     def reset(self) -> None:
         """Start a new episode and reset the state."""

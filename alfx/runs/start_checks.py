@@ -12,7 +12,7 @@ from alfx.algorithms.td_loss import TDLoss
 from alfx.experience_replayers.packed_storage import memory_of
 from alfx.gin_utils import ConfError, Problem, locations, static_check, supplied_arguments
 from alfx.gin_utils.value_checks import problem_at
-from alfx.tensor_specs import NestedTensorSpec
+from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 
 logger = logging.getLogger(__name__)
 _GIBIBYTE = 2**30
@@ -73,7 +73,7 @@ def check_observation(observation_spec: NestedTensorSpec) -> None:
     Raises:
         ConfError: an observation has no elements; the message names the field.
     """
-    for path, spec in nest.flatten_with_path(observation_spec):
+    for path, spec in nest.flatten_with_path(observation_spec) or [('', TensorSpec((0, )))]:
         if spec.numel == 0:
             raise ConfError([problem_at(
                 'create_environment', 'env_name', f'has an observation{f" {path!r}" if path else ""} without elements, '

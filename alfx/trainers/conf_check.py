@@ -46,6 +46,7 @@ def check(root_dir: str, conf_file: str = '') -> Iterator[str]:
     trainer = RLTrainer(config) if is_rl else SLTrainer(config)
     algorithm = trainer.algorithm
     acting.check(algorithm, as_given)
+    trainer.leave_signals()
     shorten(config, trainer._env.batch_size if is_rl else 1)
     if is_rl:
         yield from spec_lines(trainer._env, algorithm)

@@ -1,4 +1,4 @@
-"""State of the environments in the checkpoints of a run: saved, verified once in a process of its own, restored.
+"""State of the environments in the checkpoints of a run: saved, verified once in a separate process, restored.
 
 States of environments that alfx knows are saved and restored. The state of any other environment is restored only after
 :mod:`alfx.environments.state_check` has verified it. A run starts the verification in the background after its first
@@ -185,7 +185,7 @@ class _Verification:
             pickle.dump(recordings, file)
             file.seek(0)
             # not a fork, in which addresses and numbers of files would be valid, and not spawned by multiprocessing,
-            # which would import the main module again; a session of its own gets no Ctrl-C
+            # which would import the main module again; a new session gets no Ctrl-C
             path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
             self._process = subprocess.Popen([sys.executable, '-m', __name__], stdin=file, stdout=self._output,
                                              stderr=self._output, start_new_session=True,

@@ -308,6 +308,10 @@ class Trainer:
         """Signal that stopped the run before its end, or None."""
         return self._signals.stop_signal
 
+    def leave_signals(self) -> None:
+        """Leave signals to the program, because this run cannot be resumed."""
+        self._signals.disable()
+
     def longer(self) -> str:
         """Return the binding that makes the run twice as long."""
         name = 'num_iterations' if self._config.num_iterations else 'num_env_steps'

@@ -9,6 +9,26 @@ from alfx.data_structures import TimeStep, namedtuple
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 
 
+def suited_algorithms(action_spec: NestedTensorSpec) -> str:
+    """Return advice for errors: the algorithms that support actions of this spec."""
+    leaves = nest.flatten(action_spec)
+    discrete = [leaf for leaf in leaves if leaf.is_discrete]
+    if not all(leaf.is_bounded() for leaf in leaves):
+        return ('SacAlgorithm, Td3Algorithm and PPOAlgorithm support such actions with the bounds of '
+                'gym_wrappers.ContinuousActionClip(min_v=..., max_v=...) among gym_env_wrappers')
+    if not discrete:
+        names = 'SacAlgorithm, Td3Algorithm and PPOAlgorithm'
+    elif len(leaves) == 1 and leaves[0].ndim == 0:
+        names = 'DqnAlgorithm and PPOAlgorithm' if nest.is_nested(action_spec) else (
+            'DqnAlgorithm, SacAlgorithm and PPOAlgorithm')
+    elif len(discrete) == 1 and discrete[0].ndim == 0 and len(action_spec) == 2 and discrete[0] in (
+            action_spec.values() if isinstance(action_spec, dict) else action_spec):
+        names = 'SacAlgorithm and PPOAlgorithm'
+    else:
+        return 'PPOAlgorithm and ActorCriticAlgorithm support such actions'
+    return f'{names} support such actions'
+
+
 class DiscreteAction:
     """Conversion between an action of the environment, ``minimum .. maximum``, and its index ``0 .. n - 1``.
 
@@ -24,7 +44,7 @@ class DiscreteAction:
         specs: list[Any] = nest.flatten(action_spec)
         if len(specs) != 1 or not isinstance(specs[0], BoundedTensorSpec) or not specs[0].is_discrete or specs[0].ndim:
             raise ValueError(f'{owner}: expected one discrete action, a scalar BoundedTensorSpec of integers, found '
-                             f'{action_spec}; SacAlgorithm supports continuous and mixed actions')
+                             f'{action_spec}; {suited_algorithms(action_spec)}')
         self.spec = specs[0]
         self.num_actions = int(self.spec.maximum) - int(self.spec.minimum) + 1
         self._first = int(self.spec.minimum)

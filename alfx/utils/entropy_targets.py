@@ -17,7 +17,8 @@ _UNBOUNDED = 1e30
 def _ranges(spec: TensorSpec, purpose: str) -> np.ndarray:
     """Return ``maximum - minimum`` of each component."""
     if not isinstance(spec, BoundedTensorSpec):
-        raise SpecError(f'{purpose} needs a bounded action spec, found {spec}; set the value explicitly')
+        raise SpecError(f'{purpose} needs a bounded action spec, found {spec}; set the value explicitly, or '
+                        'bound the action with gym_wrappers.ContinuousActionClip(min_v=..., max_v=...)')
     ranges = np.broadcast_to(spec.maximum.astype(np.float64) - spec.minimum.astype(np.float64), tuple(spec.shape))
     if not np.all(ranges < _UNBOUNDED):
         raise SpecError(f'{purpose} needs finite bounds, found {spec}; rescale the actions or set the value '

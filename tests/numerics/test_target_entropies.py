@@ -60,10 +60,18 @@ def test_other_entropies_of_a_spec():
 
 def test_specs_without_finite_bounds_have_no_target_entropy():
     for spec in (BoundedTensorSpec((2, ), torch.float32, -np.inf, np.inf),
-                 BoundedTensorSpec((2, ), torch.float32, -3e38, 3e38)):
+                 BoundedTensorSpec((2, ), torch.float32, -3e38, 3e38),
+                 BoundedTensorSpec((2, ), torch.float32, [-1.0, -np.inf], [1.0, np.inf])):
         with pytest.raises(SpecError, match='finite bounds'):
             du.calc_default_target_entropy(spec)
     with pytest.raises(ValueError, match='min_prob'):
         du.calc_default_target_entropy(BoundedTensorSpec(()), min_prob=1.5)
+    box = BoundedTensorSpec((2, ), torch.float32, [-1.0, 0.0], [1.0, 0.5])
+    assert du.calc_default_max_entropy(box, 1.0) == pytest.approx(math.log(2) + math.log(0.5))
+    for fraction in (0.0, 1.5):
+        with pytest.raises(ValueError, match='fraction must be in'):
+            du.calc_default_max_entropy(box, fraction)
+    with pytest.raises(SpecError, match='empty range'):
+        du.calc_uniform_log_prob(BoundedTensorSpec((2, ), torch.float32, [-1.0, 1.0], [1.0, 1.0]))
     with pytest.raises(SpecError, match='continuous'):
         du.calc_default_target_entropy_quantized(BoundedTensorSpec((), torch.int64, 0, 3), 4)

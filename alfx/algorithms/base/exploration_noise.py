@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from alfx import nest
 from alfx.gin_utils import configurable
 from alfx.gin_utils.value_checks import Fraction, NonNegative
-from alfx.networks.action_specs import action_range, require_continuous
+from alfx.networks.action_specs import action_range
 from alfx.networks.ou_process import OUProcess
-from alfx.tensor_specs import NestedTensor, NestedTensorSpec
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError
+from alfx.utils.discrete_action import suited_algorithms
 from alfx.utils.schedulers import as_scheduler
 
 
@@ -33,9 +34,11 @@ class ActionBounds(nn.Module):
         super().__init__()
         self._structure = nest.structure(action_spec)
         self._single = not nest.is_nested(action_spec)
+        if any(spec.is_discrete for spec in nest.flatten(action_spec)):
+            raise SpecError(f'{name}: expected continuous actions, found {action_spec}; '
+                            f'{suited_algorithms(action_spec)}')
         for i, spec in enumerate(nest.flatten(action_spec)):
-            require_continuous(spec, name)
-            middle, half = action_range(spec, name, 'exploration noise is scaled to them; add bounds to the action')
+            middle, half = action_range(spec, name, 'exploration noise is scaled to them')
             for bound, value in (('low', middle - half), ('high', middle + half), ('half', half)):
                 self.register_buffer(f'_{bound}_{i}', value, persistent=False)
 

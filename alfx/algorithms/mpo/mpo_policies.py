@@ -13,6 +13,7 @@ from alfx.algorithms.mpo import mpo_loss
 from alfx.algorithms.mpo.mpo_loss import Multiplier
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.utils import dist_utils
+from alfx.utils.discrete_action import suited_algorithms
 
 _UNBOUNDED = 1e30
 
@@ -137,7 +138,7 @@ class CategoricalPolicy(nn.Module):
         super().__init__()
         if not isinstance(action_spec, BoundedTensorSpec) or action_spec.ndim:
             raise SpecError(f'{name}: expected a nest of continuous actions, or one discrete action of shape (), found '
-                            f'{action_spec}; combine several choices into one discrete action')
+                            f'{action_spec}; {suited_algorithms(action_spec)}')
         if not isinstance(output_spec, dist_utils.Categorical):
             raise SpecError(f'{name}: expected a categorical policy over a discrete action, found '
                             f'{type(output_spec).__name__}; use CategoricalProjectionNetwork as '

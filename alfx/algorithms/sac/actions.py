@@ -13,7 +13,7 @@ from torch import Tensor
 from alfx import nest
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError
 from alfx.utils import dist_utils
-from alfx.utils.discrete_action import random_valid
+from alfx.utils.discrete_action import random_valid, suited_algorithms
 
 
 class ActionType(enum.Enum):
@@ -51,15 +51,15 @@ class ActionParts:
             self.type, self.continuous = ActionType.Continuous, action_spec
         elif leaves and all(is_discrete):
             if not isinstance(action_spec, BoundedTensorSpec):
-                raise SpecError(f'expected a single discrete action, found {action_spec}; combine the choices into one '
-                                'discrete action')
+                raise SpecError(f'expected a single discrete action, found {action_spec}; '
+                                f'{suited_algorithms(action_spec)}')
             self.type, self.discrete = ActionType.Discrete, action_spec
         else:
             self.type, self._keys = ActionType.Mixed, _keys_of_parts(action_spec)
             self.discrete, self.continuous = (action_spec[key] for key in self._keys)
         if self.type != ActionType.Continuous and self.discrete.ndim != 0:
-            raise SpecError(f'expected a discrete action of shape (), found {self.discrete}; combine its components '
-                            'into one discrete action')
+            raise SpecError(f'expected a discrete action of shape (), found {self.discrete}; '
+                            f'{suited_algorithms(action_spec)}')
 
     def split(self, action: NestedTensor) -> tuple[Any, NestedTensor]:
         """Split a nest like the action into ``(discrete, continuous)``; a missing part is ``()``."""
@@ -104,7 +104,8 @@ def _keys_of_parts(action_spec: NestedTensorSpec) -> tuple[Any, Any]:
                     and not any(leaf.is_discrete for leaf in nest.flatten(action_spec[continuous]))):
                 return discrete, continuous
     raise SpecError('expected a mixed action to be a tuple, list or dict of two: one discrete action and a nest of '
-                    f'continuous ones, such as (discrete, continuous); found {action_spec}')
+                    f'continuous ones, such as (discrete, continuous); found {action_spec}; '
+                    f'{suited_algorithms(action_spec)}')
 
 
 class Choice(NamedTuple):

@@ -15,8 +15,8 @@ from alfx.environments.alf_gym_wrapper import AlfGymWrapper
 from alfx.environments.alf_wrappers import (
     ActionObservationWrapper, AlfEnvironmentBaseWrapper, AtariTerminalOnLifeLossWrapper, BatchEnvironmentWrapper,
     CheckedEnvironment, CurriculumWrapper, DiscreteActionWrapper, MultitaskWrapper, NonEpisodicAgent,
-    NormalizedActionWrapper, PerformanceProfiler, RandomFirstEpisodeLength, ScalarRewardWrapper,
-    TemporallyCorrelatedNoiseWrapper, TimeLimit)
+    NormalizedActionWrapper, PerformanceProfiler, RandomFirstEpisodeLength, ReturnLimit,
+    ScalarRewardWrapper, TemporallyCorrelatedNoiseWrapper, TimeLimit)
 from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
 from alfx.environments.suite_unittest import (ActionType, MixedPolicyUnittestEnv, PolicyUnittestEnv, ValueUnittestEnv)
@@ -77,7 +77,26 @@ class TestLimits:
         assert min(firsts) >= 1 and max(firsts) == 10 and len(set(firsts)) > 5
         assert all(end[1] - end[0] > 50 for end in ends if len(end) > 1)
 
+    def test_episodes_are_truncated_when_their_return_reaches_a_value(self):
+        """CartPole gives 1 for each step: 5 is reached at the fifth, in each episode of each environment."""
+        env = ReturnLimit(suite_gym.load('CartPole-v1', batch_size=2), 4.5)
+        steps = record(env, 12)
+        assert steps.step_type.T.tolist() == [[0, 1, 1, 1, 1, 2, 0, 1, 1, 1, 1, 2, 0]] * 2
+        assert steps.discount.min() == 1
+        env.reset()
+        for _ in range(3):
+            env.step(zeros(env))
+        assert env.reset_envs(torch.tensor([True, False])).step_type.tolist() == [0, 1]
+        kinds = [env.step(zeros(env)).step_type.tolist() for _ in range(5)]
+        assert kinds == [[1, 1], [1, 2], [1, 0], [1, 1], [2, 1]]
+
+    @pytest.mark.parametrize('value', [-1, 0, float('nan')])
+    def test_a_return_to_reach_must_be_positive(self, value):
+        with pytest.raises(EnvironmentLoadError, match='max_total_reward above 0.*leave the wrapper out for no limit'):
+            ReturnLimit(count_env(1), value)
+
     def test_limits_resume_from_a_saved_state(self):
+        assert_state_goes_on(lambda: ReturnLimit(count_env(9, 9), 1.0))
         assert_state_goes_on(lambda: RandomFirstEpisodeLength(TimeLimit(count_env(9, 9), 7), 5, 3))
 
     def test_limits_restart_for_reset_environments(self):
@@ -211,7 +230,7 @@ class _Lives(CountEnv):
 class TestLives:
 
     def test_a_lost_life_is_a_termination_in_returns_only(self):
-        """Lives are lost at 2, 4, ...; the games of 5 and 10 steps go on until they are over."""
+        """Lives are lost at 2, 4, ...; the games have 5 and 10 steps."""
         env = AtariTerminalOnLifeLossWrapper(GymVectorEnvironment(
             SerialVectorEnv([lambda: _Lives(4), lambda: _Lives(9)]), env_info_keys=('lives', ), seed=0))
         plain = GymVectorEnvironment(SerialVectorEnv([lambda: _Lives(4), lambda: _Lives(9)]), seed=0)

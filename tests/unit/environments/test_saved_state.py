@@ -43,11 +43,11 @@ class Own(ChainEnv):
 
 
 class Restarting(gymnasium.utils.EzPickle):
-    """Pickling this constructs it anew."""
+    """An object that unpickling constructs again."""
 
 
 class Raising:
-    """Pickling this raises."""
+    """An object whose pickling raises."""
 
     def __init__(self, error):
         self.error = error
@@ -105,7 +105,8 @@ def test_an_environment_registered_with_a_local_function_is_saved():
 @pytest.mark.parametrize('value', [
     Raising(NotImplementedError('cannot be copied')), Raising(RuntimeError('a node')), Raising(OSError('gone')),
     [threading.Lock()], multiprocessing.Lock(), {'pipe': multiprocessing.Pipe()}, (socket.socket(), ), Restarting(),
-    multiprocessing.Process(target=print), threading.Thread(), tempfile.TemporaryFile()], ids=repr)
+    multiprocessing.Process(target=print), threading.Thread(), tempfile.TemporaryFile()],
+    ids=lambda value: type(value).__name__)
 def test_a_value_that_cannot_be_pickled_is_logged_once(value, caplog):
     env = Plain(part=[value])
     saved_state._log_once.cache_clear()
@@ -176,7 +177,7 @@ def test_states_of_earlier_formats_are_refused():
 
 
 class NoLoad(Exception):
-    """It can be pickled, but not unpickled."""
+    """An object that can be pickled, but not unpickled."""
 
     def __init__(self, part, what):
         super().__init__(f'{part}: {what}')

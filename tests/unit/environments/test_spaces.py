@@ -86,6 +86,14 @@ class TestActions:
                                                         '[^;]*; bound it with gym_wrappers.ContinuousActionClip'):
             action_spec_from_gym_space(space)
 
+    @pytest.mark.parametrize('normalize', [True, False])
+    def test_a_box_without_dimensions_is_a_number(self, normalize):
+        """Bounds -2 and 1: 0.5 -> -0.5 + 1.5 * 0.5 = 0.25, and 3 is clipped to 1."""
+        codec = ActionCodec(spaces.Box(-2, 1, (), np.float32), 2, normalize, clip=True)
+        encoded, _ = codec.encode(torch.tensor([0.5, 3.]))
+        assert encoded.dtype == np.float32 and encoded.tolist() == [0.25 if normalize else 0.5, 1.]
+        assert codec.spec == BoundedTensorSpec((), torch.float32, -1 if normalize else -2, 1)
+
     def test_each_element_of_an_action_is_clipped_to_its_own_bounds(self):
         """Bounds (-1, 1) and (0, 6): 2 -> 2, clipped to 1, and 0.5 -> 3 + 0.5 * 3 = 4.5; -3 -> -6, clipped to 0."""
         space = spaces.Box(np.float32([-1, 0]), np.float32([1, 6]))

@@ -1,4 +1,4 @@
-"""Recording of environments during a run, and its replay in environments that were constructed anew."""
+"""Recording of environments during a run, and its replay in new environments."""
 import gymnasium
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ class Walk(gymnasium.Env):
 
 
 class ByNumber(Walk):
-    """Its position is in a table of the process, to which it has a number."""
+    """A walk whose position is in a table of the process, known by a number."""
 
     worlds: dict = {}
 
@@ -53,7 +53,7 @@ class ByNumber(Walk):
 
 
 class Level(Walk):
-    """The class, not the environment, knows how often it was reset."""
+    """A walk whose class counts the resets."""
 
     resets = 0
 
@@ -66,7 +66,7 @@ class Level(Walk):
 
 
 class Forgetful(Walk):
-    """It does not save its random numbers, which are needed at the next reset."""
+    """An environment that does not save its random numbers, which the next reset needs."""
 
     def get_state(self):
         return self.x, self.n

@@ -1,4 +1,4 @@
-"""``create_environment`` and its ways to be told what to make."""
+"""``create_environment`` and its arguments."""
 from functools import partial
 
 import gin

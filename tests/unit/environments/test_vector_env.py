@@ -38,7 +38,7 @@ def raising(where: str, after: int = 2, count: int = 3):
 
 
 class SendingEnv(gymnasium.Env):
-    """Sends what it is told to at its second step."""
+    """Sends the given result at its second step."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2, ))
     action_space = gymnasium.spaces.Discrete(2)
@@ -480,7 +480,7 @@ def _interrupt(*_):
 
 
 def _runs(pid):
-    """Whether there is such a process and it is no zombie that only waits for its parent."""
+    """Return whether the process exists and is not a zombie, which only waits for its parent."""
     try:
         with open(f'/proc/{pid}/stat') as file:
             return file.read().rpartition(')')[2].split()[0] != 'Z'

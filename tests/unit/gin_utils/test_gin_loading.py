@@ -1,5 +1,6 @@
 """Loading a conf: what it does when it is right, and what it says when it is wrong."""
 
+import math
 import os
 import re
 import sys
@@ -10,6 +11,7 @@ from typing import Annotated, Any, Literal, Optional, Union
 
 import gin
 import pytest
+import torch
 import torch.nn.functional as F
 
 from alfx import gin_utils
@@ -166,6 +168,47 @@ def test_a_shipped_include_is_logged_if_a_file_nearby_has_its_name(conf, near, c
 def test_a_shipped_conf_includes_only_shipped_confs(conf):
     conf('Engine.power = 2.0', 'sac.gin')
     assert all(parsing.is_shipped(source.path) for source in gin_utils.load('sac_pendulum').sources)
+
+
+@pytest.mark.parametrize('value', [
+    '@Engine(power=2, cylinders=6)', '@big/Engine(power=2)', '@toys.Engine(power=%two, cylinders=6,)',
+    """@Engine(
+        power = 2,   # twice
+        cylinders = 6)""",
+    'functools.partial(@Engine, power=2, cylinders=6)', 'functools.partial(@big/Engine, power=2)'])
+def test_arguments_in_a_reference_are_a_separate_scope(conf, value):
+    gin_utils.load(conf(f'two = 2\nbig/Engine.cylinders = 6\nother/Car.seats = 3\nCar.engine = {value}\n'
+                        'Engine.power = 9.0\ndrive.optimizer = %two\nCar.paint = functools.partial(@elu, alpha=2.0)'))
+    car = Car()
+    assert car.paint(torch.tensor(-1.0)) == pytest.approx(2 * (math.exp(-1) - 1))
+    engine = car.engine() if 'partial' in value else car.engine
+    assert (engine.power, engine.cylinders, Engine().power, Engine().cylinders) == (2, 6, 9, 4)
+
+
+def test_references_with_arguments_can_be_nested_and_repeated(conf):
+    gin_utils.load(conf('garage.cars = [@Car(engine=@Engine(power=2)), @Car(engine=@Engine(power=3), seats=2)]'))
+    assert [(car.engine.power, car.seats) for car in garage()] == [(2, 4), (3, 2)]
+    assert unused() == []
+    gin_utils.load(conf('first = @Engine(power=2)\nCar.engine = %first'))
+    assert Car().engine.power == 2
+
+
+def test_an_override_replaces_the_arguments_in_a_reference(conf):
+    conf('Car.engine = @Engine(power=2, cylinders=6)')
+    gin_utils.load('car', ['Car.engine = @Engine(power=3)'])
+    assert (Car().engine.power, Car().engine.cylinders) == (3, 4)
+    gin_utils.load('car', ['Car.engine = @make_engine()'])
+    assert Car().engine.power == 1 and unused() == []
+
+
+@pytest.mark.parametrize('value, said', [
+    ('@Engine(2)', 'arguments in a reference are written name=value'), ('@Engine(power)', 'written name=value'),
+    ('@Engine(power=2', ''), ('@Engine(powr=2)', "car.gin:2: Engine has no parameter 'powr'"),
+    ("@Engine(power='x')", 'Engine.power expects float'), ('functools.partial(Engine, power=2)', 'Engine'),
+    ('functools.partial(@Engine(), power=2)', 'expects a reference without ()'),
+    ('functools.reduce(@Engine)', 'reduce')])
+def test_mistakes_in_the_arguments_of_a_reference_are_reported(conf, value, said):
+    assert said in message_of(conf(f'\nCar.engine = {value}\n'))
 
 
 def test_conf_param_overrides_the_file(conf):

@@ -66,6 +66,17 @@ def test_a_nested_observation_needs_a_combiner_even_for_vectors(nothing_prepared
     assert net.processed_input_tensor_spec == TensorSpec((6, ))
 
 
+@pytest.mark.parametrize('spec, advice, no_advice', [
+    (BoundedTensorSpec((3, ), torch.int32, 0, 10000), '@ImageScaleTransformer .*= @EmbeddingPreprocessor', 'OneHot'),
+    (BoundedTensorSpec((3, 8, 8), torch.int64, 0, 9), '@ImageScaleTransformer .*= @OneHot', 'Normalizer'),
+    (BoundedTensorSpec((), torch.int64, 0, 99999), '@ObservationNormalizer .*= @EmbeddingPreprocessor', 'ImageScale'),
+    (TensorSpec((3, ), torch.int64), '@ObservationNormalizer .*fields', 'EmbeddingPreprocessor')])
+def test_the_advice_for_integers_suits_their_range(spec, advice, no_advice):
+    with pytest.raises(SpecError, match=f'(?s){advice}') as error:
+        EncodingNetwork(spec, fc_layer_params=(4, ))
+    assert no_advice not in str(error.value)
+
+
 def test_integers_are_not_encoded_as_quantities(nothing_prepared):
     with pytest.raises(SpecError, match='int64.*EmbeddingPreprocessor'):
         EncodingNetwork(DISCRETE, fc_layer_params=(4, ))

@@ -295,6 +295,27 @@ def test_one_hot_actions_let_gradients_through(mode):
             OnehotCategoricalProjectionNetwork(4, spec)
 
 
+@pytest.mark.parametrize('mode, has_gradient', [('plain', False), ('st', True), ('gumbel', True), ('st-gumbel', True)])
+@pytest.mark.parametrize('spec, count', [
+    (BoundedTensorSpec((1, ), torch.float32, 0, 4), 5), (BoundedTensorSpec((1, ), torch.int64, 2, 4), 3),
+    (BoundedTensorSpec((1, ), torch.float32, 0, 1), 2), (BoundedTensorSpec((4, ), torch.float32, 0, 1), 4)])
+def test_one_hot_categories_are_the_values_of_a_scalar_or_a_vector(mode, has_gradient, spec, count):
+    dist, _ = OnehotCategoricalProjectionNetwork(4, spec, mode=mode)(X)
+    assert dist.event_shape == (count, ) and dist.has_rsample == has_gradient
+    sample = dist.sample()
+    assert sample.shape == (5, count) and sample.sum(-1).tolist() == [1] * 5
+    assert dist.log_prob(sample).shape == (5, )
+
+
+@pytest.mark.parametrize('head', [NormalProjectionNetwork, CauchyProjectionNetwork, TruncatedProjectionNetwork])
+@pytest.mark.parametrize('state_dependent', [True, False])
+def test_a_whole_number_may_be_the_initial_bias_of_a_scale(head, state_dependent):
+    name = 'std' if head is NormalProjectionNetwork else 'scale'
+    arguments = {f'{name}_bias_initializer_value': 0, f'state_dependent_{name}': state_dependent}
+    network = head(4, BOX, **arguments)
+    assert network(X)[0].batch_shape == (5, ) and all(p.is_floating_point() for p in network.parameters())
+
+
 def test_a_mixture_weighs_its_components():
     network = MixtureProjectionNetwork(4, BOX, 3, NormalProjectionNetwork)
     dist, _ = network(X)

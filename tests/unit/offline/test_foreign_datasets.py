@@ -145,6 +145,64 @@ def test_a_minari_dataset_keeps_its_alignment(minari_set):
     assert dataset.about['action_bounds'] == {'': [[-4.0], [4.0]]}
 
 
+def create_minari_set(tmp_path, monkeypatch, space, num_observations=4, rewards=(1.0, 2.0, 3.0)):
+    """One episode of three actions; returns the name of the dataset and the observations by leaf."""
+    minari = pytest.importorskip('minari')
+    pytest.importorskip('h5py')
+    from minari.data_collector import EpisodeBuffer
+    monkeypatch.setenv('MINARI_DATASETS_PATH', str(tmp_path))
+    samples = [space.sample() for _ in range(num_observations)]
+    is_dict = isinstance(space, gymnasium.spaces.Dict)
+    observations = {key: [x[key] for x in samples] for key in space.spaces} if is_dict else samples
+    minari.create_dataset_from_buffers('test/one-v0', [EpisodeBuffer(
+        observations=observations, actions=[0, 1, 0], rewards=list(rewards), terminations=[False, False, True],
+        truncations=[False] * 3)], observation_space=space, action_space=gymnasium.spaces.Discrete(2))
+    return 'minari:test/one-v0', observations
+
+
+GO = BoundedTensorSpec((), torch.int64, 0, 1)
+
+
+@ignores_warnings
+def test_texts_of_minari_are_left_out_with_a_warning(tmp_path, monkeypatch, caplog):
+    space = gymnasium.spaces.Dict({'arm': gymnasium.spaces.Box(-1, 1, (2, )), 'mission': gymnasium.spaces.Text(8)})
+    name, _ = create_minari_set(tmp_path, monkeypatch, space)
+    dataset = dataset_sources.read(name)
+    assert list(dataset.episodes.observation) == ['arm'] and 'parts of text are left out: mission' in caplog.text
+    dataset_checks.fitted(dataset, {'arm': TensorSpec((2, ))}, GO, TensorSpec(()))
+
+
+@ignores_warnings
+@pytest.mark.parametrize('shape', [(6, 5, 3), (4, 4, 4)])
+def test_images_of_minari_are_transposed_as_the_environment_does(tmp_path, monkeypatch, shape):
+    name, observations = create_minari_set(tmp_path, monkeypatch, gymnasium.spaces.Box(0, 255, shape, np.uint8))
+    turned = shape[-1:] + shape[:-1]
+    dataset = dataset_sources.read(name)
+    found = dataset_checks.fitted(dataset, BoundedTensorSpec(turned, torch.uint8, 0, 255), GO, TensorSpec(()))
+    assert np.array_equal(found.episodes.observation[''], np.stack(observations).transpose(0, 3, 1, 2))
+    if turned != shape:  # with image_channel_first = False
+        found = dataset_checks.fitted(dataset, BoundedTensorSpec(shape, torch.uint8, 0, 255), GO, TensorSpec(()))
+        assert np.array_equal(found.episodes.observation[''], np.stack(observations))
+
+
+@ignores_warnings
+def test_rewards_in_columns_are_numbers_and_a_last_observation_is_needed(tmp_path, monkeypatch):
+    space = gymnasium.spaces.Box(-1, 1, (2, ))
+    name, _ = create_minari_set(tmp_path, monkeypatch, space, rewards=[np.array([x]) for x in (1.0, 2.0, 3.0)])
+    dataset = dataset_sources.read(name)
+    found = dataset_checks.fitted(dataset, TensorSpec((2, )), GO, TensorSpec(()))
+    assert found.episodes.reward.tolist() == [1, 2, 3]
+    assert dataset_checks.fitted(dataset, TensorSpec((2, )), GO, TensorSpec((1, ))).episodes.reward.shape == (3, 1)
+    from alfx.offline import minari_sets
+    with pytest.raises(DatasetError, match='expected 4 observations for 3 actions, found 3: the last one'):
+        minari_sets._episode(name, 0, Short(), ())
+
+
+class Short:
+    observations, actions, rewards = np.zeros((3, 2)), np.zeros(3, int), [0.0] * 3
+    terminations = [False, False, True]
+
+
 @ignores_warnings
 def test_a_missing_minari_dataset_is_reported_with_the_available_ones(minari_set):
     with pytest.raises(DatasetError, match='(?s)found test/two-v0.*minari download'):

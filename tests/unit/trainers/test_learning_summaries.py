@@ -1,4 +1,4 @@
-"""What is told of the learning by default: in event files and in ``progress.csv``."""
+"""Learning metrics that are logged by default: in event files and in ``progress.csv``."""
 import io
 import math
 import os

@@ -32,7 +32,7 @@ from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError, read_chec
 @pytest.fixture(autouse=True)
 def evaluation_environments(monkeypatch):
     """Evaluation takes place in the tiny environment as well."""
-    monkeypatch.setattr(building, 'create_eval_environment', lambda config, n: WalkEnv(n))
+    monkeypatch.setattr(building, 'create_eval_environment', lambda config, n, **_: WalkEnv(n))
 
 
 def run(root_dir, trainer=WalkTrainer, stop_after=None, **values):
@@ -230,7 +230,7 @@ def test_unused_evaluation_bindings_are_reported_after_the_first_one(
     (tmp_path / 'walk.gin').write_text(f'{scope}/load_walk.batch_size = 2\nload_walk.environment_name = 1\n{line}')
     gin_utils.load(str(tmp_path / 'walk.gin'), allow_unused=True)
 
-    def create(config, number):
+    def create(config, number, **_):
         assert 'load_walk.environment_name' in caplog.text and 'batch_size' not in caplog.text
         with gin.config_scope(scope if uses else ''):
             return load_walk()
@@ -541,6 +541,13 @@ def test_a_signal_during_output_is_logged_without_the_stream_lock(tmp_path, monk
         stream.write('x' * 100000)
         stream.flush()
     assert signals.stop_signal == signal.SIGTERM and 'SIGTERM: writing a checkpoint' in path.read_text()
+
+
+def test_disabled_signals_are_left_to_the_program():
+    signals, before = StopSignals(), signal.getsignal(signal.SIGTERM)
+    signals.disable()
+    with signals.handled():
+        assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_sigusr1_requests_a_checkpoint_and_the_run_continues(tmp_path):

@@ -2,8 +2,10 @@
 import pytest
 import torch
 
-from alfx.tensor_specs import BoundedTensorSpec
-from alfx.utils.discrete_action import DiscreteAction, EpsilonZGreedy, LongExplorationState
+from alfx.algorithms.base.exploration_noise import ActionBounds
+from alfx.algorithms.sac.actions import ActionParts
+from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
+from alfx.utils.discrete_action import DiscreteAction, EpsilonZGreedy, LongExplorationState, suited_algorithms
 
 
 def test_indices_count_from_the_minimum_and_back():
@@ -61,3 +63,23 @@ def test_a_random_action_sequence_ends_by_its_length_only():
         index, state = explore(torch.tensor([3, 3]), 0.0, state)
         taken.append(index.tolist())
     assert taken == [[1, 3], [1, 3], [3, 3], [3, 3]]
+
+
+GO, HOW = BoundedTensorSpec((), torch.int64, 0, 2), BoundedTensorSpec((2, ), torch.float32, -1, 1)
+
+
+@pytest.mark.parametrize('spec, names', [
+    (GO, 'DqnAlgorithm, SacAlgorithm and PPOAlgorithm support'), ((GO, ), 'DqnAlgorithm and PPOAlgorithm support'),
+    (HOW, 'SacAlgorithm, Td3Algorithm and PPOAlgorithm support'),
+    ({'how': HOW, 'go': GO}, 'SacAlgorithm and PPOAlgorithm support'),
+    ((GO, HOW), 'SacAlgorithm and PPOAlgorithm'), ((GO, GO), 'PPOAlgorithm and ActorCriticAlgorithm'),
+    (BoundedTensorSpec((2, ), torch.int64, 0, 2), 'PPOAlgorithm and ActorCriticAlgorithm'),
+    ((HOW, (GO, HOW)), 'PPOAlgorithm and ActorCriticAlgorithm'),
+    (TensorSpec((2, )), 'with the bounds of gym_wrappers')])
+def test_errors_name_algorithms_for_the_actions(spec, names):
+    assert names in suited_algorithms(spec)
+    for check in (ActionParts, lambda x: DiscreteAction(x, 'owner'), lambda x: ActionBounds(x, 'owner')):
+        try:
+            check(spec)
+        except ValueError as error:
+            assert names in str(error) or 'ContinuousActionClip' in str(error)
