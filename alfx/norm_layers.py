@@ -67,8 +67,10 @@ class BatchNorm(nn.Module):
     It differs from torch's in what reinforcement learning needs. The statistics of a batch are used only in training:
     in supervised training, or in the run modes 'replay' and 'pretrain'. The running statistics are used in rollouts, in
     evaluation, after ``.eval()`` and within :func:`running_statistics`, and they are updated only in calls that use the
-    statistics of the batch while gradients are recorded. Rows can be left out, see :func:`counted`. Updates with this
-    layer can be traced and compiled. With mean m and (biased) variance v, of the batch or running,
+    statistics of the batch while gradients are recorded. Rows can be left out, see :func:`counted`: SAC, DDPG and TD3
+    leave out the transitions that begin with a LAST step. Updates with this layer can be traced and compiled.
+
+    With mean m and (biased) variance v, of the batch or running,
 
         y = weight * (x - m) / sqrt(v + eps) + bias
 

@@ -1,8 +1,10 @@
 """CrossQ: soft actor-critic with batch norm, joint batches, no target critics and a delayed policy."""
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
+from helpers.deterministic_agents import make_agent as make_deterministic_agent
 from helpers.dqn_agents import assert_same_parameters, train
 from helpers.plans import num_graphs, warnings_in
 from helpers.sac_agents import ENVIRONMENTS, make_agent, networks, random_steps, squashed_normal
@@ -10,6 +12,8 @@ from helpers.sac_agents import ENVIRONMENTS, make_agent, networks, random_steps,
 from alfx import context, norm_layers
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
 from alfx.algorithms.bootstrapped_algorithm import Rows
+from alfx.algorithms.oac_algorithm import OacAlgorithm
+from alfx.algorithms.qrsac_algorithm import QrsacAlgorithm
 from alfx.algorithms.sac_algorithm import SacAlgorithm, SacInfo
 from alfx.algorithms.td3_algorithm import Td3Algorithm
 from alfx.data_structures import StepType
@@ -45,15 +49,21 @@ def buffers(module):
     return [x.clone() for x in module.buffers()]
 
 
-@pytest.mark.parametrize('changes', [
-    {}, dict(use_target_critics=True), dict(critic_batches='apart'), dict(train_actor_on_last_step=True),
-    dict(policy_update_period=1), dict(actor_network_cls=ACTOR), dict(critic_network_cls=CRITIC)], ids=str)
-def test_replayed_updates_match_eager_ones_bit_for_bit(changes, warm_up, caplog):
-    made = []
+VARIANTS = {
+    'crossq': {}, 'with targets': dict(use_target_critics=True), 'apart': dict(critic_batches='apart'),
+    'policy at all steps': dict(train_actor_on_last_step=True), 'every update': dict(policy_update_period=1),
+    'plain actor': dict(actor_network_cls=ACTOR), 'plain critics': dict(critic_network_cls=CRITIC),
+    'three steps': dict(mini_batch_length=3), 'oac': dict(algorithm_cls=OacAlgorithm),
+    'quantiles': dict(algorithm_cls=QrsacAlgorithm)}
+
+
+@pytest.mark.parametrize('variant', list(VARIANTS))
+def test_replayed_updates_match_eager_ones_bit_for_bit(variant, warm_up, caplog):
+    changes, made = VARIANTS[variant], []
     for count in (1, 10**9):
         warm_up(count)
         made.append(make_agent(**{**CROSSQ, **changes})[0])
-        train(made[-1:], 100)  # 200 updates
+        train(made[-1:], 150 if variant == 'crossq' else 20)  # two updates each
     keys = 1 if changes.get('policy_update_period') == 1 else 2
     assert num_graphs(made[0]) == keys and not num_graphs(made[1]) and not warnings_in(caplog)
     assert_same_parameters(made, atol=0.0, rtol=0.0)
@@ -117,6 +127,26 @@ def test_actor_and_alpha_are_trained_in_every_third_update_only():
         is_same = [torch.equal(a, b) for a, b in zip(before, (*rl.actor.parameters(), rl._log_alpha))]
         assert not any(is_same) if update % 3 == 0 else all(is_same)
         assert not all(map(torch.equal, critics, rl.critics.parameters()))
+
+
+def test_losses_of_the_policy_are_logged_even_by_updates_without_them():
+    algorithm = make_algorithm(policy_update_period=2)
+    steps, info = batch_of(algorithm)
+    steps = steps._replace(step_type=torch.ones_like(steps.step_type))
+    infos = []
+    for _ in range(3):
+        infos.append(algorithm.train_sequence(steps, algorithm.get_initial_train_state(16), info).info)
+        algorithm.after_update(steps, infos[-1])
+    assert infos[0].alpha == () and infos[0].actor.loss == () and infos[2].alpha == ()
+    context.set_summary_writer(mock.MagicMock())
+    with context.record_if(True):
+        assert not any(algorithm.calc_loss(infos[0]).extra.actor)  # there have been none yet
+        algorithm.calc_loss(infos[1])
+        shown = algorithm.calc_loss(infos[2]).extra
+    trained = infos[1]
+    for found, wanted in ((shown.actor.actor_loss, trained.actor.loss), (shown.alpha, trained.alpha),
+                          (shown.actor.neg_entropy, trained.log_pi)):
+        torch.testing.assert_close(found, wanted.detach().mean())
 
 
 def test_a_resumed_run_trains_the_policy_at_the_same_updates():
@@ -188,12 +218,7 @@ def test_td3_with_batch_norm_is_replayed_bit_for_bit(warm_up, caplog):
                            critic_network_ctor=partial(CRITIC, **NORMS))
     for count in (1, 10**9):
         warm_up(count)
-        made.append(_td3(networks_of_td3))
+        made.append(make_deterministic_agent(Td3Algorithm, **networks_of_td3)[0])
         train(made[-1:], 30)
     assert num_graphs(made[0]) == 2 and not warnings_in(caplog)
     assert_same_parameters(made, atol=0.0, rtol=0.0)
-
-
-def _td3(args):
-    from helpers.deterministic_agents import make_agent as make
-    return make(Td3Algorithm, **args)[0]
