@@ -83,6 +83,26 @@ def defer_statistics(waiting: dict[Any, Any]) -> AbstractContextManager[None]:
     return _replaced('waiting_statistics', waiting)
 
 
+def normalizes_by_batch() -> bool:
+    """Return whether batch norm uses the statistics of the batch, see :class:`alfx.norm_layers.BatchNorm`."""
+    return _state.exe_mode in ('normal', 'replay', 'pretrain') and not _state.uses_running_statistics
+
+
+def running_statistics() -> AbstractContextManager[None]:
+    """Context manager in which :class:`alfx.norm_layers.BatchNorm` uses its running statistics, without updates."""
+    return _replaced('uses_running_statistics', True)
+
+
+def counted_rows() -> Any:
+    """The ``RowWeights`` of the current batch, see :func:`alfx.norm_layers.counted`; ``None`` if all rows count."""
+    return _state.counted_rows
+
+
+def set_counted_rows(rows: Any) -> AbstractContextManager[None]:
+    """Context manager that sets :func:`counted_rows`."""
+    return _replaced('counted_rows', rows)
+
+
 class _replaced(AbstractContextManager[None]):
     """Context manager that temporarily sets ``attribute`` of the state."""
 

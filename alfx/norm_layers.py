@@ -1,15 +1,241 @@
-"""Normalization layers: batch norm with optional statistics for each step of a sequence, and stacked layer norm.
+"""Normalization layers: batch norm for reinforcement learning, batch norm with optional statistics for each step of a
+sequence, and stacked layer norm.
 
 In a recurrent network the distribution of a layer's inputs changes over the first steps of a sequence, so batch norm
 needs separate statistics for each step (Cooijmans et al. 2016, arXiv:1603.09025, section 4).
 :func:`prepare_rnn_batch_norm`, :func:`set_batch_norm_max_steps` and :func:`set_batch_norm_current_step` control all
 batch norm layers of this module inside a network. Without calls of these functions the layers behave like torch's.
 """
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from alfx import context
+from alfx.context import running_statistics as running_statistics
 from alfx.gin_utils import configurable
+from alfx.gin_utils.value_checks import Count, Fraction, NonNegative, Positive
+
+
+class RowWeights(NamedTuple):
+    """Weights of the rows of a batch.
+
+    Attributes:
+        counted: whether a row counts, ``[B, 1]``.
+        shares: ``[B]``, weights divided by their sum.
+        any: whether any row counts.
+    """
+
+    counted: torch.Tensor
+    shares: torch.Tensor
+    any: torch.Tensor
+
+
+def counted(weights: torch.Tensor | None) -> AbstractContextManager[None]:
+    """Context manager in which the statistics of :class:`BatchNorm` are weighted means over the rows of a batch.
+
+    Rows of weight 0 do not count, whatever is in them. Their results are finite, but have no meaning, and must not
+    contribute to a loss.
+
+    Args:
+        weights: non-negative, ``[B]``; ``None`` gives all rows the same weight.
+    """
+    if weights is None:
+        return context.set_counted_rows(None)
+    total = weights.sum()
+    shares = weights / torch.where(total > 0, total, 1.0)
+    return context.set_counted_rows(RowWeights((weights > 0).unsqueeze(1), shares, total > 0))
+
+
+def repeated_rows(count: int) -> AbstractContextManager[None]:
+    """Context manager for ``count`` concatenated batches whose rows have the weights of :func:`counted`."""
+    rows = context.counted_rows()
+    if rows is None:
+        return context.set_counted_rows(None)
+    shares = torch.cat((rows.shares, ) * count) / count
+    return context.set_counted_rows(RowWeights(torch.cat((rows.counted, ) * count), shares, rows.any))
+
+
+@configurable
+class BatchNorm(nn.Module):
+    """Batch norm (Ioffe and Szegedy 2015, arXiv:1502.03167) and batch renorm (Ioffe 2017, arXiv:1702.03275) of vectors.
+
+    It differs from torch's in what reinforcement learning needs. The statistics of a batch are used only in training:
+    in supervised training, or in the run modes 'replay' and 'pretrain'. The running statistics are used in rollouts, in
+    evaluation, after ``.eval()`` and within :func:`running_statistics`, and they are updated only in calls that use the
+    statistics of the batch while gradients are recorded. Rows can be left out, see :func:`counted`: SAC, DDPG and TD3
+    leave out the transitions that begin with a LAST step. Updates with this layer can be traced and compiled.
+
+    With mean m and (biased) variance v, of the batch or running,
+
+        y = weight * (x - m) / sqrt(v + eps) + bias
+
+    With ``renorm``, training normalizes like acting, except for the gradient. With ``sd = sqrt(v + eps)``:
+
+        r = clip(sd_batch / sd_running, 1 / r_max, r_max)
+        d = clip((m_batch - m_running) / sd_running, -d_max, d_max)
+        y = weight * ((x - m_batch) / sd_batch * r + d) + bias
+
+    where r and d have no gradient and use the running statistics before the update.
+
+    Args:
+        size: number of features.
+        momentum: step size of the running statistics at an update; smaller values are more stable but follow the
+            activations more slowly.
+        eps: added to the variance.
+        renorm: use batch renorm.
+        r_max: bound of r, at least 1.
+        d_max: bound of d.
+        warm_up: number of updates with plain batch norm (r = 1, d = 0) at first.
+        n: number of stacked layers with separate statistics; ``None`` for a single layer.
+    """
+
+    running_mean: torch.Tensor
+    running_var: torch.Tensor
+    num_updates: torch.Tensor
+
+    def __init__(self, size: Count, momentum: Fraction = 0.01, eps: Positive = 1e-3, renorm: bool = False,
+                 r_max: Positive = 3.0, d_max: NonNegative = 5.0, warm_up: int = 100000, n: Count | None = None):
+        super().__init__()
+        if r_max < 1.0:
+            raise ValueError(f'BatchNorm.r_max: expected at least 1, found {r_max}')
+        self._config: dict[str, Any] = dict(size=size, momentum=momentum, eps=eps, renorm=renorm, r_max=r_max,
+                                            d_max=d_max, warm_up=warm_up)
+        self._n, self._size, self._momentum, self._eps = n, size, momentum, eps
+        self._renorm, self._r_max, self._d_max, self._warm_up = renorm, r_max, d_max, warm_up
+        total = size if n is None else n * size
+        self.weight = nn.Parameter(torch.ones(total))
+        self.bias = nn.Parameter(torch.zeros(total))
+        self.register_buffer('running_mean', torch.zeros(total))
+        self.register_buffer('running_var', torch.ones(total))
+        self.register_buffer('num_updates', torch.zeros((), dtype=torch.int64))
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Reset to scale 1, shift 0, and running statistics of mean 0 and variance 1."""
+        for x, value in ((self.weight, 1), (self.bias, 0), (self.running_var, 1), (self.running_mean, 0)):
+            x.fill_(value)
+        self.num_updates.zero_()
+
+    def make_parallel(self, n: int) -> 'BatchNorm':
+        """Create ``n`` stacked layers like this one, with separate parameters and statistics."""
+        return BatchNorm(**self._config, n=n)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Normalize ``[..., size]``; with ``n``, map ``[B, n, size]``, or ``[B, size]`` for all, to ``[B, n, size]``.
+
+        Raises:
+            ValueError: there is only one row in training, or not one row for each weight.
+        """
+        if self._n is None:
+            x = inputs.reshape(-1, self._size)
+        else:
+            if inputs.ndim == 2:
+                inputs = inputs.unsqueeze(1).expand(-1, self._n, -1)
+            x = inputs.flatten(1)
+        x = x.to(torch.float32)
+        if self.training and context.normalizes_by_batch():
+            return self._by_batch(x).view(inputs.shape)
+        scale = self.weight * torch.rsqrt(self.running_var + self._eps)
+        return ((x - self.running_mean) * scale + self.bias).view(inputs.shape)
+
+    def _by_batch(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalize ``[B, F]`` by its own statistics."""
+        rows = context.counted_rows()
+        if rows is None and x.shape[0] < 2:
+            raise ValueError('BatchNorm: expected at least 2 rows in training, found 1; use larger batches')
+        if rows is not None and rows.shares.shape[0] != x.shape[0]:
+            raise ValueError(f'BatchNorm: expected a row for each of {len(rows.shares)} weights, found {len(x)}')
+        is_tracked = torch.is_grad_enabled()
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            if rows is None:
+                mean = x.mean(0)
+                centred = x - mean
+                variance = centred.square().mean(0)
+            else:
+                counted = torch.where(rows.counted, x, 0.0)  # multiplication would keep NaN
+                mean = torch.mv(counted.t(), rows.shares)
+                centred = counted - mean
+                variance = torch.mv(centred.square().t(), rows.shares)
+            inverse = torch.rsqrt(variance + self._eps)
+            r, d = self._correction(mean, variance) if self._renorm else (None, None)
+            if is_tracked:
+                self._track(mean, variance, self._momentum if rows is None else rows.any * self._momentum)
+        shares = None if rows is None else rows.shares.unsqueeze(1)
+        return _Normalized.apply(x, self.weight, self.bias, centred, inverse, r, d, shares)
+
+    def _correction(self, mean: torch.Tensor, variance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return r and d of batch renorm."""
+        inverse = torch.rsqrt(self.running_var + self._eps)
+        r = ((variance + self._eps).sqrt() * inverse).clamp(1.0 / self._r_max, self._r_max)
+        d = ((mean - self.running_mean) * inverse).clamp(-self._d_max, self._d_max)
+        is_warm = self.num_updates >= self._warm_up
+        return torch.where(is_warm, r, 1.0), torch.where(is_warm, d, 0.0)
+
+    def _track(self, mean: torch.Tensor, variance: torch.Tensor, rate: float | torch.Tensor) -> None:
+        """Update the running statistics; a batch with NaN is refused later, and must not spoil them."""
+        for running, new in ((self.running_mean, mean), (self.running_var, variance)):
+            running.lerp_(torch.where(new.isfinite(), new, running), rate)
+        self.num_updates.add_(1)
+
+    def extra_repr(self) -> str:
+        """The arguments shown by ``print``."""
+        return ', '.join([str(self._size), *(f'{k}={v}' for k, v in (('n', self._n), ('renorm', self._renorm)) if v)])
+
+
+class _Normalized(torch.autograd.Function):
+    """``(x - m) / sd * (weight r) + bias + weight d`` with the gradient through the statistics m and sd of x.
+
+    Autograd would need three times as many operations on whole batches, which take as long as the linear layers.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, centred: torch.Tensor,
+                inverse: torch.Tensor, r: torch.Tensor | None, d: torch.Tensor | None,
+                shares: torch.Tensor | None) -> torch.Tensor:
+        """Normalize ``centred`` rows ``[B, F]``.
+
+        Args:
+            x: rows ``[B, F]``, which get the gradient.
+            weight: ``[F]``.
+            bias: ``[F]``.
+            centred: ``x - m``, ``[B, F]``.
+            inverse: ``1 / sd``, ``[F]``.
+            r: factor of batch renorm ``[F]``; ``None`` is 1.
+            d: shift of batch renorm ``[F]``; ``None`` is 0.
+            shares: share of each row in the statistics, ``[B, 1]``; ``None`` for equal shares.
+        """
+        ratio = inverse if r is None else inverse * r
+        ctx.save_for_backward(weight, centred, inverse, ratio, d, shares)
+        return (centred * (weight * ratio)).add_(bias if d is None else torch.addcmul(bias, weight, d))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        """Return the gradients of ``x``, ``weight`` and ``bias``.
+
+        With g the gradient of the result and p the shares, the gradient of x[i] is
+        ``weight ratio (g[i] - p[i] (sum_j g[j] + (x[i] - m) / sd^2 sum_j g[j] (x[j] - m)))``.
+        """
+        weight, centred, inverse, ratio, d, shares = ctx.saved_tensors
+        total, product = grad.sum(0), (grad * centred).sum(0)
+        of_x = (centred * (inverse.square() * product)).add_(total)
+        of_x = of_x.mul_(1.0 / len(grad) if shares is None else shares).neg_().add_(grad).mul_(weight * ratio)
+        of_weight = product * ratio
+        return of_x, of_weight if d is None else torch.addcmul(of_weight, total, d), total, *[None] * 5
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Return whether ``module`` is a layer that normalizes by the statistics of a batch."""
+    return isinstance(module, (BatchNorm, nn.modules.batchnorm._BatchNorm))
+
+
+def has_batch_norm(module: Any) -> bool:
+    """Return whether a module contains a :class:`BatchNorm`; not for ``None``."""
+    return module is not None and any(isinstance(part, BatchNorm) for part in module.modules())
 
 
 class _StepwiseBatchNorm:

@@ -13,7 +13,8 @@ class State:
     """Global state; one instance per process."""
 
     __slots__ = ('exe_mode', 'global_counter', 'progress', 'writer', 'recording', 'scopes', 'device', 'specs',
-                 'first_environment', 'ranks', 'acting_precision', 'summary_step', 'waiting_statistics')
+                 'first_environment', 'ranks', 'acting_precision', 'summary_step', 'waiting_statistics',
+                 'uses_running_statistics', 'counted_rows')
 
     def __init__(self) -> None:
         self.exe_mode = 'normal'
@@ -29,6 +30,8 @@ class State:
         self.acting_precision: str | None = None
         self.summary_step: Any = None
         self.waiting_statistics: dict[Any, Any] | None = None
+        self.uses_running_statistics = False
+        self.counted_rows: Any = None
 
 
 state = State()

@@ -20,6 +20,7 @@ from alfx.gin_utils.value_checks import Fraction
 from alfx.networks.action_specs import check_actor
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.value_networks import ValueNetwork
+from alfx.norm_layers import has_batch_norm
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
@@ -92,6 +93,9 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
         self._value_network = value_network
         self._loss = loss_class(debug_summaries=debug_summaries) if loss is None else loss
         self._is_stateless = not nest.flatten(self.train_state_spec)
+        if has_batch_norm(self):
+            raise ValueError(f'{name}: BatchNorm uses running statistics in rollouts, so that it is not supported in '
+                             'on-policy training; use layer norm (use_fc_ln=True)')
         self._has_batch_dependence = any(
             isinstance(m, (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)) for m in self.modules())
 

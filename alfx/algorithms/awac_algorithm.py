@@ -17,7 +17,7 @@ from torch import Tensor
 from alfx.algorithms.bootstrapped_algorithm import Rows
 from alfx.algorithms.offline.offline_losses import StoredActions, advantage_weights
 from alfx.algorithms.sac.actions import ActionParts, ActionType, Choice
-from alfx.algorithms.sac_algorithm import SacAlgorithm
+from alfx.algorithms.sac_algorithm import OF_BATCHES, SacAlgorithm
 from alfx.gin_utils import ConfError, configurable, takes_arguments_of
 from alfx.gin_utils.value_checks import Positive, problem_at
 from alfx.tensor_specs import NestedTensorSpec
@@ -36,7 +36,8 @@ class AwacAlgorithm(SacAlgorithm):
             advantage more strongly.
         max_exp_advantage: upper bound of the weights, above 0.
         kwargs: arguments of :class:`~alfx.algorithms.sac_algorithm.SacAlgorithm`, except those about entropy, discrete
-            actions and the gradient of the value. ``train_actor_on_last_step`` is False unless given.
+            actions, the gradient of the value and the batches of the critics. ``train_actor_on_last_step`` is False
+            unless given.
 
     Raises:
         ConfError: a number is out of range, or an action is discrete.
@@ -45,7 +46,7 @@ class AwacAlgorithm(SacAlgorithm):
     _has_temperature = False
 
     @takes_arguments_of(
-        SacAlgorithm, without=(*_OF_ENTROPY, 'q_network_cls', 'dqda_clipping', 'reproduce_locomotion'),
+        SacAlgorithm, without=(*_OF_ENTROPY, *OF_BATCHES, 'q_network_cls', 'dqda_clipping', 'reproduce_locomotion'),
         defaults={'train_actor_on_last_step': False, 'name': 'AwacAlgorithm'},
         after={'temperature': 'critic_loss_ctor'})
     def __init__(self, action_spec: NestedTensorSpec, temperature: Positive = 1.0, max_exp_advantage: Positive = 100.0,

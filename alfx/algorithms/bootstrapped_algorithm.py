@@ -8,10 +8,13 @@ terms for any rows; this module decides for which rows each hook is called::
     trained_values    Q(s[t], a[t])            all steps but the last, which has no target
     bootstrap_values  V'(s[t]), no gradient    all steps but the first, which no target reads
 
-With T = 2 each network computes B rows with gradient and B without. Terms that are left out are zero. Read next
-:mod:`alfx.algorithms.sac_algorithm`.
+With T = 2 each network computes B rows with gradient and B without. Terms that are left out are zero. Updates that do
+not train the policy (see ``policy_update_period``) compute its terms only for the steps that targets bootstrap from.
+With :class:`~alfx.norm_layers.BatchNorm` in the networks, LAST steps do not count in the statistics of a batch, and the
+policy of the steps to bootstrap from uses running statistics. Read next :mod:`alfx.algorithms.sac_algorithm`.
 """
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -19,11 +22,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from alfx import nest
+from alfx import context, nest, norm_layers
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.base.time_slices import steps, pad_end, pad_start
-from alfx.data_structures import AlgStep, BatchInfo, TimeStep
+from alfx.data_structures import AlgStep, BatchInfo, StepType, TimeStep, valid_masks
 from alfx.tensor_specs import NestedTensor
+from alfx.utils.saved_count import SavedCount
 from alfx.utils.target_updater import TargetUpdater
 
 
@@ -85,7 +89,13 @@ class BootstrappedAlgorithm(Algorithm):
     """
 
     _train_actor_on_last_step = True  # compute policy_loss at the last step of a sequence
-    _update_target: TargetUpdater
+    _update_target: TargetUpdater | None
+    _joins_batches = False  # compute values and targets by one call, joint_values
+    _policy_update_period = 1
+    _updates: SavedCount | None = None  # counts updates if the policy is not trained in each of them
+    _normalizes_by_batch = False  # a network contains BatchNorm
+    _samples_later_apart = False  # the policy contains BatchNorm
+    _latest_policy_losses: Tensor  # logged for updates that do not train the policy; 0 before the first one
     _bootstraps_from_first_step = False  # compute bootstrap_values at the first step
 
     @property
@@ -107,6 +117,40 @@ class BootstrappedAlgorithm(Algorithm):
     def updates_are_traceable(self) -> bool:
         """Return whether the steps of a sequence are independent, without recurrent state."""
         return not nest.flatten(self.train_state_spec)
+
+    def _set_policy_update_period(self, period: int, num_losses: int) -> None:
+        """Train the policy only in every ``period``-th update; ``num_losses`` of its losses are logged."""
+        self._policy_update_period = period
+        self._updates = SavedCount(self, '_num_updates')
+        self.register_buffer('_latest_policy_losses', torch.zeros(num_losses), persistent=False)
+
+    def _set_norms(self, policy: Any, critics: Any) -> None:
+        """Find out which networks contain :class:`~alfx.norm_layers.BatchNorm`."""
+        self._samples_later_apart = norm_layers.has_batch_norm(policy)
+        self._normalizes_by_batch = self._samples_later_apart or norm_layers.has_batch_norm(critics)
+
+    @property
+    def graph_key(self) -> Hashable:
+        """Key of the traced graph: whether the next update trains the policy."""
+        return self._is_actor_trained()
+
+    def _is_actor_trained(self) -> bool:
+        """Return whether the next update trains the policy."""
+        return self._updates is None or (self._updates.value + 1) % self._policy_update_period == 0
+
+    def _logged_policy_losses(self, losses: list[Any], step_type: Tensor) -> list[Any]:
+        """Return losses of the policy ``[T, B]`` for logging: their latest means if this update does not train it.
+
+        The first one is ``()`` in these updates.
+        """
+        if self._updates is None:
+            return losses
+        if isinstance(losses[0], Tensor):
+            masks = valid_masks(step_type)
+            means = [(x.detach() * masks).sum() for x in losses]
+            self._latest_policy_losses.copy_(torch.stack(means) / masks.sum().clamp(min=1))
+            return losses
+        return list(self._latest_policy_losses.clone()) if context.should_record_summaries() else losses
 
     def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
                               batch_info: BatchInfo) -> tuple[TimeStep, Any]:
@@ -146,6 +190,10 @@ class BootstrappedAlgorithm(Algorithm):
         """
         raise NotImplementedError(f'{type(self).__name__}.bootstrap_values')
 
+    def joint_values(self, trained: Rows, later: Rows, policy: Any) -> tuple[Any, Any]:
+        """Compute :meth:`trained_values` of ``trained`` and :meth:`bootstrap_values` of ``later`` together."""
+        raise NotImplementedError(f'{type(self).__name__}.joint_values')
+
     def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
         """Return the output and the info of ``train_step`` ``[B, ...]`` or ``train_sequence`` ``[T, B, ...]``.
 
@@ -181,20 +229,36 @@ class BootstrappedAlgorithm(Algorithm):
             return Rows((inputs, rollout_info), partial(steps, start=start, stop=stop), cut_policy)
 
         acting = trained = replace(rows(0, of_policy), of=_all)
-        if of_values < of_policy:
+        if of_values != of_policy:
             trained = rows(0, of_values)
-        policy, details, _ = self.policy_terms(acting, state)
-        loss, _ = self.policy_loss(acting, policy, details, state)
-        values, _ = self.trained_values(trained, details, state)
+        policy = details = loss = ()
+        if of_policy:
+            with self._counted(inputs.step_type[:of_policy]):
+                policy, details, _ = self.policy_terms(acting, state)
+                loss, _ = self.policy_loss(acting, policy, details, state)
+        if not self._joins_batches:
+            with self._counted(inputs.step_type[:of_values]):
+                values, _ = self.trained_values(trained, details, state)
         first = 0 if self._bootstraps_from_first_step else 1
         later, of_later = rows(first, length), policy
-        if of_policy < length:
+        if self._samples_later_apart or not of_policy:
+            later = replace(later, of=_all)
+            with torch.no_grad(), norm_layers.running_statistics():
+                of_later, _, _ = self.policy_terms(later, state)
+            before = first * batch  # without policy terms of these steps, any others will do: no loss reads them
+            policy = nest.map_structure(lambda a, b: torch.cat((a[:before], b)), policy if of_policy else of_later,
+                                        of_later)
+        elif of_policy < length:
             rest = replace(rows(of_policy, length), of=_all)
             with torch.no_grad():
                 of_rest, _, _ = self.policy_terms(rest, state)
             policy = nest.map_structure(lambda a, b: torch.cat((a, b)), policy, of_rest)
             later, of_later = (rest, of_rest) if of_policy == first else (later, policy)
-        target, _ = self.bootstrap_values(later, of_later, state)
+        with self._counted(inputs.step_type[:length - first]):  # transitions from LAST steps do not count
+            if self._joins_batches:
+                values, target = self.joint_values(trained, later, of_later)
+            else:
+                target, _ = self.bootstrap_values(later, of_later, state)
         if first:
             target = nest.map_structure(lambda x: pad_start(x, batch), target)
 
@@ -206,6 +270,15 @@ class BootstrappedAlgorithm(Algorithm):
         output, info = self.train_info(inputs, rollout_info, terms)
         return AlgStep(output, (), info)
 
+    def _counted(self, step_type: Tensor) -> AbstractContextManager[None]:
+        """Context manager in which LAST steps of ``[T, B]`` do not count in the statistics of batch norm."""
+        if not self._normalizes_by_batch:
+            return nullcontext()
+        return norm_layers.counted((step_type != StepType.LAST).flatten().to(torch.float32))
+
     def after_update(self, root_inputs: NestedTensor, info: Any) -> None:
-        """Update the target networks."""
-        self._update_target()
+        """Update the target networks, and count the update."""
+        if self._update_target is not None:
+            self._update_target()
+        if self._updates is not None:
+            self._updates.add()

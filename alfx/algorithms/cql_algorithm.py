@@ -29,7 +29,7 @@ from alfx.algorithms.base import critic_values
 from alfx.algorithms.base import q_values
 from alfx.algorithms.offline.offline_losses import log_integral_exp
 from alfx.algorithms.sac.actions import ActionParts, ActionType, Choice
-from alfx.algorithms.sac_algorithm import SacAlgorithm, SacInfo, SacLossInfo
+from alfx.algorithms.sac_algorithm import OF_BATCHES, SacAlgorithm, SacInfo, SacLossInfo
 from alfx.data_structures import BatchInfo, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable, takes_arguments_of
 from alfx.gin_utils.value_checks import Count, NonNegative, problem_at
@@ -123,15 +123,15 @@ class CqlAlgorithm(SacAlgorithm):
             episodes are bootstrapped with ``return_after_truncation``. The replay buffer records returns of
             untransformed rewards: transformers must not change rewards, and ``ReplayBuffer.gamma`` must be the gamma of
             the loss. Every minibatch is checked.
-        kwargs: arguments of :class:`~alfx.algorithms.sac_algorithm.SacAlgorithm`, without those for discrete actions;
-            ``use_entropy_reward`` is False unless given.
+        kwargs: arguments of :class:`~alfx.algorithms.sac_algorithm.SacAlgorithm`, without those for discrete actions
+            and for the batches of the critics; ``use_entropy_reward`` is False unless given.
 
     Raises:
         ConfError: a number is out of range, or an action is discrete.
         SpecError: an action has no finite bounds.
     """
 
-    @takes_arguments_of(SacAlgorithm, without=('q_network_cls', ),
+    @takes_arguments_of(SacAlgorithm, without=('q_network_cls', *OF_BATCHES),
                         defaults={'use_entropy_reward': False, 'name': 'CqlAlgorithm'},
                         after={'penalty_weight': 'critic_loss_ctor'})
     def __init__(self, action_spec: NestedTensorSpec, penalty_weight: NonNegative = 5.0,

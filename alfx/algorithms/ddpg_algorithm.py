@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alfx import nest
+from alfx import nest, norm_layers
 from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.config import TrainerConfig
@@ -153,6 +153,7 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._add_given_optimizers((actor_optimizer, actor), (critic_optimizer, critics))
         self._critic_loss = (critic_loss_ctor or OneStepTDLoss)(debug_summaries=debug_summaries,
                                                                 name=f'{name}/critic_loss')
+        self._set_norms(None, self)
         self._bounds = bounds
         self._exploration: Any = exploration
         self.set_epsilon_greedy(epsilon_greedy)
@@ -254,7 +255,8 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     @torch.no_grad()
     def _target_values(self, rows: Rows, state: Any) -> tuple[Tensor, NestedTensor, NestedTensor]:
         """Compute values ``[B]`` or ``[B, K]`` to bootstrap from, and the states of target actor and target critics."""
-        action, actor_state = self._target_actor_network(rows.observation, state.target_actor)
+        with norm_layers.running_statistics():
+            action, actor_state = self._target_actor_network(rows.observation, state.target_actor)
         action = self._target_action(action)
         q_values, critics_state = self._target_critic_networks((rows.observation, action), state.target_critics)
         value = critic_values.min_q(q_values, self._reward_weights)
@@ -268,10 +270,6 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         """Return the value to bootstrap from, given the value of the action returned by :meth:`_target_action`."""
         return value
 
-    def _is_actor_trained(self) -> bool:
-        """Return whether the next update trains the actor."""
-        return True
-
     def _actor_step(self, rows: Rows, state: Any) -> tuple[NestedTensor, Tensor, Any]:
         """Compute the action of the policy ``[B, ...]``, its loss ``[B]``, and the next ``DdpgActorState``.
 
@@ -280,7 +278,8 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         """
         action, actor_state = self._actor_network(rows.observation, state.actor)
         leaves = critic_values.leaves_of_graph(action)
-        value, critics_state = self._objective((rows.observation, leaves), state.critics)
+        with norm_layers.running_statistics():
+            value, critics_state = self._objective((rows.observation, leaves), state.critics)
         value = critic_values.weighted_sum(value, self._reward_weights)
         gradient = critic_values.action_gradient(value, leaves, self._dqda_clipping)
         loss = self._regularized_loss(critic_values.deterministic_policy_loss(gradient, action), value, action, rows)

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from alfx import nest, summary
+from alfx import nest, norm_layers, summary
 from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.config import TrainerConfig
@@ -37,8 +37,8 @@ from alfx.algorithms.sac import actions as sac_actions
 from alfx.algorithms.sac import soft_losses as sac_losses
 from alfx.algorithms.sac.actions import ActionParts, ActionType, Choice, TargetEntropy
 from alfx.algorithms.sac.critics import ActionValues
-from alfx.algorithms.sac.states import (SacActionState, SacCriticState, SacState, check_arguments, check_normal_actor,
-                                        initial_log_alphas, state_specs, targets_of_alpha)
+from alfx.algorithms.sac.states import (SacActionState, SacCriticState, SacState, check_arguments, check_batches,
+                                        check_normal_actor, initial_log_alphas, state_specs, targets_of_alpha)
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
 from alfx.gin_utils.value_checks import Count, Fraction, NonNegative, Positive
@@ -73,6 +73,9 @@ mixed action ``[B, 2]``: both."""
 
 SacLossInfo = namedtuple('SacLossInfo', ['actor', 'critic', 'alpha'], default_value=())
 """Parts of the loss, for summaries."""
+
+# Arguments of SacAlgorithm that subclasses with other losses of the critics do not support.
+OF_BATCHES = ('critic_batches', 'use_target_critics', 'policy_update_period')
 
 
 @configurable
@@ -132,6 +135,13 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             rollout. The noise is a stationary Ornstein-Uhlenbeck process: each action by itself has the distribution of
             the policy, but exploration keeps a direction for about ``1 / (1 - c)`` steps (compare Eberhard et al. 2023,
             "Pink noise is all you need"). For (squashed) normal actions.
+        critic_batches: ``'apart'`` calls the critics for the trained steps and the target critics for the steps that
+            targets bootstrap from. ``'joint'`` calls each of them once for both, which gives both the same batch norm
+            statistics (Bhatt et al. 2024, arXiv:1902.05605). For continuous actions and networks without memory, as
+            are the next two.
+        use_target_critics: bootstrap from target critics. Otherwise there are none, and targets come from the critics
+            themselves; this needs critics with batch norm to be stable.
+        policy_update_period: train actor and alpha only in every ``policy_update_period``-th update.
 
     Raises:
         SpecError: an action or a network is not supported.
@@ -159,7 +169,8 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                  target_update_period: Count = 1, dqda_clipping: NonNegative | None = None, actor_optimizer: Any = None,
                  critic_optimizer: Any = None, alpha_optimizer: Any = None, checkpoint: str | None = None,
                  debug_summaries: bool = False, reproduce_locomotion: bool = False, name: str = 'SacAlgorithm',
-                 train_actor_on_last_step: bool = True, rollout_noise_correlation: Fraction = 0.0):
+                 train_actor_on_last_step: bool = True, rollout_noise_correlation: Fraction = 0.0,
+                 critic_batches: str = 'apart', use_target_critics: bool = True, policy_update_period: Count = 1):
         parts = ActionParts(action_spec)
         check_arguments(name, parts, num_critic_replicas, prior_actor_ctor, target_entropy, reproduce_locomotion,
                         train_actor_on_last_step, rollout_noise_correlation)
@@ -207,11 +218,19 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             parts, target_entropy, None if prior_actor_ctor is None else target_kld_per_dim), persistent=False)
         self._add_given_optimizers((actor_optimizer, actor), (critic_optimizer, critics),
                                    (alpha_optimizer, self._log_alpha))
+        self._set_norms(actor, critics)
+        self._update_target = None
         if critics is None:
             return
-        self._target_critic_networks = critics.copy(name='target_' + critics.name)
-        self._update_target = TargetUpdater(critics, self._target_critic_networks, tau=target_update_tau,
-                                            period=target_update_period)
+        check_batches(name, parts, critic_batches, use_target_critics, policy_update_period, self.train_state_spec,
+                      norm_layers.has_batch_norm(critics))
+        self._joins_batches = critic_batches == 'joint'
+        if policy_update_period > 1:
+            self._set_policy_update_period(policy_update_period, num_losses=3)
+        if use_target_critics:
+            self._target_critic_networks = critics.copy(name='target_' + critics.name)
+            self._update_target = TargetUpdater(critics, self._target_critic_networks, tau=target_update_tau,
+                                                period=target_update_period)
         self._critic_loss = (critic_loss_ctor or OneStepTDLoss)(debug_summaries=debug_summaries, name='critic_loss')
 
     _num_quantiles: int | None = None  # of the critics, set by a subclass
@@ -356,7 +375,8 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     def policy_loss(self, rows: Rows, policy: Any, details: Choice, state: Any) -> tuple[Any, Any]:
         """Return the loss ``[N]`` of the actor, or ``()`` without an actor."""
-        loss, actor_state = self._actor_loss(rows.observation, details, policy.log_pi, state.actor)
+        with norm_layers.running_statistics():
+            loss, actor_state = self._actor_loss(rows.observation, details, policy.log_pi, state.actor)
         return loss, state._replace(actor=actor_state)
 
     def trained_values(self, rows: Rows, details: Choice, state: Any) -> tuple[Any, Any]:
@@ -373,6 +393,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         """Return the value ``[N]`` (``[N, K]``) of the policy by the target critics, exact over discrete actions."""
         continuous, probs = rows.of((self._parts.split(policy.action)[1], policy.probs))
         networks, targets = self._target_critic_networks, state.critic.target_critics
+        networks = self._critic_networks if networks is None else networks
         if self._parts.type == ActionType.Continuous:
             critics, targets = networks((rows.observation, continuous), targets)
             value = self._pessimistic_value(critics)
@@ -381,13 +402,25 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             value = critic_values.expected_value(self._pessimistic_value(q_values), probs)
         return value, state._replace(critic=state.critic._replace(target_critics=targets))
 
+    def joint_values(self, trained: Rows, later: Rows, policy: Any) -> tuple[Tensor, Tensor]:
+        """Return the critics of the action taken, and the value of the policy: each network is called for both."""
+        pairs = ((trained.observation, trained.rollout_info.action), (later.observation, later.of(policy.action)))
+        both = nest.map_structure(lambda a, b: torch.cat((a, b.detach())), *pairs)
+        with norm_layers.repeated_rows(2):
+            critics, _ = self._critic_networks(both)
+            values, bootstrapped = critics.chunk(2)
+            if self._target_critic_networks is not None:
+                with torch.no_grad():
+                    bootstrapped = self._target_critic_networks(both)[0].chunk(2)[1]
+        return values, self._pessimistic_value(bootstrapped.detach())
+
     def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
         """Return an action of the policy, and a :class:`SacInfo` with the loss of alpha."""
         policy, loss = terms.policy, terms.loss
         log_pi = policy.log_pi.detach()
         alpha_loss: Any = ()
         neg_entropy = log_pi.sum(-1) if self._has_temperature and self._log_alpha.ndim else log_pi
-        if self._has_temperature:
+        if self._has_temperature and self._is_actor_trained():
             is_last_left_out = inputs.step_type.ndim == 2 and not self._train_actor_on_last_step
             alpha_loss = sac_losses.temperature_loss(self._log_alpha, log_pi[:-1] if is_last_left_out else log_pi,
                                                      self._target_entropy)
@@ -400,6 +433,8 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     def num_steps_with_gradient(self, length: int) -> tuple[int, int]:
         """Count steps with gradient; without an actor only the trained Q values have a gradient."""
+        if not self._is_actor_trained():
+            return 0, length - 1
         return super().num_steps_with_gradient(length) if self._actor_network is not None else (length - 1, length - 1)
 
     def _require_critics(self) -> None:
@@ -431,17 +466,21 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         """Return the loss of critics, actor and alpha ``[T, B]``, from infos ``[T, B, ...]``."""
         critic_loss = self._calc_critic_loss(info)
         terms = [loss for loss in (info.actor.loss, info.alpha) if isinstance(loss, Tensor)]
-        policy_loss = sum(terms[1:], start=terms[0])
-        if self._reproduce_locomotion:
-            policy_loss = pad_start(policy_loss[1:], 1)
-        elif self._is_recurrent and not self._train_actor_on_last_step:  # train_sequence handles the other networks
-            policy_loss = pad_end(policy_loss[:-1], 1)
+        total = critic_loss
+        if terms:
+            policy_loss = sum(terms[1:], start=terms[0])
+            if self._reproduce_locomotion:
+                policy_loss = pad_start(policy_loss[1:], 1)
+            elif self._is_recurrent and not self._train_actor_on_last_step:  # train_sequence handles other networks
+                policy_loss = pad_end(policy_loss[:-1], 1)
+            total = total + policy_loss
         priority = critic_values.sequence_priority(critic_loss, info.step_type) if self._calculate_priority else ()
         if summary.should_record_summaries() and self._has_temperature:
             for i, alpha in enumerate(self._log_alpha.detach().exp().reshape(-1)):  # mixed action: discrete part first
                 summary.scalar(f'{self._name}/alpha/{i}', alpha)
-        return LossInfo(loss=critic_loss + policy_loss, priority=priority,
-                        extra=SacLossInfo(actor=info.actor.extra, critic=critic_loss, alpha=info.alpha))
+        *of_actor, alpha_loss = self._logged_policy_losses([*info.actor.extra, info.alpha], info.step_type)
+        return LossInfo(loss=total, priority=priority,
+                        extra=SacLossInfo(actor=SacActorInfo(*of_actor), critic=critic_loss, alpha=alpha_loss))
 
     def _calc_critic_loss(self, info: Any) -> Tensor:
         """Return the sum of the losses of all critics, ``[T, B]``."""

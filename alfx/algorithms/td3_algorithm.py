@@ -5,7 +5,7 @@ value of two critics (section 4.2); the policy and the target networks are updat
 5.2); targets are smoothed over actions near the target policy's action (section 5.3). Noise is in units of half the
 range of the actions, which is -1 to 1 in the paper. There are no other differences from the paper.
 """
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,11 +16,10 @@ from alfx import context
 from alfx.config import TrainerConfig
 from alfx.algorithms.ddpg_algorithm import DdpgAlgorithm
 from alfx.algorithms.base.exploration_noise import GaussianNoise, gaussian_like
-from alfx.data_structures import AlgStep, LossInfo, TimeStep, valid_masks
+from alfx.data_structures import AlgStep, LossInfo, TimeStep
 from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.gin_utils.value_checks import Count, NonNegative
 from alfx.tensor_specs import NestedTensor
-from alfx.utils.saved_count import SavedCount
 
 
 @configurable
@@ -65,16 +64,13 @@ class Td3Algorithm(DdpgAlgorithm):
                  **kwargs: Any):
         super().__init__(config=config, exploration_noise_ctor=partial(GaussianNoise, stddev=exploration_noise),
                          **kwargs)
-        self._policy_update_period = policy_update_period
+        self._set_policy_update_period(policy_update_period, num_losses=1)
         self._target_noise, self._noise_clip = target_noise, noise_clip
         # The count covers all processes.
         self._initial_collect_steps = 0 if config is None else config.initial_collect_steps * context.num_ranks()
         self._num_acting = context.num_ranks() * max(1, 0 if config is None else config.num_ray_workers)
-        self._updates = SavedCount(self, '_num_updates')
         self.register_buffer('_num_random_steps', torch.zeros((), dtype=torch.int64))
         self._has_random_steps_left = True  # False stops reading the count from the device
-        self._latest_actor_loss: Tensor  # logged for updates without a policy loss; 0 before the first one
-        self.register_buffer('_latest_actor_loss', torch.zeros(()), persistent=False)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
@@ -104,14 +100,6 @@ class Td3Algorithm(DdpgAlgorithm):
             return action
         return self._bounds.add_noise(action, gaussian_like(action, self._target_noise, self._noise_clip))
 
-    @property
-    def graph_key(self) -> Hashable:
-        """Key of the traced graph: whether the next update trains the policy."""
-        return self._is_actor_trained()
-
-    def _is_actor_trained(self) -> bool:
-        return (self._updates.value + 1) % self._policy_update_period == 0
-
     def _objective(self, inputs: NestedTensor, state: NestedTensor) -> tuple[Tensor, NestedTensor]:
         """Return the value of the first critic (algorithm 1), without computing the others if possible."""
         q_values, state = self._critic_networks.first_of_stack(inputs, state, 1)
@@ -120,16 +108,5 @@ class Td3Algorithm(DdpgAlgorithm):
     def calc_loss(self, info: Any) -> LossInfo:
         """Return the loss of each critic, and of the policy in updates that train it, ``[T, B]``."""
         loss_info = super().calc_loss(info)
-        actor_loss = loss_info.extra.actor
-        if isinstance(actor_loss, Tensor):
-            masks = valid_masks(info.step_type)
-            mean = (actor_loss.detach() * masks).sum() / masks.sum().clamp(min=1)
-            self._latest_actor_loss.copy_(mean)
-        elif context.should_record_summaries():
-            loss_info = loss_info._replace(extra=loss_info.extra._replace(actor=self._latest_actor_loss))
-        return loss_info
-
-    def after_update(self, root_inputs: TimeStep, info: Any) -> None:
-        """Move the target networks if their update is due, and count the update."""
-        super().after_update(root_inputs, info)
-        self._updates.add()
+        [actor_loss] = self._logged_policy_losses([loss_info.extra.actor], info.step_type)
+        return loss_info._replace(extra=loss_info.extra._replace(actor=actor_loss))

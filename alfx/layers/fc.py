@@ -16,7 +16,7 @@ from alfx.utils.math_ops import identity
 
 @configurable(module='alfx.layers')
 class FC(nn.Module):
-    """``activation(norm(W x + b))``.
+    """``activation(norm(W x + b))``, or with ``norm_position = 'after'`` ``norm(activation(W x + b))``.
 
     Args:
         input_size: number of inputs.
@@ -34,6 +34,9 @@ class FC(nn.Module):
         use_torch_init: initialize weights and bias like ``torch.nn.Linear`` instead.
         weight_opt_args: optimizer arguments of the weights, stored as ``weight.opt_args``.
         bias_opt_args: optimizer arguments of the bias, stored as ``bias.opt_args``.
+        norm: creates another norm from the number of features, such as :class:`~alfx.norm_layers.BatchNorm`; excludes
+            ``use_bn`` and ``use_ln``.
+        norm_position: apply ``norm`` ``'before'`` or ``'after'`` the activation.
 
     Raises:
         ValueError: two arguments exclude each other.
@@ -53,20 +56,23 @@ class FC(nn.Module):
                  bias_initializer: w.Initializer | None = None,
                  use_torch_init: bool = False,
                  weight_opt_args: dict | None = None,
-                 bias_opt_args: dict | None = None):
+                 bias_opt_args: dict | None = None,
+                 norm: w.Norm | None = None,
+                 norm_position: str = 'before'):
         super().__init__()
-        w.check_init_arguments('FC', use_torch_init, kernel_initializer, use_bn, use_ln)
+        w.check_init_arguments('FC', use_torch_init, kernel_initializer, use_bn, use_ln, norm, norm_position)
         self._config: dict[str, Any] = dict(
             activation=activation, use_bias=use_bias, use_bn=use_bn, use_ln=use_ln, bn_ctor=bn_ctor,
             kernel_initializer=kernel_initializer, kernel_init_gain=kernel_init_gain,
             bias_init_value=bias_init_value, bias_initializer=bias_initializer, use_torch_init=use_torch_init,
-            weight_opt_args=weight_opt_args, bias_opt_args=bias_opt_args)
+            weight_opt_args=weight_opt_args, bias_opt_args=bias_opt_args, norm=norm, norm_position=norm_position)
         self._input_size, self._output_size = input_size, output_size
         self._activation = activation
         self.weight = w.parameter((output_size, input_size), weight_opt_args)
         self.bias = w.parameter((output_size, ), bias_opt_args) if use_bias else None
-        self._norm: Any = w.fc_norm(output_size, None, use_bn, use_ln, bn_ctor)
+        self._norm: Any = w.fc_norm(output_size, None, use_bn, use_ln, bn_ctor, norm)
         self._has_norm = self._norm is not None
+        self._normalizes_last = self._has_norm and norm_position == 'after'
         self.reset_parameters()
 
     @property
@@ -91,6 +97,8 @@ class FC(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Map ``[B, ..., input_size]`` to ``[B, ..., output_size]``."""
         y = F.linear(inputs, self.weight, self.bias)
+        if self._normalizes_last:
+            return self._norm(self._activation(y))
         if self._has_norm:
             y = self._normalize(y)
         return self._activation(y)
@@ -125,22 +133,24 @@ class ParallelFC(nn.Module):
 
     @takes_arguments_of(FC, after={'n': 'output_size', 'bias_initializer': 'use_torch_init'})
     def __init__(self, input_size: Count, output_size: Count, n: Count, activation: w.Activation, use_bias: bool,
-                 use_bn: bool, use_ln: bool, use_torch_init: bool, **kwargs: Any):
+                 use_bn: bool, use_ln: bool, use_torch_init: bool, norm: w.Norm | None, norm_position: str,
+                 **kwargs: Any):
         super().__init__()
-        w.check_init_arguments('ParallelFC', use_torch_init, kwargs['kernel_initializer'], use_bn, use_ln)
+        w.check_init_arguments('ParallelFC', use_torch_init, kwargs['kernel_initializer'], use_bn, use_ln, norm,
+                               norm_position)
         self._init_kernel = (kwargs['kernel_initializer'], kwargs['kernel_init_gain'], activation, use_torch_init)
         self._init_bias = (kwargs['bias_initializer'], kwargs['bias_init_value'], use_torch_init)
         self._input_size, self._output_size, self._n = input_size, output_size, n
         # An elementwise activation is applied to the product itself, in place if it is an in-place function. Applied in
         # place to a view of the product, it would make the backward pass copy everything.
-        has_norm = use_bn or use_ln
-        self._product_activation = activation if is_elementwise(activation) and not has_norm else identity
+        normalizes_first = use_bn or use_ln or (norm is not None and norm_position == 'before')
+        self._product_activation = activation if is_elementwise(activation) and not normalizes_first else identity
         self._activation = out_of_place(activation) if self._product_activation is identity else identity
-        self._use_bn = use_bn
+        self._use_bn, self._has_own_norm = use_bn, norm is not None
+        self._normalizes_first, self._normalizes_last = normalizes_first, norm is not None and not normalizes_first
         self.weight = w.parameter((n, output_size, input_size), kwargs['weight_opt_args'])
         self.bias = w.parameter((n, output_size), kwargs['bias_opt_args']) if use_bias else None
-        self._norm: Any = w.fc_norm(output_size, n, use_bn, use_ln, kwargs['bn_ctor'])
-        self._has_norm = self._norm is not None
+        self._norm: Any = w.fc_norm(output_size, n, use_bn, use_ln, kwargs['bn_ctor'], norm)
         self.reset_parameters()
 
     @property
@@ -167,7 +177,8 @@ class ParallelFC(nn.Module):
 
         Args:
             inputs: see above.
-            first: compute only the first ``first`` layers; it replaces n in all shapes. Excludes batch norm.
+            first: compute only the first ``first`` layers; it replaces n in all shapes. Excludes batch norm and
+                ``norm``.
 
         Raises:
             ValueError: the input has another shape.
@@ -182,16 +193,23 @@ class ParallelFC(nn.Module):
                              f'found {list(inputs.shape)}')
         batch_last = torch.is_grad_enabled() or inputs.shape[0] >= _LARGE_BATCH
         y = (self._batch_last_product if batch_last else self._product)(inputs, weight, bias)
-        if self._has_norm:
-            y = self._norm(y.reshape(-1, n * self._output_size)).view(y.shape) if self._use_bn else self._norm(y, first)
-        return self._activation(y)
+        if self._normalizes_first:
+            y = self._normalize(y, first)
+        y = self._activation(y)
+        return self._norm(y) if self._normalizes_last else y
+
+    def _normalize(self, y: torch.Tensor, first: int | None) -> torch.Tensor:
+        if self._use_bn:
+            return self._norm(y.reshape(-1, self._n * self._output_size)).view(y.shape)
+        return self._norm(y) if self._has_own_norm else self._norm(y, first)
 
     def first_layers(self, k: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """First layers of the stack, see :func:`alfx.layers.sequential.first_layers`; ``None`` with batch norm.
+        """First layers of the stack, see :func:`alfx.layers.sequential.first_layers`; ``None`` with batch norm
+        or ``norm``.
 
         The statistics of batch norm are those of all layers.
         """
-        return None if self._use_bn else partial(self, first=k)
+        return None if self._use_bn or self._has_own_norm else partial(self, first=k)
 
     def _product(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         activation = self._product_activation

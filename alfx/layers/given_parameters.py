@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from alfx.layers.sequential import copy_module, make_parallel_net
+from alfx.norm_layers import is_batch_norm
 
 _Place = tuple[nn.Module, str]
 _Stack = tuple[Any, list[tuple[tuple[int, ...], list[_Place]]]]
@@ -34,7 +35,7 @@ class GivenParameters:
 
     def __init__(self, module: nn.Module, where: str):
         self._module, self._where = module, where
-        if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()):
+        if any(is_batch_norm(m) for m in module.modules()):
             raise ValueError(f'{where}: batch norm keeps statistics for one set of parameters, but the parameters '
                              'change with every call; use layer norm')
         self._shapes = [tuple(p.shape) for p in module.parameters()]

@@ -1,16 +1,18 @@
 """What the layers with weights have in common: initial values, optimizer arguments, normalization."""
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from alfx.initializers import default_init, initial_weights
+from alfx.layers.sequential import make_parallel_net, reset_parameters
 from alfx.norm_layers import ParallelLayerNorm
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 Initializer = Callable[[torch.Tensor], Any]
+Norm = Callable[[int], nn.Module]
 
 
 def parameter(shape: tuple[int, ...], opt_args: dict | None) -> nn.Parameter:
@@ -29,12 +31,17 @@ def parameter(shape: tuple[int, ...], opt_args: dict | None) -> nn.Parameter:
 
 
 def check_init_arguments(layer: str, use_torch_init: bool, kernel_initializer: Initializer | None, use_bn: bool,
-                         use_ln: bool) -> None:
+                         use_ln: bool, norm: Norm | None = None, norm_position: str = 'before') -> None:
     """Raise ``ValueError`` for arguments that exclude each other."""
     if use_torch_init and kernel_initializer is not None:
         raise ValueError(f'{layer}: use_torch_init=True and kernel_initializer exclude each other')
     if use_bn and use_ln:
         raise ValueError(f'{layer}: use_bn=True and use_ln=True exclude each other')
+    if norm is not None and (use_bn or use_ln):
+        raise ValueError(f'{layer}: norm replaces use_bn=True and use_ln=True; remove one or the other')
+    if norm_position not in ('before', 'after'):
+        raise ValueError(f"{layer}.norm_position: expected 'before' or 'after' (the activation), found "
+                         f'{norm_position!r}')
 
 
 def init_kernel(weight: torch.Tensor, initializer: Initializer | None, gain: float, activation: Activation,
@@ -71,9 +78,11 @@ def init_bias(bias: torch.Tensor, weight: torch.Tensor, initializer: Initializer
             bias.fill_(value)
 
 
-def fc_norm(size: int, n: int | None, use_bn: bool, use_ln: bool, bn_ctor: Callable[[int], nn.Module]
+def fc_norm(size: int, n: int | None, use_bn: bool, use_ln: bool, bn_ctor: Norm, norm: Norm | None = None
             ) -> nn.Module | None:
     """The normalization behind a fully connected layer, or behind ``n`` stacked ones."""
+    if norm is not None:
+        return norm(size) if n is None else cast(nn.Module, make_parallel_net(norm(size), n))
     if use_bn:
         return bn_ctor(size if n is None else n * size)
     if use_ln:
@@ -97,4 +106,4 @@ def conv_norm(channels: int, n: int | None, use_bn: bool, use_ln: bool, bn_ctor:
 def reset_norm(norm: nn.Module | None) -> None:
     """Reset a normalization layer, running statistics included."""
     if norm is not None:
-        norm.reset_parameters()  # type: ignore[operator]
+        reset_parameters(norm)

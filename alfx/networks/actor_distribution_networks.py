@@ -10,8 +10,8 @@ from alfx.gin_utils.value_checks import Count
 from alfx.initializers import small_last_layer_init
 from alfx.layers import FC
 from alfx.networks.action_specs import require_continuous
-from alfx.networks.encoding_networks import (UNFORWARDED_ARGUMENTS, LAST_LAYER_ARGUMENTS, EncodingNetwork,
-                                             LSTMEncodingNetwork)
+from alfx.networks.encoding_networks import (LAST_LAYER_ARGUMENTS, NORM_ARGUMENTS, UNFORWARDED_ARGUMENTS,
+                                             EncodingNetwork, LSTMEncodingNetwork)
 from alfx.networks.network import Network
 from alfx.networks.projection_networks import (CategoricalProjectionNetwork, NestedProjectionNetwork,
                                                NormalProjectionNetwork, make_projection_net)
@@ -170,15 +170,15 @@ class ActorDistributionRNNNetwork(ActorDistributionNetworkBase):
         fc_layer_params: sizes of the layers before the LSTM layers.
         lstm_hidden_size: sizes of the LSTM layers, or the size of a single one.
         actor_fc_layer_params: sizes of the layers after the LSTM layers.
-        kwargs: arguments of :class:`ActorDistributionNetwork`, except ``input_preprocessors_ctor``, ``use_fc_bn`` and
-            ``use_fc_ln``.
+        kwargs: arguments of :class:`ActorDistributionNetwork`, except ``input_preprocessors_ctor`` and those of
+            norms.
 
     Raises:
         SpecError: the encoder does not support the observation, or a head does not fit its action.
     """
 
     @takes_arguments_of(
-        ActorDistributionNetwork, without=('input_preprocessors_ctor', 'use_fc_bn', 'use_fc_ln'),
+        ActorDistributionNetwork, without=('input_preprocessors_ctor', 'use_fc_bn', 'use_fc_ln', *NORM_ARGUMENTS),
         defaults={'name': 'ActorRNNDistributionNetwork'})
     def __init__(self, fc_layer_params: Sequence[Count] | None, lstm_hidden_size: Count | Sequence[Count] = 100,
                  actor_fc_layer_params: Sequence[Count] | None = None, **kwargs: Any):

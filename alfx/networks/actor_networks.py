@@ -13,8 +13,8 @@ from alfx.layers import FC, Reshape, make_parallel_net
 from alfx.layers.activations import out_of_place
 from alfx.layers.weights import Activation
 from alfx.networks.action_specs import action_range, require_continuous
-from alfx.networks.encoding_networks import (UNFORWARDED_ARGUMENTS, LAST_LAYER_ARGUMENTS, EncodingNetwork,
-                                             LSTMEncodingNetwork)
+from alfx.networks.encoding_networks import (LAST_LAYER_ARGUMENTS, NORM_ARGUMENTS, UNFORWARDED_ARGUMENTS,
+                                             EncodingNetwork, LSTMEncodingNetwork)
 from alfx.networks.network import Network
 from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 
@@ -170,13 +170,13 @@ class ActorRNNNetwork(ActorNetworkBase):
         fc_layer_params: sizes of the layers before the LSTM layers.
         lstm_hidden_size: sizes of the LSTM layers, or the size of a single one.
         actor_fc_layer_params: sizes of the layers after the LSTM layers.
-        kwargs: arguments of :class:`ActorNetwork`.
+        kwargs: arguments of :class:`ActorNetwork`, except those of norms.
 
     Raises:
         SpecError: an action is not continuous or has no bounds, or the encoder does not support the observation.
     """
 
-    @takes_arguments_of(ActorNetwork, defaults={'name': 'ActorRNNNetwork'})
+    @takes_arguments_of(ActorNetwork, without=NORM_ARGUMENTS, defaults={'name': 'ActorRNNNetwork'})
     def __init__(self, fc_layer_params: Sequence[Count] | None, lstm_hidden_size: Count | Sequence[Count] = 100,
                  actor_fc_layer_params: Sequence[Count] | None = None, **kwargs: Any):
         super().__init__(

@@ -14,9 +14,9 @@ from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.gin_utils.value_checks import Count
 from alfx.initializers import small_last_layer_init
 from alfx.layers import make_parallel_input
-from alfx.layers.weights import Activation, Initializer
+from alfx.layers.weights import Activation, Initializer, Norm
 from alfx.nest.utils import NestConcat
-from alfx.networks.encoding_networks import EncodingNetwork, LSTMEncodingNetwork
+from alfx.networks.encoding_networks import NORM_ARGUMENTS, EncodingNetwork, LSTMEncodingNetwork
 from alfx.networks.network import NaiveParallelNetwork, Network, is_stacked
 from alfx.networks.preprocessor_networks import PreprocessorNetwork
 from alfx.networks.preprocessors import CosineEmbeddingPreprocessor
@@ -181,6 +181,10 @@ class CriticNetwork(_CriticBase):
         use_naive_parallel_network: let :meth:`make_parallel` create ``n`` networks that are called one after the other
             instead of stacked weights. The values are the same.
         name: name of the network.
+        norm: creates a norm of all fully connected layers except the last from their number of features, such as
+            :class:`~alfx.norm_layers.BatchNorm`; excludes ``use_fc_bn`` and ``use_fc_ln``.
+        norm_position: apply ``norm`` ``'before'`` or ``'after'`` the activation.
+        input_norm: creates a norm of the combined encodings, the input of the joint layers.
 
     Raises:
         SpecError: the encoders do not support an input; the message says what to do.
@@ -209,10 +213,13 @@ class CriticNetwork(_CriticBase):
                  last_use_fc_ln: bool = False,
                  last_layer_activation: Activation = identity,
                  use_naive_parallel_network: bool = False,
-                 name: str = 'CriticNetwork'):
+                 name: str = 'CriticNetwork',
+                 norm: Norm | None = None,
+                 norm_position: str = 'before',
+                 input_norm: Norm | None = None):
         super().__init__(input_tensor_spec, (), name)
         layers: dict[str, Any] = dict(activation=activation, kernel_initializer=kernel_initializer,
-                                      use_fc_bn=use_fc_bn, use_fc_ln=use_fc_ln)
+                                      use_fc_bn=use_fc_bn, use_fc_ln=use_fc_ln, norm=norm, norm_position=norm_position)
         observation_encoder, action_encoder = _encoders(
             input_tensor_spec, name, layers, observation_input_processors=observation_input_processors,
             observation_input_processors_ctor=observation_input_processors_ctor,
@@ -227,7 +234,8 @@ class CriticNetwork(_CriticBase):
             preprocessing_combiner=observation_action_combiner or NestConcat(),
             fc_layer_params=joint_fc_layer_params, last_layer_size=output_tensor_spec.numel,
             last_activation=last_layer_activation, last_kernel_initializer=_last_kernel_initializer,
-            last_use_fc_bn=last_use_fc_bn, last_use_fc_ln=last_use_fc_ln, name=f'{name}.joint', **layers)
+            last_use_fc_bn=last_use_fc_bn, last_use_fc_ln=last_use_fc_ln, name=f'{name}.joint', input_norm=input_norm,
+            **layers)
         self._set_parts(observation_encoder, action_encoder, joint_encoder)
         self._use_naive_parallel_network = use_naive_parallel_network
 
@@ -257,7 +265,8 @@ class CriticRNNNetwork(_CriticBase):
     @takes_arguments_of(
         CriticNetwork, without=('observation_input_processors_ctor', 'action_input_processors_ctor',
                                 'observation_action_combiner', 'use_fc_bn', 'use_fc_ln', 'last_use_fc_bn',
-                                'last_use_fc_ln', 'last_layer_activation', 'use_naive_parallel_network'),
+                                'last_use_fc_ln', 'last_layer_activation', 'use_naive_parallel_network',
+                                *NORM_ARGUMENTS),
         defaults={'name': 'CriticRNNNetwork'})
     def __init__(self, input_tensor_spec: NestedTensorSpec, output_tensor_spec: TensorSpec, activation: Activation,
                  kernel_initializer: Initializer | None, name: str, joint_fc_layer_params: Sequence[Count] | None,
@@ -361,7 +370,7 @@ class CriticQuantileNetwork(_QuantileCriticBase):
 
     @takes_arguments_of(
         CriticNetwork, without=('joint_fc_layer_params', 'activation', 'last_use_fc_bn', 'last_use_fc_ln',
-                                'last_layer_activation'),
+                                'last_layer_activation', *NORM_ARGUMENTS),
         defaults={'use_fc_ln': True, 'name': 'CriticQuantileNetwork'},
         after={'tau_spec': 'input_tensor_spec', 'obs_act_joint_fc_layer_params': 'observation_action_combiner',
                'kernel_initializer': 'use_fc_ln', 'last_kernel_initializer': 'kernel_initializer'})

@@ -14,7 +14,7 @@ from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.gin_utils.value_checks import Count
 from alfx.layers import FC, Reshape, first_layers, make_parallel_input, make_parallel_net, make_parallel_spec
 from alfx.layers.conv import Size2d, pair
-from alfx.layers.weights import Activation, Initializer
+from alfx.layers.weights import Activation, Initializer, Norm
 from alfx.nest.utils import NestCombiner
 from alfx.networks.decoding_networks import AutoShapeImageDeconvNetwork as AutoShapeImageDeconvNetwork
 from alfx.networks.decoding_networks import ImageDecodingNetwork as ImageDecodingNetwork
@@ -33,6 +33,7 @@ from alfx.tensor_specs import (BoundedTensorSpec, Nested, NestedTensor, NestedTe
 UNFORWARDED_ARGUMENTS = ('use_batch_ensemble', 'ensemble_size', 'input_with_ensemble_ids', 'use_conv_ln')
 LAST_LAYER_ARGUMENTS = ('last_layer_size', 'last_activation', 'last_kernel_initializer', 'last_use_fc_bn',
                         'last_use_fc_ln')
+NORM_ARGUMENTS = ('norm', 'norm_position', 'input_norm')
 
 
 def _refuse_batch_ensemble(use_batch_ensemble: bool, ensemble_size: int, where: str) -> None:
@@ -140,6 +141,10 @@ class EncodingNetwork(PreprocessorNetwork):
         last_use_fc_ln: use layer norm in the last layer.
         name: name of the network.
         use_conv_ln: use layer norm, over channels and positions, in convolutions.
+        norm: creates a norm of the fully connected layers except the last from their number of features, such as
+            :class:`~alfx.norm_layers.BatchNorm`; excludes ``use_fc_bn`` and ``use_fc_ln``.
+        norm_position: apply ``norm`` ``'before'`` or ``'after'`` the activation.
+        input_norm: creates a norm of the preprocessed and flattened input; not with convolutions.
 
     Raises:
         SpecError: the layers do not support the input; the message says what to do.
@@ -167,7 +172,10 @@ class EncodingNetwork(PreprocessorNetwork):
                  last_use_fc_bn: bool = False,
                  last_use_fc_ln: bool = False,
                  name: str = 'EncodingNetwork',
-                 use_conv_ln: bool = False):
+                 use_conv_ln: bool = False,
+                 norm: Norm | None = None,
+                 norm_position: str = 'before',
+                 input_norm: Norm | None = None):
         _refuse_batch_ensemble(use_batch_ensemble or input_with_ensemble_ids, ensemble_size, name)
         if output_tensor_spec is not None and not isinstance(output_tensor_spec, TensorSpec):
             raise SpecError(f'{name}: output_tensor_spec must be the spec of one tensor, found {output_tensor_spec}; '
@@ -199,9 +207,13 @@ class EncodingNetwork(PreprocessorNetwork):
         size = TensorSpec(shape).numel
         if len(shape) != 1:
             modules.append(Reshape(size))
+        if input_norm is not None:
+            if conv_layer_params:
+                raise ValueError(f'{name}: input_norm normalizes vectors; remove it or conv_layer_params')
+            modules.append(input_norm(size))
         for width in fc_layer_params or ():
             modules.append(FC(size, width, activation, use_bn=use_fc_bn, use_ln=use_fc_ln,
-                              kernel_initializer=kernel_initializer))
+                              kernel_initializer=kernel_initializer, norm=norm, norm_position=norm_position))
             size = width
         if last_layer_size is not None and last_activation is not None:
             initializer = kernel_initializer if last_kernel_initializer is None else last_kernel_initializer
@@ -319,7 +331,7 @@ class LSTMEncodingNetwork(Network):
 
     @takes_arguments_of(
         EncodingNetwork, without=('input_preprocessors_ctor', 'fc_layer_params', 'use_fc_bn', 'use_fc_ln',
-                                  'last_use_fc_bn', 'last_use_fc_ln', *UNFORWARDED_ARGUMENTS),
+                                  'last_use_fc_bn', 'last_use_fc_ln', *UNFORWARDED_ARGUMENTS, *NORM_ARGUMENTS),
         defaults={'name': 'LSTMEncodingNetwork'}, after={'pre_fc_layer_params': 'conv_layer_params'})
     def __init__(self, input_tensor_spec: NestedTensorSpec, output_tensor_spec: TensorSpec | None,
                  activation: Activation, kernel_initializer: Initializer | None, last_layer_size: Count | None,

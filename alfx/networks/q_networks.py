@@ -17,8 +17,8 @@ from alfx.initializers import small_last_layer_init
 from alfx.layers import FC, make_parallel_net
 from alfx.layers.weights import Activation, Initializer
 from alfx.networks.action_specs import require_discrete
-from alfx.networks.encoding_networks import (UNFORWARDED_ARGUMENTS, LAST_LAYER_ARGUMENTS, EncodingNetwork,
-                                             LSTMEncodingNetwork)
+from alfx.networks.encoding_networks import (LAST_LAYER_ARGUMENTS, NORM_ARGUMENTS, UNFORWARDED_ARGUMENTS,
+                                             EncodingNetwork, LSTMEncodingNetwork)
 from alfx.networks.network import NaiveParallelNetwork, Network
 from alfx.networks.networks import NoisyFC
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
@@ -251,7 +251,7 @@ class QNetwork(QNetworkBase):
 
     @takes_arguments_of(
         EncodingNetwork, without=('output_tensor_spec', 'input_preprocessors_ctor', 'use_fc_bn', 'use_fc_ln',
-                                  *UNFORWARDED_ARGUMENTS, *LAST_LAYER_ARGUMENTS),
+                                  *UNFORWARDED_ARGUMENTS, *LAST_LAYER_ARGUMENTS, *NORM_ARGUMENTS),
         defaults={'name': 'QNetwork'}, after={'action_spec': 'input_tensor_spec', 'dueling': 'name',
                                               'use_naive_parallel_network': 'kernel_initializer'})
     def __init__(self, action_spec: TensorSpec, fc_layer_params: Sequence[Count] | None, activation: Activation,

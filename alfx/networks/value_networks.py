@@ -7,8 +7,8 @@ import torch
 from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.gin_utils.value_checks import Count
 from alfx.initializers import small_last_layer_init
-from alfx.networks.encoding_networks import (UNFORWARDED_ARGUMENTS, LAST_LAYER_ARGUMENTS, EncodingNetwork,
-                                             LSTMEncodingNetwork)
+from alfx.networks.encoding_networks import (LAST_LAYER_ARGUMENTS, NORM_ARGUMENTS, UNFORWARDED_ARGUMENTS,
+                                             EncodingNetwork, LSTMEncodingNetwork)
 from alfx.networks.network import Network
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.math_ops import identity
@@ -103,14 +103,13 @@ class ValueRNNNetwork(ValueNetworkBase):
         fc_layer_params: sizes of the layers before the LSTM layers.
         lstm_hidden_size: sizes of the LSTM layers, or the size of a single one.
         value_fc_layer_params: sizes of the layers after the LSTM layers.
-        kwargs: arguments of :class:`ValueNetwork`, except ``input_preprocessors_ctor``, ``use_fc_bn`` and
-            ``use_fc_ln``.
+        kwargs: arguments of :class:`ValueNetwork`, except ``input_preprocessors_ctor`` and those of norms.
 
     Raises:
         SpecError: the encoder does not support the observation.
     """
 
-    @takes_arguments_of(ValueNetwork, without=('input_preprocessors_ctor', 'use_fc_bn', 'use_fc_ln'),
+    @takes_arguments_of(ValueNetwork, without=('input_preprocessors_ctor', 'use_fc_bn', 'use_fc_ln', *NORM_ARGUMENTS),
                         defaults={'name': 'ValueRNNNetwork'})
     def __init__(self, fc_layer_params: Sequence[Count] | None, lstm_hidden_size: Count | Sequence[Count] = 100,
                  value_fc_layer_params: Sequence[Count] | None = None, **kwargs: Any):

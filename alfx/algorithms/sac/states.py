@@ -2,6 +2,7 @@
 
 Read next :mod:`alfx.algorithms.sac_algorithm`.
 """
+import logging
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from alfx import nest
 from alfx.algorithms.sac.actions import ActionParts, ActionType, is_normal, target_entropies
 from alfx.data_structures import namedtuple
 from alfx.tensor_specs import TensorSpec
+
+logger = logging.getLogger(__name__)
 
 SacActionState = namedtuple('SacActionState', ['actor_network', 'critic'], default_value=())
 """State for choosing an action: of the actor, and of the Q networks if they choose a discrete action."""
@@ -66,6 +69,31 @@ def check_arguments(name: str, parts: ActionParts, num_critic_replicas: int, pri
     if reproduce_locomotion and not train_actor_on_last_step:
         raise ValueError(f'{name}.reproduce_locomotion trains the actor on the last step of a sequence; leave '
                          'train_actor_on_last_step at True')
+
+
+def check_batches(name: str, parts: ActionParts, critic_batches: str, use_target_critics: bool,
+                  policy_update_period: int, state_spec: Any, has_norm: bool) -> None:
+    """Reject values of ``critic_batches``, ``use_target_critics`` and ``policy_update_period`` that have no effect.
+
+    Args:
+        state_spec: spec of the state of actor and critics.
+        has_norm: a critic contains batch norm.
+
+    Raises:
+        ValueError: an argument is invalid; the message names it.
+    """
+    if critic_batches not in ('apart', 'joint'):
+        raise ValueError(f"{name}.critic_batches: expected 'apart' or 'joint', found {critic_batches!r}")
+    given = [f'{argument} = {value!r}' for argument, value, default in (
+        ('critic_batches', critic_batches, 'apart'), ('use_target_critics', use_target_critics, True),
+        ('policy_update_period', policy_update_period, 1)) if value != default]
+    if given and parts.type != ActionType.Continuous:
+        raise ValueError(f'{name}.{given[0]} needs continuous actions, found a {parts.type.name.lower()} action')
+    if given and nest.flatten(state_spec):
+        raise ValueError(f'{name}.{given[0]} is not supported with recurrent networks; use networks without memory')
+    if critic_batches == 'joint' and not has_norm:
+        logger.warning("%s.critic_batches = 'joint' has no effect on the values of critics without BatchNorm, see "
+                       'CriticNetwork.norm', name)
 
 
 def check_normal_actor(argument: str, actor: Any) -> None:

@@ -270,7 +270,7 @@ _CONSTANT_FILLS = {f'aten.{name}.default' for name in ('new_zeros', 'new_ones', 
 # Python functions with the same arguments as the operation, and ``out``.
 _FUNCTION_NAMES = {
     'default': 'abs addcmul addmm amax amin argmax baddbmm bmm cat clamp exp gather index_select log logaddexp '
-               'logical_and maximum minimum mm neg reciprocal rsqrt scatter_add sigmoid sign sqrt stack tanh',
+               'logical_and maximum minimum mm mv neg reciprocal rsqrt scatter_add sigmoid sign sqrt stack tanh',
     'Tensor': 'add bitwise_and clamp div eq ge gt le lerp lt mul ne sub',
     'Scalar': 'add div eq ge gt le lerp lt mul ne sub',
     'dim_IntList': 'sum', 'dim': 'max mean min', 'self': 'where', 'Tensor_Scalar': 'pow'}

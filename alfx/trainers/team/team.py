@@ -23,6 +23,7 @@ from alfx.engine.remote import data_parallel
 from alfx.environments.seeding import derived_seed
 from alfx.gin_utils.value_checks import problem_at
 from alfx.metrics.metric_set import MetricSet
+from alfx.norm_layers import is_batch_norm
 from alfx.summary.writer import SilentWriter
 from alfx.utils import random_state
 from alfx.trainers.progress_display import ProgressDisplay
@@ -316,7 +317,7 @@ def check_layers(algorithm: nn.Module) -> None:
     Raises:
         ConfError: such layers exist; the message names them.
     """
-    layers = [name for name, part in algorithm.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    layers = [name for name, part in algorithm.named_modules() if is_batch_norm(part)]
     if layers:
         raise gin_utils.ConfError(f'batch norm is not supported in distributed training, because each process has only '
                                   f'a part of the batch; found {", ".join(layers[:5])}',

@@ -13,6 +13,7 @@ from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.engine.remote.data_parallel import GradientAverager, Ranks, average_gradients, is_started
 from alfx.gin_utils import ConfError
 from alfx.metrics.metrics import AverageReturnMetric, EnvironmentSteps, MetricBuffer
+from alfx.norm_layers import BatchNorm
 from alfx.optimizers import Adam
 from alfx.tensor_specs import TensorSpec
 from alfx.trainers.team.team import ParameterMismatchError, Distributed, check_config, check_data, check_layers
@@ -243,9 +244,10 @@ def test_rows_are_divided_among_all_and_none_is_left_out():
     assert torch.equal(torch.cat([a for a, _ in shares]), rows) and context.own_rows(rows) is rows
 
 
-def test_batch_norm_is_refused_by_the_name_of_the_layer():
+@pytest.mark.parametrize('layer', [nn.BatchNorm1d(3), BatchNorm(3)], ids=['torch', 'alfx'])
+def test_batch_norm_is_refused_by_the_name_of_the_layer(layer):
     with pytest.raises(ConfError, match='found norm'):
-        check_layers(nn.ModuleDict({'norm': nn.BatchNorm1d(3)}))
+        check_layers(nn.ModuleDict({'norm': layer}))
 
 
 def test_a_process_is_a_rank_only_if_there_are_several(monkeypatch):

@@ -5,6 +5,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from alfx import layers
+from alfx.norm_layers import BatchNorm
 
 N = 3
 
@@ -189,3 +190,40 @@ def test_leading_stack_layers_are_none_if_not_computable_alone():
     for layer in (layers.FC(4, 5, use_bn=True), layers.Conv2D(2, 5, 3, use_bn=True),
                   layers.Conv2D(2, 5, 3, use_ln=True), lambda x: x - x.mean(-1, keepdim=True)):
         assert layers.first_layers(layers.make_parallel_net(layer, 3), 2) is None
+
+
+@pytest.mark.parametrize('activation', [torch.relu, torch.relu_, relu_], ids=['elementwise', 'in place', 'unknown'])
+@pytest.mark.parametrize('position', ['before', 'after'])
+def test_a_norm_is_before_or_after_the_activation(position, activation):
+    layer = layers.FC(4, 5, activation, norm=BatchNorm, norm_position=position)
+    x = torch.randn(8, 4) + 1
+    y = F.linear(x, layer.weight, layer.bias)
+    norm = BatchNorm(5)
+    wanted = norm(torch.relu(y)) if position == 'after' else torch.relu(norm(y))
+    torch.testing.assert_close(layer(x), wanted)
+    assert layer._norm.num_updates == 1
+    layer.reset_parameters()
+    assert layer._norm.num_updates == 0
+
+
+@pytest.mark.parametrize('norm', [BatchNorm, nn.LayerNorm])
+@pytest.mark.parametrize('position', ['before', 'after'])
+@pytest.mark.parametrize('is_shared', [False, True])
+def test_a_stack_with_norms_equals_separate_layers(is_shared, position, norm):
+    stack = layers.FC(4, 5, torch.relu_, norm=norm, norm_position=position).make_parallel(N)
+    x = torch.randn(8, 4) if is_shared else torch.randn(8, N, 4)
+    found = stack(x)
+    for i in range(N):
+        single = layers.FC(4, 5, torch.relu_, norm=norm, norm_position=position)
+        single.weight.data.copy_(stack.weight[i])
+        single.bias.data.copy_(stack.bias[i])
+        torch.testing.assert_close(found[:, i], single(x if is_shared else x[:, i]))
+    assert stack.first_layers(2) is None
+
+
+def test_norm_arguments_that_contradict_each_other_are_refused():
+    for other in ('use_bn', 'use_ln'):
+        with pytest.raises(ValueError, match='norm replaces use_bn=True and use_ln=True'):
+            layers.FC(4, 5, norm=BatchNorm, **{other: True})
+    with pytest.raises(ValueError, match="norm_position: expected 'before' or 'after' .*, found 'behind'"):
+        layers.FC(4, 5, norm=BatchNorm, norm_position='behind')

@@ -12,6 +12,7 @@ from alfx.networks.critic_networks import (CriticNetwork, CriticQuantileNetwork,
                                            ParallelCriticNetwork)
 from alfx.networks.network import NaiveParallelNetwork
 from alfx.networks.preprocessors import CosineEmbeddingPreprocessor
+from alfx.norm_layers import BatchNorm
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 
 OBSERVATION = TensorSpec((3, ))
@@ -278,3 +279,16 @@ def test_nested_observations_and_actions_are_concatenated_when_asked():
     (a, u), (b, v) = inputs(), inputs()
     stack = critic.make_parallel(2)
     assert stack(({'a': a, 'b': b}, (u, v)))[0].shape == (4, 2)
+
+
+def test_critics_of_a_stack_have_separate_batch_norm():
+    arguments = dict(joint_fc_layer_params=(6, ), norm=BatchNorm, norm_position='after', input_norm=BatchNorm)
+    stack, naive = (CriticNetwork(PAIR, use_naive_parallel_network=naive, **arguments).make_parallel(2)
+                    for naive in (False, True))
+    parameters = [torch.stack(list(x)) for x in zip(*(copy.parameters() for copy in naive.copies))]
+    for mine, theirs in zip(stack.parameters(), parameters, strict=True):
+        mine.data.copy_(theirs.view(mine.shape))
+    pair = inputs(8)
+    torch.testing.assert_close(stack(pair), naive(pair))
+    for mine, theirs in zip(stack.buffers(), zip(*(copy.buffers() for copy in naive.copies)), strict=True):
+        torch.testing.assert_close(mine, torch.cat(list(theirs)) if mine.ndim else theirs[0])

@@ -19,6 +19,7 @@ from alfx.networks.preprocessor_networks import PreprocessorNetwork
 from alfx.networks.preprocessors import CosineEmbeddingPreprocessor, EmbeddingPreprocessor
 from alfx.networks.projection_networks import CategoricalProjectionNetwork, NormalProjectionNetwork
 from alfx.networks.value_networks import ValueNetwork
+from alfx.norm_layers import BatchNorm
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 
 VECTOR = TensorSpec((3, ))
@@ -308,3 +309,21 @@ def test_values_have_the_shape_of_the_reward():
     assert ValueNetwork(VECTOR, TensorSpec((2, )))(torch.zeros(5, 3))[0].shape == (5, 2)
     assert ValueNetwork(VECTOR).make_parallel(3)(torch.zeros(5, 3))[0].shape == (5, 3)
     assert ValueNetwork(VECTOR).output_spec == TensorSpec(())
+
+
+def test_norms_are_of_the_input_and_of_all_layers_but_the_last():
+    network = EncodingNetwork(VECTOR, fc_layer_params=(4, 5), last_layer_size=2, last_activation=torch.tanh,
+                              norm=BatchNorm, norm_position='after', input_norm=BatchNorm)
+    x = torch.randn(8, 3)
+    y = BatchNorm(3)(x)
+    first, second, last = [m for m in network.modules() if isinstance(m, layers.FC)]
+    for layer, size in ((first, 4), (second, 5)):
+        y = BatchNorm(size)(torch.relu(F.linear(y, layer.weight, layer.bias)))
+    torch.testing.assert_close(network(x)[0], torch.tanh(F.linear(y, last.weight, last.bias)))
+    copied = network.copy()
+    assert sum(isinstance(m, BatchNorm) for m in copied.modules()) == 3
+
+
+def test_a_norm_of_the_input_is_refused_with_convolutions():
+    with pytest.raises(ValueError, match='input_norm normalizes vectors; remove it or conv_layer_params'):
+        EncodingNetwork(IMAGE, conv_layer_params=((4, 3, 1), ), input_norm=BatchNorm)
