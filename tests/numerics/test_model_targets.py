@@ -154,7 +154,7 @@ def test_the_steps_of_reanalyzed_values_follow_from_the_age():
     info = BatchInfo(torch.tensor([0, 1, 0, 1]), positions, replay_buffer=buffer)
     assert maker._td_steps(info).tolist() == (90 - positions).tolist()
     for value in (0.0, 91.0):
-        maker._settings = settings(td_steps_func=lambda age, n, oldest: torch.full_like(age, value),
+        maker._settings = settings(td_steps_func=lambda age, n, oldest, v=value: torch.full_like(age, v),
                                    reanalyze_td_steps=90)
         with pytest.raises(ValueError, match='expected numbers from 1 to reanalyze_td_steps = 90'):
             maker._td_steps(info)
