@@ -151,8 +151,8 @@ def test_default_targets_are_the_sum_over_specs():
     expected = sum(dist_utils.calc_default_target_entropy(spec) for spec in nested.values())
     algorithm = EntropyTargetAlgorithm(nested, skip_free_stage=True, average_window=1, initial_alpha=1.0)
     assert algorithm._get_target_entropy() == pytest.approx(expected)
-    # log(0.1 * 2) for each of two components, 0.1 * log(3 / 0.1) for four choices.
-    assert expected == pytest.approx(2 * math.log(0.2) + 0.1 * math.log(30))
+    # log(0.1 * 2) for each of two components, 0.1 * log(3 / 0.1) - 0.9 * log(0.9) for four choices.
+    assert expected == pytest.approx(2 * math.log(0.2) + 0.1 * math.log(30) - 0.9 * math.log(0.9))
 
 
 @pytest.mark.parametrize('kwargs,message', [
