@@ -362,9 +362,12 @@ class RLAlgorithm(Algorithm):
         self._offline_replay_buffer.load_priorities_state(state.get('offline_priorities', {}))
 
     def _check_trains_offline(self) -> None:
-        if self.on_policy:
-            raise ConfError([problem_at('TrainerConfig', 'offline_buffer_dir', f'is set, but {self._name} is trained '
-                                        'on-policy, on its own rollouts', 'choose an off-policy algorithm')])
+        from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm  # a subclass of this class
+        parts = [part for part in self.modules() if isinstance(part, OnPolicyAlgorithm)]
+        if self.on_policy or parts:
+            raise ConfError([problem_at('TrainerConfig', 'offline_buffer_dir', 'is set, but '
+                                        f'{type((parts or [self])[0]).__name__} is trained on-policy, on its own '
+                                        'rollouts', 'choose an off-policy algorithm')])
         unknown = unknown_infos(self._rollout_info_spec)
         if unknown:
             raise ConfError([problem_at(
