@@ -594,6 +594,9 @@ class RewardShifting(RewardTransformer):
 class RewardNormalizer(RewardTransformer):
     """Normalizes rewards to zero mean and unit variance, each dimension separately.
 
+    Subtracting the mean changes the task where actions influence the length of episodes. ``VecNormalize`` of
+    Stable-Baselines3 and ``NormalizeReward`` of gymnasium divide by the standard deviation of the return instead and
+    subtract nothing.
     The statistics are part of the ``state_dict``; evaluation does not update them.
 
     Args:
