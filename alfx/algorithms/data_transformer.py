@@ -277,9 +277,9 @@ class ImageScaleTransformer(SimpleDataTransformer):
 
     def _transform(self, time_step: TimeStep) -> TimeStep:
         observation = time_step.observation
-        for field, scale, offset in self._lines:
-            observation = nest.transform_nest(
-                observation, field, lambda image, a=scale, b=offset: image.to(torch.float32).mul_(a).add_(b))
+        for field, slope, intercept in self._lines:
+            image = nest.get_field(observation, field).to(torch.float32)
+            observation = nest.set_field(observation, field, image.mul_(slope).add_(intercept))
         return time_step._replace(observation=observation)
 
 

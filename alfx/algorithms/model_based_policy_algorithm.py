@@ -26,7 +26,6 @@ from alfx.config import TrainerConfig
 from alfx.algorithms.containers import RLAlgWrapper
 from alfx.algorithms.data_transformer import IdentityDataTransformer, RewardTransformer, SequentialDataTransformer
 from alfx.algorithms.model_based.imagination import TransitionStore, imagined_transitions
-from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.algorithms.world_models import WorldModel
 from alfx.data_structures import TimeStep
 from alfx.gin_utils import ConfError, configurable
@@ -275,7 +274,7 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
 
 
 def _check_policy(owner: str, rl: Any) -> None:
-    if rl.on_policy or isinstance(rl, OnPolicyAlgorithm):
+    if rl.on_policy or rl.needs_own_rollouts:
         raise ConfError([problem_at(owner, 'rl_algorithm_cls', f'creates {type(rl).__name__}, an on-policy algorithm, '
                                     'which trains only on actions of its current policy',
                                     'choose an off-policy one, such as @SacAlgorithm')])
