@@ -32,7 +32,7 @@ class TrainerConfig:
         root_dir: run folder. ``~`` is expanded.
         conf_file: conf file that this configuration came from; only recorded.
         ml_type: 'rl' acts in environments, 'sl' is supervised learning from a dataset.
-        algorithm_ctor: constructor of the algorithm. Required.
+        algorithm_ctor: constructor of the algorithm. Required by trainers, see :meth:`required_algorithm_ctor`.
         data_transformer_ctor: one constructor ``(observation_spec)`` or several, whose transformers are applied to
             observations in this order. The replay buffer stores observations as the environment returned them, so
             transformers that read it (frame stacks, hindsight goals) have to be first.
@@ -139,6 +139,10 @@ class TrainerConfig:
         replay_checkpoint_megabytes: save the replay buffer in the latest two checkpoints if its contents take at most
             this many MiB (2**20 bytes); 0 never saves it. A run resumed without its contents starts with an empty
             buffer and does not repeat exactly. ``ReplayBuffer.enable_checkpoint`` overrides this where it is set.
+        save_environment_state: save the state of the environments, so that a resumed run continues in the middle of its
+            episodes. False starts new episodes instead. The state of an environment that alfx does not know is verified
+            once per run by another process, which constructs it and repeats some steps.
+        environment_checkpoint_megabytes: save the state of the environments only if it takes at most this many MiB.
         confirm_checkpoint_upon_crash: ask before writing a checkpoint after a crash (only at a terminal).
         no_thread_env_for_conf: never create an extra environment to write the configuration. No environment is ever
             created for this, so the value has no effect.
@@ -187,7 +191,7 @@ class TrainerConfig:
     no_thread_env_for_conf: bool = setting(False, may_change=True)
     evaluate: bool = setting(False, may_change=True)
     num_evals: Optional[int] = setting(None, minimum=1, may_change=True)
-    eval_interval: int = setting(10, minimum=1, may_change=True)
+    eval_interval: int = setting(10, minimum=0, may_change=True)
     epsilon_greedy: float = setting(0.0, minimum=0, maximum=1, may_change=True)
     eval_uncertainty: bool = setting(False, may_change=True)
     num_eval_episodes: int = setting(10, minimum=1, may_change=True)
@@ -196,7 +200,7 @@ class TrainerConfig:
     async_eval: bool = setting(True, may_change=True)
     ddp_paras_check_interval: int = setting(0, minimum=0)
     num_summaries: Optional[int] = setting(None, minimum=1, may_change=True)
-    summary_interval: int = setting(50, minimum=1, may_change=True)
+    summary_interval: int = setting(50, minimum=0, may_change=True)
     summarize_first_interval: bool = setting(True, may_change=True)
     update_counter_every_mini_batch: bool = False
     summary_axis: Optional[str] = setting(None, choices=('env_steps', 'global_counter'))
@@ -236,6 +240,8 @@ class TrainerConfig:
     num_threads: Optional[int] = setting(None, minimum=1, may_change=True)
     float32_matmul_precision: Optional[str] = setting(None, choices=('highest', 'high', 'medium'), may_change=True)
     compile: bool = False
+    save_environment_state: bool = setting(True, may_change=True)
+    environment_checkpoint_megabytes: float = setting(32, minimum=0, may_change=True)
 
     def __post_init__(self) -> None:
         if isinstance(self.root_dir, os.PathLike):
@@ -306,6 +312,18 @@ class TrainerConfig:
         """Field that enables asynchronous actors: 'async_unroll' or 'num_ray_workers'; '' if this process acts."""
         return 'async_unroll' if self.async_unroll else 'num_ray_workers' if self.num_ray_workers else ''
 
+    def required_algorithm_ctor(self) -> Callable[..., Any]:
+        """Return ``algorithm_ctor``.
+
+        Raises:
+            ConfError: it is not set.
+        """
+        if self.algorithm_ctor is None:
+            raise gin_utils.ConfError([problem_at(
+                _OWNER, 'algorithm_ctor', 'is not set',
+                'name the algorithm in the conf: TrainerConfig.algorithm_ctor = @Agent')])
+        return self.algorithm_ctor
+
     def data_transformer_ctors(self) -> tuple[Callable, ...]:
         """Return ``data_transformer_ctor`` as a tuple; empty if there is none."""
         if self.data_transformer_ctor is None:
@@ -315,11 +333,12 @@ class TrainerConfig:
         return tuple(self.data_transformer_ctor)
 
     def _wrong_values(self) -> list[gin_utils.Problem]:
-        problems: list[Any] = wrong_values(self, _OWNER)
-        if self.algorithm_ctor is None:
-            problems.append(problem_at(_OWNER, 'algorithm_ctor', 'is not set',
-                                       'name the algorithm in the conf: TrainerConfig.algorithm_ctor = @Agent'))
-        else:
+        problems: list[Any] = [
+            problem_at(_OWNER, name, 'must be an int >= 1, found int 0', f'set it, or TrainerConfig.{number}')
+            for name, number in (('summary_interval', 'num_summaries'), ('eval_interval', 'num_evals'))
+            if getattr(self, name) == 0 and getattr(self, number) is None]
+        problems += wrong_values(self, _OWNER)
+        if self.algorithm_ctor is not None:
             problems.append(problem_of(_OWNER, 'algorithm_ctor', self.algorithm_ctor, callable))
         problems += [problem_of(_OWNER, 'loggers', name, str, choices=LOGGERS)
                      for name in ([] if isinstance(self.loggers, str) else self.loggers)]

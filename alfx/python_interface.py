@@ -1,6 +1,7 @@
 """Python interface of alfx for programs and notebooks: ``alfx.train``, ``alfx.load`` and ``alfx.read_progress``.
 
 Each function loads the conf that it needs and clears it before it returns. The random state of the caller is preserved.
+Threads of one process take turns, see :mod:`alfx.utils.exclusive`.
 """
 import os
 import signal
@@ -14,7 +15,9 @@ from alfx import context, gin_utils
 from alfx.config import TrainerConfig
 from alfx.trainers import devices
 from alfx.runs import playing
+from alfx.gin_utils.python_values import binding_lines
 from alfx.utils import random_state
+from alfx.utils.exclusive import exclusive
 from alfx.runs import run_files
 from alfx.runs import run_lock
 from alfx.runs.policy import Policy
@@ -23,7 +26,7 @@ from alfx.trainers.policy_trainer import RLTrainer, SLTrainer
 __all__ = ['load', 'read_progress', 'train']
 
 
-def load(run: str, checkpoint_step: int | str = 'latest', epsilon_greedy: float | None = 0.0,
+def load(run: str | os.PathLike[str], checkpoint_step: int | str = 'latest', epsilon_greedy: float | None = 0.0,
          device: str = 'cpu') -> Policy:
     """Load the trained policy of a run.
 
@@ -35,14 +38,19 @@ def load(run: str, checkpoint_step: int | str = 'latest', epsilon_greedy: float 
         device: device of the networks: 'cpu', 'cuda', 'cuda:N', or 'auto' for the first GPU if one is available.
 
     Raises:
-        ConfError: the run has no environment, or the folder or device does not exist.
+        ConfError: the run has no environment, the folder or device does not exist, an argument is out of range, or
+            another thread trains.
         CheckpointError: the checkpoint does not exist or does not match the algorithm.
     """
     run = os.path.abspath(os.path.expanduser(run))
     if not os.path.isdir(run):
         raise gin_utils.ConfError(f'run folder {run} does not exist', 'set root_dir to the folder of a run')
-    devices.use_device(devices.find_device(device))
-    with gin_utils.loaded(None, root_dir=run, same_run=False, allow_unused=True), random_state.preserved():
+    gin_utils.check_value('alfx.load', 'epsilon_greedy', epsilon_greedy, float, minimum=0, maximum=1, optional=True)
+    if checkpoint_step != 'latest':
+        gin_utils.check_value('alfx.load', 'checkpoint_step', checkpoint_step, int, minimum=0)
+    with (exclusive('alfx.load'), gin_utils.loaded(None, root_dir=run, same_run=False, allow_unused=True),
+          random_state.preserved()):
+        devices.use_device(devices.find_device(device))
         env, algorithm = playing.make_policy(run, num_environments=1, epsilon_greedy=epsilon_greedy)
         try:
             playing.load_for_play(run, algorithm, checkpoint_step)
@@ -51,13 +59,14 @@ def load(run: str, checkpoint_step: int | str = 'latest', epsilon_greedy: float 
             env.close()
 
 
-def train(conf: str, params: Mapping[str, Any] | Sequence[str] = (), root_dir: str | None = None,
-          device: str = 'cpu') -> float | None:
+def train(conf: str | os.PathLike[str], params: Mapping[str, Any] | Sequence[str] = (),
+          root_dir: str | os.PathLike[str] | None = None, device: str = 'cpu') -> float | None:
     """Train the algorithm described by a conf, or resume the run in ``root_dir``.
 
     Args:
         conf: path of a conf, or the name of a conf included in alfx.
-        params: bindings that override the conf: ``{'ppo/Adam.lr': 1e-4}``, or gin text ``['ppo/Adam.lr = 1e-4']``.
+        params: bindings that override the conf: ``{'ppo/Adam.lr': 1e-4}``, or gin text ``['ppo/Adam.lr = 1e-4']``. A
+            value may be a number or an array of numpy, a path, or a function or class of an importable module.
         root_dir: run folder; None for a new folder below ``runs``.
         device: device of the networks, see :func:`load`.
 
@@ -66,17 +75,18 @@ def train(conf: str, params: Mapping[str, Any] | Sequence[str] = (), root_dir: s
         if no episode has ended.
 
     Raises:
-        ConfError: the conf has errors, or the folder contains a run of another conf.
+        ConfError: the conf has errors, the folder contains a run of another conf, or another thread uses alfx.
         KeyboardInterrupt: the user interrupted the run; the same call resumes it from its checkpoint.
     """
-    lines = [f'{key} = {value!r}' for key, value in params.items()] if isinstance(params, Mapping) else list(params)
+    conf = os.fspath(conf)
+    lines = binding_lines(params) if isinstance(params, Mapping) else [params] if isinstance(params, str) else [*params]
     if root_dir is None:
         name = os.path.splitext(os.path.basename(conf))[0]
         root_dir = os.path.join('runs', f'{name}-{time.strftime("%Y%m%d-%H%M%S")}')
     root_dir = os.path.abspath(os.path.expanduser(root_dir))
-    context.reset()  # clear the state of an earlier run
-    devices.use_device(devices.find_device(device))
-    with gin_utils.loaded(conf, lines, root_dir) as loaded, random_state.preserved():
+    with exclusive('alfx.train'), gin_utils.loaded(conf, lines, root_dir) as loaded, random_state.preserved():
+        context.reset()  # clear the state of an earlier run
+        devices.use_device(devices.find_device(device))
         with run_files.created_folder(root_dir), run_lock.held(root_dir):
             config = TrainerConfig(root_dir=root_dir, conf_file=loaded.conf_file)
             trainer = RLTrainer(config) if config.ml_type == 'rl' else SLTrainer(config)
@@ -87,7 +97,7 @@ def train(conf: str, params: Mapping[str, Any] | Sequence[str] = (), root_dir: s
     return trainer.average_return()
 
 
-def read_progress(run: str, evaluation: bool = False) -> dict[str, np.ndarray]:
+def read_progress(run: str | os.PathLike[str], evaluation: bool = False) -> dict[str, np.ndarray]:
     """Return the learning curve of a run as a dict of columns, which ``pandas.DataFrame`` accepts.
 
     Args:

@@ -19,6 +19,8 @@ from alfx.algorithms.algorithm_interface import AlgorithmInterface
 from alfx.algorithms.base.traceable_layers import has_traceable_prediction, is_traceable
 from alfx.algorithms.base.ownership import algorithms_in, assign_optimizers, describe_owners, optimizers_of
 from alfx.algorithms.documented_loops import DocumentedLoops, make_learner, overridden_loops
+from alfx.checkpoints.files import CheckpointError
+from alfx.checkpoints.reading import extract_sub_state_dict_from_checkpoint
 from alfx.config import TrainerConfig
 from alfx.data_structures import (AlgStep, BatchInfo, Experience, LossInfo, TimeStep, add_batch_info,
                                   clear_batch_info)
@@ -29,15 +31,16 @@ from alfx.engine.updater import Updater
 from alfx.engine.batch_sources import BatchSource
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils import ConfError, configurable
+from alfx.gin_utils.run_folder import has_checkpoint
 from alfx.gin_utils.value_checks import problem_at
 from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, extract_spec, zeros_from_spec
 from alfx.engine.capabilities import Capabilities
-from alfx.utils.renamed import METHODS, adopt_former_methods, former_name, warn_renamed
-from alfx.utils.checkpoint_utils import CheckpointError, extract_sub_state_dict_from_checkpoint
+from alfx.utils.renamed import adopt_former_methods, keep_former_methods
 
 
 @configurable
+@keep_former_methods
 class Algorithm(DocumentedLoops, AlgorithmInterface):
     """Base class of all algorithms.
 
@@ -87,17 +90,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        adopt_former_methods(cls, METHODS)
-
-    def own_traits(self) -> Capabilities:
-        """Return the capabilities of the nearest class of alfx; the former name of :meth:`own_capabilities`."""
-        warn_renamed('own_traits', 'own_capabilities')
-        shipped: Any = next(cls for cls in type(self).__mro__ if cls.__module__.startswith('alfx.'))
-        return shipped.own_capabilities(self)
-
-    batch_shares = former_name('batch_shares', 'batch_sources')
-    what_is_updated = former_name('what_is_updated', 'optimized_parameters')
-    traits = former_name('traits', 'capabilities')
+        adopt_former_methods(cls)
 
     # Properties ------------------------------------------------------------------------------------------------
 
@@ -419,6 +412,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
     def optimized_parameters(self) -> tuple[list[Any], list[tuple[str, nn.Parameter]]]:
         """Return all optimizers, and ``(name, parameter)`` of every parameter that they own; computed once."""
         if self._updated is None:
+            self._finalize_at_first_use()
             names = {id(p): name for name, p in self.named_parameters()}
             optimizers = self.optimizers()
             self._updated = optimizers, [(names.get(id(p), '?'), p) for optimizer in optimizers
@@ -585,7 +579,11 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         """
 
     def finalize(self) -> None:
-        """Assign each parameter to an optimizer and load ``checkpoint`` arguments. Called once, on the root algorithm.
+        """Assign each parameter to an optimizer and load ``checkpoint`` arguments.
+
+        Called once, on the root algorithm: by the trainer, or by the first update or iteration of an algorithm that is
+        used without a trainer. The ``checkpoint`` arguments are ignored if the run folder has a checkpoint, because it
+        replaces everything that they load.
 
         Raises:
             ConfError: a part does not support the configuration.
@@ -599,12 +597,19 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
             self.add_module('_root_data_transformer', self.data_transformer)
         self._capabilities = self._joined_capabilities()
         assign_optimizers(self)
-        self.preload_checkpoints()
         config = self._config
+        if config is None or not has_checkpoint(config.root_dir):
+            self.preload_checkpoints()
         if config is not None and config.summarize_gradient_noise_scale:  # checkpoints contain its averages
             self._gradient_noise_scale = self.updater.noise_scale = GradientNoiseScale().to(self.device)
         if config is not None and config.enable_amp:
             self.updater.use_mixed_precision([part.updater for part in self.modules() if isinstance(part, Algorithm)])
+
+    def _finalize_at_first_use(self) -> None:
+        """Call :meth:`finalize` if neither this algorithm nor one that contains it has been finalized."""
+        optimizers = [] if self._capabilities is not None else self.optimizers()
+        if optimizers and not any(group['params'] for optimizer in optimizers for group in optimizer.param_groups):
+            self.finalize()
 
     @property
     def environment(self) -> Any:
@@ -622,6 +627,8 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
     def learner(self) -> Learner:
         """Learner of this algorithm, which runs its training iterations; created at the first use."""
         if self._learner is None:
+            if self.environment is not None and self._config is not None:
+                self._finalize_at_first_use()
             self._learner = make_learner(self, self.updater, self._config)
         return self._learner
 

@@ -30,7 +30,7 @@ from alfx.algorithms.base import q_values
 from alfx.algorithms.offline.offline_losses import log_integral_exp
 from alfx.algorithms.sac.actions import ActionParts, ActionType, Choice
 from alfx.algorithms.sac_algorithm import SacAlgorithm, SacInfo, SacLossInfo
-from alfx.data_structures import LossInfo, TimeStep, namedtuple
+from alfx.data_structures import BatchInfo, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable, takes_arguments_of
 from alfx.gin_utils.value_checks import Count, NonNegative, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
@@ -64,6 +64,39 @@ def _return_in_data(rows: Rows, owner: str) -> Tensor:
     return found
 
 
+def _check_returns(owner: str, gamma: Tensor, step: TimeStep, batch_info: BatchInfo) -> None:
+    """Check that the returns of a replay buffer belong to the rewards and the gamma of the loss.
+
+    They satisfy ``R[t] = r[t+1] + gamma d[t+1] R[t+1]`` within an episode whose return is known.
+
+    Args:
+        owner: name of the algorithm's class.
+        gamma: discount of the loss, 0-d or ``[K]``.
+        step: time steps ``[B, T, ...]`` with the rewards of the loss.
+        batch_info: their returns and replay buffer.
+
+    Raises:
+        ConfError: they do not.
+    """
+    now, recorded = batch_info.discounted_return, getattr(batch_info.replay_buffer, 'returns', None)
+    if recorded is None:
+        return
+    follows, discount = ~(step.is_last()[:, :-1] | step.is_first()[:, 1:]), step.discount[:, 1:]
+    if now.ndim == 3:
+        follows, discount = follows.unsqueeze(-1), discount.unsqueeze(-1)
+    reward, now, later = step.reward[:, 1:], now[:, :-1], now[:, 1:]
+    error = (reward + gamma * discount * later - now).abs()
+    wrong = follows & (now != recorded.default) & (error > 1e-4 * (reward.abs() + later.abs() + now.abs()))
+    if bool(wrong.any()):
+        at = tuple(wrong.nonzero()[0].tolist())
+        raise ConfError([problem_at(
+            owner, 'calibrated', f'= True, but the returns that {batch_info.replay_buffer.name} records, with gamma = '
+            f'{recorded.gamma}, do not belong to the rewards that the critics are trained on, with gamma = '
+            f'{gamma.tolist()}: a return of {now[at]:.6g} is followed by a reward of {reward[at]:.6g} and a return of '
+            f'{later[at]:.6g}', 'set ReplayBuffer.gamma to the gamma of the loss, and leave out transformers and '
+            'modules that change rewards (RewardClipping may stay with the same ReplayBuffer.reward_clip)')])
+
+
 def _with_penalty(loss_info: LossInfo, penalty: Tensor, extra_cls: Any) -> LossInfo:
     """Return ``loss_info`` with ``penalty`` ``[T, B]`` added to the loss."""
     return loss_info._replace(loss=loss_info.loss + penalty, extra=extra_cls(*loss_info.extra, penalty))
@@ -87,8 +120,9 @@ class CqlAlgorithm(SacAlgorithm):
         num_sampled_actions: number of actions of each kind that estimate the integral.
         calibrated: do not lower values below the returns in the data (Cal-QL). Requires a replay buffer with
             ``record_episodic_return``. Unknown returns are replaced by ``default_return``, and returns of truncated
-            episodes are bootstrapped with ``return_after_truncation``. Rewards must not be scaled by a transformer,
-            because the replay buffer records unscaled returns.
+            episodes are bootstrapped with ``return_after_truncation``. The replay buffer records returns of
+            untransformed rewards: transformers must not change rewards, and ``ReplayBuffer.gamma`` must be the gamma of
+            the loss. Every minibatch is checked.
         kwargs: arguments of :class:`~alfx.algorithms.sac_algorithm.SacAlgorithm`, without those for discrete actions;
             ``use_entropy_reward`` is False unless given.
 
@@ -111,6 +145,13 @@ class CqlAlgorithm(SacAlgorithm):
         self._log_uniform = -sum(float(np.log(np.broadcast_to(spec.maximum - spec.minimum, spec.shape)).sum())
                                  for spec in nest.flatten(action_spec))
         self._penalty_weight, self._num_samples, self._calibrated = penalty_weight, num_sampled_actions, calibrated
+
+    def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
+                              batch_info: BatchInfo) -> tuple[TimeStep, Any]:
+        """Pass on the returns in the data; raise ``ConfError`` if they do not belong to the rewards of the loss."""
+        if self._calibrated:
+            _check_returns(type(self).__name__, self._critic_loss.gamma, root_inputs, batch_info)
+        return super().preprocess_experience(root_inputs, rollout_info, batch_info)
 
     def trained_values(self, rows: Rows, details: Choice, state: Any) -> tuple[Any, Any]:
         """Compute the critics ``[N, n]`` of the action taken (``[N, n, K]``), and the penalty ``[N]``."""
@@ -173,6 +214,13 @@ class DiscreteCqlAlgorithm(DqnAlgorithm):
     def __init__(self, penalty_weight: NonNegative = 1.0, calibrated: bool = False, **kwargs: Any):
         super().__init__(**kwargs)
         self._penalty_weight, self._calibrated = penalty_weight, calibrated
+
+    def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
+                              batch_info: BatchInfo) -> tuple[TimeStep, Any]:
+        """Pass on the returns in the data; raise ``ConfError`` if they do not belong to the rewards of the loss."""
+        if self._calibrated:
+            _check_returns(type(self).__name__, self._critic_losses[0].gamma, root_inputs, batch_info)
+        return super().preprocess_experience(root_inputs, rollout_info, batch_info)
 
     def _of_action_taken(self, outputs: Tensor, rows: Rows) -> Any:
         """Return the values to train towards targets, and the penalty ``[N]``."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from alfx import context, nest
 from alfx.algorithms.transformers.field_checks import check_images, check_mask_field, check_order
 from alfx.algorithms.transformers.frame_stacking import plan_stacking, stack_from_replay, stack_time_step
-from alfx.algorithms.transformers.hindsight import GoalRelabeler
+from alfx.algorithms.transformers.hindsight import GoalRelabeler, GoalReward
 from alfx.algorithms.transformers.specs import ModuleWithSpecs
 from alfx.algorithms.transformers.normalization import (OFFLINE, episode_returns, exact_moments, make_normalizer,
                                                      make_reward_normalizer, plan_normalizing, update_condition)
@@ -277,10 +277,14 @@ class ImageScaleTransformer(SimpleDataTransformer):
 
     def _transform(self, time_step: TimeStep) -> TimeStep:
         observation = time_step.observation
-        for field, slope, intercept in self._lines:
-            image = nest.get_field(observation, field).to(torch.float32)
-            observation = nest.set_field(observation, field, image.mul_(slope).add_(intercept))
+        for field, scale, offset in self._lines:
+            observation = nest.transform_nest(observation, field, partial(_scaled, scale=scale, offset=offset))
         return time_step._replace(observation=observation)
+
+
+def _scaled(image: Tensor, scale: float, offset: float) -> Tensor:
+    """Return an image of integers as float32, scaled and shifted."""
+    return image.to(torch.float32).mul_(scale).add_(offset)
 
 
 @configurable
@@ -637,7 +641,7 @@ class RewardNormalizer(RewardTransformer):
         if self._is_update_mode() and not 0 < self._update_max_calls <= int(self._num_updates):
             self._normalizer.update(reward)
             self._num_updates += 1
-        return self._normalizer.normalize(reward, self._clip_value)
+        return self._normalizer.transform(reward, self._clip_value)
 
 
 @register_function
@@ -652,7 +656,10 @@ def l2_dist_close_reward_fn(achieved_goal: Tensor, goal: Tensor, threshold: floa
     Returns:
         float32 ``[B, T]``.
     """
-    distance = (achieved_goal - goal).flatten(2).norm(dim=2) if goal.ndim > 2 else (achieved_goal - goal).abs()
+    if not achieved_goal.is_floating_point():  # integers of a small type would overflow
+        achieved_goal, goal = achieved_goal.float(), goal.float()
+    difference = achieved_goal - goal
+    distance = difference.flatten(2).norm(dim=2) if goal.ndim > 2 else difference.abs()
     return -(distance >= threshold).to(torch.float32)
 
 
@@ -674,7 +681,8 @@ class HindsightExperienceTransformer(DataTransformer):
         achieved_goal_field: path in the experience of the goal achieved at a step.
         desired_goal_field: path in the experience of the desired goal.
         reward_fn: reward function of the environment: maps achieved goal and desired goal, ``[B, T, ...]`` each, to the
-            reward ``[B, T]`` for arriving at a step. It is verified against every stored reward.
+            reward ``[B, T]`` for arriving at a step. It is verified against every stored reward. With the default,
+            ``compute_reward`` of the environment is used if it has this method.
         terminal_reward: reward of reaching the goal if that terminates an episode: a step at which the new goal is
             reached becomes LAST with discount 0, and a step where only the original goal was reached is bootstrapped
             from. None: reaching the goal does not terminate, as in the tasks of ``suite_robotics``.
@@ -697,6 +705,12 @@ class HindsightExperienceTransformer(DataTransformer):
         self._relabel = GoalRelabeler('HindsightExperienceTransformer', observation_spec, her_proportion,
                                       achieved_goal_field, desired_goal_field, reward_fn, terminal_reward)
         self.goal_fields = self._relabel.observation_fields
+        self._has_default_reward = reward_fn is l2_dist_close_reward_fn
+
+    def use_goal_reward(self, compute_reward: Optional[Callable[..., Any]]) -> None:
+        """Use ``compute_reward`` of the environment, if it is given, unless another ``reward_fn`` is set."""
+        if compute_reward is not None and self._has_default_reward:
+            self._relabel.set_reward_fn(GoalReward(compute_reward, l2_dist_close_reward_fn))
 
     def transform_timestep(self, timestep: TimeStep, state: NestedTensor) -> tuple[TimeStep, NestedTensor]:
         return timestep, state

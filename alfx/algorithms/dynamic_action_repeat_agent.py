@@ -252,9 +252,9 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
             self._reward_normalizer(rollout_info.sample_rewards)  # updates the statistics
             normalizer, clip_value = self._reward_normalizer.normalizer, self._reward_normalizer.clip_value
             # Each of the summed rewards has to be shifted by the mean, but normalize() shifts the sum once.
-            shift = normalizer.normalize(torch.zeros_like(reward))
+            shift = normalizer.transform(torch.zeros_like(reward))
             extra = _like(rollout_info.reward_weight - 1.0, reward) * shift
-            reward = torch.where(_like(root_inputs.is_first(), reward), 0.0, normalizer.normalize(reward) + extra)
+            reward = torch.where(_like(root_inputs.is_first(), reward), 0.0, normalizer.transform(reward) + extra)
             if clip_value > 0:
                 reward = reward.clamp(-clip_value, clip_value)
         root_inputs = root_inputs._replace(reward=reward, discount=rollout_info.discount)

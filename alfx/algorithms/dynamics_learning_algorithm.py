@@ -340,7 +340,7 @@ class DeterministicDynamicsAlgorithm(DynamicsLearningAlgorithm):
         """Return the capabilities; updates are traceable unless a layer draws random numbers or keeps statistics."""
         return super().own_capabilities()._replace(traceable_update=is_traceable(self._network),
                                                    trains_sequences_at_once=True,
-                                                   needs_previous_step=True, bootstraps_sequences=True)
+                                                   needs_two_steps=True, bootstraps_sequences=True)
 
     def _change(self, predicted: Any) -> Tensor:
         """Return the predicted change ``[N, (n,) D]``."""

@@ -57,7 +57,7 @@ class Generator(Algorithm):
         output_dim: size D of an output.
         noise_dim: size K of the noise, which is standard normal.
         input_tensor_spec: nest of specs of the inputs; ``None``: no inputs.
-        hidden_layers: sizes of the hidden layers if there is no ``net``.
+        hidden_layers: sizes of the hidden layers if there is no ``net``; ``None``: none.
         net: the network, called with the noise, or with ``[noise, inputs]``; ``None`` for fully connected layers.
         net_moving_average_rate: if given, ``predict_step`` uses a moving average of the network with this update rate.
         entropy_regularization: ``a``; 0 to minimize only the loss.
@@ -95,7 +95,7 @@ class Generator(Algorithm):
     """
 
     def __init__(self, output_dim: Count, noise_dim: Count = 32, input_tensor_spec: NestedTensorSpec = None,
-                 hidden_layers: Sequence[Count] = (256, ), net: Network | None = None,
+                 hidden_layers: Sequence[Count] | None = (256, ), net: Network | None = None,
                  net_moving_average_rate: Fraction | None = None, entropy_regularization: NonNegative = 0.0,
                  mi_weight: NonNegative | None = None, mi_estimator_cls: Callable = MIEstimator,
                  par_vi: str | None = None, use_kernel_averager: bool = False,
@@ -119,7 +119,7 @@ class Generator(Algorithm):
         net_spec: Any = [noise_spec, input_tensor_spec] if self._has_inputs else noise_spec
         if net is None:
             net = EncodingNetwork(net_spec, preprocessing_combiner=NestConcat() if self._has_inputs else None,
-                                  fc_layer_params=tuple(hidden_layers), last_layer_size=output_dim,
+                                  fc_layer_params=tuple(hidden_layers or ()), last_layer_size=output_dim,
                                   last_activation=identity)
         self._net = net
         self._average_net: Network | None = None

@@ -50,7 +50,7 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
         last_use_bias: see there.
         last_use_ln: see there.
         noise_dim: size of the noise.
-        hidden_layers: sizes of the hidden layers of the generator.
+        hidden_layers: sizes of the hidden layers of the generator; ``None``: none.
         use_conv_bias: see ``ParamNetwork``.
         use_conv_ln: see there.
         use_fc_bias: see there.
@@ -102,7 +102,8 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
                  fc_layer_params: Sequence[Count | tuple[Count, bool]] | None = None,
                  activation: Activation = torch.relu_, last_activation: Activation = identity,
                  last_use_bias: bool = True, last_use_ln: bool = False, noise_dim: Count = 32,
-                 hidden_layers: Sequence[Count] = (64, 64), use_conv_bias: bool = False, use_conv_ln: bool = False,
+                 hidden_layers: Sequence[Count] | None = (64, 64), use_conv_bias: bool = False,
+                 use_conv_ln: bool = False,
                  use_fc_bias: bool = True, use_fc_ln: bool = False, generator_use_fc_bn: bool = False,
                  num_particles: Count = 10, entropy_regularization: NonNegative | None = 1.0,
                  critic_hidden_layers: Sequence[Count] = (100, 100), critic_iter_num: Count = 2,
@@ -134,7 +135,7 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
         self._function_space = FunctionSpace(owner, self._param_net, function_bs, function_extra_bs_ratio,
                                              function_extra_bs_sampler, function_extra_bs_std) if function_vi else None
         self.set_num_particles(num_particles)
-        net = EncodingNetwork(TensorSpec((noise_dim, )), fc_layer_params=tuple(hidden_layers),
+        net = EncodingNetwork(TensorSpec((noise_dim, )), fc_layer_params=tuple(hidden_layers or ()),
                               use_fc_bn=generator_use_fc_bn, last_layer_size=self._param_net.param_length,
                               last_activation=identity, name='generator')
         spread_as_initial(net, self._param_net)

@@ -132,24 +132,14 @@ class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
                                             f'with {self._name}, which plans with observations of the environment',
                                             'leave it out, or plan in a latent space (LatentMbrlAlgorithm)')])
 
-    def check_config(self, config: TrainerConfig) -> None:
-        """Reject sequences of one step, which contain no transition.
-
-        Raises:
-            ConfError: ``mini_batch_length`` is below 2.
-        """
-        length = config.mini_batch_length
-        if self._dynamics_module is not None and length is not None and length < 2:
-            raise ConfError([problem_at('TrainerConfig', 'mini_batch_length', f'= {length}: {self._name} learns from a '
-                                        'step and the next one', 'set it to 2')])
-
     # Steps -----------------------------------------------------------------------------------------------------
 
     def _plan(self, time_step: TimeStep, state: Any, epsilon_greedy: float) -> AlgStep:
         action, planner = self._planner_module.predict_plan(time_step, state.planner, epsilon_greedy)
         if self._dynamics_module is not None:
-            state = state._replace(dynamics=self._dynamics_module.update_state(time_step, state.dynamics),
-                                   reward=self._reward_module.state_at(time_step.observation))
+            state = state._replace(dynamics=self._dynamics_module.update_state(time_step, state.dynamics))
+            if self._reward_module.train_state_spec != ():
+                state = state._replace(reward=self._reward_module.state_at(time_step.observation))
         return AlgStep(action, state._replace(planner=planner), MbrlInfo())
 
     def predict_step(self, time_step: TimeStep, state: Any) -> AlgStep:

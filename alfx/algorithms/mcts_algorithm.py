@@ -103,7 +103,8 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         discount: discount factor of the rewards.
         is_two_player_game: search a zero-sum game of two players who take turns.
         visit_softmax_temperature_fn: called with the numbers of steps ``[B]``, returns temperatures t ``[B]``; actions
-            are chosen with probabilities proportional to ``visits ** (1 / t)``.
+            are chosen with probabilities proportional to ``visits ** (1 / t)``, or to ``policy ** (1 / t)`` with
+            ``act_with_exploration_policy``. Not used with ``root_search='gumbel'``.
         model: an ``MCTSModel``, or an object with its methods ``initial_predict`` and ``recurrent_inference``;
             ``None``: :meth:`set_model` must be called before the first step.
         keep_model_pred_state: pass the ``pred_state`` that the model returned to ``initial_predict`` at the next step.
@@ -224,9 +225,9 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
 
     def _search_with(self, model: Any) -> None:
         self.__dict__['_given_model'] = model  # not setattr, which would register it as a submodule
-        form = self._traced if isinstance(model, nn.Module) else None
-        self._rollout_search = TreeSearch(self._settings, form=form)
-        self._predict_search = TreeSearch(replace(self._settings, gumbel_scale=0.0), form=form)
+        make_backend = self._traced if isinstance(model, nn.Module) else None
+        self._rollout_search = TreeSearch(self._settings, make_backend=make_backend)
+        self._predict_search = TreeSearch(replace(self._settings, gumbel_scale=0.0), make_backend=make_backend)
 
     def _traced(self, function: Callable[[Any], Any], memory: nn.Module) -> Callable[[Any], Any]:
         """Return ``function``, a function of the search that calls the model, replayed from a traced graph."""
@@ -329,11 +330,8 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         explored = visits
         if self._act_with_exploration_policy or self._learn_with_exploration_policy:
             explored = exploration_policy(trees, self._exploration_policy_type)
-        if self._act_with_exploration_policy:
-            acting = explored
-        else:
-            temperature = self._temperature_fn(steps).to('cpu', torch.float64)
-            acting = rules.visit_policy(visits, temperature)
+        acting = rules.visit_policy(explored if self._act_with_exploration_policy else visits,
+                                    self._temperature_fn(steps).to('cpu', torch.float64))
         device = steps.device
         index, sampler_state = sampler(acting.to(device, torch.float32), sampler_state)
         learned = explored if self._learn_with_exploration_policy else visits / visits.sum(-1, keepdim=True)

@@ -215,11 +215,11 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
         """
         best, unimproved, number, loss = math.inf, 0, 0, 0.0
         while number < self._max_model_updates and unimproved < _PATIENCE:
-            experience, batch_info = buffer.get_batch(self._model_batch_size, 2)
+            experience, batch_info = buffer.get_batch(self._model_batch_size, 2, uniform=True)
             loss = self._world_model.update(experience.time_step, batch_info)
             number += 1
             if number % _CHECK_PERIOD == 0:
-                experience, batch_info = buffer.get_batch(min(_HOLDOUT_SAMPLE, buffer.total_size), 2)
+                experience, batch_info = buffer.get_batch(min(_HOLDOUT_SAMPLE, buffer.total_size), 2, uniform=True)
                 error = self._world_model.dynamics.measure_holdout(experience.time_step, batch_info)
                 if error is None:
                     continue
@@ -238,7 +238,7 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
             Number of transitions.
         """
         assert self._imagined is not None, 'batch_sources sets the replay buffer'
-        experience, _ = buffer.get_batch(self._num_rollouts, 1)
+        experience, _ = buffer.get_batch(self._num_rollouts, 1, uniform=True)
         start = _imaginable(nest.map_structure(lambda x: x[:, 0], experience.time_step))
         state = self._alg.get_initial_rollout_state(self._num_rollouts)
         template = buffer.data_spec.rollout_info
@@ -261,14 +261,15 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
     # Checkpoints -----------------------------------------------------------------------------------------------
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return the extra state with the imagined transitions."""
-        state = super().get_extra_state()
+        """Return the extra state with the imagined transitions and the latest values to log."""
+        state = {**super().get_extra_state(), 'latest': dict(self._latest)}
         saved = self._saved_imagination if self._imagined is None else self._imagined.state_dict()
         return {**state, 'imagined': saved} if saved else state
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restore the state of :meth:`get_extra_state`."""
         super().set_extra_state(state)
+        self._latest = dict(state.get('latest', {}))
         self._saved_imagination = state.get('imagined', {})
         self._real = self._imagined = None
 

@@ -9,8 +9,9 @@ import torch
 
 from alfx import nest
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm, ActorCriticInfo
+from alfx.algorithms.ppo_loss import PPOLoss
 from alfx.data_structures import AlgStep, BatchInfo, TimeStep, namedtuple
-from alfx.gin_utils import configurable
+from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.tensor_specs import NestedTensor
 from alfx.engine.capabilities import Capabilities
 
@@ -23,12 +24,26 @@ PPOInfo = namedtuple('PPOInfo', [
 
 @configurable
 class PPOAlgorithm(ActorCriticAlgorithm):
-    """Proximal policy optimization; works with ``PPOLoss``.
+    """Proximal policy optimization.
 
-    The arguments are the same as in :class:`alfx.algorithms.actor_critic_algorithm.ActorCriticAlgorithm`. Needs
-    ``TrainerConfig.whole_replay_buffer_training`` and ``clear_replay_buffer``;
-    ``num_updates_per_train_iter`` is the number of epochs.
+    Needs ``TrainerConfig.whole_replay_buffer_training`` and ``clear_replay_buffer``; ``num_updates_per_train_iter`` is
+    the number of epochs.
+
+    Args:
+        kwargs: arguments of :class:`~alfx.algorithms.actor_critic_algorithm.ActorCriticAlgorithm`; ``loss_class`` is
+            ``PPOLoss`` by default.
+
+    Raises:
+        TypeError: the loss lacks what PPO needs; see ``PPOLoss``.
     """
+
+    @takes_arguments_of(ActorCriticAlgorithm, defaults={'loss_class': PPOLoss})
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        if not hasattr(self._loss, 'value_clipping'):
+            name = type(self).__name__
+            raise TypeError(f'{name}.loss_class: expected PPOLoss or a subclass, found {type(self._loss).__name__}. '
+                            f'Set {name}.loss_class = @PPOLoss')
 
     @property
     def on_policy(self) -> bool | None:

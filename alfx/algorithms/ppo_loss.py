@@ -39,9 +39,6 @@ class PPOLoss(ActorCriticLoss):
                  log_prob_clipping: float = 0.0, check_numerics: bool = False, value_clipping: float | None = None,
                  **kwargs: Any):
         super().__init__(use_gae=True, use_td_lambda_return=True, name=name, **kwargs)
-        if importance_ratio_clipping <= 0:
-            raise ValueError(f'{name}.importance_ratio_clipping: expected a positive number, found '
-                             f'{importance_ratio_clipping}')
         if value_clipping is not None and value_clipping <= 0:
             raise ValueError(f'{name}.value_clipping: expected a positive number or None, found {value_clipping}')
         self._value_clipping = value_clipping

@@ -24,10 +24,9 @@ from alfx.algorithms.ppo_algorithm import PPOAlgorithm
 from alfx.data_structures import BatchInfo, Experience, TimeStep
 from alfx.gin_utils import ConfError, configurable, takes_arguments_of
 from alfx.gin_utils.value_checks import Count, NonNegative, Range, problem_at
-from alfx.offline import dataset_loading
+from alfx.offline.demonstration_folders import DemonstrationFolders, demonstrations_in
 from alfx.offline.demonstrations import dataset_names
-from alfx.offline.dataset_episodes import steps as steps_of
-from alfx.offline.pools import Demonstration, EpisodeTracker, Pools, Slots, score_of
+from alfx.offline.pools import EpisodeTracker, Pools, Slots
 from alfx.tensor_specs import TensorSpec
 
 _Share = Annotated[float, Range(0, below=1)]
@@ -46,6 +45,12 @@ class PpodAlgorithm(PPOAlgorithm):
         capacity: number of episodes in both pools; demonstrations are never dropped.
         reward_threshold: a collected episode with at least this return counts as an episode with reward; ``None``: the
             lowest return of a demonstration.
+        supplementary_demos_dir: folder to which datasets can be added during training. The episodes of a new dataset
+            are added to the pools like collected ones.
+        target_agent_demos_dir: dataset that is written during training: the collected episodes with reward that have
+            the highest returns. It can be used as ``demonstrations`` of another run.
+        num_agent_demos_to_save: number of these episodes.
+        save_demos_every: number of unrolls between two times it is written.
         kwargs: arguments of :class:`~alfx.algorithms.ppo_algorithm.PPOAlgorithm`; its networks are not recurrent.
 
     Raises:
@@ -56,7 +61,9 @@ class PpodAlgorithm(PPOAlgorithm):
     @takes_arguments_of(PPOAlgorithm, defaults={'name': 'PpodAlgorithm'}, after={'demonstrations': 'reward_spec'})
     def __init__(self, reward_spec: TensorSpec, demonstrations: str | Sequence[str] = (), rho: _Share = 0.1,
                  phi: _Share = 0.3, alpha: NonNegative = 10.0, capacity: Count = 51,
-                 reward_threshold: float | None = None, **kwargs: Any):
+                 reward_threshold: float | None = None, supplementary_demos_dir: str | None = None,
+                 target_agent_demos_dir: str | None = None, num_agent_demos_to_save: Count = 10,
+                 save_demos_every: Count = 10, **kwargs: Any):
         super().__init__(reward_spec=reward_spec, **kwargs)
         owner = type(self).__name__
         self._demonstrations = dataset_names(demonstrations, owner)
@@ -71,6 +78,8 @@ class PpodAlgorithm(PPOAlgorithm):
                                         'network, whose states demonstrations do not contain',
                                         'choose networks that are not recurrent')])
         self._rho_and_phi, self._alpha, self._capacity, self._threshold = (rho, phi), alpha, capacity, reward_threshold
+        self._folders = DemonstrationFolders(owner, supplementary_demos_dir, target_agent_demos_dir,
+                                             num_agent_demos_to_save, save_demos_every)
         self._pools: Pools | None = None
         self._slots: Slots | None = None
         self._tracker: EpisodeTracker | None = None
@@ -92,7 +101,7 @@ class PpodAlgorithm(PPOAlgorithm):
         """Return the extra state with the collected episodes of the pools and the positions of unfinished episodes."""
         own = self._state_to_load
         if self._pools is not None:
-            own = self._pools.state()
+            own = {**self._pools.state(), 'folders': self._folders.state()}
             if self._slots is not None and self._tracker is not None:
                 own |= {'slots': self._slots.state(), 'under_way': self._tracker.state()}
         return super().get_extra_state() if own is None else {**super().get_extra_state(), 'demonstrations': own}
@@ -109,6 +118,8 @@ class PpodAlgorithm(PPOAlgorithm):
         if state is None:
             return
         pools.load(state)
+        if 'folders' in state:  # checkpoints of earlier versions have none
+            self._folders.load(state['folders'])
         if 'slots' in state:
             self._slots = Slots(pools, 0, state['slots'])
             self._tracker = EpisodeTracker(len(state['under_way']['parts']))
@@ -125,12 +136,8 @@ class PpodAlgorithm(PPOAlgorithm):
             raise ConfError([problem_at('TrainerConfig', 'data_transformer_ctor', 'stacks the observations of several '
                                         f'steps, but the demonstrations of {self._name} hold single observations',
                                         'stack them in the environment')])
-        specs = env.observation_spec(), env.action_spec(), env.reward_spec()
-        given = []
-        for dataset in dataset_loading.load(self._demonstrations, None, *specs):
-            for i in range(len(dataset.episodes.lengths)):
-                time_step, action = next(steps_of(dataset.episodes.part(i, i + 1), 0, *specs))
-                given.append(Demonstration((_kept(time_step), action), score_of(time_step), is_given=True))
+        self._folders.check()
+        given = demonstrations_in(self._demonstrations, env, is_given=True)
         self._pools = Pools(given, *self._rho_and_phi, self._alpha, self._capacity, self._threshold)
         self._load(self._pools)
 
@@ -149,6 +156,9 @@ class PpodAlgorithm(PPOAlgorithm):
         values = self._values(transformed.time_step)
         for episode in tracker.add(nest.map_structure(lambda x: x[:, :-1].cpu(), own), values[:, :-1].cpu()):
             pools.add(episode)  # the last column is dropped: the next unroll starts with it
+        for episode in self._folders.new_episodes(root.environment):
+            pools.add(episode)
+        self._folders.save_best(pools, root.environment)
         time_step, action = slots.next_steps(length)
         count = len(time_step.step_type)
         template = nest.map_structure(lambda x: x.new_zeros(count, *x.shape[1:]), collected)

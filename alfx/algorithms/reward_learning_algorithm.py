@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from alfx import context, nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.base.traceable_layers import is_traceable
-from alfx.algorithms.base.known_tasks import REWARDS
+from alfx.algorithms.base.known_tasks import REWARDS, REWARDS_BEFORE_THE_STEP
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep
 from alfx.gin_utils import configurable
 from alfx.gin_utils.value_checks import check_value
@@ -72,31 +72,44 @@ class FixedRewardFunction(RewardEstimationAlgorithm):
             ``[N]``; or the name of an entry of :data:`alfx.algorithms.base.known_tasks.REWARDS`, such as
             ``'pendulum'``.
         name: name of this algorithm.
+        before_step: call ``reward_func`` with the observation before the action instead; ``None``: only for functions
+            in :data:`alfx.algorithms.base.known_tasks.REWARDS_BEFORE_THE_STEP`.
 
     Raises:
         ConfError: ``reward_func`` is not callable, or there is no function of this name.
     """
 
-    def __init__(self, reward_func: Callable[..., Tensor] | str, name: str = 'FixedRewardFunction'):
+    def __init__(self, reward_func: Callable[..., Tensor] | str, name: str = 'FixedRewardFunction',
+                 before_step: bool | None = None):
         super().__init__(name=name)
         owner = type(self).__name__
         if isinstance(reward_func, str):
             check_value(owner, 'reward_func', reward_func, str, choices=sorted(REWARDS))
             reward_func = REWARDS[reward_func]
         self._reward_func = check_value(owner, 'reward_func', reward_func, callable)
+        known = any(reward_func is function for function in REWARDS_BEFORE_THE_STEP)
+        self._before_step = known if before_step is None else before_step
+
+    def state_at(self, observation: NestedTensor) -> NestedTensor:
+        """Return the observation if the reward depends on it, else ``()``."""
+        return observation if self._before_step else ()
 
     def compute_reward(self, obs: NestedTensor, action: NestedTensor, state: NestedTensor) -> tuple[Tensor, Any]:
         """Call the reward function.
 
         Raises:
-            ValueError: the function returns another shape than ``[N]`` or ``[N, K]``.
+            ValueError: the function returns another shape than ``[N]`` or ``[N, K]``, or needs the observation before
+                the action and ``state`` is empty.
         """
-        reward = self._reward_func(obs, action)
+        if self._before_step and not nest.flatten(state):
+            raise ValueError(f'{self._name}: expected the observation before the action as state, found {state!r}; use '
+                             'state_at')
+        reward = self._reward_func(state if self._before_step else obs, action)
         count = nest.get_nest_batch_size(obs)
         if not isinstance(reward, Tensor) or reward.ndim not in (1, 2) or len(reward) != count:
             found = f'shape {list(reward.shape)}' if isinstance(reward, Tensor) else repr(reward)
             raise ValueError(f'{self._name}.reward_func: expected rewards of shape [N] = [{count}], found {found}')
-        return reward, state
+        return reward, obs if self._before_step else state
 
     def train_step(self, time_step: TimeStep, state: NestedTensor = (), rollout_info: Any = None) -> AlgStep:
         """Return an empty step; a given function is not trained."""
@@ -136,7 +149,7 @@ class LearnedReward(RewardEstimationAlgorithm):
         """Return the capabilities; updates are traceable unless a layer draws random numbers or keeps statistics."""
         return super().own_capabilities()._replace(traceable_update=is_traceable(self._network),
                                                    trains_sequences_at_once=True,
-                                                   needs_previous_step=True, bootstraps_sequences=True)
+                                                   needs_two_steps=True, bootstraps_sequences=True)
 
     def _predicted(self, before: Any, obs: Any, action: NestedTensor) -> Tensor:
         """Return the normalized reward ``[N]`` or ``[N, K]``."""

@@ -19,7 +19,7 @@ from alfx.engine.minibatches import check_sequences
 from alfx.engine.plan import TracedFunction
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.value_checks import problem_at
+from alfx.gin_utils.value_checks import log_unused, problem_at
 from alfx.metrics.metric_set import MetricSet
 from alfx.metrics.metrics import (AverageDiscountedReturnMetric, AverageEnvInfoMetric, AverageEpisodeLengthMetric,
                                   AverageReturnMetric, AverageRewardMetric, EnvironmentSteps,
@@ -58,7 +58,7 @@ class RLAlgorithm(Algorithm):
         predict_state_spec: as in ``Algorithm``.
         rollout_state_spec: as in ``Algorithm``.
         is_on_policy: as in ``Algorithm``.
-        reward_weights: K weights of a multi-dimensional reward; ``None`` for ones.
+        reward_weights: K weights of a multi-dimensional reward; ``None`` for ones. Not used for a scalar reward.
         env: batched environment; only the root algorithm has it.
         config: configuration; only the root algorithm needs it.
         optimizer: default optimizer.
@@ -70,7 +70,7 @@ class RLAlgorithm(Algorithm):
         name: name of this algorithm.
 
     Raises:
-        ValueError: the reward spec has rank 2 or more, or ``reward_weights`` do not fit it.
+        ValueError: the reward spec has rank 2 or more, or ``reward_weights`` have another size.
     """
 
     needs_own_rollouts = False  # trains on its latest rollouts only, also where the replay buffer stores them
@@ -98,7 +98,9 @@ class RLAlgorithm(Algorithm):
         self._offline_data: list[list[Any]] = []  # name, fingerprint and number of steps of each dataset
         self._reward_weights: torch.Tensor | None
         self.register_buffer('_reward_weights', torch.ones(reward_spec.numel) if reward_spec.ndim else None)
-        if reward_weights is not None:
+        if reward_weights is not None and self._reward_weights is None:
+            log_unused(type(self).__name__, ['reward_weights'], 'the reward is a scalar')
+        elif reward_weights is not None:
             self.set_reward_weights(torch.as_tensor(reward_weights, dtype=torch.float32))
         self._stored_unrolls: StoredUnrolls | None = None
         self._metrics = MetricSet(self._make_metrics() if env is not None else [])
@@ -228,7 +230,7 @@ class RLAlgorithm(Algorithm):
     # Set-up ----------------------------------------------------------------------------------------------------
 
     def finalize(self) -> None:
-        """Assign optimizers, probe the specs and create the replay buffer. Called once, on the root algorithm.
+        """Assign optimizers, probe the specs and create the replay buffer; called once, see the base class.
 
         Raises:
             ConfError: an unroll cannot be cut into sequences of ``mini_batch_length``, such sequences are too short for
@@ -238,7 +240,7 @@ class RLAlgorithm(Algorithm):
         if self.on_policy is None:
             self.set_on_policy(True)
         if self._env is not None and self._config is not None and not self.on_policy:
-            check_sequences(self._config, self.capabilities.needs_previous_step)
+            check_sequences(self._config, self.capabilities)
         super().finalize()
         self._check_statistics()
         self._check_action_mask()

@@ -29,8 +29,9 @@ from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.algorithms.sac import soft_losses as sac_losses
 from alfx.algorithms.sac.actions import target_entropy_of
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count, Fraction, NonNegative, Positive
+from alfx.gin_utils.value_checks import Count, Fraction, NonNegative, Positive, log_unused
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.utils import dist_utils
 from alfx.utils.discrete_action import suited_algorithms
@@ -83,12 +84,12 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
         calculate_priority: set ``LossInfo.priority``, for prioritized replay: the root mean squared TD error.
         initial_alpha: initial weight of the entropy in the loss of the actor; ``None``: no entropy term. Ignored by a
             deterministic policy, which has no entropy.
-        ou_stddev: for a deterministic policy: standard deviation of the increments of its Ornstein-Uhlenbeck noise per
-            step of the rollout, in units of half the range of an action.
-        ou_damping: for a deterministic policy: share of the noise that is lost at each step.
+        ou_stddev: only used for a deterministic policy: standard deviation of the increments of its Ornstein-Uhlenbeck
+            noise per step of the rollout, in units of half the range of an action.
+        ou_damping: only used for a deterministic policy: share of the noise that is lost at each step.
         actor_optimizer: optimizer of the actor; ``None``: the parent's.
         critic_optimizer: optimizer of the critics; ``None``: the parent's.
-        alpha_optimizer: optimizer of log alpha; ``None``: the parent's.
+        alpha_optimizer: optimizer of log alpha; ``None``: the parent's. Only used with a stochastic policy.
         target_update_tau: step size of the target networks at an update, in (0, 1]; smaller values are more stable and
             learn more slowly.
         target_update_period: number of updates between two updates of the target networks.
@@ -151,9 +152,10 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
         self._train_actor_on_last_step = train_actor_on_last_step
         self._critic_loss = critic_loss_cls(debug_summaries=debug_summaries, name='critic_loss')
         self._set_alpha(initial_alpha if is_stochastic else None, target_entropy, use_entropy_reward, alpha_optimizer)
-        if is_stochastic and (ou_stddev, ou_damping) != (_OU_STDDEV, _OU_DAMPING):
-            raise ValueError(f'{name}.ou_stddev and ou_damping apply to deterministic policies; {actor.name} outputs '
-                             'distributions: leave them out, or use an ActorNetwork')
+        noise_arguments = {'ou_stddev': ou_stddev != _OU_STDDEV, 'ou_damping': ou_damping != _OU_DAMPING}
+        if is_stochastic:
+            log_unused('SarsaAlgorithm', [argument for argument, is_given in noise_arguments.items() if is_given],
+                       f'{actor.name} outputs distributions, which need no noise')
         smoothed = [] if self._smoothed_actor_network is None else [self._smoothed_actor_network]
         self._update_target = TargetUpdater([critics, actor][:1 + len(smoothed)],
                                             [self._target_critic_networks, *smoothed], tau=target_update_tau,
@@ -172,10 +174,14 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
         reason = ('initial_alpha is None' if self._is_stochastic else
                   f'{self._actor_network.name} outputs actions, not distributions')
         for argument, is_set in (('target_entropy', target_entropy is not None),
-                                 ('use_entropy_reward', use_entropy_reward),
-                                 ('alpha_optimizer', alpha_optimizer is not None)):
+                                 ('use_entropy_reward', use_entropy_reward)):
             if is_set:
                 raise ValueError(f'{self._name}.{argument} has no effect without an entropy: {reason}')
+        log_unused('SarsaAlgorithm', [] if alpha_optimizer is None else ['alpha_optimizer'], reason)
+
+    def own_capabilities(self) -> Capabilities:
+        """Return the capabilities; a sequence has to hold both steps of a transition."""
+        return super().own_capabilities()._replace(needs_two_steps=True)
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_target_critic_networks', '_smoothed_actor_network']

@@ -19,7 +19,7 @@ from torch import Tensor
 from alfx.algorithms.bootstrapped_algorithm import Rows
 from alfx.algorithms.offline.offline_losses import StoredActions
 from alfx.algorithms.td3_algorithm import Td3Algorithm
-from alfx.data_structures import StepType
+from alfx.data_structures import StepType, valid_masks
 from alfx.gin_utils import ConfError, configurable, takes_arguments_of
 from alfx.gin_utils.value_checks import NonNegative, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
@@ -35,8 +35,8 @@ class Td3BcAlgorithm(Td3Algorithm):
         actor_penalty: weight of the squared distance in the loss of the policy, at least 0. Larger values stay closer
             to the data; 0.4 is the value of TD3+BC for an action of one element.
         critic_penalty: weight of the squared distance in the targets of the critics, at least 0; 0 is TD3+BC.
-        normalize_value: divide the value in the loss of the policy by its mean magnitude over the minibatch, so that
-            ``actor_penalty`` does not depend on the scale of the rewards.
+        normalize_value: divide the value in the loss of the policy by its mean magnitude over the minibatch, without
+            LAST steps, so that ``actor_penalty`` does not depend on the scale of the rewards.
         kwargs: arguments of :class:`~alfx.algorithms.td3_algorithm.Td3Algorithm`.
 
     Raises:
@@ -58,7 +58,9 @@ class Td3BcAlgorithm(Td3Algorithm):
 
     def _regularized_loss(self, loss: Tensor, value: Tensor, action: NestedTensor, rows: Rows) -> Tensor:
         if self._normalize_value:
-            loss = loss / value.detach().abs().mean().clamp(min=1e-6)
+            is_valid = valid_masks(rows.cut(rows.whole[0].step_type))
+            size = (value.detach().abs() * is_valid).sum() / is_valid.sum().clamp(min=1.0)
+            loss = loss / size.clamp(min=1e-6)
         return loss + self._actor_penalty * self._stored_actions.squared_error(action, rows.rollout_info.action)
 
     def _regularized_target(self, value: Tensor, action: NestedTensor, rows: Rows) -> Tensor:

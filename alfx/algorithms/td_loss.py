@@ -48,9 +48,8 @@ class TDLoss(nn.Module):
                  td_lambda: Fraction = 0.95, normalize_target: bool = False, debug_summaries: bool = False,
                  name: str = 'TDLoss'):
         super().__init__()
-        gammas = [gamma] if isinstance(gamma, (int, float)) else list(gamma)
-        if not gammas or not all(0.0 <= g <= 1.0 for g in gammas):
-            raise ValueError(f'{name}: gamma must be in [0, 1], found {gamma}')
+        if not isinstance(gamma, (int, float)) and not len(gamma):
+            raise ValueError(f'{name}: gamma must be a number or at least one number, found {gamma}')
         self._scalar_gamma = float(gamma) if isinstance(gamma, (int, float)) else None
         self.register_buffer('_gamma', torch.tensor(gamma, dtype=torch.float32), persistent=False)
         self._td_error_loss_fn = td_error_loss_fn

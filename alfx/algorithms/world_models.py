@@ -16,10 +16,11 @@ from alfx.algorithms.dynamics_learning_algorithm import (DynamicsLearningAlgorit
                                                          StochasticDynamicsAlgorithm)
 from alfx.algorithms.base.known_tasks import TERMINATIONS, no_termination
 from alfx.algorithms.reward_learning_algorithm import LearnedReward
-from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple, valid_masks
+from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils.value_checks import check_value
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 from alfx.engine.capabilities import Capabilities
+from alfx.engine.loss_reduction import masked_loss
 
 ModelState = namedtuple('ModelState', ['dynamics', 'reward'], default_value=())
 """State of each module."""
@@ -141,7 +142,8 @@ class WorldModel(LearnsModel):
         loss_info = self.calc_loss(self.train_sequence(inputs, ModelState(), info).info)
         relative = batch_info.importance_weights
         weights = BatchInfo(importance_weights=1 / relative if isinstance(relative, Tensor) else ())
-        loss_info, _ = self.update_with_gradient(loss_info, valid_masks(inputs.step_type), batch_info=weights)
+        loss_info, masks = masked_loss(loss_info, inputs.step_type, self.capabilities.bootstraps_sequences)
+        loss_info, _ = self.update_with_gradient(loss_info, masks, batch_info=weights)
         return float(loss_info.loss)
 
     @torch.no_grad()

@@ -28,6 +28,7 @@ def main(argv: list[str]) -> int:
     del argv
     from alfx.trainers import conf_check
     policy_flags.set_up_logging()
+    flags.stop_on_signals()
     flags.device_from_flags()
     conf = flags.conf_from_flags(allow_unused=True)
     try:

@@ -5,17 +5,18 @@ imports only the standard library, so that ``alfx list`` and ``alfx help`` respo
 """
 import ast
 import difflib
+import io
 import os
 import re
 import runpy
 import shlex
 import shutil
-import signal
 import sys
 from collections.abc import Sequence
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
-_FIRST = ('train', 'evaluate', 'play', 'plot', 'check', 'compare', 'search', 'fork', 'list', 'show', 'help')
+_FIRST = ('train', 'evaluate', 'play', 'plot', 'check', 'compare', 'search', 'fork', 'list', 'show', 'convert',
+          'help')
 _ALIASES = {'branch': 'fork'}  # former names of programs
 _started_as: list[str] = []  # how the user called the command; empty for python -m alfx.bin.<name>
 
@@ -67,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code, unless the program exits the process itself.
     """
+    prepare_streams()
     program, *rest = (sys.argv[1:] if arguments is None else arguments) or ['--help']
     if program in ('--version', '-V'):
         from alfx import __version__
@@ -83,13 +85,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     _started_as[:] = [python(), '-m', 'alfx'] if sys.argv[0].endswith('__main__.py') else ['alfx']
     sys.argv[1:] = rest
-    try:
-        runpy.run_module(f'alfx.bin.{program}', run_name='__main__', alter_sys=True)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader closed the pipe, for example `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+    runpy.run_module(f'alfx.bin.{program}', run_name='__main__', alter_sys=True)
     return 0
+
+
+class _Output(io.FileIO):
+    """Standard output or error that is discarded once its reader has closed the pipe, for example ``| head``."""
+
+    def write(self, data):
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            return len(data)
+
+
+def prepare_streams() -> None:
+    """Make output possible whatever the standard streams are.
+
+    Streams that are closed lead to ``os.devnull``, a program continues after its reader has closed the pipe, and
+    characters that the encoding does not have are escaped.
+    """
+    for descriptor, name in enumerate(('stdin', 'stdout', 'stderr')):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # closed; the lowest free descriptor is this one
+            os.open(os.devnull, os.O_RDWR)
+        stream = getattr(sys, name)
+        if stream is None:
+            stream = open(descriptor, 'r' if name == 'stdin' else 'w', encoding='utf8', closefd=False)
+            setattr(sys, name, stream)
+            setattr(sys, f'__{name}__', stream)
+        if name != 'stdin' and stream is getattr(sys, f'__{name}__'):
+            stream.flush()
+            raw = _Output(descriptor, 'w', closefd=False)
+            setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, 'backslashreplace',
+                                                line_buffering=stream.line_buffering))
 
 
 def _overview(known: dict[str, str]) -> str:

@@ -79,4 +79,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == '__main__':
+    command.prepare_streams()
     sys.exit(main())

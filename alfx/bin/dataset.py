@@ -22,6 +22,7 @@ from alfx import gin_utils
 from alfx.bin import flags, policy_flags
 
 flags.define_conf_flags()
+flags.define_untrusted_flag()
 absl_flags.DEFINE_string('output', None, 'mix, filter, convert: the dataset folder to write')
 policy_flags.define_dataset_flags()
 absl_flags.DEFINE_float('top', None, 'filter: keep this fraction of the episodes, those with the highest returns',

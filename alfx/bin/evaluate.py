@@ -13,6 +13,7 @@ from typing import Any
 
 from absl import flags as absl_flags
 
+from alfx import gin_utils
 from alfx.bin import flags, policy_flags
 
 flags.define_conf_flags()
@@ -46,7 +47,8 @@ def main(argv: list[str]) -> int:
     if config.ml_type == 'sl':
         _evaluate_supervised(config, results)
         return 0
-    env, algorithm = make_policy(root_dir, FLAGS.num_environments, FLAGS.random_seed, FLAGS.epsilon_greedy)
+    env, algorithm = make_policy(root_dir, FLAGS.num_environments, FLAGS.random_seed, FLAGS.epsilon_greedy,
+                                 renders=False)
     try:
         results['checkpoint_step'] = load_for_play(root_dir, algorithm, policy_flags.checkpoint_step_from_flags())
         for name, epsilon_greedy in _modes(algorithm):
@@ -102,7 +104,7 @@ def _write_json(results: dict[str, Any]) -> None:
     if FLAGS.json == '-':
         sys.stdout.write(text)
         return
-    with open(FLAGS.json, 'w', encoding='utf8') as file:
+    with gin_utils.stored_files.replacing(FLAGS.json) as path, open(path, 'w', encoding='utf8') as file:
         file.write(text)
 
 

@@ -16,8 +16,7 @@ from absl import flags as absl_flags
 from alfx.bin import flags, policy_flags
 
 flags.define_conf_flags()
-absl_flags.DEFINE_bool('untrusted', False, 'for run folders from untrusted sources: import only alfx and '
-                       'gymnasium tasks, and reject confs that need more')
+flags.define_untrusted_flag()
 absl_flags.DEFINE_string('checkpoint_step', 'latest', "checkpoint to export: the N of ckpt-N, or 'latest'")
 absl_flags.DEFINE_string('output', None, 'the file to write, .pt2 or .onnx; default: policy.pt2 in the run folder')
 absl_flags.DEFINE_integer('num_steps', 10_000, 'number of environment steps to compare', lower_bound=1)
@@ -35,13 +34,14 @@ def main(argv: list[str]) -> int:
     from alfx.runs import playing
     from alfx.runs.policy import Policy
     policy_flags.set_up_logging()
+    flags.stop_on_signals()
     root_dir = flags.root_dir_from_flags()
     output = FLAGS.output or os.path.join(root_dir, 'policy.pt2')
     exporting.check_path(output)
     step = policy_flags.checkpoint_step_from_flags()
     policy_flags.check_run_folder(root_dir)
     devices.use_device(devices.find_device('cpu'))
-    flags.conf_from_flags(root_dir, same_run=False, trusted=not FLAGS.untrusted)
+    flags.conf_from_flags(root_dir, same_run=False)
     env, algorithm = playing.make_policy(root_dir, 1, epsilon_greedy=0.0)
     try:
         step = playing.load_for_play(root_dir, algorithm, step)

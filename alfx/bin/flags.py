@@ -19,14 +19,16 @@ from typing import Any, Optional
 from absl import flags
 
 from alfx import gin_utils
+from alfx.bin import command
 
 # absl attributes a flag to the module that defines it; these flags belong to the program that requests them.
 flags.disclaim_key_flags()
 
-__all__ = ['define_conf_flags', 'define_device_flag', 'define_unused_flag', 'conf_from_flags', 'device_from_flags',
-           'root_dir_from_flags', 'check_output', 'run']
+__all__ = ['define_conf_flags', 'define_untrusted_flag', 'define_device_flag', 'define_unused_flag', 'conf_from_flags',
+           'device_from_flags', 'root_dir_from_flags', 'check_output', 'run']
 
 FLAGS = flags.FLAGS
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.EACCES, errno.EPERM)
 _ALIASES = ('gin_file', 'gin_param')  # of --conf and --conf_param
 
 
@@ -43,6 +45,12 @@ def define_conf_flags(root_dir: bool = True) -> None:
     _define('debug', flags.DEFINE_bool, False, 'show the traceback of every error')
     if root_dir:
         _define('root_dir', flags.DEFINE_string, None, 'the run folder')
+
+
+def define_untrusted_flag() -> None:
+    """Define ``--untrusted``, which :func:`conf_from_flags` applies. Call this when a program is imported."""
+    _define('untrusted', flags.DEFINE_bool, False, 'for run folders from untrusted sources: import only alfx and '
+            'gymnasium tasks, and reject confs that need more')
 
 
 def define_unused_flag() -> None:
@@ -72,14 +80,13 @@ def device_from_flags() -> Any:
 
 
 def conf_from_flags(root_dir: Optional[str] = None, same_run: bool = True,
-                    allow_unused: bool = False, trusted: bool = True) -> gin_utils.Conf:
-    """Load and check the conf selected by the flags.
+                    allow_unused: bool = False) -> gin_utils.Conf:
+    """Load and check the conf selected by the flags; with ``--untrusted`` it may not import modules.
 
     Args:
         root_dir: run folder whose conf is used if ``--conf`` is not given.
         same_run: whether the program resumes the run in ``root_dir``, so that the conf must be the same.
         allow_unused: see :func:`alfx.gin_utils.load`.
-        trusted: whether the conf may import modules.
 
     Returns:
         The loaded conf.
@@ -95,7 +102,12 @@ def conf_from_flags(root_dir: Optional[str] = None, same_run: bool = True,
         raise gin_utils.ConfError('no conf file is given', 'add --conf FILE')
     must_be_used = FLAGS.must_be_used if 'must_be_used' in FLAGS else ()
     return gin_utils.load(given[0] if given else None, [*FLAGS.conf_param, *FLAGS.gin_param], root_dir,
-                          same_run, allow_unused, trusted, must_be_used)
+                          same_run, allow_unused, not is_untrusted(), must_be_used)
+
+
+def is_untrusted() -> bool:
+    """Return whether the program has the flag ``--untrusted`` and it is given."""
+    return 'untrusted' in FLAGS and bool(FLAGS.untrusted)
 
 
 def root_dir_from_flags() -> str:
@@ -126,6 +138,25 @@ def check_output(name: str) -> None:
                                   'create it, or name another file')
 
 
+class _Stopped(KeyboardInterrupt):
+    """A signal asks the program to stop; its argument is the number of the signal."""
+
+
+def stop_on_signals() -> None:
+    """Make SIGTERM and SIGHUP end the program like Ctrl-C, so that it removes its temporary files."""
+    owner = os.getpid()
+
+    def stop(number: int, frame: Any) -> None:
+        if os.getpid() != owner:  # a forked worker
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        raise _Stopped(number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, stop)
+
+
 def run(main: Callable[[list[str]], Optional[int]], unknown: Mapping[str, str] = MappingProxyType({}),
         argument: str = '') -> None:
     """Parse the flags, call ``main(argv)`` and exit the process with the code it returns (None is 0).
@@ -139,18 +170,27 @@ def run(main: Callable[[list[str]], Optional[int]], unknown: Mapping[str, str] =
     Exit code 1 means that the work was done with a negative result, or that the program failed; 2 is a user error; 130
     is an interrupt.
     """
+    command.prepare_streams()
     faulthandler.enable()  # prints the Python traceback if a C library crashes
     argv = parse(sys.argv, unknown)
     if argument == '*':
         code = call(lambda _: main(argv), argv[:1])
     else:
         code = call(main, take_argument(argv, argument) if argument else argv)
+    sys.stdout.flush()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt during shutdown would print a traceback
     sys.exit(code)
 
 
 def parse(argv: list[str], unknown: Mapping[str, str] = MappingProxyType({})) -> list[str]:
     """Parse the flags in ``argv`` and return the remaining arguments. An error exits with code 2; see :func:`run`."""
+    command.prepare_streams()
+    try:
+        '\n'.join([*argv, os.getcwd()]).encode()
+    except UnicodeEncodeError:
+        print(f'expected arguments and a working directory that are valid UTF-8, found {argv[1:]} in {os.getcwd()!r}\n'
+              '  rename the file or folder, or set PYTHONUTF8=1', file=sys.stderr)
+        sys.exit(2)
     if {'--help', '-help', '-h', '-?'}.intersection(argv[1:]):
         print(help_text(sys.modules['__main__'].__doc__ or '', argv[0]))
         sys.exit(0)
@@ -206,9 +246,10 @@ def call(main: Callable[[list[str]], Optional[int]], argv: list[str]) -> int:
         return 2
     try:
         return main(argv) or 0
-    except KeyboardInterrupt:
-        print('interrupted', file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as error:
+        number = signal.Signals(error.args[0] if isinstance(error, _Stopped) else signal.SIGINT)
+        print('interrupted' if number == signal.SIGINT else f'stopped by {number.name}', file=sys.stderr)
+        return 128 + number
     except SystemExit as error:  # raised by user code; the programs return their exit code
         where = traceback.extract_tb(error.__traceback__)[-1]
         print(f'the process was ended by sys.exit({"" if error.code is None else error.code}) in '
@@ -221,6 +262,8 @@ def call(main: Callable[[list[str]], Optional[int]], argv: list[str]) -> int:
             code = 2
             where = traceback.extract_tb(error.__traceback__)[-1]
             lines.append(f'raised at {where.filename}:{where.lineno}; --debug shows the traceback')
+        if isinstance(error, OSError) and error.errno in _DISK:
+            lines.append('  free some space, correct the permissions, or use another folder')
         if code is None:
             raise
         if FLAGS.debug:
@@ -232,20 +275,20 @@ def call(main: Callable[[list[str]], Optional[int]], argv: list[str]) -> int:
 def _exit_code(error: BaseException) -> Optional[int]:
     """Return the exit code of an error that needs no traceback, or None for other errors."""
     from alfx.algorithms.base.ownership import OwnershipError
+    from alfx.checkpoints.files import CheckpointError
     from alfx.engine.loss_reduction import NonFiniteLossError
     from alfx.environments.environment_errors import (EnvironmentLoadError, EnvironmentStepError,
                                                       UnsupportedOperationError)
     from alfx.tensor_specs import SpecError
     from alfx.tree_search.batched_search import SearchError
     from alfx.trainers.team.team import ParameterMismatchError
-    from alfx.utils.checkpoint_utils import CheckpointError
     from alfx.utils.discrete_action import NoValidActionError
     from alfx.utils.processes import LostProcessError
     mistakes = (gin_utils.ConfError, SpecError, OwnershipError, EnvironmentLoadError, UnsupportedOperationError,
                 FileNotFoundError, NotADirectoryError, PermissionError)
     if isinstance(error, mistakes):
         return 2
-    disk = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+    disk = isinstance(error, OSError) and error.errno in _DISK
     broken = (EnvironmentStepError, NonFiniteLossError, CheckpointError, LostProcessError, NoValidActionError,
               ParameterMismatchError, SearchError)
     return 1 if disk or isinstance(error, broken) else None

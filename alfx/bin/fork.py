@@ -24,6 +24,7 @@ absl_flags.DEFINE_string('root_dir', None, 'the new run folder; default: the fol
                          '-fork-1 (-fork-2, ...) added to its name')
 absl_flags.DEFINE_bool('start', True, 'start training; --nostart only creates the folder')
 flags.define_device_flag()
+flags.define_untrusted_flag()
 absl_flags.DEFINE_bool('debug', False, 'show the traceback of every error')
 FLAGS = absl_flags.FLAGS
 
@@ -31,6 +32,7 @@ FLAGS = absl_flags.FLAGS
 def main(argv: list[str]) -> int:
     """Create the run folder of the fork and, unless ``--nostart`` is given, start to train; return the exit code."""
     from alfx.runs import forking
+    flags.stop_on_signals()
     if len(argv) != 2:
         raise gin_utils.ConfError(f'expected one run folder, found {len(argv) - 1} arguments',
                                   'alfx fork RUN --at N --set X.y=z')
@@ -39,11 +41,12 @@ def main(argv: list[str]) -> int:
                                   'the number of ckpt-100 is 100')
     run = os.path.abspath(os.path.expanduser(argv[1]))
     root_dir = os.path.abspath(os.path.expanduser(FLAGS.root_dir or _free_folder(run)))
-    step = forking.branch(run, FLAGS.at if FLAGS.at == 'latest' else int(FLAGS.at), FLAGS.set, root_dir)
+    step = forking.branch(run, FLAGS.at if FLAGS.at == 'latest' else int(FLAGS.at), FLAGS.set, root_dir,
+                          not flags.is_untrusted())
     print(f'{root_dir}: forked from checkpoint {step} of {run}', flush=True)
     arguments = ['--root_dir', root_dir, '--device', FLAGS.device,
                  *(part for param in FLAGS.set for part in ('--conf_param', param))]
-    if not FLAGS.start:
+    if not FLAGS.start or FLAGS.untrusted:  # training has no such option
         print(f'to start the run: {command.command_of("train", *arguments)}')
         return 0
     os.execv(sys.executable, [sys.executable, '-m', 'alfx', 'train', *arguments])

@@ -198,4 +198,5 @@ def _bound_lines(name: str) -> Iterator[str]:
 
 
 if __name__ == '__main__':
+    command.prepare_streams()
     sys.exit(main())

@@ -15,6 +15,8 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from alfx.bin import command
+
 CONFS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'examples', 'confs')
 
 
@@ -96,4 +98,5 @@ def _is_meant(head: Head, args: argparse.Namespace) -> bool:
 
 
 if __name__ == '__main__':
+    command.prepare_streams()
     sys.exit(main())

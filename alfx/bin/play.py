@@ -23,6 +23,7 @@ absl_flags.DEFINE_integer('last_step_repeats', 0, 'number of times to repeat the
                           'video', lower_bound=0)
 absl_flags.DEFINE_integer('append_blank_frames', 0, 'number of black frames after each episode in the video',
                           lower_bound=0)
+absl_flags.DEFINE_integer('max_frames', 20_000, 'length at which the video ends', lower_bound=1)
 absl_flags.DEFINE_bool('render', True, 'show the environment; --norender only prints the episodes')
 FLAGS = absl_flags.FLAGS
 
@@ -40,14 +41,15 @@ def main(argv: list[str]) -> int:
     root_dir = flags.root_dir_from_flags()
     if FLAGS.render and not FLAGS.record_file and not _has_display():
         print('no display is available, so no window opens; --record_file play.mp4 records a video', file=sys.stderr)
-    env, algorithm = policy_flags.policy_from_flags(root_dir, num_environments=1)
+    env, algorithm = policy_flags.policy_from_flags(root_dir, num_environments=1, renders=FLAGS.render or
+                                                    bool(FLAGS.record_file))
     try:
         for step, record_file in _checkpoints(root_dir):
             if FLAGS.checkpoint_step == 'all':
                 print(f'checkpoint {step}')
             result = play(root_dir, env, algorithm, step, FLAGS.num_episodes, FLAGS.sleep_time_per_step, record_file,
                           FLAGS.last_step_repeats, FLAGS.append_blank_frames, FLAGS.render,
-                          report=lambda line: print(line, flush=True))
+                          report=lambda line: print(line, flush=True), max_frames=FLAGS.max_frames)
             print(f'mean: {result}')
             if record_file:
                 print(f'video: {record_file}')
@@ -60,8 +62,9 @@ def _checkpoints(root_dir: str) -> list[tuple[int | str, str | None]]:
     """Return the checkpoints to play, and the video file of each."""
     if FLAGS.checkpoint_step != 'all':
         return [(policy_flags.checkpoint_step_from_flags(), FLAGS.record_file)]
+    from alfx.checkpoints.checkpointer import Checkpointer
+    from alfx.checkpoints.files import CheckpointError
     from alfx.runs import run_files
-    from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError
     folder = run_files.checkpoint_dir(root_dir)
     steps = Checkpointer(folder).steps()
     if not steps:

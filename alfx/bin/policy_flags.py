@@ -20,8 +20,7 @@ FLAGS = absl_flags.FLAGS
 def define_policy_flags() -> None:
     """Define ``--device``, ``--checkpoint_step``, ``--random_seed``, ``--epsilon_greedy`` and ``--untrusted``."""
     flags.define_device_flag()
-    absl_flags.DEFINE_bool('untrusted', False, 'for run folders from untrusted sources: import only alfx and '
-                           'gymnasium tasks, and reject confs that need more')
+    flags.define_untrusted_flag()
     absl_flags.DEFINE_string('checkpoint_step', 'latest', "checkpoint to load: the N of ckpt-N, or 'latest'")
     absl_flags.DEFINE_integer('random_seed', None, 'seed of the environments and of sampled actions; default: the seed '
                               'of the run', lower_bound=0, upper_bound=2**32 - 1)
@@ -96,15 +95,16 @@ def run_from_flags(root_dir: str) -> None:
     """
     check_run_folder(root_dir)
     flags.device_from_flags()
-    flags.conf_from_flags(root_dir, same_run=False, trusted=not FLAGS.untrusted)
+    flags.conf_from_flags(root_dir, same_run=False)
 
 
-def policy_from_flags(root_dir: str, num_environments: int) -> tuple[Any, Any]:
+def policy_from_flags(root_dir: str, num_environments: int, renders: bool | None = None) -> tuple[Any, Any]:
     """Create the environments and the algorithm of the run in a folder, without loading a checkpoint.
 
     Args:
         root_dir: the run folder.
         num_environments: number of environments.
+        renders: whether the environments will be rendered; None: unknown.
 
     Returns:
         Environment and algorithm.
@@ -114,7 +114,7 @@ def policy_from_flags(root_dir: str, num_environments: int) -> tuple[Any, Any]:
     """
     from alfx.runs import playing
     run_from_flags(root_dir)
-    return playing.make_policy(root_dir, num_environments, FLAGS.random_seed, FLAGS.epsilon_greedy)
+    return playing.make_policy(root_dir, num_environments, FLAGS.random_seed, FLAGS.epsilon_greedy, renders)
 
 
 def set_up_logging() -> None:
@@ -136,6 +136,7 @@ def log_to_file_later() -> Callable[[str], None]:
 
     def open_file(path: str) -> None:
         logging.getLogger('alfx').removeHandler(buffer)
+        gin_utils.stored_files.check_regular(path)
         file = logging.FileHandler(path)
         _add_handler(file)
         logging.getLogger('alfx.console').addHandler(file)  # progress lines of alfx.trainers.progress_display

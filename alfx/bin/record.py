@@ -110,7 +110,7 @@ def _environments_of_conf() -> tuple[Any, Any]:
     from alfx.config import TrainerConfig
     from alfx.runs import building
     from alfx.utils import random_state
-    flags.conf_from_flags(trusted=not FLAGS.untrusted)
+    flags.conf_from_flags()
     config = TrainerConfig(root_dir='')
     if config.ml_type != 'rl':
         raise gin_utils.ConfError(f"{FLAGS.conf}: TrainerConfig.ml_type = '{config.ml_type}': this conf has no "

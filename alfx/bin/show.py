@@ -12,6 +12,7 @@ from alfx import gin_utils
 from alfx.bin import flags
 
 flags.define_conf_flags()
+flags.define_untrusted_flag()
 
 
 def main(argv: list[str]) -> int:

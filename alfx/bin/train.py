@@ -107,6 +107,9 @@ def _print_end(trainer: Any, root_dir: str) -> None:
     print(f'\n{done}')
     arguments: dict[str, tuple[str, ...]] = {
         'train more': ('train', '--root_dir', root_dir, '--conf_param', trainer.longer())}
+    if kept := trainer.last_scheduled_values():  # a longer run would set them back; a fork can keep them
+        bindings = [trainer.longer(), *(f'{name}={value:.4g}' for name, value in kept.items())]
+        arguments['train more'] = ('fork', root_dir, *(part for binding in bindings for part in ('--set', binding)))
     if trainer.algorithm.environment is not None:
         play = ('play', '--root_dir', root_dir)
         arguments = {'play': play, 'video': (*play, '--record_file', 'play.mp4'),

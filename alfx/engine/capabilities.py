@@ -27,6 +27,8 @@ class _Fields(NamedTuple):
             computes the infos of all ``[T * B]`` steps at once.
         needs_previous_step: (any) the loss of a step needs the previous step, so a sequence of one step that starts
             from a zero state has no loss.
+        needs_two_steps: (any) the loss of a transition needs both of its steps in the training sequence, whatever the
+            state at its start.
         bootstraps_sequences: (any) the last step of a training sequence is only used to bootstrap from and has no
             loss. Whole unrolls are cut into sequences of ``mini_batch_length + 1`` steps that overlap by one; of a
             sampled sequence of ``mini_batch_length`` steps, all but the last are trained on.
@@ -44,6 +46,7 @@ class _Fields(NamedTuple):
     recomputes_rollout_info: bool = False
     traceable_prediction: bool = False
     needs_previous_step: bool = False
+    needs_two_steps: bool = False
     bootstraps_sequences: bool = False
     trains_after_iteration: bool = False
     postprocesses_unrolls: bool = False
@@ -82,7 +85,7 @@ class Capabilities(_Fields):
 
 
 _ALL = ('traceable_update', 'trains_sequences_at_once')
-_ANY = ('needs_previous_step', 'bootstraps_sequences', 'trains_after_iteration', 'postprocesses_unrolls',
-        'has_offline_hooks')
+_ANY = ('needs_previous_step', 'needs_two_steps', 'bootstraps_sequences', 'trains_after_iteration',
+        'postprocesses_unrolls', 'has_offline_hooks')
 _ACTING = ('recomputes_rollout_info', 'traceable_prediction')
 assert {*_ALL, *_ANY, *_ACTING} == set(Capabilities._fields), 'each capability has a rule'

@@ -85,7 +85,7 @@ class Collector:
             return None
         return Due(length, length, total - length)
 
-    def settle(self, due: Due) -> None:
+    def mark_collected(self, due: Due) -> None:
         """Record that the unroll ``due`` has been collected."""
         self._debt = due.debt
 
@@ -158,9 +158,13 @@ class Collector:
         with probe.unchanged(self._algorithm):  # a data transformer, for instance, updates its statistics here
             like = start(self._algorithm, self._algorithm.environment)
         parts = (like.time_step, like.inputs, like.state, like.transform_state)
-        devices = [x.device for x in nest.flatten(parts)]  # a checkpoint is loaded into host memory
+        leaves = nest.flatten(parts)
+        for x, saved in zip(leaves, state['cursor'], strict=True):
+            if x.shape != saved.shape or x.dtype != saved.dtype:
+                raise ValueError(f'rollout: expected {x.dtype} {tuple(x.shape)}, found {saved.dtype} '
+                                 f'{tuple(saved.shape)}')
         time_step, inputs, policy_state, transform_state = nest.pack_sequence_as(
-            parts, [x.to(device) for x, device in zip(state['cursor'], devices)])
+            parts, [x.to(like.device) for x, like in zip(state['cursor'], leaves)])  # loaded into host memory
         self.position = replace(like, time_step=time_step, inputs=inputs, state=policy_state,
                                 transform_state=transform_state)
 

@@ -73,7 +73,7 @@ class Learner:
         experience = None
         if due is not None:
             experience = self.collect(due)
-            self.collector.settle(due)
+            self.collector.mark_collected(due)
         collected = time.perf_counter()
         rollout_info = None if experience is None else experience.rollout_info
         if not algorithm.on_policy:

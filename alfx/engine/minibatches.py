@@ -2,6 +2,7 @@
 
 :class:`~alfx.engine.batches.Batches` decides in which order these functions are called.
 """
+import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -11,20 +12,25 @@ import torch
 from alfx import context, gin_utils, nest
 from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, BatchInfo, Experience, reset_at_first
+from alfx.engine.capabilities import Capabilities
 from alfx.engine.contract import Trains
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils.value_checks import problem_at
 from alfx.tensor_specs import NestedTensor
 
+_logger = logging.getLogger(__name__)
 _BYTES_PER_DRAW = 2**22  # small samples are drawn together up to this size
 
 
-def check_sequences(settings: TrainerConfig, needs_previous_step: bool = False) -> None:
+def check_sequences(settings: TrainerConfig, capabilities: Capabilities = Capabilities()) -> None:
     """Raise an error for sequence lengths from which nothing can be learned, or that would fail in a later iteration.
+
+    ALF trains on samples of one step whose state holds the previous step. An algorithm that reads both steps from the
+    sample needs two, so its ``mini_batch_length = 1`` becomes 2, unless whole unrolls are cut into sequences.
 
     Args:
         settings: configuration of the run.
-        needs_previous_step: see :class:`~alfx.engine.capabilities.Capabilities`.
+        capabilities: capabilities of the algorithm.
 
     Raises:
         ConfError: ``mini_batch_length`` does not divide the steps of every unroll, or it is 1 and a part of the
@@ -32,11 +38,18 @@ def check_sequences(settings: TrainerConfig, needs_previous_step: bool = False) 
     """
     length = settings.mini_batch_length or (max(int(settings.unroll_length), 1) if settings.whole_replay_buffer_training
                                           else 1)
-    if needs_previous_step and length < 2 and not settings.use_rollout_state:
+    reads_pairs = capabilities.needs_two_steps and not (settings.whole_replay_buffer_training
+                                                        and capabilities.bootstraps_sequences)
+    if reads_pairs and settings.mini_batch_length == 1 and not settings.trains_on_whole_unrolls:
+        _logger.info('TrainerConfig.mini_batch_length = 1 is read as 2: the algorithm learns from a step and the one '
+                     'before, and two steps are one transition')
+        settings.mini_batch_length = 2
+    elif length < 2 and (reads_pairs or capabilities.needs_previous_step and not settings.use_rollout_state):
         raise gin_utils.ConfError([problem_at(
             'TrainerConfig', 'mini_batch_length', f'= {length}: a part of the algorithm learns from pairs of '
             'steps, and sequences of one step contain no pair',
-            'set TrainerConfig.mini_batch_length to 2 or more, or TrainerConfig.use_rollout_state = True')])
+            'set TrainerConfig.mini_batch_length to 2 or more' +
+            ('' if capabilities.needs_two_steps else ', or TrainerConfig.use_rollout_state = True'))])
     if settings.trains_on_whole_unrolls and length > 1 and not settings.unroll_length:
         raise gin_utils.ConfError([problem_at(
             'TrainerConfig', 'mini_batch_length', f'= {length} with TrainerConfig.unroll_length = 0: unrolls of '

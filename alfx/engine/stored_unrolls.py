@@ -130,10 +130,10 @@ class StoredUnrolls(nn.Module):
         joined = ReplayBuffer.join_states([x['replay_buffer'] for x in extra])
         return {'_extra_state': {**extra[0], 'replay_buffer': joined}}
 
-    def share_of_state(self, state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
+    def split_state(self, state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
         """Return the part of the state of one process that belongs to process ``rank`` of ``size``."""
         extra = state['_extra_state']
         if 'replay_buffer' not in extra:
             return state
-        share = ReplayBuffer.share_of_state(extra['replay_buffer'], rank, size)
+        share = ReplayBuffer.split_state(extra['replay_buffer'], rank, size)
         return {'_extra_state': {**extra, 'replay_buffer': share}}

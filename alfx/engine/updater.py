@@ -131,7 +131,8 @@ class Updater:
             self.scaler.step(optimizers)
             return
         if context.should_record_summaries():
-            summary_utils.summarize_gradient_norm(self._algorithm.parameters())
+            updated = {p for optimizer in optimizers for group in optimizer.param_groups for p in group['params']}
+            summary_utils.summarize_gradient_norm(p for p in self._algorithm.parameters() if p in updated)
         for optimizer in optimizers:
             optimizer.step()
 

@@ -7,7 +7,7 @@
 import abc
 import collections
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -145,6 +145,10 @@ class AlfEnvironment(abc.ABC):
         """Restore the final infos from a state of :meth:`get_state`; states of earlier versions have none."""
         self._latest_final_infos.clear()
         self.add_final_infos(state.get('final_infos', ()))
+
+    def goal_reward_fn(self) -> Callable[..., Any] | None:
+        """Return ``compute_reward(achieved_goal, desired_goal, info)`` of goal environments; ``None`` for others."""
+        return None
 
     @abc.abstractmethod
     def _reset(self) -> TimeStep:

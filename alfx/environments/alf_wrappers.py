@@ -27,7 +27,7 @@ __all__ = [
     'ActionObservationWrapper', 'AlfEnvironmentBaseWrapper', 'AtariTerminalOnLifeLossWrapper',
     'BatchEnvironmentWrapper', 'CheckedEnvironment', 'CurriculumWrapper', 'DiscreteActionWrapper', 'MultitaskWrapper',
     'NonEpisodicAgent', 'NormalizedActionWrapper', 'PerformanceProfiler', 'RandomFirstEpisodeLength',
-    'ScalarRewardWrapper', 'TemporallyCorrelatedNoiseWrapper', 'TimeLimit',
+    'ReturnLimit', 'ScalarRewardWrapper', 'TemporallyCorrelatedNoiseWrapper', 'TimeLimit',
 ]
 
 
@@ -58,11 +58,15 @@ class _EpisodeLimit(AlfEnvironmentBaseWrapper):
         if np.count_nonzero(begun):
             self._elapsed[begun] = 0
             self._new_limits(begun)
-        over = (self._elapsed >= self._limits) & (step_type == StepType.MID)
+        over = self._is_over(time_step) & (step_type == StepType.MID)
         if not np.count_nonzero(over):
             return time_step
         self._env.request_reset(torch.from_numpy(over))
         return time_step._replace(step_type=torch.from_numpy(np.where(over, np.int32(StepType.LAST), step_type)))
+
+    def _is_over(self, time_step: TimeStep) -> np.ndarray:
+        """Return whether the limit is reached, bool ``[B]``."""
+        return self._elapsed >= self._limits
 
     def reset_envs(self, mask: torch.Tensor) -> TimeStep:
         current = self.current_time_step()
@@ -94,6 +98,38 @@ class TimeLimit(_EpisodeLimit):
     def duration(self) -> int:
         """Number of steps from FIRST to LAST of environment 0."""
         return int(self._limits[0])
+
+
+@configurable
+class ReturnLimit(_EpisodeLimit):
+    """Truncates episodes whose return, the sum of their rewards, reaches ``max_total_reward``.
+
+    The discount of the LAST step is not changed, so values are bootstrapped from it, as at a time limit.
+
+    Args:
+        env: an environment with a reward of rank 0.
+        max_total_reward: the return, above 0.
+
+    Raises:
+        EnvironmentLoadError: an argument is out of range, or the reward has another rank.
+    """
+
+    _STATE = ('_elapsed', '_limits', '_returns')
+
+    def __init__(self, env: AlfEnvironment, max_total_reward: float):
+        super().__init__(env)
+        if env.reward_spec().ndim or not max_total_reward > 0:
+            raise EnvironmentLoadError('ReturnLimit: expected a reward of rank 0 and max_total_reward above 0, found a '
+                                       f'reward of shape {tuple(env.reward_spec().shape)} and {max_total_reward}; '
+                                       'leave the wrapper out for no limit')
+        self._max_total_reward, self._returns = max_total_reward, np.zeros(self.batch_size)
+
+    def _new_limits(self, begun: np.ndarray) -> None:
+        self._returns[begun] = 0.0
+
+    def _is_over(self, time_step: TimeStep) -> np.ndarray:
+        self._returns += time_step.reward.numpy()  # 0 at FIRST
+        return self._returns >= self._max_total_reward
 
 
 @configurable
@@ -313,45 +349,36 @@ class TemporallyCorrelatedNoiseWrapper(AlfEnvironmentBaseWrapper):
 
 @configurable
 class AtariTerminalOnLifeLossWrapper(AlfEnvironmentBaseWrapper):
-    """Ends an episode by termination when a life is lost, without resetting the game (Mnih et al. 2015).
+    """Treats the loss of a life as a termination in returns, while the episode lasts until the game is over.
 
-    The step after such a LAST is FIRST: the game continues with a no-op. If the no-op ends the game, the game is reset.
+    The discount of the step that loses a life is 0, so nothing is bootstrapped from the next one, as in the
+    preprocessing of Mnih et al. 2015. The step stays MID, as in ALF, so the return of an episode is the score of the
+    game.
 
     Args:
-        env: an environment whose ``env_info`` has 'lives' and whose action 0 is a no-op (``suite_atari.load``).
+        env: an environment whose ``env_info`` has 'lives', as that of every Atari game.
     """
 
-    _STATE = ('_lives', '_lost')
+    _STATE = ('_lives', )
 
     def __init__(self, env: AlfEnvironment):
         super().__init__(env)
         spec = env.env_info_spec()
         if not isinstance(spec, dict) or 'lives' not in spec:
             raise EnvironmentLoadError("AtariTerminalOnLifeLossWrapper: env_info has no 'lives'; load the environment "
-                                       "with suite_atari.load, or with env_info_keys=('lives',)")
+                                       "with env_info_keys=('lives',)")
         self._lives = torch.zeros(self.batch_size)
-        self._lost = torch.zeros(self.batch_size, dtype=torch.bool)
 
     def _reset(self) -> TimeStep:
         time_step = self._env.reset()
-        self._lives, self._lost = time_step.env_info['lives'], torch.zeros_like(self._lost)
+        self._lives = time_step.env_info['lives']
         return time_step
 
     def _step(self, action: NestedTensor) -> TimeStep:
-        lost = self._lost
-        time_step = self._env.step(torch.where(lost, 0, action))
-        over = lost & time_step.is_last()
-        if over.any():
-            time_step = self._env.reset_envs(over)
-        lives = time_step.env_info['lives']
-        first = lost | time_step.is_first()
-        self._lost = (lives < self._lives) & (time_step.step_type == StepType.MID) & ~first
-        self._lives = lives
-        step_type = torch.where(self._lost, StepType.LAST, time_step.step_type)
-        return time_step._replace(
-            step_type=step_type.masked_fill(first, StepType.FIRST), reward=time_step.reward.masked_fill(first, 0),
-            discount=time_step.discount.masked_fill(self._lost, 0).masked_fill(first, 1),
-            prev_action=time_step.prev_action.masked_fill(first, 0))
+        time_step = self._env.step(action)
+        lost = (time_step.env_info['lives'] < self._lives) & time_step.is_mid()
+        self._lives = time_step.env_info['lives']
+        return time_step._replace(discount=time_step.discount.masked_fill(lost, 0))
 
 
 @configurable

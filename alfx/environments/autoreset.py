@@ -249,10 +249,11 @@ def merged_infos(infos: dict[str, Any], other: dict[str, Any], rows: np.ndarray)
     merged: dict[str, Any] = {}
     for key in infos.keys() | other.keys():
         mine, theirs = infos.get(key), other.get(key)
-        some = theirs if mine is None else mine
+        some: Any = theirs if mine is None else mine
         if isinstance(some, dict):
             merged[key] = merged_infos(mine or {}, theirs or {}, rows)
             continue
-        merged[key] = array = np.zeros_like(some) if mine is None else np.array(mine)
+        dtype = some.dtype if mine is None or theirs is None else np.result_type(mine, theirs)
+        merged[key] = array = np.zeros_like(some) if mine is None else np.array(mine, dtype)
         array[rows] = 0 if theirs is None else theirs[rows]
     return merged

@@ -43,7 +43,7 @@ class CheckedEnvironment(AlfEnvironmentBaseWrapper):
         return self._keep(time_step)
 
     def _step(self, action: NestedTensor) -> TimeStep:
-        _check_values(action, self._env.action_spec(), 'action')
+        check_values(action, self._env.action_spec(), 'action')
         given = nest.map_structure(torch.clone, action)
         time_step = self._env.step(action)
         nest.map_structure(lambda a, b: _require(torch.equal(a, b), 'action', 'an action that is not written to', a),
@@ -61,7 +61,7 @@ class CheckedEnvironment(AlfEnvironmentBaseWrapper):
         return time_step
 
     def _check(self, time_step: TimeStep) -> None:
-        _check_values(time_step, self._env.time_step_spec(), 'time step')
+        check_values(time_step, self._env.time_step_spec(), 'time step')
         size = nest.get_nest_batch_size(time_step)
         _require(size == self.batch_size, 'time step', f'a batch of {self.batch_size}', size)
         first = time_step.is_first()
@@ -95,7 +95,7 @@ def _require(condition: bool, where: str, expected: str, found: Any) -> None:
         raise SpecError(f'{where}: expected {expected}, found {found}')
 
 
-def _check_values(nested: NestedTensor, spec: NestedTensorSpec, where: str) -> None:
+def check_values(nested: NestedTensor, spec: NestedTensorSpec, where: str) -> None:
     """Check the structure, shapes, dtypes, bounds and finiteness of a nest."""
     check_consistent(nested, spec, where=where)
     for (path, leaf_spec), tensor in zip(nest.flatten_with_path(spec), nest.flatten(nested)):

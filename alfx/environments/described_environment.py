@@ -1,4 +1,5 @@
 """Description of an environment by its specs, for a process that leaves stepping to other processes."""
+from collections.abc import Callable
 from typing import Any
 
 from alfx.data_structures import TimeStep
@@ -21,7 +22,7 @@ class DescribedEnvironment(AlfEnvironment):
         self._batch_size, self._name, self._metadata = batch_size, env.name, env.metadata
         self._observation_spec, self._action_spec = env.observation_spec(), env.action_spec()
         self._reward_spec, self._env_info_spec = env.reward_spec(), env.env_info_spec()
-        self._task_names = env.task_names
+        self._task_names, self._goal_reward_fn = env.task_names, env.goal_reward_fn()
 
     @property
     def batch_size(self) -> int:
@@ -54,6 +55,9 @@ class DescribedEnvironment(AlfEnvironment):
     @property
     def metadata(self) -> dict[str, Any]:
         return self._metadata
+
+    def goal_reward_fn(self) -> Callable[..., Any] | None:
+        return self._goal_reward_fn
 
     def _reset(self) -> TimeStep:
         raise UnsupportedOperationError(f'{self._name} is stepped by other processes and cannot be reset in this one')

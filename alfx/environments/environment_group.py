@@ -3,8 +3,11 @@
 :class:`~alfx.environments.vector_env.SerialVectorEnv` and each worker of
 :class:`~alfx.environments.process_vector_env.ProcessVectorEnv` run such a group, so both give the same sequences.
 """
+import contextlib
 import logging
 import math
+import re
+import reprlib
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -14,15 +17,24 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.wrappers import OrderEnforcing, RecordEpisodeStatistics, TimeLimit
 
 from alfx.environments import saved_state
-from alfx.environments.environment_errors import EnvironmentLoadError, EnvironmentStepError, UnsupportedSpaceError
+from alfx.environments.environment_errors import (EnvironmentLoadError, EnvironmentStepError,
+                                                  UnsupportedOperationError, UnsupportedSpaceError)
+from alfx.environments.received import INFINITE, WRONG_VALUE, described_outside, is_check_due, warn_once
+from alfx.environments.rendering import as_frame
 from alfx.environments.seeding import derived_seed
 from alfx.environments.spaces import flatten_sample, flatten_space
 from alfx.gin_utils import ConfError
+from alfx.utils import random_state
 
 _log = logging.getLogger(__name__)
-_NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
+_SAME_REWARD = {cls.step for cls in (gymnasium.Wrapper, gymnasium.ObservationWrapper, gymnasium.ActionWrapper,
+                                     TimeLimit, OrderEnforcing, RecordEpisodeStatistics)}
+_OLD_INTERFACE = ('this looks like the old interface of gym: define reset(self, *, seed=None, options=None), which '
+                  'returns (observation, info), where info is a dict; '
+                  'step(action) returns (observation, reward, terminated, truncated, info)')
 EnvFn = Callable[[], gymnasium.Env]
 Info = tuple[int, dict[str, Any]]
 
@@ -53,9 +65,21 @@ class EnvSpaces(NamedTuple):
     @classmethod
     def of(cls, env: gymnasium.Env) -> 'EnvSpaces':
         """Return the spaces of ``env``; a multi-dimensional reward is declared by ``reward_space``, as in MO-Gymnasium.
+
+        The declaration of the outermost wrapper counts. Wrappers outside of it may make the reward a number: one step
+        is taken to find out.
         """
-        reward_space = getattr(env.unwrapped, 'reward_space', None)
+        layer, is_changed = env, False
+        while not (declares := hasattr(type(layer), 'reward_space') or 'reward_space' in vars(layer)) and isinstance(
+                layer, gymnasium.Wrapper):
+            is_changed |= type(layer).step not in _SAME_REWARD
+            layer = layer.env
+        reward_space = layer.reward_space if declares else None  # type: ignore[attr-defined]
         shape = () if reward_space is None else tuple(reward_space.shape)
+        if shape and is_changed:
+            env.reset()
+            reward: Any = env.step(env.action_space.sample())[1]
+            shape = np.shape(reward)
         return cls(env.observation_space, env.action_space, shape)
 
 
@@ -70,6 +94,7 @@ class EnvironmentGroup:
             in a step yields its last known observation, reward 0 and a truncation, then a reset of the new environment.
         info_keys: keys of the info dicts that are kept; ``None``: all.
         expected: spaces that all environments must have; ``None``: the spaces of the first.
+        owns_process: seed the random number generators of the process, which no one else uses, with the environments.
 
     Attributes:
         envs: the environments.
@@ -81,12 +106,16 @@ class EnvironmentGroup:
     """
 
     def __init__(self, env_fns: Sequence[EnvFn], first_index: int = 0, name: str = 'environment',
-                 max_restarts: int = 0, info_keys: Sequence[str] | None = None, expected: EnvSpaces | None = None):
+                 max_restarts: int = 0, info_keys: Sequence[str] | None = None, expected: EnvSpaces | None = None,
+                 owns_process: bool = False):
         self._env_fns = list(env_fns)
         self._first = first_index
         self.name = name
         self._max_restarts = max_restarts
         self.info_keys = info_keys
+        self._owns_process = owns_process
+        self._calls = 0
+        self._checks = True  # whether the current call compares observations with their space
         count = len(self._env_fns)
         self.restarts = [0] * count
         self._pending = [True] * count
@@ -123,6 +152,8 @@ class EnvironmentGroup:
         pending, flat, keep = self._pending, self._flat, self.info_keys != ()
         shape = self._observation_shapes[0] if flat else ()  # a scalar cannot be broadcast by mistake
         is_finite = math.isfinite if rewards.ndim == 1 else partial(_all_finite, shape=rewards.shape[1:])
+        self._calls += 1
+        checks = self._checks = is_check_due(self._calls)
         i, count = 0, len(self.envs)
         while i < count:
             self._cursor = i
@@ -135,6 +166,9 @@ class EnvironmentGroup:
                     self._during = 'step()'
                     result = self.envs[i].step(actions[i])
                     observation, reward, terminated, truncated, info = result
+                    if checks:
+                        self._check(self.envs[i], observation)
+                        self._check_values(i, observation)
                     if flat:
                         if shape and getattr(observation, 'shape', None) != shape:
                             self._check(self.envs[i], observation)
@@ -156,14 +190,14 @@ class EnvironmentGroup:
             except (Exception, SystemExit) as error:
                 if isinstance(error, _SELF_EXPLANATORY):
                     raise
-                if result is not _NO_RESULT and (wrong := self._describe_invalid(i, result, rewards.shape[1:])):
-                    error = TypeError(wrong).with_traceback(error.__traceback__)
+                if result is not _NO_RESULT:
+                    self._refuse_invalid(i, result, rewards.shape[1:])
                 if pending[i]:  # it raised in a reset: reset the new environment
                     self._handle(error)
                     continue
                 self._recover(error, out, previous)
             i += 1
-        if self._floats and self._may_have_nan(observations):  # one call for the whole batch: calls cost time
+        if self._floats and self._may_be_infinite(observations):  # one call for the whole batch: calls cost time
             for i in range(count):
                 self._cursor, self._during = i, 'step()'
                 with _Guard(lambda error: self._recover(error, out, previous)):
@@ -177,22 +211,44 @@ class EnvironmentGroup:
     def _leaves(self, observations: Any) -> list[np.ndarray]:
         return [observations] if self._flat else flatten_sample(self.envs[0].observation_space, observations)
 
-    def _may_have_nan(self, observations: Any) -> bool:
+    def _may_be_infinite(self, observations: Any) -> bool:
         leaves = self._leaves(observations)
         for leaf in self._floats:
             x = leaves[leaf]
-            # takes a third of the time of np.isnan; infinities are checked again in _check_finite
+            # takes a third of the time of np.isfinite; the square of a large number is checked again in _check_finite
             if not math.isfinite(np.vdot(x, x)):
                 return True
         return False
 
     def _check_finite(self, i: int, observations: Any) -> None:
-        """Raise if the observation of environment ``i`` has NaN, which an update would spread to every parameter."""
+        """Raise if the observation of environment ``i`` has NaN, which an update would spread; warn of infinity."""
         leaves = self._leaves(observations)
         for leaf in self._floats:
-            if np.isnan(leaves[leaf][i]).any():
+            x = leaves[leaf][i]
+            if not np.isfinite(x).all():
                 path = flatten_space(self.envs[i].observation_space, 'observation')[leaf][0]
-                raise ValueError(f'{path} of step {self._steps[i]} of its episode contains NaN')
+                where = f'{path} of step {self._steps[i]} of its episode contains'
+                if np.isnan(x).any():
+                    raise ValueError(f'{where} NaN')
+                warn_once(self._first + i, self.name, f'{where} infinity', INFINITE)
+
+    def _check_values(self, i: int, observation: Any) -> None:
+        """Raise ``EnvironmentStepError`` if an observation would be another one in the dtype of its space.
+
+        Numbers outside the bounds of a floating point space are only logged, because they are stored as they are.
+        """
+        space = self.envs[i].observation_space
+        leaves = zip(flatten_space(space, 'observation'), [observation] if self._flat else
+                     self._parts(space, observation))
+        for (path, leaf), value in leaves:
+            wrong = described_outside(leaf, value)
+            if wrong and np.issubdtype(leaf.dtype, np.floating):
+                if self._first == 0:  # not in every process
+                    warn_once(i, self.name, f'{path} of step {self._steps[i]} contains {wrong}', '')
+            elif wrong:
+                raise EnvironmentStepError(
+                    self._first + i, self.name, self._during, f'{path} contains {wrong}',
+                    hint=WRONG_VALUE)
 
     def _check_flags(self, i: int, terminated: Any, truncated: Any) -> None:
         for name, flag in (('terminated', terminated), ('truncated', truncated)):
@@ -200,20 +256,23 @@ class EnvironmentGroup:
                                                                and flag in (0, 1)):
                 raise TypeError(f'{name} of step {self._steps[i]} of its episode is {flag!r}, expected True or False')
 
-    def _describe_invalid(self, i: int, result: Any, reward_shape: tuple[int, ...]) -> str:
-        """Return a description of an invalid step result; '' if the result has the right types and shapes."""
-        names = 'observation, reward, terminated, truncated, info'
+    def _refuse_invalid(self, i: int, result: Any, reward_shape: tuple[int, ...]) -> None:
+        """Raise ``EnvironmentStepError`` if a step result has a wrong type or shape, which no restart changes."""
+        names, hint = 'observation, reward, terminated, truncated, info', ''
+        reward = result[1] if isinstance(result, tuple) and len(result) == 5 else 0.0
         if not isinstance(result, tuple):
-            return f'it returned a {type(result).__name__}, expected a tuple of 5: {names}'
-        if len(result) != 5:
-            old = ('\n  this looks like the old interface of gym, with one flag for the end of an episode: return '
-                   'terminated and truncated instead') if len(result) == 4 else ''
-            return f'it returned {len(result)} values, expected 5: {names}{old}'
-        reward = result[1]
-        if isinstance(reward, str) or reward is None or np.shape(reward) != reward_shape:
+            wrong = f'it returned a {type(result).__name__}, expected a tuple of 5: {names}'
+        elif len(result) != 5:
+            wrong = f'it returned {len(result)} values, expected 5: {names}'
+            hint = _OLD_INTERFACE if len(result) == 4 else ''
+        elif isinstance(reward, str) or reward is None or np.shape(reward) != reward_shape:
             expected = f'{reward_shape[0]} numbers' if reward_shape else 'a number'
-            return f'the reward of step {self._steps[i]} of its episode is {reward!r}, expected {expected}'
-        return ''
+            wrong = f'the reward of step {self._steps[i]} of its episode is {reward!r}, expected {expected}'
+        elif result[4] and not isinstance(result[4], dict):
+            wrong = f'its info is {result[4]!r}, expected a dict'
+        else:
+            return
+        raise EnvironmentStepError(self._first + i, self.name, self._during, wrong, hint=hint) from None
 
     def _repeat(self, i: int, out: Buffers, previous: Buffers | None) -> None:
         """Give this step a result for environment ``i``, which raised and was restarted."""
@@ -248,10 +307,25 @@ class EnvironmentGroup:
     def _reset(self, i: int, options: dict[str, Any] | None, out: Buffers) -> dict[str, Any]:
         env, seed = self.envs[i], self._seeds[i]
         if seed is not None:
+            if self._owns_process:  # for environments that draw from the generators of numpy, Python or torch
+                random_state.set_random_seed(derived_seed(seed, 9))
             env.action_space.seed(derived_seed(seed, 1))
             env.observation_space.seed(derived_seed(seed, 2))
-        observation, info = env.reset(seed=seed, options=options)
+        try:
+            result = env.reset(seed=seed, options=options)
+        except TypeError as error:
+            if not re.search(r"reset\(\) got an unexpected keyword argument '(seed|options)'", str(error)):
+                raise
+            raise EnvironmentStepError(self._first + i, self.name, 'reset()', str(error), hint=_OLD_INTERFACE) from None
+        observation, info = result if isinstance(result, (tuple, list)) and len(result) == 2 else (result, result)
+        if info is None or isinstance(info, list) and not info:
+            info = {}
+        if not isinstance(info, dict) or info is observation:
+            raise EnvironmentStepError(self._first + i, self.name, 'reset()', 'it returned '
+                                       f'{reprlib.repr(result)}, expected (observation, info)', hint=_OLD_INTERFACE)
         self._check(env, observation)
+        if self._checks:
+            self._check_values(i, observation)
         self._write(out.observations, i, observation)
         self._steps[i] = 0
         if self._floats:
@@ -279,18 +353,27 @@ class EnvironmentGroup:
     def _check(self, env: gymnasium.Env, observation: Any) -> None:
         # numpy would silently broadcast an observation of a wrong shape over its row, and convert None to NaN
         for (path, space), value, shape in zip(flatten_space(env.observation_space, 'observation'),
-                                               flatten_sample(env.observation_space, observation),
+                                               self._parts(env.observation_space, observation),
                                                self._observation_shapes):
             if np.shape(value) != shape or value is None:
                 found = 'None' if value is None else f'shape {np.shape(value)}'
                 raise ValueError(f'{path}: expected a sample of its space {space}, but {self._during} returned {found}')
 
+    def _parts(self, space: spaces.Space, observation: Any) -> list[Any]:
+        """Return the parts of one observation; an observation of another structure raises ``ValueError``."""
+        with contextlib.suppress(LookupError, TypeError):
+            parts = flatten_sample(space, observation)
+            if len(parts) == len(self._observation_shapes):
+                return parts
+        raise ValueError(f'observation: expected a sample of its space {space}, but {self._during} returned '
+                         f'{reprlib.repr(observation)}')
+
     def _kept(self, info: dict[str, Any], has_ended: bool = False) -> dict[str, Any]:
         keys = self.info_keys
         if keys is None:
-            return info
+            return dict(info)
         if has_ended:  # the last info contains the results of the episode
-            return {key: value for key, value in info.items() if key in keys or isinstance(value, _NUMBERS)}
+            return {**_numbers(info), **{key: info[key] for key in keys if key in info}}
         return {key: info[key] for key in keys if key in info}
 
     # Errors and restarts ---------------------------------------------------------------------------------------
@@ -344,17 +427,28 @@ class EnvironmentGroup:
 
     # State, attributes and closing -----------------------------------------------------------------------------
 
-    def get_states(self) -> list[Any]:
-        """Return ``(bytes, next step resets, ...)`` for each environment; ``None`` for one that cannot be saved."""
-        states = [saved_state.capture(env) for env in self.envs]
-        rest = zip(self._pending, self._seeds, self._base_seeds, self.restarts)
+    def get_states(self, count: int | None = None) -> list[Any]:
+        """Return ``(bytes, next step resets, ...)`` for each environment; ``None`` for one that cannot be saved.
+
+        Args:
+            count: number of environments, from the first; ``None``: all.
+        """
+        states = [saved_state.capture(env) for env in self.envs[:count]]
+        process = [random_state.capture() if self._owns_process else None] + [None] * len(states)
+        rest = zip(self._pending, self._seeds, self._base_seeds, self.restarts, process)
         return [None if state is None else (state, *more) for state, more in zip(states, rest)]
 
-    def set_states(self, states: Sequence[Any]) -> None:
-        """Restore the states of :meth:`get_states`."""
-        for i, (state, pending, seed, base_seed, restarts) in enumerate(states):
-            saved_state.restore(self.envs[i], state)
+    def set_states(self, states: Sequence[Any]) -> str:
+        """Restore the states of :meth:`get_states`; return why that failed, or '', so that a worker survives it."""
+        for i, (state, pending, seed, base_seed, restarts, *process) in enumerate(states):
+            try:
+                if self._owns_process and any(process):
+                    random_state.restore(process[0])
+                saved_state.restore(self.envs[i], state)
+            except Exception as error:  # noqa: BLE001 - unpickling calls code of the environment
+                return f'environment {self._first + i} of {self.name!r}: {type(error).__name__}: {error}'
             self._pending[i], self._seeds[i], self._base_seeds[i], self.restarts[i] = pending, seed, base_seed, restarts
+        return ''
 
     def inherit(self, seeds: Sequence[int | None], restarts: Sequence[int]) -> None:
         """Continue for environments that died with their process, given their base seeds and numbers of restarts."""
@@ -371,11 +465,32 @@ class EnvironmentGroup:
                 values.append(value(*args, **kwargs) if callable(value) else value)
         return values
 
+    def render_first(self) -> Any:
+        """Return the frame of environment 0, uint8 ``[H, W, 3]``, or the error if there is none; it ends no process."""
+        try:
+            return as_frame(self.envs[0].render())
+        except Exception as error:  # noqa: BLE001 (a frame is not worth the run)
+            reason = str(error) if isinstance(error, UnsupportedOperationError) else f'{type(error).__name__}: {error}'
+            return UnsupportedOperationError(reason)
+
     def close(self) -> None:
         """Close all environments; a failure is logged and the other environments are still closed."""
         for i in range(len(self.envs)):
             self._close(i)
         self.envs = []
+
+
+def _numbers(info: dict[str, Any]) -> dict[str, Any]:
+    """Return the numbers in an info and in the dicts inside it."""
+    found = {}
+    for key, value in info.items():
+        if getattr(value, 'shape', None) == ():  # a number of numpy or torch
+            value = value.item()
+        if isinstance(value, dict):
+            value = _numbers(value)
+        if isinstance(value, (bool, int, float)) or (isinstance(value, dict) and value):
+            found[key] = value
+    return found
 
 
 def _all_finite(reward: Any, shape: tuple[int, ...]) -> bool:

@@ -3,7 +3,8 @@
 Each step converts once between numpy and tensors, without a Python loop over environments. Any autoreset mode gives
 the same sequence of time steps, see :mod:`alfx.environments.autoreset`.
 """
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from alfx.data_structures import TimeStep
 from alfx.environments import autoreset, received, saved_state
 from alfx.environments.alf_environment import AlfEnvironment, select
 from alfx.environments.environment_errors import UnsupportedOperationError
-from alfx.environments.rendering import Window
+from alfx.environments.rendering import Window, as_frame
 from alfx.environments.seeding import environment_seeds
 from alfx.environments.spaces import ActionCodec, ObservationCodec
 from alfx.environments.vector_env import SupervisedVectorEnv
@@ -69,11 +70,13 @@ class GymVectorEnvironment(AlfEnvironment):
         self._info_specs = dict(env_info_keys)
         if isinstance(env, SupervisedVectorEnv):
             env.info_keys = tuple(self._info_specs)
+        self._calls = 0
         self._first: np.ndarray | None = None  # environments whose next step is FIRST
         self._forced: np.ndarray | None = None  # of these, the ones that the vector environment will not reset itself
         self._seeds: list[int | None] | None = environment_seeds(seed, self._batch_size)
         self._window: Window | None = None
         self._final_infos: dict[int, dict[str, float]] = {}
+        self.recorder: Any = None  # see alfx.environments.state_check
 
     # Description -----------------------------------------------------------------------------------------------
 
@@ -106,6 +109,11 @@ class GymVectorEnvironment(AlfEnvironment):
     def env_info_spec(self) -> NestedTensorSpec:
         return dict(self._info_specs) if self._info_specs else ()
 
+    @property
+    def action_codec(self) -> ActionCodec:
+        """Converter of actions, which works without the environment."""
+        return self._actions
+
     def encode_action(self, action: NestedTensor) -> Any:
         """Return actions ``[B, ...]`` in the format and bounds of the vector environment."""
         return self._actions.encode(action)[0]
@@ -118,6 +126,8 @@ class GymVectorEnvironment(AlfEnvironment):
 
     def _reset(self) -> TimeStep:
         seeds, self._seeds = self._seeds, None
+        if self.recorder is not None:
+            self.recorder.end()
         observation, infos = self._env.reset(seed=_seed_argument(self._env, seeds))
         self._first = self._forced = None
         self._final_infos = {}
@@ -154,11 +164,17 @@ class GymVectorEnvironment(AlfEnvironment):
             self._final_infos = {} if self._first is None else self._episode_numbers(infos, done)
             self.add_final_infos(self._final_infos.values())
         from_numpy = torch.from_numpy
+        if self.recorder is not None:
+            self.recorder.add(encoded, observation, reward, terminated, truncated)
         return TimeStep(from_numpy(step_types), from_numpy(rewards), from_numpy(discounts),
                         self._decode(observation, 'step()'), self._actions.pack(given), self._env_ids, (),
                         self._decode_infos(infos) if self._info_specs else ())
 
     def _decode(self, observation: Any, during: str) -> NestedTensor:
+        if not self._owned:
+            self._calls += 1
+        if not self._owned and received.is_check_due(self._calls):
+            received.check_values(observation, self._env.single_observation_space, during, self._name)
         decoded = self._observations.decode(observation, self._owned)
         if not self._owned:
             received.check_observation(decoded, self._observations.spec, self._batch_size, during, self._name)
@@ -175,18 +191,33 @@ class GymVectorEnvironment(AlfEnvironment):
         return decoded
 
     def _episode_numbers(self, infos: dict[str, Any], done: np.ndarray) -> dict[int, dict[str, float]]:
-        """Return the numbers in the infos of ended episodes, except those in ``env_info``, by environment and name."""
+        """Return the numbers in the infos of ended episodes, except those in ``env_info``, by environment and name.
+
+        A number in a dict inside the info is named by its path, such as 'episode/r'.
+        """
         found: dict[int, dict[str, float]] = {}
         for key, values in infos.items():
-            if key in self._info_specs or key.startswith('_') or not isinstance(values, np.ndarray):
+            if key in self._info_specs or not isinstance(key, str) or key.startswith('_'):
                 continue
-            if values.shape == (self._batch_size, ) and values.dtype.kind in 'biuf':
-                for i in np.flatnonzero(done & infos.get('_' + key, True) & np.isfinite(values)).tolist():
-                    found.setdefault(i, {})[key] = float(values[i])
+            ended = done & infos.get('_' + key, True)
+            if isinstance(values, dict):
+                for i, numbers in self._episode_numbers(values, ended).items():
+                    found.setdefault(i, {}).update({f'{key}/{name}': number for name, number in numbers.items()})
+            elif isinstance(values, np.ndarray) and values.shape == (self._batch_size, ):
+                if values.dtype == object:  # gymnasium's own vector environments give numpy.bool_ like this
+                    ended = ended & [isinstance(value, (bool, int, float, np.number, np.bool_)) for value in values]
+                elif values.dtype.kind not in 'biuf':
+                    continue
+                for i in np.flatnonzero(ended).tolist():
+                    if math.isfinite(number := float(values[i])):
+                        found.setdefault(i, {})[key] = number
         return found
 
     def final_infos(self) -> dict[int, dict[str, float]]:
         return self._final_infos
+
+    def goal_reward_fn(self) -> Callable[..., Any] | None:
+        return getattr(self._env, 'goal_reward_fn', None)
 
     # Ending episodes from outside --------------------------------------------------------------------------------
 
@@ -194,6 +225,8 @@ class GymVectorEnvironment(AlfEnvironment):
         rows = mask.cpu().numpy()
         if not rows.any():
             return
+        if self.recorder is not None:
+            self.recorder.request_reset(rows)
         if isinstance(self._env, SupervisedVectorEnv):
             self._env.request_reset(rows)
         elif autoreset.can_reset_some(self._env):
@@ -219,6 +252,8 @@ class GymVectorEnvironment(AlfEnvironment):
             return super().reset_envs(mask)
         if not rows.any():
             return current
+        if self.recorder is not None:
+            self.recorder.end()
         observation, infos = self._env.reset(options={'reset_mask': rows.copy()})
         for name in ('_first', '_forced'):
             waiting = getattr(self, name)
@@ -236,15 +271,32 @@ class GymVectorEnvironment(AlfEnvironment):
 
     # Saving ----------------------------------------------------------------------------------------------------
 
+    def environment_states(self, count: int | None = None) -> Any:
+        """Return the states of the environments without those of this adapter; ``None`` if they cannot be saved.
+
+        Args:
+            count: number of environments, from the first; ``None``: all. A natively batched environment has one state.
+        """
+        if isinstance(self._env, SupervisedVectorEnv):
+            return self._env.get_states(count)
+        # the workers of AsyncVectorEnv have no command for it
+        return None if isinstance(self._env.unwrapped, AsyncVectorEnv) else saved_state.capture(self._env)
+
+    def set_environment_states(self, states: Any) -> None:
+        """Restore the result of :meth:`environment_states`.
+
+        Raises:
+            ValueError: the states cannot be restored.
+        """
+        if isinstance(self._env, SupervisedVectorEnv):
+            self._env.set_states(states)
+        else:
+            saved_state.restore(self._env, states)
+
     def get_state(self) -> Any:
         if self._current is None:
             self.reset()
-        if isinstance(self._env, SupervisedVectorEnv):
-            envs: Any = self._env.get_states()
-        elif isinstance(self._env.unwrapped, AsyncVectorEnv):
-            envs = None  # its workers have no command for it
-        else:
-            envs = saved_state.capture(self._env)
+        envs = self.environment_states()
         if envs is None:
             return None
         return {'format': _STATE_FORMAT, 'batch_size': self._batch_size, 'envs': envs,
@@ -255,10 +307,7 @@ class GymVectorEnvironment(AlfEnvironment):
         if state['format'] != _STATE_FORMAT or state['batch_size'] != self._batch_size:
             raise ValueError(f"saved state: expected {self._batch_size} environments (format {_STATE_FORMAT}), found "
                              f"{state['batch_size']} (format {state['format']})")
-        if isinstance(self._env, SupervisedVectorEnv):
-            self._env.set_states(state['envs'])
-        else:
-            saved_state.restore(self._env, state['envs'])
+        self.set_environment_states(state['envs'])
         self._first, self._forced, self._seeds = state['first'], state['forced'], state['seeds']
         self._current = nest.map_structure(torch.clone, state['current'])
         self._final_infos = {}
@@ -272,16 +321,19 @@ class GymVectorEnvironment(AlfEnvironment):
         self.current_time_step()
         if self._env.render_mode == 'human' and mode == 'human':
             return None  # the environment renders itself at every step
-        frame = None
-        if self._env.render_mode is not None:
-            if isinstance(self._env, SupervisedVectorEnv):
-                frame = self._env.render_first()
-            else:
-                frame = (self._env.render() or (None, ))[0]
-        if not isinstance(frame, np.ndarray):
+        if self._env.render_mode is None:
             raise UnsupportedOperationError(
-                f'{self.name} returns no images: its render_mode is {self._env.render_mode!r}; construct it with '
-                f"render_mode='rgb_array' (supported: {self._env.metadata.get('render_modes', [])})")
+                f"{self.name} returns no images: its render_mode is None; construct it with render_mode='rgb_array', "
+                f"which its constructor must accept and its metadata['render_modes'] must list (found "
+                f"{self._env.metadata.get('render_modes')})")
+        if isinstance(self._env, SupervisedVectorEnv):
+            frame = self._env.render_first()
+        else:
+            frames = self._env.render()
+            frame = as_frame(None if frames is None or not len(frames) else frames[0])
+        if isinstance(frame, UnsupportedOperationError):
+            raise UnsupportedOperationError(f'{self.name} cannot be rendered with render_mode='
+                                            f'{self._env.render_mode!r}: {frame}')
         if mode == 'rgb_array':
             return frame
         if self._window is None:

@@ -22,10 +22,10 @@ from alfx.environments.image_spaces import (as_nest, box_like, image_axes, is_ch
 from alfx.gin_utils import configurable
 
 __all__ = [
-    'BaseObservationWrapper', 'ContinuousActionClip', 'ContinuousActionMapping', 'DMAtariPreprocessing',
-    'EpisodicRandomFrameCrop', 'FrameCrop', 'FrameFlip', 'FrameGrayScale', 'FrameResize', 'FrameSkip', 'FrameStack',
-    'ImageChannelFirst', 'NonEpisodicEnv', 'NormalizedAction', 'ObservationSubset', 'is_channels_last_image', 'luma',
-    'opencv', 'transform_space',
+    'ActionMaskFromInfo', 'BaseObservationWrapper', 'ContinuousActionClip', 'ContinuousActionMapping',
+    'DMAtariPreprocessing', 'EpisodicRandomFrameCrop', 'FrameCrop', 'FrameFlip', 'FrameGrayScale', 'FrameResize',
+    'FrameSkip', 'FrameStack', 'ImageChannelFirst', 'NonEpisodicEnv', 'NormalizedAction', 'ObservationSubset',
+    'is_channels_last_image', 'luma', 'opencv', 'transform_space',
 ]
 
 StepResult = tuple[Any, Any, bool, bool, dict[str, Any]]
@@ -483,3 +483,47 @@ class DMAtariPreprocessing(gymnasium.Wrapper):
         gray = luma(frame) if self._to_gray else frame
         scaled = self._cv2.resize(gray, (self._size, self._size), interpolation=self._cv2.INTER_AREA)
         return scaled.reshape(self.observation_space.shape)
+
+
+@configurable
+class ActionMaskFromInfo(gymnasium.Wrapper):
+    """Adds the mask of valid actions that an environment puts into its infos, as Taxi does, to the observation.
+
+    The observation becomes a Dict with the fields ``observation`` and 'valid_action_mask', the default field of the
+    data transformer ``ActionMask``; an observation that is a Dict keeps its fields.
+
+    Args:
+        env: an environment whose action is Discrete.
+        key: key of the mask in the info of every reset and step: N numbers, of which nonzero ones are valid.
+
+    Raises:
+        EnvironmentLoadError: the action is not Discrete.
+        ValueError: later: an info has no such mask.
+    """
+
+    _FIELD = 'valid_action_mask'
+
+    def __init__(self, env: gymnasium.Env, key: str = 'action_mask'):
+        super().__init__(env)
+        if not isinstance(env.action_space, spaces.Discrete):
+            raise EnvironmentLoadError(f'ActionMaskFromInfo: expected a Discrete action, found {env.action_space}')
+        self._key = key
+        space = env.observation_space
+        fields = space.spaces if isinstance(space, spaces.Dict) else {'observation': space}
+        self.observation_space = spaces.Dict({**fields, self._FIELD: spaces.MultiBinary(int(env.action_space.n))})
+
+    def _masked(self, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
+        mask, shape = np.asarray(info.get(self._key)), self.observation_space[self._FIELD].shape  # type: ignore[index]
+        if mask.shape != shape or mask.dtype.kind not in 'biuf':
+            raise ValueError(f'ActionMaskFromInfo: expected info[{self._key!r}] of shape {shape}, found '
+                             f'{info.get(self._key)!r}; the info has {sorted(map(str, info))}')
+        fields = observation if isinstance(observation, dict) else {'observation': observation}
+        return {**fields, self._FIELD: (mask != 0).astype(np.int8)}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._masked(observation, info), info
+
+    def step(self, action: Any) -> StepResult:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._masked(observation, info), reward, terminated, truncated, info

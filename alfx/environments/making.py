@@ -2,8 +2,9 @@
 import importlib
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -32,8 +33,8 @@ def make_env(environment_name: str, max_episode_steps: int | None = None, render
     Args:
         environment_name: a registered id, or 'module:id', which imports the module first.
         max_episode_steps: steps after which an episode is truncated; ``None``: as registered; 0: never.
-        render_mode: 'human' shows every step; 'rgb_array' allows images and costs nothing until one is requested (it
-            becomes ``None`` in environments that cannot be rendered).
+        render_mode: 'human' shows every step; 'rgb_array' allows images. It becomes ``None`` in environments that
+            cannot be rendered, or whose constructor raises with it but not without.
         env_args: further arguments of the environment's constructor.
 
     Raises:
@@ -46,13 +47,32 @@ def make_env(environment_name: str, max_episode_steps: int | None = None, render
     if 'xml_file' in arguments:
         gin_utils.require_trust(f'the model xml_file = {arguments["xml_file"]!r} of {environment_name}')
     with _translated_errors(environment_name, spec):
-        if render_mode is not None:
-            modes = _metadata(spec).get('render_modes') or ()
-            if render_mode in modes or (render_mode == 'human' and 'rgb_array' in modes):
-                arguments['render_mode'] = render_mode
         # gymnasium's checker costs as much as a step of CartPole; alf_wrappers.CheckedEnvironment checks more
-        return gymnasium.make(spec, max_episode_steps=-1 if max_episode_steps == 0 else max_episode_steps,
-                              disable_env_checker=True, **arguments)
+        make = partial(gymnasium.make, spec, max_episode_steps=-1 if max_episode_steps == 0 else max_episode_steps,
+                       disable_env_checker=True, **arguments)
+        modes = None if render_mode is None else _render_modes(spec)
+        if render_mode is None or 'render_mode' in arguments or modes is not None and render_mode not in modes and not (
+                render_mode == 'human' and 'rgb_array' in modes):
+            return make()
+        return make_rendered(make, render_mode, environment_name)
+
+
+def make_rendered(make: Callable[..., gymnasium.Env], render_mode: str, name: str) -> gymnasium.Env:
+    """Create an environment that can be rendered or, if only that fails, one that cannot: it can still be trained in.
+
+    Args:
+        make: constructor, called with ``render_mode`` and then without arguments.
+        render_mode: 'human', which has to work, or 'rgb_array'.
+        name: name of the environment in messages.
+    """
+    try:
+        return make(render_mode=render_mode)
+    except Exception as error:  # no such argument, or no display
+        if render_mode == 'human':
+            raise
+        env = make()
+        _log.warning('%s is created without render_mode=%r and cannot be rendered: %s', name, render_mode, error)
+        return env
 
 
 def make_native(environment_name: str, batch_size: int, max_episode_steps: int | None = None,
@@ -159,11 +179,12 @@ def _import_if_there(package: str) -> None:
         _log.debug('%s is not installed', package)
 
 
-def _metadata(spec: EnvSpec) -> Mapping[str, Any]:
+def _render_modes(spec: EnvSpec) -> Sequence[str] | None:
+    """Return the render modes that the class of an environment declares; ``None`` if a function creates it."""
     creator: Any = spec.entry_point
     if isinstance(creator, str):
         creator = load_env_creator(creator)
-    return getattr(creator, 'metadata', None) or {}
+    return (getattr(creator, 'metadata', None) or {}).get('render_modes') or () if isinstance(creator, type) else None
 
 
 @contextmanager

@@ -18,8 +18,9 @@ import numpy as np
 
 from alfx.environments.environment_group import Buffers, EnvFn, EnvSpaces, Info
 from alfx.environments.environment_errors import EnvironmentLoadError, EnvironmentStepError
+from alfx.environments.seeding import process_seed
 from alfx.environments.spaces import flatten_sample, unflatten_sample
-from alfx.environments.vector_env import SupervisedVectorEnv, environment_name
+from alfx.environments.vector_env import SupervisedVectorEnv, environment_name, goal_reward_fn
 from alfx.environments.worker import COMMAND, DONE, ERROR, STEP_0, STEP_1, SharedSteps, WorkerArguments, work
 from alfx.gin_utils import configurable
 from alfx.utils import processes
@@ -138,6 +139,7 @@ class ProcessVectorEnv(SupervisedVectorEnv):
         env_spaces = EnvSpaces.of(example)
         super().__init__(env_spaces, len(env_fns), example.metadata, example.render_mode,
                          name or environment_name(example))
+        self.goal_reward_fn = goal_reward_fn(example)
         example.close()
         inherits = context in (None, 'fork') and 'fork' in multiprocessing.get_all_start_methods()
         self._context = multiprocessing.get_context('fork' if inherits else context or 'spawn')
@@ -170,7 +172,7 @@ class ProcessVectorEnv(SupervisedVectorEnv):
         env_fns: Any = self._env_fns[rows]
         arguments = WorkerArguments(env_fns if self._inherits else cloudpickle.dumps(env_fns), rows, self._env_spaces,
                                     self._shared, self.name, self._max_restarts, self._info_keys, self._num_threads,
-                                    '' if self._inherits else gin.config_str())
+                                    '' if self._inherits else gin.config_str(), process_seed(rows.start))
         return _Worker(self._context, arguments, self._timeout)
 
     # Stepping --------------------------------------------------------------------------------------------------
@@ -288,15 +290,17 @@ class ProcessVectorEnv(SupervisedVectorEnv):
             if rows:
                 self._ask([worker], 'request_reset', rows)
 
-    def get_states(self) -> list[Any] | None:
+    def get_states(self, count: int | None = None) -> list[Any] | None:
         if self._busy:
             return None
-        states = [state for answer in self._ask(self._workers, 'get_states') for state in answer]
+        workers = [worker for worker in self._workers if count is None or worker.rows.start < count]
+        states = [state for answer in self._ask(workers, 'get_states', count) for state in answer][:count]
         return None if any(state is None for state in states) else states
 
     def set_states(self, states: list[Any]) -> None:
         for worker in self._workers:
-            self._ask([worker], 'set_states', states[worker.rows])
+            if reason := self._ask([worker], 'set_states', states[worker.rows])[0]:
+                raise ValueError(reason)
         self._pending = np.array([state[1] for state in states], bool)
         self._seeds = [state[3] for state in states]
         self._busy = False

@@ -1,15 +1,26 @@
-"""Checks of the results of natively batched environments: finite rewards, valid flags, observations without NaN.
+"""Checks of the results of environments: finite rewards and observations, valid flags, values that the space allows.
 
-The environments in alfx's own vector environments are checked one by one (:mod:`alfx.environments.environment_group`).
+Most are for natively batched environments. Those in alfx's own vector environments are checked one by one
+(:mod:`alfx.environments.environment_group`).
 """
+import logging
 from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 
 from alfx import nest
 from alfx.environments.environment_errors import EnvironmentStepError
+from alfx.environments.spaces import flatten_sample, flatten_space
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
+
+_log = logging.getLogger(__name__)
+_logged: set[tuple[str, str]] = set()
+WRONG_VALUE = 'return observations that observation_space contains, or declare a space that fits them'
+INFINITE = 'a network turns it into NaN: limit it with a wrapper in gym_env_wrappers'
+_FIRST_CALLS = 64
+_CALLS_PER_CHECK = 256  # a check of an environment takes as long as a few steps of a simple one
 
 
 def checked_rewards(rewards: Any, shape: tuple[int, ...], ignored: np.ndarray | None, name: str) -> np.ndarray:
@@ -63,9 +74,69 @@ def checked_flags(flags: Any, batch_size: int, what: str, name: str) -> np.ndarr
     return array.astype(bool)
 
 
+def is_check_due(call: int) -> bool:
+    """Return whether a step compares the observations with their space: the first steps do, then a few of them.
+
+    Args:
+        call: number of the step, from 1.
+    """
+    return call <= _FIRST_CALLS or call % _CALLS_PER_CHECK == 0
+
+
+def described_outside(space: spaces.Space, value: Any) -> str:
+    """Return a description of the first number in ``value`` that ``space`` does not allow; '' if there is none.
+
+    Args:
+        space: a fundamental space.
+        value: one sample or a batch ``[B, ...]`` of samples, of any dtype.
+    """
+    low: Any
+    high: Any
+    if isinstance(space, spaces.Box):
+        low, high = space.low, space.high
+    elif isinstance(space, spaces.MultiBinary):
+        low, high = 0, 1
+    elif isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        low, high = space.start, space.start + (space.n if isinstance(space, spaces.Discrete) else space.nvec) - 1
+    else:
+        return ''
+    array, dtype = np.asarray(value), np.dtype(space.dtype)
+    if array.dtype == dtype and dtype.kind in 'bu' and isinstance(space, spaces.Box) and _is_full(space):
+        return ''  # images
+    if array.dtype.kind not in 'biuf':
+        return f'{array.dtype} values, which its space {space} does not allow' if array.dtype.kind == 'c' else ''
+    wrong = (array < low) | (array > high)
+    if dtype.kind != 'f' and array.dtype.kind == 'f':
+        wrong |= array != np.floor(array)  # also NaN
+    if not wrong.any():
+        return ''
+    found = array[wrong].flat[0]
+    place = ''.join(f'[{i}]' for i in np.argwhere(wrong)[0])
+    return f'{found}{f" (at {place})" if place else ""}, which its space {space} does not allow'
+
+
+def check_values(observation: Any, space: spaces.Space, during: str, name: str) -> None:
+    """Check that a batch of observations, as the environments returned it, is the same in the dtype of their space.
+
+    Raises:
+        EnvironmentStepError: it is not; the message has the first value that ``space`` does not allow.
+    """
+    for (path, leaf), values in zip(flatten_space(space, 'observation'), flatten_sample(space, observation)):
+        if not np.issubdtype(leaf.dtype, np.floating) and (wrong := described_outside(leaf, values)):
+            raise EnvironmentStepError(None, name, during, f'{path} contains {wrong}', hint=WRONG_VALUE)
+
+
+def _is_full(space: spaces.Box) -> bool:
+    """Return whether ``space`` contains all values of its dtype, bool or unsigned."""
+    most = 1 if space.dtype == bool else np.iinfo(space.low.dtype).max  # type: ignore[type-var]
+    return bool((space.low == 0).all() and (space.high == most).all())
+
+
 def check_observation(observation: NestedTensor, spec: NestedTensorSpec, batch_size: int, during: str,
                       name: str) -> None:
     """Check that an observation ``[B, ...]`` has the shapes of its spec and no NaN, which an update would spread.
+
+    Infinity is logged.
 
     Raises:
         EnvironmentStepError: there is a NaN (the message names the first such environment), or a part of the
@@ -73,7 +144,18 @@ def check_observation(observation: NestedTensor, spec: NestedTensorSpec, batch_s
     """
     for (path, leaf), part in zip(nest.flatten_with_path(observation), nest.flatten(spec)):
         _check_shape(leaf, (batch_size, *part.shape), f'their observation{f".{path}" if path else ""}', during, name)
-        # the sum is NaN too and takes a fraction of the time; infinities of both signs need the second check
-        if leaf.dtype.is_floating_point and torch.isnan(leaf.sum()) and torch.isnan(leaf).any():
-            row = int(torch.isnan(leaf).reshape(len(leaf), -1).any(1).int().argmax())
-            raise EnvironmentStepError(row, name, during, f"its observation{f'.{path}' if path else ''} contains NaN")
+        # the sum takes a fraction of the time; if it overflows, the second check decides
+        if leaf.dtype.is_floating_point and not torch.isfinite(leaf.sum()) and not torch.isfinite(leaf).all():
+            where = f"its observation{f'.{path}' if path else ''} contains"
+            wrong = torch.isnan(leaf) if torch.isnan(leaf).any() else ~torch.isfinite(leaf)
+            row = int(wrong.reshape(len(leaf), -1).any(1).int().argmax())
+            if torch.isnan(leaf[row]).any():
+                raise EnvironmentStepError(row, name, during, f'{where} NaN')
+            warn_once(row, name, f'in {during}, {where} infinity', INFINITE)
+
+
+def warn_once(index: int, name: str, wrong: str, hint: str) -> None:
+    """Log what is wrong with environment ``index`` of ``name``, once in this process for each name and hint."""
+    if (name, hint) not in _logged:
+        _logged.add((name, hint))
+        _log.warning('environment %d of %r: %s%s', index, name, wrong, f'; {hint}' if hint else '')

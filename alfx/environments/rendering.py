@@ -1,9 +1,81 @@
-"""A window that shows images of an environment."""
+"""Images of environments: when they are wanted, their conversion to frames of a video, and a window that shows them."""
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from alfx.environments.environment_errors import UnsupportedOperationError
+
+_DEFAULT_FPS = 30.0
+_is_wanted: bool | None = None
+
+
+def is_wanted() -> bool | None:
+    """Return whether the environments that are being created will be rendered; ``None``: unknown."""
+    return _is_wanted
+
+
+@contextlib.contextmanager
+def wanted(flag: bool | None) -> Iterator[None]:
+    """Context manager for the creation of environments that will, or will not, be rendered; ``None``: unknown."""
+    global _is_wanted
+    before, _is_wanted = _is_wanted, flag
+    try:
+        yield
+    finally:
+        _is_wanted = before
+
+
+def as_frame(image: Any) -> np.ndarray:
+    """Return an image that ``render()`` of an environment returned as a frame, uint8 ``[H, W, 3]``.
+
+    Args:
+        image: gray, with one, three or four channels, first or last; integers or bools, or floats in [0, 1] or
+            [0, 255]. The last of several images, such as those since the last call.
+
+    Raises:
+        UnsupportedOperationError: anything else.
+    """
+    frame = np.asarray(image[-1] if isinstance(image, (list, tuple)) and image and np.ndim(image[-1]) > 1 else image)
+    if frame.ndim == 4 and len(frame):
+        frame = frame[-1]
+    if frame.ndim == 3 and frame.shape[0] in (1, 3, 4) and frame.shape[2] not in (1, 3, 4):
+        frame = frame.transpose(1, 2, 0)
+    if frame.ndim == 2:
+        frame = frame[..., None]
+    if frame.ndim != 3 or frame.shape[2] not in (1, 3, 4) or not frame.size or frame.dtype.kind not in 'biuf':
+        found = f'{frame.dtype} {list(frame.shape)}' if frame.dtype.kind in 'biuf' else repr(image)[:100]
+        raise UnsupportedOperationError(f'render() returned {found}, expected an image [H, W, 3] of dtype uint8')
+    frame = frame[..., :3]  # without alpha
+    if frame.dtype.kind == 'f':
+        frame = np.nan_to_num(frame)
+    if frame.dtype.kind == 'b' or frame.dtype.kind == 'f' and frame.max() <= 1:
+        frame = frame * 255.0
+    if frame.dtype != np.uint8:
+        frame = np.clip(frame, 0, 255).astype(np.uint8)
+    return np.repeat(frame, 3 // frame.shape[2], axis=2) if frame.shape[2] < 3 else np.ascontiguousarray(frame)
+
+
+def fitted(frame: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Return ``frame`` in another size, which a video cannot change: scaled down if it is larger, padded with black."""
+    if frame.shape[:2] == (height, width):
+        return frame
+    scale = max(frame.shape[0] / height, frame.shape[1] / width, 1.0)
+    rows, columns = (np.arange(max(1, int(size / scale))) * scale for size in frame.shape[:2])
+    result = np.zeros((height, width, 3), np.uint8)
+    result[:len(rows), :len(columns)] = frame[rows.astype(int)][:, columns.astype(int)]
+    return result
+
+
+def frame_rate(metadata: Mapping[str, Any]) -> float:
+    """Return the frames per second that an environment declares; 30 if it declares no positive number."""
+    try:
+        fps = float(metadata.get('render_fps') or 0)
+    except (TypeError, ValueError):
+        fps = 0.0
+    return fps if fps > 0 and math.isfinite(fps) else _DEFAULT_FPS
 
 
 class Window:

@@ -1,45 +1,62 @@
 """Exact state of a gymnasium environment as bytes, with which a run resumes with identical results.
 
-The state in Python (counters, arrays, generators, of the environment and of every wrapper) is pickled. The state of a
-simulator is saved by the simulator itself, because pickling a whole MuJoCo or Atari environment would restart its
-episode. Where neither works (Box2D), :func:`capture` returns ``None``.
+The state in Python (counters, arrays, generators, of the environment, of every wrapper and of environments inside of
+it) is pickled. MuJoCo and Atari save the state of their simulators themselves. An environment can save its own state
+with two methods::
 
-The bytes are a pickle: restore only states of your own runs. :mod:`alfx.utils.checkpoint_utils` ensures that.
+    def get_state(self):          # everything that later steps depend on, including self.np_random; can be pickled
+    def set_state(self, state):   # continue exactly from a result of get_state()
+
+or set the attribute ``state_can_be_saved = False``. Where nothing works (Box2D), :func:`capture` returns ``None``.
+State outside of the environment's attributes (a simulator known by a number, class attributes) is not found here:
+:mod:`alfx.environments.state_check` finds out whether the saved state is complete.
+
+The bytes are a pickle: restore only states of your own runs. :mod:`alfx.checkpoints.environment_states` ensures that.
 """
+import ctypes
 import functools
+import inspect
 import io
 import logging
+import os
 import pickle
 import sys
+import tempfile
 import types
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import cloudpickle
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv
 
-_VERSION = 2
+_VERSION = 3
+_MARK = b'alfx-state-3:'
 _MAX_MODEL_ARRAY_BYTES = 2**16
 _log = logging.getLogger(__name__)
 
-# Attributes that belong to the process or to a window, not to the episode.
-_SKIPPED_NAMES = frozenset({'env', 'spec', 'metadata', 'mujoco_renderer', 'render_mode', 'screen', 'clock', 'surf',
-                            'window', 'font', 'isopen', 'env_fns'})
-_SKIPPED_TYPES = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)
-_SKIPPED_MODULES = ('pygame', 'glfw', 'OpenGL', 'logging', 'threading', 'multiprocessing')
+_LAYER = (gymnasium.Env, VectorEnv)
+# Environments whose attributes hold all their state, as the tests of this package check.
+_KNOWN = frozenset({'gymnasium', 'alfx', 'ale_py', 'minigrid', 'mujoco', 'numpy', 'pygame'}) | sys.stdlib_module_names
+# Attributes that belong to the process or to a window, not to the episode. Decided by type: any name may hold a state.
+_SKIPPED_TYPES = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, EnvSpec)
+_WINDOW_PACKAGES = ('glfw', 'OpenGL', 'pyglet')
+_WINDOW_TYPES = (('pygame', 'Surface'), ('pygame.time', 'Clock'), ('pygame.font', 'Font'),
+                 ('gymnasium.envs.mujoco.mujoco_rendering', 'MujocoRenderer'))
+_PROCESS_PACKAGES = ('multiprocessing', 'threading', '_thread', 'socket', 'subprocess', 'weakref', 'tempfile')
 
 
 class _Simulator(NamedTuple):
     """Functions that save and load the state of one kind of simulator.
 
     Fields:
-        attribute: the attribute of the innermost environment that holds the simulator.
         save: returns the simulator's state as an object that can be pickled exactly.
-        load: ``load(environment, state)`` restores it.
+        load: ``load(simulator, state)`` writes it into an existing simulator, to which other objects may refer.
     """
 
-    attribute: str
     save: Callable[[Any], Any]
     load: Callable[[Any, Any], None]
 
@@ -50,20 +67,12 @@ def capture(env: Any) -> bytes | None:
     Args:
         env: a gymnasium environment or natively batched vector environment.
     """
-    layers = list(_layers(env))
-    simulator = _simulator(layers[-1])
-    simulated = None if simulator is None else simulator.save(layers[-1])
-    attributes = [{key: value for key, value in vars(layer).items() if _is_state(key, value, layer, simulator)}
-                  for layer in layers]
-    buffer = io.BytesIO()
     try:
-        for layer in layers:
-            object.__reduce_ex__(layer, 4)  # raises for an object with state in native code
-        _Pickler(buffer, layers).dump((_VERSION, _shape(layers), simulated, attributes))
-    except (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        _log_once(f'the state of {env} cannot be saved: {error}')
+        known, buffer, _ = _dump(env)
+    except Exception as error:  # noqa: BLE001 - pickling calls code of the environment, which may raise anything
+        _log_once(f'the state of {type(env.unwrapped).__name__} cannot be saved: {type(error).__name__}: {error}')
         return None
-    return zlib.compress(buffer.getvalue(), 1)
+    return _MARK + (b'known' if known else b'other') + zlib.compress(buffer, 1)
 
 
 @functools.cache
@@ -78,111 +87,196 @@ def restore(env: Any, state: bytes) -> None:
     Raises:
         ValueError: the state is of an environment with other wrappers, or of another version of this format.
     """
-    layers = list(_layers(env))
-    version, shape, simulated, attributes = _Unpickler(io.BytesIO(zlib.decompress(state)), layers).load()
-    if version != _VERSION or shape != _shape(layers):
-        raise ValueError(f'the saved state is of {" of ".join(shape)} (format {version}), expected '
-                         f'{" of ".join(_shape(layers))} (format {_VERSION})')
-    simulator = _simulator(layers[-1])
-    for layer, saved in zip(layers, attributes):
-        current = vars(layer)
-        for key in [key for key, value in current.items() if _is_state(key, value, layer, simulator)]:
-            if key not in saved:
-                del current[key]
-        current.update(saved)
-    if simulator is not None:
-        simulator.load(layers[-1], simulated)
+    if not state.startswith(_MARK):
+        raise ValueError('the saved state is of another version of alfx')
+    layers = _layers(env)
+    simulators = _simulators(layers)
+    data = io.BytesIO(zlib.decompress(state[len(_MARK) + 5:]))
+    shape, simulated, states = _Unpickler(data, [*layers, *(owner for owner, _ in simulators)]).load()
+    if shape != _shape(layers, simulators):
+        raise ValueError(f'the saved state is of {" of ".join(shape)}, expected '
+                         f'{" of ".join(_shape(layers, simulators))}')
+    for layer, saved in zip(reversed(layers), reversed(states)):
+        if _saves_itself(layer):
+            layer.set_state(saved)
+            continue
+        attributes, skipped = saved
+        for key in vars(layer).keys() - attributes.keys() - skipped:
+            delattr(layer, key)
+        vars(layer).update(attributes)
+    for (owner, simulator), saved in zip(simulators, simulated):
+        simulator.load(owner, saved)
 
 
-def _layers(env: Any) -> Iterator[Any]:
-    """Yield ``env`` and the environments that it wraps, outermost first."""
-    while isinstance(env, (gymnasium.Wrapper, gymnasium.vector.VectorWrapper)):
-        yield env
-        env = env.env
-    yield env
+def needs_check(state: Any) -> bool:
+    """Return whether a nest of dicts, lists and tuples contains a state of an environment that alfx does not know."""
+    if isinstance(state, dict):
+        state = list(state.values())
+    if isinstance(state, (list, tuple)):
+        return any(needs_check(part) for part in state)
+    return isinstance(state, bytes) and state.startswith(_MARK + b'other')
 
 
-def _shape(layers: list[Any]) -> list[str]:
-    return [f'{type(layer).__module__}.{type(layer).__qualname__}' for layer in layers]
+def temporary_folders(env: Any) -> set[str]:
+    """Return the names of files and folders in the temporary folder to which attributes of ``env`` refer."""
+    return _dump(env)[2]
 
 
-def _is_state(key: str, value: Any, layer: Any, simulator: _Simulator | None) -> bool:
-    if key in _SKIPPED_NAMES or isinstance(value, _SKIPPED_TYPES):
+def _dump(env: Any) -> tuple[bool, bytes, set[str]]:
+    """Return whether all parts of ``env`` are known, its pickled state, and its files in the temporary folder."""
+    layers = _layers(env)
+    simulators = _simulators(layers)
+    states: list[Any] = []
+    for layer in layers:
+        if not getattr(layer, 'state_can_be_saved', True):
+            raise pickle.PicklingError(f'{type(layer).__name__}.state_can_be_saved is False')
+        if _saves_itself(layer):
+            states.append(layer.get_state())
+            continue
+        object.__reduce_ex__(layer, 4)  # raises for an object with state in native code
+        if any(vars(kind).get('__slots__') for kind in type(layer).__mro__):
+            raise pickle.PicklingError(f'{type(layer).__name__} has __slots__')
+        attributes = {key: value for key, value in vars(layer).items() if not _is_skipped(value)}
+        states.append((attributes, vars(layer).keys() - attributes.keys()))
+    simulated = [simulator.save(owner) for owner, simulator in simulators]
+    buffer = io.BytesIO()
+    pickler = _Pickler(buffer, [*layers, *(owner for owner, _ in simulators)])
+    pickler.dump((_shape(layers, simulators), simulated, states))
+    return all(map(_is_known, layers)), buffer.getvalue(), pickler.temporary
+
+
+def _layers(env: Any) -> list[Any]:
+    """Return ``env`` and the environments inside of it, outermost first."""
+    layers = [env]
+    for layer in layers:  # grows
+        values = vars(layer).values()
+        if _saves_itself(layer):  # its own environments are its own business, unless it is a wrapper
+            values = [getattr(layer, 'env', None)]
+        for value in values:
+            several = type(value) in (list, tuple) and value and isinstance(value[0], _LAYER)
+            for part in value if several else (value, ):
+                if isinstance(part, _LAYER) and all(part is not other for other in layers):
+                    layers.append(part)
+    return layers
+
+
+def _shape(layers: list[Any], simulators: list[tuple[Any, _Simulator]]) -> list[str]:
+    return [f'{type(part).__module__}.{type(part).__qualname__}' for part in (*layers, *(s for s, _ in simulators))]
+
+
+@functools.cache
+def _has_protocol(kind: Any) -> bool:
+    try:
+        inspect.signature(kind.get_state).bind(None)
+        inspect.signature(kind.set_state).bind(None, None)
+    except (AttributeError, TypeError, ValueError):  # MujocoEnv has set_state(qpos, qvel)
         return False
-    if type(value).__module__.split('.')[0] in _SKIPPED_MODULES:
-        return False
-    return simulator is None or key not in (simulator.attribute, 'model') or layer is not layer.unwrapped
+    return True
+
+
+def _saves_itself(layer: Any) -> bool:
+    """Return whether ``layer`` has the methods ``get_state()`` and ``set_state(state)``."""
+    kind: Any = type(layer)
+    return _has_protocol(kind)
+
+
+def _is_known(layer: Any) -> bool:
+    """Return whether the class of an environment and its attributes come from packages that alfx knows."""
+    kinds = [value if isinstance(value, (types.FunctionType, type)) else type(value) for value in vars(layer).values()]
+    return all((kind.__module__ or '').partition('.')[0] in _KNOWN for kind in (type(layer), *kinds))
+
+
+def _is_skipped(value: Any) -> bool:
+    if isinstance(value, _SKIPPED_TYPES) or type(value).__module__.partition('.')[0] in _WINDOW_PACKAGES:
+        return True
+    return any(type(value) is getattr(sys.modules.get(module), name, None) for module, name in _WINDOW_TYPES)
 
 
 class _Pickler(pickle.Pickler):
-    """Pickler that stores the environments themselves as references and rejects objects that would restart."""
+    """Pickler that stores ``parts`` as references and rejects objects that would restart or belong to the process.
 
-    def __init__(self, file: io.BytesIO, layers: list[Any]):
+    Attributes:
+        temporary: names in the temporary folder that occur in paths.
+    """
+
+    def __init__(self, file: io.BytesIO, parts: list[Any]):
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self._index = {id(layer): i for i, layer in enumerate(layers)}
+        self._index = {id(part): i for i, part in enumerate(parts)}
+        self._folder = os.path.join(tempfile.gettempdir(), '')
+        self.temporary: set[str] = set()
 
     def persistent_id(self, obj: Any) -> Any:
+        if type(obj) is str and obj.startswith(self._folder):
+            self.temporary.add(obj[len(self._folder):].partition(os.sep)[0])
         return self._index.get(id(obj))
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, gymnasium.utils.EzPickle):
+        if isinstance(obj, types.FunctionType) and '<' in obj.__qualname__:  # an argument that a wrapper keeps
+            return pickle.loads, (cloudpickle.dumps(obj), )
+        if isinstance(obj, os.PathLike):
+            self.persistent_id(str(os.fspath(obj)))
+        elif isinstance(obj, gymnasium.utils.EzPickle):
             raise pickle.PicklingError(f'unpickling {type(obj).__name__} would construct a new one')
+        elif type(obj).__module__.partition('.')[0] in _PROCESS_PACKAGES:
+            raise pickle.PicklingError(f'{type(obj).__module__}.{type(obj).__name__} belongs to this process')
         return NotImplemented
 
 
 class _Unpickler(pickle.Unpickler):
 
-    def __init__(self, file: io.BytesIO, layers: list[Any]):
+    def __init__(self, file: io.BytesIO, parts: list[Any]):
         super().__init__(file)
-        self._layers = layers
+        self._parts = parts
 
     def persistent_load(self, pid: Any) -> Any:
-        return self._layers[pid]
+        return self._parts[pid]
 
 
 # Simulators ----------------------------------------------------------------------------------------------------
 
 
-def _simulator(env: Any) -> _Simulator | None:
-    """Return the functions for the simulator in ``env``; ``None`` if all its state is in Python."""
-    for module, attribute, kind, simulator in _SIMULATORS:
-        loaded = sys.modules.get(module)
-        # vars: a property may return the simulator of an inner environment that is not one of the layers
-        if loaded is not None and isinstance(vars(env).get(attribute), getattr(loaded, kind)):
-            return simulator
-    return None
+def _simulators(layers: list[Any]) -> list[tuple[Any, _Simulator]]:
+    """Return the simulators that are attributes of ``layers``, each once, with their functions."""
+    found: dict[int, tuple[Any, _Simulator]] = {}
+    for layer in layers:
+        for value in () if _saves_itself(layer) else vars(layer).values():
+            for module, name, simulator in _SIMULATORS:
+                kind = getattr(sys.modules.get(module), name, None)
+                if kind is not None and isinstance(value, kind):
+                    found[id(value)] = value, simulator
+    return list(found.values())
 
 
-def _save_mujoco(env: Any) -> Any:
+def _save_model(model: Any) -> dict[str, np.ndarray]:
+    # the small arrays, which an environment may change in each episode (positions of goals, masses), not meshes
+    arrays = {name: getattr(model, name) for name in dir(model) if not name.startswith('_')}
+    return {name: array.copy() for name, array in arrays.items()
+            if isinstance(array, np.ndarray) and array.dtype.kind in 'fiu' and array.nbytes <= _MAX_MODEL_ARRAY_BYTES}
+
+
+def _load_model(model: Any, arrays: dict[str, np.ndarray]) -> None:
+    for name, array in arrays.items():
+        if not np.array_equal(getattr(model, name), array):
+            getattr(model, name)[...] = array
+
+
+def _save_data(data: Any) -> bytes:
     # The whole MjData, not only mj_getState: observations and rewards also read quantities that the last step
-    # derived (positions of bodies, contact forces), and mj_forward would not reproduce them. Of the model, the small
-    # arrays that an environment may change in each episode (positions of goals, masses), not meshes and textures.
-    arrays = {name: getattr(env.model, name) for name in dir(env.model) if not name.startswith('_')}
-    small = {name: array.copy() for name, array in arrays.items()
-             if isinstance(array, np.ndarray) and array.dtype.kind in 'fiu' and array.nbytes <= _MAX_MODEL_ARRAY_BYTES}
-    return pickle.dumps(env.data, protocol=pickle.HIGHEST_PROTOCOL), small
+    # derived (positions of bodies, contact forces), and mj_forward would not reproduce them.
+    return pickle.dumps(data, protocol=pickle.HIGHEST_PROTOCOL)
 
 
-def _load_mujoco(env: Any, state: Any) -> None:
-    data, small = state
-    for name, array in small.items():
-        if not np.array_equal(getattr(env.model, name), array):
-            getattr(env.model, name)[...] = array
-    env.data = pickle.loads(data)
-    renderer = getattr(env, 'mujoco_renderer', None)
-    if renderer is not None:
-        renderer.data = env.data
+def _load_data(data: Any, state: bytes) -> None:
+    # mj_copyData is not in every Python interface of MuJoCo, but in the library that it is linked to
+    saved, library = pickle.loads(state), ctypes.CDLL(sys.modules['mujoco._structs'].__file__)
+    library.mj_copyData.argtypes, library.mj_copyData.restype = [ctypes.c_void_p] * 3, ctypes.c_void_p
+    if not library.mj_copyData(data._address, data.model._address, saved._address):
+        raise ValueError('the saved state is of another MuJoCo model')
 
 
-def _save_atari(env: Any) -> Any:
-    return env.ale.cloneState(include_rng=True)
-
-
-def _load_atari(env: Any, state: Any) -> None:
-    env.ale.restoreState(state)
-
-
-_SIMULATORS = [
-    ('mujoco', 'data', 'MjData', _Simulator('data', _save_mujoco, _load_mujoco)),
-    ('ale_py', 'ale', 'ALEInterface', _Simulator('ale', _save_atari, _load_atari)),
-]
+_SIMULATORS: tuple[tuple[str, str, _Simulator], ...] = (
+    ('mujoco', 'MjModel', _Simulator(_save_model, _load_model)),
+    ('mujoco', 'MjData', _Simulator(_save_data, _load_data)),
+    ('ale_py', 'ALEInterface', _Simulator(lambda ale: ale.cloneState(include_rng=True),
+                                          lambda ale, state: ale.restoreState(state))),
+)

@@ -1,4 +1,6 @@
 """Seeds: every environment of a run gets its own stream, derived from the seed of the run."""
+from typing import Any
+
 import numpy as np
 
 from alfx import context
@@ -32,6 +34,17 @@ def batch_seed(seed: int | None, *key: int) -> int | None:
     """Return :func:`derived_seed` for random numbers shared by a whole batch; it differs between processes of a run."""
     first = context.first_environment()
     return derived_seed(seed, *key, first) if first else derived_seed(seed, *key)
+
+
+def process_seed(first: int) -> int:
+    """Return a seed for a process that creates the environments from number ``first`` on.
+
+    It is determined by the state of numpy's generator in this process, which stays as it is, so that the results of a
+    run do not depend on the number of its processes.
+    """
+    state: Any = np.random.get_state()  # noqa: NPY002 (seeded with the run)
+    entropy = [*state[1][1:5].tolist(), state[2]]  # the first word is the same for all seeds
+    return _number(np.random.SeedSequence(entropy, spawn_key=(context.first_environment() + first, )))
 
 
 def _number(sequence: np.random.SeedSequence) -> int:

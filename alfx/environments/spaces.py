@@ -235,6 +235,7 @@ class ActionCodec:
     def __init__(self, space: spaces.Space, batch_size: int, normalize: bool = False, clip: bool = False):
         self.spec = action_spec_from_gym_space(space, normalize)
         self._space = space
+        self._arguments = space, batch_size, normalize, clip
         self._structure = nest.structure(self.spec)
         self._is_leaf = not isinstance(space, (spaces.Dict, spaces.Tuple))
         specs = nest.flatten(self.spec)
@@ -248,6 +249,9 @@ class ActionCodec:
             self._shape, self._convert, self._dtype = self._shapes[0], self._converters[0], self._dtypes[0]
             is_plain = not _is_mapped(self.spec, normalize, clip)
             self._plain_dtype = np.dtype(space.dtype) if is_plain else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ActionCodec, self._arguments  # the converters are closures, which cannot be pickled
 
     def encode(self, action: NestedTensor) -> tuple[Any, list[np.ndarray]]:
         """Return the actions for the environment, and copies of the given leaves in the types of the specs.

@@ -40,7 +40,7 @@ _INFOS = ('lives', 'frame_number', 'episode_frame_number')
 def load(environment_name: str, env_id: int | None = None, discount: float = 1.0,
          max_episode_steps: StepLimit | None = None, alf_env_wrappers: Sequence[AlfWrapper] = (), batch_size: int = 1,
          num_threads: int = 0, frame_skip: int = 4, noop_max: int = 30, screen_size: int = 84, stack_size: int = 4,
-         sticky_action_probability: float = 0.25, full_action_space: bool = False,
+         sticky_action_probability: float | None = None, full_action_space: bool = False,
          env_info_keys: Sequence[str] | Mapping[str, TensorSpec] = ('lives', ),
          env_args: Mapping[str, Any] | None = None) -> AlfEnvironment:
     """Create a batch of an Atari game: gray images uint8 ``(stack_size, screen_size, screen_size)``.
@@ -63,7 +63,8 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
         screen_size: height and width of the images.
         stack_size: number of stacked images.
         sticky_action_probability: probability that the game repeats the previous action instead (Machado et al. 2018,
-            arXiv:1709.06009); 0 for the protocol of Mnih et al. 2015.
+            arXiv:1709.06009); ``None``: as registered, 0.25 for 'Pong' and 'ALE/Pong-v5', 0 for 'PongNoFrameskip-v4'
+            (the protocol of Mnih et al. 2015).
         full_action_space: use all 18 actions instead of the actions that the game needs.
         env_info_keys: infos that become ``TimeStep.env_info``: 'lives', 'frame_number' or 'episode_frame_number'.
         env_args: further arguments of ``ale_py.vector_env.AtariVectorEnv``.
@@ -72,7 +73,8 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
         EnvironmentLoadError: an unknown game, argument or info, or the extra ``atari`` is not installed.
     """
     name = environment_name if '/' in environment_name or '-v' in environment_name else f'ALE/{environment_name}-v5'
-    game = making.find_spec(name).kwargs.get('game')
+    registered = making.find_spec(name).kwargs
+    game = registered.get('game')
     if game is None:
         raise EnvironmentLoadError(f'{name} is not a game of the Arcade Learning Environment')
     if max_episode_steps is not None and max_episode_steps < 1:
@@ -82,6 +84,8 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
     unknown = [key for key in env_info_keys if key not in _INFOS]
     if unknown:
         raise EnvironmentLoadError(f'env_info_keys: expected some of {_INFOS}, found {unknown[0]!r}')
+    if sticky_action_probability is None:
+        sticky_action_probability = registered['repeat_action_probability']
     arguments = {'reward_clipping': False, **_checked(env_args or {})}
     vector_env = _vector_env_class()(
         game, batch_size, num_threads=num_threads, frameskip=frame_skip, noop_max=noop_max, img_height=screen_size,

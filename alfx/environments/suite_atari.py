@@ -19,7 +19,7 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
          max_episode_steps: StepLimit | Sequence[StepLimit] | None = None, gym_env_wrappers: Sequence[EnvWrapper] = (),
          alf_env_wrappers: Sequence[AlfWrapper] = (), batch_size: int = 1,
          vector_env: VectorEnvCtor = SerialVectorEnv, frame_skip: int = 4, noop_max: int = 30, screen_size: int = 84,
-         stack_size: int = 4, sticky_action_probability: float = 0.25, full_action_space: bool = False,
+         stack_size: int = 4, sticky_action_probability: float | None = None, full_action_space: bool = False,
          env_info_keys: Sequence[str] = ('lives', ), env_args: Mapping[str, Any] | None = None,
          render_mode: str | None = 'rgb_array') -> AlfEnvironment:
     """Create a batch of an Atari game: gray images uint8 ``(stack_size, screen_size, screen_size)``.
@@ -40,7 +40,8 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
         screen_size: height and width of the images.
         stack_size: number of stacked images.
         sticky_action_probability: probability that the game repeats the previous action instead (Machado et al. 2018,
-            arXiv:1709.06009); 0 for the protocol of Mnih et al. 2015.
+            arXiv:1709.06009); ``None``: as registered, 0.25 for 'Pong' and 'ALE/Pong-v5', 0 for 'PongNoFrameskip-v4'
+            (the protocol of Mnih et al. 2015).
         full_action_space: use all 18 actions instead of the actions that the game needs.
         env_info_keys: numbers of the info dicts that become ``TimeStep.env_info``.
         env_args: further arguments of ``ale_py.AtariEnv``.
@@ -52,8 +53,9 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
     name = environment_name if '/' in environment_name or '-v' in environment_name else f'ALE/{environment_name}-v5'
     wrappers = [partial(DMAtariPreprocessing, frame_skip=frame_skip, noop_max=noop_max, screen_size=screen_size),
                 *gym_env_wrappers, partial(FrameStack, stack_size=stack_size)]
-    arguments = {'frameskip': 1, 'obs_type': 'grayscale', 'repeat_action_probability': sticky_action_probability,
-                 'full_action_space': full_action_space, **(env_args or {})}
+    arguments = {'frameskip': 1, 'obs_type': 'grayscale', 'full_action_space': full_action_space, **(env_args or {})}
+    if sticky_action_probability is not None:
+        arguments.setdefault('repeat_action_probability', sticky_action_probability)
     if max_episode_steps is not None:  # the argument of the game would count frames
         alf_env_wrappers = [partial(TimeLimit, duration=max_episode_steps), *alf_env_wrappers]
     return suite_gym.load(name, env_id=env_id, discount=discount, gym_env_wrappers=wrappers,

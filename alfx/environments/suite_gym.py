@@ -13,9 +13,10 @@ import gymnasium
 from gymnasium.vector import VectorEnv
 
 from alfx import gin_utils
-from alfx.environments import alf_wrappers, gym_wrappers, making
+from alfx.environments import alf_wrappers, gym_wrappers, making, rendering
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.environment_errors import EnvironmentLoadError
+from alfx.environments.environment_group import EnvFn
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
 from alfx.environments.making import EnvWrapper
 from alfx.environments.spaces import flatten_space
@@ -55,8 +56,9 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
         native: use the natively batched implementation, if it exists; it does not support ``gym_env_wrappers``.
         env_args: further arguments of the environment's constructor.
         env_info_keys: numbers of the info dicts that become ``TimeStep.env_info``: names of float32 scalars, or a
-            mapping from names to specs.
-        render_mode: 'human' shows every step; 'rgb_array' allows ``render``.
+            mapping from names to specs. If empty, 'lives' for Atari games.
+        render_mode: 'human' shows every step; 'rgb_array' allows ``render``. Training and evaluation without a video
+            do not pass 'rgb_array' to the constructor.
 
     Raises:
         EnvironmentLoadError: an unknown name, a missing package, arguments that contradict each other.
@@ -69,15 +71,18 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
         vectorized = _native(environment_name, max_episode_steps, gym_env_wrappers, image_channel_first, batch_size,
                              env_args)
     else:
-        making.find_spec(environment_name)  # raises for an unknown name in this process, not in a worker
+        # raises for an unknown name in this process, not in a worker
+        env_info_keys = _infos(env_info_keys, making.find_spec(environment_name))
         if max_episode_steps is None or isinstance(max_episode_steps, int):
             max_episode_steps = [max_episode_steps] * batch_size  # type: ignore[list-item]
         if len(max_episode_steps) != batch_size:
             raise EnvironmentLoadError(f'max_episode_steps: expected {batch_size} numbers, found '
                                        f'{len(max_episode_steps)}')
+        if render_mode == 'rgb_array' and rendering.is_wanted() is False and not gym_env_wrappers:
+            render_mode = None  # a wrapper may render
         vectorized = vector_env([
-            partial(_make_wrapped, environment_name, steps, render_mode, env_args, tuple(gym_env_wrappers),
-                    image_channel_first) for steps in max_episode_steps])
+            partial(_make_and_wrap, partial(making.make_env, environment_name, steps, render_mode, env_args),
+                    tuple(gym_env_wrappers), image_channel_first) for steps in max_episode_steps])
     return wrap_env(vectorized, env_id=env_id, discount=discount, alf_env_wrappers=alf_env_wrappers,
                     image_channel_first=False, env_info_keys=env_info_keys)
 
@@ -94,14 +99,14 @@ def _warn_of_statistics(wrappers: Sequence[EnvWrapper]) -> None:
                              cls.__name__, transformer)
 
 
-def _make_wrapped(environment_name: str, max_episode_steps: StepLimit | None, render_mode: str | None,
-                  env_args: Mapping[str, Any] | None, wrappers: Sequence[EnvWrapper],
-                  image_channel_first: bool) -> gymnasium.Env:
-    env = making.make_env(environment_name, max_episode_steps, render_mode, env_args)
-    return _wrapped(env, wrappers, image_channel_first)
+def _infos(keys: Sequence[str] | Mapping[str, TensorSpec], spec: Any) -> Sequence[str] | Mapping[str, TensorSpec]:
+    """Return ``env_info_keys``, by default the number of lives of an Atari game."""
+    is_game = str(getattr(spec, 'entry_point', '')).startswith('ale_py')
+    return ('lives', ) if is_game and not keys else keys
 
 
-def _wrapped(env: gymnasium.Env, wrappers: Sequence[EnvWrapper], image_channel_first: bool) -> gymnasium.Env:
+def _make_and_wrap(env_fn: EnvFn, wrappers: Sequence[EnvWrapper], image_channel_first: bool) -> gymnasium.Env:
+    env = env_fn()
     for wrapper in wrappers:
         env = wrapper(env)
     if image_channel_first and any(gym_wrappers.is_channels_last_image(leaf)
@@ -126,20 +131,22 @@ def _native(environment_name: str, max_episode_steps: Any, gym_env_wrappers: Seq
 
 
 @gin_utils.configurable
-def wrap_env(gym_env: gymnasium.Env | VectorEnv, env_id: int | None = None, discount: float = 1.0,
+def wrap_env(gym_env: gymnasium.Env | VectorEnv | Sequence[EnvFn], env_id: int | None = None, discount: float = 1.0,
              max_episode_steps: StepLimit = 0, gym_env_wrappers: Sequence[EnvWrapper] = (),
              time_limit_wrapper: Callable[[AlfEnvironment, int], AlfEnvironment] = alf_wrappers.TimeLimit,
              normalize_action: bool = True, clip_action: bool = True, alf_env_wrappers: Sequence[AlfWrapper] = (),
              image_channel_first: bool = True, auto_reset: bool = True,
-             env_info_keys: Sequence[str] | Mapping[str, TensorSpec] = ()) -> AlfEnvironment:
+             env_info_keys: Sequence[str] | Mapping[str, TensorSpec] = (),
+             vector_env: VectorEnvCtor = SerialVectorEnv) -> AlfEnvironment:
     """Convert an existing gymnasium environment to an :class:`AlfEnvironment`.
 
     Args:
-        gym_env: one gymnasium environment (a batch of 1), or a vector environment.
+        gym_env: one gymnasium environment (a batch of 1), constructors of the environments of a batch, or a vector
+            environment.
         env_id: ``TimeStep.env_id`` of the first environment.
         discount: the discount of every step that is neither FIRST nor a termination.
         max_episode_steps: steps after which an episode is truncated; 0: only the limit of the environment itself.
-        gym_env_wrappers: wrappers around the gymnasium environment, innermost first; none for a vector environment.
+        gym_env_wrappers: wrappers around each gymnasium environment, innermost first; none for a vector environment.
         time_limit_wrapper: wrapper that truncates episodes after ``max_episode_steps``.
         normalize_action: rescale continuous actions with finite bounds to [-1, 1].
         clip_action: clip continuous actions with finite bounds.
@@ -147,6 +154,7 @@ def wrap_env(gym_env: gymnasium.Env | VectorEnv, env_id: int | None = None, disc
         image_channel_first: transpose images to ``(C, H, W)``; not for a vector environment.
         auto_reset: must be True: LAST is always followed by FIRST.
         env_info_keys: see :func:`load`.
+        vector_env: creates a vector environment from constructors.
 
     Raises:
         EnvironmentLoadError: arguments that contradict each other.
@@ -159,10 +167,11 @@ def wrap_env(gym_env: gymnasium.Env | VectorEnv, env_id: int | None = None, disc
             raise EnvironmentLoadError('gym_env_wrappers wrap one gymnasium environment, found a vector environment')
         vectorized = gym_env
     else:
-        wrapped = _wrapped(gym_env, gym_env_wrappers, image_channel_first)
-        vectorized = SerialVectorEnv([lambda: wrapped])
-    env: AlfEnvironment = GymVectorEnvironment(vectorized, discount, env_id, env_info_keys, normalize_action,
-                                               clip_action)
+        env_fns = [lambda: gym_env] if isinstance(gym_env, gymnasium.Env) else gym_env
+        vectorized = vector_env([partial(_make_and_wrap, env_fn, tuple(gym_env_wrappers), image_channel_first)
+                                 for env_fn in env_fns])
+    info_keys = _infos(env_info_keys, getattr(gym_env, 'spec', None))
+    env: AlfEnvironment = GymVectorEnvironment(vectorized, discount, env_id, info_keys, normalize_action, clip_action)
     if max_episode_steps > 0:
         env = time_limit_wrapper(env, max_episode_steps)
     for wrapper in alf_env_wrappers:

@@ -5,6 +5,7 @@ goal is reached and 0 while it is; ids with 'Dense' use the negative distance. T
 tasks never terminate. ``TimeStep.env_info`` contains the success at the end of an episode, from which evaluations
 compute the success rate. Read next: ``HindsightExperienceTransformer`` of :mod:`alfx.algorithms.data_transformer`.
 """
+import inspect
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from alfx.environments import suite_gym
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.making import EnvWrapper
+from alfx.gin_utils.value_checks import Count
 
 _GoalAndState = partial(FilterObservation, filter_keys=['desired_goal', 'observation'])
 _SUCCESS_KEYS = ('is_success', 'success')
@@ -42,28 +44,63 @@ class SuccessAtEnd(gymnasium.Wrapper):
             raise EnvironmentLoadError(f'{self.env.unwrapped}: its info does not contain whether the goal is reached: '
                                        f'expected one of {_SUCCESS_KEYS}, found {sorted(info)}; load it with '
                                        '@suite_gym.load')
-        success = float(info[key]) if terminated or truncated else 0.0
+        success = float(info[key]) if self._is_last(terminated or truncated) else 0.0
         return observation, reward, terminated, truncated, {**info, 'success': success}
+
+    def _is_last(self, is_over: bool) -> bool:
+        """Return whether a step, which the environment ends or not, is the last one of an episode."""
+        return is_over
+
+
+@gin_utils.configurable
+class SuccessWrapper(SuccessAtEnd):
+    """:class:`SuccessAtEnd` for an environment that does not include its time limit.
+
+    Args:
+        env: see :class:`SuccessAtEnd`.
+        max_episode_steps: step that is the last one of an episode; ``None``: only where the environment ends it.
+    """
+
+    def __init__(self, env: gymnasium.Env, max_episode_steps: Count | None = None):
+        super().__init__(env)
+        self._max_episode_steps, self._steps = max_episode_steps, 0
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        self._steps = 0
+        return self.env.reset(**kwargs)
+
+    def _is_last(self, is_over: bool) -> bool:
+        self._steps += 1
+        limit = self._max_episode_steps
+        return is_over if limit is None else self._steps == limit or is_over and self._steps < limit
 
 
 @gin_utils.configurable
 @gin_utils.takes_arguments_of(suite_gym.load, without=('image_channel_first', 'native'))
 def load(gym_env_wrappers: Sequence[EnvWrapper], env_info_keys: Sequence[str], concat_desired_goal: bool = False,
-         **kwargs: Any) -> AlfEnvironment:
+         use_success_wrapper: bool = True, **kwargs: Any) -> AlfEnvironment:
     """Create a batch of an environment of gymnasium-robotics.
 
-    ``TimeStep.env_info`` is a dict with ``success`` of :class:`SuccessAtEnd`.
+    ``TimeStep.env_info`` is a dict with ``success`` of :class:`SuccessAtEnd` or :class:`SuccessWrapper`.
 
     Args:
         gym_env_wrappers: wrappers around each gymnasium environment, innermost first.
         env_info_keys: further numbers of the info dicts that become ``TimeStep.env_info``.
         concat_desired_goal: use one vector as the observation, ``desired_goal`` followed by ``observation``. It lacks
             ``achieved_goal``, which hindsight relabelling needs.
+        use_success_wrapper: add :class:`SuccessAtEnd` as the innermost wrapper.
         kwargs: arguments of :func:`~alfx.environments.suite_gym.load`, except ``image_channel_first`` and ``native``.
 
     Raises:
         EnvironmentLoadError: an unknown name, or the extra ``robotics`` is not installed.
     """
-    concat = [_GoalAndState, FlattenObservation] if concat_desired_goal else []
-    return suite_gym.load(gym_env_wrappers=[SuccessAtEnd, *concat, *gym_env_wrappers], image_channel_first=False,
-                          env_info_keys=list(dict.fromkeys(['success', *env_info_keys])), **kwargs)
+    wrappers: list[Any] = [SuccessAtEnd] if use_success_wrapper else []
+    wrappers += [*([_GoalAndState, FlattenObservation] if concat_desired_goal else []), *gym_env_wrappers]
+    success = ['success'] if any(_sets_success(wrapper) for wrapper in wrappers) else []
+    return suite_gym.load(gym_env_wrappers=wrappers, image_channel_first=False,
+                          env_info_keys=list(dict.fromkeys([*success, *env_info_keys])), **kwargs)
+
+
+def _sets_success(wrapper: Any) -> bool:
+    made = inspect.unwrap(wrapper.func if isinstance(wrapper, partial) else wrapper)
+    return inspect.isclass(made) and issubclass(made, SuccessAtEnd)

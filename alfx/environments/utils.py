@@ -1,16 +1,18 @@
 """``create_environment``, which creates the environments of a run."""
+import contextlib
 import inspect
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import gin
 import gymnasium
 import numpy as np
 
 from alfx import context as run_context
 from alfx import gin_utils
-from alfx.environments import suite_gym
+from alfx.environments import making, rendering, suite_gym
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.described_environment import NO_ENVIRONMENT, DescribedEnvironment
 from alfx.environments.environment_errors import EnvironmentLoadError
@@ -19,6 +21,7 @@ from alfx.environments.process_vector_env import ProcessVectorEnv
 from alfx.environments.seeding import derived_seed
 from alfx.environments.suite_gym import VectorEnvCtor
 from alfx.environments.vector_env import SerialVectorEnv
+from alfx.gin_utils.settings import changeable
 
 _log = logging.getLogger(__name__)
 _MANY_ENVIRONMENTS = 10_000
@@ -26,6 +29,7 @@ EnvLoadFn = Callable[..., Any]
 
 
 @gin_utils.configurable
+@changeable('max_restarts', 'worker_timeout')
 def create_environment(env_name: str | Sequence[str] = 'CartPole-v1', env_load_fn: EnvLoadFn = suite_gym.load,
                        eval_env_load_fn: EnvLoadFn | None = None, for_evaluation: bool = False,
                        num_parallel_environments: int = 30, batch_size_per_env: int | None = None,
@@ -44,14 +48,15 @@ def create_environment(env_name: str | Sequence[str] = 'CartPole-v1', env_load_f
       batch; ``vector_env`` turns constructors of gymnasium environments into a vector environment.
     - A function with the argument ``batch_size`` only: it creates its own kind of batch, in this process.
     - Any other function is called once for each environment, with the number of the environment if it has an argument
-      ``env_id``. It returns a ``gymnasium.Env``, or an :class:`AlfEnvironment` with ``nonparallel``.
+      ``env_id``, and with 'rgb_array' if it has an argument ``render_mode`` and a video is recorded. It returns a
+      ``gymnasium.Env``, to which ``wrap_env`` is applied, or an :class:`AlfEnvironment` with ``nonparallel``.
 
     Args:
         env_name: first argument of ``env_load_fn``; a list of names for ``MultitaskWrapper.load``; or 'offline' for a
             run without an environment, which learns from datasets alone and takes its specs from them.
         env_load_fn: see above.
-        eval_env_load_fn: function for evaluation environments; ``None``: ``env_load_fn``. In a scope that begins with
-            ``evaluation/``, unused bindings are reported after the first evaluation, not before.
+        eval_env_load_fn: function for evaluation environments; ``None``: ``env_load_fn``. Unused bindings in its scope,
+            or in ``evaluation/``, are reported after the first evaluation, not before.
         for_evaluation: create environments for evaluation, with other random numbers from the same seed.
         num_parallel_environments: ``B``, the total over all processes of distributed training.
         batch_size_per_env: number of environments in each process; ``None``: 1.
@@ -160,16 +165,19 @@ def _load(env_name: Any, env_load_fn: EnvLoadFn, count: int, vector_env: VectorE
     first = run_context.first_environment()
     env_fns = [partial(env_load_fn, env_name, **({'env_id': i} if 'env_id' in accepts else {}))
                for i in range(first, first + count)]
+    if rendering.is_wanted() and _may_render(env_load_fn):
+        env_fns = [partial(making.make_rendered, env_fn, 'rgb_array', str(env_name)) for env_fn in env_fns]
     if nonparallel:
         envs = [env_fn() for env_fn in env_fns]
         if all(isinstance(env, AlfEnvironment) for env in envs):
             return envs[0] if count == 1 else BatchEnvironmentWrapper(envs)
         if all(isinstance(env, gymnasium.Env) for env in envs):
-            return suite_gym.wrap_env(vector_env([_ExistingFirst(env, env_fn) for env, env_fn in zip(envs, env_fns)]))
+            return suite_gym.wrap_env([_ExistingFirst(env, env_fn) for env, env_fn in zip(envs, env_fns)],
+                                      vector_env=vector_env)
         raise EnvironmentLoadError(f'{_function_name(env_load_fn)}: expected a gymnasium.Env or an AlfEnvironment, '
                                    f'found a {type(envs[0]).__name__}')
-    return suite_gym.wrap_env(vector_env([partial(_gym_env, env_fn, _function_name(env_load_fn))
-                                          for env_fn in env_fns]))
+    return suite_gym.wrap_env([partial(_gym_env, env_fn, _function_name(env_load_fn)) for env_fn in env_fns],
+                              vector_env=vector_env)
 
 
 class _ExistingFirst:
@@ -191,6 +199,17 @@ def _gym_env(env_fn: Callable[[], Any], function_name: str) -> gymnasium.Env:
                                    'function that creates an AlfEnvironment needs an argument batch_size, or '
                                    'nonparallel=True')
     return env
+
+
+def _may_render(function: EnvLoadFn) -> bool:
+    """Return whether ``function`` has an argument ``render_mode`` that neither its default nor the conf sets."""
+    parameter = inspect.signature(function).parameters.get('render_mode')
+    if parameter is None or parameter.default not in (None, inspect.Parameter.empty):
+        return False
+    with contextlib.suppress(ValueError):  # it is not bound
+        gin.query_parameter(f'{_function_name(function)}.render_mode')
+        return False
+    return True
 
 
 def _accepted_arguments(function: Callable[..., Any]) -> set[str]:

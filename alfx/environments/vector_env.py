@@ -11,7 +11,7 @@ sequences. They differ from gymnasium's SyncVectorEnv and AsyncVectorEnv:
 import abc
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,7 @@ from alfx.environments.watch import Watch
 from alfx.gin_utils import configurable
 
 _log = logging.getLogger(__name__)
+_ARRAYS = (bool, int, float, np.generic, np.ndarray)
 
 
 class SupervisedVectorEnv(VectorEnv, abc.ABC):
@@ -45,9 +46,11 @@ class SupervisedVectorEnv(VectorEnv, abc.ABC):
         info_keys: keys of the info dicts that are kept; ``None``: all.
         reward_space: batched space of the rewards, if they are multi-dimensional.
         owns_arrays: returned arrays are never written to again.
+        goal_reward_fn: ``compute_reward`` of one of the environments if they have goals.
     """
 
     owns_arrays = False
+    goal_reward_fn: Callable[..., Any] | None = None
     _hang_hint = 'set create_environment.nonparallel = False to run it in a separate process, which can be ended'
 
     def __init__(self, env_spaces: EnvSpaces, count: int, metadata: dict[str, Any], render_mode: str | None,
@@ -134,10 +137,7 @@ class SupervisedVectorEnv(VectorEnv, abc.ABC):
             raise UnsupportedOperationError(f'the environments of {self.name} have been closed')
 
     def _collect(self, infos: list[Info]) -> dict[str, Any]:
-        collected: dict[str, Any] = {}
-        for i, info in infos:
-            self._add_info(collected, info, i)
-        return collected
+        return collected_infos(infos, self.num_envs)
 
     def _rows(self, actions: Any) -> list[Any]:
         """Return nests of actions, one for each environment."""
@@ -170,12 +170,20 @@ class SupervisedVectorEnv(VectorEnv, abc.ABC):
         """Reset the environments in ``mask``, bool ``[num_envs]``, at the next step."""
 
     @abc.abstractmethod
-    def get_states(self) -> list[Any] | None:
-        """Return the exact state of each environment; ``None`` if one cannot be saved or a step was interrupted."""
+    def get_states(self, count: int | None = None) -> list[Any] | None:
+        """Return the exact state of each environment; ``None`` if one cannot be saved or a step was interrupted.
+
+        Args:
+            count: number of environments, from the first; ``None``: all.
+        """
 
     @abc.abstractmethod
     def set_states(self, states: list[Any]) -> None:
-        """Restore the states of :meth:`get_states`."""
+        """Restore the states of :meth:`get_states`.
+
+        Raises:
+            ValueError: the states cannot be restored.
+        """
 
     @abc.abstractmethod
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -183,7 +191,7 @@ class SupervisedVectorEnv(VectorEnv, abc.ABC):
 
     @abc.abstractmethod
     def render_first(self) -> Any:
-        """Return the result of ``render()`` of environment 0."""
+        """Return the frame of environment 0, uint8 ``[H, W, 3]``, or the ``UnsupportedOperationError`` without one."""
 
     @property
     @abc.abstractmethod
@@ -220,7 +228,7 @@ class SerialVectorEnv(SupervisedVectorEnv):
         assert self._group.spaces is not None
         super().__init__(self._group.spaces, len(env_fns), first.metadata, first.render_mode,
                          name or environment_name(first))
-        self._group.name = self.name
+        self._group.name, self.goal_reward_fn = self.name, goal_reward_fn(first)
         self._watch.current_call = self._group.current_call
         self._last: Buffers | None = None
         if self._flat_observation:
@@ -272,26 +280,67 @@ class SerialVectorEnv(SupervisedVectorEnv):
     def _set_info_keys(self, keys: tuple[str, ...] | None) -> None:
         self._group.info_keys = keys
 
-    def get_states(self) -> list[Any] | None:
-        states = None if self._busy else self._group.get_states()
+    def get_states(self, count: int | None = None) -> list[Any] | None:
+        states = None if self._busy else self._group.get_states(count)
         return None if states is None or any(state is None for state in states) else states
 
     def set_states(self, states: list[Any]) -> None:
         if self._last is None:
             self.reset()
-        self._group.set_states(states)
+        if reason := self._group.set_states(states):
+            raise ValueError(reason)
         self._busy = False
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         return tuple(self._group.call(name, args, kwargs))
 
     def render_first(self) -> Any:
-        return self._group.envs[0].render()
+        return self._group.render_first()
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close all environments."""
         if hasattr(self, '_group'):  # older gymnasium also closes an object whose constructor failed
             self._group.close()
+
+
+def goal_reward_fn(env: gymnasium.Env) -> Callable[..., Any] | None:
+    """Return the method ``compute_reward`` of a goal environment; ``None`` for others."""
+    return env.get_wrapper_attr('compute_reward') if env.has_wrapper_attr('compute_reward') else None
+
+
+def collected_infos(infos: Iterable[Info], count: int) -> dict[str, Any]:
+    """Return the infos of single environments in the format of a vector environment.
+
+    Args:
+        infos: numbers and infos of the environments.
+        count: number of environments.
+
+    Returns:
+        For each key an array ``[count, ...]``, whose dtype holds the values of all environments (gymnasium's has the
+        type of the first value), and a mask ``_KEY``, bool ``[count]``, of the environments that gave the key; dicts
+        for dicts.
+    """
+    columns: dict[Any, list[tuple[int, Any]]] = {}
+    for i, info in infos:
+        for key, value in info.items():
+            columns.setdefault(key, []).append((i, value))
+    collected: dict[str, Any] = {}
+    for key, column in columns.items():
+        rows, values = [i for i, _ in column], [value for _, value in column]
+        if all(isinstance(value, dict) for value in values):
+            collected[key] = collected_infos(column, count)
+        else:
+            array = np.empty(len(values), object)
+            array[:] = values
+            if all(isinstance(value, _ARRAYS) for value in values) and len({np.shape(value) for value in values}) == 1:
+                array = np.stack([np.asarray(value) for value in values])
+            collected[key] = np.zeros((count, *array.shape[1:]), array.dtype)
+            if array.dtype == object:
+                collected[key][:] = None
+            collected[key][rows] = array
+        collected[f'_{key}'] = mask = np.zeros(count, bool)
+        mask[rows] = True
+    return collected
 
 
 def environment_name(env: gymnasium.Env) -> str:

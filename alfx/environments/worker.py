@@ -20,6 +20,7 @@ from alfx.environments.environment_group import Buffers, EnvFn, EnvironmentGroup
 from alfx.environments.environment_errors import EnvironmentLoadError, EnvironmentStepError
 from alfx.environments.spaces import flatten_sample, flatten_space, unflatten_sample
 from alfx.tensor_specs import TensorSpec
+from alfx.utils import random_state
 from alfx.utils.shared_memory import SharedTensors
 
 # Answers of a worker: done; done with infos or a result (a pickle follows); an environment raised (a pickle follows).
@@ -77,6 +78,7 @@ class WorkerArguments(NamedTuple):
         info_keys: keys of the infos that are kept.
         num_threads: number of torch threads.
         conf: gin configuration for processes that do not inherit it; '' if they do.
+        seed: seed of the random number generators of the process while it creates its environments.
     """
 
     env_fns: bytes | list[EnvFn]
@@ -88,11 +90,13 @@ class WorkerArguments(NamedTuple):
     info_keys: tuple[str, ...] | None
     num_threads: int
     conf: str
+    seed: int
 
 
 def work(pipe: Connection, arguments: WorkerArguments) -> None:
     """Serve the parent in the worker process until it sends 'close' or ends."""
     torch.set_num_threads(arguments.num_threads)
+    random_state.set_random_seed(arguments.seed)
     with _Reporting(pipe, arguments.name):
         worker = _Worker(arguments)
         pipe.send_bytes(DONE)
@@ -130,7 +134,7 @@ class _Worker:
             env_fns = pickle.loads(env_fns)
             gin.parse_config(arguments.conf, skip_unknown=True)
         self.group = EnvironmentGroup(env_fns, arguments.rows.start, arguments.name, arguments.max_restarts,
-                                      arguments.info_keys, arguments.spaces)
+                                      arguments.info_keys, arguments.spaces, owns_process=True)
         self._buffers = [arguments.shared.buffers(which, arguments.rows) for which in (0, 1)]
         self._actions = arguments.shared.actions(arguments.rows)
         self._action_space = arguments.spaces.action
@@ -171,7 +175,7 @@ def _serve(pipe: Connection, worker: _Worker) -> None:
         elif name == 'restarts':
             result = group.restarts
         elif name == 'render':
-            result = group.envs[0].render()  # type: ignore[assignment]
+            result = group.render_first()
         else:
             method = getattr(worker, name, None) or getattr(group, name)
             result = method(*arguments)

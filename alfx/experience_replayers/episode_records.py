@@ -9,7 +9,7 @@ from torch import Tensor
 from alfx.experience_replayers.episodes import Episodes
 from alfx.experience_replayers.episodic_returns import EpisodicReturns
 from alfx.experience_replayers.rings import RingIndex
-from alfx.experience_replayers.row_store import PackedStorage
+from alfx.experience_replayers.packed_storage import PackedStorage
 
 
 class Leaves(NamedTuple):

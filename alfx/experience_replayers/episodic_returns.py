@@ -30,6 +30,10 @@ class EpisodicReturns(SharedArrays):
         reward_clip: minimum and maximum reward; rewards are clipped before they are summed.
         after_truncation: return of a step that is LAST by truncation; ``None``: unknown.
         shared: keep the returns in shared memory.
+
+    Attributes:
+        gamma: see above.
+        default: value for a return that is unknown.
     """
 
     def __init__(self, rings: RingIndex, reward_shape: Sequence[int], gamma: float, default_return: float,
@@ -37,8 +41,8 @@ class EpisodicReturns(SharedArrays):
                  shared: bool = False) -> None:
         super().__init__(shared)
         self._rings = rings
-        self._gamma = gamma
-        self._default = default_return
+        self.gamma = gamma
+        self.default = default_return
         self._reward_clip = reward_clip
         self._after_truncation = after_truncation
         self._returns = self._allocate('_returns', (rings.max_length * rings.num_envs, *reward_shape), np.float32)
@@ -58,7 +62,7 @@ class EpisodicReturns(SharedArrays):
             read: ``read(slots) -> (reward, discount)`` of steps in the buffer, for int64 ``slots`` of any shape.
         """
         cuts, discount = stored.cuts, discount.astype(np.float64)
-        returns = np.full(reward.shape, self._default)
+        returns = np.full(reward.shape, self.default)
         truncated = stored.is_last & ~cuts & (self._after_truncation is not None)
         if cuts.any() or truncated.any():
             reward = self._clipped(reward)
@@ -75,9 +79,9 @@ class EpisodicReturns(SharedArrays):
             totals = np.zeros(reward.shape)
             totals[:-1] = np.where(_as(reward, stored.ends[:-1]), 0.0, reward[1:])
             totals[truncated] = self._after_truncation or 0.0
-            reverse_scan(_as(reward, np.where(stops[:-1], 0.0, self._gamma * discount[1:])), totals)
-            returns = np.where(_as(reward, is_known), totals, self._default)
-            self._fill_in(stored, reward[0] + self._gamma * _as(reward[0], discount[0]) * totals[0],
+            reverse_scan(_as(reward, np.where(stops[:-1], 0.0, self.gamma * discount[1:])), totals)
+            returns = np.where(_as(reward, is_known), totals, self.default)
+            self._fill_in(stored, reward[0] + self.gamma * _as(reward[0], discount[0]) * totals[0],
                           ~stored.begins[0] & (cuts[0] | is_known[0]), read)
         self._returns[stored.slots] = returns
 
@@ -100,7 +104,7 @@ class EpisodicReturns(SharedArrays):
         reward, discount = read(slots)
         totals = np.empty(reward.shape)
         totals[:-1], totals[-1] = self._clipped(reward)[1:], total[column]
-        reverse_scan(_as(reward, self._gamma * discount[1:].astype(np.float64)), totals)
+        reverse_scan(_as(reward, self.gamma * discount[1:].astype(np.float64)), totals)
         self._returns[slots[is_there]] = totals[is_there]
 
     def _clipped(self, reward: np.ndarray) -> np.ndarray:

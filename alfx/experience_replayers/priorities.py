@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from alfx.experience_replayers.rings import RingIndex
-from alfx.experience_replayers.row_store import standalone
+from alfx.experience_replayers.packed_storage import standalone
 from alfx.experience_replayers.sum_tree import SumTree
 from alfx.utils.shared_memory import SharedArrays
 

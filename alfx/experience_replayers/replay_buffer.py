@@ -21,7 +21,7 @@ from alfx.experience_replayers.episodic_returns import EpisodicReturns
 from alfx.experience_replayers.priorities import Priorities, join_priorities, share_of_priorities
 from alfx.experience_replayers.ring_buffer import RingBuffer, atomic, require_at_least
 from alfx.experience_replayers.sampling import Sample, SequenceSampler
-from alfx.gin_utils.value_checks import Count, Fraction
+from alfx.gin_utils.value_checks import Count, Fraction, log_unused
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 from alfx.utils.transfers import to_device
 
@@ -128,10 +128,12 @@ class ReplayBuffer(RingBuffer):
         if record_episodic_return:
             self._returns = self._make_returns(keep_episodic_info, gamma, default_return, reward_clip,
                                                return_after_truncation)
-        elif (default_return, gamma, reward_clip, return_after_truncation) != (-1000.0, 0.99, None, None):
-            raise ValueError(f'{name}: expected no default_return, gamma, reward_clip and return_after_truncation with '
-                             f'record_episodic_return = False, found {default_return}, {gamma}, {reward_clip} and '
-                             f'{return_after_truncation}')
+        else:
+            given = {'default_return': default_return != -1000.0, 'gamma': gamma != 0.99,
+                     'reward_clip': reward_clip is not None,
+                     'return_after_truncation': return_after_truncation is not None}
+            log_unused('ReplayBuffer', [argument for argument in given if given[argument]],
+                       'record_episodic_return is False')
         self._records: Optional[EpisodeRecords] = None
         self.keep_episodic_info = bool(keep_episodic_info or record_episodic_return)
 
@@ -153,6 +155,11 @@ class ReplayBuffer(RingBuffer):
         shape = self._shapes[self._leaf('record_episodic_return', 'reward')]
         return EpisodicReturns(self._rings, shape, gamma, default_return, reward_clip,
                                return_after_truncation, self._lock is not None)
+
+    @property
+    def returns(self) -> EpisodicReturns | None:
+        """Discounted returns of all slots; ``None`` if they are not recorded."""
+        return self._returns
 
     @property
     def num_earliest_frames_ignored(self) -> int:
@@ -202,12 +209,13 @@ class ReplayBuffer(RingBuffer):
     # Sampling -------------------------------------------------------------------------------------------------
 
     @atomic
-    def get_batch(self, batch_size: int, batch_length: int) -> tuple[NestedTensor, BatchInfo]:
+    def get_batch(self, batch_size: int, batch_length: int, uniform: bool = False) -> tuple[NestedTensor, BatchInfo]:
         """Sample sequences uniformly or by priority.
 
         Args:
             batch_size: number B of sequences.
             batch_length: number T of steps in each.
+            uniform: draw all sequences with the same probability, despite priorities and ``recent_data_ratio``.
 
         Returns:
             tuple:
@@ -223,17 +231,17 @@ class ReplayBuffer(RingBuffer):
             ValueError: no environment has ``batch_length`` steps (besides the ignored ones), or all priorities are 0.
         """
         require_at_least(f'{self.name}.get_batch', 1, batch_size=batch_size, batch_length=batch_length)
-        sample = self._sample(batch_size, batch_length)
+        sample = self._sample(batch_size, batch_length, uniform)
         return self._batch(sample.env_ids, sample.positions, batch_length, sample.relative_probabilities)
 
-    def _sample(self, batch_size: int, batch_length: int) -> Sample:
+    def _sample(self, batch_size: int, batch_length: int, uniform: bool = False) -> Sample:
         """Draw sequences.
 
         Raises:
             ValueError: see :meth:`get_batch`.
         """
         try:
-            sample = self._sampler.sample(batch_size, batch_length)
+            sample = self._sampler.sample(batch_size, batch_length, uniform)
         except ValueError as error:
             raise ValueError(f'{self.name}.get_batch: the priorities of all sequences are 0; update_priority has to '
                              'set some above 0 (TrainerConfig.priority_replay_eps)') from error
@@ -575,7 +583,7 @@ class ReplayBuffer(RingBuffer):
         return joined
 
     @staticmethod
-    def share_of_state(state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
+    def split_state(state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
         """Return the :meth:`state_dict` of one of ``size`` buffers that the environments are divided among.
 
         Args:

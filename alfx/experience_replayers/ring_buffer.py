@@ -1,7 +1,7 @@
 """Storage and look-up of the last steps of each environment.
 
 Each environment has its own ring (:mod:`~alfx.experience_replayers.rings`); all of them are the columns of one storage
-(:mod:`~alfx.experience_replayers.row_store`). Sampling is added by a subclass, see
+(:mod:`~alfx.experience_replayers.packed_storage`). Sampling is added by a subclass, see
 :mod:`~alfx.experience_replayers.replay_buffer`.
 """
 import functools
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from alfx import context, nest
 from alfx.experience_replayers.rings import RingIndex
-from alfx.experience_replayers.row_store import PackedStorage
+from alfx.experience_replayers.packed_storage import PackedStorage
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, check_consistent
 
 _Method = TypeVar('_Method', bound=Callable[..., Any])

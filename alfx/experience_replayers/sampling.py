@@ -63,8 +63,10 @@ class SequenceSampler:
         self._recent_ratio = recent_ratio
         self._priorities = priorities
 
-    def sample(self, batch_size: int, length: int) -> Sample | None:
+    def sample(self, batch_size: int, length: int, uniform: bool = False) -> Sample | None:
         """Draw ``batch_size`` sequences of ``length`` steps; return None if there is no such sequence.
+
+        ``uniform`` ignores priorities and ``recent_ratio``.
 
         Raises:
             ValueError: there are sequences, but the priorities of all of them are 0.
@@ -73,6 +75,8 @@ class SequenceSampler:
         count = self._count(first, end)
         if count == 0:
             return None
+        if uniform:
+            return Sample(*self._draw_uniformly(first, end, count, batch_size))
         num_recent = int(batch_size * self._recent_ratio + 0.5)
         if self._priorities is None:
             env_ids, positions = self._draw_uniformly(first, end, count, batch_size - num_recent)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alfx.experience_replayers.row_store import PackedStorage
+from alfx.experience_replayers.packed_storage import PackedStorage
 from alfx.tensor_specs import TensorSpec
 
 
@@ -19,6 +19,8 @@ def saved_steps(state: dict[str, Any]) -> Iterator[dict[str, Tensor]]:
     paths, specs = zip(*map(_parsed, state['leaves']))
     blocks = state['blocks']
     rows, num_envs = blocks[0].shape[:2]
+    if not rows:
+        return
     store = PackedStorage(specs, rows, num_envs, torch.device('cpu'))
     for block, saved in zip(store.blocks, blocks):
         block.copy_(saved)

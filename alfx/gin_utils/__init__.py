@@ -4,10 +4,14 @@
   called at every step; ``torch_functions`` registers functions of torch;
 - ``signatures``: :func:`takes_arguments_of` for constructors and factories that forward the arguments of another one;
 - ``conf_loading``: :func:`load` reads (``parsing``), checks (``static_check``, ``type_check``) and applies a conf;
+- ``syntax_problems``: messages for text that is not gin;
 - ``locations``: file and line of each binding; ``conf_error``: :class:`ConfError`, which reports them;
 - ``value_checks``: :func:`check_value` for the arguments of constructors; ``settings``: dataclasses that use it;
 - ``own_modules``: modules of the user that a conf imports;
+- ``stored_files``: reading and writing of files of run folders and datasets;
 - ``aliases``: replacements for names that confs of the Agent Learning Framework use and alfx does not have;
+- ``python_values``: values of a Python program as gin text;
+- ``python_confs``, ``python_to_gin``: Python confs of the Agent Learning Framework, executed and written as gin files;
 - ``trust``: restrictions on untrusted confs;
 - ``operative``: the bindings that were used; ``run_folder``: the conf files in a run folder;
 - ``describe``: descriptions of configurables and of loaded confs for people.
@@ -18,11 +22,12 @@ from .describe import describe, flat_lines
 from alfx.gin_utils.conf_error import ConfError, Problem, plain_text
 from alfx.gin_utils.conf_loading import clear, import_configurables, load, loaded
 from .locations import is_explained
-from .operative import (config_str, mistakes_of_unused, operative_config_str, refuse_unused, unused_bindings,
-                        warn_of_unused)
+from .operative import (config_str, mistakes_of_unused, operative_config_str, refuse_unused, supplied_arguments,
+                        unused_bindings, warn_of_unused)
 from .parsing import Conf
 from .registry import configurable, raw_functions, register_function
-from .run_folder import check_same_conf, copy_conf, rewrite_conf, stored_conf, stored_info, write_conf, write_operative
+from .run_folder import (check_same_conf, copy_conf, is_own_conf, rewrite_conf, stored_conf, stored_info, write_conf,
+                         write_operative)
 from .signatures import takes_arguments_of
 from .static_check import declare_scope
 from .torch_functions import register_torch_functions
@@ -31,10 +36,11 @@ from .trust import is_trusted, may_import, require_trust
 __all__ = [
     'Conf', 'ConfError', 'Count', 'Fraction', 'NonNegative', 'Positive', 'Problem', 'StepLimit', 'check_same_conf',
     'check_value', 'clear', 'config_str', 'configurable', 'copy_conf', 'declare_scope', 'describe', 'flat_lines',
-    'import_configurables', 'is_explained', 'is_trusted', 'load', 'loaded', 'may_import', 'mistakes_of_unused',
+    'import_configurables', 'is_explained', 'is_own_conf', 'is_trusted', 'load', 'loaded', 'may_import',
+    'mistakes_of_unused',
     'operative_config_str', 'plain_text', 'raw_functions', 'refuse_unused', 'register_function', 'require_trust',
-    'rewrite_conf', 'stored_conf', 'stored_info', 'takes_arguments_of', 'unused_bindings', 'warn_of_unused',
-    'write_conf', 'write_operative'
+    'rewrite_conf', 'stored_conf', 'stored_info', 'supplied_arguments', 'takes_arguments_of', 'unused_bindings',
+    'warn_of_unused', 'write_conf', 'write_operative'
 ]
 
 register_torch_functions()

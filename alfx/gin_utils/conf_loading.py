@@ -18,7 +18,8 @@ import gin
 from alfx.gin_utils import locations, operative, own_modules, run_folder, static_check, trust
 from alfx.gin_utils.conf_error import ConfError, Problem, hint_nearest
 from alfx.gin_utils.aliases import instead_of
-from alfx.gin_utils.parsing import Conf, Macro, Reader, Statement, find_conf, is_shipped, iterate_nested
+from alfx.gin_utils.parsing import (Conf, Macro, Reader, Reference, Statement, find_conf, is_shipped, iterate_nested,
+                                    substitute)
 
 __all__ = ['load', 'loaded', 'clear', 'import_configurables']
 
@@ -68,9 +69,9 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
     imports, modules, problems = _do_imports(reader.statements, kept)
     rest = [s for s in reader.statements if s.kind != 'import']
     resolved, more = static_check.check(rest, _unavailable, complete and not problems)
-    problems = reader.problems + problems + more
+    problems = reader.problems + problems + more + _two_algorithms(reader)
     if problems:
-        raise ConfError(_merged(problems))
+        raise ConfError(_merged([_with_odd_characters(problem, reader) for problem in problems]))
     _apply(resolved, imports)
     if conf is not None and not is_shipped(path):
         locations.written_by_user(path)
@@ -88,10 +89,10 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
 
 @contextlib.contextmanager
 def loaded(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optional[str] = None,
-           same_run: bool = True, allow_unused: bool = False) -> Iterator[Conf]:
+           same_run: bool = True, allow_unused: bool = False, trusted: bool = True) -> Iterator[Conf]:
     """Context manager that loads a conf with :func:`load` and clears gin on exit, also after an exception."""
     try:
-        yield load(conf, conf_params, root_dir, same_run, allow_unused)
+        yield load(conf, conf_params, root_dir, same_run, allow_unused, trusted)
     finally:
         clear()
 
@@ -142,6 +143,41 @@ def _merged(problems: Sequence[Problem]) -> list[Problem]:
             known.append(problem.location)
     return [Problem(first, f'{message} (also in {", ".join(others)})' if others else message, hint)
             for (message, hint), (first, *others) in places.items()]
+
+
+def _two_algorithms(reader: Reader) -> list[Problem]:
+    """Return a problem for each choice of an algorithm on which two included files disagree.
+
+    A file may replace the algorithm of a file that it includes, and may wrap it in another algorithm.
+    """
+    chosen: dict[str, Statement] = {}
+    problems: dict[str, Problem] = {}
+    choices = [s for s in reader.statements
+               if s.kind == 'binding' and re.search(r'algorithm_(ctor|cls|class)$', s.name)]
+    for new in choices:
+        old = chosen.get(new.text, new)
+        chosen[new.text] = new
+        problems.pop(new.text, None)
+        related = new.file in {'', old.file, *reader.included_by.get(old.file, ())} \
+            or old.file in reader.included_by[new.file]
+        if not related and not any(s.file == new.file and repr(s.value) == repr(old.value) for s in choices):
+            problems[new.text] = Problem(
+                new.location, f'{new.text} = {new.value!r}, but {old.location} sets it to {old.value!r}: the conf '
+                'includes two algorithms', f'include only one of them, or set {new.text} in your own conf')
+    return list(problems.values())
+
+
+def _with_odd_characters(problem: Problem, reader: Reader) -> Problem:
+    """Add the hint about a character of the same line, or of an earlier line for an error in the syntax."""
+    odd = reader.odd_characters.get(problem.location)
+    file = problem.location.rpartition(':')[0]
+    if odd is None and problem.message.startswith('syntax error'):
+        odd = next((f'{place}: {hint}' for place, hint in reader.odd_characters.items()
+                    if place.rpartition(':')[0] == file), None)
+    if odd is None:
+        return problem
+    is_guess = not problem.hint or problem.message.startswith('syntax error')
+    return problem._replace(hint=odd if is_guess else f'{problem.hint}\n  {odd}')
 
 
 def _existing(conf: str) -> str:
@@ -195,7 +231,7 @@ def _do_imports(statements: Sequence[Statement],
                     or _hint_for_own_module(statement.file))
             problems.append(Problem(statement.location, f"cannot import '{module}': {error}", hint))
         except (Exception, SystemExit) as error:  # noqa: BLE001  the module may raise anything
-            problems.append(Problem(statement.location, *_failed_import(module, error)))
+            problems.append(Problem(statement.location, *_failed_import(module, error, folder)))
         else:
             if statement.value not in texts:
                 texts.append(statement.value)
@@ -247,8 +283,8 @@ def _hint_for_module_imports(module: str, error: ImportError) -> str:
     return instead_of(name[1]) if name else ''
 
 
-def _failed_import(module: str, error: BaseException) -> tuple[str, str]:
-    """Return the message and the hint for a module that failed while it was imported."""
+def _failed_import(module: str, error: BaseException, folder: Optional[str]) -> tuple[str, str]:
+    """Return the message and the hint for a module, found in a folder, that failed while it was imported."""
     if isinstance(error, SyntaxError):
         return f"cannot import '{module}': {type(error).__name__}: {error.msg}", f'see {error.filename}:{error.lineno}'
     frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -256,20 +292,28 @@ def _failed_import(module: str, error: BaseException) -> tuple[str, str]:
     if isinstance(error, SystemExit):
         return (f"importing '{module}' ends the program: it calls sys.exit({'' if error.code is None else error.code})",
                 f"see {place}; move the code of the program below: if __name__ == '__main__':")
-    return f"importing '{module}' fails: {type(error).__name__}: {error}", f'see {place}'
+    is_copy = isinstance(error, OSError) and folder is not None and os.path.isfile(os.path.join(folder, 'config.gin'))
+    copy = f'; {folder} holds a copy of the module: copy the files that it reads there too' if is_copy else ''
+    return f"importing '{module}' fails: {type(error).__name__}: {error}", f'see {place}{copy}'
 
 
 def _apply(resolved: Sequence[static_check.Resolved], imports: Sequence[str]) -> None:
     """Pass the checked statements to gin and record where each was written."""
-    for statement, selector, value in resolved:
+    for statement, selector, value, is_inherited in resolved:
         locations.mention_macros(leaf.name for leaf in iterate_nested(statement.value) if isinstance(leaf, Macro))
         scope, name = statement.scope, statement.name
         if statement.kind == 'macro':  # gin stores the name of a macro as a scope
             scope, name = statement.text, 'value'
         locations.record(locations.Binding(statement.file, statement.line, scope, selector, name, statement.text,
-                                           value, statement.location))
+                                           value, statement.location), is_inherited)
+    macros = {statement.text: statement.value for statement, *_ in resolved if statement.kind == 'macro'}
+    for binding in locations.bindings():
+        if binding.name == 'eval_env_load_fn':
+            for leaf in iterate_nested(substitute(binding.value, macros)):
+                if isinstance(leaf, Reference) and leaf.scopes:
+                    locations.add_evaluation_scope(leaf.scopes)
     try:
-        gin.parse_config([*imports, *(locations.line(binding) for binding in locations.bindings())])
+        gin.parse_config([*imports, *map(locations.line, [*locations.bindings(), *locations.inherited()])])
     except (ValueError, KeyError, SyntaxError, RuntimeError) as error:
         clear()
         raise ConfError(f'gin rejected the conf: {error}') from error

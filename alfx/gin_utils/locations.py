@@ -9,8 +9,8 @@ import gin
 from alfx.gin_utils.conf_error import ConfError, Problem, hint_nearest, plain_text
 
 __all__ = [
-    'Binding', 'bindings', 'bindings_in_effect', 'clear', 'explain', 'is_by_user', 'is_explained', 'is_mentioned',
-    'line', 'location_of', 'mention_macros', 'record', 'written_by_user'
+    'Binding', 'add_evaluation_scope', 'bindings', 'bindings_in_effect', 'clear', 'explain', 'inherited', 'is_by_user',
+    'is_explained', 'is_mentioned', 'line', 'location_of', 'mention_macros', 'record', 'written_by_user'
 ]
 
 _EXPLAINED = '_alfx_explained_'
@@ -46,22 +46,34 @@ class Binding(NamedTuple):
 
     @property
     def is_for_evaluation(self) -> bool:
-        """Return whether it is in the scope ``evaluation/``, which is not used before the first evaluation."""
-        return self.scope.split('/')[0] == 'evaluation'
+        """Return whether it is in a scope of evaluation environments, not used before the first evaluation.
+
+        That is ``evaluation/``, or a scope of the reference in ``create_environment.eval_env_load_fn``.
+        """
+        scope = f'{self.scope}/'
+        return self.scope != '' and any(scope.startswith(s) or s.startswith(scope) for s in _evaluation_scopes)
 
     def __str__(self) -> str:
         return f'{self.text} = {self.value!r}'
 
 
 _bindings: dict[tuple[str, str, str], Binding] = {}
+_inherited: dict[tuple[str, str, str], Binding] = {}  # bindings of base classes, as bindings of the subclasses
 _mentioned: set[str] = set()
 _written_by_user: set[str] = {''}  # paths of files; '' is the command line
+_evaluation_scopes: set[str] = {'evaluation/'}
 
 
-def record(binding: Binding) -> None:
-    """Store a binding; it replaces an earlier binding of the same argument."""
-    _bindings.pop(binding.key, None)
-    _bindings[binding.key] = binding
+def record(binding: Binding, is_inherited: bool = False) -> None:
+    """Store a binding; it replaces an earlier binding of the same argument.
+
+    Args:
+        binding: the binding.
+        is_inherited: whether it was written for a base class of ``binding.selector``.
+    """
+    stored = _inherited if is_inherited else _bindings
+    stored.pop(binding.key, None)
+    stored[binding.key] = binding
 
 
 def mention_macros(names: Iterable[str]) -> None:
@@ -79,6 +91,11 @@ def written_by_user(path: str) -> None:
     _written_by_user.add(path)
 
 
+def add_evaluation_scope(scopes: Sequence[str]) -> None:
+    """Record that only evaluation environments are created in these nested scopes."""
+    _evaluation_scopes.add(''.join(f'{scope}/' for scope in scopes))
+
+
 def is_by_user(binding: Binding) -> bool:
     """Return whether a binding is in the user's own conf or on the command line, not in an included conf."""
     return binding.file in _written_by_user
@@ -87,8 +104,10 @@ def is_by_user(binding: Binding) -> bool:
 def clear() -> None:
     """Remove every binding."""
     _bindings.clear()
+    _inherited.clear()
     _mentioned.clear()
     _written_by_user.intersection_update({''})
+    _evaluation_scopes.intersection_update({'evaluation/'})
 
 
 def bindings() -> list[Binding]:
@@ -96,12 +115,17 @@ def bindings() -> list[Binding]:
     return list(_bindings.values())
 
 
+def inherited() -> list[Binding]:
+    """Return the bindings of base classes that apply to registered subclasses, each as a binding of the subclass."""
+    return list(_inherited.values())
+
+
 def bindings_in_effect(selector: str, scope: Sequence[str] = ()) -> dict[str, Binding]:
     """Return the bindings of one configurable that apply in a scope, by argument name."""
     found = {}
     for depth in range(len(scope) + 1):
         prefix = '/'.join(scope[:depth])
-        for binding in _bindings.values():
+        for binding in (*_inherited.values(), *_bindings.values()):
             if binding.selector == selector and binding.scope == prefix:
                 found[binding.name] = binding
     return found
@@ -113,7 +137,7 @@ def location_of(owner: str, name: str) -> Optional[Binding]:
     The active scopes count, so call this while the constructor runs. ``None`` if the argument is not bound.
     """
     active, found, depth = gin.current_scope(), None, -1
-    for binding in _bindings.values():
+    for binding in (*_inherited.values(), *_bindings.values()):
         scope = binding.scope.split('/') if binding.scope else []
         is_it = binding.name == name and f'.{binding.selector}'.endswith(f'.{owner}')
         if is_it and active[:len(scope)] == scope and len(scope) > depth:

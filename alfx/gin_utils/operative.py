@@ -5,6 +5,7 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 import gin
 
@@ -13,7 +14,7 @@ from alfx.gin_utils.conf_error import ConfError, Problem, hint_nearest
 from .parsing import Reference, is_shipped, iterate_nested
 
 __all__ = ['allow_unused', 'config_str', 'mistakes_of_unused', 'operative_config_str', 'refuse_unused',
-           'unused_bindings', 'warn_of_unused']
+           'supplied_arguments', 'unused_bindings', 'warn_of_unused']
 
 logger = logging.getLogger(__name__)
 _unused_is_allowed = False
@@ -59,7 +60,8 @@ def warn_of_unused(bindings: Iterable[locations.Binding]) -> None:
     """
     for binding in bindings:
         if os.path.basename(binding.file) != 'operative.gin' and not is_shipped(binding.file):
-            logger.warning('%s: this binding has not been used so far: %s', binding.location, binding)
+            hint = f' ({_hint_for_macro(binding)})' if binding.selector == 'gin.macro' else ''
+            logger.warning('%s: this binding has not been used so far: %s%s', binding.location, binding, hint)
 
 
 def allow_unused(allowed: bool, but: Iterable[str] = ()) -> None:
@@ -100,8 +102,9 @@ def refuse_unused(bindings: Iterable[locations.Binding]) -> None:
 def mistakes_of_unused(bindings: Iterable[locations.Binding]) -> list[tuple[locations.Binding, str]]:
     """Select the unused bindings that are mistakes: those in the user's conf that cannot be used later.
 
-    Bindings of an included conf may be unused because of overrides. A configurable that the conf refers to but that has
-    not been called yet, or a function that returns nothing, may be called later.
+    Bindings of an included conf may be unused because of overrides, and macros in files are only reported. A
+    configurable that the conf refers to but that has not been called yet, or a function that returns nothing, may be
+    called later.
 
     Returns:
         The mistakes, each with a hint.
@@ -110,8 +113,13 @@ def mistakes_of_unused(bindings: Iterable[locations.Binding]) -> list[tuple[loca
     made = {selector for _, selector, _ in keys}
     referred = _references()
     return [(binding, _hint_for(binding, keys))
-            for binding in bindings if locations.is_by_user(binding)
+            for binding in bindings if locations.is_by_user(binding) and not _is_macro_of_file(binding)
             and not (binding.selector not in made and _may_come_later(binding, referred))]
+
+
+def _is_macro_of_file(binding: locations.Binding) -> bool:
+    """Return whether it is a macro in a file, which may be for other confs; on the command line it is a mistake."""
+    return binding.selector == 'gin.macro' and bool(binding.file)
 
 
 def _references() -> dict[tuple[str, str], list[set[str]]]:
@@ -133,13 +141,15 @@ def _may_come_later(binding: locations.Binding, referred: dict[tuple[str, str], 
     if not inspect.isclass(target) and registry.annotation_of(target, 'return') is type(None):
         return True
     scopes = binding.scope.split('/') if binding.scope else ['']
-    return any({*scopes} - {''} <= others for others in referred.get((binding.selector, scopes[0]), ()))
+    selectors = [binding.selector, *(each.selector for each in locations.inherited() if each.text == binding.text)]
+    return any({*scopes} - {''} <= others
+               for selector in selectors for others in referred.get((selector, scopes[0]), ()))
 
 
 def _hint_for(binding: locations.Binding, keys: list[tuple[str, str, str]]) -> str:
     """Return a hint: the scopes in which the class was constructed, or the used class with the nearest name."""
     if binding.selector == 'gin.macro':
-        return 'no statement uses this macro'
+        return _hint_for_macro(binding)
     name = binding.selector.rsplit('.', 1)[-1]
     scopes = {scope for scope, selector, _ in keys if selector == binding.selector}
     own = binding.scope or ''
@@ -152,20 +162,30 @@ def _hint_for(binding: locations.Binding, keys: list[tuple[str, str, str]]) -> s
     return f'{name} is never constructed' + (f': {nearest}' if (nearest := hint_nearest(name, others, 0.6)) else '')
 
 
+def _hint_for_macro(binding: locations.Binding) -> str:
+    macros = [b.scope for b in locations.bindings() if b.selector == 'gin.macro' and locations.is_mentioned(b.scope)]
+    near = hint_nearest(binding.scope, macros)
+    return f'no statement uses this macro: {near}' if near else 'no statement uses this macro'
+
+
 def _unused() -> list[locations.Binding]:
     used = set()
     for scope, selector, name in _operative_keys():
         binding = locations.bindings_in_effect(selector, scope.split('/') if scope else ()).get(name)
         if binding is not None:
-            used.add(binding.key)
-    return [binding for binding in locations.bindings() if binding.key not in used]
+            used.add(binding.text)  # also identifies the binding of a base class that a subclass inherits
+    return [binding for binding in locations.bindings() if binding.text not in used]
 
 
-def _operative_keys() -> list[tuple[str, str, str]]:
-    """Return scope, complete selector and name of every argument that the conf or a default has supplied so far.
+def supplied_arguments() -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the arguments that the conf or a default has supplied so far, by scope and complete selector.
 
     Reads gin's private record: formatting and parsing gin's text takes a tenth of a second for a typical conf.
     """
     with gin.config._OPERATIVE_CONFIG_LOCK:
-        return [(scope, selector, name) for (scope, selector), arguments in gin.config._OPERATIVE_CONFIG.items()
-                for name in arguments]
+        return {key: dict(arguments) for key, arguments in gin.config._OPERATIVE_CONFIG.items()}
+
+
+def _operative_keys() -> list[tuple[str, str, str]]:
+    """Return scope, complete selector and name of every argument that the conf or a default has supplied so far."""
+    return [(*key, name) for key, arguments in supplied_arguments().items() for name in arguments]

@@ -1,32 +1,41 @@
 """Modules of the user that a conf imports: found next to the conf, and copied into the run folder.
 
-A module lies next to the conf or in the working directory. Its file (for a package all its files), and the files of
-modules that it imports from the same folder, are copied into the ``conf`` folder of the run. A resumed run searches
-that folder first.
+A module lies next to the conf or in the working directory. Copied into the ``conf`` folder of the run are its file (for
+a package all its files), the files of modules that it imports from the same folder, and the files and folders beside it
+that the text of these files names in quotes. A resumed run searches that folder first. As long as the originals are
+unchanged it uses them instead, because a module may read files that its text does not name.
 """
 import ast
 import importlib
+import json
+import logging
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
 from typing import NamedTuple
 
 from alfx.gin_utils.conf_error import ConfError, Problem
 
-__all__ = ['OwnFile', 'changed_since', 'copies', 'look_in']
+__all__ = ['ORIGINS', 'OwnFile', 'changed_since', 'copies', 'look_in']
 
-_MOST_FILES = 500  # per package; a larger folder is unlikely to be a package that a conf imports
+ORIGINS = 'modules.json'  # file in the conf folder of a run: folders from which its modules were copied
+_MOST_FILES, _MOST_BYTES = 500, 20 * 2**20  # larger data is not copied into every run
+_logger = logging.getLogger(__name__)
 
 
 class OwnFile(NamedTuple):
-    """A file of the user's code, with its contents at the time of the import.
+    """A file of the user's code or a file that the code reads, with its contents at the time of the import.
 
     Attributes:
         name: path relative to the folder that is searched for modules.
-        text: contents of the file.
+        content: contents of the file.
+        folder: that folder.
     """
     name: str
-    text: str
+    content: bytes
+    folder: str
 
 
 def look_in(module: str, folders: Iterable[str]) -> str | None:
@@ -34,7 +43,8 @@ def look_in(module: str, folders: Iterable[str]) -> str | None:
 
     Args:
         module: dotted name of the module.
-        folders: folders in the order in which they are searched.
+        folders: folders in the order in which they are searched. For the ``conf`` folder of a run, this is the folder
+            from which the module was copied, if nothing has changed there.
 
     Returns:
         The folder; ``None`` if no folder contains the module.
@@ -46,9 +56,10 @@ def look_in(module: str, folders: Iterable[str]) -> str | None:
     folder = next((folder for folder in folders if _file_of(folder, top)), None)
     if folder is None or top == 'alfx':
         return None
+    folder = next((origin for origin in _origins(folder) if _are_equal(origin, copies([(module, folder)]))), folder)
     known = getattr(sys.modules.get(top), '__file__', None)
     path = _file_of(folder, top) or ''
-    if known is not None and os.path.realpath(known) != os.path.realpath(path) and _text(known) != _text(path):
+    if known is not None and os.path.realpath(known) != os.path.realpath(path) and _read(known) != _read(path):
         raise ConfError([Problem('', f"'{top}' refers to {path} here, but this process has already imported a "
                                  f'different file, {known}', 'use a separate process for each, or rename one')])
     if folder not in sys.path:
@@ -64,41 +75,84 @@ def copies(found: Iterable[tuple[str, str]]) -> tuple[OwnFile, ...]:
         found: dotted names of modules, each with the folder it was found in.
     """
     files: dict[str, OwnFile] = {}
-    waiting = [(module.partition('.')[0], folder) for module, folder in found]
-    done = set()
-    while waiting:
-        top, folder = waiting.pop()
-        if (top, folder) in done:
+    code = [(path, folder) for module, folder in found for path in _files_of(folder, module.partition('.')[0])]
+    data: list[tuple[str, str]] = []
+    left_out, bytes_left = [], _MOST_BYTES
+    while code or data:
+        path, folder = (code or data).pop()
+        name = os.path.relpath(path, folder)
+        if name in files or name.startswith('..') or '__pycache__' in name:
             continue
-        done.add((top, folder))
-        for path in _files_of(folder, top):
-            text = _text(path)
-            files.setdefault(os.path.relpath(path, folder), OwnFile(os.path.relpath(path, folder), text))
-            waiting += [(name, folder) for name in _imported_by(text) if name != 'alfx' and _file_of(folder, name)]
+        is_code, size = path.endswith('.py'), os.path.getsize(path)
+        if not is_code and (size > bytes_left or len(files) >= _MOST_FILES):
+            left_out.append(name)
+            continue
+        bytes_left -= 0 if is_code else size
+        files[name] = OwnFile(name, _read(path), folder)
+        text = files[name].content.decode('utf8', errors='replace') if is_code or size < _MOST_BYTES // 20 else ''
+        others = _named_in(text, os.path.dirname(path))
+        if is_code:
+            others += [file for top in _imported_by(text) if top != 'alfx' for file in _files_of(folder, top)]
+        for other in others:
+            (code if other.endswith('.py') else data).append((other, folder))
+    if left_out:
+        _logger.info('not copied into the run folder, because they are too large or too many: %s',
+                     ', '.join(left_out[:5] + ['...'] * (len(left_out) > 5)))
     return tuple(files.values())
 
 
 def changed_since(folder: str, files: Iterable[OwnFile]) -> list[str]:
     """Return the names of files that differ from the files of the same name in a folder; missing files are skipped."""
     return [file.name for file in files
-            if os.path.isfile(path := os.path.join(folder, file.name)) and _text(path) != file.text]
+            if os.path.isfile(path := os.path.join(folder, file.name)) and _read(path) != file.content]
+
+
+def _origins(folder: str) -> list[str]:
+    """Return the folders from which the modules in the ``conf`` folder of a run were copied."""
+    try:
+        with open(os.path.join(folder, ORIGINS), encoding='utf8') as file:
+            folders = json.load(file)
+    except (OSError, ValueError):
+        return []
+    return [origin for origin in folders if isinstance(origin, str)] if isinstance(folders, list) else []
+
+
+def _are_equal(folder: str, files: Iterable[OwnFile]) -> bool:
+    return all(os.path.isfile(path := os.path.join(folder, file.name)) and _read(path) == file.content
+               for file in files)
 
 
 def _file_of(folder: str, top: str) -> str | None:
     """Return the file of a module or package in a folder; ``None`` if there is none."""
-    paths = os.path.join(folder, top, '__init__.py'), os.path.join(folder, f'{top}.py')
-    return next((path for path in paths if os.path.isfile(path)), None)
+    names = (os.path.join(top, '__init__.py'), f'{top}.py', *(f'{top}{suffix}' for suffix in EXTENSION_SUFFIXES))
+    return next((path for name in names if os.path.isfile(path := os.path.join(folder, name))), None)
 
 
 def _files_of(folder: str, top: str) -> list[str]:
+    """Return the file of a module, or all files of a package."""
     path = _file_of(folder, top)
-    if path is None:
-        return []
-    if not path.endswith('__init__.py'):
-        return [path]
-    inside = [os.path.join(at, name) for at, _, names in os.walk(os.path.dirname(path)) for name in sorted(names)
-              if name.endswith('.py')]
-    return inside if len(inside) <= _MOST_FILES else []
+    if path is None or not path.endswith('__init__.py'):
+        return [] if path is None else [path]
+    return _files_in(os.path.dirname(path))
+
+
+def _files_in(folder: str) -> list[str]:
+    """Return the files of a folder and its subfolders; none if there are too many."""
+    files = []
+    for at, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith('.')]
+        files += [os.path.join(at, name) for name in sorted(names)]
+        if len(files) > _MOST_FILES:
+            return []
+    return files
+
+
+def _named_in(text: str, folder: str) -> list[str]:
+    """Return the existing files, and the files in existing folders, that a text names in quotes."""
+    named = {match[1] for match in re.finditer(r"""["']([^"'\n]{1,200})["']""", text)}
+    paths = [os.path.join(folder, name) for name in sorted(named)
+             if not os.path.isabs(name) and not name.endswith('.gin') and name.strip('./')]
+    return [file for path in paths for file in ([path] if os.path.isfile(path) else _files_in(path))]
 
 
 def _imported_by(text: str) -> Iterator[str]:
@@ -114,6 +168,6 @@ def _imported_by(text: str) -> Iterator[str]:
             yield node.module.partition('.')[0]
 
 
-def _text(path: str) -> str:
-    with open(path, encoding='utf8', errors='replace') as file:
+def _read(path: str) -> bytes:
+    with open(path, 'rb') as file:
         return file.read()

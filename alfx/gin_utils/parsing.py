@@ -5,7 +5,9 @@ The grammar is gin's own: ``gin.config_parser`` does the parsing. References and
 """
 
 import dataclasses
+import glob
 import io
+import logging
 import os
 import re
 import tokenize
@@ -17,12 +19,15 @@ from gin import config_parser
 from alfx.gin_utils.conf_error import Problem, nearest_name
 from .locations import Binding
 from .own_modules import OwnFile
+from .syntax_problems import odd_characters, syntax_problem
 
 __all__ = [
     'Conf', 'Reference', 'Macro', 'Statement', 'Source', 'Reader', 'find_conf', 'is_shipped', 'iterate_nested',
     'substitute'
 ]
 
+_MOST_BYTES = 2**24  # of a conf file
+_logger = logging.getLogger(__name__)
 CONFS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'examples', 'confs')
 """The folder of the confs that come with alfx."""
 
@@ -106,10 +111,74 @@ class Conf(NamedTuple):
     modules: tuple[OwnFile, ...] = ()
 
 
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Call(Reference):
+    """Reference with arguments, ``@Name(argument=value)``."""
+
+    arguments: tuple[tuple[str, Any], ...] = ()
+
+
+class _Parser(config_parser.ConfigParser):
+    """gin's parser, which also reads ``@Name(argument=value)`` and ``functools.partial(@name, argument=value)``.
+
+    ALF's version of gin reads these, too. They are short for a separate scope with these bindings.
+    """
+
+    def _maybe_parse_configurable_reference(self):
+        if self._current_token.string != '@':
+            return False, None
+        self._advance_one_token()
+        name = self._parse_selector(allow_periods_in_scope=True)
+        arguments, evaluate = (), self._current_token.string == '('
+        if evaluate:
+            self._advance()
+            arguments = self._parse_arguments()
+            self._advance_one_token()
+        self._skip_whitespace_and_comments()
+        return True, self._delegate.configurable_reference(name, evaluate, arguments)
+
+    def _maybe_parse_basic_type(self):
+        if self._current_token.string != 'functools':
+            return super()._maybe_parse_basic_type()
+        name = self._parse_selector(scoped=False)
+        if name != 'functools.partial' or self._current_token.string != '(':
+            self._raise_syntax_error(f"Failed to parse token '{name}'")
+        self._advance()
+        function = self.parse_value()
+        if not isinstance(function, Reference) or function.evaluate:
+            self._raise_syntax_error('functools.partial expects a reference without (), @name')
+        if self._current_token.string == ',':
+            self._advance()
+        arguments = self._parse_arguments()
+        self._advance()
+        name = '/'.join((*function.scopes, function.selector))
+        return True, self._delegate.configurable_reference(name, False, arguments)
+
+    def _parse_arguments(self):
+        """Return the pairs up to the closing bracket, which becomes the current token."""
+        arguments = []
+        while self._current_token.string != ')':
+            name = self._current_token.string
+            if not name.isidentifier():
+                self._raise_syntax_error('arguments in a reference are written name=value')
+            self._advance()
+            if self._current_token.string != '=':
+                self._raise_syntax_error('arguments in a reference are written name=value')
+            self._advance()
+            arguments.append((name, self.parse_value()))
+            if self._current_token.string == ',':
+                self._advance()
+            elif self._current_token.string != ')':
+                self._raise_syntax_error("Expected ',' or ')'.")
+        return tuple(arguments)
+
+
 class _Delegate(config_parser.ParserDelegate):
 
-    def configurable_reference(self, scoped_configurable_name, evaluate):
+    def configurable_reference(self, scoped_configurable_name, evaluate, arguments=()):
         *scopes, selector = scoped_configurable_name.split('/')
+        if arguments:
+            return _Call(tuple(scopes), selector, evaluate, arguments)
         return Reference(tuple(scopes), selector, evaluate)
 
     def macro(self, macro_name):
@@ -123,12 +192,17 @@ class Reader:
         statements: statements in the order in which they take effect.
         sources: files that were read.
         problems: missing files and syntax errors.
+        included_by: for each file, the files that include it, directly or not.
+        odd_characters: for each location, hints about characters that only look like those of a conf.
     """
 
     def __init__(self) -> None:
+        self.included_by: dict[str, set[str]] = {}
+        self.odd_characters: dict[str, str] = {}
         self.statements: list[Statement] = []
         self.sources: list[Source] = []
         self.problems: list[Problem] = []
+        self._scopes: dict[str, list[str]] = {}  # of calls, by the statement that contains them
 
     def read_file(self, path: str, including: tuple[str, ...] = ()) -> None:
         """Read a file and the files it includes.
@@ -137,6 +211,16 @@ class Reader:
             path: path of an existing file.
             including: chain of files that include this one.
         """
+        if os.path.isfile(path) and os.path.getsize(path) > _MOST_BYTES:
+            self.problems.append(Problem(show_path(path), f'expected a conf of at most {_MOST_BYTES:,} bytes, found '
+                                         f'{os.path.getsize(path):,}', 'restore the file'))
+            return
+        if path.endswith('.py'):
+            name = show_path(path)
+            self.problems.append(Problem('', f'{name} is a Python conf, not a gin file', 'convert it: alfx convert '
+                                         f'{name} > {name.removesuffix(".py").removesuffix("_conf")}.gin'))
+            return
+        self.included_by.setdefault(path, set()).update(including)
         try:
             with open(path, encoding='utf-8-sig') as file:  # Windows editors write a byte order mark
                 text = file.read()
@@ -146,6 +230,10 @@ class Reader:
         except UnicodeDecodeError as error:
             self.problems.append(Problem(show_path(path), f'is not valid UTF-8: {error.reason} at byte {error.start}',
                                          'save it as UTF-8'))
+            return
+        if text.startswith(('{\\rtf', '<!DOCTYPE', '<html')):
+            self.problems.append(Problem(show_path(path), f'is not plain text: it begins with {text[:9]!r}',
+                                         'save it as plain text'))
             return
         if all(source.path != path for source in self.sources):
             self.sources.append(Source(path, text))
@@ -160,26 +248,32 @@ class Reader:
         self._read(text, '', lambda line: f'line {line}', ())
 
     def _read(self, text: str, path: str, locate: Callable[[int], str], including: tuple[str, ...]) -> None:
+        for line, hint in odd_characters(text):
+            self.odd_characters.setdefault(locate(line), hint)
         try:
-            for statement in config_parser.ConfigParser(io.StringIO(text), _Delegate()):
+            for statement in _Parser(io.StringIO(text), _Delegate()):
                 self._add(statement, path, locate, including)
         except SyntaxError as error:
-            self.problems.append(_syntax_problem(error.msg, error.text or '', locate(error.lineno or 1)))
+            self.problems.append(syntax_problem(error.msg, error.text or '', locate(error.lineno or 1)))
         except (RecursionError, MemoryError):
             brackets = [sum(map(line.count, '([{')) for line in text.splitlines()]
             self.problems.append(Problem(locate(1 + brackets.index(max(brackets))), 'brackets are nested too deeply',
                                          'use fewer levels of nesting'))
         except tokenize.TokenError as error:
             message, (line, _) = error.args
-            self.problems.append(_syntax_problem(message, '', locate(line)))
+            self.problems.append(syntax_problem(message, '', locate(line)))
 
     def _add(self, statement, path, locate, including) -> None:
         line = statement.location.line_num
         place = (path, line, locate(line))
         if isinstance(statement, config_parser.BindingStatement):
             kind = 'binding' if statement.arg_name else 'macro'
-            self.statements.append(Statement(kind, statement.scope, statement.selector, statement.arg_name,
-                                             statement.value, *place))
+            read = Statement(kind, statement.scope, statement.selector, statement.arg_name, statement.value, *place)
+            scope = re.sub(r'\W', '_', read.text)
+            overridden = self._scopes.pop(scope, ())
+            if overridden:
+                self.statements = [s for s in self.statements if s.scope.rpartition('/')[2] not in overridden]
+            self.statements.append(read._replace(value=self._without_calls(read, read.value, scope)))
         elif isinstance(statement, config_parser.BlockDeclaration):
             self.statements.append(Statement('block', statement.scope, statement.selector, '', None, *place))
         elif isinstance(statement, config_parser.ImportStatement):
@@ -187,13 +281,41 @@ class Reader:
         else:
             self._include(statement.filename, place[2], including)
 
+    def _without_calls(self, statement: Statement, value: Any, scope: str) -> Any:
+        """Return a value with a reference to a separate scope for each call, whose arguments become bindings."""
+        if isinstance(value, _Call):
+            scopes = self._scopes.setdefault(scope, [])
+            scopes.append(f'{scope}_{len(scopes) + 1}' if scopes else scope)
+            own = (*value.scopes, scopes[-1])
+            for name, argument in value.arguments:
+                binding = statement._replace(kind='binding', scope='/'.join(own), selector=value.selector, name=name)
+                self.statements.append(binding._replace(value=self._without_calls(statement, argument, scope)))
+            return Reference(own, value.selector, value.evaluate)
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._without_calls(statement, item, scope) for item in value)
+        if isinstance(value, dict):
+            return {key: self._without_calls(statement, item, scope) for key, item in value.items()}
+        return value
+
     def _include(self, name: str, location: str, including: tuple[str, ...]) -> None:
+        """Read the file beside the including file, else in the working directory (as gin), else the shipped conf."""
         folder = os.path.dirname(including[-1]) if including else os.getcwd()
-        candidates = [os.path.join(folder, os.path.expanduser(name)), os.path.join(CONFS, name)]
+        folders = [folder, CONFS] if including and is_shipped(including[-1]) else [folder, os.getcwd(), CONFS]
+        candidates = [os.path.join(place, os.path.expanduser(name)) for place in folders]
         found = next((os.path.abspath(c) for c in candidates if os.path.isfile(c)), None)
+        if found and is_shipped(found) and not (including and is_shipped(including[-1])):
+            near = [os.path.join(folder, '..', name), *(os.path.join(os.path.dirname(path), name)
+                                                        for path in including),
+                    *glob.glob(os.path.join(glob.escape(folder), '*', glob.escape(name)))]
+            if other := next((path for path in near if os.path.isfile(path) and not is_shipped(path)), None):
+                _logger.info("%s: include '%s' is the conf that comes with alfx, not %s; write the path of the file to "
+                             'include it instead', location, name, show_path(os.path.abspath(other)))
         if found is None:
-            self.problems.append(Problem(location, f"include '{name}': there is no such file in {folder}",
-                                         _hint_file(name, folder)))
+            at_home = name.startswith('~')
+            where = os.path.dirname(os.path.expanduser(name)) if at_home else folder
+            places = where if at_home else ' or '.join(dict.fromkeys(folders[:-1]))
+            self.problems.append(Problem(location, f"include '{name}': there is no such file in {places}",
+                                         _hint_file(name, where)))
         elif found in including:
             chain = ' -> '.join(os.path.basename(p) for p in (*including[including.index(found):], found))
             self.problems.append(Problem(location, f'circular include: {chain}'))
@@ -266,33 +388,3 @@ def _hint_file(name: str, folder: str) -> str:
     base = os.path.basename(name)
     nearest = nearest_name(base if base.endswith('.gin') else f'{base}.gin', [*here, *shipped])
     return f"did you mean '{nearest}'?" if nearest else ''
-
-
-_NOT_CLOSED = 'a bracket or a string is not closed, or a comma is missing'
-
-
-def _syntax_problem(message: str, line_text: str, location: str) -> Problem:
-    hint = ''
-    token = re.search(r"Failed to parse token '(.*)'", message)
-    if token:
-        word = token.group(1)
-        name, _, value = line_text.partition('=')
-        written = value.split('#')[0].strip() or line_text.split('#')[0].strip() or word
-        if value and name.strip().startswith(word) and word not in value:  # a new statement where a value continues
-            return Problem(location, f'syntax error: {_NOT_CLOSED}  [{line_text.strip()}]', 'close it')
-        if word.lower() in ('true', 'false', 'none'):
-            hint = f'write {word.capitalize()}'
-        else:
-            hint = f"text needs quotes: '{written}'; a reference begins with @, a macro with %"
-        message = f'cannot read the value {written}'
-    elif 'EOF in multi-line' in message:  # Python 3.12 adds words around it
-        message, hint = 'the file ends inside a bracket or a string', 'close it'
-    elif message.startswith("Expected ',' or") or message.startswith('unterminated string'):
-        message, hint = _NOT_CLOSED, 'close it'
-    elif message.startswith('Unable to parse value'):
-        message = 'cannot read the value'
-        hint = 'values are Python literals, @references and %macros'
-    elif 'expected \':\' or \'=\'' in message:
-        message, hint = 'not a statement', "expected 'Name.parameter = value', 'macro = value', an import or an include"
-    shown = line_text.strip()
-    return Problem(location, f'syntax error: {message}' + (f'  [{shown}]' if shown and not token else ''), hint)

@@ -40,10 +40,10 @@ def configurable(name_or_fn: Union[None, str, Callable] = None, module: Optional
     Rules for a decorated class:
 
     - An argument passed by the caller overrides any binding; a binding overrides the default.
-    - Bindings belong to the class they name. When the constructor of a subclass calls
-      ``super().__init__(...)``, bindings of the *parent* fill only those parent arguments that the
-      subclass does not pass, so ``Parent.x = 1`` cannot change an ``x`` the subclass chose. A subclass
-      that inherits its constructor uses its own bindings first, then the parent's.
+    - A registered subclass inherits the bindings of its registered base classes for the parameters that
+      its own constructor has. Its own bindings override them. When its constructor calls
+      ``super().__init__(...)``, bindings of the base class fill only those arguments that it does not
+      pass, so ``Parent.x = 1`` cannot change an ``x`` that the subclass chooses itself.
     - Registered step functions among the arguments (also inside lists, tuples, dicts and
       ``functools.partial``) arrive as plain functions; see :func:`register_function`.
     - ``inspect.signature`` and ``inspect.unwrap`` see the constructor as written. Instances are of the
@@ -156,6 +156,8 @@ def _factory_of(cls: type) -> Callable:
 
     make.__name__, make.__qualname__, make.__module__, make.__doc__ = (
         cls.__name__, cls.__qualname__, cls.__module__, cls.__doc__)
+    if cls.__module__.startswith('torch.'):  # classes of other packages need only the methods that are used
+        make.__annotations__ = {'return': cls}
     try:
         make.__signature__ = inspect.signature(cls)  # type: ignore[attr-defined]
     except ValueError:  # written in C

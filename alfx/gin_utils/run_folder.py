@@ -9,6 +9,7 @@
       command_line.txt  one line for each start of the run
       versions.json     python, torch, numpy, gymnasium, alfx, and the platform
       <modules>         files of your own modules that the conf imports; used when the run is resumed
+      modules.json      the folders that these were copied from
       git.txt           commit and uncommitted changes, if the run was started in a git work tree
 """
 
@@ -27,15 +28,16 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 from .. import __version__
-from . import locations, operative, settings, static_check
+from . import locations, operative, own_modules, settings, static_check, stored_files
 from alfx.gin_utils.conf_error import ConfError, Problem
 from .parsing import Conf, Reader, show_path, substitute
 
-__all__ = ['copy_conf', 'write_conf', 'rewrite_conf', 'write_operative', 'stored_conf', 'stored_info',
-           'check_same_conf']
+__all__ = ['copy_conf', 'write_conf', 'rewrite_conf', 'is_own_conf', 'write_operative', 'stored_conf', 'stored_info',
+           'check_same_conf', 'has_checkpoint']
 
+_OTHER_FILES = ('command_line.txt', 'git.txt', 'versions.json', own_modules.ORIGINS)
 _GIT_LIMIT = 1_000_000  # maximum number of characters of uncommitted changes to store
-_written: dict[str, dict[str, str]] = {}  # by this process: folder -> file name -> text
+_written: dict[str, dict[str, str | bytes]] = {}  # by this process: folder -> file name -> contents
 
 
 def write_conf(root_dir: str, conf: Conf, command_line: Optional[Sequence[str]] = None) -> str:
@@ -57,22 +59,27 @@ def write_conf(root_dir: str, conf: Conf, command_line: Optional[Sequence[str]] 
     if os.path.dirname(conf.conf_file) == os.path.abspath(folder) and os.path.isfile(resolved):
         _write(folder, 'config.gin', _with_overrides(resolved, conf))  # the run resumes with its stored conf
     else:
-        taken = {'config.gin', 'operative.gin'}
+        taken = {'config.gin', 'operative.gin', *_OTHER_FILES}
         for source in conf.sources:
             name = _free_name(os.path.basename(source.path), taken)
             taken.add(name)
             _write(folder, name, source.text)
         _write(folder, 'config.gin', _flat_text(conf))
-        if not _has_checkpoint(root_dir):
+        if not has_checkpoint(root_dir):
             for module in conf.modules:
-                os.makedirs(os.path.dirname(os.path.join(folder, module.name)), exist_ok=True)
-                _write(folder, module.name, module.text)
-    if not _has_checkpoint(root_dir):  # existing files are from a start that failed before the first checkpoint
+                if module.name not in taken:
+                    os.makedirs(os.path.dirname(os.path.join(folder, module.name)), exist_ok=True)
+                    _write(folder, module.name, module.content)
+            if conf.modules:
+                origins = dict.fromkeys(os.path.abspath(module.folder) for module in conf.modules)
+                _write(folder, own_modules.ORIGINS, json.dumps([*origins]) + '\n')
+    if not has_checkpoint(root_dir):  # existing files are from a start that failed before the first checkpoint
         with contextlib.suppress(FileNotFoundError):
             os.remove(os.path.join(folder, 'operative.gin'))
     _write(folder, 'versions.json', json.dumps(versions(), indent=2) + '\n')
     arguments = sys.argv if command_line is None else command_line
     line = f'{time.strftime("%Y-%m-%d %H:%M:%S")}  {shlex.join(arguments)}\n'
+    stored_files.check_regular(os.path.join(folder, 'command_line.txt'))
     with open(os.path.join(folder, 'command_line.txt'), 'a', encoding='utf8') as file:
         file.write(line)
     _written[os.path.abspath(folder)]['command_line.txt'] = line
@@ -99,7 +106,7 @@ def copy_conf(source: str, root_dir: str, conf: Conf) -> None:
 
 def conf_folder(root_dir: str) -> Optional[str]:
     """Return the folder with the conf of the run in ``root_dir``; ``None`` if there is no run yet."""
-    return os.path.abspath(os.path.join(root_dir, 'conf')) if _has_checkpoint(root_dir) else None
+    return os.path.abspath(os.path.join(root_dir, 'conf')) if has_checkpoint(root_dir) else None
 
 
 def began_with(folder: str) -> str:
@@ -107,8 +114,7 @@ def began_with(folder: str) -> str:
     path = os.path.join(folder, 'config.gin')
     if not os.path.isfile(path):
         return ''
-    with open(path, encoding='utf8') as file:
-        found = re.match('# From (.+)', file.readline())
+    found = re.match('# From (.+)', stored_files.read_text(path))
     return found[1] if found else ''
 
 
@@ -125,6 +131,13 @@ def rewrite_conf(root_dir: str) -> bool:
         os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
         _write(folder, name, text)
     return True
+
+
+def is_own_conf(root_dir: str) -> bool:
+    """Return False if the ``conf`` folder exists, but another run has written it since this process did."""
+    folder = os.path.abspath(os.path.join(root_dir, 'conf'))
+    start, path = _written.get(folder, {}).get('command_line.txt', ''), os.path.join(folder, 'command_line.txt')
+    return not os.path.isfile(path) or str(start) in stored_files.read_text(path, errors='replace')
 
 
 def write_operative(root_dir: str) -> str:
@@ -159,14 +172,12 @@ def stored_info(root_dir: str) -> dict[str, Any]:
     """
     def read(name):
         path = os.path.join(root_dir, 'conf', name)
-        if not os.path.isfile(path):
-            return None
-        with open(path, encoding='utf8') as file:
-            return file.read()
+        return stored_files.read_text(path, errors='replace') if os.path.isfile(path) else None
 
-    version_text, commands = read('versions.json'), read('command_line.txt')
+    versions_file, commands = os.path.join(root_dir, 'conf', 'versions.json'), read('command_line.txt')
+    remedy = 'remove the file; reports then omit the versions of this run'
     return {
-        'versions': None if version_text is None else json.loads(version_text),
+        'versions': stored_files.read_json(versions_file, dict, remedy) if os.path.isfile(versions_file) else None,
         'command_lines': None if commands is None else commands.splitlines(),
         'git': read('git.txt'),
         'config': read('config.gin'),
@@ -185,7 +196,7 @@ def check_same_conf(root_dir: str) -> None:
         ConfError: the run has another conf, and the message lists the differences; or its conf is unknown.
     """
     folder = os.path.abspath(os.path.join(root_dir, 'conf'))
-    if not _has_checkpoint(root_dir):
+    if not has_checkpoint(root_dir):
         return
     recorded = next((name for name in ('config.gin', 'operative.gin')
                      if os.path.isfile(os.path.join(folder, name))), None)
@@ -195,8 +206,9 @@ def check_same_conf(root_dir: str) -> None:
     old = _read_bindings(os.path.join(folder, recorded))
     macros = {b.scope: b.value for b in locations.bindings() if b.selector == 'gin.macro'}
     bindings = {b.key: b for b in locations.bindings() if b.selector != 'gin.macro'}
-    new = {key: substitute(b.value, macros) for key, b in bindings.items()}
-    keys = [*old, *new] if recorded == 'config.gin' else [*old]  # operative.gin lacks bindings that were never used
+    new = {b.key: substitute(b.value, macros) for b in (*bindings.values(), *locations.inherited())}
+    # operative.gin lacks bindings that were never used
+    keys = [*old, *bindings] if recorded == 'config.gin' else [*old]
     if any(os.path.dirname(b.file) == folder for b in bindings.values()):  # only --conf_param can differ
         keys = [key for key, b in bindings.items() if not b.file]
         if os.path.isfile(os.path.join(folder, 'operative.gin')):
@@ -227,7 +239,8 @@ def versions() -> dict[str, Optional[str]]:
     return found
 
 
-def _has_checkpoint(root_dir: str) -> bool:
+def has_checkpoint(root_dir: str) -> bool:
+    """Return whether a run folder has a checkpoint, from which the run resumes."""
     folder = os.path.join(root_dir, 'train', 'algorithm')
     return os.path.isdir(folder) and any(re.fullmatch(r'ckpt-\d+', name) for name in os.listdir(folder))
 
@@ -254,7 +267,7 @@ def _effective(bindings: dict[tuple[str, str, str], Any], key: tuple[str, str, s
 
 
 def _may_change(selector: str, name: str) -> bool:
-    """Return whether a field of the settings class ``selector`` may change when a run is resumed."""
+    """Return whether an argument of ``selector`` may change when a run is resumed."""
     try:
         return name in settings.may_change(static_check.resolve(selector).wrapped)
     except (ValueError, KeyError):
@@ -293,8 +306,7 @@ def _with_overrides(path: str, conf: Conf) -> str:
     """Return the text of an existing ``config.gin`` with the changes of ``--conf_param`` at the end."""
     text = ''
     if os.path.isfile(path):
-        with open(path, encoding='utf8') as file:
-            text = file.read()
+        text = stored_files.read_text(path)
     overrides = [locations.line(binding) for binding in conf.bindings if not binding.file]
     kept = [line for line in text.splitlines() if line not in overrides]
     return '\n'.join([*kept, *overrides]) + '\n'
@@ -308,14 +320,10 @@ def _free_name(name: str, taken: set[str]) -> str:
     return name
 
 
-def _write(folder: str, name: str, text: str) -> str:
+def _write(folder: str, name: str, text: str | bytes) -> str:
     path = os.path.join(folder, name)
-    temporary = f'{path}.tmp'
-    with open(temporary, 'w', encoding='utf8') as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    with stored_files.replacing(path) as temporary, open(temporary, 'wb') as file:
+        file.write(text.encode() if isinstance(text, str) else text)
     _written.setdefault(os.path.abspath(folder), {})[name] = text
     return path
 

@@ -15,12 +15,13 @@ import collections.abc
 import dataclasses
 import types
 import typing
+from collections.abc import Callable
 from typing import Any
 
 from alfx.gin_utils.value_checks import problem_of
 from alfx.gin_utils.conf_error import Problem
 
-__all__ = ['setting', 'wrong_values', 'may_change']
+__all__ = ['setting', 'wrong_values', 'changeable', 'may_change']
 
 
 def setting(default: Any = dataclasses.MISSING, *, may_change: bool = False, **limits: Any) -> Any:
@@ -49,8 +50,19 @@ def wrong_values(settings: Any, owner: str) -> list[Problem]:
     return [problem for problem in problems if problem is not None]
 
 
+def changeable(*names: str) -> Callable[[Any], Any]:
+    """Return a decorator that allows other values of these arguments of a function when a stored run is resumed."""
+    def mark(function: Any) -> Any:
+        function.changeable_arguments = frozenset(names)
+        return function
+
+    return mark
+
+
 def may_change(cls: Any) -> frozenset[str]:
-    """Return the fields of a class that may differ when a stored run is resumed; empty for other classes."""
+    """Return the fields or arguments that may differ when a stored run is resumed."""
+    if isinstance(cls, types.FunctionType):
+        return getattr(cls, 'changeable_arguments', frozenset())
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
     return frozenset(field.name for field in fields if field.metadata.get('may_change'))
 

@@ -11,7 +11,7 @@ import math
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Optional
 
 import gin
@@ -29,11 +29,15 @@ _declared_scopes: set[str] = set()
 
 
 class Resolved(NamedTuple):
-    """A binding with its configurable and its value, converted to the type of the parameter."""
+    """A binding with its configurable and its value, converted to the type of the parameter.
+
+    ``is_inherited`` marks a binding of a base class that applies to the subclass ``selector``.
+    """
 
     statement: Statement
     selector: str
     value: Any
+    is_inherited: bool = False
 
 
 def declare_scope(name: str) -> None:
@@ -52,7 +56,7 @@ def check(statements: Sequence[Statement], unavailable: dict[str, str],
             reported.
 
     Returns:
-        The bindings, resolved, and the problems.
+        The bindings, resolved, followed by those that subclasses inherit; and the problems.
     """
     macros = {s.text: s for s in statements if s.kind == 'macro'}
     values = {name: s.value for name, s in macros.items()}
@@ -60,6 +64,12 @@ def check(statements: Sequence[Statement], unavailable: dict[str, str],
     resolved = []
     for statement in statements:
         configurable = None
+        of_references = []  # checked first, because this registers classes that are named by their path
+        for leaf in iterate_nested(statement.value):
+            if isinstance(leaf, Reference):
+                of_references += _check_reference(leaf, statement.location, unavailable)
+            elif isinstance(leaf, Macro) and complete:
+                of_references += _check_macro_use(leaf, statement.location, macros)
         if statement.kind in ('binding', 'block'):
             configurable = _find(statement.selector, statement.location, '', unavailable, problems)
         if any(isinstance(leaf, float) and not math.isfinite(leaf) for leaf in iterate_nested(statement.value)):
@@ -74,11 +84,8 @@ def check(statements: Sequence[Statement], unavailable: dict[str, str],
         elif statement.kind == 'macro':
             problems += _check_macro_definition(statement, values)
             resolved.append(Resolved(statement, 'gin.macro', statement.value))
-        for leaf in iterate_nested(statement.value):
-            if isinstance(leaf, Reference):
-                problems += _check_reference(leaf, statement.location, unavailable)
-            elif isinstance(leaf, Macro) and complete:
-                problems += _check_macro_use(leaf, statement.location, macros)
+        problems += of_references
+    resolved += _inherited(resolved)
     if complete:
         problems += _check_evaluated(statements, resolved)
         problems += _check_circles(resolved, values)
@@ -126,6 +133,45 @@ def describe_missing(selector: str, unavailable: dict[str, str]) -> str:
     if begun:
         return f"did you mean {' or '.join(map(repr, begun))}?"
     return 'import the module that defines it in the conf: import my_package.my_module'
+
+
+def _inherited(resolved: Sequence[Resolved]) -> list[Resolved]:
+    """Return the bindings that registered subclasses inherit from the classes that the conf binds.
+
+    A subclass inherits a binding if its constructor has the parameter, and if neither the subclass nor a class between
+    the two has a binding that applies in the same scope.
+    """
+    bound: dict[str, dict[tuple[str, str], Resolved]] = defaultdict(dict)
+    for each in resolved:
+        if each.statement.kind == 'binding':
+            bound[each.selector][each.statement.scope, each.statement.name] = each
+    inherited = []
+    for configurable in _subclasses_of(bound):
+        parameters, _ = parameters_of(configurable)
+        nearer = set(bound.get(configurable.selector, ()))
+        for base in configurable.wrapped.__mro__[1:]:
+            entry = gin.config._INVERSE_REGISTRY.get(base)
+            new = {} if entry is None else {key: each for key, each in bound.get(entry.selector, {}).items()
+                                            if key[1] in parameters and not _is_bound_by(nearer, *key)}
+            nearer.update(new)
+            inherited += [Resolved(each.statement, configurable.selector, each.value, True) for each in new.values()]
+    return inherited
+
+
+def _is_bound_by(bindings: Iterable[tuple[str, str]], scope: str, name: str) -> bool:
+    """Return whether one of the bindings (scope and argument each) sets the argument in the scope."""
+    return any(other == name and (not outer or f'{scope}/'.startswith(f'{outer}/')) for outer, other in bindings)
+
+
+def _subclasses_of(selectors: Iterable[str]) -> list[Any]:
+    """Return gin's entries of the registered subclasses, direct or not, of the classes among these configurables."""
+    waiting = [target for selector in selectors if inspect.isclass(target := resolve(selector).wrapped)]
+    found: dict[type, Any] = {}
+    while waiting:
+        new = [cls for cls in waiting.pop().__subclasses__() if cls not in found]
+        found.update((cls, gin.config._INVERSE_REGISTRY.get(cls)) for cls in new)
+        waiting += new
+    return [entry for cls, entry in found.items() if entry and resolve(entry.selector).wrapped is cls]
 
 
 def _find(selector, location, prefix, unavailable, problems):
@@ -188,8 +234,11 @@ def _wrong_kind(name: str, value: Reference, default: Any) -> Optional[tuple[str
             return 'an optimizer', hint
     if value.evaluate:
         return None
-    if name.endswith(('_ctor', '_cls', '_class')) and _is_step_function(value):
+    takes_class = name.endswith(('_ctor', '_cls', '_class'))
+    if takes_class and _is_step_function(value):
         return 'a constructor', f'{value!r} is a function of tensors'
+    if not takes_class and made is not None and made.__module__.startswith('torch.nn.modules'):
+        return 'a function', f'{value!r} is a class: write {value!r}() for an instance, which can be called'
     wanted = family(default) if inspect.isclass(default) else None
     if wanted is not None and made is not None and made.__module__.split('.')[0] in ('alfx', 'torch'):
         if not issubclass(made, wanted):  # classes of the user need only the same methods
@@ -223,7 +272,7 @@ def _check_evaluated(statements: Sequence[Statement], resolved: Sequence[Resolve
 def _check_circles(resolved: Sequence[Resolved], values: dict[str, Any]) -> list[Problem]:
     """Find circular references such as ``a.x = @b()`` with ``b.y = @a()``: neither can be constructed first."""
     bound: dict[tuple[str, str], dict[str, tuple[Statement, list[Reference]]]] = defaultdict(dict)
-    for statement, selector, _ in resolved:
+    for statement, selector, *_ in resolved:
         if statement.kind == 'binding':
             leaves = iterate_nested(substitute(statement.value, values))
             called = [leaf for leaf in leaves if isinstance(leaf, Reference) and leaf.evaluate]

@@ -98,7 +98,9 @@ def _fit(value: Any, annotation: Any) -> Any:
         return _require(isinstance(value, dict), value)
     if base in (collections.abc.Callable, typing.Callable, type):
         name = value if isinstance(value, str) else 'Name'
-        return _require(not isinstance(value, _LITERALS), value, f'a reference begins with @: @{name}')
+        hint = (f'a reference has no quotes: {name}; in Python, pass the function or class itself'
+                if name.startswith('@') else f'a reference begins with @: @{name}')
+        return _require(not isinstance(value, _LITERALS), value, hint)
     return _fit_scalar(value, base)
 
 
@@ -123,7 +125,8 @@ def _fit_scalar(value: Any, kind: Any) -> Any:
     if kind is bool and type(value) is int and value in (0, 1):
         return bool(value)
     if kind is str:
-        return _require(isinstance(value, str), value, f"text needs quotes: '{value}'")
+        hint = 'remove the letter b before the quotes' if isinstance(value, bytes) else f"text needs quotes: '{value}'"
+        return _require(isinstance(value, str), value, hint)
     if not inspect.isclass(kind) or _is_structural(kind):
         return value
     return _require(isinstance(value, kind), value)

@@ -11,6 +11,7 @@ constructed, and for values passed by callers of a configurable constructor or f
 """
 
 import inspect
+import logging
 import numbers
 import types
 import typing
@@ -21,8 +22,10 @@ from typing import Annotated, Any, NamedTuple, Optional, Union
 from alfx.gin_utils import locations
 from alfx.gin_utils.conf_error import ConfError, Problem, hint_nearest
 
-__all__ = ['Count', 'Fraction', 'NonNegative', 'Positive', 'Range', 'StepLimit', 'check_value', 'problem_of',
-           'problem_at']
+__all__ = ['Count', 'Fraction', 'NonNegative', 'Positive', 'Range', 'StepLimit', 'check_value', 'log_unused',
+           'problem_of', 'problem_at']
+
+_logger = logging.getLogger(__name__)
 
 Kinds = Union[type, Callable, Sequence[Union[type, Callable]]]  # a Callable is the function ``callable``
 
@@ -122,6 +125,18 @@ def problem_at(owner: str, name: str, message: str, hint: str = '') -> Problem:
     """
     binding = locations.location_of(owner, name)
     return Problem(binding.location if binding else '', f'{owner}.{name} {message}', hint)
+
+
+def log_unused(owner: str, names: Collection[str], reason: str) -> None:
+    """Log that arguments have no effect here, for those that are documented to be used only under a condition.
+
+    Args:
+        owner: name of the class or factory.
+        names: names of the arguments that were given.
+        reason: why they have no effect.
+    """
+    for name in names:
+        _logger.info('%s', problem_at(owner, name, f'is not used: {reason}'))
 
 
 def describe(value: Any) -> str:

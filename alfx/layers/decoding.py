@@ -16,7 +16,7 @@ class FixedDecodingLayer(nn.Module):
 
     - 'poly': ``tau^k x_i^k``;
     - 'cheb': ``tau^k T_k(x_i)``, the Chebyshev polynomials of the first kind;
-    - 'rbf': ``exp(-(x_i - m_k)^2 / (2 sigma^2))``, with centers ``m_k`` spread evenly over [-1, 1];
+    - 'rbf': ``exp(-(x_i - m_k)^2 / sigma^2)``, with centers ``m_k`` spread evenly over [-1, 1];
     - 'haar': ``tau^level h_k(x_i) / sqrt(output_size)``, the Haar functions, which are orthonormal if ``tau = 1`` and
       ``output_size`` is a power of 2. The level is 0 for the constant and ``1 + j`` for functions of width
       ``2 / 2^j``. Here ``x_i`` are the midpoints of ``output_size`` equal parts of [-1, 1].
@@ -66,7 +66,7 @@ def _points(count: int) -> torch.Tensor:
 
 def _rbf_basis(input_size: int, output_size: int, sigma: float) -> torch.Tensor:
     distance = _points(output_size)[:, None] - _points(input_size)[None, :]
-    return torch.exp(-distance.square() / (2 * sigma**2))
+    return torch.exp(-distance.square() / sigma**2)
 
 
 def _poly_basis(input_size: int, output_size: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,7 +1,6 @@
 """Layers that augment images ``[B, C, H, W]``."""
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from alfx.gin_utils import configurable
 from alfx.gin_utils.value_checks import StepLimit
@@ -23,6 +22,8 @@ class ReplicationPad2d(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Map ``[..., H, W]`` of any dtype to ``[..., H + top + bottom, W + left + right]``."""
         left, right, top, bottom = self._padding
+        if not any(self._padding):
+            return inputs
         height, width = inputs.shape[-2:]
         rows = torch.arange(-top, height + bottom, device=inputs.device).clamp_(0, height - 1)
         columns = torch.arange(-left, width + right, device=inputs.device).clamp_(0, width - 1)
@@ -35,12 +36,18 @@ class RandomCrop(nn.Module):
 
     Args:
         size: height and width of the crop, or one number for both.
-        padding: rows and columns of zeros added around the image first, or one number for both.
+        padding: rows and columns by which the border is repeated first, as in DrQ (Yarats et al. 2021,
+            arXiv:2004.13649); one number for both, (rows, columns), or (left, right, top, bottom).
     """
 
-    def __init__(self, size: Size2d, padding: Size2d = 0):
+    def __init__(self, size: Size2d,
+                 padding: Size2d | tuple[StepLimit, StepLimit, StepLimit, StepLimit] = 0):
         super().__init__()
-        self._size, self._padding = pair(size), pair(padding)
+        self._size = pair(size)
+        if isinstance(padding, int) or len(padding) == 2:
+            rows, columns = pair(padding)
+            padding = columns, columns, rows, rows
+        self._pad = ReplicationPad2d(padding)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Map ``[..., C, H, W]`` of any dtype to ``[..., C, h, w]``.
@@ -48,9 +55,7 @@ class RandomCrop(nn.Module):
         Raises:
             ValueError: the padded image is smaller than the crop.
         """
-        pad_h, pad_w = self._padding
-        if pad_h or pad_w:
-            inputs = F.pad(inputs, (pad_w, pad_w, pad_h, pad_h))
+        inputs = self._pad(inputs)
         (height, width), (h, w_) = inputs.shape[-2:], self._size
         if height < h or width < w_:
             raise ValueError(f'RandomCrop: cannot crop {self._size} from images of size {(height, width)}')

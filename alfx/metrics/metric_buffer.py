@@ -6,11 +6,11 @@ import numpy as np
 import torch
 
 from alfx.metrics.host_module import HostModule
-from alfx.metrics.joining import JoinsRings
+from alfx.metrics.merging import MergesRings
 from alfx.metrics.segments import to_host
 
 
-class MetricBuffer(JoinsRings, HostModule):
+class MetricBuffer(MergesRings, HostModule):
     """A ring buffer of the last ``max_len`` values.
 
     Args:

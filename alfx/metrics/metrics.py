@@ -19,7 +19,7 @@ from alfx import gin_utils, nest, summary
 from alfx.data_structures import TimeStep
 from alfx.gin_utils.value_checks import Fraction
 from alfx.metrics.host_module import HostModule
-from alfx.metrics.joining import JoinsCounts, JoinsEpisodes
+from alfx.metrics.merging import MergesCounts, MergesEpisodes
 from alfx.metrics.metric_buffer import MetricBuffer
 from alfx.metrics.segments import INITIAL, UFUNC, StepSequence, aggregate, reduction_of, to_host
 
@@ -113,7 +113,7 @@ def _named_scalars(name: str, result: Any) -> list[tuple[str, float]]:
     return named
 
 
-class _Counter(JoinsCounts, StepMetric):
+class _Counter(MergesCounts, StepMetric):
     """Base class of counters."""
 
     def __init__(self, name: str, prefix: str, dtype: torch.dtype):
@@ -168,7 +168,7 @@ class NumberOfEpisodes(_Counter):
         return torch.zeros(())
 
 
-class AverageEpisodicAggregationMetric(JoinsEpisodes, StepMetric):
+class AverageEpisodicAggregationMetric(MergesEpisodes, StepMetric):
     """Base class of averages of a per-episode quantity over the last episodes.
 
     A subclass returns the quantity of each step in ``_extract_values``; this class sums it (or takes its mean, maximum

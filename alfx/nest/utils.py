@@ -63,17 +63,13 @@ class NestConcat(NestCombiner):
     Args:
         nest_mask: a nest of the structure of the input with leaves ``True`` for the tensors to concatenate, and
             ``False`` for the others; ``None``: all tensors.
-        dim: the dimension to concatenate along; negative numbers count from the end, 0 is the batch dimension.
+        dim: the dimension of the specs to concatenate along: 0 is the first one after the batch dimension, negative
+            numbers count from the end.
         name: name of the combiner.
-
-    Raises:
-        ValueError: ``dim`` is 0.
     """
 
     def __init__(self, nest_mask: Nested = None, dim: int = -1, name: str = 'NestConcat'):
         super().__init__(name)
-        if dim == 0:
-            raise ValueError(f'{name}: cannot concatenate along the batch dimension (dim=0)')
         self._nest_mask, self._dim = nest_mask, dim
         self._selected = None if nest_mask is None else [bool(x) for x in nest.flatten(nest_mask)]
 
@@ -86,7 +82,8 @@ class NestConcat(NestCombiner):
         """Concatenate; see the base class.
 
         Raises:
-            ValueError: the nest does not have the structure of ``nest_mask``, or has no tensors.
+            ValueError: the nest does not have the structure of ``nest_mask``, has no tensors, or they have too few
+                dimensions.
         """
         if self._nest_mask is not None:
             nest.assert_same_structure(self._nest_mask, nested)
@@ -95,7 +92,11 @@ class NestConcat(NestCombiner):
     def _combine(self, tensors: list[torch.Tensor]) -> torch.Tensor:
         if self._selected is not None:
             tensors = [t for t, selected in zip(tensors, self._selected) if selected]
-        return torch.cat(tensors, dim=self._dim)
+        rank = tensors[0].ndim - self._batch_dims
+        if not -rank <= self._dim < rank:
+            raise ValueError(f'{self._name}: expected tensors with dimension {self._dim} besides the batch dimension, '
+                             f'found {list(tensors[0].shape)}')
+        return torch.cat(tensors, dim=self._dim if self._dim < 0 else self._dim + self._batch_dims)
 
     def make_parallel(self, n: int) -> 'NestConcat':
         """Return the combiner for tensors ``[B, n, ...]``."""

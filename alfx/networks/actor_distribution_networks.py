@@ -10,7 +10,7 @@ from alfx.gin_utils.value_checks import Count
 from alfx.initializers import small_last_layer_init
 from alfx.layers import FC
 from alfx.networks.action_specs import require_continuous
-from alfx.networks.encoding_networks import (ENSEMBLE_ARGUMENTS, LAST_LAYER_ARGUMENTS, EncodingNetwork,
+from alfx.networks.encoding_networks import (UNFORWARDED_ARGUMENTS, LAST_LAYER_ARGUMENTS, EncodingNetwork,
                                              LSTMEncodingNetwork)
 from alfx.networks.network import Network
 from alfx.networks.projection_networks import (CategoricalProjectionNetwork, NestedProjectionNetwork,
@@ -103,7 +103,7 @@ class ActorDistributionNetwork(ActorDistributionNetworkBase):
     """
 
     @takes_arguments_of(
-        EncodingNetwork, without=('output_tensor_spec', *ENSEMBLE_ARGUMENTS, *LAST_LAYER_ARGUMENTS),
+        EncodingNetwork, without=('output_tensor_spec', *UNFORWARDED_ARGUMENTS, *LAST_LAYER_ARGUMENTS),
         defaults={'name': 'ActorDistributionNetwork'},
         after={'action_spec': 'input_tensor_spec', 'discrete_projection_net_ctor': 'use_fc_ln'})
     def __init__(self, action_spec: NestedTensorSpec,

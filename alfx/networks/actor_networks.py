@@ -13,7 +13,7 @@ from alfx.layers import FC, Reshape, make_parallel_net
 from alfx.layers.activations import out_of_place
 from alfx.layers.weights import Activation
 from alfx.networks.action_specs import action_range, require_continuous
-from alfx.networks.encoding_networks import (ENSEMBLE_ARGUMENTS, LAST_LAYER_ARGUMENTS, EncodingNetwork,
+from alfx.networks.encoding_networks import (UNFORWARDED_ARGUMENTS, LAST_LAYER_ARGUMENTS, EncodingNetwork,
                                              LSTMEncodingNetwork)
 from alfx.networks.network import Network
 from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
@@ -155,7 +155,7 @@ class ActorNetwork(ActorNetworkBase):
 
     @takes_arguments_of(
         EncodingNetwork, without=('output_tensor_spec', 'input_preprocessors_ctor', 'use_fc_bn', 'use_fc_ln',
-                                  *ENSEMBLE_ARGUMENTS, *LAST_LAYER_ARGUMENTS),
+                                  *UNFORWARDED_ARGUMENTS, *LAST_LAYER_ARGUMENTS),
         defaults={'name': 'ActorNetwork'}, after={'action_spec': 'input_tensor_spec', 'squashing_func': 'activation'})
     def __init__(self, action_spec: NestedTensorSpec, squashing_func: Activation = torch.tanh, **kwargs: Any):
         super().__init__(action_spec=action_spec, encoding_network_ctor=EncodingNetwork, squashing_func=squashing_func,

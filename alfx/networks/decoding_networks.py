@@ -59,7 +59,8 @@ class ImageDecodingNetwork(LayersNetwork):
         transconv_layer_params: for each layer ``(filters, kernel_size, strides[, padding[, output_padding]])``.
         start_decoding_size: height and width of the image after the last fully connected layer.
         start_decoding_channels: number of channels of that image.
-        same_padding: make each layer enlarge the image by exactly ``strides``; overrides the given padding.
+        same_padding: pad by ``(kernel_size - 1) // 2``; overrides the padding in ``transconv_layer_params``. A layer
+            with an odd kernel and a stride of 1 then keeps the size of the image.
         preprocess_fc_layer_params: sizes of further fully connected layers before it.
         activation: activation of all layers except the last.
         kernel_initializer: initializes the weights of a layer in place; ``None`` uses variance scaling.
@@ -86,14 +87,12 @@ class ImageDecodingNetwork(LayersNetwork):
             filters, kernel, strides = params[:3]
             padding = params[3] if len(params) > 3 else 0
             output_padding = params[4] if len(params) > 4 else 0
-            surplus = 0, 0
             if same_padding:
-                padding, output_padding, surplus = _same_transposed_padding(pair(kernel), pair(strides))
+                rows, columns = pair(kernel)
+                padding = (rows - 1) // 2, (columns - 1) // 2
             last = i == len(transconv_layer_params) - 1
             modules.append(ConvTranspose2D(channels, filters, kernel, output_activation if last else activation,
                                            strides, padding, output_padding, kernel_initializer=kernel_initializer))
-            if any(surplus):
-                modules.append(_CutStart(surplus))
             channels = filters
         self._set_layers(modules)
 
@@ -105,32 +104,6 @@ def _check_layers(transconv_layer_params: Sequence[tuple], where: str) -> None:
         if not 3 <= len(params) <= 5:
             raise ValueError(f'{where}: transconv_layer_params[{i}]: expected (filters, kernel_size, strides[, '
                              f'padding[, output_padding]]), found {params}')
-
-
-def _same_transposed_padding(kernel: tuple[int, int], strides: tuple[int, int]) -> Any:
-    """Return the padding with which the output is ``strides`` times as large as the input.
-
-    Returns:
-        Padding, output padding, and the number of rows and columns to remove at the start, a pair each.
-    """
-    padding = [max(0, -((s - k) // 2)) for k, s in zip(kernel, strides)]
-    extra = [s - k + 2 * p for k, s, p in zip(kernel, strides, padding)]
-    # torch requires an output padding below the stride: with a stride of 1, none. Padding less at both ends and
-    # removing the rest at the start gives the same result.
-    surplus = [int(e >= s) for e, s in zip(extra, strides)]
-    return (tuple(p - c for p, c in zip(padding, surplus)), tuple(e - c for e, c in zip(extra, surplus)),
-            tuple(surplus))
-
-
-class _CutStart(ElementwiseLayerBase):
-    """Crop that removes the first rows and columns of ``[..., H, W]``."""
-
-    def __init__(self, size: tuple[int, int]):
-        super().__init__()
-        self._rows, self._columns = size
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return inputs[..., self._rows:, self._columns:]
 
 
 @configurable(module=_MODULE)

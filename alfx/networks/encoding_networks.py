@@ -30,7 +30,7 @@ from alfx.tensor_specs import (BoundedTensorSpec, Nested, NestedTensor, NestedTe
 
 
 # Arguments of EncodingNetwork that networks with an encoder do not forward.
-ENSEMBLE_ARGUMENTS = ('use_batch_ensemble', 'ensemble_size', 'input_with_ensemble_ids')
+UNFORWARDED_ARGUMENTS = ('use_batch_ensemble', 'ensemble_size', 'input_with_ensemble_ids', 'use_conv_ln')
 LAST_LAYER_ARGUMENTS = ('last_layer_size', 'last_activation', 'last_kernel_initializer', 'last_use_fc_bn',
                         'last_use_fc_ln')
 
@@ -139,6 +139,7 @@ class EncodingNetwork(PreprocessorNetwork):
         last_use_fc_bn: use batch norm in the last layer.
         last_use_fc_ln: use layer norm in the last layer.
         name: name of the network.
+        use_conv_ln: use layer norm, over channels and positions, in convolutions.
 
     Raises:
         SpecError: the layers do not support the input; the message says what to do.
@@ -165,7 +166,8 @@ class EncodingNetwork(PreprocessorNetwork):
                  last_kernel_initializer: Initializer | None = None,
                  last_use_fc_bn: bool = False,
                  last_use_fc_ln: bool = False,
-                 name: str = 'EncodingNetwork'):
+                 name: str = 'EncodingNetwork',
+                 use_conv_ln: bool = False):
         _refuse_batch_ensemble(use_batch_ensemble or input_with_ensemble_ids, ensemble_size, name)
         if output_tensor_spec is not None and not isinstance(output_tensor_spec, TensorSpec):
             raise SpecError(f'{name}: output_tensor_spec must be the spec of one tensor, found {output_tensor_spec}; '
@@ -192,7 +194,8 @@ class EncodingNetwork(PreprocessorNetwork):
         modules: list[nn.Module] = []
         shape = tuple(spec.shape)
         if conv_layer_params:
-            modules, shape = conv_layers(shape, conv_layer_params, False, activation, kernel_initializer, name)
+            modules, shape = conv_layers(shape, conv_layer_params, False, activation, kernel_initializer, name,
+                                         use_ln=use_conv_ln)
         size = TensorSpec(shape).numel
         if len(shape) != 1:
             modules.append(Reshape(size))
@@ -283,7 +286,7 @@ class StackedEncodingNetwork(EncodingNetwork):
 
 
 @configurable
-@takes_arguments_of(EncodingNetwork, without=('input_preprocessors_ctor', *ENSEMBLE_ARGUMENTS),
+@takes_arguments_of(EncodingNetwork, without=('input_preprocessors_ctor', *UNFORWARDED_ARGUMENTS),
                     defaults={'name': 'ParallelEncodingNetwork'}, after={'n': 'input_tensor_spec'})
 def ParallelEncodingNetwork(n: Count, **kwargs: Any) -> StackedEncodingNetwork:
     """Create a stack of ``n`` :class:`EncodingNetwork`.
@@ -316,7 +319,7 @@ class LSTMEncodingNetwork(Network):
 
     @takes_arguments_of(
         EncodingNetwork, without=('input_preprocessors_ctor', 'fc_layer_params', 'use_fc_bn', 'use_fc_ln',
-                                  'last_use_fc_bn', 'last_use_fc_ln', *ENSEMBLE_ARGUMENTS),
+                                  'last_use_fc_bn', 'last_use_fc_ln', *UNFORWARDED_ARGUMENTS),
         defaults={'name': 'LSTMEncodingNetwork'}, after={'pre_fc_layer_params': 'conv_layer_params'})
     def __init__(self, input_tensor_spec: NestedTensorSpec, output_tensor_spec: TensorSpec | None,
                  activation: Activation, kernel_initializer: Initializer | None, last_layer_size: Count | None,

@@ -40,7 +40,8 @@ class LocationScaleProjection(Network):
                         kernel_init_gain=gain, bias_initializer=partial(_fill_parts, size, loc_bias, scale_bias))
         self._projection_layer = layer if stack is None else layer.make_parallel(stack)
         if not state_dependent:
-            self._scale_parameter = nn.Parameter(torch.full((size, ) if stack is None else (stack, size), scale_bias))
+            shape = (size, ) if stack is None else (stack, size)
+            self._scale_parameter = nn.Parameter(torch.full(shape, float(scale_bias)))
 
     def reset_parameters(self) -> None:
         """Draw new initial weights."""

@@ -302,8 +302,8 @@ class BetaProjectionNetwork(LocationScaleProjection):
 class TruncatedProjectionNetwork(LocationScaleProjection):
     """Distribution truncated at the bounds of the action.
 
-    With outputs ``a`` and ``b`` of the layer, the center is the middle of the bounds plus ``loc_transform(a)``. The
-    scale is ``scale_transform(b)`` clamped to ``[min_scale, max_scale]``. Both are in units of the half width.
+    With outputs ``a`` and ``b`` of the layer, the center is the middle of the bounds plus ``loc_transform(a)`` times
+    half their width. The scale is ``scale_transform(b)`` clamped to ``[min_scale, max_scale]``, in units of the action.
 
     Args:
         input_size: number of inputs.
@@ -344,7 +344,7 @@ class TruncatedProjectionNetwork(LocationScaleProjection):
         if self._limits is not None:
             scale = scale.clamp(*self._limits)
         loc = torch.addcmul(self._middle, self._half, self._loc_transform(a))
-        return self._dist_ctor(loc=loc, scale=scale * self._half, lower_bound=self._middle - self._half,
+        return self._dist_ctor(loc=loc, scale=scale, lower_bound=self._middle - self._half,
                                upper_bound=self._middle + self._half), state
 
 
@@ -354,37 +354,49 @@ class OnehotCategoricalProjectionNetwork(Network):
 
     Args:
         input_size: number of inputs.
-        action_spec: spec of a one-hot vector: shape ``(N,)``, bounds 0 and 1.
+        action_spec: spec of a one-hot vector: shape ``(N,)``, bounds 0 and 1. Or the spec of a category, of shape
+            ``(1,)`` with N values from its lower to its upper bound; the output is one-hot then, too.
         logits_init_output_factor: approximate standard deviation of the initial logits.
-        mode: gradient estimator of samples: 'st' (straight-through, the gradient of the probabilities) or 'gumbel'
-            (Gumbel softmax).
+        mode: gradient estimator of samples: 'plain' (none), 'st' (straight-through, the gradient of the probabilities)
+            or 'st-gumbel' (the gradient of a Gumbel softmax; also called 'gumbel').
         gumbel_temperature: temperature of the Gumbel softmax.
         name: name of the network.
 
     Raises:
-        SpecError: ``action_spec`` does not describe a one-hot vector.
+        SpecError: ``action_spec`` does not describe a one-hot vector or a category.
         ValueError: ``mode`` is unknown.
     """
 
     def __init__(self, input_size: Count, action_spec: BoundedTensorSpec, logits_init_output_factor: float = 0.1,
                  mode: str = 'st', gumbel_temperature: Positive = 1.0,
                  name: str = 'OnehotCategoricalProjectionNetwork'):
-        if (not isinstance(action_spec, BoundedTensorSpec) or action_spec.ndim != 1 or action_spec.numel == 0
-                or (action_spec.minimum != 0).any() or (action_spec.maximum != 1).any()):
-            raise SpecError(f'{name}: expected the spec of a one-hot vector, of shape (N,) with bounds 0 and 1, found '
-                            f'{action_spec}')
-        if mode not in ('st', 'gumbel'):
-            raise ValueError(f"{name}: mode must be 'st' or 'gumbel', found {mode!r}")
+        size = _num_one_hot(action_spec)
+        if not size:
+            raise SpecError(f'{name}: expected the spec of a one-hot vector, of shape (N,) with bounds 0 and 1, or of '
+                            f'a category, of shape (1,) with whole bounds, found {action_spec}')
+        gumbel = partial(dist_utils.OneHotCategoricalGumbelSoftmax, hard_sample=True, tau=gumbel_temperature)
+        ctors: dict[str, Callable[..., td.Distribution]] = {
+            'plain': partial(td.OneHotCategorical, validate_args=False),
+            'st': dist_utils.OneHotCategoricalStraightThrough, 'gumbel': gumbel, 'st-gumbel': gumbel}
+        if mode not in ctors:
+            raise ValueError(f"{name}: mode must be 'plain', 'st' or 'gumbel' (or 'st-gumbel'), found {mode!r}")
         super().__init__(TensorSpec((input_size, )), (), name)
-        self._projection_layer = FC(input_size, action_spec.numel, kernel_init_gain=logits_init_output_factor)
-        self._dist_ctor: Callable[..., td.Distribution] = dist_utils.OneHotCategoricalStraightThrough
-        if mode == 'gumbel':
-            self._dist_ctor = partial(dist_utils.OneHotCategoricalGumbelSoftmax, hard_sample=True,
-                                      tau=gumbel_temperature)
+        self._projection_layer = FC(input_size, size, kernel_init_gain=logits_init_output_factor)
+        self._dist_ctor = ctors[mode]
 
     def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
         """Map ``[B, input_size]`` to a distribution over one-hot vectors."""
         return self._dist_ctor(logits=self._projection_layer(inputs)), state
+
+
+def _num_one_hot(spec: Any) -> int:
+    """Return the number of categories of a one-hot vector or of a category of shape ``(1,)``; 0 for other specs."""
+    if not isinstance(spec, BoundedTensorSpec) or spec.ndim != 1:
+        return 0
+    if spec.numel == 1:
+        low, high = float(spec.minimum.min()), float(spec.maximum.max())
+        return int(high - low) + 1 if abs(low) + abs(high) < 2**31 and low == int(low) and high == int(high) else 0
+    return 0 if (spec.minimum != 0).any() or (spec.maximum != 1).any() else spec.numel
 
 
 @configurable

@@ -17,7 +17,7 @@ from alfx.initializers import small_last_layer_init
 from alfx.layers import FC, make_parallel_net
 from alfx.layers.weights import Activation, Initializer
 from alfx.networks.action_specs import require_discrete
-from alfx.networks.encoding_networks import (ENSEMBLE_ARGUMENTS, LAST_LAYER_ARGUMENTS, EncodingNetwork,
+from alfx.networks.encoding_networks import (UNFORWARDED_ARGUMENTS, LAST_LAYER_ARGUMENTS, EncodingNetwork,
                                              LSTMEncodingNetwork)
 from alfx.networks.network import NaiveParallelNetwork, Network
 from alfx.networks.networks import NoisyFC
@@ -238,30 +238,36 @@ class QNetwork(QNetworkBase):
         dueling: see ``QNetworkBase``; the two streams have separate last layers of ``fc_layer_params``.
         noisy: see ``QNetworkBase``; all fully connected layers are noisy.
         num_atoms: see ``QNetworkBase``.
+        use_layer_norm: use layer norm before the activation of all layers except the last; not with ``dueling`` or
+            ``noisy``.
         kwargs: arguments of :class:`~alfx.networks.encoding_networks.EncodingNetwork`, except ``output_tensor_spec``,
-            ``input_preprocessors_ctor``, ``use_fc_bn``, ``use_fc_ln`` and the arguments of the last layer and of
+            ``input_preprocessors_ctor``, ``use_fc_bn`` and the arguments of layer norm, of the last layer and of
             ensembles.
 
     Raises:
         SpecError: the action is not a single discrete one, or the encoder does not support the observation.
-        ValueError: ``num_atoms`` is below 2.
+        ValueError: ``num_atoms`` is below 2, or ``use_layer_norm`` is combined with ``dueling`` or ``noisy``.
     """
 
     @takes_arguments_of(
         EncodingNetwork, without=('output_tensor_spec', 'input_preprocessors_ctor', 'use_fc_bn', 'use_fc_ln',
-                                  *ENSEMBLE_ARGUMENTS, *LAST_LAYER_ARGUMENTS),
+                                  *UNFORWARDED_ARGUMENTS, *LAST_LAYER_ARGUMENTS),
         defaults={'name': 'QNetwork'}, after={'action_spec': 'input_tensor_spec', 'dueling': 'name',
                                               'use_naive_parallel_network': 'kernel_initializer'})
     def __init__(self, action_spec: TensorSpec, fc_layer_params: Sequence[Count] | None, activation: Activation,
                  kernel_initializer: Initializer | None, use_naive_parallel_network: bool = False,
-                 dueling: bool = False, noisy: bool = False, num_atoms: Count | None = None, **kwargs: Any):
+                 dueling: bool = False, noisy: bool = False, num_atoms: Count | None = None,
+                 use_layer_norm: bool = False, **kwargs: Any):
+        if use_layer_norm and (dueling or noisy):
+            raise ValueError(f"{kwargs['name']}: use_layer_norm is not supported together with "
+                             f"{'dueling' if dueling else 'noisy'}; set one of them to False")
         encoder_layers, head_layers = _split_layers(fc_layer_params, dueling, noisy)
         super().__init__(
             action_spec=action_spec, encoding_network_ctor=EncodingNetwork,
             use_naive_parallel_network=use_naive_parallel_network, head_fc_layer_params=head_layers,
             head_activation=activation, head_kernel_initializer=kernel_initializer, dueling=dueling, noisy=noisy,
-            num_atoms=num_atoms, fc_layer_params=encoder_layers, activation=activation,
-            kernel_initializer=kernel_initializer, **kwargs)
+            num_atoms=num_atoms, fc_layer_params=encoder_layers, activation=activation, use_fc_ln=use_layer_norm,
+            use_conv_ln=use_layer_norm, kernel_initializer=kernel_initializer, **kwargs)
 
 
 @configurable
@@ -274,14 +280,14 @@ class QRNNNetwork(QNetworkBase):
         value_fc_layer_params: sizes of the layers after the LSTM layers.
         dueling: see ``QNetworkBase``; the two streams have separate last layers of ``value_fc_layer_params``.
         noisy: see ``QNetworkBase``; all fully connected layers after the LSTM layers are noisy.
-        kwargs: arguments of :class:`QNetwork`.
+        kwargs: arguments of :class:`QNetwork`, except ``use_layer_norm``.
 
     Raises:
         SpecError: the action is not a single discrete one, or the encoder does not support the observation.
         ValueError: ``num_atoms`` is below 2.
     """
 
-    @takes_arguments_of(QNetwork, defaults={'name': 'QRNNNetwork'})
+    @takes_arguments_of(QNetwork, without=('use_layer_norm', ), defaults={'name': 'QRNNNetwork'})
     def __init__(self, activation: Activation, kernel_initializer: Initializer | None, dueling: bool, noisy: bool,
                  fc_layer_params: Sequence[Count] | None, lstm_hidden_size: Count | Sequence[Count] = 100,
                  value_fc_layer_params: Sequence[Count] | None = None, **kwargs: Any):

@@ -49,18 +49,18 @@ class ReluMLP(Network):
     Args:
         input_tensor_spec: spec of the input, a vector.
         output_size: number of outputs; ``None`` uses the number of inputs.
-        hidden_layers: sizes of the hidden layers.
+        hidden_layers: sizes of the hidden layers; none for a linear map.
         name: name of the network.
 
     Raises:
-        ValueError: the input is not a vector, or there is no hidden layer.
+        ValueError: the input is not a vector.
     """
 
     def __init__(self, input_tensor_spec: TensorSpec, output_size: int | None = None,
-                 hidden_layers: Sequence[int] = (64, 64), name: str = 'ReluMLP'):
-        if input_tensor_spec.ndim != 1 or not hidden_layers:
-            raise ValueError(f'{name}: expected a vector and at least one hidden layer, found '
-                             f'{tuple(input_tensor_spec.shape)} and {tuple(hidden_layers)}')
+                 hidden_layers: Sequence[int] | None = (64, 64), name: str = 'ReluMLP'):
+        if input_tensor_spec.ndim != 1:
+            raise ValueError(f'{name}: expected a vector, found {tuple(input_tensor_spec.shape)}')
+        hidden_layers = hidden_layers or ()
         super().__init__(input_tensor_spec, (), name)
         size = input_tensor_spec.numel
         self._output_size = size if output_size is None else output_size
@@ -74,14 +74,15 @@ class ReluMLP(Network):
         """Map ``[B, I]`` to ``[B, O]``, or to a pair of the output and the Jacobian or its diagonal if required."""
         output, masks = self._run(inputs)
         if requires_jac:
-            return (output, self._jacobian(masks)), state
+            return (output, self._jacobian(masks, output)), state
         if requires_jac_diag:
-            return (output, self._jacobian_diagonal(masks)), state
+            return (output, self._jacobian_diagonal(masks, output)), state
         return output, state
 
     def compute_jac(self, inputs: Tensor) -> Tensor:
         """Jacobian ``d output_o / d input_i``, ``[B, O, I]``."""
-        return self._jacobian(self._run(inputs)[1])
+        output, masks = self._run(inputs)
+        return self._jacobian(masks, output)
 
     def compute_jac_diag(self, inputs: Tensor) -> Tensor:
         """Diagonal of the Jacobian, ``[B, O]``.
@@ -89,12 +90,27 @@ class ReluMLP(Network):
         Raises:
             ValueError: the numbers of inputs and outputs differ.
         """
-        return self._jacobian_diagonal(self._run(inputs)[1])
+        output, masks = self._run(inputs)
+        return self._jacobian_diagonal(masks, output)
 
-    def compute_vjp(self, inputs: Tensor, vec: Tensor) -> Tensor:
-        """Vector-Jacobian product ``vec^T J``, ``[B, I]``, for ``vec [B, O]``."""
+    def compute_vjp(self, inputs: Tensor, vec: Tensor, output_partial_idx: Any = None) -> Tensor:
+        """Vector-Jacobian product ``vec^T J``, ``[B, I]``.
+
+        Args:
+            inputs: ``[B, I]``.
+            vec: ``[B, O]``; ``[B, N]`` for N outputs.
+            output_partial_idx: indices ``[N]`` of these outputs; ``None``: all.
+
+        Raises:
+            ValueError: ``vec`` has another number of elements.
+        """
+        weight = self._layers[-1].weight
+        weight = weight if output_partial_idx is None else weight[output_partial_idx]
+        if vec.shape[-1:] != weight.shape[:1]:
+            raise ValueError(f'{self._name}: expected a vector for each of {len(weight)} outputs, found '
+                             f'{list(vec.shape)}')
         masks = self._run(inputs)[1]
-        vec = vec @ self._layers[-1].weight
+        vec = vec @ weight
         for layer, mask in zip(reversed(self._layers[:-1]), reversed(masks)):
             vec = (vec * mask) @ layer.weight
         return vec
@@ -120,11 +136,14 @@ class ReluMLP(Network):
             product = (product @ layer.weight) * mask.unsqueeze(1)
         return product
 
-    def _jacobian(self, masks: list[Tensor]) -> Tensor:
-        return self._behind_first(masks) @ self._layers[0].weight
+    def _jacobian(self, masks: list[Tensor], output: Tensor) -> Tensor:
+        weight = self._layers[0].weight
+        return self._behind_first(masks) @ weight if masks else weight.expand(len(output), *weight.shape)
 
-    def _jacobian_diagonal(self, masks: list[Tensor]) -> Tensor:
+    def _jacobian_diagonal(self, masks: list[Tensor], output: Tensor) -> Tensor:
         if self._output_size != self._input_tensor_spec.numel:
             raise ValueError(f'{self._name}: a Jacobian of {self._output_size} outputs by '
                              f'{self._input_tensor_spec.numel} inputs has no diagonal')
+        if not masks:
+            return self._layers[0].weight.diagonal().expand_as(output)
         return (self._behind_first(masks) * self._layers[0].weight.t()).sum(-1)

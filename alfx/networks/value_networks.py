@@ -7,7 +7,7 @@ import torch
 from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.gin_utils.value_checks import Count
 from alfx.initializers import small_last_layer_init
-from alfx.networks.encoding_networks import (ENSEMBLE_ARGUMENTS, LAST_LAYER_ARGUMENTS, EncodingNetwork,
+from alfx.networks.encoding_networks import (UNFORWARDED_ARGUMENTS, LAST_LAYER_ARGUMENTS, EncodingNetwork,
                                              LSTMEncodingNetwork)
 from alfx.networks.network import Network
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
@@ -65,7 +65,7 @@ class ValueNetwork(ValueNetworkBase):
         SpecError: the encoder does not support the observation.
     """
 
-    @takes_arguments_of(EncodingNetwork, without=(*ENSEMBLE_ARGUMENTS, *LAST_LAYER_ARGUMENTS),
+    @takes_arguments_of(EncodingNetwork, without=(*UNFORWARDED_ARGUMENTS, *LAST_LAYER_ARGUMENTS),
                         defaults={'name': 'ValueNetwork'})
     def __init__(self, output_tensor_spec: TensorSpec = _SCALAR, **kwargs: Any):
         super().__init__(output_tensor_spec=output_tensor_spec, encoding_network_ctor=EncodingNetwork, **kwargs)

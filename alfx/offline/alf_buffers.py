@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from alfx.checkpoints.module_states import NOT_FITTING
+from alfx.checkpoints.reading import check_archive
 from alfx.data_structures import StepType
 from alfx.offline.dataset_files import Dataset, DatasetError, fingerprint
 from alfx.offline.dataset_episodes import Episodes, from_arrays, joined
@@ -56,9 +58,11 @@ def _tensors(path: str) -> dict[str, torch.Tensor] | None:
     if not zipfile.is_zipfile(path):  # torch.save writes zip files
         return None
     try:
+        with open(path, 'rb') as file:
+            check_archive(file, os.path.getsize(path))
         content: Any = torch.load(path, map_location='cpu', weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, OSError):  # it contains more than tensors, or is another archive
-        return None
+    except (pickle.UnpicklingError, zipfile.BadZipFile, *NOT_FITTING, EOFError, OSError):
+        return None  # it contains more than tensors, or is another archive
     states = [content, *content.values()] if isinstance(content, dict) else []
     for state in states:
         if isinstance(state, dict) and f'{_PREFIX}_current_pos' in state:

@@ -22,12 +22,20 @@ from typing import Any
 
 import numpy as np
 
+from alfx.gin_utils import stored_files
 from alfx.offline.dataset_files import Dataset, DatasetError, arrays_of, digest, episodes_of, fingerprint_of
 from alfx.offline.dataset_episodes import Episodes
 
 MANIFEST = 'dataset.json'
 _FORMAT, _VERSION = 'alfx episodes', 1
 _DATA = 'data-'
+_AGAIN = 'record the dataset again'
+_LEAVES = {str: {'shape': [range(2**31)], 'dtype': str}}
+_ABOUT = {'reference_returns?': (type(None), [float, float]), 'env_name?': str,
+          'action_bounds?': {str: [object, object]},
+          'specs?': {'observation': _LEAVES, 'action': _LEAVES, 'reward': _LEAVES}}
+_SCHEMA = {'episodes': range(2**62), 'actions': range(2**62), 'data': str, 'about': _ABOUT,
+           'arrays': {str: {'file': str, 'sha256': str}}}
 
 
 def is_dataset(path: str) -> bool:
@@ -54,9 +62,9 @@ def write(path: str, episodes: Episodes, about: dict[str, Any], overwrite: bool 
             if is_dataset(path) and not overwrite:
                 raise DatasetError(f'{path}: a dataset exists already', 'use another name, or add --overwrite')
             _write(path, episodes, about)
-        except OSError as error:
-            raise DatasetError(f'{path}: cannot be written: {error.strerror or error}',
-                               'nothing has been changed') from error
+        except OSError as error:  # numpy gives no error number if the disk is full
+            raise DatasetError(f'{path}: cannot be written: {os.strerror(error.errno or errno.ENOSPC)}',
+                               'nothing has been changed; free some space or correct the permissions') from error
 
 
 def check_writable(path: str, overwrite: bool) -> None:
@@ -126,21 +134,37 @@ def read(path: str) -> Dataset:
     manifest = read_manifest(path)
     arrays, found = {}, {}
     for name, entry in manifest['arrays'].items():
-        file = os.path.join(path, manifest['data'], entry['file'])
-        try:
-            arrays[name] = np.load(file, mmap_mode='r', allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise DatasetError(f'{file}: cannot be read: {error}', 'record the dataset again') from error
-        found[name] = digest(arrays[name])
+        file = os.path.join(path, os.path.basename(manifest['data']), os.path.basename(entry['file']))
+        array = _read_array(file)
+        found[name] = digest(array)
         if found[name] != entry['sha256']:
             raise DatasetError(f'{file}: its contents have changed since it was written: expected SHA-256 '
-                               f'{entry["sha256"][:16]}..., found {found[name][:16]}...', 'record the dataset again')
+                               f'{entry["sha256"][:16]}..., found {found[name][:16]}...', _AGAIN)
+        arrays[name] = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder('='))
     try:
         episodes = episodes_of(arrays)
     except KeyError as error:
-        raise DatasetError(f'{os.path.join(path, MANIFEST)}: the array {error} is missing',
-                           'record the dataset again') from error
+        raise DatasetError(f'{os.path.join(path, MANIFEST)}: the array {error} is missing', _AGAIN) from error
+    for field, leaves in manifest['about'].get('specs', {}).items():
+        for leaf, spec in leaves.items():
+            stored = arrays.get(f'{field}.{leaf}' if leaf else field)
+            if stored is not None and list(stored.shape[1:]) != spec['shape']:
+                raise DatasetError(f'{os.path.join(path, MANIFEST)}: about.specs.{field}.{leaf}: expected shape '
+                                   f'{list(stored.shape[1:])}, as in the arrays, found {spec["shape"]}', _AGAIN)
     return Dataset(path, episodes, manifest['about'], fingerprint_of(found), is_verified=True)
+
+
+def _read_array(file: str) -> np.ndarray:
+    """Map an array of numbers from a file."""
+    try:
+        stored_files.open_regular(file).close()
+        array = np.load(file, mmap_mode='r', allow_pickle=False)
+    except Exception as error:  # numpy raises errors of many types for a damaged header
+        raise DatasetError(f'{file}: cannot be read: {error}', _AGAIN) from error
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in 'fiub' or array.dtype.itemsize > 8:
+        raise DatasetError(f'{file}: expected an array of numbers of at most 64 bits, found '
+                           f'{getattr(array, "dtype", "an archive")}', _AGAIN)
+    return array
 
 
 def read_manifest(path: str) -> dict[str, Any]:
@@ -151,18 +175,17 @@ def read_manifest(path: str) -> dict[str, Any]:
     """
     file_name = os.path.join(path, MANIFEST)
     try:
-        with open(file_name, encoding='utf8') as file:
-            manifest = json.load(file)
-        version, wanted = (manifest['format'], manifest['version']), (_FORMAT, _VERSION)
-        missing = {'data', 'arrays', 'about', 'episodes', 'actions'} - manifest.keys()
-    except OSError as error:
+        manifest = stored_files.read_json(file_name, {'format': str, 'version': int}, _AGAIN)
+    except FileNotFoundError as error:
         raise DatasetError(f'{file_name}: cannot be read: {error.strerror}',
                            'if recording was killed, record the dataset again') from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise DatasetError(f'{file_name}: is damaged: {error!r}', 'record the dataset again') from error
+    except stored_files.FileError as error:
+        raise DatasetError(f'{file_name}: is damaged: {error.reason}', _AGAIN) from error
+    version, wanted = (manifest['format'], manifest['version']), (_FORMAT, _VERSION)
     if version != wanted:
         raise DatasetError(f'{file_name}: expected format {wanted}, found {version}',
                            'this version of alfx reads no other format')
-    if missing:
-        raise DatasetError(f'{file_name}: is damaged: {sorted(missing)} are missing', 'record the dataset again')
+    problem = stored_files.mismatch(manifest, _SCHEMA)
+    if problem:
+        raise DatasetError(f'{file_name}: is damaged: {problem}', _AGAIN)
     return manifest

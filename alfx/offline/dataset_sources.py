@@ -2,6 +2,8 @@
 import os
 from collections.abc import Sequence
 
+from alfx.checkpoints.module_states import NOT_FITTING
+from alfx.gin_utils import ConfError
 from alfx.offline import alf_buffers, minari_sets, saved_replay
 from alfx.offline import dataset_folder
 from alfx.offline.dataset_files import Dataset, DatasetError
@@ -17,6 +19,16 @@ def read(name: str) -> Dataset:
     Raises:
         DatasetError: it does not exist or is damaged.
     """
+    try:
+        return _read(name)
+    except ConfError:
+        raise
+    except NOT_FITTING as error:
+        raise DatasetError(f'{name}: expected stored experience, found other contents: {error!r}',
+                           'use another dataset, or record it again') from error
+
+
+def _read(name: str) -> Dataset:
     if name.startswith(minari_sets.PREFIX):
         return minari_sets.read(name)
     path = os.path.expanduser(name)

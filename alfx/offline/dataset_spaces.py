@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from alfx import nest
+from alfx.checkpoints.module_states import NOT_FITTING
 from alfx.data_structures import TimeStep
 from alfx.environments.described_environment import NO_ENVIRONMENT, DescribedEnvironment
 from alfx.environments.environment_errors import UnsupportedOperationError
@@ -40,7 +41,10 @@ class RecordedEnvironment(DescribedEnvironment):
             raise DatasetError(f"{names[0]}: does not contain the specs of its environment, which create_environment."
                                f"env_name = '{NO_ENVIRONMENT}' requires",
                                'record it with alfx.bin.record, or set the environment')
-        specs = {field: _nest_of(leaves) for field, leaves in about['specs'].items()}
+        try:
+            specs = {field: _nest_of(leaves) for field, leaves in about['specs'].items()}
+        except NOT_FITTING as error:
+            raise DatasetError(f'{names[0]}: its specs are damaged: {error!r}', 'record the dataset again') from error
         self._batch_size, self._name, self._metadata = batch_size, about.get('env_name', NO_ENVIRONMENT), {}
         self._observation_spec, self._action_spec, self._reward_spec = (
             specs[field] for field in ('observation', 'action', 'reward'))

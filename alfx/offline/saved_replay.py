@@ -4,10 +4,12 @@ from typing import Any
 
 import torch
 
+from alfx.checkpoints.checkpointer import Checkpointer
+from alfx.checkpoints.files import CheckpointError
+from alfx.checkpoints.reading import read_checkpoint
 from alfx.experience_replayers.saved_contents import saved_steps
 from alfx.offline.dataset_files import Dataset, DatasetError, fingerprint
 from alfx.offline.dataset_episodes import Episodes, from_arrays, joined
-from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError, read_checkpoint
 
 _CHECKPOINTS = os.path.join('train', 'algorithm')
 
@@ -43,7 +45,8 @@ def read(path: str) -> Dataset:
                            'TrainerConfig.replay_checkpoint_megabytes')
     parts = [part for part in map(_episodes, saved_steps(state)) if part is not None]
     if not parts:
-        raise DatasetError(f'{path}: its replay buffer contains no episode', 'train the run for longer')
+        raise DatasetError(f'{path}: its replay buffer contains no episode',
+                           'train the run for longer; on-policy algorithms empty their buffer after each update')
     episodes = joined(parts)
     return Dataset(path, episodes, {'checkpoint': os.path.abspath(path)}, fingerprint(episodes), is_verified=True)
 

@@ -1,8 +1,9 @@
-"""Steps of SGD and RMSprop on torch's foreach kernels, with minimal overhead.
+"""Steps of SGD, RMSprop and RAdam on torch's foreach kernels, with minimal overhead.
 
 ``torch.optim`` wraps its own steps for its compiler and profiler, which costs more than the update of a small network,
 and a second of imports at the first step.
 """
+import math
 from collections.abc import Callable
 from typing import Any, Optional
 
@@ -132,6 +133,44 @@ class ForeachRMSprop(ForeachMixin, torch.optim.RMSprop):
             flat['step'], flat['update'] = steps, torch.empty_like(flat['square_avg'])
             self._update_views[key] = _views(flat['update'], params)
         return flat
+
+
+class ForeachRAdam(ForeachMixin, torch.optim.RAdam):
+    """Base class of :class:`~alfx.optimizers.optimizers.RAdam` (Liu et al. 2020, arXiv:1908.03265, algorithm 2).
+
+    With moments m and v of step t as in Adam, and rho[t] the length of the average of squared gradients:
+
+        rho[inf] = 2 / (1 - beta2) - 1,  rho[t] = rho[inf] - 2 t beta2^t / (1 - beta2^t)
+        p -= lr m / (1 - beta1^t) r[t] sqrt(1 - beta2^t) / (sqrt(v) + eps)      if rho[t] > 5
+        p -= lr m / (1 - beta1^t)                                               otherwise
+        r[t] = sqrt((rho[t] - 4) (rho[t] - 2) rho[inf] / ((rho[inf] - 4) (rho[inf] - 2) rho[t]))
+    """
+
+    def _update(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
+        by_step: dict[float, list[int]] = {}  # parameters that had no gradient in some steps are behind
+        for i, p in enumerate(params):
+            step = self.state[p].setdefault('step', torch.zeros(())).add_(1)
+            by_step.setdefault(step.item(), []).append(i)
+        grads = self._decayed(group, params, grads)
+        for step, indices in by_step.items():
+            self._update_alike(group, int(step), [params[i] for i in indices], [grads[i] for i in indices])
+
+    def _update_alike(self, group: dict[str, Any], step: int, params: list[Tensor], grads: list[Tensor]) -> None:
+        beta1, beta2 = group['betas']
+        mean, square = self._state_of(params, 'exp_avg'), self._state_of(params, 'exp_avg_sq')
+        torch._foreach_lerp_(mean, grads, 1 - beta1)
+        torch._foreach_mul_(square, beta2)
+        torch._foreach_addcmul_(square, grads, grads, value=1 - beta2)
+        rate, unbias = -group['lr'] / (1 - beta1**step), 1 - beta2**step
+        longest = 2 / (1 - beta2) - 1
+        length = longest - 2 * step * beta2**step / unbias
+        if length <= 5:
+            torch._foreach_add_(params, mean, alpha=rate)
+            return
+        rectified = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+        root = torch._foreach_sqrt(square)
+        torch._foreach_add_(root, group['eps'])
+        torch._foreach_addcdiv_(params, mean, root, value=rate * math.sqrt(rectified * unbias))
 
 
 def _flattened(tensors: list[Tensor]) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from alfx import gin_utils
 from alfx.gin_utils.value_checks import Fraction, NonNegative
 from alfx.optimizers.clipping import ClippingMixin, Parameters
-from alfx.optimizers.foreach import ForeachRMSprop, ForeachSGD
+from alfx.optimizers.foreach import ForeachRAdam, ForeachRMSprop, ForeachSGD
 from alfx.optimizers.fused import FusedAdamBase
 
 
@@ -102,6 +102,22 @@ class RMSprop(ForeachRMSprop):
     def __init__(self, alpha: Fraction = 0.99, eps: NonNegative = 1e-8, momentum: NonNegative = 0.0,
                  centered: bool = False, **kwargs: Any) -> None:
         super().__init__(alpha=alpha, eps=eps, momentum=momentum, centered=centered, **kwargs)
+
+
+@gin_utils.configurable(module='alfx.optimizers')
+class RAdam(ForeachRAdam):
+    """Rectified Adam (Liu et al. 2020, arXiv:1908.03265): no warm-up is needed, because early steps are smaller.
+
+    Args:
+        kwargs: arguments of :class:`Adam`, except ``amsgrad``.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+
+    @gin_utils.takes_arguments_of(Adam, without=('amsgrad', ), defaults={'name': 'RAdam'})
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
 
 
 def wrap_optimizer(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:

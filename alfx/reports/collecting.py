@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from alfx import gin_utils
+from alfx.checkpoints.checkpointer import Checkpointer
 from alfx.reports import comparing
 from alfx.reports import curves
 from alfx.runs import run_files
 from alfx.reports.aggregates import (bootstrap_interval, interquartile_mean, interquartile_mean_interval,
                                    probability_of_improvement)
-from alfx.utils.checkpoint_utils import Checkpointer
 
 _POINTS = 100
 _TASK = re.compile(r'(^|/)create_environment\.env_name$')
@@ -189,9 +189,9 @@ def _without_task(folder: str) -> str:
     path = os.path.join(folder, 'conf', 'config.gin')
     if not os.path.isfile(path):
         return os.path.dirname(os.path.abspath(folder))
-    with open(path, encoding='utf8') as file:
-        return ''.join(sorted(line for line in file if not line.startswith('#') and not _TASK_LINE.match(line)
-                              and not curves.is_seed_binding(line)))
+    lines = gin_utils.stored_files.read_text(path).splitlines(keepends=True)
+    return ''.join(sorted(line for line in lines if not line.startswith('#') and not _TASK_LINE.match(line)
+                          and not curves.is_seed_binding(line)))
 
 
 def _read_curve(folder: str, x: str, y: str, evaluation: bool) -> curves.Curve | None:
@@ -203,11 +203,7 @@ def _read_curve(folder: str, x: str, y: str, evaluation: bool) -> curves.Curve |
 def _read_run(folder: str, method: str, finals: dict[str, float]) -> Run:
     bindings = comparing.read_bindings(folder)
     task = next((value for name, value in bindings.items() if _TASK.search(name)), '')
-    try:
-        info = gin_utils.stored_info(folder)
-    except ValueError as error:
-        raise gin_utils.ConfError(f'{folder}/conf/versions.json is damaged: {error}',
-                                  'remove the file; the report then omits the versions of this run') from error
+    info = gin_utils.stored_info(folder)
     tuning = run_files.StartRecord(folder).read().get('tuning')
     table = os.path.join(folder, 'progress.csv')
     changed = datetime.datetime.fromtimestamp(os.path.getmtime(table)).strftime('%Y-%m-%d %H:%M:%S')

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from alfx.gin_utils import stored_files
 from alfx.reports import curves
 from alfx.runs import run_files
 from alfx.utils.confidence import confidence_interval
@@ -44,8 +45,8 @@ def read_bindings(root_dir: str) -> dict[str, str]:
     path = os.path.join(root_dir, 'conf', 'config.gin')
     if not os.path.exists(path):
         return {}
-    with open(path, encoding='utf8') as file:
-        statements = [line.split(' = ', 1) for line in file.read().splitlines() if not line.startswith('#')]
+    lines = stored_files.read_text(path).splitlines()
+    statements = [line.split(' = ', 1) for line in lines if not line.startswith('#')]
     named = {_short_name(parts[0]): parts[1] for parts in statements if len(parts) == 2}
     return {name: value for name, value in named.items() if name not in _NOT_COMPARED}
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from alfx.gin_utils import ConfError
+from alfx.gin_utils import ConfError, stored_files
 from alfx.runs import run_files
 from alfx.utils.confidence import confidence_interval
 
@@ -132,8 +132,8 @@ def _conf_key(root_dir: str) -> str:
     path = os.path.join(root_dir, 'conf', 'config.gin')
     if not os.path.isfile(path):
         return os.path.dirname(os.path.abspath(root_dir))
-    with open(path, encoding='utf8') as file:
-        return ''.join(line for line in file if not is_seed_binding(line) and not line.startswith('#'))
+    lines = stored_files.read_text(path).splitlines(keepends=True)
+    return ''.join(line for line in lines if not is_seed_binding(line) and not line.startswith('#'))
 
 
 def is_seed_binding(line: str) -> bool:
@@ -145,14 +145,12 @@ def conf_name(root_dir: str) -> str:
     """Return the name of the conf file of a run, or the name of the run folder if it is unknown."""
     path = os.path.join(root_dir, 'conf', 'config.gin')
     if os.path.isfile(path):
-        with open(path, encoding='utf8') as file:
-            match = re.match('# From (.+)', file.readline())
+        match = re.match('# From (.+)', stored_files.read_text(path))
         if match:
             return os.path.splitext(os.path.basename(match[1].strip()))[0]
     path = os.path.join(root_dir, 'conf', 'command_line.txt')
     if os.path.isfile(path):
-        with open(path, encoding='utf8') as file:
-            match = re.search(r'--(?:conf|gin_file)[= ](\S+)', file.read())
+        match = re.search(r'--(?:conf|gin_file)[= ](\S+)', stored_files.read_text(path, errors='replace'))
         if match:
             return os.path.splitext(os.path.basename(match[1].strip('\'"')))[0]
     return os.path.basename(os.path.normpath(root_dir))
@@ -251,7 +249,8 @@ def draw(panels: dict[str, dict[str, Band]], x_label: str, path: str) -> None:
         axis.grid(alpha=0.3)
         axis.legend(loc='best', fontsize='small')
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    with stored_files.replacing(path) as temporary:
+        figure.savefig(temporary, dpi=120)
     pyplot.close(figure)
 
 

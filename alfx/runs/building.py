@@ -4,7 +4,6 @@ from typing import Any
 from alfx import context
 from alfx.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
-from alfx.gin_utils import ConfError
 from alfx.runs import start_checks
 
 
@@ -23,12 +22,12 @@ def create_algorithm(config: TrainerConfig, env: Any, trains: bool) -> Any:
         ConfError: the first update would fail, see :mod:`alfx.runs.start_checks`.
     """
     if env is None:
-        algorithm = _required_ctor(config)(config=config)
+        algorithm = config.required_algorithm_ctor()(config=config)
     else:
         observation_spec = _create_data_transformer(config, env)
-        algorithm = _required_ctor(config)(observation_spec=observation_spec, action_spec=env.action_spec(),
-                                           reward_spec=env.reward_spec(), env=env if trains else None, config=config,
-                                           debug_summaries=config.debug_summaries)
+        algorithm = config.required_algorithm_ctor()(
+            observation_spec=observation_spec, action_spec=env.action_spec(), reward_spec=env.reward_spec(),
+            env=env if trains else None, config=config, debug_summaries=config.debug_summaries)
         if trains:
             start_checks.check_learning(algorithm, config, env)
     algorithm.to(context.get_default_device())
@@ -37,7 +36,8 @@ def create_algorithm(config: TrainerConfig, env: Any, trains: bool) -> Any:
     return algorithm
 
 
-def create_eval_environment(config: TrainerConfig, num_environments: int, nonparallel: bool | None = None) -> Any:
+def create_eval_environment(config: TrainerConfig, num_environments: int, nonparallel: bool | None = None,
+                            renders: bool | None = None) -> Any:
     """Create environments for evaluation or play, with different random numbers than in training.
 
     Args:
@@ -45,11 +45,14 @@ def create_eval_environment(config: TrainerConfig, num_environments: int, nonpar
         num_environments: number of environments.
         nonparallel: whether to step them in this process; None for the setting of the conf. A single environment is
             always stepped in this process.
+        renders: whether the environments will be rendered; None: unknown.
     """
+    from alfx.environments import rendering
     from alfx.environments.utils import create_environment
     options = {'nonparallel': True} if num_environments == 1 or nonparallel else {}
-    return create_environment(for_evaluation=True, num_parallel_environments=num_environments,
-                              seed=config.random_seed, **options)
+    with rendering.wanted(renders):
+        return create_environment(for_evaluation=True, num_parallel_environments=num_environments,
+                                  seed=config.random_seed, **options)
 
 
 def set_epsilon_greedy(algorithm: Any, epsilon_greedy: float) -> None:
@@ -67,15 +70,12 @@ def _create_data_transformer(config: TrainerConfig, env: Any) -> Any:
     if not ctors:
         start_checks.check_observation(raw_spec)
         return raw_spec
-    from alfx.algorithms.data_transformer import create_data_transformer
+    from alfx.algorithms.data_transformer import HindsightExperienceTransformer, create_data_transformer
     config.data_transformer = create_data_transformer(ctors, raw_spec)
+    for part in config.data_transformer.modules():
+        if isinstance(part, HindsightExperienceTransformer):
+            part.use_goal_reward(env.goal_reward_fn())
     spec = config.data_transformer.transformed_observation_spec
     start_checks.check_observation(spec)
     context.set_run_specs(raw_spec, spec, env.action_spec(), env.reward_spec())
     return spec
-
-
-def _required_ctor(config: TrainerConfig) -> Any:
-    if config.algorithm_ctor is None:
-        raise ConfError('TrainerConfig.algorithm_ctor is not set', 'set it to an algorithm, for example @Agent')
-    return config.algorithm_ctor

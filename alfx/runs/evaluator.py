@@ -4,6 +4,7 @@
 :class:`~alfx.trainers.async_evaluator.Evaluator` evaluates in another process while training continues.
 """
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -47,6 +48,8 @@ class EvalJob(NamedTuple):
     walltime: float = 0.0
 
 
+_log = logging.getLogger(__name__)
+_LONG_EPISODE = 10_000  # steps without the end of an episode after which evaluation logs it
 _FIRST_COLUMNS = ('global_counter', 'env_steps', 'iteration', 'episodes', 'average_return', 'std_return', 'ci95_return',
                   'average_length')
 
@@ -171,7 +174,13 @@ def _play(env: Any, algorithm: Any, num_episodes: int, on_step: Callable | None)
     final_infos: dict[str, list[float]] = {}
     has_infos = on_step is not None or not algorithm.capabilities.traceable_prediction
     step = algorithm.predict_step if has_infos else algorithm.fast_predict_step
+    count, warn_at = 0, _LONG_EPISODE
     while True:
+        count += 1
+        if count == warn_at:
+            warn_at *= 2
+            _log.warning('%d steps were played in %s since an episode ended; if episodes do not end, limit them with '
+                         'max_episode_steps, for example suite_gym.load.max_episode_steps = 1000', count, env.name)
         is_counted = remaining > 0
         # The metrics never see the end of episodes that are not counted.
         seen = torch.where(is_counted, time_step.step_type, torch.full_like(time_step.step_type, StepType.MID))
@@ -181,6 +190,8 @@ def _play(env: Any, algorithm: Any, num_episodes: int, on_step: Callable | None)
         for i, info in env.final_infos().items():
             for name, value in info.items() if ends[i] else ():
                 final_infos.setdefault(name, []).append(value)
+        if len(complete[-1]):
+            count, warn_at = 0, _LONG_EPISODE
         remaining -= ends.to(remaining.dtype)
         inputs, transform_state = algorithm.transform_timestep(
             time_step if device.type == 'cpu' else to_device(time_step, device), transform_state)
@@ -294,7 +305,8 @@ class SyncEvaluator:
         """
         if self._env is None:
             with random_state.preserved():
-                self._env = building.create_eval_environment(self._config, self._config.num_eval_environments)
+                self._env = building.create_eval_environment(self._config, self._config.num_eval_environments,
+                                                             renders=self._config.eval_video_steps > 0)
         walltime = time.time()
         result = self._log.evaluate(self._env, algorithm, self._config.num_eval_episodes)
         self._log.write(result, context.get_global_counter(), step_metrics, walltime)

@@ -8,9 +8,9 @@ mapping of actions to the bounds of the environment. The recurrent state is an i
 ``is_first`` resets the policy: the input state is then ignored. The file describes its tensors (see
 :class:`Signature`).
 """
-import contextlib
 import importlib.util
 import inspect
+import io
 import json
 import math
 import os
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import alfx
 from alfx import nest
 from alfx.data_structures import StepType
-from alfx.gin_utils import ConfError
+from alfx.gin_utils import ConfError, stored_files
 from alfx.runs.policy import Policy
 
 METADATA = 'alfx.json'  # name of the signature inside the file
@@ -109,7 +109,7 @@ def export(policy: Policy, name: str) -> torch.export.ExportedProgram:
         name: name of the policy for error messages.
 
     Raises:
-        ExportError: the step cannot be traced, or it draws random numbers.
+        ExportError: the step cannot be traced, it draws random numbers, or its weights are not finite.
     """
     step = PolicyStep(policy)
     try:
@@ -118,6 +118,10 @@ def export(policy: Policy, name: str) -> torch.export.ExportedProgram:
     except Exception as error:  # torch has no common class for errors of tracing
         raise ExportError(f'the policy of {name} cannot be exported: {_reason(error)}',
                           'use it with alfx.load(run).predict') from error
+    bad = policy.names_of_non_finite([*program.state_dict.values(), *program.constants.values()])
+    if bad:
+        raise ExportError(f'the policy of {name} cannot be exported: expected finite weights, found NaN or infinite '
+                          f'ones in {", ".join(bad[:5])}', 'export an earlier checkpoint with --checkpoint_step')
     drawn = sorted({str(node.target) for node in _used_nodes(program) if _draws(node.target)})
     if drawn:
         raise ExportError(f'the policy of {name} cannot be exported: it draws random numbers even in '
@@ -173,18 +177,12 @@ def export_to(path: str, policy: Policy, env: Any, name: str, about: dict[str, A
     """
     check_path(path)
     program = export(policy, name)
-    stem, suffix = os.path.splitext(path)
-    unverified = f'{stem}.unverified{suffix}'
-    try:
+    with stored_files.replacing(path) as unverified:
         save(program, PolicyStep(policy).signature().to_json(about), unverified)
         difference, = greatest_differences(policy, [load(unverified)], env, num_steps)
         if not difference <= tolerance:
             raise ExportError(f'the policy of {name} is not exported: the outputs of the file differ from the policy '
                               f'by {difference:.3g}, more than {tolerance:.3g}', 'use it with alfx.load(run).predict')
-        os.replace(unverified, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(unverified)
     return difference
 
 
@@ -192,12 +190,17 @@ def check_path(path: str) -> None:
     """Check that a policy can be exported to a file.
 
     Raises:
-        ConfError: the suffix is unknown, a package is missing, or the folder does not exist.
+        ConfError: the suffix is unknown, a package is missing, the path is a folder, or its folder does not exist or
+            cannot be written.
     """
     suffix = os.path.splitext(path)[1]
     if suffix not in ('.pt2', '.onnx'):
         raise ConfError(f'{path}: expected a name that ends with .pt2 or .onnx')
-    if not os.path.isdir(os.path.dirname(os.path.abspath(path))):
+    folder = os.path.dirname(os.path.abspath(path))
+    if os.path.isdir(path) or os.path.isdir(folder) and not os.access(folder, os.W_OK):
+        raise ConfError(f'{path} is a folder' if os.path.isdir(path) else f'folder {folder} cannot be written',
+                        'name another file')
+    if not os.path.isdir(folder):
         raise ConfError(f'folder {os.path.dirname(path)} does not exist', 'create it, or name another file')
     missing = [name for name in ('onnxscript', 'onnxruntime') if importlib.util.find_spec(name) is None]
     if suffix == '.onnx' and missing:
@@ -214,7 +217,10 @@ def save(program: torch.export.ExportedProgram, signature: str, path: str) -> No
         path: file to write; ``.onnx`` for ONNX, which needs the package onnxscript.
     """
     if not path.endswith('.onnx'):
-        torch.export.save(program, path, extra_files={METADATA: signature})
+        buffer = io.BytesIO()  # torch aborts the process if it cannot write to a file
+        torch.export.save(program, buffer, extra_files={METADATA: signature})
+        with open(path, 'wb') as file:
+            file.write(buffer.getbuffer())
         return
     described = json.loads(signature)
     names = [[f'{kind}.{i}' for i in range(len(described[kind]))] for kind in ('observations', 'state', 'actions')]

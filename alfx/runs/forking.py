@@ -7,30 +7,37 @@ import glob
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from alfx import gin_utils
+from alfx.checkpoints.checkpointer import Checkpointer
+from alfx.checkpoints.reading import read_checkpoint
+from alfx.gin_utils import stored_files
 from alfx.runs import run_files
-from alfx.utils.checkpoint_utils import Checkpointer
 
 _RECORD = 'branch.json'
 
 
-def branch(run: str, step: int | str, params: Sequence[str], root_dir: str) -> int:
-    """Create the run folder of a fork.
+def branch(run: str, step: int | str, params: Sequence[str], root_dir: str, trusted: bool = True) -> int:
+    """Create the run folder of a fork. It is built under a temporary name, so it is created completely or not at all.
 
     Args:
         run: run folder of the original run.
         step: the N of its ``ckpt-N``, or 'latest'.
         params: bindings to change, as for ``--conf_param``.
         root_dir: run folder of the fork.
+        trusted: whether the conf may import modules.
 
     Returns:
         The step of the checkpoint.
 
     Raises:
-        ConfError: the checkpoint does not exist, a binding is wrong, or ``root_dir`` exists and is not empty.
+        CheckpointError: the checkpoint is damaged.
+        ConfError: the checkpoint does not exist, a binding is wrong, ``root_dir`` exists and is not empty, or it cannot
+            be written.
+        OSError: the disk is full.
     """
     steps = Checkpointer(run_files.checkpoint_dir(run)).steps() if os.path.isdir(run_files.checkpoint_dir(run)) else []
     step = steps[-1] if step == 'latest' and steps else step
@@ -39,12 +46,28 @@ def branch(run: str, step: int | str, params: Sequence[str], root_dir: str) -> i
                                   'available: ' + (', '.join(map(str, steps)) or 'none'))
     if os.path.exists(root_dir) and (not os.path.isdir(root_dir) or os.listdir(root_dir)):
         raise gin_utils.ConfError(f'{root_dir} already exists', 'choose another folder for the fork')
-    with gin_utils.loaded(None, params, run, same_run=False) as conf:
-        gin_utils.copy_conf(run, root_dir, conf)
+    read_checkpoint(os.path.join(run_files.checkpoint_dir(run), f'ckpt-{step}'))
+    with gin_utils.loaded(None, params, run, same_run=False, trusted=trusted) as conf:
+        parent, name = os.path.split(os.path.abspath(root_dir))
+        try:
+            os.makedirs(parent, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=f'.{name[:100]}.', dir=parent) as aside:
+                folder = os.path.join(aside, 'fork')
+                gin_utils.copy_conf(run, folder, conf)
+                _copy_results(run, step, params, folder)
+                os.rename(folder, root_dir)
+        except OSError as error:
+            run_files.explain_folder_error(root_dir, error)
+            raise
+    return int(step)
+
+
+def _copy_results(run: str, step: int | str, params: Sequence[str], root_dir: str) -> None:
+    """Copy a checkpoint and everything that was logged, and record the origin of the fork."""
     source, target = run_files.checkpoint_dir(run), run_files.checkpoint_dir(root_dir)
     os.makedirs(target)
     for path in glob.glob(os.path.join(glob.escape(source), f'ckpt-{step}*')):
-        if os.path.basename(path).partition('.')[0] == f'ckpt-{step}':
+        if os.path.basename(path).partition('.')[0] == f'ckpt-{step}' and os.path.isfile(path):
             shutil.copy2(path, target)
     for name in ('progress.csv', os.path.join('train', 'start.json'), os.path.join('eval', 'progress.csv')):
         _copy(run, root_dir, name)
@@ -53,7 +76,6 @@ def branch(run: str, step: int | str, params: Sequence[str], root_dir: str) -> i
             _copy(run, root_dir, os.path.join(folder, os.path.basename(path)))
     with open(os.path.join(run_files.train_dir(root_dir), _RECORD), 'w', encoding='utf8') as file:
         json.dump({'run': os.path.abspath(run), 'step': step, 'set': list(params)}, file, indent=2)
-    return int(step)
 
 
 def _copy(run: str, root_dir: str, name: str) -> None:
@@ -65,10 +87,10 @@ def _copy(run: str, root_dir: str, name: str) -> None:
 def branched_at(root_dir: str) -> int | None:
     """Return the step of the checkpoint from which a run was forked, or None if it is not a fork."""
     path = os.path.join(run_files.train_dir(root_dir), _RECORD)
-    if not os.path.isfile(path):
+    if not os.path.lexists(path):
         return None
-    with open(path, encoding='utf8') as file:
-        return int(json.load(file)['step'])
+    return stored_files.read_json(path, {'step': range(2**62)}, 'restore the file from a copy, or fork the run again')[
+        'step']
 
 
 class OptimizerSettings:

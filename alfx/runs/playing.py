@@ -1,5 +1,6 @@
 """Play of a trained policy in a window or to a video file."""
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -7,17 +8,20 @@ from typing import Any
 
 import numpy as np
 
+from alfx.checkpoints.checkpointer import Checkpointer
 from alfx.config import TrainerConfig
 from alfx.data_structures import TimeStep
+from alfx.environments.environment_errors import UnsupportedOperationError
+from alfx.environments.rendering import fitted, frame_rate
 from alfx.gin_utils import ConfError
 from alfx.summary.render import Image, enable_rendering, is_rendering_enabled
 from alfx.runs import building
 from alfx.utils import random_state
 from alfx.runs import run_files
 from alfx.runs.evaluator import EvalResult, evaluate
-from alfx.utils.checkpoint_utils import Checkpointer
 
-_DEFAULT_FPS = 30.0
+_log = logging.getLogger(__name__)
+_MAX_FAILURES = 10  # frames that may be missing at the beginning of a video
 _FORMATS = ('.mp4', '.gif')
 
 
@@ -59,7 +63,7 @@ def run_config(root_dir: str, random_seed: int | None = None) -> TrainerConfig:
 
 
 def make_policy(root_dir: str, num_environments: int, random_seed: int | None = None,
-                epsilon_greedy: float | None = None) -> tuple[Any, Any]:
+                epsilon_greedy: float | None = None, renders: bool | None = None) -> tuple[Any, Any]:
     """Create the environments and the algorithm of a run from its loaded conf, without loading a checkpoint.
 
     Args:
@@ -68,6 +72,7 @@ def make_policy(root_dir: str, num_environments: int, random_seed: int | None = 
         random_seed: seed of the environments and of sampled actions; None for the seed of the run.
         epsilon_greedy: probability of sampling an action instead of taking the most likely action; None for the value
             in the conf.
+        renders: whether the environments will be rendered; None: unknown.
 
     Returns:
         Environments and algorithm.
@@ -79,7 +84,7 @@ def make_policy(root_dir: str, num_environments: int, random_seed: int | None = 
     if config.ml_type != 'rl':
         raise ConfError(f'{root_dir} contains a supervised learning run, which has no policy to play',
                         f'evaluate it: python -m alfx.bin.evaluate --root_dir {root_dir}')
-    env = building.create_eval_environment(config, num_environments)
+    env = building.create_eval_environment(config, num_environments, renders=renders)
     algorithm = building.create_algorithm(config, env, trains=False)
     if epsilon_greedy is not None:
         building.set_epsilon_greedy(algorithm, epsilon_greedy)
@@ -89,7 +94,7 @@ def make_policy(root_dir: str, num_environments: int, random_seed: int | None = 
 def play(root_dir: str, env: Any, algorithm: Any, checkpoint_step: int | str = 'latest', num_episodes: int = 10,
          sleep_time_per_step: float = 0.01, record_file: str | None = None, last_step_repeats: int = 0,
          append_blank_frames: int = 0, render: bool = True, ignored_parameter_prefixes: Sequence[str] = (),
-         report: Callable[[str], None] | None = None) -> EvalResult:
+         report: Callable[[str], None] | None = None, max_frames: int = 20_000) -> EvalResult:
     """Load a checkpoint and play episodes.
 
     Args:
@@ -106,6 +111,7 @@ def play(root_dir: str, env: Any, algorithm: Any, checkpoint_step: int | str = '
         render: whether to open a window if no video is recorded.
         ignored_parameter_prefixes: see :func:`load_for_play`.
         report: called with a line about each episode.
+        max_frames: length at which the video ends, with a warning.
 
     Returns:
         The result of the evaluation.
@@ -113,22 +119,32 @@ def play(root_dir: str, env: Any, algorithm: Any, checkpoint_step: int | str = '
     Raises:
         CheckpointError: the checkpoint does not exist or does not match the algorithm.
         ConfError: the format of the video is unknown.
+        UnsupportedOperationError: the environment cannot be rendered.
         ValueError: the batch size of ``env`` is not 1.
     """
     if env.batch_size != 1:
         raise ValueError(f'play needs a single environment, found a batch of size {env.batch_size}')
     load_for_play(root_dir, algorithm, checkpoint_step, ignored_parameter_prefixes)
-    fps = float(env.metadata.get('render_fps', _DEFAULT_FPS))
-    with video_writer(record_file, fps) as add_frame, _rendering(record_file is not None):
+    last_frame: Any = None
+    failures, fps = 0, frame_rate(env.metadata)
+    with video_writer(record_file, fps, max_frames) as add_frame, _rendering(record_file is not None):
 
         def show(time_step: TimeStep, info: Any) -> None:
+            nonlocal last_frame, failures
             if record_file is not None:
-                frame = beside(env.render('rgb_array'), info)
                 is_last = bool(time_step.is_last()[0])
-                for _ in range(1 + (last_step_repeats if is_last else 0)):
-                    add_frame(frame)
+                try:
+                    last_frame = beside(env.render('rgb_array'), info)
+                except UnsupportedOperationError as error:
+                    failures += 1
+                    if last_frame is None and (is_last or failures == _MAX_FAILURES):
+                        raise
+                    if failures == 1:
+                        _log.warning('the video repeats a frame or omits it: %s', error)
+                for _ in range(1 + (last_step_repeats if is_last else 0) if last_frame is not None else 0):
+                    add_frame(last_frame)
                 for _ in range(append_blank_frames if is_last else 0):
-                    add_frame(np.zeros_like(frame))
+                    add_frame(np.zeros_like(last_frame))
             elif render:
                 env.render('human')
                 time.sleep(sleep_time_per_step)
@@ -175,12 +191,15 @@ def _rendering(flag: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def video_writer(path: str | None, fps: float) -> Iterator[Callable[[np.ndarray], None]]:
+def video_writer(path: str | None, fps: float, max_frames: int = 20_000) -> Iterator[Callable[[np.ndarray], None]]:
     """Write a video; the context manager yields a function that adds a frame, uint8 ``[H, W, 3]``.
+
+    The video has the size of its first frame: see ``rendering.fitted``.
 
     Args:
         path: file to write, ``.mp4`` or ``.gif``; None to write nothing.
         fps: frames per second.
+        max_frames: number of frames after which the file is completed and a warning is logged.
 
     Raises:
         ConfError: the format is unknown.
@@ -198,13 +217,23 @@ def video_writer(path: str | None, fps: float) -> Iterator[Callable[[np.ndarray]
     options: dict[str, Any] = {'fps': fps, 'macro_block_size': 1}
     if suffix == '.gif':
         options = {'duration': 1000 / fps, 'loop': 0}
-    writer = imageio.get_writer(path, **options)
+    writer, count, size = imageio.get_writer(path, **options), 0, (0, 0)
+
+    def add(frame: np.ndarray) -> None:
+        nonlocal count, size
+        count += 1
+        if count == 1:
+            size = (frame.shape[0] + frame.shape[0] % 2, frame.shape[1] + frame.shape[1] % 2)  # formats need even sizes
+        if count <= max_frames:
+            writer.append_data(fitted(frame, *size))
+        if count == max_frames:
+            writer.close()
+            _log.warning('%s ends after %d frames; if an episode does not end, limit it with max_episode_steps, for '
+                         'example --conf_param suite_gym.load.max_episode_steps=1000; --max_frames sets the length',
+                         path, max_frames)
+
     try:
-        yield lambda frame: writer.append_data(_even(frame))
+        yield add
     finally:
-        writer.close()
-
-
-def _even(frame: np.ndarray) -> np.ndarray:
-    """Pad ``frame`` with a black row or column if its size is odd, because video formats need even sizes."""
-    return np.pad(frame, ((0, frame.shape[0] % 2), (0, frame.shape[1] % 2), (0, 0)))
+        if count < max_frames:
+            writer.close()

@@ -1,4 +1,5 @@
 """Trained policy for use in other programs or on a robot: it maps observations to actions."""
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,7 +9,8 @@ from alfx import context, nest
 from alfx.data_structures import StepType, TimeStep
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
-from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, nearest_zeros
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, nearest_zeros
+from alfx.utils.exclusive import exclusive
 
 
 class PolicyState(NamedTuple):
@@ -27,6 +29,8 @@ class PolicyState(NamedTuple):
 class Policy:
     """Policy that selects an action for each observation and keeps its state between the steps of an episode.
 
+    It can be pickled, for example to use it in another process.
+
     Args:
         env: single environment with the wrappers used in training; only its specs are used.
         algorithm: algorithm with its parameters loaded.
@@ -38,8 +42,9 @@ class Policy:
         inner: Any = env
         while hasattr(inner, 'wrapped_env'):
             inner = inner.wrapped_env()
-        is_gym = inner.action_spec() == env.action_spec()
-        self._gym = inner if is_gym and isinstance(inner, GymVectorEnvironment) else None
+        is_gym = inner.action_spec() == env.action_spec() and isinstance(inner, GymVectorEnvironment)
+        self._codec = inner.action_codec if is_gym else None
+        self._device = context.get_default_device()
         self.reset()
 
     @property
@@ -56,6 +61,17 @@ class Policy:
     def reward_spec(self) -> NestedTensorSpec:
         """Spec of the rewards of the environment."""
         return self._specs[2]
+
+    def names_of_non_finite(self, used: Iterable[Any]) -> list[str]:
+        """Return the names of parameters that are NaN or infinite and of buffers that are NaN.
+
+        Args:
+            used: tensors that the policy uses; the others are ignored.
+        """
+        places = {x.data_ptr() for x in used if isinstance(x, torch.Tensor)}
+        named = [(name, x, x.isfinite()) for name, x in self._algorithm.named_parameters() if x.is_floating_point()]
+        named += [(name, x, ~x.isnan()) for name, x in self._algorithm.named_buffers() if x.is_floating_point()]
+        return [name for name, x, is_good in named if x.data_ptr() in places and not is_good.all()]
 
     def reset(self) -> None:
         """Start a new episode and reset the state."""
@@ -79,13 +95,18 @@ class Policy:
             An action for the gymnasium environment: an int, an array, or a dict or tuple of them.
 
         Raises:
-            SpecError: the structure or shape of the observation differs from :attr:`observation_spec`.
+            SpecError: the structure or shape of the observation differs from :attr:`observation_spec`, or a number is
+                NaN, infinite or not a value of that spec.
+            ConfError: another thread of this process trains.
         """
         step_type = StepType.FIRST if self._is_first else StepType.MID
-        action, self._state = self.step(torch.tensor([int(step_type)], dtype=torch.int32),
-                                        self.reward_spec.zeros((1, )) + reward, self._batched(observation), self._state)
+        inputs = self._batched(observation)
+        rewards = self.reward_spec.zeros((1, )) + _checked('reward', torch.as_tensor(reward))
+        with exclusive('Policy.predict', loads_conf=False):
+            action, self._state = self.step(torch.tensor([int(step_type)], dtype=torch.int32), rewards, inputs,
+                                            self._state)
         self._is_first = False
-        return _unbatched(action if self._gym is None else self._gym.encode_action(action))
+        return _unbatched(action if self._codec is None else self._codec.encode(action)[0])
 
     def step(self, step_type: torch.Tensor, reward: torch.Tensor, observation: NestedTensor,
              state: PolicyState) -> tuple[NestedTensor, PolicyState]:
@@ -100,11 +121,11 @@ class Policy:
         Returns:
             The action of the algorithm, a nest ``[1, ...]``, and the next state.
         """
-        device = context.get_default_device()
+        device = self._device
         time_step = TimeStep(step_type, reward, torch.ones(1), observation, state.prev_action,
                              torch.zeros(1, dtype=torch.int64), (),
                              nest.map_structure(lambda spec: spec.zeros((1, )), self._specs[3]))
-        with torch.no_grad(), context.eval_context(), context.record_if(False):
+        with torch.no_grad(), context.eval_context(), context.record_if(False), context.device(device):
             inputs, transform_state = self._algorithm.transform_timestep(
                 nest.map_structure(lambda x: x.to(device), time_step), state.transform)
             step = self._algorithm.predict_step(inputs, state.predict)
@@ -113,23 +134,40 @@ class Policy:
 
     def in_bounds(self, action: NestedTensor) -> NestedTensor:
         """Map an action of the algorithm to the bounds of the environment, as tensors ``[1, ...]``."""
-        return action if self._gym is None else self._gym.action_in_bounds(action)
+        return action if self._codec is None else self._codec.in_bounds(action)
 
     def _batched(self, observation: Any) -> Any:
-        def convert(spec: Any, value: Any) -> torch.Tensor:
-            tensor = torch.as_tensor(np.asarray(value)).to(spec.dtype)
+        def convert(path: str, spec: Any, value: Any) -> torch.Tensor:
+            name = f'observation[{path!r}]' if path else 'observation'
+            tensor = torch.as_tensor(np.asarray(value))
             if tensor.shape != spec.shape:
-                raise SpecError(f'observation: expected {spec}, found an array of shape {tuple(tensor.shape)}; predict '
+                raise SpecError(f'{name}: expected {spec}, found an array of shape {tuple(tensor.shape)}; predict '
                                 'takes a single observation, after the wrappers of the conf')
-            return tensor.unsqueeze(0)
+            return _checked(name, tensor, spec).unsqueeze(0)
 
         try:
-            return nest.map_structure(convert, self.observation_spec, observation)
+            return nest.py_map_structure_with_path(convert, self.observation_spec, observation)
         except SpecError:
             raise
         except (TypeError, ValueError, KeyError) as error:
             raise SpecError(f'observation: expected the structure of {self.observation_spec}, found '
                             f'{type(observation).__name__}: {error}') from error
+
+
+def _checked(name: str, tensor: torch.Tensor, spec: Any = None) -> torch.Tensor:
+    """Return a tensor in the type of its spec, unless numbers would be lost or are not finite."""
+    if tensor.is_floating_point() and not tensor.isfinite().all():
+        raise SpecError(f'{name}: expected finite numbers, found {"NaN" if tensor.isnan().any() else "infinity"}')
+    if spec is None:
+        return tensor
+    converted = tensor.to(spec.dtype)
+    if spec.is_discrete:
+        low, high = (spec.minimum, spec.maximum) if isinstance(spec, BoundedTensorSpec) else (-np.inf, np.inf)
+        values = tensor.numpy()
+        wrong = (values < low) | (values > high) | (converted.numpy() != values)
+        if wrong.any():
+            raise SpecError(f'{name}: expected {spec}, found {values[wrong].flat[0]}')
+    return converted
 
 
 def _unbatched(action: Any) -> Any:

@@ -8,15 +8,20 @@ import csv
 import errno
 import glob
 import json
+import math
+import mmap
 import logging
 import os
 import struct
 from collections.abc import Iterator
 from typing import Any
 
-from alfx.gin_utils import ConfError
+from alfx.gin_utils import ConfError, stored_files
 
 logger = logging.getLogger(__name__)
+_MOST_TABLE_BYTES = 2**28
+_MOST_THREADS = 4096
+_COUNTS = frozenset(('iteration', 'global_counter', 'env_steps', 'episodes', 'seconds'))  # columns with finite numbers
 
 
 def train_dir(root_dir: str) -> str:
@@ -105,11 +110,10 @@ class StartRecord:
     def read(self) -> dict[str, Any]:
         """Return the recorded values, empty for a new run. Damaged values are dropped with a warning."""
         try:
-            with open(self._path, encoding='utf8') as file:
-                found = json.load(file)
+            found = stored_files.read_json(self._path, object)
         except FileNotFoundError:
             return {}
-        except (ValueError, RecursionError):
+        except stored_files.FileError:
             found = None
         good = {key: value for key, value in found.items() if _is_valid(key, value)} if type(found) is dict else {}
         if good != found:
@@ -120,15 +124,16 @@ class StartRecord:
 
     def _predates_summary_axis(self) -> bool:
         try:
-            with open(self._operative_conf, encoding='utf8', errors='replace') as file:
-                return 'TrainerConfig.summary_axis' not in file.read()
-        except FileNotFoundError:
+            return 'TrainerConfig.summary_axis' not in stored_files.read_text(self._operative_conf, errors='replace')
+        except (FileNotFoundError, stored_files.FileError):
             return False
 
     def write(self, **values: Any) -> None:
         """Add values to the file."""
         os.makedirs(os.path.dirname(self._path), exist_ok=True)
-        _replace(self._path, json.dumps({**self.read(), **values}, indent=2).encode() + b'\n')
+        text = json.dumps({**self.read(), **values}, indent=2)
+        with stored_files.replacing(self._path) as temporary, open(temporary, 'w', encoding='utf8') as file:
+            file.write(text + '\n')
 
 
 def _is_valid(key: str, value: Any) -> bool:
@@ -136,8 +141,13 @@ def _is_valid(key: str, value: Any) -> bool:
         return type(value) is int and 0 <= value < 2**32
     if key == 'summary_axis':
         return value in ('env_steps', 'global_counter')
+    return key == 'tuning' and is_tuning(value)
+
+
+def is_tuning(value: Any) -> bool:
+    """Return whether ``value`` is a list of the fields of :class:`alfx.trainers.cpu_tuning.Tuning`."""
     kinds = [type(x) for x in value] if type(value) is list else []
-    return (key == 'tuning' and kinds[:2] == [int, str] and len(kinds) in (2, 3) and value[0] > 0 and
+    return (kinds[:2] == [int, str] and len(kinds) in (2, 3) and 0 < value[0] <= _MOST_THREADS and
             all(x in ('highest', 'high', 'medium') for x in value[1:2] + [x for x in value[2:] if x is not None]))
 
 
@@ -152,7 +162,7 @@ class ProgressLog:
     def __init__(self, path: str, first_columns: tuple[str, ...]):
         self._path = path
         self._columns: list[str] = list(first_columns)
-        if os.path.isfile(path) and (rows := _parse(path)[0]):
+        if os.path.lexists(path) and (rows := _parse(path)[0]):
             self._columns = list(rows[0])
 
     def append(self, row: dict[str, Any]) -> None:
@@ -174,12 +184,11 @@ class ProgressLog:
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
         os.makedirs(os.path.dirname(self._path) or '.', exist_ok=True)
-        temporary = self._path + '.tmp'
-        with open(temporary, 'w', newline='', encoding='utf8') as file:
+        with (stored_files.replacing(self._path) as temporary,
+              open(temporary, 'w', newline='', encoding='utf8') as file):
             writer = csv.DictWriter(file, self._columns, restval='')
             writer.writeheader()
             writer.writerows(rows)
-        os.replace(temporary, self._path)
 
 
 def read_table(path: str) -> list[dict[str, str]]:
@@ -195,8 +204,7 @@ def read_table(path: str) -> list[dict[str, str]]:
 
 def _parse(path: str) -> tuple[list[dict[str, str]], int]:
     """Return the rows and the number of damaged lines. Each line is parsed by itself, so a stray quote stays local."""
-    with open(path, encoding='utf8', errors='replace', newline='') as file:
-        text = file.read()
+    text = stored_files.read_text(path, 'restore the file or move it away', _MOST_TABLE_BYTES, errors='replace')
     lines = text[:text.rfind('\n') + 1].replace('\r\n', '\n').split('\n')[:-1]
     fields = [_fields(line) for line in lines if line]
     if not fields:
@@ -205,7 +213,7 @@ def _parse(path: str) -> tuple[list[dict[str, str]], int]:
     if any('\ufffd' in name for name in columns):
         return [], len(fields)
     rows = [dict(zip(columns, values)) for values in fields[1:]
-            if len(values) == len(columns) and all(not x or _is_number(x) for x in values)]
+            if len(values) == len(columns) and all(not x or _is_number(x, name) for name, x in zip(columns, values))]
     return rows, len(fields) - 1 - len(rows)
 
 
@@ -216,12 +224,12 @@ def _fields(line: str) -> list[str]:
         return []
 
 
-def _is_number(text: str) -> bool:
+def _is_number(text: str, column: str) -> bool:
     try:
-        float(text)
+        number = float(text)
     except ValueError:
         return False
-    return True
+    return column not in _COUNTS or math.isfinite(number) and abs(number) < 2**63
 
 
 def _text(value: Any) -> str:
@@ -230,15 +238,6 @@ def _text(value: Any) -> str:
 
 def _number(text: str | None) -> float:
     return float(text or 'nan')
-
-
-def _replace(path: str, data: bytes) -> None:
-    temporary = path + '.tmp'
-    with open(temporary, 'wb') as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def cut_results(root_dir: str, last: float, global_counter: int) -> None:
@@ -267,27 +266,34 @@ def cut_event_files(folder: str, last: float) -> None:
         path = os.path.join(folder, name)
         if '.tfevents.' not in name or not os.path.isfile(path):
             continue
-        with open(path, 'rb') as file:
-            data = file.read()
-        kept = b''.join(record for record, event in _records(data) if _walltime(event) <= last)
-        if not kept:
-            os.remove(path)
-        elif kept != data:
-            _replace(path, kept)
+        size = os.path.getsize(path)
+        if size and _rewrite_events(path, size, last):
+            continue
+        os.remove(path)
 
 
-def _records(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
-    """Yield the records of an event file (length, its checksum, event, its checksum) with the event in each."""
+def _rewrite_events(path: str, size: int, last: float) -> int:
+    """Remove the events after ``last`` from an event file unless all are, and return the number of bytes to keep."""
+    with open(path, 'rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        kept = [(start, end) for start, end, time in _records(data, size) if time <= last]
+        num_kept = sum(end - start for start, end in kept)
+        if 0 < num_kept < size:
+            with stored_files.replacing(path) as temporary, open(temporary, 'wb') as target:
+                target.writelines(data[start:end] for start, end in kept)
+    return num_kept
+
+
+def _records(data: Any, size: int) -> Iterator[tuple[int, int, float]]:
+    """Yield start, end and time of the records of an event file: length, its checksum, event, its checksum.
+
+    The time is the first field of an ``Event`` message; 0 if the field is missing.
+    """
     position = 0
-    while position + 12 <= len(data):
+    while position + 12 <= size:
         length, = struct.unpack_from('<Q', data, position)
         end = position + 12 + length + 4
-        if end > len(data):
+        if end > size or not length:  # no event is empty
             return
-        yield data[position:end], memoryview(data)[position + 12:end - 4]
+        has_time = length >= 9 and data[position + 12] == 9
+        yield position, end, struct.unpack_from('<d', data, position + 13)[0] if has_time else 0.0
         position = end
-
-
-def _walltime(event: memoryview) -> float:
-    """Return the time of an ``Event`` message, its first field; 0 if the field is missing."""
-    return struct.unpack_from('<d', event, 1)[0] if event[:1] == b'\x09' else 0.0

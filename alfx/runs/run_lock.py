@@ -13,13 +13,18 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from alfx import context
+from alfx import context, gin_utils
 from alfx.gin_utils import ConfError
 from alfx.runs import run_files
 
 logger = logging.getLogger(__name__)
 _NAME = 'train.lock'
+_MOST_TEXT = 1000  # characters
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+class ReplacedFolderError(ConfError):
+    """The folder of another run has taken the place of the run folder during training."""
 
 
 @contextlib.contextmanager
@@ -66,11 +71,15 @@ def renew(root_dir: str) -> None:
 
     Raises:
         ConfError: another run has started in the folder since.
+        ReplacedFolderError: the folder of another run has been moved there.
     """
     ranks, folder = context.get_ranks(), os.path.realpath(root_dir)
     stack, path = _held.get((folder, True)), os.path.join(folder, _NAME)
     if stack is None or any(os.path.realpath(file.name) == path and _is_current(file) for file in _open_files):
         return
+    if not gin_utils.is_own_conf(root_dir):
+        raise ReplacedFolderError(f'{root_dir} was replaced by the folder of another run while this run was training',
+                                  'move that folder away, and resume this run from a copy of its own folder')
     os.makedirs(root_dir, exist_ok=True)
     _check_holder(root_dir, stack.enter_context(_exclusive(root_dir, then_share=ranks is not None)))
 
@@ -89,7 +98,7 @@ def _exclusive(root_dir: str, then_share: bool) -> Iterator[str | None]:
     with _opened(root_dir) as file:
         if not (_lock(file, fcntl.LOCK_EX) and (not then_share or _lock(file, fcntl.LOCK_SH))):
             file.seek(0)
-            yield file.read().strip()
+            yield file.read(_MOST_TEXT).strip()
             return
         _write(file, f'process {os.getpid()} on {socket.gethostname()} since {time.strftime("%Y-%m-%d %H:%M:%S")}\n')
         try:
@@ -105,7 +114,10 @@ def _opened(root_dir: str) -> Iterator[Any]:
     """Open the lock file. Forked processes close it, because they would hold the lock as well."""
     path = os.path.join(root_dir, _NAME)
     try:
-        opened = open(path, 'a+', encoding='utf8')
+        if os.path.lexists(path) and (os.path.islink(path) or not os.path.isfile(path)):
+            raise ConfError(f'{path}: expected a file, found a link, a folder or a pipe', 'remove it')
+        opened = open(path, 'a+', encoding='utf8', errors='replace',
+                      opener=lambda name, mode: os.open(name, mode | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666))
     except OSError as error:
         run_files.explain_folder_error(root_dir, error)
         raise

@@ -9,8 +9,8 @@ import torch
 from alfx import context, nest
 from alfx.config import TrainerConfig
 from alfx.algorithms.td_loss import TDLoss
-from alfx.experience_replayers.row_store import memory_of
-from alfx.gin_utils import ConfError, Problem
+from alfx.experience_replayers.packed_storage import memory_of
+from alfx.gin_utils import ConfError, Problem, locations, static_check, supplied_arguments
 from alfx.gin_utils.value_checks import problem_at
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 
@@ -18,6 +18,53 @@ logger = logging.getLogger(__name__)
 _GIBIBYTE = 2**30
 _SHARE_OF_MEMORY = 0.5
 _MANY_PROCESSES = 4  # per core
+_NOT_OF_AN_ALGORITHM = {'lstm_hidden_size', 'last_activation'}  # parameters of recurrent networks and of encoders
+_OTHER_LAYERS = 'encoding_network_ctor'  # argument by which a conf adds layers in another way
+
+
+def check_environment_is_named() -> None:
+    """Check that the loaded conf names its environment, because the default is a task that nobody asked for.
+
+    Raises:
+        ConfError: the conf binds neither ``create_environment.env_name`` nor ``env_load_fn``.
+    """
+    bound = {binding.name for binding in locations.bindings() if binding.selector.endswith('.create_environment')}
+    if locations.bindings() and not bound & {'env_name', 'env_load_fn'}:
+        raise ConfError('create_environment.env_name is not set', "set it to a task, for example "
+                        "create_environment.env_name = 'CartPole-v1'; alfx list shows confs that do")
+
+
+def describe_run(algorithm: Any, has_environment: bool) -> str:
+    """Describe a run in one line: task, algorithm, number of parameters and device.
+
+    Args:
+        algorithm: root algorithm of the run, with its environment created.
+        has_environment: whether the algorithm acts in an environment.
+    """
+    created = [arguments['env_name'] for (_, selector), arguments in supplied_arguments().items()
+               if has_environment and selector.endswith('.create_environment') and 'env_name' in arguments]
+    tasks = [created[0]] if created and isinstance(created[0], str) else [*map(str, created[0])] if created else []
+    main = getattr(algorithm, 'policy', algorithm)
+    count = sum(parameter.numel() for parameter in algorithm.parameters())
+    return ', '.join([*tasks, type(main).__name__, f'{count:,} parameters', str(context.get_default_device())])
+
+
+def warn_of_linear_networks() -> None:
+    """Warn of every network of an algorithm without layers, because its output is linear in its input.
+
+    A network whose layers the conf sets, to () as well, is as intended. Recurrent networks are never linear.
+    """
+    for (scope, selector), arguments in supplied_arguments().items():
+        parameters, _ = static_check.parameters_of(static_check.resolve(selector))
+        sizes = {name for name in parameters if name.endswith('layer_params')}
+        main = sizes & {'fc_layer_params', 'joint_fc_layer_params'}
+        if not main or not any('conv' in name for name in sizes) or parameters.keys() & _NOT_OF_AN_ALGORITHM:
+            continue
+        bound = locations.bindings_in_effect(selector, scope.split('/') if scope else ())
+        if not any(arguments.get(name, True) for name in sizes) and not bound.keys() & {*sizes, _OTHER_LAYERS}:
+            binding = f'{selector.rsplit(".", 1)[-1]}.{min(main)}'
+            logger.warning('%s is not set, so the network is linear: set %s = (256, 256), or () for a linear network',
+                           binding, binding)
 
 
 def check_observation(observation_spec: NestedTensorSpec) -> None:
@@ -113,7 +160,7 @@ def _too_short_sequences(algorithm: Any, config: TrainerConfig) -> Iterator[Prob
     unroll = max(int(config.unroll_length), 1) if config.whole_replay_buffer_training else 1
     length = config.mini_batch_length or unroll
     losses = [type(part).__name__ for part in algorithm.modules() if isinstance(part, TDLoss)]
-    if length < 2 and losses:
+    if length < 2 and losses and not algorithm.capabilities.needs_two_steps:  # else see check_sequences
         yield problem_at('TrainerConfig', 'mini_batch_length', f'= {length}: {losses[0]} learns from transitions, but '
                          'sequences of one step contain none', 'set it to 2, so that each sample is one transition')
 

@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Sequence
 
+from alfx.gin_utils import stored_files
 from alfx.gin_utils.conf_error import hint_nearest
 from alfx.search.search_settings import Search
 from alfx.runs import run_files
@@ -97,15 +98,13 @@ class Measure:
 def write_result(root_dir: str, value: float) -> None:
     """Write the return value of a function to the run folder."""
     path = os.path.join(root_dir, _RESULT)
-    with open(path + '.tmp', 'w', encoding='utf8') as file:
+    with stored_files.replacing(path) as temporary, open(temporary, 'w', encoding='utf8') as file:
         json.dump({VALUE: value}, file)
-    os.replace(path + '.tmp', path)
 
 
 def read_result(root_dir: str) -> float | None:
     """Return the return value of a function, or None if it has not returned."""
     try:
-        with open(os.path.join(root_dir, _RESULT), encoding='utf8') as file:
-            return float(json.load(file)[VALUE])
-    except (FileNotFoundError, ValueError):
+        return float(stored_files.read_json(os.path.join(root_dir, _RESULT), {VALUE: object})[VALUE])
+    except (FileNotFoundError, ValueError, TypeError):
         return None

@@ -22,7 +22,7 @@ from alfx.search.run_process import Run
 from alfx.search.runs import Observer, ProcessExecution
 from alfx.search.search_settings import Search
 from alfx.trainers.acting.ray_cluster import connect
-from alfx.utils.processes import LOOK_AROUND_SECONDS, LostProcessError
+from alfx.utils.processes import LIVENESS_CHECK_SECONDS, LostProcessError
 
 _COPY_SECONDS = 60.0
 _TABLES = ('progress.csv', 'eval/progress.csv', 'result.json')
@@ -61,7 +61,7 @@ class RayExecutor:
         Raises:
             LostProcessError: the connection to the cluster is lost.
         """
-        if time.monotonic() - self._checked > LOOK_AROUND_SECONDS:
+        if time.monotonic() - self._checked > LIVENESS_CHECK_SECONDS:
             self._checked = time.monotonic()
             try:
                 self.connection.check()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from alfx import gin_utils
 from alfx.config import TrainerConfig
-from alfx.gin_utils import ConfError, Problem, locations, static_check
+from alfx.gin_utils import ConfError, Problem, locations, static_check, stored_files
 from alfx.gin_utils.conf_error import hint_nearest
 from alfx.gin_utils.parsing import Macro, Reader, Reference, Statement, iterate_nested, substitute
 from alfx.gin_utils.settings import may_change
@@ -159,7 +159,10 @@ def prepare(conf: gin_utils.Conf, folder: SearchFolder) -> SearchConf:
         check_same_search(stored, search, folder.root_dir)
     write_text(folder.base_file, search.base_text)
     for file in conf.modules if stored is None else ():  # runs import them from the folder of the base conf
-        write_text(os.path.join(os.path.dirname(folder.base_file), file.name), file.text)
+        path = os.path.join(os.path.dirname(folder.base_file), file.name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with stored_files.replacing(path) as temporary, open(temporary, 'wb') as copy:
+            copy.write(file.content)
     check(search, folder.base_file)
     write_text(folder.conf_file, search.text)
     return search

@@ -4,24 +4,28 @@ A tracker needs an optional package, which is imported when a run that names it 
 :data:`TRACKERS`. It receives the values of ``progress.csv`` and all other scalars. By default nothing leaves the run
 folder; the environment variables of the packages (``WANDB_MODE``, ``MLFLOW_TRACKING_URI``) change that.
 """
+import http.client
 import importlib.util
 import json
 import logging
 import os
 import re
 import time
+import urllib.error
+import urllib.request
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from alfx import summary
-from alfx.gin_utils import ConfError
+from alfx.gin_utils import ConfError, stored_files
 from alfx.summary.writer import SilentWriter, SummaryWriter
 
 logger = logging.getLogger(__name__)
 
 _PROJECT = 'alfx'
 _MOST_PARAMS = 100  # limit of MLflow for one call
+_ANSWER_SECONDS = 5.0
 _LONGEST = 6000  # limit of MLflow for the characters of a parameter
 
 
@@ -65,6 +69,8 @@ class WandbTracker(Tracker):
         import wandb
         folder = os.path.join(root_dir, 'train')
         os.makedirs(folder, exist_ok=True)
+        os.environ.setdefault('WANDB_INIT_TIMEOUT', '20')  # seconds
+        os.environ.setdefault('WANDB_HTTP_TIMEOUT', '20')
         self._run = wandb.init(
             project=os.environ.get('WANDB_PROJECT', _PROJECT), name=os.path.basename(os.path.abspath(root_dir)),
             id=known_as or uuid.uuid4().hex[:8], resume='allow', dir=folder,
@@ -93,6 +99,8 @@ class MlflowTracker(Tracker):
         from mlflow import entities
         from mlflow.tracking import MlflowClient
         self._entities = entities
+        os.environ.setdefault('MLFLOW_HTTP_REQUEST_TIMEOUT', '5')  # seconds; training waits for the server
+        os.environ.setdefault('MLFLOW_HTTP_REQUEST_MAX_RETRIES', '1')
         uri = os.environ.get('MLFLOW_TRACKING_URI')
         if uri is None:
             uri = 'file:' + os.path.abspath(os.path.join(root_dir, 'train', 'mlflow'))
@@ -145,6 +153,36 @@ def check_packages(names: Sequence[str]) -> None:
         if name in TRACKERS and importlib.util.find_spec(name) is None:
             raise ConfError(f"TrainerConfig.loggers: '{name}' needs a package that is not installed",
                             f'pip install {_PACKAGES[name]}')
+
+
+def check_servers(names: Sequence[str]) -> None:
+    """Raise an error if the server of a tracker does not answer within 5 seconds.
+
+    Args:
+        names: ``TrainerConfig.loggers``.
+
+    Raises:
+        ConfError: the message contains the address and says how to log without the server.
+    """
+    for name in names:
+        server, remedy = _server(name)
+        if server.startswith(('http://', 'https://')):
+            try:
+                urllib.request.urlopen(server, timeout=_ANSWER_SECONDS).close()
+            except urllib.error.HTTPError:  # an answer, for example that a login is needed
+                pass
+            except (OSError, ValueError, http.client.HTTPException) as error:
+                raise ConfError(f"TrainerConfig.loggers: '{name}': the server {server} does not answer: {error}",
+                                remedy) from error
+
+
+def _server(name: str) -> tuple[str, str]:
+    """Return the address of the server of a tracker, '' for none, and how to log without it."""
+    if name == 'mlflow':
+        return os.environ.get('MLFLOW_TRACKING_URI', ''), 'start it, or unset MLFLOW_TRACKING_URI to write files'
+    is_online = name == 'wandb' and os.environ.get('WANDB_MODE', 'offline') in ('online', 'shared')
+    server = os.environ.get('WANDB_BASE_URL', 'https://api.wandb.ai') if is_online else ''
+    return server, 'check the connection, or unset WANDB_MODE to write files'
 
 
 class Trackers:
@@ -212,11 +250,10 @@ def event_writer(folder: str, config: Any) -> SummaryWriter:
 
 def _read(path: str) -> dict[str, str]:
     try:
-        with open(path, encoding='utf8') as file:
-            found = json.load(file)
-    except (FileNotFoundError, ValueError):
+        found = stored_files.read_json(path, dict)
+    except (FileNotFoundError, stored_files.FileError):
         return {}
-    return {key: value for key, value in found.items() if isinstance(value, str)} if isinstance(found, dict) else {}
+    return {key: value for key, value in found.items() if isinstance(value, str)}
 
 
 def _allowed(name: str) -> str:

@@ -137,7 +137,8 @@ def _serve(tell: Callable[[str, Any], None], jobs: Any, conf_file: str, settings
     """Body of the evaluation process."""
     worker_process.prepare(settings)
     config = worker_process.load_config(conf_file, settings)
-    env = building.create_eval_environment(config, config.num_eval_environments, nonparallel=True)
+    env = building.create_eval_environment(config, config.num_eval_environments, nonparallel=True,
+                                           renders=config.eval_video_steps > 0)
     algorithm = building.create_algorithm(config, env, trains=False)
     log, unused_sent = EvalLog(config.root_dir, config), False
     while (job := _next_job(jobs)).type != 'stop':

@@ -46,6 +46,7 @@ def check(root_dir: str, conf_file: str = '') -> Iterator[str]:
     trainer = RLTrainer(config) if is_rl else SLTrainer(config)
     algorithm = trainer.algorithm
     acting.check(algorithm, as_given)
+    trainer.leave_signals()
     shorten(config, trainer._env.batch_size if is_rl else 1)
     if is_rl:
         yield from spec_lines(trainer._env, algorithm)
@@ -67,6 +68,9 @@ def check(root_dir: str, conf_file: str = '') -> Iterator[str]:
         yield from nested_spec_lines('train info', algorithm.train_info_spec)
 
 
+_UNROLLED, _UPDATES = 10, 2  # an agent that repeats its actions stores fewer decisions than steps
+
+
 def shorten(config: TrainerConfig, batch_size: int) -> None:
     """Shorten a run so that it ends after the first parameter update.
 
@@ -79,6 +83,9 @@ def shorten(config: TrainerConfig, batch_size: int) -> None:
     if config.ml_type == 'rl' and config.initial_collect_steps:
         steps = (config.mini_batch_length or 1) + 1  # per environment, enough to sample a sequence
         config.initial_collect_steps = min(config.initial_collect_steps, steps * batch_size)
+        if not config.whole_replay_buffer_training:  # an unroll may be much longer than what is sampled from it
+            config.unroll_length = min(config.unroll_length, _UNROLLED * steps)
+            config.num_updates_per_train_iter = min(config.num_updates_per_train_iter, _UPDATES)
         config.num_iterations = math.ceil(steps / config.unroll_length) + 1
     config.num_checkpoints = min(config.num_checkpoints, 1)
     config.async_eval = False

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from alfx import context, gin_utils, summary
+from alfx.checkpoints.files import CheckpointError
 from alfx.config import TrainerConfig
 from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.engine.updater import check_compilable
@@ -23,14 +24,15 @@ from alfx.runs import building, forking, run_files, run_lock, start_checks
 from alfx.trainers import reproducibility
 from alfx.trainers.acting import unroll_sources as acting
 from alfx.trainers.async_evaluator import Evaluator
+from alfx.trainers.environment_state import EnvironmentState
 from alfx.runs.evaluator import SupervisedEvaluator, SyncEvaluator, read_results
 from alfx.runs.playing import play
 from alfx.trainers.profiling import profiled
 from alfx.trainers.run_state import RunState, save_crash
 from alfx.trainers.run_summary import summarize_outputs
 from alfx.trainers.team.team import make_team
-from alfx.utils.checkpoint_utils import CheckpointError
-from alfx.utils.processes import GRACE_SECONDS, LostProcessError
+from alfx.utils.schedulers import values_over_percent
+from alfx.utils.processes import GRACE_SECONDS, LostProcessError, lost_program
 
 __all__ = ['RLTrainer', 'SLTrainer', 'Trainer', 'compute_summary_or_eval_interval', 'play']
 
@@ -76,6 +78,7 @@ class Trainer:
     """
 
     def __init__(self, config: TrainerConfig, ddp_rank: int = -1):
+        config.required_algorithm_ctor()  # before the environments are created
         self._config = config
         self._team = make_team(config, ddp_rank)
         self._start_record = run_files.StartRecord(config.root_dir)
@@ -83,21 +86,24 @@ class Trainer:
         if config.random_seed is None:
             config.random_seed = started.get('random_seed')
         config.random_seed = self._team.set_random_seed(config.random_seed)
-        logger.info('random seed %d', config.random_seed)
         self._keep_axis(started.get('summary_axis'))
         summary.should_summarize_output(config.summarize_output)
         self._env = self._create_environment()
         if self._env is not None:
             start_checks.warn_of_unroll(self._env, config)
         self._algorithm = building.create_algorithm(config, self._env, trains=True)
+        self._display = self._team.display(unit='steps' if self._env is not None and config.collects else 'iterations')
+        self._display.message(start_checks.describe_run(self._algorithm, self._env is not None))
+        logger.info('random seed %d', config.random_seed)
+        start_checks.warn_of_linear_networks()
         if config.summarize_output:
             summarize_outputs(self._algorithm)
         self._team.start(self._algorithm, config.random_seed)
+        self._environment_state = EnvironmentState(self._env, config)
         self._state = RunState(self._algorithm, self._env, self._tuning(started.get('tuning')), config.random_seed)
         self._checkpointer = self._team.checkpointer(run_files.checkpoint_dir(config.root_dir), alg=self._algorithm,
                                                      trainer=self._state)
         self._summary = self._team.summary(config, self._algorithm, self._metrics())
-        self._display = self._team.display(unit='steps' if self._env is not None and config.collects else 'iterations')
         self._signals = self._team.signals()
         self._evaluator: Any = None
         self._unroll_source: Any = None
@@ -105,12 +111,10 @@ class Trainer:
             interval if count is None else compute_summary_or_eval_interval(config, self._num_environments(), count)
             for interval, count in ((config.summary_interval, config.num_summaries),
                                     (config.eval_interval, config.num_evals)))
-        self._last_summary_counter = -1
         self._evaluated_at = -1
-        self._steps_of_iteration = 0  # environment steps of the latest iteration
         self._saved_counter, self._checkpoints_done = -1, 0
         self._next_save = time.monotonic() + _TEMPORARY_CHECKPOINT_SECONDS
-        self._conf_recorded = self._evaluation_conf_checked = self._warned_of_env = self._wait_is_over = False
+        self._conf_recorded = self._evaluation_conf_checked = self._wait_is_over = False
 
     # The schedule ----------------------------------------------------------------------------------------------
 
@@ -161,7 +165,7 @@ class Trainer:
         ends = self._progress_after(self.current_env_steps(), self._state.iteration + 1) >= 1.0
         if not (context.should_record_summaries() or ends):
             return
-        self._last_summary_counter = context.get_global_counter()
+        self._state.last_summary = context.get_global_counter()
         self._restore_folder()
         with context.record_if(True):
             if self._env is not None:
@@ -170,11 +174,12 @@ class Trainer:
 
     def _advance(self) -> None:
         self._state.iteration += 1
+        self._environment_state.advance()
         if not self._config.update_counter_every_mini_batch:
             context.increment_global_counter()
         self._wait_is_over = self._team.agree(self._state.iteration, time.monotonic() > self._next_save)
         env_steps = self.current_env_steps()
-        self._steps_of_iteration = env_steps - int(context.get_progress('env_steps'))
+        self._state.steps_of_iteration = env_steps - int(context.get_progress('env_steps'))
         self._update_progress(env_steps)
 
     def _update_progress(self, env_steps: int) -> None:
@@ -187,11 +192,11 @@ class Trainer:
         if self._config.summarize_first_interval and counter < self._summary_interval or self._is_last_iteration():
             return True
         # With update_counter_every_mini_batch an iteration moves the counter by several steps.
-        return counter // self._summary_interval > self._last_summary_counter // self._summary_interval
+        return counter // self._summary_interval > self._state.last_summary // self._summary_interval
 
     def _is_last_iteration(self) -> bool:
         """Return whether the run ends with this iteration if it takes as many steps as the previous iteration."""
-        env_steps = self.current_env_steps() + self._steps_of_iteration
+        env_steps = self.current_env_steps() + self._state.steps_of_iteration
         return self._progress_after(env_steps, self._state.iteration + 1) >= 1.0
 
     def _eval_is_due(self) -> bool:
@@ -303,10 +308,19 @@ class Trainer:
         """Signal that stopped the run before its end, or None."""
         return self._signals.stop_signal
 
+    def leave_signals(self) -> None:
+        """Leave signals to the program, because this run cannot be resumed."""
+        self._signals.disable()
+
     def longer(self) -> str:
         """Return the binding that makes the run twice as long."""
         name = 'num_iterations' if self._config.num_iterations else 'num_env_steps'
         return f'TrainerConfig.{name}={2 * getattr(self._config, name)}'
+
+    def last_scheduled_values(self) -> dict[str, float]:
+        """Return the values in the last iteration of the schedules that a longer run would set back, by argument."""
+        env_steps = self.current_env_steps() - self._state.steps_of_iteration
+        return values_over_percent(self._progress_after(env_steps, self._state.iteration - 1))
 
     def score(self) -> str:
         """Describe the latest evaluation, or the latest training episodes if there is no evaluation."""
@@ -347,7 +361,8 @@ class Trainer:
                 conf_settings.restore()
             saved_at, counter = self._state.saved_at, context.get_global_counter()
             self._state.tuning = cpu_tuning.choose_again(self._state.tuning, self._config)
-            self._state.resume_rollout(self._checkpointer.load_environment_state(step))
+            self._state.resume_rollout(self._checkpointer.load_environment_state(step),
+                                       self._environment_state.restore)
             self._team.agree(self._state.iteration, False)  # exchanges the counters
             self._saved_counter = counter
             self._display.message(f'resuming from {self._checkpointer.path(step)}, {self.progress():.1%} done')
@@ -355,15 +370,28 @@ class Trainer:
         reproducibility.warn_at_start(self._algorithm, self._config, self._num_environments())
         if self._team.writes:
             self._cut_files(saved_at, counter)
+        percent_before = context.get_progress('percent')
         self._update_progress(self.current_env_steps())
+        if counter >= 0:
+            self._tell_of_schedules(percent_before)
         self._checkpoints_done = self._checkpoints_to_be_done()
-        self._last_summary_counter = counter - 1
         if counter >= 0 and self._eval_is_due() and not self._team.decide(self._has_evaluation):
             self._evaluate()
 
+    def _tell_of_schedules(self, percent: float) -> None:
+        """Print the values that schedules jump to because the length of the run was changed."""
+        now = context.get_progress('percent')
+        if abs(now - percent) < 1e-9:
+            return
+        before, after = values_over_percent(percent), values_over_percent(now)
+        for name, value in after.items():
+            if value != before[name]:
+                self._display.message(f'the run has another length, so it is {now:.1%} done instead of {percent:.1%}: '
+                                      f'the schedule of {name} continues at {value:.4g} instead of {before[name]:.4g}')
+
     def _cut_files(self, saved_at: float, counter: int) -> None:
         """Remove entries logged after the checkpoint, because they will be logged again."""
-        self._summary.cut(counter - 1)
+        self._summary.cut(self._state.iteration - 1)
         run_files.cut_results(self._config.root_dir, saved_at, counter)
         self._summary.start_trackers(counter)
 
@@ -398,6 +426,8 @@ class Trainer:
         if stop_signal is None and evaluates and not self._team.decide(self._has_evaluation):
             self._evaluate()
         if self._saved_counter != context.get_global_counter():
+            if stop_signal is None:
+                self._environment_state.finish()
             self._save_checkpoint()
         self._display.show(self.progress(), self._count(), self._progress_values())
         if stop_signal is not None:
@@ -413,6 +443,7 @@ class Trainer:
             self._summary.write_final(self.average_return())
         self._display.close()
         self._summary.close()
+        self._environment_state.close()
         if self._env is not None:
             self._env.close()
 
@@ -420,10 +451,7 @@ class Trainer:
 
     def _save_checkpoint(self, temporary: bool = False) -> None:
         start = time.monotonic()
-        environment_state = None if self._env is None else self._env.get_state()
-        if environment_state is None and self._env is not None and not self._warned_of_env:
-            self._warned_of_env = True
-            logger.info('the state of this environment cannot be saved: a resumed run starts new episodes')
+        environment_state = self._environment_state.get()
         self._restore_folder()
         self._summary.writer.flush()  # entries before the checkpoint are never written again
         self._checkpointer.save(context.get_global_counter(), environment_state, temporary)
@@ -448,7 +476,8 @@ class Trainer:
                 self._save_checkpoint()
             self._display.message('the state before the error is saved in '
                                   f'{self._checkpointer.path(self._saved_counter)}')
-        elif isinstance(error, Exception) and not isinstance(error, CheckpointError) and self._team.writes:
+        elif (isinstance(error, Exception) and self._team.writes and
+              not isinstance(error, (CheckpointError, run_lock.ReplacedFolderError))):
             save_crash(error, self._checkpointer.ckpt_dir, self._algorithm, self._state, self._config, self._display)
 
     def _restore_folder(self) -> None:
@@ -507,6 +536,7 @@ class RLTrainer(Trainer):
         acting.check(self._algorithm, config)
 
     def _create_environment(self) -> Any:
+        start_checks.check_environment_is_named()
         return acting.create_environment(self._config)
 
     def _start_acting(self) -> Any:
@@ -515,7 +545,11 @@ class RLTrainer(Trainer):
     def _create_evaluator(self) -> Any:
         conf_file = os.path.join(self._config.root_dir, 'conf', 'config.gin')
         if self._config.async_eval and os.path.isfile(conf_file):
-            return Evaluator(self._config, conf_file)
+            reason = lost_program()
+            if not reason:
+                return Evaluator(self._config, conf_file)
+            self._display.message('evaluations run in this process, because another one would not know what this '
+                                  f'program defines: {reason}')
         return SyncEvaluator(None, self._config)
 
     def _metrics(self) -> list[Any]:

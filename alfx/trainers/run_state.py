@@ -1,22 +1,30 @@
 """State of a run that checkpoints contain besides the algorithm, and the checkpoint after a crash."""
+import contextlib
 import logging
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from alfx import context
+from alfx.checkpoints.checkpointer import Checkpointer
+from alfx.checkpoints.module_states import NOT_FITTING, mismatch_error
 from alfx.config import TrainerConfig
-from alfx.environments.described_environment import DescribedEnvironment
+from alfx.environments.environment_errors import EnvironmentStepError
 from alfx.environments.seeding import derived_seed
+from alfx.gin_utils import ConfError, stored_files
+from alfx.runs import run_files
 from alfx.utils import random_state
 from alfx.trainers.cpu_tuning import Tuning
 from alfx.trainers.progress_display import ProgressDisplay
-from alfx.utils.checkpoint_utils import Checkpointer
 
 logger = logging.getLogger(__name__)
+_STATE = {'iteration': range(2**62), 'global_counter': range(2**62), 'progresses': {str: float}, 'seconds': float,
+          'saved_at': float, 'tuning': list, 'rollout': dict, 'random': dict,
+          'last_summary?': range(-1, 2**62), 'steps_of_iteration?': range(2**62)}
 _REJOINED = 7  # stream of the seeds of ranks that resume from the checkpoint of other ranks
 
 
@@ -28,6 +36,8 @@ class RunState:
         seconds: training time in seconds, including the time before the run was resumed.
         saved_at: time of the checkpoint from which the run was resumed (seconds since the epoch), 0 for none.
         tuning: CPU settings of torch.
+        last_summary: global counter of the latest row of ``progress.csv``; -1 for none.
+        steps_of_iteration: environment steps of the latest iteration.
 
     Args:
         algorithm: root algorithm.
@@ -46,6 +56,8 @@ class RunState:
         self.iteration = 0
         self.saved_at = 0.0
         self.tuning = tuning
+        self.last_summary = -1
+        self.steps_of_iteration = 0
 
     @property
     def seconds(self) -> float:
@@ -62,6 +74,8 @@ class RunState:
             'saved_at': time.time(),
             'random_seed': self._random_seed,
             'tuning': list(self.tuning),
+            'last_summary': self.last_summary,
+            'steps_of_iteration': self.steps_of_iteration,
             'rollout': self._algorithm.learner.state_dict(),
             'random': random_state.capture()
         }
@@ -72,10 +86,15 @@ class RunState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load counters and progress; call ``resume_rollout`` to restore the rest."""
+        problem = stored_files.mismatch(state, _STATE)
+        if problem or not run_files.is_tuning(state['tuning']):
+            raise ValueError(problem or f"tuning: expected threads and precisions, found {state['tuning']}")
         self._loaded = dict(state)
         self.iteration = state['iteration']
         self.saved_at = state['saved_at']
         self.tuning = Tuning(*state['tuning'])
+        self.last_summary = state.get('last_summary', state['global_counter'] - 1)
+        self.steps_of_iteration = state.get('steps_of_iteration', 0)
         self._loaded_seconds, self._start = state['seconds'], time.monotonic()
         context.set_global_counter(state['global_counter'])
         context.update_all_progresses(state['progresses'])
@@ -83,28 +102,30 @@ class RunState:
         if 'mixed_precision' in state and precision is not None:
             precision.load_state_dict(state['mixed_precision'])
 
-    def resume_rollout(self, environment_state: Any) -> None:
+    def resume_rollout(self, environment_state: Any, restore: Callable[[Any], bool]) -> None:
         """Restore the environments, the rollout state and, last, the random number generators.
 
         Args:
-            environment_state: result of ``env.get_state()`` when the checkpoint was written, or None. If it is None, or
-                asynchronous actors act, new episodes start with different seeds than at the start of the run.
+            environment_state: state of the environments in the checkpoint, or None.
+            restore: restores the part of ``environment_state`` of this process and returns whether that succeeded. If
+                not, new episodes start with different seeds than at the start of the run.
         """
-        rollout, random, environment_state = self._own_part(environment_state)
-        if environment_state is not None and not isinstance(self._env, DescribedEnvironment):
-            self._env.set_state(environment_state)
-            self._algorithm.learner.load_state_dict(rollout)
-        elif self._env is not None:
-            logger.info('the state of the environments is not in the checkpoint: new episodes start')
-            self._algorithm.learner.collector.start_new_episodes(rollout)
-            self._env.seed((self._random_seed + 7919 * (self.iteration + 1)) % 2**31)
-        else:
-            self._algorithm.learner.load_state_dict(rollout)
+        with _explained():
+            rollout, random, environment_state = self._own_part(environment_state)
+        has_episodes = restore(environment_state) or self._env is None
+        with _explained():
+            if has_episodes:
+                self._algorithm.learner.load_state_dict(rollout)
+            else:
+                logger.info('the state of the environments is not restored from the checkpoint: new episodes start')
+                self._algorithm.learner.collector.start_new_episodes(rollout)
+                self._env.seed((self._random_seed + 7919 * (self.iteration + 1)) % 2**31)
         if random is None:
             random_state.set_random_seed(derived_seed(self._random_seed, _REJOINED, self.iteration,
                                                       context.get_ranks().rank))
         else:
-            random_state.restore(random)
+            with _explained():
+                random_state.restore(random)
         self._loaded = {}
 
     def _own_part(self, environment_state: Any) -> tuple[Any, Any, Any]:
@@ -125,6 +146,17 @@ class RunState:
                     '' if self._env is None else ': new episodes start')
         is_first = ranks is None or ranks.is_first
         return of_all_ranks(state['rollout']), state['random'] if is_first else None, None
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Turn errors of state that does not fit this run into a CheckpointError."""
+    try:
+        yield
+    except (ConfError, EnvironmentStepError):
+        raise
+    except NOT_FITTING as error:
+        raise mismatch_error('the latest checkpoint', 'trainer', repr(error)) from error
 
 
 def of_all_ranks(rollout: dict[str, Any]) -> dict[str, Any]:

@@ -47,6 +47,7 @@ class RunSummary:
         self.writer = writer or trackers.event_writer(run_files.train_dir(config.root_dir), config)
         if self._has_table:
             trackers.check_packages(config.loggers)
+            trackers.check_servers(config.loggers)
         self._trackers: trackers.Trackers | None = None
         self._tracked_evaluation = -1.0  # counter of the latest evaluation sent to the trackers
         self._table = run_files.ProgressLog(os.path.join(config.root_dir, 'progress.csv'), _COLUMNS)
@@ -133,11 +134,11 @@ class RunSummary:
                 names = {name: name if name in ('global_counter', 'env_steps') else f'eval/{name}' for name in row}
                 self._track({names[name]: value for name, value in row.items()})
 
-    def cut(self, global_counter: int) -> None:
-        """Remove the rows of ``progress.csv`` later than ``global_counter``, if this process writes the file."""
+    def cut(self, iteration: int) -> None:
+        """Remove the rows of ``progress.csv`` later than ``iteration``, if this process writes the file."""
         if not self._has_table:
             return
-        self._table.cut('global_counter', global_counter)
+        self._table.cut('iteration', iteration)
 
     def count(self, name: str) -> int:
         """Return the value of a counting metric, 0 if there is no such metric."""

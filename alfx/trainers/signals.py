@@ -20,7 +20,11 @@ class StopSignals:
 
     def __init__(self) -> None:
         self._stop_signal: int | None = None
-        self._checkpoint_requested = False
+        self._checkpoint_requested = self._is_disabled = False
+
+    def disable(self) -> None:
+        """Leave all signals to the program, for a run that cannot be resumed."""
+        self._is_disabled = True
 
     @property
     def stop_signal(self) -> int | None:
@@ -34,8 +38,8 @@ class StopSignals:
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
-        """Handle the signals of this process. Outside of the main thread, which Python does not allow, do nothing."""
-        if threading.current_thread() is not threading.main_thread():
+        """Handle the signals of this process. Do nothing when disabled or, as Python requires, in other threads."""
+        if self._is_disabled or threading.current_thread() is not threading.main_thread():
             yield
             return
         handlers = {signal.SIGTERM: self._on_stop, signal.SIGINT: self._on_stop,
@@ -74,7 +78,8 @@ def _tell(text: str) -> None:
     except (OSError, ValueError):  # stderr is an in-memory stream
         sys.stderr.write(text)
     else:
-        os.write(descriptor, text.encode())
+        with contextlib.suppress(BrokenPipeError):
+            os.write(descriptor, text.encode())
 
 
 def leave_terminal() -> None:

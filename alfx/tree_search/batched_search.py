@@ -54,7 +54,7 @@ Model = Callable[[NestedTensor, Tensor], Any]
 """Model: called with the states of N nodes and an action of each, ``[N, ...]``; returns a :class:`Prediction` of the
 resulting nodes, or another record with these fields."""
 
-Form = Callable[[Callable[[Any], Any], nn.Module], Callable[[Any], Any]]
+BackendFactory = Callable[[Callable[[Any], Any], nn.Module], Callable[[Any], Any]]
 """Backend: called with a function of tensors and the module whose buffers it reads and writes; returns an equivalent
 function."""
 
@@ -93,22 +93,23 @@ def root_prior(prior: Tensor, mask: Tensor | None, dirichlet_alpha: float, fract
 class TreeSearch:
     """Search with fixed settings.
 
-    Trees, latent states and the functions created by ``form`` are cached for the last four batch sizes; with more
-    batch sizes in turn they are created again each time.
+    Trees, latent states and the functions created by ``make_backend`` are cached for the last four batch sizes; with
+    more batch sizes in turn they are created again each time.
 
     Args:
         settings: settings of the search.
         native: use the compiled code if it is available.
-        form: creates a faster backend of a function; called as ``form(function, memory)``. The function is the work
-            around each call of the model, from int64 ``[3, N]`` to ``()``, and ``memory`` the module whose buffers it
-            reads and writes. All searches must then use the same model. ``None`` runs the function eagerly.
+        make_backend: creates a faster backend of a function; called as ``make_backend(function, memory)``. The
+            function is the work around each call of the model, from int64 ``[3, N]`` to ``()``, and ``memory`` the
+            module whose buffers it reads and writes. All searches must then use the same model. ``None`` runs the
+            function eagerly.
     """
 
     _KEPT = 4
 
-    def __init__(self, settings: SearchSettings, native: bool = True, form: Form | None = None):
+    def __init__(self, settings: SearchSettings, native: bool = True, make_backend: BackendFactory | None = None):
         self.settings = settings
-        self._native, self._form = native, form
+        self._native, self._make_backend = native, make_backend
         self._forests: dict[Any, _Forest] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -136,7 +137,7 @@ class TreeSearch:
         key = batch_size, num_actions, root.value.device, *((x.shape[1:], x.dtype, x.device) for x in kept)
         forest = self._forests.pop(key, None)
         if forest is None:
-            forest = _Forest(self.settings, batch_size, num_actions, root, self._native, self._form)
+            forest = _Forest(self.settings, batch_size, num_actions, root, self._native, self._make_backend)
             if len(self._forests) >= self._KEPT:
                 self._forests.pop(next(iter(self._forests)))
         self._forests[key] = forest  # dicts keep insertion order: the most recently used is last
@@ -220,7 +221,7 @@ class _Forest:
     """Trees and latent states for one batch size; all buffers are allocated once."""
 
     def __init__(self, settings: SearchSettings, batch_size: int, num_actions: int, root: Any, native: bool,
-                 form: Form | None):
+                 make_backend: BackendFactory | None):
         self._settings, self._batch_size, self._num_actions = settings, batch_size, num_actions
         self.trees = Trees(settings, batch_size, num_actions)
         library = build.load() if native else None
@@ -234,7 +235,7 @@ class _Forest:
         self._roots = torch.arange(batch_size, device=root.value.device)  # rows of the roots
         self._calls: dict[int, tuple[Tensor, Tensor]] = {}
         self._step = _Step(self._memory, settings.rule == 'gumbel')
-        self._take = form(self._step.take, self._memory) if form else self._step.take
+        self._take = make_backend(self._step.take, self._memory) if make_backend else self._step.take
 
     def run(self, model: Model, root: Any, prior: Tensor, to_play: Tensor, noise: Noise) -> None:
         """Run one search."""

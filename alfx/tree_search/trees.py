@@ -6,6 +6,7 @@ latent states of the model are stored in :mod:`alfx.tree_search.batched_search`,
 implementations, :mod:`alfx.tree_search.tensor_search` and ``kernel.c``, work on these arrays.
 """
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +26,7 @@ VALUE_SUM, VALUE, REWARD, PRIOR = range(4)
 
 UCB, RKL, KL, GUMBEL = range(4)
 RULES = ('ucb', 'rkl', 'kl', 'gumbel')
+_MOST_SIMULATIONS = 10_000  # larger numbers take hours or all memory for one search
 CONSTANT, MAX, MIN, MEAN, MEAN_WITH_PARENT, NONE = range(6)
 
 
@@ -33,7 +35,8 @@ class SearchSettings:
     """Settings of the search.
 
     Attributes:
-        num_simulations: nodes that are added to each tree; the model is called once for one or several of them.
+        num_simulations: nodes that are added to each tree, at most 10,000; the model is called once for one or several
+            of them.
         discount: discount of rewards.
         rule: choice of actions during the descent: 'ucb', 'rkl' or 'kl' (sampled from a regularized policy), 'gumbel'.
         two_players: the player to move alternates; all values are from the perspective of the first player.
@@ -79,10 +82,12 @@ class SearchSettings:
     maxvisit_init: float = 50.0
 
     def __post_init__(self) -> None:
-        for name, least in (('num_simulations', 1), ('num_parallel', 1), ('max_num_considered', 1),
-                            ('max_depth', 1 + self.expand_all)):
-            if getattr(self, name) < least:
-                raise ValueError(f'{name}: expected at least {least}, found {getattr(self, name)}')
+        for name, least, most in (('num_simulations', 1, _MOST_SIMULATIONS), ('num_parallel', 1, _MOST_SIMULATIONS),
+                                  ('max_num_considered', 1, _MOST_SIMULATIONS),
+                                  ('max_depth', 1 + self.expand_all, sys.maxsize)):
+            if not least <= getattr(self, name) <= most:
+                limit = f'at least {least}' if getattr(self, name) < least else f'at most {most:,}'
+                raise ValueError(f'{name}: expected {limit}, found {getattr(self, name):,}')
         for name in ('break_tie_eps', 'gumbel_scale', 'value_scale', 'maxvisit_init', 'pb_c_init'):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f'{name}: expected a number >= 0, found {getattr(self, name)}')

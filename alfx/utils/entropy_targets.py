@@ -34,8 +34,8 @@ def calc_default_target_entropy(spec: TensorSpec, min_prob: Fraction = 0.1) -> f
 
     A continuous component is assumed to be uniform over the fraction ``min_prob`` of its range, with entropy
     ``log(min_prob * (max - min))``, which is negative for a narrow range. A discrete component with n values is assumed
-    to spread ``min_prob`` evenly over all values except one: ``min_prob * log((n - 1) / min_prob)``; the contribution
-    of the remaining value is neglected. A component with a single value adds 0.
+    to spread ``min_prob`` evenly over all values except one, which has the rest of the probability:
+    ``min_prob * log((n - 1) / min_prob) - (1 - min_prob) * log(1 - min_prob)``. A component with a single value adds 0.
 
     Args:
         spec: bounded action spec.
@@ -54,7 +54,8 @@ def calc_default_target_entropy(spec: TensorSpec, min_prob: Fraction = 0.1) -> f
     if spec.is_continuous:
         return float(np.log(min_prob * ranges).sum())
     others = ranges[ranges > 0]
-    return float((min_prob * (np.log(others) - math.log(min_prob))).sum())
+    of_peak = 0.0 if min_prob == 1.0 else -(1.0 - min_prob) * math.log1p(-min_prob)
+    return float((min_prob * (np.log(others) - math.log(min_prob)) + of_peak).sum())
 
 
 @configurable(module=_MODULE)
@@ -87,8 +88,9 @@ def calc_default_max_entropy(spec: TensorSpec, fraction: float = 0.8) -> float:
 
     Args:
         spec: bounded action spec.
-        fraction: in (0, 1]; fraction of the range of a continuous component (``log(fraction * (max - min))``), and of
-            the maximum entropy of a discrete component (``fraction * log n``).
+        fraction: in (0, 1]; fraction of the maximum entropy of a component: ``log(max - min)`` if it is continuous,
+            ``log n`` if it has n values. The maximum entropy of a range below 1 is negative, and a fraction of it
+            could not be reached (ALF computes it nevertheless): the limit is ``log(fraction * (max - min))`` there.
 
     Returns:
         Sum over all components.
@@ -100,7 +102,9 @@ def calc_default_max_entropy(spec: TensorSpec, fraction: float = 0.8) -> float:
     if not 0.0 < fraction <= 1.0:
         raise ValueError(f'calc_default_max_entropy: fraction must be in (0, 1], found {fraction}')
     ranges = _ranges(spec, 'calc_default_max_entropy')
-    return float((np.log(fraction * ranges) if spec.is_continuous else fraction * np.log(ranges + 1.0)).sum())
+    if not spec.is_continuous:
+        return float((fraction * np.log(ranges + 1.0)).sum())
+    return float(np.where(ranges < 1.0, np.log(fraction * ranges), fraction * np.log(ranges)).sum())
 
 
 def calc_uniform_log_prob(spec: TensorSpec) -> float:

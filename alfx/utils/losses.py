@@ -14,7 +14,7 @@ from alfx import summary
 from alfx.data_structures import LossInfo
 from alfx.gin_utils import configurable, register_function
 from alfx.gin_utils.value_checks import Count, NonNegative
-from alfx.utils.math_ops import InvertibleTransform
+from alfx.utils.math_ops import InvertibleTransform, binary_neg_entropy
 
 
 @register_function
@@ -200,19 +200,21 @@ class _BinnedLoss(ScalarPredictionLoss):
 
 @configurable
 class DiscreteRegressionLoss(_BinnedLoss):
-    """Cross-entropy of a categorical distribution over bins (MuZero, Schrittwieser et al. 2020, arXiv:1911.08265).
+    """Divergence of a categorical distribution over bins from the target (MuZero, Schrittwieser et al. 2020,
+    arXiv:1911.08265, appendix F).
 
-    Appendix F of the paper.
+    The loss ``KL(target || pred)`` has the gradient of the cross-entropy in the paper, and is 0 for a perfect
+    prediction. So priorities of replay that are computed from it measure the error.
 
     ``pred [B, N]`` are logits. See ``_BinnedLoss`` for the bins and the arguments.
     """
 
     def __call__(self, pred: Tensor, target: Tensor) -> Tensor:
-        """Compute the cross-entropy, see the base class."""
+        """Compute the divergence, see the base class."""
         below, weight = self._locate(pred.shape[-1], target)
         log_probs = torch.log_softmax(pred, -1)
         pair = log_probs.gather(-1, torch.stack((below, below + 1), -1))
-        return -torch.lerp(pair[..., 0], pair[..., 1], weight)
+        return binary_neg_entropy(weight) - torch.lerp(pair[..., 0], pair[..., 1], weight)
 
     def calc_expectation(self, pred: Tensor) -> Tensor:
         """Compute the expectation of the distribution, see the base class."""
@@ -226,20 +228,24 @@ class DiscreteRegressionLoss(_BinnedLoss):
 
 @configurable
 class OrderedDiscreteRegressionLoss(_BinnedLoss):
-    """Binary cross-entropies of the events "the value is at least bin k" for all bins k except the first.
+    """Divergences of the events "the value is at least bin k" from the target, for all bins k except the first.
+
+    The sum of the ``KL(target || pred)`` of these binary events has the gradient of the sum of their cross-entropies,
+    and is 0 for a perfect prediction.
 
     ``pred [B, N]`` holds logits of these events; the first one is certain and its logit is ignored. The events are
     ordered, so a prediction that is off by one bin costs little. See ``_BinnedLoss`` for the arguments.
     """
 
     def __call__(self, pred: Tensor, target: Tensor) -> Tensor:
-        """Compute the sum of the cross-entropies, see the base class."""
+        """Compute the sum of the divergences, see the base class."""
         n = pred.shape[-1]
         below, weight = self._locate(n, target)
         index = torch.arange(1, n, device=pred.device)
         reached = (index <= below.unsqueeze(-1)).to(pred.dtype)
         reached = torch.where(index == below.unsqueeze(-1) + 1, weight.unsqueeze(-1), reached)
-        return F.binary_cross_entropy_with_logits(pred[..., 1:], reached, reduction='none').sum(-1)
+        cross_entropy = F.binary_cross_entropy_with_logits(pred[..., 1:], reached, reduction='none').sum(-1)
+        return cross_entropy + binary_neg_entropy(weight)  # all other events are certain
 
     def calc_expectation(self, pred: Tensor) -> Tensor:
         """Compute ``E[x] = points[0] + sum_k P(x >= k) (points[k] - points[k-1])``, see the base class."""

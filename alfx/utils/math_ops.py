@@ -208,10 +208,17 @@ def shuffle(values: NestedTensor) -> NestedTensor:
 
 
 def normalize_min_max(x: Tensor) -> Tensor:
-    """Shift and scale ``x`` so that its smallest element is 0 and its largest is 1; all 0 if they are equal."""
-    low, high = torch.aminmax(x)
+    """Shift and scale each sample so that its smallest element is 0 and its largest is 1; all 0 if they are equal.
+
+    MuZero normalizes latent states like this (Schrittwieser et al. 2020, arXiv:1911.08265, appendix G).
+
+    Args:
+        x: ``[B, ...]``, or one sample of rank 1.
+    """
+    samples = x.flatten(1) if x.ndim > 1 else x
+    low, high = torch.aminmax(samples, dim=-1, keepdim=True)
     width = high - low
-    return (x - low) / torch.where(width > 0, width, torch.ones_like(width))
+    return ((samples - low) / torch.where(width > 0, width, torch.ones_like(width))).view(x.shape)
 
 
 def binary_neg_entropy(p: Tensor) -> Tensor:

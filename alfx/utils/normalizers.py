@@ -32,7 +32,7 @@ class Normalizer(nn.Module):
     Args:
         tensor_spec: nest of specs of the normalized tensors, without batch dimensions; each component has separate
             statistics.
-        auto_update: update the statistics in every call before normalizing.
+        auto_update: update the statistics in every call of :meth:`normalize` first.
         zero_mean: subtract the mean.
         unit_std: divide by the standard deviation if the mean is not subtracted.
         variance_epsilon: eps.
@@ -83,7 +83,7 @@ class Normalizer(nn.Module):
             stats.variance.copy_(variance)
 
     def normalize(self, tensor: NestedTensor, clip_value: float = -1.0) -> NestedTensor:
-        """Normalize by the current statistics.
+        """Update the statistics if ``auto_update`` is set (not in evaluation), then normalize by them.
 
         Args:
             tensor: nest of ``[..., *spec.shape]``, with any number of leading dimensions.
@@ -95,6 +95,12 @@ class Normalizer(nn.Module):
         Raises:
             ValueError: the structure differs from the spec.
         """
+        if self._auto_update:
+            self.update(tensor)
+        return self.transform(tensor, clip_value)
+
+    def transform(self, tensor: NestedTensor, clip_value: float = -1.0) -> NestedTensor:
+        """Normalize by the current statistics without updating them; otherwise as :meth:`normalize`."""
         leaves: list[Any] = self._structure.flatten_up_to(tensor)
         return self._structure.unflatten([self._normalize(stats, leaf, clip_value)
                                           for stats, leaf in zip(self._stats_list, leaves)])
@@ -111,9 +117,7 @@ class Normalizer(nn.Module):
         return tensor.clamp(-clip_value, clip_value) if clip_value > 0 else tensor
 
     def forward(self, tensor: NestedTensor, clip_value: float = -1.0) -> NestedTensor:
-        """Call :meth:`update` if ``auto_update`` is set (not in evaluation), then :meth:`normalize`."""
-        if self._auto_update:
-            self.update(tensor)
+        """Call :meth:`normalize`."""
         return self.normalize(tensor, clip_value)
 
     def _summarize(self) -> None:

@@ -11,6 +11,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import sys
 import tempfile
@@ -25,7 +26,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2  # interval of checks while waiting for another process
-LOOK_AROUND_SECONDS = 2.0  # the same, where a check needs communication
+LIVENESS_CHECK_SECONDS = 2.0  # the same, where a check needs communication
 GRACE_SECONDS = 5.0  # time between a request to end and a kill
 ORPHAN_SECONDS = 2.0  # the same, after the parent process has ended
 LEAVE_SECONDS = 30.0  # the same, after another rank has ended with an error
@@ -171,6 +172,20 @@ def _end_with_parent(is_over: threading.Event) -> None:
     os._exit(1)
 
 
+def lost_program() -> str:
+    """Return why a new process would not know what the running program defines; '' if it would.
+
+    A process started with 'spawn' imports the file of the program again. This runs the program once more unless it has
+    a guard, and there is no file in a notebook or on standard input.
+    """
+    path = getattr(sys.modules['__main__'], '__file__', None)
+    if path is None or not os.path.isfile(path):
+        return 'the program is not a file'
+    with open(path, encoding='utf8', errors='replace') as file:
+        has_guard = re.search(r'\b__name__\s*==|==\s*__name__\b', file.read())
+    return '' if has_guard else f"{path} has no line if __name__ == '__main__':"
+
+
 # Seen from the process that starts them --------------------------------------------------------------------------
 
 
@@ -186,12 +201,19 @@ class Child:
         name: name for the operating system and for messages.
         daemon: end the process together with this one in any case; a daemon cannot start child processes.
 
+    Raises:
+        ConfError: the new process would run the program of this process again.
+
     Attributes:
         pipe: this end of the pipe.
         process: the process.
     """
 
     def __init__(self, context: Any, work: Callable[..., None], arguments: tuple, name: str, daemon: bool = True):
+        if context.get_start_method() != 'fork' and 'no line' in (reason := lost_program()):
+            from alfx.gin_utils.conf_error import ConfError
+            raise ConfError(f'{name}: cannot be started, because it would run the program again: {reason}',
+                            'put the code of the program below such a line, or use alfx train')
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_begin, args=(work, theirs, arguments), name=name, daemon=daemon)
         self.process.start()
@@ -211,7 +233,7 @@ class Child:
 
     def ending(self) -> str:
         """Describe how the process ended."""
-        self.process.join(LOOK_AROUND_SECONDS)
+        self.process.join(LIVENESS_CHECK_SECONDS)
         return describe_exit(self.exitcode)
 
     def end(self, deadline: float, listen: Callable[[], Any] = lambda: None) -> None:

@@ -13,6 +13,7 @@ METHODS = {
     'batch_shares': 'batch_sources', 'columns_beside': 'demonstration_batch', 'connect': 'on_parts_built',
     'complete_unroll': 'postprocess_unroll', 'what_is_updated': 'optimized_parameters',
     'acting_part': 'policy_algorithm', 'play_step': 'fast_predict_step', 'honours_action_mask': 'supports_action_mask',
+    'traits': 'capabilities',
 }
 """Former names of methods and properties of algorithms that users override or call."""
 
@@ -49,17 +50,26 @@ def warn_renamed(old: str, new: str) -> None:
                       stacklevel=3)
 
 
-def former_name(old: str, new: str) -> property:
+def _former_name(old: str, new: str) -> property:
     """Return a property under a former name that returns the attribute of the present name."""
     def get(self: Any) -> Any:
         warn_renamed(f'{type(self).__name__}.{old}', new)
-        return getattr(self, new)
+        overriding = [cls for cls in type(self).__mro__ if old in vars(cls) and vars(cls).get(new) is vars(cls)[old]]
+        # A class that overrides the former name has reached this property with super().
+        return getattr(super(overriding[-1], self) if overriding else self, new)
     return property(get, doc=f'Former name of ``{new}``.')
 
 
-def adopt_former_methods(cls: type, methods: dict[str, str]) -> None:
+def keep_former_methods(cls: type) -> type:
+    """Let methods and properties of ``cls`` be called by their former names; a class decorator."""
+    for old, new in METHODS.items():
+        setattr(cls, old, _former_name(old, new))
+    return cls
+
+
+def adopt_former_methods(cls: type) -> None:
     """Give methods that ``cls`` defines under former names their present names; for ``__init_subclass__``."""
-    for old, new in methods.items():
+    for old, new in METHODS.items():
         if old in vars(cls) and new not in vars(cls):
             warn_renamed(f'{cls.__name__}.{old}', new)
             setattr(cls, new, vars(cls)[old])

@@ -4,20 +4,25 @@ A scheduler is called without arguments and returns a float computed from the pr
 state, so a resumed run continues its schedule. Pass arguments that may be schedules through :func:`as_scheduler`.
 """
 import bisect
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import gin
+
 from alfx import context
 from alfx.context import get_all_progresses, get_progress, update_all_progresses, update_progress
-from alfx.gin_utils import configurable
+from alfx.gin_utils import configurable, locations
+from alfx.gin_utils.kinds import made_by
+from alfx.gin_utils.parsing import Reference, substitute
 from alfx.gin_utils.value_checks import Positive
 
 __all__ = ['ConstantScheduler', 'CyclicalScheduler', 'ExponentialScheduler', 'LinearScheduler', 'Scheduler',
            'StepScheduler', 'as_scheduler', 'disallow_scheduler', 'get_all_progresses', 'get_progress',
-           'update_all_progresses', 'update_progress']
+           'update_all_progresses', 'update_progress', 'values_over_percent']
 
 _allowed: ContextVar[bool] = ContextVar('schedulers_allowed', default=True)
 
@@ -261,3 +266,27 @@ class CyclicalScheduler(Scheduler):
 def as_scheduler(value_or_scheduler: float | Callable[[], float]) -> Any:
     """Return ``value_or_scheduler`` if it is callable, else a :class:`ConstantScheduler`."""
     return value_or_scheduler if callable(value_or_scheduler) else ConstantScheduler(value_or_scheduler)
+
+
+def values_over_percent(percent: float) -> dict[str, float]:
+    """Return the values of the schedules over 'percent' that the loaded conf binds, by the argument (``Adam.lr``).
+
+    They change when the length of a run changes.
+
+    Args:
+        percent: completed fraction of the run for which the values are computed.
+    """
+    macros = {binding.scope: binding.value for binding in locations.bindings() if binding.selector == 'gin.macro'}
+    found, current = {}, context.get_progress('percent')
+    context.update_progress('percent', percent)
+    for binding in locations.bindings():
+        value = substitute(binding.value, macros)
+        if binding.selector != 'gin.macro' and isinstance(value, Reference) and value.evaluate and issubclass(
+                made_by(value) or object, Scheduler):
+            reference = gin.config.ConfigurableReference('/'.join((*value.scopes, value.selector)), True)
+            with gin.config_scope(binding.scope or None):
+                schedule = copy.deepcopy(reference)  # calls the constructor
+            if schedule._progress_type == 'percent':
+                found[binding.text] = schedule()
+    context.update_progress('percent', current)
+    return found

@@ -39,8 +39,8 @@ class SharedTensors:
         if os.path.isdir(_SHARED_FOLDER):
             free = shutil.disk_usage(_SHARED_FOLDER).free
             if size > free:  # writing to it would kill the process without a message
-                raise ConfError(f'{purpose} needs {size / 2**20:.0f} MiB of shared memory, {_SHARED_FOLDER} has '
-                                f'{free / 2**20:.0f} MiB left', 'make it smaller, or increase the shared memory')
+                raise ConfError(f'{purpose} needs {size / 2**20:.3g} MiB of shared memory, {_SHARED_FOLDER} has '
+                                f'{free / 2**20:.3g} MiB left', 'make it smaller, or increase the shared memory')
         self._block = torch.empty(max(size, 1), dtype=torch.uint8).share_memory_().zero_()
         self.tensors = self._views()
 

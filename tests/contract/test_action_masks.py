@@ -232,7 +232,7 @@ def test_the_best_action_is_the_best_of_the_valid_ones():
 def test_a_target_does_not_depend_on_the_values_of_invalid_actions(name):
     agent, _ = make(name)
     algorithm, row = agent.policy, random_step(agent, 50)
-    target_networks = algorithm._target_critic_networks
+    target_networks = algorithm.target_critics
     values = torch.rand(50, COUNT)
     results = []
     for spoiled in (0.0, 100.0):

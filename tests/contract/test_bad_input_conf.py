@@ -109,7 +109,9 @@ MISTAKES = {
 LATE_MISTAKES = {
     'sequences of one step': ('sac_pendulum', 'TrainerConfig.mini_batch_length = 1', 'OneStepTDLoss learns from '
                               'transitions, but sequences of one step contain none\n  set it to 2'),
-    'sequences of one step for SARSA': ('sarsa_pendulum', 'TrainerConfig.mini_batch_length = 1', 'set it to 2'),
+    'unrolls cut into single steps': ('sarsa_pendulum', 'TrainerConfig.mini_batch_length = 1\nTrainerConfig.'
+                                      'whole_replay_buffer_training = True\nTrainerConfig.clear_replay_buffer = True',
+                                      'set TrainerConfig.mini_batch_length to 2 or more'),
     'no priorities': ('sac_pendulum', 'TrainerConfig.priority_replay = True', 'set SacAlgorithm.calculate_priority = '),
     'actions in place of distributions': ('sac_pendulum', 'SacAlgorithm.actor_network_cls = @ActorNetwork',
                                           'SacAlgorithm.actor_network_cls creates ActorNetwork, which returns actions; '

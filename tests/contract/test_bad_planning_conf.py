@@ -22,7 +22,6 @@ CASES = [
     (PLAN, "MbrlAlgorithm.termination_fn = 'hoper'", ['mine.gin:2', "did you mean 'hopper'"]),
     (PLAN, 'MbrlAlgorithm.planner_optimizer = @Adam()',
      ['mine.gin:2', 'planner_optimizer has no parameters to optimize']),
-    (PLAN, 'TrainerConfig.mini_batch_length = 1', ['mine.gin:2', 'mini_batch_length']),
     (PLAN, 'MbrlAlgorithm.dynamics_module_ctor = @StochasticDynamicsAlgorithm\n'
      'StochasticDynamicsAlgorithm.dynamics_network_ctor = @DynamicsNetwork\n'
      'StochasticDynamicsAlgorithm.hidden_size = 8', ['mine.gin:3', 'predicts a tensor', 'DynamicsNetwork.prob = True']),

@@ -9,7 +9,7 @@ from absl.testing import flagsaver
 
 from alfx import gin_utils
 from alfx.bin import flags as conf_flags
-from alfx.bin import play, train
+from alfx.bin import dataset, play, show, train
 from alfx.environments import suite_gym
 from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.checkpoints import user_key
@@ -119,3 +119,18 @@ def test_environment_state_is_loaded_only_from_runs_of_the_user(run, tmp_path, m
     assert 'was not written with the key of this user' in log and user_key.path() in log
     assert 'new episodes start' in log
     assert os.stat(user_key.path()).st_mode & 0o777 == 0o600 and len(Path(user_key.path()).read_bytes()) == 32
+
+
+@pytest.mark.parametrize('arguments, main', [(['show'], show.main), (['dataset', 'check', 'data'], dataset.main)])
+def test_show_and_dataset_import_nothing_of_untrusted_runs(run, tmp_path, monkeypatch, capsys, arguments, main):
+    (tmp_path / 'evil.py').write_text(EVIL)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    shutil.copytree(run, tmp_path / 'copy')
+    for name in ('operative.gin', 'config.gin'):
+        path = tmp_path / 'copy' / 'conf' / name
+        path.write_text('import evil\n' + path.read_text())
+    with flagsaver.flagsaver(conf=None, root_dir=str(tmp_path / 'copy'), conf_param=[], untrusted=True):
+        assert conf_flags.call(lambda _: main(arguments), arguments[:1]) == 2
+    gin_utils.clear()
+    assert "import of 'evil' is not allowed with --untrusted" in capsys.readouterr().err
+    assert not (tmp_path / 'executed').exists()

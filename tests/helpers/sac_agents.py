@@ -59,8 +59,8 @@ def networks(environment, env, hidden=(16, )):
 
 def make_agent(environment='continuous', algorithm_cls=SacAlgorithm, batch_size=4, seed=0, mini_batch_size=8,
                mini_batch_length=2, unroll_length=4, updates=2, use_rollout_state=None, config_args=None, hidden=(16, ),
-               optimizer=None, agent_args=None, **algorithm_args):
-    """Return an agent in an environment, ready to train."""
+               optimizer=None, agent_args=None, data_transformer=None, **algorithm_args):
+    """Return an agent in an environment, ready to train; ``data_transformer`` maps the environment to a transformer."""
     torch.manual_seed(seed)
     context.reset()
     env = ENVIRONMENTS[environment](batch_size=batch_size)
@@ -72,6 +72,8 @@ def make_agent(environment='continuous', algorithm_cls=SacAlgorithm, batch_size=
         mini_batch_length=mini_batch_length, num_updates_per_train_iter=updates, whole_replay_buffer_training=False,
         clear_replay_buffer=False, replay_buffer_length=200,
         use_rollout_state=recurrent if use_rollout_state is None else use_rollout_state, **(config_args or {}))
+    if data_transformer is not None:
+        config.data_transformer = data_transformer(env)
     arguments = {**networks(environment, env, hidden), **algorithm_args}
     if 'q_network_cls' not in inspect.signature(algorithm_cls).parameters:
         del arguments['q_network_cls']

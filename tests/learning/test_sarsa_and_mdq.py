@@ -48,7 +48,7 @@ def test_sarsa_takes_the_best_action_and_learns_its_value(kind, on_policy):
         agent.train_iter()
     actions = greedy_actions(agent, env)
     torch.testing.assert_close(actions, SIGNALS / 2, rtol=0, atol=0.2)
-    values = agent.policy._critic_networks((SIGNALS, SIGNALS / 2))[0]
+    values = agent.policy.critics((SIGNALS, SIGNALS / 2))[0]
     torch.testing.assert_close(values, torch.ones(2, 2), rtol=0, atol=0.2)
 
 

@@ -188,3 +188,45 @@ def test_a_single_reward_has_no_separate_normalization():
 def test_lambda_outside_the_unit_interval_is_refused(bad):
     with pytest.raises(ValueError, match=r'td_lambda must be a number in \[0, 1\]'):
         ActorCriticLoss(**bad)
+
+
+def ppo_info(info, **fields):
+    return PPOInfo(step_type=info.step_type, discount=info.discount, reward=info.reward, action=info.action,
+                   action_distribution=info.action_distribution, value=info.value, **fields)
+
+
+def test_ppo_returns_are_generalized_advantages_plus_values():
+    """The targets of PPO's values are lambda-returns, not Monte-Carlo returns."""
+    info, _ = random_info(seed=2)
+    returns, advantages = PPOLoss(gamma=0.9, td_lambda=0.7).calc_rollout_returns_and_advantages(ppo_info(info))
+    expected = slow_gae(info, 0.9, 0.7)
+    torch.testing.assert_close(advantages, expected)
+    torch.testing.assert_close(returns, expected + info.value.detach())
+
+
+def test_ppo_advantages_from_minibatches_match_those_of_the_unroll():
+    info, _ = random_info(seed=3)
+    rollout_log_prob = info.action_distribution.log_prob(info.action).detach() + 0.1
+    arguments = dict(gamma=0.9, td_lambda=0.7, normalize_advantages=False)
+    inside = PPOLoss(compute_advantages_internally=True, **arguments)(
+        ppo_info(info, rollout_log_prob=rollout_log_prob))
+    expected = slow_gae(info, 0.9, 0.7)
+    given = PPOLoss(**arguments)(ppo_info(info, rollout_log_prob=rollout_log_prob, advantages=expected,
+                                          returns=expected + info.value.detach()))
+    torch.testing.assert_close(inside.loss[:-1], given.loss[:-1])
+
+
+@pytest.mark.parametrize('check', [False, True])
+def test_ppo_checks_for_nan_only_if_asked_and_then_eagerly(check):
+    info, _ = random_info(seed=1)
+    advantages = torch.ones(info.value.shape)
+    advantages[1, 1] = math.nan
+    loss = PPOLoss(normalize_advantages=False, check_numerics=check)
+    info = ppo_info(info, rollout_log_prob=torch.zeros(advantages.shape), returns=advantages, advantages=advantages)
+    assert loss.own_capabilities().traceable_update == (not check)
+    if check:
+        with pytest.raises(FloatingPointError, match='the policy loss is not finite'):
+            loss(info)
+        assert loss(info._replace(advantages=torch.ones_like(advantages))).extra.pg_loss.isfinite().all()
+    else:
+        assert loss(info).loss.isnan().sum() == 1

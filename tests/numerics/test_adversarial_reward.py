@@ -201,7 +201,7 @@ def test_the_airl_logit_is_shaped_reward_minus_action_log_probability(random_act
                 b, t + 1][None]
             h2 = 0.8 * inputs.discount[b, t + 1] * module._potential(s2)[0]
             f = module._reward_network((s, a))[0] + h2 - module._potential(s)[0]
-            f = f - policy._actor_network(s)[0].log_prob(a.clamp(-0.9999, 0.9999))
+            f = f - policy.actor(s)[0].log_prob(a.clamp(-0.9999, 0.9999))
             assert rewards[b, t + 1].item() == pytest.approx(f.item(), abs=1e-4)
             seen += int(inputs.discount[b, t + 1] == 0)
     assert seen, 'some transitions end the task'

@@ -56,9 +56,9 @@ def test_compiled_updates_match_the_formulas(monkeypatch):
 
     def compared(plan, batch):
         dqn, (optimizer, ) = agent.policy, agent.optimizers()
-        params = list(dqn._critic_networks.parameters())
+        params = list(dqn.critics.parameters())
         before = [p.detach().double().requires_grad_() for p in params]
-        targets = [p.double() for p in dqn._target_critic_networks.parameters()]
+        targets = [p.double() for p in dqn.target_critics.parameters()]
         state = [[optimizer.state[p][key].double().clone() for key in ('step', 'exp_avg', 'exp_avg_sq')]
                  if p in optimizer.state else [0, 0, 0] for p in params]
         loss = _loss(before, targets, batch.experience)

@@ -266,7 +266,7 @@ def test_epsilon_greedy_takes_the_mode_but_for_a_fraction():
     dist = du.Categorical(logits=logits)
     assert (du.epsilon_greedy_sample(dist, 0.0) == 1).all()
     p = torch.softmax(logits[0], -1)[1].item()
-    for eps in (0.3, 1.0):
+    for eps in (0.05, 0.3, 1.0):
         share = (du.epsilon_greedy_sample((dist, ), eps)[0] == 1).double().mean().item()
         assert share == pytest.approx(1 - eps + eps * p, abs=0.02)
     assert (du.epsilon_greedy_sample(dist, lambda: 0.0) == 1).all()
@@ -282,6 +282,7 @@ def test_modes_of_every_kind():
     assert torch.equal(du.get_mode(du.DiagMultivariateCauchy(loc, torch.ones(4, 2))), loc)
     torch.testing.assert_close(du.get_mode(du.TransformedDistribution(normal, du.StableTanh())), torch.tanh(loc))
     assert torch.equal(du.get_mode(td.Bernoulli(probs=torch.tensor([0.2, 0.7]))), torch.tensor([0.0, 1.0]))
+    assert du.get_mode(td.Uniform(torch.tensor([-1.0, 2.0]), torch.tensor([3.0, 4.0]))).tolist() == [1.0, 3.0]
     components = du.DiagMultivariateNormal(torch.arange(12.0).view(2, 3, 2), torch.ones(2, 3, 2))
     mixture = td.MixtureSameFamily(du.Categorical(probs=torch.tensor([[0.1, 0.2, 0.7], [0.8, 0.1, 0.1]])), components,
                                    validate_args=False)
@@ -296,6 +297,10 @@ def test_base_distributions_and_modes_with_gradient():
     assert du.get_rmode(wrapped).requires_grad
     with pytest.raises(NotImplementedError, match='no gradient'):
         du.get_rmode(du.Categorical(logits=loc))
+    probs = torch.tensor([0.2, 0.7, 0.1], requires_grad=True)
+    mode = du.get_rmode(td.OneHotCategoricalStraightThrough(probs=probs))
+    torch.testing.assert_close(mode.detach(), torch.tensor([0.0, 1.0, 0.0]))
+    assert torch.autograd.grad(mode[2], probs)[0][2] > 0
 
 
 def test_estimated_entropy_is_unbiased():
@@ -325,12 +330,24 @@ def test_entropies_are_estimated_only_without_a_closed_form():
     nested = {'a': squashed_normal, 'b': du.Categorical(logits=torch.zeros(3, 4))}
     total, _ = du.entropy_with_fallback(nested)
     assert total.shape == (3, )
+    two = [du.Categorical(logits=torch.zeros(3, 4)), du.DiagMultivariateNormal(torch.zeros(3, 1), torch.ones(3, 1))]
+    expected = torch.full((3, ), math.log(4) + 0.5 * math.log(2 * math.pi * math.e))
+    for entropy in du.entropy_with_fallback(two):
+        torch.testing.assert_close(entropy, expected)
+    mixture = td.MixtureSameFamily(du.Categorical(logits=torch.zeros(3, 2)), td.Normal(torch.zeros(3, 2), 1.0))
+    found = []
+    for estimate in (du.estimated_entropy, du.entropy_with_fallback, lambda dist: du.entropy_with_fallback([dist])):
+        torch.manual_seed(0)
+        found.append(torch.stack(estimate(mixture)))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
     each, _ = du.entropy_with_fallback(nested, return_sum=False)
     torch.testing.assert_close(each['b'], torch.full((3, ), math.log(4)))
     affine = du.AffineTransformedDistribution(squashed_normal, 0.0, 2.0)
     assert torch.isfinite(du.entropy_with_fallback(affine)[0]).all()
     with pytest.raises(FloatingPointError, match='not finite'):
         du.estimated_entropy(du.DiagMultivariateNormal(torch.full((1, 1), torch.nan), 1.0), check_numerics=True)
+    assert du.estimated_entropy(normal, check_numerics=True)[0].isfinite().all()
+    assert du.estimated_entropy(du.DiagMultivariateNormal(torch.full((1, 1), torch.nan), 1.0))[0].isnan().all()
 
 
 def test_squashed_entropy_is_that_found_by_integration():

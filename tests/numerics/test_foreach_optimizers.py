@@ -1,8 +1,8 @@
-"""SGD and RMSprop against torch's own, element by element, and against a step worked out by hand."""
+"""SGD, RMSprop and RAdam against torch's own, element by element, and against a step worked out by hand."""
 import pytest
 import torch
 
-from alfx.optimizers import SGD, RMSprop
+from alfx.optimizers import SGD, RAdam, RMSprop
 
 SETTINGS = [
     (SGD, torch.optim.SGD, dict()),
@@ -13,6 +13,8 @@ SETTINGS = [
     (RMSprop, torch.optim.RMSprop, dict(momentum=0.5, weight_decay=0.1)),
     (RMSprop, torch.optim.RMSprop, dict(centered=True, alpha=0.9)),
     (RMSprop, torch.optim.RMSprop, dict(centered=True, momentum=0.9, eps=1e-3)),
+    (RAdam, torch.optim.RAdam, dict()),
+    (RAdam, torch.optim.RAdam, dict(betas=(0.5, 0.8), eps=1e-2, weight_decay=0.1)),
 ]
 
 
@@ -22,7 +24,7 @@ def test_results_match_the_loop_of_torch(ours, theirs, settings):
     start = [torch.randn(3, 4), torch.randn(5), torch.randn(())]
     mine, other = ([x.clone().requires_grad_() for x in start] for _ in range(2))
     a, b = ours(mine, lr=0.05, **settings), theirs(other, lr=0.05, foreach=False, **settings)
-    for step in range(6):
+    for step in range(9):  # RAdam adapts its steps from the sixth on
         for i, (p, q) in enumerate(zip(mine, other)):
             # the second parameter has no gradient at first: it begins its velocity later than the others
             gradient = None if i == 1 and step == 0 else torch.randn(p.shape)

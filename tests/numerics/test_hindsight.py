@@ -1,6 +1,8 @@
 """Hindsight goals against slow loops, over random histories: any lengths of episodes, unfinished, wrapped around."""
+import copy
 import logging
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -273,7 +275,7 @@ def test_all_reward_dimensions_are_recomputed():
     assert torch.equal(after.reward[..., 1], 2 * after.reward[..., 0])
     assert (after.reward[:, 1][after.step_type[:, 1] != F] == 0).any()
     with pytest.raises(ValueError, match='terminal_reward'):
-        transformer(reward_fn=both._relabel._check._reward_fn, terminal_reward=0.0).transform_experience(
+        transformer(reward_fn=both._relabel._check.reward_fn, terminal_reward=0.0).transform_experience(
             sampled(stored([run], 20), 4, 2))
 
 
@@ -287,3 +289,78 @@ def test_buffer_contents_and_collected_data_do_not_change():
     assert all(torch.equal(a, b) for a, b in zip(nest.flatten(before), nest.flatten(buffer.gather_all()[0])))
     assert hindsight_transformer.transform_timestep(run, ()) == (run, ())
     assert not hindsight_transformer.state_dict()
+
+
+def pairwise(achieved, desired, info):
+    """Rewards of goals [..., 1]."""
+    return -np.abs(achieved - desired).sum(-1)
+
+
+class TestGoalReward:
+
+    @pytest.mark.parametrize('compute_reward, calls', [
+        (pairwise, 6 + 1 + 1),
+        (lambda a, d, info: -np.abs(a - d).sum(), 6 + 1 + 6),  # one number for a batch
+        (lambda a, d, info: -abs(a.item() - d.item()), 6 + 1 + 6),  # raises for a batch
+        (lambda a, d, info: -np.abs(a - d).sum(-1) - (a.ndim > 1), 6 + 1 + 6),  # other numbers for a batch
+    ])
+    def test_it_gives_the_rewards_of_single_pairs(self, compute_reward, calls):
+        called = []
+        reward = hindsight.GoalReward(lambda *goals: called.append(goals) or compute_reward(*goals), reward_fn)
+        achieved, desired = torch.rand(2, 3, 1), torch.rand(2, 3, 1)
+        found = reward(achieved, desired)
+        assert found.shape == (2, 3) and found.dtype == torch.float32 and len(called) == calls
+        assert torch.allclose(found, -(achieved - desired).abs()[..., 0])
+        assert all(info == {} for _, _, info in called) and copy.deepcopy(reward) is reward
+
+    def test_goals_may_be_numbers_or_nests(self):
+        reward = hindsight.GoalReward(lambda a, d, info: float(a == d), reward_fn)
+        assert reward(torch.tensor([[1, 2]]), torch.tensor([[1, 3]])).tolist() == [[1.0, 0.0]]
+        reward = hindsight.GoalReward(lambda a, d, info: a['x'] - d['y'][..., 0], reward_fn)
+        goal = {'x': torch.ones(2, 2), 'y': torch.zeros(2, 2, 3)}
+        assert reward(goal, goal).tolist() == [[1.0, 1.0]] * 2
+
+    def test_one_that_fails_is_replaced_with_a_warning(self, caplog):
+        def needs_info(achieved, desired, info):
+            return info['crashed']
+
+        reward = hindsight.GoalReward(needs_info, reward_fn)
+        for _ in range(2):
+            assert reward(torch.zeros(1, 2, 1), torch.zeros(1, 2, 1)).tolist() == [[0.0, 0.0]]
+        assert caplog.text.count("is not used: KeyError: 'crashed'") == 1
+
+    def test_rewards_that_do_not_depend_on_the_goal_are_kept(self, caplog):
+        def compute_reward(achieved, desired, info):
+            return (achieved == desired).all(-1) - 1.0
+
+        run = episodes([t % 6 == 5 for t in range(24)], 24)
+        run.reward[5::6] -= 5.0  # the last step of each episode is a crash
+        buffer = stored([run], 30)
+        batch, info = buffer.gather_all()
+        her = transformer(her_proportion=1.0, reward_fn=hindsight.GoalReward(compute_reward, reward_fn))
+        after = her.transform_experience(add_batch_info(batch, info, buffer))
+        goals = after.observation
+        expected = (goals['achieved_goal'] == goals['desired_goal'])[..., 0].float() - 1
+        expected[:, 5::6] -= 5.0
+        expected[:, ::6] = 0
+        assert torch.equal(after.reward, expected) and 'the difference is kept' in caplog.text
+        run.reward[:] = 7.0
+        buffer = stored([run], 30)
+        batch, info = buffer.gather_all()
+        with pytest.raises(ValueError, match='compute_reward of the environment does not reproduce the rewards'):
+            her.transform_experience(add_batch_info(batch, info, buffer))
+
+    def test_the_default_reward_function_is_that_of_the_environment(self):
+        for reward, expected in ((l2_dist_close_reward_fn, hindsight.GoalReward), (reward_fn, type(reward_fn))):
+            her = HindsightExperienceTransformer(OBSERVATION, reward_fn=reward)
+            her.use_goal_reward(None)
+            assert her._relabel._check.reward_fn is reward
+            her.use_goal_reward(pairwise)
+            assert isinstance(her._relabel._check.reward_fn, expected)
+
+
+@pytest.mark.parametrize('dtype', [torch.int8, torch.uint8, torch.bool, torch.int64])
+def test_goals_of_bits_are_compared(dtype):
+    achieved, goal = torch.tensor([[[0, 1], [1, 1]]]).to(dtype), torch.tensor([[[1, 1], [1, 1]]]).to(dtype)
+    assert l2_dist_close_reward_fn(achieved, goal).tolist() == [[-1.0, 0.0]]
+    assert l2_dist_close_reward_fn(achieved[..., 0], goal[..., 0]).tolist() == [[-1.0, 0.0]]

@@ -61,7 +61,7 @@ def test_values_are_expectiles_of_the_data(expectile):
         optimizer.step(loss)
 
     for _ in range(LENGTH + 1):  # each round makes one state more right, from the end
-        minimize('critic', algorithm._critic_networks)
+        minimize('critic', algorithm.critics)
         algorithm.after_update(None, None)
         minimize('value', algorithm._value_network)
     with torch.no_grad():

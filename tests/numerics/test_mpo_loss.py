@@ -128,6 +128,7 @@ def test_scaling_values_scales_the_temperature_and_shifting_does_not():
     eta = float(solve_temperature(values, 0.1, mask))
     assert float(solve_temperature(1000 * values, 0.1, mask)) == pytest.approx(1000 * eta, rel=1e-3)
     assert float(solve_temperature(values - 50 * normal(32, 1, seed=3), 0.1, mask)) == pytest.approx(eta, rel=1e-3)
+    assert float(solve_temperature(values + 1e4, 0.1, mask)) == pytest.approx(eta, rel=1e-2)
 
 
 def test_a_constraint_that_no_temperature_meets_gives_finite_weights():

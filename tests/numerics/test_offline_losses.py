@@ -99,8 +99,8 @@ def test_the_losses_of_iql_match_the_paper(length):
     rollout = IqlInfo(action=action)
     info = algorithm.train_sequence(inputs, algorithm.get_initial_train_state(length * batch), rollout).info
     found = algorithm.calc_loss(info)
-    q, q_target = algorithm._critic_networks, algorithm._target_critic_networks
-    v, pi = algorithm._value_network, algorithm._actor_network
+    q, q_target = algorithm.critics, algorithm.target_critics
+    v, pi = algorithm._value_network, algorithm.actor
     for t in range(length - 1):
         for b in range(batch):
             if inputs.step_type[t, b] == StepType.LAST:
@@ -139,7 +139,7 @@ def test_only_v_follows_the_expectile_and_only_the_critics_the_target():
     algorithm = iql()
     inputs, action = steps(2, 4)
     info = algorithm.train_sequence(inputs, algorithm.get_initial_train_state(8), IqlInfo(action=action)).info
-    networks = dict(actor=algorithm._actor_network, critic=algorithm._critic_networks, value=algorithm._value_network)
+    networks = dict(actor=algorithm.actor, critic=algorithm.critics, value=algorithm._value_network)
     for name in networks:
         loss = getattr(algorithm.calc_loss(info).extra, name).sum()
         for other, module in networks.items():
@@ -153,11 +153,11 @@ def test_reward_dimensions_are_weighted_in_the_advantage():
     info = wide.train_sequence(inputs, wide.get_initial_train_state(8), IqlInfo(action=action)).info
     assert info.critic.critics.shape == (2, 4, 2, 2) and info.critic.value.shape == (2, 4, 2)
     s, a = inputs.observation[0], action[0]
-    q = wide._target_critic_networks((s, a))[0]
+    q = wide.target_critics((s, a))[0]
     pessimistic = torch.stack([q[..., 0].min(1).values, q[..., 1].max(1).values], -1)
     torch.testing.assert_close(info.critic.target_value[0], pessimistic)
     advantage = (pessimistic - wide._value_network(s)[0]) @ torch.tensor([1.0, -1.0])
-    expected = -advantage.exp().clamp(max=100) * wide._actor_network(s)[0].log_prob(a)
+    expected = -advantage.exp().clamp(max=100) * wide.actor(s)[0].log_prob(a)
     torch.testing.assert_close(wide.calc_loss(info).extra.actor[0], expected)
 
 

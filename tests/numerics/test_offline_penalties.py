@@ -78,9 +78,9 @@ def test_the_losses_of_td3_with_penalties_match_the_papers(length, critic_penalt
     algorithm = td3(actor_penalty=0.7, critic_penalty=critic_penalty, normalize_value=normalize)
     inputs, action = steps(length, 5)
     found = algorithm.calc_loss(train_info(algorithm, inputs, DdpgInfo(action=action)))
-    pi, q = algorithm._actor_network, algorithm._critic_networks
-    target_pi, target_q = algorithm._target_actor_network, algorithm._target_critic_networks
-    observation = inputs.observation[:-1].reshape(-1, 3)
+    pi, q = algorithm.actor, algorithm.critics
+    target_pi, target_q = algorithm._target_actor_network, algorithm.target_critics
+    observation = inputs.observation[:-1][inputs.step_type[:-1] != StepType.LAST]
     size = q((observation, pi(observation)[0]))[0][:, 0].abs().mean().item() if normalize else 1.0
     actor_loss, kept = 0.0, torch.zeros(length, 5)
     for (t, b), s, a, reward, discount, s2, a2, is_last in pairs(inputs, action):
@@ -133,12 +133,12 @@ def stochastic(cls, **kwargs):
 def test_the_losses_of_awac_match_the_paper(length, monkeypatch):
     """With the mode of the policy in place of its samples, so that they are known."""
     algorithm = stochastic(AwacAlgorithm, temperature=0.01, max_exp_advantage=1.03)
-    squashed = algorithm._actor_network(torch.zeros(1, 3))[0].__class__
+    squashed = algorithm.actor(torch.zeros(1, 3))[0].__class__
     monkeypatch.setattr(squashed, 'rsample_with_log_prob', lambda self: (self.mode, self.log_prob(self.mode)))
     inputs, action = steps(length, 5)
     info = train_info(algorithm, inputs, SacInfo(action=action))
     found = algorithm.calc_loss(info)
-    pi, q, target_q = algorithm._actor_network, algorithm._critic_networks, algorithm._target_critic_networks
+    pi, q, target_q = algorithm.actor, algorithm.critics, algorithm.target_critics
     weights = []
     for (t, b), s, a, reward, discount, s2, _, _ in pairs(inputs, action):
         target = reward + GAMMA * discount * target_q((s2, pi(s2)[0].mode))[0].min()
@@ -150,7 +150,7 @@ def test_the_losses_of_awac_match_the_paper(length, monkeypatch):
         assert found.extra.actor.actor_loss[t, b].item() == pytest.approx(actor.item(), abs=1e-4), (t, b)
     assert 1.03 in weights and min(weights) < 1.0
     torch.testing.assert_close(found.loss, found.extra.critic + found.extra.actor.actor_loss)
-    critics = list(algorithm._critic_networks.parameters())
+    critics = list(algorithm.critics.parameters())
     of_policy = torch.autograd.grad(found.extra.actor.actor_loss.sum(), critics, allow_unused=True, retain_graph=True)
     assert all(x is None for x in of_policy), 'the weights have no gradient'
 
@@ -189,9 +189,9 @@ def test_the_cql_penalty_is_the_log_integral_minus_the_data_value(monkeypatch):
         grid.repeat_interleave(4, 0), torch.full((1000, 4), -math.log(4))))
     found = algorithm.calc_loss(train_info(algorithm, inputs, SacInfo(action=action)))
     for (t, b), s, a, *_ in pairs(inputs, action):
-        values = algorithm._critic_networks((s.expand(1000, 3), grid))[0]
+        values = algorithm.critics((s.expand(1000, 3), grid))[0]
         integral = (values.exp().sum(0) * 4 / 1000).log()
-        expected = 3.0 * (integral - algorithm._critic_networks((s, a))[0][0]).sum()
+        expected = 3.0 * (integral - algorithm.critics((s, a))[0][0]).sum()
         assert found.extra.penalty[t, b].item() == pytest.approx(expected.item(), abs=1e-4), (t, b)
     assert found.extra.penalty[-1].tolist() == [0.0] * 4
 
@@ -199,7 +199,7 @@ def test_the_cql_penalty_is_the_log_integral_minus_the_data_value(monkeypatch):
 def test_cql_actions_are_uniform_and_on_policy_with_known_densities():
     algorithm = stochastic(CqlAlgorithm, num_sampled_actions=4000)
     observation = torch.randn(2, 3)
-    distribution = algorithm._actor_network(observation)[0]
+    distribution = algorithm.actor(observation)[0]
     action, log_density = algorithm._sampled_actions_of(distribution)
     action = action.unflatten(0, (8000, 2))
     uniform, own = action[:4000], action[4000:]
@@ -221,7 +221,7 @@ def test_without_a_penalty_cql_is_sac_and_with_it_only_the_critics_differ():
         torch.manual_seed(1)
         loss = algorithm.calc_loss(train_info(algorithm, inputs, SacInfo(action=action)))
         total = loss.loss[:-1].sum()
-        found[name] = [gradient(total, x) for x in (algorithm._actor_network, algorithm._critic_networks)]
+        found[name] = [gradient(total, x) for x in (algorithm.actor, algorithm.critics)]
         critic = loss.extra.critic
         found[name].append(critic)
     for x, y in zip(found['sac'], found['none']):
@@ -243,12 +243,12 @@ def test_calibration_stops_policy_values_below_the_data_return():
             rollout = rollout._replace(discounted_return=torch.full((2, 4), bound))
         info = train_info(algorithm, inputs, rollout)
         penalties[bound] = info.penalty
-        policy_is_pushed = gradient(info.penalty.sum(), algorithm._critic_networks)
+        policy_is_pushed = gradient(info.penalty.sum(), algorithm.critics)
     torch.testing.assert_close(penalties[-1e6], penalties[None])
     assert (penalties[1e6][0] > 1e6).all()
     # with a return above all values, only the value in the data has a gradient: -Q(s, a)
-    taken = algorithm._critic_networks((inputs.observation[0], action[0]))[0].sum()
-    torch.testing.assert_close(policy_is_pushed, -gradient(taken, algorithm._critic_networks))
+    taken = algorithm.critics((inputs.observation[0], action[0]))[0].sum()
+    torch.testing.assert_close(policy_is_pushed, -gradient(taken, algorithm.critics))
     with pytest.raises(ConfError, match='record_episodic_return'):
         train_info(stochastic(CqlAlgorithm, calibrated=True), inputs, SacInfo(action=action))
 
@@ -274,7 +274,7 @@ def test_the_discrete_cql_penalty_covers_all_actions(bound, kwargs):
     torch.testing.assert_close(found.extra.critic, expected.loss)
     torch.testing.assert_close(found.loss, found.extra.critic + found.extra.penalty)
     for (t, b), s, a, *_ in pairs(inputs, action):
-        values = algorithm._critic_networks(s)[0].reshape(-1, 4)
+        values = algorithm.critics(s)[0].reshape(-1, 4)
         lowered = values if bound is None else values.clamp(min=bound)
         penalty = 0.7 * (lowered.exp().sum(-1).log() - values[:, int(a) - 1]).sum()
         assert found.extra.penalty[t, b].item() == pytest.approx(penalty.item(), abs=1e-5), (t, b)
@@ -288,10 +288,10 @@ def test_the_discrete_cql_penalty_covers_valid_actions_only(bound):
     rollout = DqnInfo(action=torch.full((2, 4), 3),
                       discounted_return=() if bound is None else torch.full((2, 4), bound))
     penalty = train_info(algorithm, inputs._replace(action_mask=mask), rollout).penalty[0]
-    values = algorithm._critic_networks(inputs.observation[0])[0]
+    values = algorithm.critics(inputs.observation[0])[0]
     lowered = values if bound is None else values.clamp(min=bound)
     torch.testing.assert_close(penalty, (lowered[..., [0, 2]].logsumexp(-1) - values[..., 2]).sum(-1))
-    assert torch.isfinite(gradient(penalty.sum(), algorithm._critic_networks)).all()
+    assert torch.isfinite(gradient(penalty.sum(), algorithm.critics)).all()
 
 
 def test_discrete_cql_uses_weighted_rewards_and_distribution_means():
@@ -299,13 +299,13 @@ def test_discrete_cql_uses_weighted_rewards_and_distribution_means():
     rollout = DqnInfo(action=torch.randint(1, 5, (2, 4)))
     several = discrete(reward_spec=TensorSpec((2, )), reward_weights=[1.0, -2.0])
     penalty = train_info(several, inputs, rollout).penalty[0]
-    values = several._outputs(several._critic_networks, inputs.observation[0], ())[0]
+    values = several._outputs(several.critics, inputs.observation[0], ())[0]
     values = values[:, :, 0] - 2 * values[:, :, 1]
     index = (rollout.action[0] - 1).reshape(-1, 1, 1).expand(4, 2, 1)
     torch.testing.assert_close(penalty, (values.logsumexp(-1) - values.gather(-1, index).squeeze(-1)).sum(-1))
     atoms = discrete(num_atoms=5, v_min=-1.0, v_max=1.0)
     penalty = train_info(atoms, inputs, rollout).penalty[0]
-    values = atoms._critic_networks(inputs.observation[0])[0].softmax(-1) @ torch.linspace(-1, 1, 5)
+    values = atoms.critics(inputs.observation[0])[0].softmax(-1) @ torch.linspace(-1, 1, 5)
     torch.testing.assert_close(penalty, (values.logsumexp(-1) - values.gather(-1, index).squeeze(-1)).sum(-1))
 
 
@@ -327,5 +327,5 @@ def test_conservative_values_of_unseen_actions_are_low():
         rollout = DqnInfo(action=torch.zeros(2, 1, dtype=torch.int64))
         algorithm.calc_loss(train_info(algorithm, inputs, rollout)).loss.sum().backward()
         optimizer.step()
-    values = algorithm._critic_networks(torch.ones(1, 1))[0][0]
+    values = algorithm.critics(torch.ones(1, 1))[0][0]
     assert (values[:, 1] < -1.0).all() and (values[:, 0] - 1.0).abs().max() < 0.05

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from alfx.algorithms.functional_particle_vi_algorithm import FuncParVIAlgorithm
+from alfx.algorithms.generator import Generator
+from alfx.algorithms.hypernetwork_algorithm import HyperNetwork
 from alfx.algorithms.particle_vi_algorithm import ParVIAlgorithm
 from alfx.algorithms.particles.critic import CriticAlgorithm
 from alfx.algorithms.particles.inverse_mvp import jacobian, solve_direct, transposed_product
@@ -175,6 +177,13 @@ def test_the_critic_of_a_normal_distribution_finds_its_closed_form(relu_mlp):
     assert float((directions - 0.25).abs().mean()) < 0.05
 
 
+def test_a_generator_without_hidden_layers_is_linear():
+    hyper = HyperNetwork(input_tensor_spec=TensorSpec((3, )), output_dim=1, hidden_layers=None, noise_dim=4,
+                         loss_type='regression')
+    assert len(list(hyper._generator.parameters())) == 2
+    assert len(list(Generator(5, noise_dim=4, hidden_layers=None).parameters())) == 2
+
+
 def test_the_stein_loss_of_a_linear_critic_by_hand():
     # f(x) = A x: trace of A; E[s^T A x] + a tr A - c |A x|^2
     matrix = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
@@ -188,16 +197,23 @@ def test_the_stein_loss_of_a_linear_critic_by_hand():
     assert float(losses.mean()) == pytest.approx(1 - 7.5, abs=0.3)
 
 
-def test_a_relu_mlp_knows_its_jacobian():
-    net, inputs = ReluMLP(TensorSpec((3, ), torch.float64), hidden_layers=(8, 5)).double(), doubles(4, 3)
+@pytest.mark.parametrize('hidden_layers', [(8, 5), (8, ), (), None])
+def test_a_relu_mlp_knows_its_jacobian(hidden_layers):
+    net, inputs = ReluMLP(TensorSpec((3, ), torch.float64), hidden_layers=hidden_layers).double(), doubles(4, 3)
     expected = torch.stack([torch.autograd.functional.jacobian(lambda x: net(x[None])[0][0], x) for x in inputs])
     vec, direction = doubles(4, 3), doubles(4, 3)
     torch.testing.assert_close(net.compute_jac(inputs), expected)
     torch.testing.assert_close(net.compute_jac_diag(inputs), expected.diagonal(dim1=1, dim2=2))
     torch.testing.assert_close(net.compute_vjp(inputs, vec), torch.einsum('boi,bo->bi', expected, vec))
+    torch.testing.assert_close(net.compute_vjp(inputs, vec[:, :2], output_partial_idx=[2, 0]),
+                               torch.einsum('boi,bo->bi', expected[:, [2, 0]], vec[:, :2]))
+    with pytest.raises(ValueError, match='a vector for each of 2 outputs, found .4, 3.'):
+        net.compute_vjp(inputs, vec, output_partial_idx=[2, 0])
     torch.testing.assert_close(net.compute_jvp(inputs, direction), torch.einsum('boi,bi->bo', expected, direction))
     (output, jac), _ = net.forward(inputs, requires_jac=True)
     torch.testing.assert_close((output, jac), (net(inputs)[0], expected))
+    (_, diagonal), _ = net.forward(inputs, requires_jac_diag=True)
+    torch.testing.assert_close(diagonal, expected.diagonal(dim1=1, dim2=2))
     with pytest.raises(ValueError, match='has no diagonal'):
         ReluMLP(TensorSpec((3, )), 2).compute_jac_diag(torch.randn(4, 3))
     layer = SimpleFC(3, 2, torch.relu)

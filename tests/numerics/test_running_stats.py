@@ -88,9 +88,21 @@ def test_a_large_mean_does_not_drown_the_variance(kind):
     normalizer = make_normalizer(kind, TensorSpec(()), auto_update=True)
     for _ in range(20):
         normalizer(torch.randn(4000) + 10_000)
-    out = normalizer.normalize(torch.randn(4000) + 10_000)
+    out = normalizer.transform(torch.randn(4000) + 10_000)
     assert out.std().item() == pytest.approx(1.0, abs=0.05)
     assert out.mean().item() == pytest.approx(0.0, abs=0.05)
+
+
+@pytest.mark.parametrize('name', ['normalize', '__call__'])
+@pytest.mark.parametrize('kind', KINDS)
+def test_normalizing_updates_the_statistics_if_told_so(kind, name):
+    torch.manual_seed(0)
+    updates, keeps = make_normalizer(kind), make_normalizer(kind, auto_update=False)
+    for _ in range(40):
+        batch = torch.randn(256, 2) * 10 + 50
+        found, kept = getattr(updates, name)(batch), getattr(keeps, name)(batch)
+    assert found.mean().abs() < 0.3 and abs(found.std() - 1) < 0.2
+    assert torch.equal(kept, batch) and torch.equal(updates.transform(batch), found)
 
 
 @pytest.mark.parametrize('kind', KINDS)
@@ -103,6 +115,7 @@ def test_nothing_is_updated_in_evaluation(kind):
 
     def feed():
         normalizer(x + 100)
+        normalizer.normalize(x + 100)
         normalizer.update(x + 100)
         average.average(x + 100)
         for module, state in zip((normalizer, average), states):
@@ -160,6 +173,11 @@ def test_values_are_clipped_and_integers_become_floats():
     x = torch.tensor([0, 0, 0, 0, 0, 0, 0, 0, 0, 100])
     out = normalizer(x, clip_value=1.5)
     assert out.dtype == torch.float32 and out.max().item() == 1.5
+    assert normalizer(x.double()).dtype == torch.float64
+    normalizer = normalizers.ScalarEMNormalizer(update_rate=1.0)
+    x = torch.tensor([-1.0, 1.0])
+    for clip_value, expected in ((0.5, 0.5), (0.0, 1.0), (-0.5, 1.0)):
+        torch.testing.assert_close(normalizer(x, clip_value=clip_value), expected * x)
 
 
 def test_normalizing_passes_gradients_and_keeps_its_input():
@@ -208,6 +226,17 @@ def test_invalid_arguments_are_refused():
         normalizers.Normalizer(VECTOR)
 
 
+def test_a_window_of_one_is_the_latest_batch():
+    window = averager.ScalarWindowAverager(1)
+    assert [window.average(torch.tensor(x)).item() for x in (1.0, 5.0, 7.0)] == [1.0, 5.0, 7.0]
+
+
+@pytest.mark.parametrize('outer', [(), (4, ), (2, 3)])
+def test_outer_dimensions_are_averaged_and_those_of_the_spec_kept(outer):
+    x = torch.arange(float(torch.Size((*outer, 2, 3)).numel())).view(*outer, 2, 3)
+    torch.testing.assert_close(averager.average_outer_dims(x, TensorSpec((2, 3))), x.reshape(-1, 2, 3).mean(0))
+
+
 @pytest.mark.parametrize('kind', ['em', 'adaptive'])
 def test_a_reverted_step_is_not_counted(kind):
     """What a probe does to statistics is undone: the first batch after it has all the weight."""
@@ -216,7 +245,7 @@ def test_a_reverted_step_is_not_counted(kind):
         stats.update(torch.full((4, 2), 100.0))
     stats.update(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     expected = torch.tensor([2.0, 3.0])
-    torch.testing.assert_close(stats.normalize(expected), torch.zeros(2))
+    torch.testing.assert_close(stats.transform(expected), torch.zeros(2))
 
 
 # Taken in later -----------------------------------------------------------------------------------------------------
@@ -231,11 +260,11 @@ def test_deferred_batches_are_merged_into_one_at_the_end(kind, most_kept, monkey
     waits, at_once = make_normalizer(kind), make_normalizer(kind)
     for normalizer in (waits, at_once):
         normalizer.update(torch.randn(3, 2, generator=torch.Generator().manual_seed(1)))
-    before = waits.normalize(batches[0])
+    before = waits.transform(batches[0])
     with running_stats.updated_at_the_end():
         for batch in batches:
             waits.update(batch)
-        assert torch.equal(waits.normalize(batches[0]), before)
+        assert torch.equal(waits.transform(batches[0]), before)
     at_once.update(torch.cat(batches))
     for found, expected in zip(waits.state_dict().values(), at_once.state_dict().values()):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
@@ -246,9 +275,9 @@ def test_deferred_statistics_are_dropped_if_the_steps_were_invalid():
     with pytest.raises(RuntimeError, match='no step'), running_stats.updated_at_the_end():
         normalizer.update(torch.ones(3, 2))
         raise RuntimeError('no step')
-    assert torch.equal(normalizer.normalize(torch.ones(1, 2)), torch.ones(1, 2) / (1 + 1e-10)**0.5)
+    assert torch.equal(normalizer.transform(torch.ones(1, 2)), torch.ones(1, 2) / (1 + 1e-10)**0.5)
     normalizer.update(torch.ones(3, 2))
-    assert float(normalizer.normalize(torch.ones(1, 2)).abs().max()) == 0
+    assert float(normalizer.transform(torch.ones(1, 2)).abs().max()) == 0
 
 
 class _OtherRank:
@@ -270,4 +299,4 @@ def test_deferred_statistics_of_all_processes_are_one_batch():
         for batch in own:
             normalizer.update(batch)
     joined.update(torch.cat((*own, other)))
-    torch.testing.assert_close(normalizer.normalize(other), joined.normalize(other))
+    torch.testing.assert_close(normalizer.transform(other), joined.transform(other))

@@ -41,12 +41,40 @@ def test_targets_beyond_the_last_bin_are_clipped_to_it():
     assert loss.calc_expectation(certain).item() == pytest.approx(2.0)
 
 
-def test_two_hot_cross_entropy_worked_out_by_hand():
-    # Target 0.25 with 3 bins at -1, 0, 1: weights 0.75 on 0 and 0.25 on 1; uniform prediction: log 3.
+def test_two_hot_divergence_worked_out_by_hand():
+    # Target 0.25 with 3 bins at -1, 0, 1: weights 0.75 on 0 and 0.25 on 1, whose entropy is 0.562335; the
+    # cross-entropy of a uniform prediction is log 3.
     loss = losses.DiscreteRegressionLoss()
-    assert loss(torch.zeros(1, 3), torch.tensor([0.25])).item() == pytest.approx(1.098612, abs=1e-5)
+    assert loss(torch.zeros(1, 3), torch.tensor([0.25])).item() == pytest.approx(1.098612 - 0.562335, abs=1e-5)
     # logits (0, 1, 2): log-probabilities -2.407606, -1.407606, -0.407606 -> 0.75 * 1.407606 + 0.25 * 0.407606
-    assert loss(torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([0.25])).item() == pytest.approx(1.157606, abs=1e-5)
+    assert loss(torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([0.25])).item() == pytest.approx(1.157606 - 0.562335,
+                                                                                              abs=1e-5)
+
+
+@pytest.mark.parametrize('target', [0.7, -0.4, 0.0, 2.0, 3.25, -9.0])
+@pytest.mark.parametrize('after_mean', [False, True])
+@pytest.mark.parametrize('transform', TRANSFORMS, ids=lambda t: type(t).__name__)
+@pytest.mark.parametrize('cls', BINNED)
+def test_a_perfect_prediction_has_no_loss_and_no_gradient(cls, transform, after_mean, target):
+    loss, size = cls(transform, after_mean), 11
+    value = torch.tensor([target], dtype=torch.float64)
+    below, weight = loss._locate(size, value)
+    probs = torch.zeros(size, dtype=torch.float64)
+    probs[below], probs[below + 1] = 1 - weight, weight
+    if cls is losses.OrderedDiscreteRegressionLoss:
+        probs = torch.logit(probs.flip(0).cumsum(0).flip(0).clamp(1e-12, 1 - 1e-12))
+    else:
+        probs = probs.clamp(1e-12).log()
+    pred = probs[None].requires_grad_()
+    result = loss(pred, value)
+    result.backward()
+    assert result.item() == pytest.approx(0.0, abs=1e-9) and pred.grad.abs().max() < 1e-9
+
+
+@pytest.mark.parametrize('cls', BINNED)
+def test_the_divergence_is_never_negative(cls):
+    target = torch.linspace(-6, 6, 101)
+    assert (cls()(torch.randn(101, 9), target) >= 0).all()
 
 
 @pytest.mark.parametrize('cls', BINNED)

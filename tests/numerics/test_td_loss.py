@@ -123,6 +123,8 @@ def test_a_discount_for_each_reward_dimension():
     torch.testing.assert_close(shared[..., 0], target[..., 0])
     with pytest.raises(ValueError, match=r'gamma is a list of 2'):
         TDLoss(gamma=[0.9, 0.5])(random_info(), value[..., 0], value[..., 0])
+    with pytest.raises(ValueError, match=r'gamma is a list of 2.*expected \[T, B, 2\]'):
+        TDLoss(gamma=[0.9, 0.5])(random_info(dims=(3, )), value, value)
 
 
 def test_gamma_is_a_tensor_of_rank_zero_or_one():
@@ -150,6 +152,10 @@ def test_normalized_targets_rescale_the_loss_and_are_checkpointed():
 def test_arguments_out_of_range_are_refused():
     with pytest.raises(ValueError, match='gamma'):
         TDLoss(gamma=1.5)
+    for gamma in ([0.9, 1.5], [-0.1, 0.9], []):
+        with pytest.raises(ValueError, match='gamma must be'):
+            TDLoss(gamma=gamma)
+    assert TDLoss(gamma=[0.0, 1.0]).gamma.tolist() == [0.0, 1.0]
     with pytest.raises(ValueError, match='td_lambda'):
         TDLoss(td_lambda=-0.1)
     with pytest.raises(ValueError, match='td_lambda must be 0 or 1'):

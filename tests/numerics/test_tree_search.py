@@ -210,6 +210,8 @@ def test_a_model_that_yields_nan_raises_with_root_and_simulation(what, native):
     (dict(rule='gumbel', expand_all=True), "rule 'gumbel'"),
     (dict(max_depth=1, expand_all=True), 'max_depth: expected at least 2'),
     (dict(num_simulations=0), 'num_simulations: expected at least 1'),
+    (dict(num_simulations=10**8), 'num_simulations: expected at most 10,000, found 100,000,000'),
+    (dict(max_num_considered=10**8), 'max_num_considered: expected at most 10,000'),
     (dict(discount=1.5), 'discount'),
     (dict(min_max_delta=0.0), 'min_max_delta: expected a positive'),
 ])

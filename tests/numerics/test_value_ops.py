@@ -259,6 +259,12 @@ def test_log_probabilities_are_clipped_symmetrically():
     torch.testing.assert_close(plain, torch.tensor([0.7358]), atol=1e-4, rtol=0)
 
 
+def test_ratios_are_clipped_at_any_positive_limit_only():
+    new, old = categorical([0.54, 0.46]), categorical([0.5, 0.5])
+    for limit, expected in ((0.05, 1.05), (0.1, 1.08), (0.0, 1.08)):
+        torch.testing.assert_close(ratio(new, old, torch.tensor([0]), clipping=limit)[1], torch.tensor([expected]))
+
+
 def test_ratios_have_the_gradient_of_the_current_policy_only():
     old_logits, logits = (torch.randn(3, 4, requires_grad=True) for _ in range(2))
     new, old = dist_utils.Categorical(logits=logits), dist_utils.Categorical(logits=old_logits)
@@ -272,3 +278,5 @@ def test_unknown_clipping_modes_and_non_finite_ratios_are_refused():
         ratio(one, one, torch.tensor([0]), mode='both_sides')
     with pytest.raises(FloatingPointError, match='not finite'):
         ratio(one, (), torch.tensor([0]), rollout_log_prob=torch.tensor([-torch.inf]))
+    with pytest.raises(FloatingPointError, match='not finite'):
+        ratio(one, (), torch.tensor([0, 0]), rollout_log_prob=torch.tensor([0.0, -torch.inf]))

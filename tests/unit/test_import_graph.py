@@ -24,7 +24,7 @@ USE_TORCH_INTERNALS = {
     'alfx.engine.plan.torch_internals',
 }
 WRITE_PRIVATELY = {
-    'alfx.utils.checkpoint_utils': {'_is_checkpoint_enabled'},  # its own mark, on modules of any class
+    'alfx.checkpoints.module_states': {'_is_checkpoint_enabled'},  # its own mark, on modules of any class
 }
 
 

@@ -115,7 +115,7 @@ def parts(run: Run) -> tuple[float, float]:
         due = learner.collector.due(trained_before=True)
         if due is not None:
             learner.collect(due)
-            learner.collector.settle(due)
+            learner.collector.mark_collected(due)
         times.append(time.perf_counter())
         learner.train_from_replay(counts_updates=True)
         times.append(time.perf_counter())

@@ -30,7 +30,7 @@ from torch import nn
 from alfx.engine.plan import TracedFunction
 from alfx.engine.plan import backends
 from alfx.tree_search import build
-from alfx.tree_search.batched_search import Form, Prediction, TreeSearch
+from alfx.tree_search.batched_search import BackendFactory, Prediction, TreeSearch
 from alfx.tree_search.trees import SearchSettings
 
 LATENT, HIDDEN = 64, 128
@@ -70,9 +70,10 @@ def alfx_runs(B: int, A: int, S: int, network: Network, tensors: bool) -> dict[s
         root = network.predict(latent)
     prior = root.action_probs.double()
 
-    def searched(rule: str, model: Callable, first: Prediction, native: bool = True, form: Form | None = None) -> Run:
-        search = TreeSearch(SearchSettings(S, discount=0.997, rule=rule, gumbel_scale=0.0), native, form)
-        for _ in range(3 * WARM_UP if form else 0):
+    def searched(rule: str, model: Callable, first: Prediction, native: bool = True,
+                 make_backend: BackendFactory | None = None) -> Run:
+        search = TreeSearch(SearchSettings(S, discount=0.997, rule=rule, gumbel_scale=0.0), native, make_backend)
+        for _ in range(3 * WARM_UP if make_backend else 0):
             search.run(model, first, prior, zeros)
         return lambda: search.run(model, first, prior, zeros)
 
@@ -86,18 +87,18 @@ def alfx_runs(B: int, A: int, S: int, network: Network, tensors: bool) -> dict[s
             for _ in range(S):
                 network(latent, zeros)
 
-    runs = {'tree': searched('ucb', network, root, form=nothing), 'net': net_alone}
-    ways: dict[str, Form | None] = {'alfx eager': None, 'alfx': recorded(network, False),
-                                    'alfx compiled': recorded(network, True)}
-    for name, form in ways.items():
-        runs |= {name: searched('ucb', network, root, form=form),
-                 f'{name} gumbel': searched('gumbel', network, root, form=form)}
+    runs = {'tree': searched('ucb', network, root, make_backend=nothing), 'net': net_alone}
+    backends_of: dict[str, BackendFactory | None] = {
+        'alfx eager': None, 'alfx': recorded(network, False), 'alfx compiled': recorded(network, True)}
+    for name, make_backend in backends_of.items():
+        runs |= {name: searched('ucb', network, root, make_backend=make_backend),
+                 f'{name} gumbel': searched('gumbel', network, root, make_backend=make_backend)}
     if tensors or build.load() is None:
         runs['alfx tensors'] = searched('ucb', network, root, native=False)
     return runs
 
 
-def recorded(network: Network, compiles: bool) -> Form:
+def recorded(network: Network, compiles: bool) -> BackendFactory:
     """Return the function that traces the model as in :class:`~alfx.algorithms.mcts_algorithm.MCTSAlgorithm`."""
     return lambda function, memory: TracedFunction(function, network, memory, compiles=compiles, name='the model')
 

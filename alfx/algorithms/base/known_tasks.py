@@ -1,8 +1,9 @@
 """Known reward and termination functions of some tasks, for imagined steps of a model.
 
 A conf selects them by name: ``FixedRewardFunction.reward_func = 'pendulum'``, ``MbrlAlgorithm.termination_fn =
-'hopper'``. They reproduce gymnasium's environments, computed from the observation that an action led to. Actions are in
-[-1, 1], as in alfx's environments (``normalize_action``).
+'hopper'``. They reproduce gymnasium's environments. Rewards are computed from the observation that an action led to,
+except those in :data:`REWARDS_BEFORE_THE_STEP`. Actions are in [-1, 1], as in alfx's environments
+(``normalize_action``).
 """
 from collections.abc import Callable
 
@@ -14,7 +15,7 @@ def pendulum_reward(observation: Tensor, action: Tensor) -> Tensor:
     """Reward of Pendulum: ``-(angle^2 + 0.1 velocity^2 + 0.001 torque^2)``, from ``(cos, sin, velocity)``.
 
     Args:
-        observation: ``[N, 3]``.
+        observation: ``[N, 3]``, in which the action is taken.
         action: ``[N, 1]``, in [-1, 1]: half of the torque.
 
     Returns:
@@ -84,6 +85,9 @@ REWARDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     'reacher': reacher_reward,
 }
 """``f(observation [N, D], action [N, A]) -> reward [N]`` by the name of the task."""
+
+REWARDS_BEFORE_THE_STEP = (pendulum_reward, )
+"""Functions whose observation is the one in which the action is taken."""
 
 TERMINATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     'none': no_termination,

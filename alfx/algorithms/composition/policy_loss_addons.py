@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from alfx import context, nest, summary
 from alfx.algorithms.algorithm import Algorithm
+from alfx.checkpoints.reading import extract_sub_state_dict_from_checkpoint
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple, valid_masks
 from alfx.gin_utils import check_value, configurable, takes_arguments_of
 from alfx.gin_utils.value_checks import Count, Positive
@@ -22,7 +23,6 @@ from alfx.networks.action_specs import action_range
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils import dist_utils
-from alfx.utils.checkpoint_utils import extract_sub_state_dict_from_checkpoint
 from alfx.utils.schedulers import as_scheduler
 
 PolicyLossAddOnInfo = namedtuple('PolicyLossAddOnInfo', ['step_type', 'term'], default_value=())

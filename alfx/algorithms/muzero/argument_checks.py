@@ -7,10 +7,11 @@ from alfx.algorithms.data_transformer import HindsightExperienceTransformer, Rew
 from alfx.algorithms.mcts_algorithm import MCTSAlgorithm
 from alfx.algorithms.muzero.targets import TargetSettings
 from alfx.gin_utils import ConfError
-from alfx.gin_utils.value_checks import problem_at
+from alfx.gin_utils.value_checks import log_unused, problem_at
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 
 _LEARNER = 'MuzeroRepresentationImpl'
+_MOST_STEPS = 10_000  # larger numbers take hours or all memory for one update
 
 
 def check_settings(name: str, settings: TargetSettings, gradient_scale: float, batch_size: int | None) -> None:
@@ -27,25 +28,26 @@ def check_settings(name: str, settings: TargetSettings, gradient_scale: float, b
              ('reanalyze_ratio', 'a number in [0, 1]', s.reanalyze_ratio, 0 <= s.reanalyze_ratio <= 1),
              ('reanalyze_td_steps', 'at least 1', s.reanalyze_td_steps, s.reanalyze_td_steps >= 1),
              ('reanalyze_batch_size', 'at least 1', batch_size, batch_size is None or batch_size >= 1)]
+    wrong += [(argument, f'at most {_MOST_STEPS:,}', getattr(s, argument), getattr(s, argument) <= _MOST_STEPS)
+              for argument in ('num_unroll_steps', 'td_steps', 'reanalyze_td_steps')]
     for argument, expected, found, is_right in wrong:
         if not is_right:
             raise ValueError(f'{name}.{argument}: expected {expected}, found {found}')
 
 
 def check_reanalysis(name: str, settings: TargetSettings, ctor: Callable[..., Any] | None) -> None:
-    """Reject a share of reanalysis without an algorithm for it, and settings of reanalysis without a share.
+    """Reject a share of reanalysis without an algorithm for it, and log settings of reanalysis without a share.
 
     Raises:
-        ValueError: the arguments contradict each other; the message names one.
+        ValueError: there is no algorithm; the message names the argument.
     """
     if settings.reanalyze_ratio > 0 and ctor is None:
         raise ValueError(f'{name}.reanalyze_ratio: expected 0 without reanalyze_algorithm_ctor, found '
                          f'{settings.reanalyze_ratio}; set reanalyze_algorithm_ctor = @MCTSAlgorithm')
     given = {'reanalyze_algorithm_ctor': ctor is not None, 'full_reanalyze': settings.full_reanalyze,
              'reanalyze_td_steps_func': settings.td_steps_func is not None}
-    unused = [argument for argument, is_given in given.items() if is_given and not settings.reanalyze_ratio]
-    if unused:
-        raise ValueError(f'{name}.{unused[0]}: expected it to be left out with reanalyze_ratio = 0')
+    if not settings.reanalyze_ratio:
+        log_unused(_LEARNER, [argument for argument in given if given[argument]], 'reanalyze_ratio is 0')
 
 
 def check_model(name: str, model: Any, num_unroll_steps: int, trains: dict[str, bool]) -> None:

@@ -21,6 +21,8 @@ _UNARY: dict[type, Callable[[Any], Any]] = {ast.USub: operator.neg, ast.UAdd: op
 _ALLOWED = ('expected "lambda NAME: ..." of numbers, + - * / **, fields of tuples, elements by constant index or key, '
             f'and the tensor methods {", ".join(sorted(_METHODS))}')
 
+_MOST = 1e18  # of the result of an operation on numbers
+
 Evaluator = Callable[[dict[str, Any]], Any]
 
 
@@ -40,14 +42,17 @@ def function_from_text(text: str, where: str) -> Callable[..., Any]:
     """
     try:
         parsed = ast.parse(text.strip(), mode='eval').body
-    except SyntaxError as error:
-        raise ExpressionError(f'{where}: {text!r} cannot be parsed ({error.msg}); {_ALLOWED}') from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ExpressionError(f'{where}: {text[:200]!r} cannot be parsed ({error}); {_ALLOWED}') from None
     if not isinstance(parsed, ast.Lambda):
         raise ExpressionError(f'{where}: {text!r} is not a lambda; {_ALLOWED}')
     names, arguments = [argument.arg for argument in parsed.args.args], parsed.args
     if any((arguments.posonlyargs, arguments.vararg, arguments.kwonlyargs, arguments.kwarg, arguments.defaults)):
         raise ExpressionError(f'{where}: {text!r} has arguments other than plain names; {_ALLOWED}')
-    return _Function(_Parser(text, where, names).evaluator(parsed.body), names)
+    try:
+        return _Function(_Parser(text, where, names).evaluator(parsed.body), names)
+    except RecursionError:
+        raise ExpressionError(f'{where}: {text[:200]!r} has too many nested operations; {_ALLOWED}') from None
 
 
 class _Function:
@@ -98,7 +103,17 @@ class _Parser:
         if function is None:
             raise self._refused(node)
         left, right = self.evaluator(node.left), self.evaluator(node.right)
-        return lambda given: function(_number(left(given)), _number(right(given)))
+        return self._folded(node, lambda given: _applied(function, _number(left(given)), _number(right(given))))
+
+    def _folded(self, node: ast.expr, evaluator: Evaluator) -> Evaluator:
+        """Compute an operation on constants once, so that its error is raised when the conf is read."""
+        if any(isinstance(part, ast.Name) for part in ast.walk(node)):
+            return evaluator
+        try:
+            value = evaluator({})
+        except ExpressionError as error:
+            raise ExpressionError(f'{self._where}: {self._text!r}: {error}') from None
+        return lambda _: value
 
     def _unaryop(self, node: ast.UnaryOp) -> Evaluator:
         function = _UNARY.get(type(node.op))
@@ -163,6 +178,19 @@ class _Parser:
                                          **{key: _number(f(given)) for key, f in keywords.items()})
 
         return call
+
+
+def _applied(function: Callable[[Any, Any], Any], x: Any, y: Any) -> Any:
+    """Apply an operator; numbers are computed in floating point first, because integers could fill the memory."""
+    if isinstance(x, Tensor) or isinstance(y, Tensor):
+        return function(x, y)
+    try:
+        value = function(float(x), float(y))
+    except ArithmeticError as error:
+        value = error
+    if not isinstance(value, float) or not abs(value) <= _MOST:
+        raise ExpressionError(f'expected a real number of at most {_MOST:.0e}, found {value}')
+    return function(x, y)
 
 
 def _number(value: Any) -> Any:

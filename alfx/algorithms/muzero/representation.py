@@ -4,6 +4,7 @@
 """
 import functools
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from alfx.algorithms.data_transformer import DataTransformer, create_data_transf
 from alfx.algorithms.muzero.model_targets import HeldSteps
 from alfx.algorithms.mcts_models import MCTSModel, ModelOutput, ModelState
 from alfx.algorithms.muzero import argument_checks
-from alfx.algorithms.muzero.reanalysis import Reanalyzer, inference, time_steps_at
+from alfx.algorithms.muzero.reanalysis import Reanalyzer, inference, search_observation_spec, time_steps_at
 from alfx.algorithms.muzero.targets import TargetMaker, TargetSettings
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
@@ -43,7 +44,8 @@ class LinearTdStepFunc:
     It decreases linearly from the maximum at age 0 to ``min_td_steps`` at ``max_bootstrap_age``, rounded.
 
     Args:
-        max_bootstrap_age: in (0, 1], as a fraction of the training; older samples use ``min_td_steps``.
+        max_bootstrap_age: positive, as a fraction of the training; older samples use ``min_td_steps``. Above 1, no
+            sample is as old.
         min_td_steps: at least 1.
 
     Raises:
@@ -51,8 +53,8 @@ class LinearTdStepFunc:
     """
 
     def __init__(self, max_bootstrap_age: float, min_td_steps: int = 1):
-        if not 0 < max_bootstrap_age <= 1 or min_td_steps < 1:
-            raise ValueError('LinearTdStepFunc: expected max_bootstrap_age in (0, 1] and min_td_steps >= 1, found '
+        if not max_bootstrap_age > 0 or min_td_steps < 1:
+            raise ValueError('LinearTdStepFunc: expected max_bootstrap_age above 0 and min_td_steps >= 1, found '
                              f'{max_bootstrap_age} and {min_td_steps}')
         self._max_bootstrap_age, self._min_td_steps = max_bootstrap_age, min_td_steps
 
@@ -82,7 +84,8 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: bounded spec of one action.
-        model_ctor: called as ``(observation_spec=, action_spec=, debug_summaries=)``; creates an ``MCTSModel``.
+        model_ctor: called as ``(observation_spec=, action_spec=, debug_summaries=)``; creates an ``MCTSModel``. Also
+            called with ``num_unroll_steps`` if it requires this argument and neither the conf nor a partial sets it.
         num_unroll_steps: R, the same as in the model.
         td_steps: n of the n-step values that are bootstrapped from stored values; -1: up to the end of the episode. No
             effect with ``reanalyze_ratio = 1``.
@@ -96,10 +99,11 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
         train_game_over_function: the same as in the model.
         train_repr_prediction: the same as in the model.
         train_policy: the same as in the model; the search needs a policy.
-        reanalyze_algorithm_ctor: creates the algorithm that reanalyzes, called as ``(observation_spec=, action_spec=,
-            discount=, debug_summaries=, name=)``. An ``MCTSAlgorithm`` receives the latent state as observation, and
-            a slowly updated copy of the model. Any other algorithm with an argument 'model' also receives the copy.
-            Other algorithms are not trained here, but loaded from their ``checkpoint``.
+        reanalyze_algorithm_ctor: creates the algorithm that reanalyzes, called with those of ``(observation_spec=,
+            action_spec=, discount=, debug_summaries=, name=)`` that it accepts; only used if ``reanalyze_ratio > 0``.
+            An ``MCTSAlgorithm`` receives the latent state as observation, and a slowly updated copy of the model. Any
+            other algorithm with an argument 'model' also receives the copy. Other algorithms receive the observations
+            of the environment, unlike in ALF, because they are not trained here, but loaded from their ``checkpoint``.
         reanalyze_ratio: share of each batch whose values and policies are reanalyzed.
         reanalyze_td_steps: n of the values of that share; -1 is not supported.
         reanalyze_td_steps_func: called as ``(sample_age, reanalyze_td_steps, current_max_age)``, returns n for each
@@ -150,8 +154,8 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
         super().__init__(observation_spec=observation_spec, action_spec=action_spec, train_state_spec=(),
                          reward_spec=reward_spec, config=config, optimizer=optimizer, checkpoint=checkpoint,
                          debug_summaries=debug_summaries, name=name)
-        make_model = functools.partial(model_ctor, observation_spec=observation_spec, action_spec=action_spec,
-                                       debug_summaries=debug_summaries)
+        make_model = functools.partial(_make_model, model_ctor, num_unroll_steps, observation_spec=observation_spec,
+                                       action_spec=action_spec, debug_summaries=debug_summaries)
         self._model = make_model()
         trains = dict(train_reward_function=train_reward_function, train_game_over_function=train_game_over_function,
                       train_repr_prediction=train_repr_prediction, train_policy=train_policy)
@@ -177,17 +181,26 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
         self._reanalyze_algorithm: Any = None
         self._target_model: Any = None
         self._update_target_model: TargetUpdater | None = None
-        if reanalyze_algorithm_ctor is not None:
+        if reanalyze_algorithm_ctor is not None and reanalyze_ratio:
             self._make_reanalyze_algorithm(reanalyze_algorithm_ctor, make_model)
         if self._target_model is not None:
             self._update_target_model = TargetUpdater(self._model, self._target_model, target_update_tau,
                                                       target_update_period)
 
     def _make_reanalyze_algorithm(self, ctor: Callable[..., Any], make_model: Callable[[], Any]) -> None:
-        arguments: dict[str, Any] = dict(observation_spec=self._observation_spec, action_spec=self._action_spec,
+        made: Any = inspect.unwrap(ctor.func if isinstance(ctor, functools.partial) else ctor)
+        if not inspect.isclass(made):
+            made = inspect.get_annotations(made, eval_str=True).get('return')
+        spec = self._observation_spec
+        if hasattr(made, 'set_model'):
+            spec = search_observation_spec(self._model, spec)
+        arguments: dict[str, Any] = dict(observation_spec=spec, action_spec=self._action_spec,
                                          discount=self._settings.discount, debug_summaries=self._debug_summaries,
                                          name=f'{self._name}.reanalyze')
-        if 'model' in inspect.signature(inspect.unwrap(ctor)).parameters:
+        accepted = inspect.signature(ctor).parameters
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
+            arguments = {name: value for name, value in arguments.items() if name in accepted}
+        if 'model' in accepted:
             arguments['model'] = self._target_model = make_model()
         self._reanalyze_algorithm = ctor(**arguments)
         if hasattr(self._reanalyze_algorithm, 'set_model'):
@@ -389,6 +402,16 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
         super().set_extra_state(state)
         if self._replay_buffer is None:
             self._saved_replay = state.get('replay_buffer')
+
+
+def _make_model(ctor: Callable[..., MCTSModel], num_unroll_steps: int, **arguments: Any) -> MCTSModel:
+    """Create a model; ``num_unroll_steps`` is passed if nothing else sets it, so a conf need not set it twice."""
+    try:
+        return ctor(**arguments)
+    except TypeError as error:
+        if not re.search(r"missing .*'num_unroll_steps'", str(error)):
+            raise
+    return ctor(num_unroll_steps=num_unroll_steps, **arguments)
 
 
 def _for_loss(output: Any) -> Any:

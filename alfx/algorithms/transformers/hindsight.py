@@ -3,10 +3,12 @@
 The indices and the checks behind ``HindsightExperienceTransformer`` of :mod:`alfx.algorithms.data_transformer`
 (Andrychowicz et al. 2017, arXiv:1707.01495, section 4.5, the strategy 'future').
 """
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -116,6 +118,56 @@ def _close(reward: Tensor, expected: Any) -> Tensor:
     return (reward - expected).abs() <= 1e-5 + 1e-4 * abs(expected)
 
 
+class GoalReward:
+    """Reward function of a goal environment: its ``compute_reward``, called with all goals of a batch if it allows.
+
+    Args:
+        compute_reward: ``(achieved_goal, desired_goal, info)`` to the reward, as in gymnasium-robotics. Infos are not
+            stored, so it gets ``{}``.
+        otherwise: reward function to use if ``compute_reward`` fails.
+    """
+
+    __name__ = 'compute_reward of the environment'
+
+    def __init__(self, compute_reward: Callable[..., Any], otherwise: Callable[[Any, Any], Tensor]) -> None:
+        self._compute_reward = compute_reward
+        self._otherwise = otherwise
+        self._is_vectorized: bool | None = None
+        self._has_failed = False
+
+    def __deepcopy__(self, memo: dict) -> 'GoalReward':
+        return self  # it belongs to an environment
+
+    def __call__(self, achieved: NestedTensor, desired: NestedTensor) -> Tensor:
+        """Return the rewards ``[B, T]`` of goals ``[B, T, ...]``."""
+        leaf = nest.flatten(achieved)[0]
+        goals = nest.map_structure(lambda x: x.flatten(0, 1).cpu().numpy(), (achieved, desired))
+        if self._is_vectorized is None and not self._has_failed and leaf.shape[:2].numel() > 1:
+            self._try(goals, leaf.shape[:2].numel())
+        if self._has_failed:
+            return self._otherwise(achieved, desired)
+        rewards = np.asarray(self._compute_reward(*goals, {}) if self._is_vectorized else
+                             self._one_by_one(goals, leaf.shape[:2].numel()), np.float32)
+        return torch.from_numpy(rewards).to(leaf.device).reshape(*leaf.shape[:2], *rewards.shape[1:])
+
+    def _one_by_one(self, goals: tuple, count: int) -> np.ndarray:
+        return np.array([self._compute_reward(*nest.map_structure(lambda x, i=i: x[i], goals), {})
+                         for i in range(count)], np.float32)
+
+    def _try(self, goals: tuple, count: int) -> None:
+        """Find out whether ``compute_reward`` works, and whether it gives the same rewards for a whole batch."""
+        try:
+            expected = self._one_by_one(goals, count)
+        except Exception as error:  # noqa: BLE001 (code of the environment)
+            _log.warning('compute_reward of the environment fails and is not used: %s: %s', type(error).__name__, error)
+            self._has_failed = True
+            return
+        with contextlib.suppress(Exception):  # it is for one pair of goals only
+            found = np.asarray(self._compute_reward(*goals, {}))
+            self._is_vectorized = found.shape == expected.shape and np.allclose(found, expected, 1e-4, 1e-5)
+        self._is_vectorized = bool(self._is_vectorized)
+
+
 class RewardCheck:
     """Check that ``reward_fn`` reproduces the rewards of the environment for the stored goals.
 
@@ -130,26 +182,39 @@ class RewardCheck:
     def __init__(self, owner: str, reward_fn: Callable[[Any, Any], Tensor], achieved_field: str, desired_field: str,
                  terminal_reward: float | None) -> None:
         self._owner = owner
-        self._reward_fn = reward_fn
+        self.reward_fn = reward_fn
         self._fields = (achieved_field, desired_field)
         self._terminal_reward = terminal_reward
-        self._warned = False
+        self._warned = self._warned_of_rest = False
 
-    def __call__(self, time_step: Any, achieved: NestedTensor, desired: NestedTensor, batch_info: BatchInfo) -> None:
+    def __call__(self, time_step: Any, achieved: NestedTensor, desired: NestedTensor,
+                 batch_info: BatchInfo) -> Tensor | None:
         """Check a stored batch ``[B, T, ...]``. FIRST steps have no reward, because no action led to them.
+
+        Returns:
+            The part of the stored rewards ``[B, T]`` that does not depend on the goal, such as the penalty of a
+            collision, where ``compute_reward`` of the environment omits it in a few steps; ``None``: there is none.
 
         Raises:
             ValueError: ``reward_fn`` returns other rewards, or episodes do not end as ``terminal_reward`` specifies.
         """
+        rest: Tensor | None = None
         stored, counts = time_step.reward, time_step.step_type != StepType.FIRST
         found = self.rewards(achieved, desired, stored)
         wrong = ~_close(found, stored)
         wrong &= counts if stored.ndim == 2 else counts.unsqueeze(-1)
         if bool(wrong.any()):
             wrong = wrong & ~self._explained_by_rounding(achieved, desired, stored)
-            if bool(wrong.any()):
+            if isinstance(self.reward_fn, GoalReward) and 0 < int(wrong.sum()) <= int(counts.sum()) // 2:
+                if not self._warned_of_rest:
+                    self._warned_of_rest = True
+                    _log.warning('%s: compute_reward of the environment differs from the rewards of %d of %d steps; '
+                                 'the difference is kept for other goals', self._owner, int(wrong.sum()), wrong.numel())
+                rest = torch.where(wrong, stored - found, 0)
+            elif bool(wrong.any()):
                 self._raise(wrong if stored.ndim == 2 else wrong.any(-1), found, achieved, desired, stored, batch_info)
         self._check_ends(time_step, counts)
+        return rest
 
     def rewards(self, achieved: NestedTensor, desired: NestedTensor, like: Tensor) -> Tensor:
         """Return ``reward_fn(achieved, desired)``, with the shape and dtype of ``like``.
@@ -157,7 +222,7 @@ class RewardCheck:
         Raises:
             ValueError: the result has another shape.
         """
-        found = self._reward_fn(achieved, desired)
+        found = self.reward_fn(achieved, desired)
         if not isinstance(found, Tensor) or found.shape != like.shape:
             shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise ValueError(f'{self._owner}.reward_fn: expected a reward {tuple(like.shape)} = [B, T, ...] for goals '
@@ -180,7 +245,7 @@ class RewardCheck:
         row, step = wrong.nonzero()[0].tolist()
         env_id, position = int(batch_info.env_ids[row]), int(batch_info.positions[row]) + step
         values = [nest.map_structure(lambda x: x[row, step].tolist(), goal) for goal in (achieved, desired)]
-        name = getattr(self._reward_fn, '__name__', repr(self._reward_fn))
+        name = getattr(self.reward_fn, '__name__', repr(self.reward_fn))
         raise ValueError(
             f'{self._owner}.reward_fn: {name} does not reproduce the rewards of the environment: expected '
             f'{stored[row, step].tolist()}, as stored, found {found[row, step].tolist()} for '
@@ -244,6 +309,10 @@ class GoalRelabeler:
         self._terminal_reward = terminal_reward
         self._check = RewardCheck(owner, reward_fn, achieved_field, desired_field, terminal_reward)
 
+    def set_reward_fn(self, reward_fn: Callable[[Any, Any], Tensor]) -> None:
+        """Use another reward function from now on."""
+        self._check.reward_fn = reward_fn
+
     @property
     def observation_fields(self) -> list[str]:
         """Paths in the observation of the goals that are part of it."""
@@ -266,7 +335,7 @@ class GoalRelabeler:
                              'leave out ReplayBuffer.record_episodic_return')
         achieved = nest.get_field(experience, self._achieved_field)
         desired = nest.get_field(experience, self._desired_field)
-        self._check(time_step, achieved, desired, info)
+        rest = self._check(time_step, achieved, desired, info)
         first = first_of_episode(time_step.step_type)
         env_ids = info.env_ids.unsqueeze(1).expand_as(first)
         positions = info.positions.unsqueeze(1) + first
@@ -275,6 +344,8 @@ class GoalRelabeler:
         desired = replace_goals(chosen, goals, desired)
         changed = chosen & (time_step.step_type != StepType.FIRST)
         reward = self._check.rewards(achieved, desired, time_step.reward)
+        if rest is not None:
+            reward = reward + rest
         reward = replace_goals(changed, reward, time_step.reward)
         if self._terminal_reward is not None:
             step_type, discount = ends_at(self._terminal_reward, changed, reward, time_step.reward,

@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from alfx import context, gin_utils
 from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.gin_utils.value_checks import problem_at
-from alfx.utils.processes import GRACE_SECONDS, LOOK_AROUND_SECONDS, LostProcessError, ending_with_parent, is_running
+from alfx.utils.processes import GRACE_SECONDS, LIVENESS_CHECK_SECONDS, LostProcessError, ending_with_parent, is_running
 
 _JOIN = datetime.timedelta(minutes=10)
 _FOREVER = datetime.timedelta(days=7)
-_LOOK_AROUND = datetime.timedelta(seconds=LOOK_AROUND_SECONDS)
+_LIVENESS_CHECK = datetime.timedelta(seconds=LIVENESS_CHECK_SECONDS)
 PREFIX = 'alfx'  # prefix of the keys in the store
 _FAILED, _FOLLOWED = 'failed', 'followed'  # ended with its own error, or because another rank was lost
 
@@ -154,7 +154,7 @@ class Ranks:
             return self._wait_for_device(work)
         while True:
             try:
-                work.wait(_LOOK_AROUND)
+                work.wait(_LIVENESS_CHECK)
                 return None
             except RuntimeError:
                 if work.is_completed():  # it may have succeeded just after the timeout
@@ -163,11 +163,11 @@ class Ranks:
 
     def _wait_for_device(self, work: Any) -> None:
         """Wait for NCCL, which does not notice dead ranks, and check the other ranks meanwhile."""
-        look_at = time.monotonic() + LOOK_AROUND_SECONDS
+        check_at = time.monotonic() + LIVENESS_CHECK_SECONDS
         while not work.is_completed():
-            if time.monotonic() > look_at:
+            if time.monotonic() > check_at:
                 self._look_around()
-                look_at = time.monotonic() + LOOK_AROUND_SECONDS
+                check_at = time.monotonic() + LIVENESS_CHECK_SECONDS
             time.sleep(0)
         self._attempt(work.wait)
 
@@ -242,7 +242,7 @@ class Ranks:
 
     def _exit_of(self, rank: int) -> str | None:
         """Return how a rank ended, if the program that started it reports this."""
-        until = time.monotonic() + LOOK_AROUND_SECONDS
+        until = time.monotonic() + LIVENESS_CHECK_SECONDS
         while time.monotonic() < until:
             found = self._read_store(ending_key(rank))
             if found is not None:

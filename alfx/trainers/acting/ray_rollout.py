@@ -179,14 +179,14 @@ class RayRollout(UnrollSource):
         """Wait for the oldest unread answer of a worker, and log a warning if this takes long."""
         while True:
             try:
-                answer = self._ray.get(worker.answers[0], timeout=processes.LOOK_AROUND_SECONDS)
+                answer = self._ray.get(worker.answers[0], timeout=processes.LIVENESS_CHECK_SECONDS)
                 worker.answers.popleft()
                 worker.waited = 0
                 return answer
             except self._ray.exceptions.GetTimeoutError:
                 self._connection.check()
                 worker.waited += 1
-                if worker.waited % (processes.PATIENCE_SECONDS // processes.LOOK_AROUND_SECONDS) == 0:
+                if worker.waited % (processes.PATIENCE_SECONDS // processes.LIVENESS_CHECK_SECONDS) == 0:
                     self._warn_of_wait(worker)
 
     def _warn_of_wait(self, worker: '_Worker') -> None:

@@ -11,6 +11,7 @@ from alfx import context
 from alfx.data_structures import TimeStep
 from alfx.engine.remote.policy_state import copy_tensors, policy_buffers, policy_tensors
 from alfx.engine.rollout import Steps, rollout, start
+from alfx.environments import rendering
 from alfx.environments.alf_environment import AlfEnvironment, latest_episodes
 from alfx.environments.seeding import derived_seed
 from alfx.environments.utils import create_environment
@@ -58,7 +59,7 @@ class RolloutWorker:
         if count is None and worker_index:
             count = create_environment(only_described=True).batch_size
         first = settings.get('first_environment', 0) + worker_index * (count or 0)
-        with context.environments_from(first):
+        with context.environments_from(first), rendering.wanted(False):
             options = {} if count is None else {'num_parallel_environments': count}
             self._env = _NumberedEnvironment(create_environment(seed=seed, **options), first)
         self._algorithm = building.create_algorithm(config, self._env, trains=False)

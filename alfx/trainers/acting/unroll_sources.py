@@ -17,13 +17,14 @@ def create_environment(config: TrainerConfig) -> Any:
     Raises:
         ConfError, EnvironmentLoadError: the environments cannot be created.
     """
-    from alfx.environments import utils
+    from alfx.environments import rendering, utils
     from alfx.environments.described_environment import DescribedEnvironment
     from alfx.offline.dataset_spaces import RecordedEnvironment
     options: dict[str, Any] = {'only_described': True} if config.async_actor_field else {}
     if datasets := config.offline_datasets():
         options['described_by'] = partial(RecordedEnvironment, datasets)
-    env = utils.create_environment(seed=config.random_seed, **options)
+    with rendering.wanted(False):
+        env = utils.create_environment(seed=config.random_seed, **options)
     if isinstance(env, RecordedEnvironment) and (config.collects or config.evaluate):
         setting = 'evaluate' if config.evaluate else 'unroll_length'
         raise ConfError([problem_at('create_environment', 'env_name', "= 'offline' has no environment to act in, but "

@@ -8,10 +8,11 @@ import contextlib
 import logging
 from typing import Any
 
+from alfx.checkpoints.checkpointer import Checkpointer
+from alfx.checkpoints.files import CheckpointError
 from alfx.engine.remote.data_parallel import Ranks
 from alfx.trainers import run_state
 from alfx.trainers.team import joint_state
-from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError
 
 logger = logging.getLogger(__name__)
 _ALGORITHM, _TRAINER = 'alg', 'trainer'

@@ -52,10 +52,10 @@ def share_of(algorithm: Any, state: State, rank: int, size: int) -> State:
     """Return the part of the state of a single process that belongs to one of ``size`` ranks."""
     state = dict(state)
     for prefix, part in _shared_parts(algorithm).items():
-        own = part.share_of_state(_below(prefix, state), rank, size)
+        own = part.split_state(_below(prefix, state), rank, size)
         state.update({prefix + key: value for key, value in own.items()})
     if _BUFFER in state.get(_EXTRA, {}) and state[_EXTRA][_BUFFER]:
-        buffer = algorithm.replay_buffer.share_of_state(state[_EXTRA][_BUFFER], rank, size)
+        buffer = algorithm.replay_buffer.split_state(state[_EXTRA][_BUFFER], rank, size)
         state[_EXTRA] = {**state[_EXTRA], _BUFFER: buffer}
     return state
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from alfx import context, gin_utils
+from alfx.checkpoints.checkpointer import Checkpointer
 from alfx.config import TrainerConfig
 from alfx.engine.remote import data_parallel
 from alfx.environments.seeding import derived_seed
@@ -29,7 +30,6 @@ from alfx.trainers.run_summary import RunSummary
 from alfx.trainers.signals import StopSignals
 from alfx.trainers.team import joint_state
 from alfx.trainers.team.joint_checkpoint import JointCheckpointer
-from alfx.utils.checkpoint_utils import Checkpointer
 from alfx.utils.processes import LostProcessError, is_orphan
 
 logger = logging.getLogger(__name__)

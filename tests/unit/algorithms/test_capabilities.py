@@ -17,8 +17,8 @@ from alfx.engine.capabilities import Capabilities
 from helpers.agents import ALGORITHMS, make_agent
 
 OBSERVATION, ACTION = TensorSpec((3, )), BoundedTensorSpec((2, ), minimum=-1.0, maximum=1.0)
-ANY = ('needs_previous_step', 'bootstraps_sequences', 'trains_after_iteration', 'postprocesses_unrolls',
-       'has_offline_hooks')
+ANY = ('needs_previous_step', 'needs_two_steps', 'bootstraps_sequences', 'trains_after_iteration',
+       'postprocesses_unrolls', 'has_offline_hooks')
 ALL = ('traceable_update', 'trains_sequences_at_once')
 ACTING = ('recomputes_rollout_info', 'traceable_prediction')
 MOST = Capabilities(**dict.fromkeys((*ALL, *ACTING), True))

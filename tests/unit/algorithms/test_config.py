@@ -8,6 +8,7 @@ import pytest
 from alfx import gin_utils
 from alfx.algorithms.config import TrainerConfig
 from alfx.gin_utils import ConfError
+from alfx.trainers.policy_trainer import RLTrainer, SLTrainer
 
 
 def algorithm(**kwargs):
@@ -58,9 +59,20 @@ def test_arguments_have_the_documented_order():
     assert names[-3:] == ['num_threads', 'float32_matmul_precision', 'compile']
 
 
-def test_the_algorithm_has_to_be_named():
-    with pytest.raises(ConfError, match='TrainerConfig.algorithm_ctor is not set'):
-        TrainerConfig('run')
+def test_the_algorithm_has_to_be_named_where_it_is_built():
+    config = TrainerConfig('run', unroll_length=5)
+    assert config.algorithm_ctor is None
+    for build in (RLTrainer, SLTrainer):
+        with pytest.raises(ConfError, match='TrainerConfig.algorithm_ctor is not set\n.*algorithm_ctor = @Agent'):
+            build(config)
+
+
+def test_intervals_may_be_0_where_a_number_replaces_them():
+    config = TrainerConfig('run', algorithm_ctor=algorithm, summary_interval=0, num_summaries=5, eval_interval=0,
+                           num_evals=3)
+    assert (config.summary_interval, config.eval_interval) == (0, 0)
+    with pytest.raises(ConfError, match='summary_interval must be an int >= 1, found int 0\n.*num_summaries'):
+        TrainerConfig('run', algorithm_ctor=algorithm, summary_interval=0)
 
 
 def test_home_is_expanded_in_the_run_folder(monkeypatch, tmp_path):

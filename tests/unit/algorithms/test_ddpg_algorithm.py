@@ -184,7 +184,7 @@ def test_the_loss_matches_a_slow_loop(environment):
     agent, _ = agent_of('ddpg', environment, num_critic_replicas=2, reward_weights=weights, action_l2=0.3,
                         critic_loss_ctor=partial(OneStepTDLoss, gamma=0.9))
     rl = agent.policy
-    for p in [*rl._target_critic_networks.parameters(), *rl._critic_networks.parameters()]:
+    for p in [*rl.target_critics.parameters(), *rl.critics.parameters()]:
         p.data.add_(0.3 * torch.randn_like(p))
     length, batch = 4, 6
     time_step, action = random_steps(rl, length, batch)
@@ -201,8 +201,8 @@ def test_the_loss_matches_a_slow_loop(environment):
             expected = 0.0
             if t < length - 1 and time_step.step_type[t, b] != StepType.LAST:
                 later = at(time_step.observation, t + 1, b)
-                targets = rl._target_critic_networks((later, rl._target_actor_network(later)[0]))[0][0]
-                q_values = rl._critic_networks((observation, at(action, t, b)))[0][0]
+                targets = rl.target_critics((later, rl._target_actor_network(later)[0]))[0][0]
+                q_values = rl.critics((observation, at(action, t, b)))[0][0]
                 for k in range(3 if weights else 1):
                     values = [v[k] if weights else v for v in targets]
                     worst = max(values) if weights and weights[k] < 0 else min(values)
@@ -211,9 +211,9 @@ def test_the_loss_matches_a_slow_loop(environment):
                     errors = [((v[k] if weights else v) - target).item() for v in q_values]
                     expected += sum(e**2 for e in errors) / (3 if weights else 1)
             torch.testing.assert_close(loss.extra.critic[t, b].item(), float(expected), atol=1e-5, rtol=1e-4)
-            policy_action = rl._actor_network(observation)[0]
+            policy_action = rl.actor(observation)[0]
             leaves = [a.detach().requires_grad_() for a in nest.flatten(policy_action)]
-            q_values = rl._critic_networks((observation, nest.pack_sequence_as(policy_action, leaves)))[0][0]
+            q_values = rl.critics((observation, nest.pack_sequence_as(policy_action, leaves)))[0][0]
             if weights:
                 value = sum(w * (max if w < 0 else min)(v[k] for v in q_values) for k, w in enumerate(weights))
             else:
@@ -230,13 +230,13 @@ def test_the_policy_follows_the_value_gradient_and_trains_no_critic(algorithm):
     observation = torch.randn(7, 1)
     _, loss, _ = rl._actor_step(rows_of(observation), rl.train_state_spec.actor)
     loss.mean().backward()
-    assert all(p.grad is None for p in rl._critic_networks.parameters())
-    found = [p.grad.clone() for p in rl._actor_network.parameters()]
+    assert all(p.grad is None for p in rl.critics.parameters())
+    found = [p.grad.clone() for p in rl.actor.parameters()]
     rl.zero_grad()
-    q_values = rl._critic_networks((observation, rl._actor_network(observation)[0]))[0]
+    q_values = rl.critics((observation, rl.actor(observation)[0]))[0]
     value = q_values[:, 0] if algorithm == 'td3' else q_values.min(1).values
     (-value.mean()).backward()
-    for gradient, p in zip(found, rl._actor_network.parameters()):
+    for gradient, p in zip(found, rl.actor.parameters()):
         torch.testing.assert_close(gradient, p.grad)
 
 
@@ -271,9 +271,9 @@ def test_the_norm_of_the_action_is_penalized():
 def test_a_terminated_episode_is_not_bootstrapped_and_a_truncated_one_is():
     agent, _ = agent_of('ddpg')
     rl = agent.policy
-    for p in rl._target_critic_networks.parameters():
+    for p in rl.target_critics.parameters():
         p.data.zero_()
-    last_bias = [p for n, p in rl._target_critic_networks.named_parameters() if n.endswith('bias')][-1]
+    last_bias = [p for n, p in rl.target_critics.named_parameters() if n.endswith('bias')][-1]
     last_bias.data.fill_(10.0)  # every target value is 10
     step_type = torch.tensor([[StepType.MID] * 3 + [StepType.LAST], [StepType.LAST, StepType.LAST, StepType.MID,
                                                                      StepType.FIRST]], dtype=torch.int32)
@@ -296,7 +296,7 @@ def test_noise_of_each_environment_restarts_in_every_episode(monkeypatch):
     agent, _ = agent_of('ddpg', ou_stddev=0.01, ou_damping=0.5, unroll_length=12)
     monkeypatch.setattr(torch, 'randn_like', torch.ones_like)
     experience = agent.unroll(12)
-    action = agent.policy._actor_network(experience.time_step.observation.reshape(48, 1))[0].reshape(12, 4, 1)
+    action = agent.policy.actor(experience.time_step.observation.reshape(48, 1))[0].reshape(12, 4, 1)
     # x' = x / 2 + 0.01, from 0 in each episode of 5 steps
     noise = torch.tensor([0.01, 0.015, 0.0175, 0.01875, 0.019375] * 3)[:12]
     torch.testing.assert_close(experience.action - action, noise.reshape(12, 1, 1).expand(12, 4, 1))
@@ -345,7 +345,7 @@ def test_evaluation_is_greedy_unless_epsilon_asks_for_noise(algorithm):
         with context.eval_context():
             step = agent.predict_step(time_step, agent.get_initial_predict_state(2000))
         outputs[epsilon] = step.output
-        assert torch.equal(step.info.rl.action_distribution, agent.policy._actor_network(
+        assert torch.equal(step.info.rl.action_distribution, agent.policy.actor(
             time_step.observation)[0])
     changed = (outputs[0.0] != outputs[0.25]).float().mean().item()
     assert changed == pytest.approx(0.25, abs=0.04)
@@ -369,7 +369,7 @@ def test_traced_acting_adds_the_noise_of_each_step(warm_up):
             torch.manual_seed(3)
             step, drawn = agent.rollout_step(time_step, state), torch.rand(())
             torch.manual_seed(3)
-            action = rl._actor_network(time_step.observation)[0]
+            action = rl.actor(time_step.observation)[0]
             noisy = rl._bounds.add_noise(action, nest.map_structure(lambda a: torch.randn_like(a) * level[0], action))
         assert all(map(torch.equal, nest.flatten(step.output), nest.flatten(noisy)))
         assert torch.equal(torch.rand(()), drawn)
@@ -382,8 +382,8 @@ def test_traced_acting_adds_the_noise_of_each_step(warm_up):
 def test_target_networks_start_as_copies_and_move_by_tau():
     agent, _ = agent_of('ddpg', target_update_tau=0.1, target_update_period=3, updates=1)
     rl = agent.policy
-    pairs = [*zip(rl._actor_network.parameters(), rl._target_actor_network.parameters()),
-             *zip(rl._critic_networks.parameters(), rl._target_critic_networks.parameters())]
+    pairs = [*zip(rl.actor.parameters(), rl._target_actor_network.parameters()),
+             *zip(rl.critics.parameters(), rl.target_critics.parameters())]
     assert all(torch.equal(p, target) for p, target in pairs)
     before = [target.clone() for _, target in pairs]
     for _ in range(2):
@@ -421,11 +421,11 @@ def test_prioritised_replay_gets_its_priorities(algorithm):
 def test_each_network_has_its_own_optimizer():
     from alfx.optimizers import SGD
     agent, _ = agent_of('ddpg', actor_optimizer=SGD(lr=0.0), critic_optimizer=SGD(lr=0.1))
-    before = parameters(agent.policy._actor_network)
-    critics = parameters(agent.policy._critic_networks)
+    before = parameters(agent.policy.actor)
+    critics = parameters(agent.policy.critics)
     agent.train_iter()
-    assert all(torch.equal(a, b) for a, b in zip(before, agent.policy._actor_network.parameters()))
-    assert not any(torch.equal(a, b) for a, b in zip(critics, agent.policy._critic_networks.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(before, agent.policy.actor.parameters()))
+    assert not any(torch.equal(a, b) for a, b in zip(critics, agent.policy.critics.parameters()))
 
 
 @every_algorithm

@@ -1,12 +1,22 @@
 """Training methods that a class overrides are called at their place in an iteration, once each."""
+from functools import partial
+
 import pytest
 import torch
 from helpers import agents
+from helpers.sac_agents import networks
 
+from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
 from alfx.algorithms.agent import Agent
-from alfx.algorithms.algorithm import Loss
+from alfx.algorithms.algorithm import Algorithm, Loss
+from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.documented_loops import CustomLearner
+from alfx.algorithms.sac_algorithm import SacAlgorithm
+from alfx.data_structures import LossInfo
 from alfx.engine.learner import Learner
+from alfx.environments.suite_unittest import ActionType, PolicyUnittestEnv
+from alfx.networks import ActorDistributionNetwork, ValueNetwork
+from alfx.optimizers import Adam
 
 
 def agent_of(cls, algorithm):
@@ -55,6 +65,54 @@ def test_train_iter_is_an_iteration_of_the_learner(algorithm):
     torch.manual_seed(1)
     assert second_agent.learner.run_iteration() == first > 0
     assert all(torch.equal(a, b) for a, b in zip(first_agent.parameters(), second_agent.parameters(), strict=True))
+
+
+def policy_in(env, config, **arguments):
+    return ActorCriticAlgorithm(env.observation_spec(), env.action_spec(), env=env, config=config,
+                                actor_network_ctor=partial(ActorDistributionNetwork, fc_layer_params=(8, )),
+                                value_network_ctor=partial(ValueNetwork, fc_layer_params=(8, )), **arguments)
+
+
+def sac_in(env, config):
+    options = networks('continuous', env)
+    options.pop('q_network_cls')
+    optimizers = {f'{part}_optimizer': Adam(lr=1e-2) for part in ('actor', 'critic', 'alpha')}
+    return SacAlgorithm(env.observation_spec(), env.action_spec(), env=env, config=config, **optimizers, **options)
+
+
+SAMPLES = dict(unroll_length=2, mini_batch_length=2, mini_batch_size=8, initial_collect_steps=8,
+               whole_replay_buffer_training=False, clear_replay_buffer=False)
+
+
+@pytest.mark.parametrize('make, action_type, settings', [
+    (partial(policy_in, optimizer=Adam(lr=1e-2)), ActionType.Discrete, dict(unroll_length=6)),
+    (sac_in, ActionType.Continuous, SAMPLES),
+], ids=['on-policy', 'off-policy'])
+@pytest.mark.parametrize('finalizes', [False, True])
+def test_an_algorithm_made_in_python_learns_at_once(make, action_type, settings, finalizes):
+    """Train all parameters by ``train_iter`` alone, as with a call of ``finalize`` before it."""
+    env = PolicyUnittestEnv(4, 6, action_type=action_type)
+    algorithm = make(env, TrainerConfig(root_dir='', algorithm_ctor=Agent, **settings))
+    if finalizes:
+        algorithm.finalize()
+    before = [p.detach().clone() for p in algorithm.parameters()]
+    assert sum(algorithm.train_iter() for _ in range(4)) > 0
+    assert not any(torch.equal(a, b) for a, b in zip(before, algorithm.parameters(), strict=True))
+
+
+def test_a_first_update_without_a_trainer_assigns_the_optimizers():
+    class Point(Algorithm):
+        def __init__(self, optimizer=None):
+            super().__init__(optimizer=optimizer)
+            self.x = torch.nn.Parameter(torch.zeros(()))
+
+    point = Point(Adam(lr=0.1))
+    _, updated = point.update_with_gradient(LossInfo(loss=(point.x - 1).square().expand(1, 1)))
+    assert [name for name, _ in updated] == ['x'] and point.x > 0.05
+    whole = Point(Adam(lr=0.1))
+    whole.part = Point()
+    whole.finalize()
+    assert whole.part.update_with_gradient(LossInfo(loss=whole.part.x.expand(1, 1)))[1] == []
 
 
 def test_a_learner_needs_a_configuration():

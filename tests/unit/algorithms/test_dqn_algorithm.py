@@ -62,7 +62,7 @@ def make(action_spec=ACTION, seed=0, **arguments):
     arguments.setdefault('q_network_cls', small_q)
     algorithm = DqnAlgorithm(OBSERVATION, action_spec, **arguments)
     with torch.no_grad():
-        for parameter in [*algorithm._critic_networks.parameters(), *algorithm._target_critic_networks.parameters()]:
+        for parameter in [*algorithm.critics.parameters(), *algorithm.target_critics.parameters()]:
             parameter.add_(torch.randn_like(parameter) * 0.5)
     return algorithm
 
@@ -106,7 +106,7 @@ def test_skipping_unused_computations_keeps_the_loss(variant, length):
         mask = (inputs.step_type != LAST).float()
         (loss_info.loss * mask).mean().backward()
         results.append((loss_info.loss.detach() * mask, loss_info.priority,
-                        [p.grad.clone() for p in algorithm._critic_networks.parameters()]))
+                        [p.grad.clone() for p in algorithm.critics.parameters()]))
     torch.testing.assert_close(results[0], results[1], atol=1e-5, rtol=1e-4)
 
 
@@ -140,7 +140,7 @@ def test_the_target_of_dqn_is_the_best_value_of_the_target_network():
     algorithm = make(num_critic_replicas=1)
     inputs, rollout_info = random_batch(length=2)
     info = algorithm.train_sequence(inputs, DqnState(), rollout_info).info
-    expected = q_of(algorithm._target_critic_networks, inputs.observation[1]).max(-1).values
+    expected = q_of(algorithm.target_critics, inputs.observation[1]).max(-1).values
     torch.testing.assert_close(info.target_critic[1], expected)
 
 
@@ -148,8 +148,8 @@ def test_double_dqn_evaluates_the_action_of_the_online_network():
     algorithm = make(num_critic_replicas=1, target_net_target_action=False)
     inputs, rollout_info = random_batch(length=2)
     info = algorithm.train_sequence(inputs, DqnState(), rollout_info).info
-    online, target = (q_of(net, inputs.observation[1]) for net in (algorithm._critic_networks,
-                                                                   algorithm._target_critic_networks))
+    online, target = (q_of(net, inputs.observation[1]) for net in (algorithm.critics,
+                                                                   algorithm.target_critics))
     slow = torch.stack([target[b, online[b].argmax()] for b in range(6)])
     torch.testing.assert_close(info.target_critic[1], slow)
     assert (slow < target.max(-1).values - 1e-6).any()  # otherwise nothing was tested
@@ -160,8 +160,8 @@ def test_with_two_critics_the_least_value_counts(double):
     algorithm = make(target_net_target_action=not double)
     inputs, rollout_info = random_batch(length=2)
     info = algorithm.train_sequence(inputs, DqnState(), rollout_info).info
-    online, target = (q_of(net, inputs.observation[1]) for net in (algorithm._critic_networks,
-                                                                   algorithm._target_critic_networks))
+    online, target = (q_of(net, inputs.observation[1]) for net in (algorithm.critics,
+                                                                   algorithm.target_critics))
     for b in range(6):
         chooser = (online if double else target)[b].min(0).values
         action = int(chooser.argmax())
@@ -173,7 +173,7 @@ def test_the_loss_is_the_sum_over_critics_of_the_squared_one_step_error():
     inputs, rollout_info = random_batch(length=2)
     info = algorithm.train_sequence(inputs, DqnState(), rollout_info).info
     loss = algorithm.calc_loss(info).loss
-    q = q_of(algorithm._critic_networks, inputs.observation[0])
+    q = q_of(algorithm.critics, inputs.observation[0])
     for b in range(6):
         if inputs.step_type[0, b] == LAST:
             assert loss[0, b] == 0
@@ -200,7 +200,7 @@ def test_priorities_are_mean_absolute_errors_of_steps_with_a_target():
     inputs, rollout_info = random_batch(length=4)
     info = algorithm.train_sequence(inputs, DqnState(), rollout_info).info
     priority = algorithm.calc_loss(info).priority
-    q = q_of(algorithm._critic_networks, inputs.observation.reshape(-1, 3)).reshape(4, 6, 5)
+    q = q_of(algorithm.critics, inputs.observation.reshape(-1, 3)).reshape(4, 6, 5)
     for b in range(6):
         errors = [abs(inputs.reward[t + 1, b] + 0.99 * inputs.discount[t + 1, b] * info.target_critic[t + 1, b]
                       - q[t, b, int(rollout_info.action[t, b]) - 2]) for t in range(3)
@@ -229,15 +229,15 @@ def test_the_best_action_is_counted_from_the_start_of_the_spec():
     algorithm = make(num_critic_replicas=1)
     step = step_of(50)
     result = algorithm.predict_step(step, ())
-    assert torch.equal(result.output, q_of(algorithm._critic_networks, step.observation).argmax(-1) + 2)
-    assert torch.equal(result.info.q_values, q_of(algorithm._critic_networks, step.observation))
+    assert torch.equal(result.output, q_of(algorithm.critics, step.observation).argmax(-1) + 2)
+    assert torch.equal(result.info.q_values, q_of(algorithm.critics, step.observation))
     assert result.output.dtype == torch.int64 and result.output.unique().numel() > 1
 
 
 def test_the_best_action_of_distributions_has_the_greatest_mean():
     algorithm = make(num_critic_replicas=1, **C51)
     step = step_of(50)
-    logits = q_of(algorithm._critic_networks, step.observation)
+    logits = q_of(algorithm.critics, step.observation)
     mean = (logits.softmax(-1) * torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0])).sum(-1)
     assert torch.equal(algorithm.predict_step(step, ()).output, mean.argmax(-1) + 2)
 
@@ -451,12 +451,12 @@ def parameters(agent):
 def test_training_changes_the_critics_and_moves_the_targets(kind):
     agent, _ = make_agent(kind)
     before, targets = (nest.map_structure(torch.clone, list(p.detach() for p in net.parameters()))
-                       for net in (agent.policy._critic_networks,
-                                   agent.policy._target_critic_networks))
+                       for net in (agent.policy.critics,
+                                   agent.policy.target_critics))
     for _ in range(8):
         agent.train_iter()
-    for net, old in ((agent.policy._critic_networks, before),
-                     (agent.policy._target_critic_networks, targets)):
+    for net, old in ((agent.policy.critics, before),
+                     (agent.policy.target_critics, targets)):
         assert all(not torch.equal(a, b) for a, b in zip(old, net.parameters()))
         assert all(torch.isfinite(p).all() for p in net.parameters())
 
@@ -524,8 +524,8 @@ def test_the_targets_follow_by_tau_every_period():
     rl = agent.policy
 
     def equal():
-        return all(torch.equal(a, b) for a, b in zip(rl._critic_networks.parameters(),
-                                                     rl._target_critic_networks.parameters()))
+        return all(torch.equal(a, b) for a, b in zip(rl.critics.parameters(),
+                                                     rl.target_critics.parameters()))
 
     seen = []
     for _ in range(6):
@@ -538,8 +538,8 @@ def test_a_q_optimizer_owns_the_critics_and_nothing_trains_the_targets():
     optimizer = Adam(lr=1e-3)
     agent, _ = make_agent('default', dqn=dict(q_optimizer=optimizer))
     owned = {id(p) for group in optimizer.param_groups for p in group['params']}
-    assert owned == {id(p) for p in agent.policy._critic_networks.parameters()}
-    assert not any(p.requires_grad for p in agent.policy._target_critic_networks.parameters())
+    assert owned == {id(p) for p in agent.policy.critics.parameters()}
+    assert not any(p.requires_grad for p in agent.policy.target_critics.parameters())
 
 
 def test_rollouts_store_the_states_of_both_networks_if_training_uses_them():

@@ -205,7 +205,7 @@ def test_a_recurrent_policy_is_recomputed_from_the_state_it_acted_from(length, m
             time_step = nest.map_structure(lambda x, t=t: x[t], experience.time_step)
             state = reset_at_first(state, initial, time_step)
             value, value_state = rl._value_network(time_step.observation, state=state.value)
-            _, actor_state = rl._actor_network(time_step.observation, state=state.actor)
+            _, actor_state = rl.actor(time_step.observation, state=state.actor)
             state = state._replace(actor=actor_state, value=value_state)
             values.append(value)
     values = torch.stack(values)

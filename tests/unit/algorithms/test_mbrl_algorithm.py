@@ -8,7 +8,6 @@ from helpers import sac_agents
 import torch
 
 from alfx import nest
-from alfx.algorithms.agent import Agent
 from alfx.algorithms.containers import RLAlgWrapper
 from alfx.algorithms.dynamics_learning_algorithm import (DeterministicDynamicsAlgorithm, DynamicsLearningAlgorithm,
                                                          DynamicsState, StochasticDynamicsAlgorithm)
@@ -272,18 +271,35 @@ def test_the_pendulum_reward_matches_the_environment_in_action_units():
         np.testing.assert_allclose(pendulum_reward(before, action), time_step.reward, rtol=1e-4)
 
 
-@pytest.mark.parametrize('name, task', [('reacher', 'Reacher-v5'), ('inverted_pendulum', 'InvertedPendulum-v5')])
-def test_known_rewards_match_gymnasium_after_the_action(name, task):
+@pytest.mark.parametrize('name, task', [('reacher', 'Reacher-v5'), ('inverted_pendulum', 'InvertedPendulum-v5'),
+                                        ('pendulum', 'Pendulum-v1')])
+def test_rewards_of_imagined_steps_match_gymnasium(name, task):
     gymnasium = pytest.importorskip('gymnasium')
-    pytest.importorskip('mujoco')
+    if task != 'Pendulum-v1':
+        pytest.importorskip('mujoco')
     env = gymnasium.make(task)
     env.action_space.seed(0)
-    env.reset(seed=0)
-    for _ in range(20):
+    module = FixedRewardFunction(name)
+    scale = torch.as_tensor(env.action_space.high)  # actions are in [-1, 1]
+    observation, _ = env.reset(seed=0)
+    state = module.state_at(torch.as_tensor(observation).unsqueeze(0))
+    for _ in range(100):
         action = env.action_space.sample()
         observation, reward, *_ = env.step(action)
-        found = REWARDS[name](torch.as_tensor(observation).unsqueeze(0), torch.as_tensor(action).unsqueeze(0))
+        found, state = module.compute_reward(torch.as_tensor(observation).unsqueeze(0),
+                                             (torch.as_tensor(action) / scale).unsqueeze(0), state)
         np.testing.assert_allclose(found, [reward], atol=1e-3)
+
+
+@pytest.mark.parametrize('num_replicas', [1, 3])
+def test_a_given_reward_may_depend_on_the_observation_before(num_replicas):
+    """Member i moves by i in each of three steps, from 2: it begins them at 2, 2 + i and 2 + 2 i."""
+    algorithm = make(num_replicas=num_replicas)
+    algorithm._reward_module = FixedRewardFunction(lambda s, a: s[:, 0], before_step=True)
+    cost = algorithm._calc_cost(torch.tensor([[2.0, 0.0]]), torch.zeros(1, 4, 3, 1))
+    np.testing.assert_allclose(cost, np.full((1, 4), -6.0 if num_replicas == 1 else -9.0), rtol=1e-6)
+    with pytest.raises(ValueError, match='observation before the action as state'):
+        FixedRewardFunction('pendulum').compute_reward(torch.zeros(1, 3), torch.zeros(1, 1), ())
 
 
 def test_a_planner_can_keep_the_cart_in_the_middle():
@@ -370,12 +386,6 @@ def test_a_model_is_learned_from_a_dataset_alone(tmp_path):
         agent.train_iter()
     assert all(not torch.equal(before[name], x) for name, x in agent.named_parameters())
     assert (agent.policy._dynamics_module.holdout_error != 0).all()
-
-
-def test_sequences_of_one_step_are_refused():
-    algorithm = make()
-    with pytest.raises(ConfError, match='mini_batch_length = 1.*the next one'):
-        algorithm.check_config(sac_agents.TrainerConfig(root_dir='', algorithm_ctor=Agent, mini_batch_length=1))
 
 
 def test_parts_that_change_the_observation_are_refused():

@@ -14,8 +14,8 @@ from alfx.algorithms.mcts_models import MCTSModel, ModelOutput, SimpleMCTSModel,
 from alfx.data_structures import StepType, TimeStep, restart, time_step_spec
 from alfx.environments.board_games import BoardGame, Rules
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec, check_consistent, zeros_from_spec
+from alfx.utils.action_samplers import CategoricalSeedSampler, EpsilonGreedySampler, MultinomialSampler
 from alfx.utils.discrete_action import NoValidActionError
-from alfx.utils.action_samplers import CategoricalSeedSampler, EpsilonGreedySampler
 
 ACTION = BoundedTensorSpec((), torch.int64, 2, 5)
 LATENT = TensorSpec((3, ))
@@ -251,6 +251,34 @@ def test_the_policy_to_learn_follows_its_temperature():
     warm = plain(LATENT, ACTION, model=Bandit(), num_simulations=20)
     a, b = (act(x, torch.zeros(1, 3)).info.candidate_action_policy[0] for x in (cold, warm))
     assert a.tolist() == pytest.approx((b**2 / (b**2).sum()).tolist(), abs=1e-6)
+
+
+class Recording(MultinomialSampler):
+    """Sampler that notes the probabilities it draws from."""
+
+    def forward(self, probs, state=()):
+        self.probs = probs
+        return super().forward(probs, state)
+
+
+@pytest.mark.parametrize('temperature', [1.0, 0.5, 1e-4])
+@pytest.mark.parametrize('kind', ['predict', 'rollout'])
+@pytest.mark.parametrize('policy_type', ['rkl', 'kl'])
+def test_the_exploration_policy_acts_at_its_temperature(temperature, kind, policy_type):
+    """Draw from ``policy ** (1 / t)`` as from visit counts; near 0 that is the greedy action."""
+    sampler = Recording()
+    algorithm = plain(LATENT, ACTION, model=Bandit(), num_simulations=20, act_with_exploration_policy=True,
+                      learn_with_exploration_policy=True, exploration_policy_type=policy_type,
+                      visit_softmax_temperature_fn=VisitSoftmaxTemperatureByMoves([(0, 1.0), (9, temperature)]),
+                      **{f'{kind}_action_sampler': sampler})
+    state = algorithm.get_initial_rollout_state(50)
+    step = act(algorithm, torch.zeros(50, 3), f'{kind}_step', state._replace(steps=torch.full((50, ), 4)))
+    policy = step.info.candidate_action_policy.double()
+    logs = policy.log() / temperature
+    torch.testing.assert_close(sampler.probs.double(), (logs - logs.logsumexp(-1, keepdim=True)).exp(), rtol=1e-3,
+                               atol=1e-5)
+    if temperature == 1e-4:
+        assert step.output.tolist() == (policy.argmax(-1) + 2).tolist()
 
 
 def test_temperatures_by_moves_and_by_progress():

@@ -170,14 +170,38 @@ def test_prioritized_samples_are_weighted_as_uniform_ones():
     torch.testing.assert_close(updated([0, 0, 1], torch.tensor([4 / 3, 4 / 3, 2 / 3])), updated([0, 1], ()))
 
 
+@pytest.mark.parametrize('length', [2, 3])
+def test_the_penalty_of_log_variance_bounds_is_added_once(length):
+    """The losses are averaged over transitions, ``length - 1`` in each sequence, and the penalty is added to that."""
+    def make():
+        torch.manual_seed(0)
+        dynamics = partial(StochasticDynamicsAlgorithm, hidden_size=(8, ), normalize=False, bootstrap=False)
+        return WorldModel(OBSERVATION, ACTION, TensorSpec(()), dynamics, FixedRewardFunction(lambda s, a: s[:, 0]),
+                          'none', SGD(lr=1.0))
+
+    model, expected = make(), make()
+    observation = torch.randn(4, length, 2)
+    steps = TimeStep(step_type=torch.ones(4, length, dtype=torch.int32), observation=observation,
+                     prev_action=torch.rand(4, length, 1), reward=torch.zeros(4, length))
+    model.update(steps, BatchInfo(env_ids=torch.zeros(4, dtype=torch.int64), positions=torch.arange(4)))
+    dynamics = expected.dynamics
+    losses = [dynamics._losses(*(x[b:b + 1] for x in (observation[:, t], steps.prev_action[:, t + 1],
+                                                      observation[:, t + 1])))[0]
+              for b in range(4) for t in range(length - 1)]
+    total = sum(losses).sum() / len(losses) + 0.01 * dynamics._network.bounds_penalty()
+    for x, y in zip(model.parameters(), expected.parameters()):
+        gradient, = torch.autograd.grad(total, y, retain_graph=True)
+        torch.testing.assert_close(x, y - gradient)
+
+
 # In an agent --------------------------------------------------------------------------------------------------
 
 
 def make_agent(environment='continuous', transformer=None, config_args=None, agent_args=None, algorithm=SacAlgorithm,
-               length=2, **arguments):
+               length=2, policy_args=None, **arguments):
     def cls(actor_network_cls, critic_network_cls, q_network_cls=None, **given):
         rl = partial(algorithm, actor_network_cls=actor_network_cls, critic_network_cls=critic_network_cls,
-                     q_network_cls=q_network_cls) if algorithm is SacAlgorithm else algorithm
+                     q_network_cls=q_network_cls, **(policy_args or {})) if algorithm is SacAlgorithm else algorithm
         return ModelBasedPolicyAlgorithm(rl_algorithm_cls=rl, **{**dict(
             dynamics_module_ctor=partial(StochasticDynamicsAlgorithm, hidden_size=(8, ), num_replicas=2, holdout=0.2),
             reward_module=partial(LearnedReward, hidden_size=(8, )), model_optimizer=Adam(lr=1e-3), real_share=0.25,
@@ -215,6 +239,23 @@ def test_the_model_is_trained_separately_and_periodically():
         agent.train_iter()
     assert len(calls) == 5, 'in the iterations 2, 5, 8, 11 and 14'
     assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters()))
+
+
+def test_models_and_imagination_use_all_data_whatever_the_priorities(monkeypatch):
+    """The priorities of all sequences but one are 0."""
+    agent, _ = make_agent(config_args=dict(priority_replay=True), policy_args=dict(calculate_priority=True))
+    for _ in range(3):
+        agent.train_iter()
+    mbpo, buffer, seen = agent.policy, agent.replay_buffer, []
+    envs, steps = torch.arange(4).repeat_interleave(11), torch.arange(11).repeat(4)
+    buffer.update_priority(envs, steps, (torch.arange(44) == 7).float())
+    assert len(buffer.get_batch(20, 2)[1].env_ids.unique()) == 1
+    monkeypatch.setattr(mbpo.world_model, 'update', lambda step, info: seen.append(step.env_id[:, 0]) or 0.0)
+    monkeypatch.setattr(model_based_policy_algorithm, 'imagined_transitions',
+                        lambda start, *args: seen.append(start.env_id) or [])
+    mbpo.train_model(buffer)
+    mbpo.imagine(buffer)
+    assert len(seen) > 1 and all(len(x.unique()) > 1 for x in seen)
 
 
 def test_model_metrics_are_written_with_every_summary(monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.agents import ALGORITHMS, make_agent
 
-from alfx import context, nest
+from alfx import context, gin_utils, nest
 from alfx.algorithms.agent import Agent
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.data_transformer import RewardScaling, UntransformedTimeStep, create_data_transformer
@@ -18,13 +18,14 @@ from alfx.algorithms.muzero_algorithm import MuzeroAlgorithm
 from alfx.algorithms.muzero_representation_learner import (LinearTdStepFunc, MuzeroRepresentationImpl,
                                                            MuzeroRepresentationLearner,
                                                            MuzeroRepresentationTrainingOptions)
+from alfx.algorithms.ppo_algorithm import PPOAlgorithm
 from alfx.environments.board_games import BoardGame, Rules
 from alfx.gin_utils import ConfError
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.value_networks import ValueNetwork
 from alfx.optimizers import Adam
-from alfx.tensor_specs import TensorSpec
+from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 
 R = 3
 SMALL = dict(encoding_net_ctor=partial(create_simple_encoding_net, latent_size=8, fc_layer_params=(16, )),
@@ -296,6 +297,71 @@ def test_the_model_that_reanalyzes_follows_at_its_period():
     assert not any(b.requires_grad for _, b in pairs)
 
 
+# How constructors are called -------------------------------------------------------------------------------------
+
+
+OBSERVATION, ACTION = TensorSpec((3, )), BoundedTensorSpec((), torch.int64, 0, 2)
+
+
+def impl(model_ctor=partial(SimpleMCTSModel, **SMALL), **args):
+    return MuzeroRepresentationImpl(OBSERVATION, ACTION, **{**dict(
+        model_ctor=model_ctor, num_unroll_steps=2, td_steps=3, discount=0.9), **args})
+
+
+def a_model(observation_spec, action_spec, num_unroll_steps, debug_summaries):
+    return SimpleMCTSModel(observation_spec, action_spec, num_unroll_steps, debug_summaries=debug_summaries, **SMALL)
+
+
+@pytest.mark.parametrize('ctor', [
+    partial(SimpleMCTSModel, **SMALL), partial(SimpleMCTSModel, num_unroll_steps=2, **SMALL), a_model,
+    lambda **args: SimpleMCTSModel(**args, **SMALL)])
+def test_a_model_receives_the_number_of_unroll_steps_if_it_needs_it(ctor):
+    assert impl(ctor, reanalyze_ratio=1.0, reanalyze_algorithm_ctor=search_ctor())._target_model.num_unroll_steps == 2
+
+
+@pytest.mark.parametrize('line, steps', [('', 2), ('SimpleMCTSModel.num_unroll_steps = 3', 3)])
+def test_a_conf_need_not_set_the_unroll_steps_of_the_model(tmp_path, line, steps):
+    (tmp_path / 'c.gin').write_text(f'MuzeroRepresentationImpl.model_ctor = @SimpleMCTSModel\n{line}\n')
+    with gin_utils.loaded(str(tmp_path / 'c.gin')):
+        learner = MuzeroRepresentationImpl(OBSERVATION, ACTION, num_unroll_steps=steps, td_steps=3, discount=0.9)
+        assert learner.model.num_unroll_steps == steps
+        assert gin_utils.mistakes_of_unused(gin_utils.unused_bindings()) == []
+    with pytest.raises(TypeError, match='wrong'):
+        impl(partial(SimpleMCTSModel, wrong=3))
+
+
+def test_an_algorithm_that_reanalyzes_receives_what_it_accepts():
+    received = []
+
+    def search(observation_spec, action_spec, discount, name) -> MCTSAlgorithm:
+        received.append((observation_spec, discount, name))
+        return search_ctor()(observation_spec=observation_spec, action_spec=action_spec, discount=discount)
+
+    learner = impl(reanalyze_ratio=0.5, reanalyze_algorithm_ctor=search)
+    assert received == [(learner.model.repr_spec, 0.9, 'MuzeroRepresentationImpl.reanalyze')]
+    learner = impl(reanalyze_ratio=0.5, reanalyze_algorithm_ctor=search_ctor())
+    assert learner._reanalyze_algorithm.observation_spec == learner.model.repr_spec != OBSERVATION
+    learner = impl(reanalyze_ratio=0.5, reanalyze_algorithm_ctor=PPOAlgorithm)
+    assert learner._reanalyze_algorithm.observation_spec == OBSERVATION
+
+
+@pytest.mark.parametrize('arguments', [dict(reanalyze_algorithm_ctor=search_ctor()), dict(full_reanalyze=True),
+                                       dict(reanalyze_td_steps_func=LinearTdStepFunc(1.2))])
+def test_settings_of_reanalysis_are_logged_without_a_share_of_it(arguments, caplog):
+    caplog.set_level('INFO', 'alfx')
+    assert impl(reanalyze_ratio=0.0, **arguments)._reanalyze_algorithm is None
+    assert [record.getMessage() for record in caplog.records] == [
+        f'MuzeroRepresentationImpl.{argument} is not used: reanalyze_ratio is 0' for argument in arguments]
+
+
+def test_td_steps_fall_to_an_age_beyond_the_training():
+    # 10 - 9 * age / 1.2, rounded: 10 - 3.75, 10 - 7.5
+    assert LinearTdStepFunc(max_bootstrap_age=1.2)(torch.tensor([0.5, 1.0]), 10, 1.0).tolist() == [6, 2]
+    for age in (0.0, -1.0, float('nan')):
+        with pytest.raises(ValueError, match='expected max_bootstrap_age above 0'):
+            LinearTdStepFunc(age)
+
+
 def test_td_steps_fall_with_age():
     function = LinearTdStepFunc(max_bootstrap_age=0.5, min_td_steps=1)
     # 5 - 4 * age / 0.5, rounded, and 1 from the age 0.5 on
@@ -319,7 +385,7 @@ def test_another_algorithm_can_reanalyze():
     found = targets(agent)
     info = all_steps(agent)
     observation = agent.replay_buffer.get_field('time_step.observation', info.env_ids, info.positions)
-    distribution, _ = learner_of(agent)._reanalyze_algorithm._actor_network(observation)
+    distribution, _ = learner_of(agent)._reanalyze_algorithm.actor(observation)
     rows = ~found.game_over[:, 0, 0]
     torch.testing.assert_close(found.action_policy[rows, 0, 0], distribution.logits.softmax(-1)[rows])
 
@@ -383,11 +449,10 @@ def test_reanalysis_needs_to_know_the_player_to_move():
     (dict(num_unroll_steps=4), 'num_unroll_steps: expected the value of the model, 3, found 4'),
     (dict(train_policy=False), 'train_policy: expected the value of the model, True, found False'),
     (dict(td_steps=0), 'td_steps: expected at least 1, or -1, found 0'),
+    (dict(td_steps=10**6), 'td_steps: expected at most 10,000, found 1000000'),
     (dict(recurrent_gradient_scaling_factor=2.0), 'recurrent_gradient_scaling_factor'),
     (dict(reanalyze_ratio=1.5, reanalyze_algorithm_ctor=search_ctor()), r'reanalyze_ratio: expected a .* \[0, 1\]'),
     (dict(reanalyze_ratio=0.5), 'reanalyze_ratio: expected 0 without reanalyze_algorithm_ctor'),
-    (dict(full_reanalyze=True), 'full_reanalyze: expected it to be left out'),
-    (dict(reanalyze_algorithm_ctor=search_ctor()), 'reanalyze_algorithm_ctor: expected it to be left out'),
     (dict(reanalyze_batch_size=0), 'reanalyze_batch_size'), (dict(reanalyze_td_steps=0), 'reanalyze_td_steps'),
     (dict(priority_func="lambda x: __import__('os')"), r'MuZero.learner.priority_func: .*__import__')])
 def test_arguments_out_of_range_are_refused(args, message):

@@ -98,7 +98,7 @@ def test_the_rollout_moves_the_mean_before_squashing_and_keeps_the_scale():
     algorithm = agent.policy
     algorithm._critic_networks = LinearCritics()
     observation = env.current_time_step().observation
-    policy = algorithm._actor_network(observation)[0]
+    policy = algorithm.actor(observation)[0]
     exploring = algorithm._exploring(observation, policy)
     mean, scale = policy.base_dist.loc, policy.base_dist.scale
     # the shift is +- sqrt(2 delta) * scale = +-scale to where the bound of the critics a and 3 a grows, which is
@@ -127,13 +127,13 @@ def test_without_exploration_it_is_soft_actor_critic():
 def test_evaluation_and_training_use_the_policy_itself():
     agent, env = make_oac()
     algorithm = agent.policy
-    policy = algorithm._actor_network(env.current_time_step().observation)[0]
+    policy = algorithm.actor(env.current_time_step().observation)[0]
     assert torch.equal(agent.predict_step(env.current_time_step(), agent.get_initial_predict_state(4)).output,
                        dist_utils.get_mode(policy))
     steps, action = random_steps(algorithm, 2, 5)
     torch.manual_seed(0)
     info = algorithm.train_sequence(steps, algorithm.get_initial_train_state(10), SacInfo(action=action)).info
-    policy = algorithm._actor_network(steps.observation.flatten(0, 1))[0]
+    policy = algorithm.actor(steps.observation.flatten(0, 1))[0]
     torch.testing.assert_close(info.action_distribution.base_dist.loc.flatten(0, 1), policy.base_dist.loc)
     assert math.isfinite(algorithm.calc_loss(info).loss.sum().item())
 

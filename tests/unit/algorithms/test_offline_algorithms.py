@@ -11,7 +11,10 @@ from helpers.plans import num_graphs
 from alfx import context
 from alfx.algorithms.awac_algorithm import AwacAlgorithm
 from alfx.algorithms.causal_bc_algorithm import CausalBcAlgorithm
+from alfx.algorithms.count_bonus_algorithm import CountBonusAlgorithm
 from alfx.algorithms.cql_algorithm import CqlAlgorithm, DiscreteCqlAlgorithm
+from alfx.algorithms.data_transformer import RewardClipping, RewardNormalizer, RewardScaling, RewardShifting
+from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.td3_bc_algorithm import Td3BcAlgorithm
 from alfx.gin_utils import ConfError
 from alfx.nest.utils import NestConcat
@@ -96,15 +99,56 @@ def test_causal_cloning_needs_pairs_of_steps(tmp_path):
         agent_of('causal bc', tmp_path, mini_batch_length=1)
 
 
-def test_calibrated_values_are_bounded_by_the_dataset_returns(tmp_path):
-    """All episodes of the environment terminate, so that all returns are known."""
-    path = offline_agents.record(tmp_path / 'data')
+def calibrated_agent(name, tmp_path, buffer_args=None, loss_args=None, **kwargs):
+    ctor, environment = ALGORITHMS[name]
+    path = offline_agents.record(tmp_path / 'data', environment)
     with gin.unlock_config():
-        gin.bind_parameter('ReplayBuffer.record_episodic_return', True)
+        for argument, value in dict(record_episodic_return=True, **(buffer_args or {})).items():
+            gin.bind_parameter(f'ReplayBuffer.{argument}', value)
     try:
-        agent = make_agent(partial(CqlAlgorithm, num_sampled_actions=2, calibrated=True), path)
+        return make_agent(partial(ctor, calibrated=True, critic_loss_ctor=partial(OneStepTDLoss, **(loss_args or {}))),
+                          path, environment, **kwargs)
     finally:
         gin.clear_config()
+
+
+CALIBRATED = ['cql', 'cql, vector reward', 'discrete cql', 'discrete cql, vector reward']
+
+
+def transformed(cls, **arguments):
+    return dict(data_transformer=lambda env: cls(observation_spec=env.observation_spec(), **arguments))
+
+
+@pytest.mark.parametrize('unroll_length', [0, 4], ids=['offline', 'hybrid'])
+@pytest.mark.parametrize('arguments', [
+    {}, dict(buffer_args=dict(gamma=0.9), loss_args=dict(gamma=0.9)),
+    dict(buffer_args=dict(reward_clip=(-0.5, 0.5)), **transformed(RewardClipping, minmax=(-0.5, 0.5)))])
+@pytest.mark.parametrize('name', CALIBRATED)
+def test_returns_of_the_rewards_and_gamma_of_the_loss_calibrate(name, arguments, unroll_length, tmp_path):
+    agent = calibrated_agent(name, tmp_path, unroll_length=unroll_length, mini_batch_length=3, **arguments)
+    for _ in range(3):
+        agent.train_iter()
+
+
+@pytest.mark.parametrize('name, arguments', [
+    *[(name, transformed(RewardScaling, scale=0.01)) for name in CALIBRATED],
+    *[(name, dict(loss_args=dict(gamma=0.98))) for name in CALIBRATED],
+    ('cql', dict(buffer_args=dict(gamma=0.999))), ('cql', transformed(RewardNormalizer)),
+    ('discrete cql', transformed(RewardShifting, bias=-1.0)),
+    ('discrete cql', transformed(RewardClipping, minmax=(-0.5, 0.5))),
+    ('cql', dict(buffer_args=dict(reward_clip=(-0.5, 0.5)))),
+    ('discrete cql', dict(unroll_length=4, agent_args=dict(
+        intrinsic_reward_module=partial(CountBonusAlgorithm, counting='grid', grid_size=3))))])
+def test_returns_of_other_rewards_or_another_gamma_are_refused(name, arguments, tmp_path):
+    agent = calibrated_agent(name, tmp_path, **arguments)
+    with pytest.raises(ConfError, match=r'but the returns that(.|\n)*set ReplayBuffer.gamma to the gamma of the loss'):
+        for _ in range(5):
+            agent.train_iter()
+
+
+def test_calibrated_values_are_bounded_by_the_dataset_returns(tmp_path):
+    """All episodes of the environment terminate, so that all returns are known."""
+    agent = calibrated_agent('cql', tmp_path)
     experience, info = agent.offline_replay_buffer.get_batch(16, 2)
     assert info.discounted_return.shape == (16, 2) and (info.discounted_return > -1000).any()
     before = parameters(agent)

@@ -265,7 +265,7 @@ def test_the_other_policy_is_loaded_and_saved_in_checkpoints(tmp_path):
     path = Checkpointer(str(tmp_path), alg=teacher).save(7)
     addon = addon_for('ddpg', AttractionToPolicy, checkpoint_path=path)
     agent = off_policy_agent('ddpg', [addon])
-    wanted = list(teacher._rl_algorithm._actor_network.parameters())
+    wanted = list(teacher._rl_algorithm.actor.parameters())
     other = agent._policy_loss_addons._addons[0]._other_network
     assert all(torch.equal(a, b) for a, b in zip(wanted, other.parameters()))
     resumed = off_policy_agent('ddpg', [addon_for('ddpg', AttractionToPolicy)])

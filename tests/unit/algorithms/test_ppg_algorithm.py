@@ -108,7 +108,7 @@ def test_a_phase_improves_values_and_its_weight_holds_the_policy():
 def test_iterations_skip_the_auxiliary_value_and_phases_train_everything():
     agent = make(interval=2)
     networks = agent.policy
-    head = networks._actor_network._value_head
+    head = networks.actor._value_head
     before = parameters(head)
     agent.train_iter()
     assert all(torch.equal(a, b) for a, b in zip(before, parameters(head)))
@@ -196,9 +196,9 @@ def test_without_its_phase_it_is_ppo():
         ppg, partial(ActorDistributionNetwork, fc_layer_params=(16, )), partial(ValueNetwork, fc_layer_params=(16, )),
         loss_class=PPOLoss, aux_options=PPGAuxOptions(enabled=False)))
     plain, _ = make_agent('ppo', 'discrete')
-    policy, value = plain.policy._actor_network, plain.policy._value_network
+    policy, value = plain.policy.actor, plain.policy._value_network
     own = agent.policy
-    policy.load_state_dict({k: v for k, v in own._actor_network.state_dict().items() if '_value_head' not in k})
+    policy.load_state_dict({k: v for k, v in own.actor.state_dict().items() if '_value_head' not in k})
     value.load_state_dict(own._value_network.state_dict())
     plain.policy._loss = own._loss
     for one in (agent, plain):
@@ -206,7 +206,7 @@ def test_without_its_phase_it_is_ppo():
         context.reset()
         for _ in range(3):
             one.train_iter()
-    assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), own._actor_network.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), own.actor.parameters()))
     assert agent.learner.phase is None
 
 

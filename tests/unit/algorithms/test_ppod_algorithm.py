@@ -232,6 +232,43 @@ def test_found_episodes_are_restored_from_a_checkpoint(demonstration):
     assert len(kept.with_value) >= len(pools.with_value) - 1
 
 
+def test_the_best_own_episodes_become_demonstrations_of_another_run(demonstration, tmp_path):
+    """Save the collected episodes with the highest returns, and add them to a run that is under way."""
+    target = str(tmp_path / 'shared' / 'best')
+    agent = make_agent(demonstration, target_agent_demos_dir=target, num_agent_demos_to_save=2, save_demos_every=3)
+    agent.train_iter()
+    for score, number in ((1.0, 1), (3.0, 2), (2.0, 3)):
+        demo = agent.policy._pools.with_reward[0]
+        step, action = nest.map_structure(torch.clone, demo.steps)
+        step.reward[-1] = score
+        step.observation[0] = number
+        agent.policy._pools.add(Demonstration((step, action), score))
+    other = make_agent(demonstration, supplementary_demos_dir=str(tmp_path / 'shared'))
+    other.train_iter()
+    agent.train_iter()
+    assert not dataset_folder.is_dataset(target)
+    agent.train_iter()
+    episodes = dataset_folder.read(target).episodes
+    assert episodes.reward[episodes.reward > 0].tolist() == [3.0, 2.0]
+    assert episodes.observation[''][[0, 25], 0].tolist() == [2.0, 3.0]
+    (tmp_path / 'shared' / 'damaged').mkdir()
+    (tmp_path / 'shared' / 'damaged' / 'dataset.json').write_text('{')
+    for _ in range(2):
+        other.train_iter()
+    added = [demo.score for demo in other.policy._pools.with_reward if not demo.is_given]
+    assert sorted(added) == [2.0, 3.0], 'each dataset is read once'
+    again = make_agent(demonstration, supplementary_demos_dir=str(tmp_path / 'shared'))
+    again.load_state_dict(other.state_dict())
+    again.policy.prepare(again)
+    again.train_iter()
+    assert sorted(x.score for x in again.policy._pools.with_reward if not x.is_given) == [2.0, 3.0]
+
+
+def test_a_dataset_from_another_source_is_not_overwritten(demonstration):
+    with pytest.raises(ConfError, match='target_agent_demos_dir.*has not written\n.*another folder'):
+        make_agent(demonstration, target_agent_demos_dir=demonstration)
+
+
 def test_unsupported_settings_are_refused(demonstration):
     for kwargs, word in ((dict(demonstrations=''), 'demonstrations'), (dict(rho=0.6, phi=0.5), 'below 1'),
                          (dict(demonstrations='/nowhere'), '/nowhere')):

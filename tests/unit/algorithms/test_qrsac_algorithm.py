@@ -68,7 +68,7 @@ def test_train_sequence_trains_as_train_step(environment, by_mean, monkeypatch):
 def test_the_loss_is_the_quantile_regression_of_a_slow_loop(monkeypatch):
     agent, _ = make_agent('continuous', critic_loss_ctor=loss_ctor, use_entropy_reward=False)
     algorithm = agent.policy
-    for p in [*algorithm._target_critic_networks.parameters(), *algorithm._critic_networks.parameters()]:
+    for p in [*algorithm.target_critics.parameters(), *algorithm.critics.parameters()]:
         p.data.add_(0.3 * torch.randn_like(p))
     steps, action = random_steps(algorithm, 2, 6)
     monkeypatch.setattr(torch, 'randn', lambda shape, **kwargs: torch.full(shape, 0.3))
@@ -78,11 +78,11 @@ def test_the_loss_is_the_quantile_regression_of_a_slow_loop(monkeypatch):
         expected = 0.0
         if steps.step_type[0, b] != StepType.LAST:
             later = steps.observation[1, b:b + 1]
-            chosen = algorithm._actor_network(later)[0].rsample()
-            targets = algorithm._target_critic_networks((later, chosen))[0][0]
+            chosen = algorithm.actor(later)[0].rsample()
+            targets = algorithm.target_critics((later, chosen))[0][0]
             target = [steps.reward[1, b] + 0.9 * steps.discount[1, b] * min(targets[0, i], targets[1, i])
                       for i in range(QUANTILES)]
-            for critic in algorithm._critic_networks((steps.observation[0, b:b + 1], action[0, b:b + 1]))[0][0]:
+            for critic in algorithm.critics((steps.observation[0, b:b + 1], action[0, b:b + 1]))[0][0]:
                 for i in range(QUANTILES):
                     for y in target:
                         error = (critic[i] - y).item()
@@ -113,7 +113,7 @@ SPECS = TensorSpec((3, )), BoundedTensorSpec((2, ), torch.float32, -1, 1)
 def test_a_critic_may_have_its_quantiles_already():
     critic = partial(CriticNetwork, output_tensor_spec=TensorSpec((QUANTILES, )))
     algorithm = QrsacAlgorithm(*SPECS, critic_network_cls=critic, critic_loss_ctor=loss_ctor)
-    assert algorithm._critic_networks((torch.zeros(4, 3), torch.zeros(4, 2)))[0].shape == (4, 2, QUANTILES)
+    assert algorithm.critics((torch.zeros(4, 3), torch.zeros(4, 2)))[0].shape == (4, 2, QUANTILES)
     with pytest.raises(SpecError, match='50'):
         QrsacAlgorithm(*SPECS, critic_network_cls=critic)
 

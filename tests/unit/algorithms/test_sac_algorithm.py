@@ -240,8 +240,8 @@ def test_each_part_may_have_its_own_optimizer():
     optimizers = {name: Adam(lr=lr) for name, lr in (('actor', 1e-3), ('critic', 2e-3), ('alpha', 3e-3))}
     agent, _ = make_agent(**{f'{name}_optimizer': optimizer for name, optimizer in optimizers.items()})
     algorithm = agent.policy
-    for name, owned in (('actor', algorithm._actor_network.parameters()),
-                        ('critic', algorithm._critic_networks.parameters()), ('alpha', [algorithm._log_alpha])):
+    for name, owned in (('actor', algorithm.actor.parameters()),
+                        ('critic', algorithm.critics.parameters()), ('alpha', [algorithm._log_alpha])):
         assert {id(p) for p in owned} == {id(p) for g in optimizers[name].param_groups for p in g['params']}
     before = parameters(agent)
     agent.train_iter()
@@ -262,7 +262,7 @@ def test_log_alpha_is_capped():
 def test_target_critics_move_by_tau_every_period():
     agent, _ = make_agent(target_update_tau=0.25, target_update_period=2, updates=1)
     algorithm = agent.policy
-    critic, target = (next(n.parameters()) for n in (algorithm._critic_networks, algorithm._target_critic_networks))
+    critic, target = (next(n.parameters()) for n in (algorithm.critics, algorithm.target_critics))
     assert torch.equal(critic, target)
     before = target.clone()
     agent.train_iter()
@@ -275,7 +275,7 @@ def test_epsilon_greedy_samples_in_evaluation():
     for epsilon, config_args in ((0.25, {}), (None, {'epsilon_greedy': 0.25})):
         agent, env = make_agent(batch_size=2000, epsilon_greedy=epsilon, config_args=config_args)
         time_step, state = env.current_time_step(), agent.get_initial_predict_state(2000)
-        greedy = dist_utils.get_mode(agent.policy._actor_network(time_step.observation)[0])
+        greedy = dist_utils.get_mode(agent.policy.actor(time_step.observation)[0])
         sampled = (agent.predict_step(time_step, state).output != greedy).float().mean()
         assert sampled.item() == pytest.approx(0.25, abs=0.04)
 
@@ -291,7 +291,7 @@ def test_locomotion_begins_with_uniform_actions():
     torch.manual_seed(0)
     action = agent.rollout_step(time_step, state).output
     torch.manual_seed(0)
-    expected = dist_utils.sample_action_distribution(agent.policy._actor_network(time_step.observation)[0])
+    expected = dist_utils.sample_action_distribution(agent.policy.actor(time_step.observation)[0])
     assert torch.equal(action['first'], expected['first'])
 
 
@@ -323,7 +323,7 @@ def test_correlated_actions_have_the_distribution_of_the_policy():
     time_step, state = env.current_time_step(), agent.get_initial_rollout_state(4000)
     first = agent.rollout_step(time_step, state)
     second = agent.rollout_step(time_step._replace(step_type=torch.ones_like(time_step.step_type)), first.state)
-    distribution = agent.policy._actor_network(time_step.observation)[0]
+    distribution = agent.policy.actor(time_step.observation)[0]
     expected = dist_utils.sample_action_distribution(distribution)
     for key in ('first', 'second'):
         a, b = first.output[key], second.output[key]

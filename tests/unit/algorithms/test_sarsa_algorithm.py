@@ -186,7 +186,7 @@ def test_the_loss_matches_a_slow_loop(monkeypatch, kind, environment):
     agent, _ = agent_of(kind, environment, critic_loss_cls=partial(OneStepTDLoss, gamma=gamma), dqda_clipping=0.02,
                         **entropy)
     rl = agent.policy
-    for p in [*rl._target_critic_networks.parameters(), *rl._critic_networks.parameters()]:
+    for p in [*rl.target_critics.parameters(), *rl.critics.parameters()]:
         p.data.add_(0.3 * torch.randn_like(p))
     monkeypatch.setattr(rl, '_action_of', partial(mean_action, rl))
     length, batch, rewards = 4, 6, 3 if environment == 'vector reward' else 1
@@ -203,9 +203,9 @@ def test_the_loss_matches_a_slow_loop(monkeypatch, kind, environment):
             expected = 0.0
             if t < length - 1 and time_step.step_type[t, b] != StepType.LAST:
                 later = at(time_step.observation, t + 1, b)
-                next_action, log_pi = rl._action_of(rl._actor_network(later)[0])
-                targets = rl._target_critic_networks((later, next_action))[0][0].view(2, rewards)
-                values = rl._critic_networks((observation, at(info.action, t, b)))[0][0].view(2, rewards)
+                next_action, log_pi = rl._action_of(rl.actor(later)[0])
+                targets = rl.target_critics((later, next_action))[0][0].view(2, rewards)
+                values = rl.critics((observation, at(info.action, t, b)))[0][0].view(2, rewards)
                 for k in range(rewards):
                     target = min(targets[:, k])
                     if kind == 'stochastic':  # the weights of the rewards are 1, so each gets a third of the bonus
@@ -213,9 +213,9 @@ def test_the_loss_matches_a_slow_loop(monkeypatch, kind, environment):
                     target = time_step.reward[t + 1, b].reshape(-1)[k] + gamma * time_step.discount[t + 1, b] * target
                     expected += sum((v - target).item()**2 for v in values[:, k]) / rewards
             torch.testing.assert_close(loss.extra.critic[t, b].item(), float(expected), atol=1e-5, rtol=1e-4)
-            action, log_pi = rl._action_of(rl._actor_network(observation)[0])
+            action, log_pi = rl._action_of(rl.actor(observation)[0])
             leaves = [a.detach().requires_grad_() for a in nest.flatten(action)]
-            values = rl._critic_networks((observation, nest.pack_sequence_as(action, leaves)))[0][0].view(2, rewards)
+            values = rl.critics((observation, nest.pack_sequence_as(action, leaves)))[0][0].view(2, rewards)
             objective = sum(min(values[:, k]) for k in range(rewards))
             dqda = [g.clamp(-0.02, 0.02) for g in torch.autograd.grad(objective, leaves)]
             expected = -sum((g * a).sum().item() for g, a in zip(dqda, leaves))
@@ -229,22 +229,22 @@ def test_the_loss_matches_a_slow_loop(monkeypatch, kind, environment):
 def test_on_policy_training_bootstraps_from_the_next_action_taken():
     agent, _ = agent_of('deterministic', on_policy=True, ou_stddev=0.5)
     rl = agent.policy
-    for p in rl._target_critic_networks.parameters():
+    for p in rl.target_critics.parameters():
         p.data.add_(0.3 * torch.randn_like(p))
     experience = agent.unroll(4)
     info = experience.rollout_info.rl
     assert info.critics.shape == (5, 4, 2) and info.target_critics.shape == (5, 4)
     for t in range(5):
         pair = experience.observation[t], experience.action[t]
-        torch.testing.assert_close(rl._target_critic_networks(pair)[0].min(1).values, info.target_critics[t])
-        torch.testing.assert_close(rl._critic_networks(pair)[0], info.critics[t])
+        torch.testing.assert_close(rl.target_critics(pair)[0].min(1).values, info.target_critics[t])
+        torch.testing.assert_close(rl.critics(pair)[0], info.critics[t])
 
 
 def test_a_terminated_episode_is_not_bootstrapped_and_a_truncated_one_is():
     algorithm = algorithm_of()
-    for p in algorithm._target_critic_networks.parameters():
+    for p in algorithm.target_critics.parameters():
         p.data.zero_()
-    last_bias = [p for n, p in algorithm._target_critic_networks.named_parameters() if n.endswith('bias')][-1]
+    last_bias = [p for n, p in algorithm.target_critics.named_parameters() if n.endswith('bias')][-1]
     last_bias.data.fill_(10.0)  # every target value is 10
     step_type = torch.tensor([[StepType.MID] * 3 + [StepType.LAST], [StepType.LAST, StepType.LAST, StepType.MID,
                                                                      StepType.FIRST]], dtype=torch.int32)
@@ -300,7 +300,7 @@ def test_noise_of_each_environment_restarts_in_every_episode(monkeypatch):
     agent, _ = agent_of('deterministic', ou_stddev=0.01, ou_damping=0.5, unroll_length=12)
     monkeypatch.setattr(torch, 'randn_like', torch.ones_like)
     experience = agent.unroll(12)
-    action = agent.policy._actor_network(experience.time_step.observation.reshape(48, 1))[0].reshape(12, 4, 1)
+    action = agent.policy.actor(experience.time_step.observation.reshape(48, 1))[0].reshape(12, 4, 1)
     # x' = x / 2 + 0.01, from 0 in each episode of 5 steps
     noise = torch.tensor([0.01, 0.015, 0.0175, 0.01875, 0.019375] * 3)[:12]
     torch.testing.assert_close(experience.action - action, noise.reshape(12, 1, 1).expand(12, 4, 1))
@@ -322,8 +322,8 @@ def test_evaluation_is_greedy_unless_epsilon_asks_for_something_else(kind):
 def test_a_smoothed_actor_acts_and_moves_with_the_target_critics(kind):
     agent, env = agent_of(kind, use_smoothed_actor=True, target_update_tau=0.1, target_update_period=3, updates=1)
     rl = agent.policy
-    pairs = [*zip(rl._actor_network.parameters(), rl._smoothed_actor_network.parameters()),
-             *zip(rl._critic_networks.parameters(), rl._target_critic_networks.parameters())]
+    pairs = [*zip(rl.actor.parameters(), rl._smoothed_actor_network.parameters()),
+             *zip(rl.critics.parameters(), rl.target_critics.parameters())]
     before = [smoothed.clone() for _, smoothed in pairs]
     for _ in range(2):
         agent.train_iter()
@@ -362,10 +362,22 @@ def test_each_part_has_its_own_optimizer():
     agent, _ = agent_of('stochastic', actor_optimizer=SGD(lr=0.0), critic_optimizer=SGD(lr=0.1),
                         alpha_optimizer=SGD(lr=0.0))
     rl = agent.policy
-    kept, critics = [*parameters(rl._actor_network), rl._log_alpha.detach().clone()], parameters(rl._critic_networks)
+    kept, critics = [*parameters(rl.actor), rl._log_alpha.detach().clone()], parameters(rl.critics)
     agent.train_iter()
-    assert all(torch.equal(a, b) for a, b in zip(kept, [*rl._actor_network.parameters(), rl._log_alpha]))
-    assert not any(torch.equal(a, b) for a, b in zip(critics, rl._critic_networks.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(kept, [*rl.actor.parameters(), rl._log_alpha]))
+    assert not any(torch.equal(a, b) for a, b in zip(critics, rl.critics.parameters()))
+
+
+@pytest.mark.parametrize('kind, args, message', [
+    ('deterministic', dict(alpha_optimizer=SGD(lr=0.1)), 'alpha_optimizer is not used: ActorNetwork outputs actions'),
+    ('stochastic', dict(initial_alpha=None, alpha_optimizer=SGD(lr=0.1)), 'alpha_optimizer is not used: initial_alpha'),
+    ('stochastic', dict(ou_stddev=0.1), 'ou_stddev is not used: ActorDistributionNetwork outputs distributions'),
+    ('stochastic', dict(ou_damping=0.1), 'ou_damping is not used: ActorDistributionNetwork outputs distributions'),
+])
+def test_arguments_of_the_other_kind_of_policy_are_logged(kind, args, message, caplog):
+    caplog.set_level('INFO', 'alfx')
+    algorithm_of(kind, **args)
+    assert [f'SarsaAlgorithm.{message}' in record.getMessage() for record in caplog.records] == [True]
 
 
 @pytest.mark.parametrize('kind,args,message', [
@@ -373,11 +385,9 @@ def test_each_part_has_its_own_optimizer():
     ('deterministic', dict(dqda_clipping=-1.0), 'dqda_clipping must be a number >= 0'),
     ('deterministic', dict(target_entropy=1.0), 'target_entropy has no effect.*outputs actions'),
     ('deterministic', dict(use_entropy_reward=True), 'use_entropy_reward has no effect.*outputs actions'),
-    ('deterministic', dict(alpha_optimizer=SGD(lr=0.1)), 'alpha_optimizer has no effect'),
     ('deterministic', dict(use_smoothed_actor=True, on_policy=True), 'use_smoothed_actor.*on-policy'),
     ('stochastic', dict(initial_alpha=0.0), 'initial_alpha must be a number > 0 or None'),
     ('stochastic', dict(initial_alpha=None, use_entropy_reward=True), 'initial_alpha is None'),
-    ('stochastic', dict(ou_stddev=0.1), 'ou_stddev and ou_damping apply to deterministic policies'),
     ('stochastic', dict(action_spec=BoundedTensorSpec((), torch.int64, 0, 3)), 'supports only continuous actions'),
     ('stochastic', dict(critic_network_ctor=partial(CriticNetwork, output_tensor_spec=TensorSpec((5, )))),
      r'expected critics with outputs of shape \(2,\)'),

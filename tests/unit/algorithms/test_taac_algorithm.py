@@ -106,7 +106,7 @@ def test_compared_values_are_the_critic_minimum_for_both_trajectories():
         form = algorithm._trajectory
         for i, tau in enumerate((form.extend(state.tau), form.renew(act.actor_a, state.tau))):
             torch.testing.assert_close(act.taus[i], tau)
-            critics, _ = algorithm._critic_networks((observation, tau))
+            critics, _ = algorithm.critics((observation, tau))
             torch.testing.assert_close(act.q_values2[:, i], critics.min(1)[0])
 
 
@@ -114,7 +114,7 @@ def test_rewards_are_weighted_and_costs_use_the_highest_estimate():
     """Multi-dimensional rewards are weighted, and the highest estimate of a cost counts."""
     algorithm = make(reward_spec=TensorSpec((2, )), reward_weights=[1.0, -2.0])
     tau, observation = random_state(algorithm).tau, time_step().observation
-    critics, _ = algorithm._critic_networks((observation, tau))
+    critics, _ = algorithm.critics((observation, tau))
     assert critics.shape == (5, 2, 2)
     expected = critics[..., 0].min(1)[0] - 2 * critics[..., 1].max(1)[0]
     torch.testing.assert_close(algorithm._value(observation, tau), expected)
@@ -202,7 +202,7 @@ def test_greedy_trajectories_do_not_depend_on_summation_order(cls):
     one, other = (make(cls, actor_network_cls=wide) for _ in range(2))
     order = torch.randperm(64)
     with torch.no_grad():
-        for layer in other._actor_network.modules():
+        for layer in other.actor.modules():
             if isinstance(layer, FC) and layer.output_size == 64:
                 layer.weight.copy_(layer.weight[order])
                 layer.bias.copy_(layer.bias[order])
@@ -210,7 +210,7 @@ def test_greedy_trajectories_do_not_depend_on_summation_order(cls):
                 layer.weight.copy_(layer.weight[:, order])
     states = [random_state(one)] * 2
     seen = time_step().observation, states[0].tau
-    means = [algorithm._actor_network(seen)[0].base_dist.base_dist.loc for algorithm in (one, other)]
+    means = [algorithm.actor(seen)[0].base_dist.base_dist.loc for algorithm in (one, other)]
     torch.testing.assert_close(*means)
     assert not torch.equal(*means)  # float32 does not add up alike
     for i in range(200):
@@ -298,7 +298,7 @@ def test_targets_value_the_current_policy_after_the_replayed_trajectory():
     torch.manual_seed(1)
     step = algorithm.train_sequence(inputs, (), rollout_info)
     action = (step.output - algorithm._middle) / algorithm._half  # which is the trajectory here
-    target, _ = algorithm._target_critic_networks((inputs.observation[1], action[1]))
+    target, _ = algorithm.target_critics((inputs.observation[1], action[1]))
     torch.testing.assert_close(step.info.critic.target_critic[1], target.min(1)[0])
     repeated = step.info.b == 0
     torch.testing.assert_close(action[repeated], rollout_info.prev_tau[repeated])
@@ -318,13 +318,13 @@ def test_any_loss_of_the_critics_can_be_chosen():
 def test_target_critics_move_by_tau_every_period():
     algorithm = make(target_update_tau=0.25, target_update_period=2)
     with torch.no_grad():
-        for p in algorithm._critic_networks.parameters():
+        for p in algorithm.critics.parameters():
             p.add_(1.0)
     distances = []
     for _ in range(4):
         algorithm.after_update((), ())
-        distances.append((next(algorithm._critic_networks.parameters())
-                          - next(algorithm._target_critic_networks.parameters())).mean().item())
+        distances.append((next(algorithm.critics.parameters())
+                          - next(algorithm.target_critics.parameters())).mean().item())
     assert distances == pytest.approx([1.0, 0.75, 0.75, 0.5625])
 
 

@@ -30,8 +30,8 @@ def equal(a, b):
 def test_policy_and_targets_are_updated_at_every_second_update_only():
     agent, _ = make_agent(Td3Algorithm, updates=1)
     rl = agent.policy
-    modules = {'actor': rl._actor_network, 'critics': rl._critic_networks, 'target actor': rl._target_actor_network,
-               'target critics': rl._target_critic_networks}
+    modules = {'actor': rl.actor, 'critics': rl.critics, 'target actor': rl._target_actor_network,
+               'target critics': rl.target_critics}
     for update in range(1, 7):
         before = {name: copied(module) for name, module in modules.items()}
         agent.train_iter()
@@ -44,11 +44,11 @@ def test_the_periods_can_be_chosen():
     rl = agent.policy
     updates = []
     for update in range(1, 7):
-        actor, target = copied(rl._actor_network), copied(rl._target_critic_networks)
+        actor, target = copied(rl.actor), copied(rl.target_critics)
         agent.train_iter()
-        if not equal(actor, rl._actor_network.parameters()):
+        if not equal(actor, rl.actor.parameters()):
             updates.append(update)
-        assert not equal(target, rl._target_critic_networks.parameters())
+        assert not equal(target, rl.target_critics.parameters())
     assert updates == [3, 6]
 
 
@@ -56,7 +56,7 @@ def test_updates_in_between_neither_run_nor_count_for_the_policy():
     agent, _ = make_agent(Td3Algorithm, updates=1, actor_optimizer=Adam(lr=1e-3), critic_optimizer=Adam(lr=1e-3))
     rl = agent.policy
     calls = []
-    rl._actor_network.register_forward_hook(lambda *_: calls.append(1))
+    rl.actor.register_forward_hook(lambda *_: calls.append(1))
     agent.unroll(8)
     for update in range(1, 5):
         calls.clear()
@@ -67,8 +67,8 @@ def test_updates_in_between_neither_run_nor_count_for_the_policy():
     def steps(module):
         return {int(optimizers[id(p)].state[p]['step']) for p in module.parameters()}
 
-    assert steps(rl._actor_network) == {2}
-    assert steps(rl._critic_networks) == {4}
+    assert steps(rl.actor) == {2}
+    assert steps(rl.critics) == {4}
 
 
 @pytest.mark.parametrize('optimizer', [Adam, AdamW, SGD])
@@ -76,10 +76,10 @@ def test_a_single_optimizer_skips_parameters_without_gradient(optimizer):
     agent, _ = make_agent(Td3Algorithm, updates=1, optimizer=optimizer(lr=0.01))
     rl = agent.policy
     for update in range(1, 5):
-        actor, critics = copied(rl._actor_network), copied(rl._critic_networks)
+        actor, critics = copied(rl.actor), copied(rl.critics)
         agent.train_iter()
-        assert equal(actor, rl._actor_network.parameters()) == (update % 2 == 1)
-        assert not equal(critics, rl._critic_networks.parameters())
+        assert equal(actor, rl.actor.parameters()) == (update % 2 == 1)
+        assert not equal(critics, rl.critics.parameters())
 
 
 def test_the_counts_are_in_the_checkpoint():
@@ -103,7 +103,7 @@ def test_the_counts_are_in_the_checkpoint():
 def test_the_first_actions_are_uniformly_random():
     agent, _ = make_agent(Td3Algorithm, batch_size=4, initial_collect_steps=800, unroll_length=100,
                           exploration_noise=0.0)
-    actor = agent.policy._actor_network
+    actor = agent.policy.actor
 
     def is_random(experience):
         greedy = actor(experience.time_step.observation.reshape(-1, 1))[0].reshape(experience.action.shape)
@@ -142,10 +142,10 @@ def test_targets_take_the_smaller_value_and_the_policy_the_first_critic():
     agent, _ = make_agent(Td3Algorithm)
     rl = agent.policy
     q_values = torch.tensor([[1.0, 2.0], [4.0, 3.0]])
-    rl._target_critic_networks.forward = lambda inputs, state: (q_values, state)
+    rl.target_critics.forward = lambda inputs, state: (q_values, state)
     assert rl._target_values(rows_of(torch.zeros(2, 1)), rl.train_state_spec.critics)[0].tolist() == [1.0, 3.0]
     inputs = torch.randn(3, 1), torch.randn(3, 1)
-    assert torch.equal(rl._objective(inputs, ())[0], rl._critic_networks(inputs)[0][:, 0])
+    assert torch.equal(rl._objective(inputs, ())[0], rl.critics(inputs)[0][:, 0])
 
 
 def test_the_loss_of_the_policy_does_not_compute_the_second_critic():
@@ -153,7 +153,7 @@ def test_the_loss_of_the_policy_does_not_compute_the_second_critic():
     rl = agent.policy
     observation = torch.randn(3, 1)
     expected = rl._actor_step(rows_of(observation), rl.train_state_spec.actor)[1]
-    for p in rl._critic_networks.parameters():
+    for p in rl.critics.parameters():
         p.data[1] = torch.nan  # 0 * nan is nan, so that its gradient would be seen too
     assert expected.isfinite().all()
     assert torch.equal(rl._actor_step(rows_of(observation), rl.train_state_spec.actor)[1], expected)
@@ -162,7 +162,7 @@ def test_the_loss_of_the_policy_does_not_compute_the_second_critic():
 def test_the_target_matches_a_slow_loop(monkeypatch):
     agent, _ = make_agent(Td3Algorithm, target_noise=0.2, noise_clip=0.1)
     rl = agent.policy
-    for p in rl._target_critic_networks.parameters():
+    for p in rl.target_critics.parameters():
         p.data.add_(torch.randn_like(p))
     noise = torch.randn(5, 1)
     monkeypatch.setattr(td3_algorithm, 'gaussian_like', lambda x, stddev, clip: (noise * stddev).clamp(-clip, clip))
@@ -171,7 +171,7 @@ def test_the_target_matches_a_slow_loop(monkeypatch):
     for b in range(5):
         action = rl._target_actor_network(observation[b:b + 1])[0].item()
         action = max(-1.0, min(1.0, action + max(-0.1, min(0.1, 0.2 * noise[b].item()))))
-        values = rl._target_critic_networks((observation[b:b + 1], torch.tensor([[action]])))[0][0]
+        values = rl.target_critics((observation[b:b + 1], torch.tensor([[action]])))[0][0]
         assert found[b].item() == pytest.approx(min(values.tolist()), abs=1e-5)
     assert not found.requires_grad
 

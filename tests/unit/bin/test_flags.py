@@ -1,5 +1,6 @@
 """The flags that programs share, and how a program ends."""
 
+import errno
 import signal
 import sys
 
@@ -9,10 +10,12 @@ from absl.testing import flagsaver
 
 from alfx import gin_utils
 from alfx.algorithms.base.ownership import OwnershipError
+from alfx.bin import check as check_program
 from alfx.bin import flags as conf_flags
 from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.environments.environment_errors import EnvironmentLoadError, EnvironmentStepError
 from alfx.tensor_specs import SpecError
+from alfx.trainers import conf_check
 from alfx.trainers.team.team import ParameterMismatchError
 
 FLAGS = flags.FLAGS
@@ -177,3 +180,29 @@ def test_a_file_in_this_folder_and_the_terminal_can_be_written(name, tmp_path, m
     monkeypatch.chdir(tmp_path)
     with flagsaver.flagsaver(conf=name):
         conf_flags.check_output('conf')
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGHUP])
+def test_a_check_that_is_stopped_returns_the_code_of_the_signal(monkeypatch, capsys, number):
+    def check(*args):
+        yield 'environments: 1'
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(conf_check, 'check', check)
+    with flagsaver.flagsaver(conf='ppo_cart_pole'):
+        assert conf_flags.call(check_program.main, ['check']) == 128 + number
+    assert capsys.readouterr().err.endswith(f'stopped by {number.name}\n')
+
+
+def test_errors_of_the_disk_say_what_to_do(capsys):
+    def write(_):
+        raise OSError(errno.EROFS, 'Read-only file system', 'runs/a')
+
+    assert conf_flags.call(write, ['program']) == 1
+    assert "Read-only file system: 'runs/a'\n  free some space, correct the permissions" in capsys.readouterr().err
+
+
+def test_arguments_that_are_not_utf8_are_refused(capsys):
+    with pytest.raises(SystemExit) as caught:
+        conf_flags.parse(['program', 'run\udce9'])
+    assert caught.value.code == 2 and 'expected arguments and a working directory' in capsys.readouterr().err

@@ -142,3 +142,12 @@ def test_a_checkpoint_that_cannot_be_used_is_a_message_without_a_traceback():
 @pytest.mark.parametrize('error', [NoValidActionError, SearchError])
 def test_an_empty_mask_or_a_diverged_model_is_no_traceback(error):
     assert flags._exit_code(error('what happened')) == 1
+
+
+@pytest.mark.parametrize('command_line, code', [
+    ('-m alfx.bin.compare 2>&-', 2), ('-m alfx.bin.compare <&- >&- 2>&-', 2), ('-m alfx.bin.list | true', 0),
+    ("-c 'from alfx.bin import command; command.prepare_streams(); print(\"\\udce9 x\" * 100000)' | true", 0)])
+def test_programs_work_without_readers_of_their_output(command_line, code):
+    done = subprocess.run(['/bin/bash', '-o', 'pipefail', '-c', f'{sys.executable} {command_line}; echo code $?'],
+                          capture_output=True, text=True, timeout=100)
+    assert f'code {code}' in done.stdout and not done.stderr

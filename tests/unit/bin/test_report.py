@@ -11,7 +11,7 @@ import pytest
 from helpers import warm_starts
 
 from alfx.gin_utils import ConfError
-from alfx.reports import collecting
+from alfx.reports import collecting, comparing, curves
 from alfx.reports import figure
 from alfx.reports import page
 
@@ -175,3 +175,19 @@ def test_the_program_writes_the_page_of_a_folder_of_runs(folders, tmp_path):
     assert said.returncode == 0, said.stderr
     assert 'training: IQM 20 (' in said.stdout
     Page(output.read_text())
+
+
+@pytest.mark.parametrize('read', [lambda folder: collecting.collect([folder]), comparing.read_bindings,
+                                  curves.conf_name])
+def test_a_conf_that_is_not_utf8_is_named(folders, read):
+    with open(f'{folders[0]}/conf/config.gin', 'ab') as file:
+        file.write('# caf\xe9\n'.encode('latin1'))
+    with pytest.raises(ConfError, match='config.gin is damaged: expected UTF-8 text, found the byte 0xe9'):
+        read(folders[0])
+
+
+def test_rows_with_infinite_counts_are_skipped(folders, caplog):
+    with open(f'{folders[0]}/progress.csv', 'a', encoding='utf8') as file:
+        file.write('inf,1e999,3,1\n8,nan,3,1\n9,1e300,3,1\n10,900,160,5\n')
+    assert comparing.read_run(folders[0])['env steps'] == 900
+    assert 'progress.csv is damaged: 3 lines are skipped' in caplog.text

@@ -12,7 +12,7 @@ from alfx.algorithms.algorithm import Algorithm, Loss
 from alfx.algorithms.base.ownership import OwnershipError
 from alfx.data_structures import BatchInfo, LossInfo, StepType, valid_masks
 from alfx.engine.loss_reduction import NonFiniteLossError
-from alfx.engine.loss_reduction import reduce_loss
+from alfx.engine.loss_reduction import masked_loss, masked_means, reduce_loss
 from alfx.optimizers import SGD, Adam
 
 
@@ -53,6 +53,31 @@ def test_no_loss_at_all_is_refused():
 def test_only_the_last_step_of_an_episode_is_masked():
     step_type = torch.tensor([StepType.FIRST, StepType.MID, StepType.LAST], dtype=torch.int32)
     assert valid_masks(step_type).tolist() == [1., 1., 0.]
+
+
+def test_masked_means_cover_valid_steps_of_sequences_and_all_of_others():
+    masks = torch.tensor([[1., 0.], [1., 1.]])
+    extra = {'steps': torch.tensor([[1., 50.], [2., 6.]]),
+             'actions': torch.tensor([[[1., 3.], [50., 9.]], [[2., 4.], [5., 9.]]]),
+             'all': torch.tensor([1., 2., 6.]), 'scalar': torch.tensor(7.), 'none': ()}
+    found = masked_means(extra, masks)
+    assert found['steps'] == 3.0 and found['actions'] == 4.0  # (1 + 2 + 6) / 3 and (1 + 3 + 2 + 4 + 5 + 9) / 6
+    assert found['all'] == 3.0 and found['scalar'] == 7.0 and found['none'] == ()
+    assert masked_means({'steps': extra['steps']}, None)['steps'] == 59 / 4
+
+
+@pytest.mark.parametrize('recorded', [False, True])
+def test_the_step_that_is_bootstrapped_from_has_no_loss(recorded):
+    step_type = torch.tensor([[0, 1], [2, 1], [0, 1]], dtype=torch.int32)
+    other = torch.zeros(5, 2)
+    loss_info = LossInfo(loss=torch.arange(6.).view(3, 2), extra={'steps': torch.ones(3, 2), 'other': other})
+    context.set_summary_writer(mock.Mock())
+    with context.record_if(recorded):
+        found, masks = masked_loss(loss_info, step_type, bootstraps=True)
+    assert found.loss.tolist() == [[0, 1], [2, 3]] and masks.tolist() == [[1, 1], [0, 1]]
+    assert found.extra['other'] is other and len(found.extra['steps']) == (2 if recorded else 3)
+    found, masks = masked_loss(loss_info, step_type, bootstraps=False)
+    assert found is loss_info and masks.tolist() == [[1, 1], [0, 1], [1, 1]]
 
 
 def test_an_update_is_one_step_of_gradient_descent():

@@ -7,7 +7,10 @@ from helpers.agents import make_agent
 from torch import nn
 
 from alfx import context
+from alfx.algorithms.agent import Agent
+from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.data_transformer import FrameStacker
+from alfx.engine.capabilities import Capabilities
 from alfx.engine.gradient_noise import GradientNoiseScale
 from alfx.engine.minibatches import check_sequences
 from alfx.gin_utils import ConfError
@@ -108,6 +111,27 @@ def test_sequences_that_do_not_divide_the_unroll_are_refused_early():
     agent._config.mini_batch_length = 4
     with pytest.raises(ConfError, match='mini_batch_length.*= 4 does not divide TrainerConfig.unroll_length = 6'):
         check_sequences(agent._config)
+
+
+@pytest.mark.parametrize('use_rollout_state', [False, True])
+def test_samples_of_one_step_become_transitions_for_learners_of_pairs(use_rollout_state, caplog):
+    caplog.set_level('INFO', 'alfx')
+    settings = TrainerConfig(root_dir='', unroll_length=1, mini_batch_length=1, whole_replay_buffer_training=False,
+                             clear_replay_buffer=False, use_rollout_state=use_rollout_state, algorithm_ctor=Agent)
+    check_sequences(settings, Capabilities(needs_previous_step=use_rollout_state))
+    assert settings.mini_batch_length == 1 and not caplog.records
+    check_sequences(settings, Capabilities(needs_two_steps=True, bootstraps_sequences=True))
+    assert settings.mini_batch_length == 2
+    assert 'TrainerConfig.mini_batch_length = 1 is read as 2' in caplog.text
+
+
+def test_overlapping_sequences_of_a_whole_buffer_may_have_one_step():
+    settings = TrainerConfig(root_dir='', unroll_length=1, mini_batch_length=1, clear_replay_buffer=False,
+                             algorithm_ctor=Agent)
+    check_sequences(settings, Capabilities(needs_two_steps=True, bootstraps_sequences=True))
+    assert settings.mini_batch_length == 1
+    check_sequences(settings, Capabilities(needs_two_steps=True))
+    assert settings.mini_batch_length == 2
 
 
 @pytest.mark.parametrize('every_mini_batch', [False, True])

@@ -270,7 +270,7 @@ def test_rings_of_values_keep_the_newest_of_each_and_divide_without_loss():
     joined = MetricBuffer(4)
     joined.take_joined(joined.join_states(states))
     assert sorted(joined.values().tolist()) == [4, 5, 10, 20]
-    shares = [joined.share_of_state(joined.state_dict(), rank, 2) for rank in (0, 1)]
+    shares = [joined.split_state(joined.state_dict(), rank, 2) for rank in (0, 1)]
     assert [int(share['count']) for share in shares] == [2, 2]
     again = joined.join_states(shares)
     assert sorted(again['values'].tolist()) == [4, 5, 10, 20]
@@ -280,7 +280,7 @@ def test_counters_add_up_and_the_first_rank_gets_all():
     counter = EnvironmentSteps()
     joined = counter.join_states([{'count': torch.tensor(3)}, {'count': torch.tensor(4)}])
     assert joined == {'count': torch.tensor(7)}
-    assert [int(counter.share_of_state(joined, r, 2)['count']) for r in (0, 1)] == [7, 0]
+    assert [int(counter.split_state(joined, r, 2)['count']) for r in (0, 1)] == [7, 0]
 
 
 def test_running_episodes_are_joined_in_the_order_of_the_environments():
@@ -290,4 +290,4 @@ def test_running_episodes_are_joined_in_the_order_of_the_environments():
     states = [{name: torch.full((2, ), float(r)) for name in names} for r in range(2)]
     joined = metric.join_states(states)
     assert joined[names[0]].tolist() == [0, 0, 1, 1]
-    assert metric.share_of_state(joined, 1, 2)[names[0]].tolist() == [1, 1]
+    assert metric.split_state(joined, 1, 2)[names[0]].tolist() == [1, 1]

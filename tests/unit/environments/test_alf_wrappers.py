@@ -15,8 +15,8 @@ from alfx.environments.alf_gym_wrapper import AlfGymWrapper
 from alfx.environments.alf_wrappers import (
     ActionObservationWrapper, AlfEnvironmentBaseWrapper, AtariTerminalOnLifeLossWrapper, BatchEnvironmentWrapper,
     CheckedEnvironment, CurriculumWrapper, DiscreteActionWrapper, MultitaskWrapper, NonEpisodicAgent,
-    NormalizedActionWrapper, PerformanceProfiler, RandomFirstEpisodeLength, ScalarRewardWrapper,
-    TemporallyCorrelatedNoiseWrapper, TimeLimit)
+    NormalizedActionWrapper, PerformanceProfiler, RandomFirstEpisodeLength, ReturnLimit,
+    ScalarRewardWrapper, TemporallyCorrelatedNoiseWrapper, TimeLimit)
 from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
 from alfx.environments.suite_unittest import (ActionType, MixedPolicyUnittestEnv, PolicyUnittestEnv, ValueUnittestEnv)
@@ -77,7 +77,26 @@ class TestLimits:
         assert min(firsts) >= 1 and max(firsts) == 10 and len(set(firsts)) > 5
         assert all(end[1] - end[0] > 50 for end in ends if len(end) > 1)
 
+    def test_episodes_are_truncated_when_their_return_reaches_a_value(self):
+        """CartPole gives 1 for each step: 5 is reached at the fifth, in each episode of each environment."""
+        env = ReturnLimit(suite_gym.load('CartPole-v1', batch_size=2), 4.5)
+        steps = record(env, 12)
+        assert steps.step_type.T.tolist() == [[0, 1, 1, 1, 1, 2, 0, 1, 1, 1, 1, 2, 0]] * 2
+        assert steps.discount.min() == 1
+        env.reset()
+        for _ in range(3):
+            env.step(zeros(env))
+        assert env.reset_envs(torch.tensor([True, False])).step_type.tolist() == [0, 1]
+        kinds = [env.step(zeros(env)).step_type.tolist() for _ in range(5)]
+        assert kinds == [[1, 1], [1, 2], [1, 0], [1, 1], [2, 1]]
+
+    @pytest.mark.parametrize('value', [-1, 0, float('nan')])
+    def test_a_return_to_reach_must_be_positive(self, value):
+        with pytest.raises(EnvironmentLoadError, match='max_total_reward above 0.*leave the wrapper out for no limit'):
+            ReturnLimit(count_env(1), value)
+
     def test_limits_resume_from_a_saved_state(self):
+        assert_state_goes_on(lambda: ReturnLimit(count_env(9, 9), 1.0))
         assert_state_goes_on(lambda: RandomFirstEpisodeLength(TimeLimit(count_env(9, 9), 7), 5, 3))
 
     def test_limits_restart_for_reset_environments(self):
@@ -210,24 +229,22 @@ class _Lives(CountEnv):
 
 class TestLives:
 
-    def test_a_lost_life_ends_the_episode_without_resetting_the_game(self):
-        """The game has 5 steps; lives are lost at 2 and at 4, and the no-operation at 5 ends it."""
+    def test_a_lost_life_is_a_termination_in_returns_only(self):
+        """Lives are lost at 2, 4, ...; the games have 5 and 10 steps."""
         env = AtariTerminalOnLifeLossWrapper(GymVectorEnvironment(
-            SerialVectorEnv([lambda: _Lives(4)]), env_info_keys=('lives', )))
-        steps = record(env, 9)
-        f, m, l = StepType.FIRST, StepType.MID, StepType.LAST
-        assert steps.step_type[:, 0].tolist() == [f, m, l, f, l, f, m, l, f, l]
-        assert steps.observation[:, 0, 1].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
-        assert steps.discount[2, 0] == 0 and steps.reward[3, 0] == 0
-
-    def test_a_game_that_ends_in_the_no_operation_after_a_lost_life_is_reset(self):
-        """Episode 1 has 3 steps: the life is lost at 2, the no-operation arrives at 3, the end."""
-        env = AtariTerminalOnLifeLossWrapper(GymVectorEnvironment(
-            SerialVectorEnv([lambda: _Lives(2), lambda: _Lives(9)]), env_info_keys=('lives', ), seed=0))
-        steps = record(env, 20)
-        assert steps.step_type[:4, 0].tolist() == [0, 1, 2, 0]
-        assert steps.observation[3, 0, :2].tolist() == [2, 0]
-        assert steps.observation[3, 1, :2].tolist() == [1, 3]
+            SerialVectorEnv([lambda: _Lives(4), lambda: _Lives(9)]), env_info_keys=('lives', ), seed=0))
+        plain = GymVectorEnvironment(SerialVectorEnv([lambda: _Lives(4), lambda: _Lives(9)]), seed=0)
+        env.reset(), plain.reset()
+        discounts = []
+        for _ in range(9):
+            time_step, same = env.step(torch.zeros(2, dtype=torch.int64)), plain.step(torch.zeros(2, dtype=torch.int64))
+            assert torch.equal(time_step.step_type, same.step_type)
+            assert torch.equal(time_step.observation, same.observation)
+            assert torch.equal(time_step.reward, same.reward)
+            discounts.append(time_step.discount.int().tolist())
+        # the sixth step is the first of a new game, with all lives
+        assert [x for x, _ in discounts] == [1, 0, 1, 0, 1, 1, 1, 0, 1]
+        assert [x for _, x in discounts] == [1, 0, 1, 0, 1, 0, 1, 0, 1]
 
     def test_an_environment_without_a_life_counter_is_refused(self):
         with pytest.raises(EnvironmentLoadError, match=r"env_info_keys=\('lives',\)"):

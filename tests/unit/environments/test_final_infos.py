@@ -3,7 +3,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import alfx
 from alfx.engine.remote.data_parallel import Ranks
@@ -63,6 +63,65 @@ def test_final_info_numbers_are_reported_only_when_an_episode_ends(kind):
         assert env.latest_final_infos() == [info for step in ends for info in step.values()]
     finally:
         env.close()
+
+
+class OtherVectorEnv(SyncVectorEnv):
+    """A subclass, whose environments alfx does not take over."""
+
+    def __init__(self, env_fns):
+        super().__init__(env_fns, autoreset_mode=AutoresetMode.NEXT_STEP)
+
+
+class Measuring(gymnasium.Env):
+    """Episodes of one step with one info."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (1, ), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, info):
+        self._info = info
+
+    def reset(self, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 0.0, True, False, self._info
+
+
+@pytest.mark.parametrize('infos, expected', [
+    (({'success': np.bool_(True)}, {'success': np.False_}), ({'success': 1}, {'success': 0})),
+    (({'score': 0}, {'score': 0.25}), ({'score': 0}, {'score': 0.25})),
+    (({'score': np.int8(1)}, {'score': 1000.5}), ({'score': 1}, {'score': 1000.5})),
+    (({'score': True}, {'score': 7}), ({'score': 1}, {'score': 7})),
+    (({'score': np.array(0.5)}, {'other': torch.tensor(2)}), ({'score': 0.5}, {'other': 2})),
+    (({'score': 'high'}, {'score': 0.5}), ({}, {'score': 0.5})),
+    (({'episode': {'r': np.float32(0.5), 'l': 3, 'text': '', 'deep': {'x': np.True_}}}, {'episode': {}}),
+     ({'episode/r': 0.5, 'episode/l': 3, 'episode/deep/x': 1}, {})),
+    (({0: 1.5}, {'vector': np.ones(2), 'list': [1], 'none': None}), ({}, {})),
+])
+@pytest.mark.parametrize('kind', [SerialVectorEnv, pytest.param(ProcessVectorEnv, marks=pytest.mark.processes)])
+def test_final_infos_have_the_values_that_the_environments_gave(kind, infos, expected):
+    with GymVectorEnvironment(kind([lambda info=info: Measuring(info) for info in infos])) as env:
+        env.reset()
+        env.step(torch.zeros(2, dtype=torch.int64))
+        assert env.final_infos() == {i: info for i, info in enumerate(expected) if info}
+
+
+def test_bools_of_numpy_are_reported_by_other_vector_environments():
+    with GymVectorEnvironment(OtherVectorEnv([lambda: Measuring({'success': np.True_})])) as env:
+        env.reset()
+        env.step(torch.zeros(1, dtype=torch.int64))
+        assert env.final_infos() == {0: {'success': 1}}
+
+
+def test_infos_of_a_vector_env_keep_arrays_and_objects():
+    env = SerialVectorEnv([lambda: Measuring({'a': np.ones(2), 'b': [1], 'c': 2, 'd': 'x'}),
+                           lambda: Measuring({'a': np.ones(3), 'b': [1, 2], 'c': 0.5})])
+    env.reset()
+    infos = env.step(np.zeros(2, int))[4]
+    assert [len(x) for x in infos['a']] == [2, 3] and infos['b'].tolist() == [[1], [1, 2]]
+    assert infos['c'].tolist() == [2.0, 0.5] and infos['d'].tolist() == ['x', None]
+    assert infos['_d'].tolist() == [True, False]
 
 
 def test_configured_infos_are_aggregated_as_configured_and_only_once():

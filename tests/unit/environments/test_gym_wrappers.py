@@ -9,7 +9,7 @@ from gymnasium import spaces
 from alfx.environments import gym_wrappers, suite_gym
 from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.gym_wrappers import (
-    BaseObservationWrapper, ContinuousActionClip, ContinuousActionMapping, DMAtariPreprocessing,
+    ActionMaskFromInfo, BaseObservationWrapper, ContinuousActionClip, ContinuousActionMapping, DMAtariPreprocessing,
     EpisodicRandomFrameCrop, FrameCrop, FrameFlip, FrameGrayScale, FrameResize, FrameSkip, FrameStack,
     ImageChannelFirst, NonEpisodicEnv, NormalizedAction, ObservationSubset, transform_space)
 from alfx.utils.extras import pip_install
@@ -271,6 +271,37 @@ class TestActions:
     def test_unbounded_actions_cannot_be_mapped(self):
         with pytest.raises(EnvironmentLoadError, match='put ContinuousActionClip before it'):
             NormalizedAction(self.nested())
+
+
+class TestActionMaskFromInfo:
+
+    @staticmethod
+    def masking(infos, **kwargs):
+        class Masking(ImageEnv):
+            def step(self, action):
+                return *super().step(action)[:4], infos[1]
+
+            def reset(self, *, seed=None, options=None):
+                return super().reset(seed=seed)[0], infos[0]
+
+        return ActionMaskFromInfo(Masking((2, 2, 3)), **kwargs)
+
+    def test_the_mask_of_each_info_becomes_a_field(self):
+        env = self.masking([{'valid': np.array([0, 1, 1, 0])}, {'valid': [True, False, False, False]}], key='valid')
+        observation, _ = env.reset()
+        assert observation in env.observation_space and observation['valid_action_mask'].tolist() == [0, 1, 1, 0]
+        observation = env.step(0)[0]
+        assert observation in env.observation_space and observation['valid_action_mask'].tolist() == [1, 0, 0, 0]
+        nested = ActionMaskFromInfo(env, 'valid')
+        assert list(nested.reset()[0]) == ['observation', 'valid_action_mask']
+
+    @pytest.mark.parametrize('info', [{}, {'action_mask': np.ones(3)}, {'action_mask': None},
+                                      {'action_mask': ['a'] * 4}])
+    def test_an_info_without_a_mask_of_all_actions_is_refused(self, info):
+        with pytest.raises(ValueError, match=r"expected info\['action_mask'\] of shape \(4,\), found"):
+            self.masking([info]).reset()
+        with pytest.raises(EnvironmentLoadError, match='expected a Discrete action'):
+            ActionMaskFromInfo(ImageEnv(action_space=spaces.MultiBinary(2)))
 
 
 def test_wrong_arguments_are_refused_by_name():

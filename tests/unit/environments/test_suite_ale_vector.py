@@ -37,6 +37,22 @@ def test_without_randomness_images_and_rewards_match_suite_atari(game):
     assert rewards >= 1 and (lasts >= 1 or game == 'Pong')
 
 
+@pytest.mark.parametrize('name, given, expected', [
+    ('PongNoFrameskip-v4', {}, 0.0), ('Breakout-v4', {}, 0.0), ('PongNoFrameskip-v0', {}, 0.25), ('Pong', {}, 0.25),
+    ('PongNoFrameskip-v4', {'sticky_action_probability': 0.5}, 0.5), ('Pong', {'sticky_action_probability': 0.0}, 0.0)])
+def test_actions_stick_as_the_id_is_registered(monkeypatch, name, given, expected):
+    made = []
+    original = suite_ale_vector._vector_env_class()
+
+    def vector_env(*args, **kwargs):
+        made.append(kwargs['repeat_action_probability'])
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(suite_ale_vector, '_vector_env_class', lambda: vector_env)
+    suite_ale_vector.load(name, **given)
+    assert made == [expected]
+
+
 @pytest.mark.parametrize('mode', ['NextStep', 'SameStep'])
 def test_the_sequence_is_the_same_whatever_the_autoreset_mode(mode):
     from ale_py.vector_env import AtariVectorEnv
@@ -79,7 +95,7 @@ def test_each_environment_of_suite_atari_may_have_its_own_limit():
         TimeLimit(env, [1, 2, 3])
 
 
-def test_a_lost_life_can_end_an_episode_while_the_game_continues():
+def test_a_lost_life_can_be_a_termination_within_the_episode():
     env = suite_ale_vector.load('Breakout', batch_size=2, screen_size=20, noop_max=0,
                                 alf_env_wrappers=[AtariTerminalOnLifeLossWrapper])
     env.seed(0)
@@ -87,8 +103,7 @@ def test_a_lost_life_can_end_an_episode_while_the_game_continues():
     lives = []
     for _ in range(200):
         time_step = env.step(torch.ones(2, dtype=torch.int64))
-        if time_step.is_last()[0]:
-            assert time_step.discount[0] == 0
+        if time_step.is_mid()[0] and time_step.discount[0] == 0:
             lives.append(int(time_step.env_info['lives'][0]))
     assert lives[:3] == [4, 3, 2]
 

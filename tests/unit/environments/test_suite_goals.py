@@ -1,6 +1,7 @@
 """Environments with goals: what is reached, when episodes end, what is told about success; gymnasium-robotics."""
 import re
 import sys
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -11,7 +12,7 @@ from test_suites import run, same_continuation
 from alfx.environments import suite_goals, suite_gym, suite_robotics
 from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.suite_goals import BitFlipEnv, PointGoalEnv
-from alfx.environments.suite_robotics import SuccessAtEnd
+from alfx.environments.suite_robotics import SuccessAtEnd, SuccessWrapper
 from alfx.utils.extras import pip_install
 
 
@@ -113,6 +114,31 @@ class TestSuccessAtEnd:
         assert [env.step([0.0])[-1]['success'] for _ in range(3)] == [0.0, 0.0, 0.0]
 
 
+class TestSuccessWrapper:
+
+    @pytest.mark.parametrize('limit, max_episode_steps, expected', [
+        (3, None, [0, 0, 1, 0, 0, 1]),     # the last step of the environment
+        (None, 2, [0, 1, 0, 0, 0, 0]),     # a limit outside the wrapper
+        (2, 3, [0, 1, 0, 1, 0, 1]), (3, 2, [0, 1, 0, 0, 1, 0]),
+    ])
+    def test_success_is_that_of_the_last_step(self, limit, max_episode_steps, expected):
+        class Reaching(gymnasium.Wrapper):
+
+            def step(self, action):
+                observation, reward, terminated, truncated, _ = self.env.step(action)
+                return observation, reward, terminated, truncated, {'is_success': np.bool_(True)}
+
+        env = SuccessWrapper(Reaching(gymnasium.make('Pendulum-v1', max_episode_steps=limit or -1)), max_episode_steps)
+        env.reset(seed=0)
+        found = []
+        for _ in range(6):
+            *_, truncated, info = env.step([0.0])
+            found.append(info['success'])
+            if truncated:
+                env.reset()
+        assert found == expected
+
+
 def test_a_missing_package_raises_with_the_extra_that_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, 'gymnasium_robotics', None)
     for name in [name for name in gymnasium.registry if name.startswith('Fetch')]:
@@ -127,6 +153,15 @@ class TestRobotics:
     @pytest.fixture(autouse=True)
     def robotics(self):
         pytest.importorskip('gymnasium_robotics')
+
+    @pytest.mark.parametrize('arguments, infos', [
+        (dict(use_success_wrapper=False), ()), (dict(use_success_wrapper=False, env_info_keys=['is_success']),
+                                                ['is_success']),
+        (dict(use_success_wrapper=False, gym_env_wrappers=[partial(SuccessWrapper, max_episode_steps=2)]),
+         ['success'])])
+    def test_the_success_wrapper_can_be_left_out_or_replaced(self, arguments, infos):
+        env = suite_robotics.load('FetchReach-v4', **arguments)
+        assert list(env.env_info_spec()) == list(infos)
 
     def test_goals_are_part_of_the_observation_and_rewards_are_sparse(self):
         env = suite_robotics.load('FetchReach-v4', batch_size=2)

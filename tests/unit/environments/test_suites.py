@@ -288,16 +288,33 @@ class TestAtari:
         assert time_step.observation.float().std() > 1
         assert env.render().shape == (210, 160, 3)
 
-    def test_a_lost_life_can_end_an_episode(self):
-        env = suite_atari.load('Breakout', alf_env_wrappers=[AtariTerminalOnLifeLossWrapper], noop_max=1)
+    @pytest.mark.parametrize('name, given, expected', [
+        ('PongNoFrameskip-v4', {}, 0.0), ('Breakout-v4', {}, 0.0), ('PongNoFrameskip-v0', {}, 0.25), ('Pong', {}, 0.25),
+        ('ALE/Pong-v5', {}, 0.25), ('PongNoFrameskip-v4', {'sticky_action_probability': 0.5}, 0.5),
+        ('Pong', {'sticky_action_probability': 0.0}, 0.0),
+        ('Pong', {'env_args': {'repeat_action_probability': 0.125}}, 0.125)])
+    def test_actions_stick_as_the_id_is_registered(self, name, given, expected):
+        env = suite_atari.load(name, **given)
+        assert env.gym.envs[0].unwrapped.ale.getFloat('repeat_action_probability') == expected
+
+    @pytest.mark.parametrize('make', [
+        partial(suite_atari.load, 'Breakout', noop_max=1), partial(suite_gym.load, 'ALE/Breakout-v5'),
+        lambda **kwargs: suite_gym.wrap_env(gymnasium.make('ALE/Breakout-v5'), **kwargs)],
+        ids=['suite_atari', 'suite_gym', 'wrap_env'])
+    def test_a_lost_life_can_be_a_termination_within_the_episode(self, make):
+        env = make(alf_env_wrappers=[AtariTerminalOnLifeLossWrapper])
         env.seed(0)
-        env.reset()
-        lives = []
+        lives, kinds, left = [], set(), float(env.reset().env_info['lives'])
         for _ in range(200):
             time_step = env.step(torch.ones(1, dtype=torch.int64))
-            lives.append((int(time_step.step_type), int(time_step.env_info['lives'])))
-        lasts = [left for kind, left in lives if kind == 2]
-        assert lasts[:3] == [4, 3, 2]
+            if time_step.is_mid() and float(time_step.env_info['lives']) < left:
+                assert time_step.discount.tolist() == [0]
+                lives.append(int(time_step.env_info['lives']))
+            elif time_step.is_mid():
+                assert time_step.discount.tolist() == [1]
+            left = float(time_step.env_info['lives'])
+            kinds.add(int(time_step.step_type))
+        assert lives[:3] == [4, 3, 2] and 1 in kinds
 
     @pytest.mark.parametrize('mode', ['NextStep', 'SameStep'])
     def test_the_games_own_vector_environment_fits(self, mode):

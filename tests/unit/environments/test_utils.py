@@ -1,7 +1,9 @@
-"""``create_environment`` and its ways to be told what to make."""
+"""``create_environment`` and its arguments."""
 from functools import partial
 
 import gin
+import gymnasium
+import numpy as np
 import pytest
 import torch
 
@@ -87,6 +89,23 @@ class TestCreateEnvironment:
             create_environment('x', env_load_fn=load, num_parallel_environments=2)
         with pytest.raises(EnvironmentLoadError, match='found a int'):
             create_environment('x', env_load_fn=lambda name: 3, num_parallel_environments=2, nonparallel=True)
+
+    @pytest.mark.parametrize('nonparallel', [True, pytest.param(False, marks=pytest.mark.processes)])
+    def test_images_of_an_environment_of_a_function_are_transposed(self, nonparallel):
+        class Images(gymnasium.Env):
+            observation_space = gymnasium.spaces.Box(0, 255, (5, 6, 3), np.uint8)
+            action_space = gymnasium.spaces.Discrete(2)
+
+            def reset(self, seed=None, options=None):
+                return np.full((5, 6, 3), [1, 2, 3], np.uint8), {}
+
+        with create_environment('x', env_load_fn=lambda name: Images(), num_parallel_environments=2,
+                                nonparallel=nonparallel) as env:
+            assert env.reset().observation[:, :, 0, 0].tolist() == [[1, 2, 3]] * 2
+        gin.bind_parameter('wrap_env.image_channel_first', False)
+        with create_environment('x', env_load_fn=lambda name: Images(), num_parallel_environments=2,
+                                nonparallel=nonparallel) as env:
+            assert env.observation_spec().shape == (5, 6, 3)
 
     def test_a_batch_of_environments_of_several_tasks(self):
         load = partial(MultitaskWrapper.load, suite_gym.load)

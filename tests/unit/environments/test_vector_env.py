@@ -2,6 +2,7 @@
 import multiprocessing
 import os
 import pickle
+import random
 import re
 import shutil
 import signal
@@ -16,6 +17,7 @@ from functools import partial
 import gymnasium
 import numpy as np
 import pytest
+import torch
 
 from alfx.environments.environment_group import EnvironmentGroup
 from alfx.environments.environment_errors import EnvironmentLoadError, EnvironmentStepError, UnsupportedOperationError
@@ -36,7 +38,7 @@ def raising(where: str, after: int = 2, count: int = 3):
 
 
 class SendingEnv(gymnasium.Env):
-    """Sends what it is told to at its second step."""
+    """Sends the given result at its second step."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2, ))
     action_space = gymnasium.spaces.Discrete(2)
@@ -77,6 +79,25 @@ class SendsFields(SendingEnv):
 
     def step(self, action):
         return {'small': np.zeros(1, np.float32), 'number': 1}, 0.0, False, False, {}
+
+
+class GlobalDice(gymnasium.Env):
+    """Observes draws of the generators of the process: of numpy, Python, torch, and of numpy in the constructor."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (4, ), np.float64)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self):
+        self.level = np.random.rand()  # noqa: NPY002
+
+    def reset(self, *, seed=None, options=None):
+        return self.draw(), {}
+
+    def draw(self):
+        return np.array([self.level, np.random.rand(), random.random(), torch.rand(1).item()])  # noqa: NPY002
+
+    def step(self, action):
+        return self.draw(), 0.0, False, False, {}
 
 
 def steps(env, count):
@@ -285,6 +306,26 @@ class TestSeeds:
         assert drawn[0] == drawn[1]
         assert [row[0] for row in drawn[0][:8]] != [row[1] for row in drawn[0][:8]]
 
+    @pytest.mark.processes
+    def test_global_generators_differ_between_processes_and_follow_the_seed(self):
+        def play(seed, count=2):
+            np.random.seed(seed)  # noqa: NPY002
+            env = ProcessVectorEnv([GlobalDice] * 3)
+            first, _ = env.reset(seed=None if seed is None else environment_seeds(seed, 3))
+            later = [env.step(np.zeros(3, int))[0] for _ in range(count)]
+            state = env.get_states()
+            more = env.step(np.zeros(3, int))[0]
+            env.set_states(state)
+            assert np.array_equal(more, env.step(np.zeros(3, int))[0])
+            env.close()
+            return np.stack([first, *later])
+
+        played = play(1)
+        assert len(np.unique(played[0])) == played[0].size and np.array_equal(played, play(1))
+        assert not (played == play(2)).any()
+        unseeded = play(None)
+        assert len(np.unique(unseeded[0])) == played[0].size
+
     @BOTH
     def test_a_wrong_number_of_seeds_and_a_wrong_mask_are_refused(self, make):
         env = make([CountEnv] * 2)
@@ -439,7 +480,7 @@ def _interrupt(*_):
 
 
 def _runs(pid):
-    """Whether there is such a process and it is no zombie that only waits for its parent."""
+    """Return whether the process exists and is not a zombie, which only waits for its parent."""
     try:
         with open(f'/proc/{pid}/stat') as file:
             return file.read().rpartition(')')[2].split()[0] != 'Z'

@@ -93,15 +93,21 @@ def test_fields_missing_in_the_experience_are_refused_by_name():
         buffer.keep_episodic_info = True
 
 
+@pytest.mark.parametrize('arguments', [
+    dict(gamma=0.5), dict(default_return=0.0), dict(reward_clip=(-1.0, 1.0)), dict(return_after_truncation=0.0),
+    dict(gamma=0.98, default_return=-1.0), {}])
+def test_arguments_of_returns_are_logged_if_no_returns_are_recorded(arguments, caplog):
+    caplog.set_level('INFO', 'alfx')
+    ReplayBuffer(SPEC, 1, 4, **arguments)
+    assert sorted(record.getMessage() for record in caplog.records) == [
+        f'ReplayBuffer.{argument} is not used: record_episodic_return is False' for argument in sorted(arguments)]
+
+
 def test_arguments_of_returns_that_do_not_fit_are_refused_by_name():
     for argument, value in (('gamma', 1.5), ('default_return', float('nan')), ('reward_clip', (1.0, -1.0)),
                             ('return_after_truncation', float('inf')), ('keep_episodic_info', False)):
         with pytest.raises(ValueError, match=rf'ReplayBuffer\.{argument}(: expected| must be)'):
             ReplayBuffer(SPEC, 1, 4, record_episodic_return=True, **{argument: value})
-    for argument, value in (('gamma', 0.5), ('default_return', 0.0), ('reward_clip', (-1.0, 1.0)),
-                            ('return_after_truncation', 0.0)):
-        with pytest.raises(ValueError, match=f'{argument}.* with record_episodic_return = False'):
-            ReplayBuffer(SPEC, 1, 4, **{argument: value})
     with pytest.raises(ValueError, match='recent_data_steps: expected no value with recent_data_ratio = 0'):
         ReplayBuffer(SPEC, 1, 4, recent_data_steps=2)
     buffer = ReplayBuffer(SPEC, 1, 4, record_episodic_return=True)

@@ -41,10 +41,20 @@ def test_two_buffers_and_one_of_all_environments_hold_the_same(prioritized, step
         assert torch.equal(a, b)
     shares = [make(2, prioritized), make(2, prioritized)]
     for rank, share in enumerate(shares):
-        share.load_state_dict(share.share_of_state(whole.state_dict(), rank, 2))
+        share.load_state_dict(share.split_state(whole.state_dict(), rank, 2))
         for a, b in zip(contents(share), contents(halves[rank])):
             assert torch.equal(a, b)
     if prioritized:
         assert torch.equal(*(buffer.state_dict()['priorities']['priorities'] for buffer in (joined, whole)))
         assert torch.equal(*(buffer.state_dict()['priorities']['newest'] for buffer in (joined, whole)))
         assert torch.equal(*(buffer.state_dict()['priorities']['priorities'] for buffer in (shares[1], halves[1])))
+
+
+def test_a_priority_that_was_set_counts_more_than_an_initial_one():
+    """New steps of the joined buffer get the largest priority that was set, 0.25, and not the initial 1."""
+    halves, joined = [make(1, True), make(1, True)], make(2, True)
+    for half in halves:
+        half.add_batch({'x': torch.zeros(1, 2), 'image': torch.zeros(1, 40, 40, dtype=torch.uint8)})
+    halves[1].update_priority(torch.tensor([0]), torch.tensor([0]), torch.tensor([0.25]))
+    joined.load_state_dict(joined.join_states([half.state_dict() for half in halves]))
+    assert joined.state_dict()['priorities']['newest'].tolist() == [0.25, 1.0]

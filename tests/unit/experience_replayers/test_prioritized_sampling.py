@@ -81,6 +81,40 @@ def test_new_steps_get_the_largest_priority_so_far():
         {0: 5 * 0.25 / 3.75, 1: 5 / 3.75, 2: 5 * 0.5 / 3.75, 3: 5 / 3.75, 4: 5 / 3.75})
 
 
+def test_new_steps_get_the_largest_priority_of_one_update():
+    buffer = filled(3)
+    set_priorities(buffer, {0: 0.5, 1: 4.0, 2: 2.0})
+    buffer.add_batch(torch.tensor([3]))
+    weights = {p: w for (_, p), (_, w) in shares(buffer).items()}
+    assert weights == pytest.approx({0: 4 * 0.5 / 10.5, 1: 16 / 10.5, 2: 8 / 10.5, 3: 16 / 10.5})
+
+
+def test_a_priority_of_a_step_without_room_for_a_sequence_waits():
+    """Sequences of 2 begin at 0 and 1 of 3 steps; the priority set at 2 counts once there is a fourth step."""
+    buffer = filled(3)
+    assert set(shares(buffer, 2)) == {(0, 0), (0, 1)}
+    set_priorities(buffer, {0: 1.0, 1: 2.0, 2: 3.0})
+    assert {p: w for (_, p), (_, w) in shares(buffer, 2).items()} == pytest.approx({0: 2 / 3, 1: 4 / 3})
+    buffer.add_batch(torch.tensor([3]))
+    assert {p: w for (_, p), (_, w) in shares(buffer, 2).items()} == pytest.approx({0: 0.5, 1: 1.0, 2: 1.5})
+
+
+def test_steps_that_become_context_are_no_longer_drawn():
+    buffer = filled(8, num_earliest_frames_ignored=2)
+    assert {position for _, position in shares(buffer)} == set(range(2, 8))
+    for _ in range(3):
+        buffer.add_batch(torch.tensor([9]))
+        buffer.get_batch(1, 1)
+    assert {p: w for (_, p), (_, w) in shares(buffer).items()} == dict.fromkeys(range(5, 11), 1.0)
+
+
+def test_uniform_batches_of_a_prioritized_buffer_ignore_priorities():
+    buffer = filled(4, recent_data_ratio=0.5)
+    set_priorities(buffer, {0: 0.0, 1: 0.0, 2: 0.0, 3: 9.0})
+    _, info = buffer.get_batch(4, 1, uniform=True)
+    assert sorted(info.positions.tolist()) == [0, 1, 2, 3] and info.importance_weights == ()
+
+
 def test_duplicate_sequences_get_the_last_priority():
     buffer = filled(2)
     buffer.update_priority(torch.tensor([0, 0, 0]), torch.tensor([1, 0, 1]), torch.tensor([9.0, 1.0, 3.0]))

@@ -6,7 +6,7 @@ import torch
 
 from alfx import nest
 from alfx.data_structures import BasicRLInfo, BasicRolloutInfo, Experience, StepType, time_step_spec
-from alfx.experience_replayers import row_store
+from alfx.experience_replayers import packed_storage
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 
@@ -51,8 +51,8 @@ def test_a_million_stacked_frames_take_no_more_than_7_2_gigabytes(kwargs):
 
 def test_a_mapped_storage_is_in_the_folder_and_leaves_nothing_there(tmp_path, monkeypatch):
     mapped = []
-    original = row_store.map_file
-    monkeypatch.setattr(row_store, 'map_file', lambda *args: mapped.append(args) or original(*args))
+    original = packed_storage.map_file
+    monkeypatch.setattr(packed_storage, 'map_file', lambda *args: mapped.append(args) or original(*args))
     folder = str(tmp_path / 'replay')
     buffer = ReplayBuffer(SPEC, 2, 5, memory_map_dir=folder, enable_checkpoint=True)
     assert [directory for directory, _ in mapped] == [folder, folder]

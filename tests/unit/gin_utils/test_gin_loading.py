@@ -1,5 +1,6 @@
 """Loading a conf: what it does when it is right, and what it says when it is wrong."""
 
+import math
 import os
 import re
 import sys
@@ -10,6 +11,7 @@ from typing import Annotated, Any, Literal, Optional, Union
 
 import gin
 import pytest
+import torch
 import torch.nn.functional as F
 
 from alfx import gin_utils
@@ -138,6 +140,75 @@ def test_includes_are_relative_and_later_bindings_override(conf):
     loaded = gin_utils.load(conf("include 'parts/base.gin'\nEngine.cylinders = 3"))
     assert (Engine().power, Engine().cylinders) == (2.5, 3)
     assert [os.path.basename(source.path) for source in loaded.sources] == ['car.gin', 'base.gin', 'engine.gin']
+
+
+@pytest.mark.parametrize('beside, here, expected', [(True, True, 3), (False, True, 2), (True, False, 3)])
+def test_an_include_is_beside_its_file_or_in_the_working_directory(conf, beside, here, expected):
+    """The folder of the including file comes first, then the working directory, as in gin, then the shipped confs."""
+    if here:
+        conf('Engine.power = 2.0', 'sac_pendulum.gin')
+    if beside:
+        conf('Engine.power = 3.0', 'parts/sac_pendulum.gin')
+    conf("include 'sac_pendulum.gin'", 'parts/middle.gin')
+    gin_utils.load(conf("include 'parts/middle.gin'", 'car.gin'))
+    assert Engine().power == expected
+
+
+@pytest.mark.parametrize('near', ['mine/sac_pendulum.gin', 'mine/deep/parts/sac_pendulum.gin'])
+def test_a_shipped_include_is_logged_if_a_file_nearby_has_its_name(conf, near, caplog):
+    conf('Engine.power = 2.0', near)
+    caplog.set_level('INFO', 'alfx')
+    loaded = gin_utils.load(conf("include 'sac_pendulum.gin'", 'mine/deep/car.gin'))
+    assert all(parsing.is_shipped(source.path) for source in loaded.sources[1:])
+    assert [record.getMessage() for record in caplog.records] == [
+        "mine/deep/car.gin:1: include 'sac_pendulum.gin' is the conf that comes with alfx, "
+        f'not {near}; write the path of the file to include it instead']
+
+
+def test_a_shipped_conf_includes_only_shipped_confs(conf):
+    conf('Engine.power = 2.0', 'sac.gin')
+    assert all(parsing.is_shipped(source.path) for source in gin_utils.load('sac_pendulum').sources)
+
+
+@pytest.mark.parametrize('value', [
+    '@Engine(power=2, cylinders=6)', '@big/Engine(power=2)', '@toys.Engine(power=%two, cylinders=6,)',
+    """@Engine(
+        power = 2,   # twice
+        cylinders = 6)""",
+    'functools.partial(@Engine, power=2, cylinders=6)', 'functools.partial(@big/Engine, power=2)'])
+def test_arguments_in_a_reference_are_a_separate_scope(conf, value):
+    gin_utils.load(conf(f'two = 2\nbig/Engine.cylinders = 6\nother/Car.seats = 3\nCar.engine = {value}\n'
+                        'Engine.power = 9.0\ndrive.optimizer = %two\nCar.paint = functools.partial(@elu, alpha=2.0)'))
+    car = Car()
+    assert car.paint(torch.tensor(-1.0)) == pytest.approx(2 * (math.exp(-1) - 1))
+    engine = car.engine() if 'partial' in value else car.engine
+    assert (engine.power, engine.cylinders, Engine().power, Engine().cylinders) == (2, 6, 9, 4)
+
+
+def test_references_with_arguments_can_be_nested_and_repeated(conf):
+    gin_utils.load(conf('garage.cars = [@Car(engine=@Engine(power=2)), @Car(engine=@Engine(power=3), seats=2)]'))
+    assert [(car.engine.power, car.seats) for car in garage()] == [(2, 4), (3, 2)]
+    assert unused() == []
+    gin_utils.load(conf('first = @Engine(power=2)\nCar.engine = %first'))
+    assert Car().engine.power == 2
+
+
+def test_an_override_replaces_the_arguments_in_a_reference(conf):
+    conf('Car.engine = @Engine(power=2, cylinders=6)')
+    gin_utils.load('car', ['Car.engine = @Engine(power=3)'])
+    assert (Car().engine.power, Car().engine.cylinders) == (3, 4)
+    gin_utils.load('car', ['Car.engine = @make_engine()'])
+    assert Car().engine.power == 1 and unused() == []
+
+
+@pytest.mark.parametrize('value, said', [
+    ('@Engine(2)', 'arguments in a reference are written name=value'), ('@Engine(power)', 'written name=value'),
+    ('@Engine(power=2', ''), ('@Engine(powr=2)', "car.gin:2: Engine has no parameter 'powr'"),
+    ("@Engine(power='x')", 'Engine.power expects float'), ('functools.partial(Engine, power=2)', 'Engine'),
+    ('functools.partial(@Engine(), power=2)', 'expects a reference without ()'),
+    ('functools.reduce(@Engine)', 'reduce')])
+def test_mistakes_in_the_arguments_of_a_reference_are_reported(conf, value, said):
+    assert said in message_of(conf(f'\nCar.engine = {value}\n'))
 
 
 def test_conf_param_overrides_the_file(conf):
@@ -328,6 +399,7 @@ def test_an_open_bracket_has_the_same_message_in_every_python(conf, monkeypatch)
     ("Car.doors = (1, 'two')", 'Car.doors expects Sequence[int]'),
     ('Car.name = 3', "text needs quotes: '3'"),
     ("Car.paint = 'elu'", 'a reference begins with @: @elu'),
+    ("Car.paint = '@elu'", 'a reference has no quotes: @elu'),
     ('Car.paint = @elu()', 'write @elu'),
     ('Car.fast = 2', 'Car.fast expects bool, found int 2'),
     ('Car.fast = 1.0', 'Car.fast expects bool, found float 1.0'),
@@ -578,7 +650,6 @@ def refused(conf_file, params=(), **kwargs):
     ('Engine.power = 3', 'the code that constructs Engine sets power itself, or an inner scope overrides it'),
     ('drive.optimizer = 3', 'drive is never constructed'),
     ('Engines.depth = 3', "Engines is never constructed: did you mean 'Engine'?"),
-    ('unmentioned = 3', 'no statement uses this macro'),
 ])
 def test_an_unused_user_binding_ends_the_run_with_a_suggestion(conf, line, hint):
     """End the run if a binding of the user is unused, and suggest the nearest used one."""
@@ -592,6 +663,17 @@ def test_an_unused_user_binding_ends_the_run_with_a_suggestion(conf, line, hint)
     gin_utils.load('base', [line], allow_unused=True)
     garage()
     gin_utils.refuse_unused(gin_utils.unused_bindings())
+
+
+def test_an_unused_macro_of_a_file_is_reported_and_not_fatal(conf, caplog):
+    gin_utils.load(conf('hiden_size = 3\nhidden_size = 4\nCar.engine = 3\nCar.seats = %hidden_size\n'
+                        'garage.cars = [@Car()]'))
+    garage()
+    gin_utils.refuse_unused(gin_utils.unused_bindings())
+    assert ('car.gin:1: this binding has not been used so far: hiden_size = 3 '
+            "(no statement uses this macro: did you mean 'hidden_size'?)") in caplog.text
+    message = refused('car', ['hiddn_size = 3'])
+    assert "no statement uses this macro: did you mean 'hidden_size'?" in message
 
 
 def test_lines_of_an_included_conf_may_be_idle(conf, caplog):
@@ -688,7 +770,29 @@ def test_finding_unused_bindings_takes_time_linear_in_the_conf(conf, monkeypatch
 @pytest.mark.parametrize('module, hint', [
     ('alf', "this package is called alfx: did you mean 'alfx'?"),
     ('alf.utils.schedulers', "this package is called alfx: did you mean 'alfx.utils.schedulers'?"),
-    ('alf.utils.common', 'remove the line'), ('alfx.math', 'remove the line'),
+    ('alf.utils.external_configurables', 'remove the line'), ('alfx.math', 'remove the line'),
     ('alfx.utils.schedulrs', "did you mean 'alfx.utils.schedulers'?")])
 def test_an_unknown_module_raises_with_a_suggestion(conf, module, hint):
     assert hint in message_of(conf(f'import {module}'))
+
+
+@pytest.mark.parametrize('files, problem', [
+    ({'mine': "include 'ppo.gin'\ninclude 'sac.gin'\n"}, r'sac.gin:6: Agent.rl_algorithm_cls = @SacAlgorithm, but '
+     r'\S+ppo.gin:5 sets it to @PPOAlgorithm: the conf includes two algorithms'),
+    ({'mine': "include 'dqn.gin'\ninclude 'other.gin'\n", 'other': "include 'ppg.gin'\n"}, 'two algorithms'),
+    ({'mine': "include 'ppo.gin'\ninclude 'es.gin'\n"}, 'TrainerConfig.algorithm_ctor'),
+    ({'mine': "include 'ppo.gin'\ninclude 'mbpo.gin'\n"}, 'two algorithms'),
+    ({'mine': "include 'ppo.gin'\ninclude 'sac.gin'\nAgent.rl_algorithm_cls = @SacAlgorithm\n"}, None),
+    ({'mine': "include 'other.gin'\n", 'other': "include 'ppo.gin'\nAgent.rl_algorithm_cls = @PPGAlgorithm\n"}, None),
+    ({'mine': "include 'ppo.gin'\ninclude 'other.gin'\n", 'other': "include 'ppo.gin'\n"}, None),
+    ({'mine': "include 'sac.gin'\ninclude 'mbpo.gin'\n"}, None),
+])
+def test_two_included_algorithms_are_an_error(tmp_path, files, problem):
+    for name, text in files.items():
+        (tmp_path / f'{name}.gin').write_text(text)
+    if problem is None:
+        gin_utils.load(str(tmp_path / 'mine.gin'))
+    else:
+        with pytest.raises(ConfError, match=problem):
+            gin_utils.load(str(tmp_path / 'mine.gin'))
+    gin_utils.clear()

@@ -185,6 +185,14 @@ def test_length_and_cadence_may_change(conf):
     gin_utils.load(None, params, root_dir='run')
 
 
+def test_what_messages_suggest_after_a_failed_step_may_change(conf):
+    start_run(conf)
+    params = ['create_environment.max_restarts=3', 'create_environment.worker_timeout=60.0']
+    gin_utils.load(None, params, root_dir='run')
+    with pytest.raises(ConfError, match='env_name'):
+        gin_utils.load(None, [*params, "create_environment.env_name='Acrobot-v1'"], root_dir='run')
+
+
 def test_another_conf_is_refused_with_differences_and_a_remedy(conf):
     start_run(conf)
     conf("include 'base.gin'\nBoat.seats = 2\nfront/Motor.fins = 6")

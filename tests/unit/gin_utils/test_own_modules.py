@@ -1,6 +1,7 @@
 """Modules of one's own beside a conf: found, kept in the run folder, used when the run goes on."""
 import logging
 import os
+import shutil
 import sys
 
 import pytest
@@ -141,3 +142,70 @@ def test_a_run_folder_is_moved_and_evaluated_where_the_module_is_not(tmp_path):
     said = run('evaluate', str(tmp_path / 'moved'), '--num_episodes', '1', '--mode', 'greedy')
     number = float(said.split('return ')[1].split()[0].rstrip(','))
     assert number % 3 == 0 and number >= 24  # three for each step, and no policy falls before the eighth
+
+
+READER = """
+import pathlib
+
+HERE = pathlib.Path(__file__).parent
+VALUE = (HERE / 'own_data' / 'values.csv').read_text()
+MODEL = (HERE / 'own_arm.xml').read_bytes()
+LEVELS = [path.read_text() for path in sorted(HERE.glob('own_level_*.txt'))]
+"""
+
+
+@pytest.fixture
+def reader(tmp_path, forget):
+    """A module that reads files beside itself; returns the run folder of a conf that imports it."""
+    folder, run = tmp_path / 'a', str(tmp_path / 'run')
+    (folder / 'own_data').mkdir(parents=True)
+    (folder / 'own_reader.py').write_text(READER)
+    (folder / 'own_data' / 'values.csv').write_text('1,2')
+    (folder / 'own_arm.xml').write_bytes(b'<mesh file="own_hand.stl"/>\xff')
+    (folder / 'own_hand.stl').write_bytes(bytes(range(256)))
+    (folder / 'own_level_1.txt').write_text('one')
+    (folder / 'own_other.txt').write_text('not named')
+    (folder / 'mine.gin').write_text("import own_reader\ninclude 'ppo_cart_pole.gin'\n")
+    gin_utils.write_conf(run, gin_utils.load(str(folder / 'mine.gin')), [])
+    del sys.modules['own_reader']
+    return run
+
+
+def test_files_that_a_module_names_are_copied(reader, tmp_path):
+    names = {'own_reader.py', 'own_data', 'own_arm.xml', 'own_hand.stl'}
+    assert {name for name in os.listdir(f'{reader}/conf') if name.startswith('own_')} == names
+    shutil.move(tmp_path / 'a', tmp_path / 'gone')
+    gin_utils.load(None, root_dir=reader, same_run=False)
+    module = sys.modules['own_reader']
+    assert (module.VALUE, module.MODEL[-1], module.LEVELS) == ('1,2', 255, [])
+    assert (tmp_path / 'run/conf/own_hand.stl').read_bytes() == bytes(range(256))
+
+
+def test_unchanged_originals_are_used_with_all_their_files(reader, tmp_path):
+    gin_utils.load(None, root_dir=reader, same_run=False)
+    assert sys.modules['own_reader'].LEVELS == ['one']
+    del sys.modules['own_reader']
+    (tmp_path / 'a' / 'own_data' / 'values.csv').write_text('3,4')
+    gin_utils.load(None, root_dir=reader, same_run=False)
+    assert sys.modules['own_reader'].VALUE == '1,2'
+
+
+def test_a_missing_file_of_a_copied_module_is_explained(reader, tmp_path):
+    shutil.move(tmp_path / 'a', tmp_path / 'gone')
+    os.remove(f'{reader}/conf/own_arm.xml')
+    with pytest.raises(gin_utils.ConfError, match='copy the files that it reads there too'):
+        gin_utils.load(None, root_dir=reader, same_run=False)
+
+
+def test_data_of_a_package_is_copied_up_to_a_limit(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(own_modules, '_MOST_BYTES', 1000)
+    assets = tmp_path / 'own_package' / 'assets'
+    assets.mkdir(parents=True)
+    (tmp_path / 'own_package' / '__init__.py').write_text('import own_package.inner\n' + '#' * 2000)
+    (tmp_path / 'own_package' / 'inner.py').write_text('')
+    (assets / 'small.bin').write_bytes(b'1' * 900)
+    (assets / 'large.bin').write_bytes(b'1' * 1001)
+    with caplog.at_level(logging.INFO):
+        found = own_modules.copies([('own_package', str(tmp_path))])
+    assert sorted(os.path.basename(file.name) for file in found) == ['__init__.py', 'inner.py', 'small.bin']
+    assert 'too large or too many: own_package/assets/large.bin' in caplog.text

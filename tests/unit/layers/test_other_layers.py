@@ -210,10 +210,19 @@ def test_random_crop_cuts_each_image_at_its_own_place():
     assert set(rows.tolist()) == set(range(8)) and set(columns.tolist()) == set(range(7))
 
 
-def test_random_crop_pads_with_zeros():
-    crops = layers.RandomCrop(4, padding=1)(torch.ones(3, 2, 1, 4, 4))
-    assert crops.shape == (3, 2, 1, 4, 4)
-    assert set(crops.unique().tolist()) == {0.0, 1.0}
+@pytest.mark.parametrize('padding, expected', [
+    (1, [[1, 1, 2, 2], [1, 1, 2, 2], [3, 3, 4, 4], [3, 3, 4, 4]]),
+    ((0, 1), [[1, 1, 2, 2], [3, 3, 4, 4]]),
+    ((2, 0, 0, 1), [[1, 1, 1, 2], [3, 3, 3, 4], [3, 3, 3, 4]]),
+])
+def test_random_crop_repeats_the_border(padding, expected):
+    image = torch.arange(1., 5.).view(1, 1, 2, 2)
+    crops = layers.RandomCrop((len(expected), len(expected[0])), padding=padding)(image)
+    assert crops[0, 0].tolist() == expected
+
+
+def test_random_crop_takes_any_leading_dimensions_of_large_enough_images():
+    assert layers.RandomCrop(4, padding=1)(torch.ones(3, 2, 1, 4, 4)).shape == (3, 2, 1, 4, 4)
     with pytest.raises(ValueError, match='cannot crop'):
         layers.RandomCrop(5)(torch.ones(1, 1, 4, 4))
 
@@ -251,8 +260,10 @@ def test_fixed_decoding_evaluates_the_basis():
     cheb = layers.FixedDecodingLayer(3, 3, 'cheb', tau=1.0).weight
     torch.testing.assert_close(cheb, torch.tensor([[1.0, -1, 1], [1, 0, -1], [1, 1, 1]]))
     rbf = layers.FixedDecodingLayer(2, 3, 'rbf', sigma=0.5).weight
-    # centers -1 and 1; distance 1 gives exp(-1 / (2 * 0.25)) = exp(-2), distance 2 gives exp(-8)
-    torch.testing.assert_close(rbf, torch.exp(torch.tensor([[0.0, -8], [-2, -2], [-8, 0]])))
+    # centers -1 and 1; distance 1 gives exp(-1 / 0.25) = exp(-4), distance 2 gives exp(-16)
+    torch.testing.assert_close(rbf, torch.exp(torch.tensor([[0.0, -16], [-4, -4], [-16, 0]])))
+    # distance 2 / 7: exp(-4 / 49)
+    assert float(layers.FixedDecodingLayer(8, 8)(torch.eye(8))[0, 1]) == pytest.approx(0.9216, abs=1e-4)
     haar = layers.FixedDecodingLayer(4, 4, 'haar', tau=1.0).weight
     root = 2**0.5
     torch.testing.assert_close(haar, torch.tensor([[1, 1, root, 0], [1, 1, -root, 0], [1, -1, 0, root],

@@ -17,15 +17,21 @@ def test_concat_takes_the_tensors_of_the_mask_in_visiting_order():
         utils.NestConcat({'a': True, 'b': True})(nested)
 
 
-def test_concat_along_another_dimension():
-    x = torch.zeros(5, 2, 4)
-    assert utils.NestConcat(dim=1)((x, x)).shape == (5, 4, 4)
-    assert utils.NestConcat(dim=-2)((x, x)).shape == (5, 4, 4)
-    stacked = torch.zeros(5, 3, 2, 4)
-    assert utils.NestConcat(dim=1).make_parallel(3)((stacked, stacked)).shape == (5, 3, 4, 4)
-    assert utils.NestConcat().make_parallel(3)((stacked, stacked)).shape == (5, 3, 2, 8)
-    with pytest.raises(ValueError, match='batch dimension'):
-        utils.NestConcat(dim=0)
+@pytest.mark.parametrize('dim, shape', [(0, (4, 4, 6)), (1, (2, 8, 6)), (2, (2, 4, 12)), (-1, (2, 4, 12)),
+                                        (-3, (4, 4, 6))])
+def test_concat_counts_dimensions_without_the_batch(dim, shape):
+    x = torch.zeros(5, 2, 4, 6)
+    concat = utils.NestConcat(dim=dim)
+    assert concat((x, x)).shape == (5, *shape)
+    assert concat((TensorSpec((2, 4, 6)), TensorSpec((2, 4, 6)))).shape == shape
+    stacked = x[:, None].expand(5, 3, 2, 4, 6)
+    assert concat.make_parallel(3)((stacked, stacked)).shape == (5, 3, *shape)
+
+
+@pytest.mark.parametrize('dim', [1, -2])
+def test_concat_never_joins_the_batch_dimension(dim):
+    with pytest.raises(ValueError, match=f'expected tensors with dimension {dim} besides the batch dimension'):
+        utils.NestConcat(dim=dim)((torch.zeros(5, 2), torch.zeros(5, 2)))
 
 
 def test_sum_product_and_outer_product():

@@ -258,14 +258,21 @@ def test_gradients_of_the_concentrations_are_clipped(clip):
     assert largest == pytest.approx(5 * 0.01 * (1 - math.exp(-1)), rel=1e-4) if clip else largest > 100
 
 
+@pytest.mark.parametrize('bounds, expected', [((0, 100), -0.5524), ((-50, 50), -0.5524), ((-1, 1), -0.391)])
+def test_the_scale_of_a_truncated_distribution_is_in_units_of_the_action(bounds, expected):
+    # scale log 2, density at the center 1 / (log 2 sqrt(2 pi)); within [-1, 1]: divided by erf(1 / (log 2 sqrt 2))
+    network = TruncatedProjectionNetwork(4, BoundedTensorSpec((1, ), torch.float32, *bounds))
+    dist, _ = network(torch.zeros(1, 4))
+    assert float(dist.log_prob(torch.tensor([[sum(bounds) / 2]]))) == pytest.approx(expected, abs=1e-3)
+
+
 def test_truncated_distributions_stay_within_the_bounds():
     network = TruncatedProjectionNetwork(4, BOX, state_dependent_scale=True, min_scale=0.5, max_scale=0.6,
                                          projection_output_init_gain=10.0)
     dist, _ = network(X)
     samples = dist.rsample((500, ))
     assert bool((samples >= torch.tensor([-1.0, 0.0])).all()) and bool((samples <= torch.tensor([1.0, 6.0])).all())
-    relative = dist.scale / torch.tensor([1.0, 3.0])
-    assert 0.5 <= float(relative.detach().min()) and float(relative.detach().max()) <= 0.6 + 1e-6
+    assert 0.5 <= float(dist.scale.detach().min()) and float(dist.scale.detach().max()) <= 0.6 + 1e-6
     raw = network._projection_layer(X)[:, :2]
     torch.testing.assert_close(dist.loc, torch.tanh(raw) * torch.tensor([1.0, 3.0]) + torch.tensor([0.0, 3.0]))
     other, _ = TruncatedProjectionNetwork(4, BOX, dist_ctor=TruncatedCauchy, loc_transform=torch.sin)(X)
@@ -286,6 +293,27 @@ def test_one_hot_actions_let_gradients_through(mode):
     for spec in (BOX, BoundedTensorSpec((), torch.int64, 0, 1), TensorSpec((3, ))):
         with pytest.raises(SpecError, match='one-hot'):
             OnehotCategoricalProjectionNetwork(4, spec)
+
+
+@pytest.mark.parametrize('mode, has_gradient', [('plain', False), ('st', True), ('gumbel', True), ('st-gumbel', True)])
+@pytest.mark.parametrize('spec, count', [
+    (BoundedTensorSpec((1, ), torch.float32, 0, 4), 5), (BoundedTensorSpec((1, ), torch.int64, 2, 4), 3),
+    (BoundedTensorSpec((1, ), torch.float32, 0, 1), 2), (BoundedTensorSpec((4, ), torch.float32, 0, 1), 4)])
+def test_one_hot_categories_are_the_values_of_a_scalar_or_a_vector(mode, has_gradient, spec, count):
+    dist, _ = OnehotCategoricalProjectionNetwork(4, spec, mode=mode)(X)
+    assert dist.event_shape == (count, ) and dist.has_rsample == has_gradient
+    sample = dist.sample()
+    assert sample.shape == (5, count) and sample.sum(-1).tolist() == [1] * 5
+    assert dist.log_prob(sample).shape == (5, )
+
+
+@pytest.mark.parametrize('head', [NormalProjectionNetwork, CauchyProjectionNetwork, TruncatedProjectionNetwork])
+@pytest.mark.parametrize('state_dependent', [True, False])
+def test_a_whole_number_may_be_the_initial_bias_of_a_scale(head, state_dependent):
+    name = 'std' if head is NormalProjectionNetwork else 'scale'
+    arguments = {f'{name}_bias_initializer_value': 0, f'state_dependent_{name}': state_dependent}
+    network = head(4, BOX, **arguments)
+    assert network(X)[0].batch_shape == (5, ) and all(p.is_floating_point() for p in network.parameters())
 
 
 def test_a_mixture_weighs_its_components():

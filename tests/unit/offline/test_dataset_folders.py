@@ -142,3 +142,68 @@ def test_a_score_is_0_for_random_and_100_for_expert():
     assert normalized_score(-700.0, (-1200.0, -200.0)) == 50
     with pytest.raises(ValueError, match='higher'):
         normalized_score(0.0, (1.0, 1.0))
+
+
+def changed(path, change):
+    """Change the manifest of a dataset."""
+    manifest = json.loads((path / 'dataset.json').read_text())
+    change(manifest)
+    (path / 'dataset.json').write_text(json.dumps(manifest))
+
+
+def _put(*keys_and_value):
+    *keys, last, value = keys_and_value
+
+    def change(manifest):
+        for key in keys:
+            manifest = manifest[key]
+        manifest[last] = value
+    return change
+
+
+@pytest.mark.parametrize('change, message', [
+    (_put('data', 3), 'data: expected text, found 3'), (_put('arrays', []), r'arrays: expected a dict, found \[\]'),
+    (_put('arrays', 'reward', None), 'arrays.reward: expected a dict, found None'),
+    (_put('arrays', 'reward', 'file', {}), 'arrays.reward.file: expected text'),
+    (_put('about', 'x'), 'about: expected'),
+    (_put('version', True), 'version: expected an integer, found True'),
+    (_put('episodes', -1), 'episodes: expected an'),
+    (_put('about', 'env_name', 3), 'about.env_name: expected text'),
+    (_put('actions', '5'), 'actions: expected an integer'),
+    (_put('about', 'reference_returns', [1]), 'about.reference_returns: expected'),
+    (_put('about', 'reference_returns', ['a', 'b']), 'about.reference_returns: expected'),
+    (_put('about', 'action_bounds', {'': 3}), 'about.action_bounds.: expected a list, found 3'),
+    (_put('about', 'specs', {'observation': {}}), "about.specs: expected an entry 'action'"),
+    (_put('about', 'specs', {key: {'': {'shape': [10**9], 'dtype': 'float32'}}
+                             for key in ('observation', 'action', 'reward')}), 'expected shape .*, as in the arrays')])
+def test_wrong_types_in_the_manifest_are_named(tmp_path, change, message):
+    dataset_folder.write(str(tmp_path), make(), {})
+    changed(tmp_path, change)
+    with pytest.raises(DatasetError, match=f'dataset.json: .*{message}(.|\n)*record the dataset again'):
+        dataset_folder.read(str(tmp_path))
+
+
+def test_big_endian_arrays_are_read_as_native_numbers(tmp_path):
+    episodes = make()
+    swapped = episodes._replace(reward=episodes.reward.astype('>f4'), lengths=episodes.lengths.astype('>i8'))
+    dataset_folder.write(str(tmp_path), swapped, {})
+    read = dataset_folder.read(str(tmp_path)).episodes
+    assert read.reward.dtype.isnative and np.array_equal(read.reward, episodes.reward)
+    assert read.lengths.dtype.isnative and np.array_equal(read.lengths, episodes.lengths)
+
+
+@pytest.mark.parametrize('array', [np.zeros(3, 'S4'), np.zeros(3, np.complex64), np.zeros(3, np.longdouble)])
+def test_arrays_of_other_types_are_refused(tmp_path, array):
+    dataset_folder.write(str(tmp_path), make()._replace(reward=array), {})
+    with pytest.raises(DatasetError, match='reward.npy: expected an array of numbers of at most 64 bits, found'):
+        dataset_folder.read(str(tmp_path))
+
+
+@pytest.mark.parametrize('create', [os.mkfifo, os.mkdir, lambda path: path.symlink_to('/dev/zero')])
+def test_a_pipe_in_place_of_an_array_does_not_block(tmp_path, create):
+    dataset_folder.write(str(tmp_path), make(), {})
+    path, = tmp_path.glob('data-*/reward.npy')
+    path.unlink()
+    create(path)
+    with pytest.raises(DatasetError, match='reward.npy: cannot be read: .*expected a file, found a'):
+        dataset_folder.read(str(tmp_path))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers.offline_agents import file_of_alf
 
+import alfx
 from alfx import nest
 from alfx.algorithms.data_transformer import FrameStacker
 from alfx.data_structures import BasicRLInfo, Experience, StepType, add_batch_info, time_step_spec
@@ -18,6 +19,7 @@ from alfx.offline import dataset_loading
 from alfx.offline import dataset_sources
 from alfx.offline.buffer import make_buffer
 from alfx.offline.dataset_episodes import Episodes
+from alfx.offline.dataset_files import DatasetError
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 from alfx.utils.checkpoint_utils import Checkpointer
 
@@ -210,3 +212,13 @@ def test_datasets_are_read_identically_by_every_route(tmp_path):
         assert np.array_equal(other.observation[''], read[0].observation[''])
         assert np.array_equal(other.reward, read[0].reward) and np.array_equal(other.discount, read[0].discount)
         assert np.array_equal(other.action[''], read[0].action['']) and np.array_equal(other.lengths, read[0].lengths)
+
+
+def test_a_run_with_an_empty_replay_buffer_has_no_episode(tmp_path):
+    run = str(tmp_path / 'run')
+    alfx.train('ppo_cart_pole', {'create_environment.num_parallel_environments': 1, 'TrainerConfig.num_iterations': 1,
+                                 'TrainerConfig.num_env_steps': 0, 'TrainerConfig.unroll_length': 8,
+                                 'TrainerConfig.num_updates_per_train_iter': 1, 'TrainerConfig.mini_batch_size': 8,
+                                 'TrainerConfig.evaluate': False}, run)
+    with pytest.raises(DatasetError, match='ckpt-1: its replay buffer contains no episode\n.*on-policy'):
+        dataset_sources.read(run)

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from alfx import optimizers
-from alfx.optimizers import SGD, Adam, AdamTF, AdamW, RMSprop
+from alfx.optimizers import SGD, Adam, AdamTF, AdamW, RAdam, RMSprop
 from alfx.optimizers.clipping import clip_divisor, global_norm
 
-ALL = [Adam, AdamW, AdamTF, SGD, RMSprop]
+ALL = [Adam, AdamW, AdamTF, SGD, RMSprop, RAdam]
 SHAPES = [(3, 4), (4, ), (2, 1, 3), ()]
 
 
@@ -95,7 +95,7 @@ class TestEveryOptimizer:
 
     def test_saving_without_pickle_and_loading_continues_unchanged(self, cls):
         parameters = make_parameters()
-        kwargs = {} if cls in (AdamW, Adam, AdamTF) else {'momentum': 0.9}
+        kwargs = {} if cls in (AdamW, Adam, AdamTF, RAdam) else {'momentum': 0.9}
         optimizer = cls(parameters[:2], lr=0.1, **kwargs)
         run(optimizer, parameters, range(2))
         optimizer.add_param_group({'params': parameters[2:], 'lr': 0.3})
@@ -113,7 +113,7 @@ class TestEveryOptimizer:
 
     def test_a_loaded_state_is_a_copy(self, cls):
         parameters, others = make_parameters(), make_parameters()
-        kwargs = {} if cls in (AdamW, Adam, AdamTF) else {'momentum': 0.9}
+        kwargs = {} if cls in (AdamW, Adam, AdamTF, RAdam) else {'momentum': 0.9}
         optimizer, other = cls(parameters, lr=0.1, **kwargs), cls(others, lr=0.1, **kwargs)
         run(optimizer, parameters, range(2))
         state = optimizer.state_dict()

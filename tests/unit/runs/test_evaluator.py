@@ -14,7 +14,7 @@ from helpers.trainer_fakes import SmallPolicy, WalkEnv, make_config
 
 from alfx import AlgStep, context
 from alfx.engine.remote.policy_state import load_policy_state, policy_state
-from alfx.runs import building
+from alfx.runs import building, evaluator
 from alfx.utils import random_state
 from alfx.trainers.async_evaluator import Evaluator
 from alfx.runs.evaluator import SyncEvaluator, evaluate, read_results
@@ -64,6 +64,14 @@ def test_truncated_episodes_are_distinguished_from_terminated_ones(algorithm):
 
     env.step = step_cut_off
     assert evaluate(env, algorithm, 4).statistics()['complete'] == 0.75
+
+
+def test_an_episode_that_does_not_end_is_logged(algorithm, monkeypatch, caplog):
+    monkeypatch.setattr(evaluator, '_LONG_EPISODE', 10)
+    evaluate(WalkEnv(2, lengths=[8, 8]), algorithm, 4)
+    assert not caplog.records
+    evaluate(WalkEnv(1, lengths=[45]), algorithm, 1)
+    assert [record.args[0] for record in caplog.records] == [10, 20, 40] and 'max_episode_steps' in caplog.text
 
 
 def test_no_episode_is_an_error(algorithm):

@@ -124,3 +124,33 @@ def test_the_policy_is_the_same_in_onnx(remembering, tmp_path):
     path = str(tmp_path / 'policy.onnx')
     assert exporting.export_to(path, policy, env, 'a policy', {}, num_steps=200) <= 1e-5
     assert os.path.getsize(path) > 0
+
+
+@pytest.mark.parametrize('value', [float('nan'), float('inf')])
+def test_weights_that_are_not_finite_are_not_exported(tmp_path, value):
+    policy, env = policy_of('ppo_cart_pole', tmp_path)
+    with torch.no_grad():
+        for name, parameter in policy._algorithm.named_parameters():
+            parameter.view(-1)[0] = value if 'value_network' in name else 0.0
+    exporting.export(policy, 'a policy')  # the file does not contain the critic
+    with torch.no_grad():
+        next(p for name, p in policy._algorithm.named_parameters() if 'actor' in name).view(-1)[0] = value
+    with pytest.raises(exporting.ExportError, match='expected finite weights, found NaN or infinite ones in .*actor'):
+        exporting.export_to(str(tmp_path / 'policy.pt2'), policy, env, 'a policy', {})
+    env.close()
+    gin_utils.clear()
+    assert 'policy.pt2' not in os.listdir(tmp_path)
+
+
+def test_a_full_disk_is_an_error_and_leaves_no_file(remembering, tmp_path, monkeypatch):
+    policy, env = remembering
+    monkeypatch.setattr(exporting, 'load', lambda path: (_ for _ in ()).throw(OSError(28, 'No space left on device')))
+    with pytest.raises(OSError, match='No space'):
+        exporting.export_to(str(tmp_path / 'policy.pt2'), policy, env, 'a policy', {})
+    assert not [name for name in os.listdir(tmp_path) if 'policy' in name]
+
+
+def test_a_folder_is_refused_before_the_work_is_done(tmp_path):
+    (tmp_path / 'policy.pt2').mkdir()
+    with pytest.raises(ConfError, match='policy.pt2 is a folder'):
+        exporting.check_path(str(tmp_path / 'policy.pt2'))

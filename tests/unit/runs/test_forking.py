@@ -1,5 +1,7 @@
 """A run that begins at a checkpoint of another one."""
+import errno
 import os
+import shutil
 import sys
 
 import numpy as np
@@ -11,7 +13,7 @@ from alfx import gin_utils
 from alfx.runs import forking
 from alfx.reports import comparing
 from alfx.runs import run_files
-from alfx.utils.checkpoint_utils import Checkpointer, read_checkpoint
+from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError, read_checkpoint
 
 SMALL = {'create_environment.num_parallel_environments': 2, 'TrainerConfig.num_iterations': 6,
          'TrainerConfig.num_env_steps': 0, 'TrainerConfig.unroll_length': 8, 'TrainerConfig.mini_batch_size': 8,
@@ -87,3 +89,41 @@ def test_the_command_creates_the_folder_and_prints_how_to_start_it(run, tmp_path
     assert f'train --root_dir {tmp_path / "new"}' in done.stdout and 'ppo/Adam.lr=1e-5' in done.stdout
     assert forking.branched_at(str(tmp_path / 'new')) == steps_of(run)[-1]
     assert forking.branched_at(run) is None
+
+
+def test_a_fork_of_a_damaged_checkpoint_creates_nothing(run, tmp_path):
+    shutil.copytree(run, tmp_path / 'run')
+    path = Checkpointer(run_files.checkpoint_dir(str(tmp_path / 'run'))).path(steps_of(run)[-1])
+    os.truncate(path, os.path.getsize(path) - 100)
+    with pytest.raises(CheckpointError, match='is damaged'):
+        forking.branch(str(tmp_path / 'run'), 'latest', [], str(tmp_path / 'fork'))
+    assert os.listdir(tmp_path) == ['run']
+
+
+@pytest.mark.parametrize('error', [OSError(errno.ENOSPC, 'No space left on device'), KeyboardInterrupt()])
+def test_a_fork_that_fails_halfway_leaves_no_folder(run, tmp_path, monkeypatch, error):
+    def fail(*args):
+        raise error
+
+    monkeypatch.setattr(shutil, 'copy2', fail)
+    with pytest.raises(type(error)):
+        forking.branch(run, 'latest', [], str(tmp_path / 'fork'))
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize('text', ['', '{', '[]', '{"step": "3"}', '{"step": 1e999}', '{"step": -1}', 'caf\xe9'])
+def test_a_damaged_record_of_a_fork_is_named(tmp_path, text):
+    (tmp_path / 'train').mkdir()
+    (tmp_path / 'train' / 'branch.json').write_bytes(text.encode('latin1'))
+    with pytest.raises(gin_utils.ConfError, match='branch.json is damaged: .*expected .*, found'):
+        forking.branched_at(str(tmp_path))
+
+
+def test_an_untrusted_run_that_imports_modules_is_not_forked(run, tmp_path):
+    shutil.copytree(run, tmp_path / 'run')
+    for name in ('operative.gin', 'config.gin'):
+        path = tmp_path / 'run' / 'conf' / name
+        path.write_text('import this_module_is_not_imported\n' + path.read_text())
+    with pytest.raises(gin_utils.ConfError, match='not allowed with --untrusted'):
+        forking.branch(str(tmp_path / 'run'), 'latest', [], str(tmp_path / 'fork'), trusted=False)
+    assert os.listdir(tmp_path) == ['run']

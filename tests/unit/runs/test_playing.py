@@ -6,6 +6,7 @@ import torch
 from helpers.trainer_fakes import SmallPolicy, WalkEnv, WalkTrainer, make_config
 
 from alfx import AlgStep, StepType
+from alfx.environments.environment_errors import UnsupportedOperationError
 from alfx.gin_utils import ConfError
 from alfx.summary import render
 from alfx.runs import building
@@ -84,6 +85,44 @@ def test_a_video_holds_every_step_and_the_frames_added_at_the_end(root_dir, tmp_
     # 31 + 2 * 10 + 20 columns: environment, the field of two numbers, its scale; padded to even numbers
     assert frames[0].shape[:2] == (22, 72)
     assert not render.is_rendering_enabled()
+
+
+class FlickeringEnv(PictureEnv):
+    """Renders no image at first, then one that grows."""
+
+    calls = 0
+
+    def render(self, mode='rgb_array'):
+        self.calls += 1
+        if self.calls == 1:
+            raise UnsupportedOperationError('it is dark')
+        return np.full((20 + self.calls, 30, 3), 100, dtype=np.uint8)
+
+
+def test_missing_frames_are_left_out_and_others_fitted(root_dir, tmp_path, caplog):
+    import imageio
+    path = str(tmp_path / 'play.gif')
+    play(root_dir, FlickeringEnv(1, lengths=[3]), make(root_dir), num_episodes=1, record_file=path)
+    assert [np.asarray(frame).shape[:2] for frame in imageio.get_reader(path)] == [(22, 30)] * 3
+    assert caplog.text.count('it is dark') == 1
+
+
+def test_a_video_without_any_frame_is_an_error(root_dir, tmp_path):
+    class Dark(PictureEnv):
+        def render(self, mode='rgb_array'):
+            raise UnsupportedOperationError('it is dark')
+
+    for length in (3, 10_000):
+        with pytest.raises(UnsupportedOperationError, match='it is dark'):
+            play(root_dir, Dark(1, lengths=[length]), make(root_dir), record_file=str(tmp_path / 'play.gif'))
+
+
+def test_a_long_video_ends_with_a_warning(root_dir, tmp_path, caplog):
+    import imageio
+    path = str(tmp_path / 'play.mp4')
+    play(root_dir, PictureEnv(1, lengths=[9]), make(root_dir), num_episodes=1, record_file=path, max_frames=4)
+    assert len([frame for frame in imageio.get_reader(path)]) == 4
+    assert 'play.mp4 ends after 4 frames' in caplog.text and 'max_episode_steps' in caplog.text
 
 
 def test_an_unknown_format_and_a_batch_are_refused(root_dir):

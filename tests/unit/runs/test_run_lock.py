@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from alfx import context
+from alfx import context, gin_utils
 from alfx.gin_utils import ConfError
 from alfx.runs import run_lock
 
@@ -138,7 +138,7 @@ def test_a_folder_that_is_removed_while_it_is_held_is_held_again(tmp_path):
     assert not list(folder.iterdir())
     (folder / 'train.lock').touch()
     assert can_be_locked(folder)
-    run_lock.renew(str(folder))  # which nobody holds
+    run_lock.renew(str(folder))  # without a lock
     assert can_be_locked(folder)
 
 
@@ -153,3 +153,32 @@ def test_a_new_run_in_a_recreated_folder_keeps_it(tmp_path):
             with pytest.raises(ConfError, match=f'process {other.pid} on '):
                 run_lock.renew(str(folder))
             other.kill()
+
+
+@pytest.mark.parametrize('make', [lambda path: os.symlink('notes.txt', path), os.mkfifo, os.mkdir])
+def test_only_a_file_is_used_as_the_lock(tmp_path, make):
+    (tmp_path / 'notes.txt').write_text('mine')
+    make(tmp_path / 'train.lock')
+    with pytest.raises(ConfError, match='train.lock: expected a file, found a link, a folder or a pipe\n  remove it'):
+        with run_lock.held(str(tmp_path)):
+            pass
+    assert (tmp_path / 'notes.txt').read_text() == 'mine'
+
+
+def test_the_folder_of_another_run_is_not_locked_again(tmp_path):
+    root_dir, folders = str(tmp_path / 'run'), [tmp_path / name for name in ('mine', 'other')]
+    for folder in folders:
+        os.mkdir(root_dir)
+        with gin_utils.loaded('ppo_cart_pole', ()) as conf:
+            gin_utils.write_conf(root_dir, conf, [folder.name])
+        os.rename(root_dir, folder)
+    shutil.copytree(tmp_path / 'other', root_dir)
+    with run_lock.held(root_dir):
+        run_lock.renew(root_dir)
+        os.rename(root_dir, tmp_path / 'moved')
+        shutil.copytree(tmp_path / 'mine', root_dir)
+        with pytest.raises(run_lock.ReplacedFolderError, match='was replaced by the folder of another run'):
+            run_lock.renew(root_dir)
+        shutil.rmtree(root_dir)
+        shutil.copytree(tmp_path / 'other', root_dir)  # this run wrote its conf last
+        run_lock.renew(root_dir)

@@ -5,9 +5,11 @@ import os
 import pytest
 from helpers.trainer_fakes import WalkEnv, make_config
 
-from alfx import TensorSpec
+from alfx import TensorSpec, gin_utils
+from alfx.config import TrainerConfig
 from alfx.environments.utils import create_environment
 from alfx.runs import start_checks
+from alfx.trainers.policy_trainer import RLTrainer
 
 
 class LargeEnv(WalkEnv):
@@ -46,3 +48,49 @@ def test_samples_from_replay_may_be_of_any_size(tmp_path, caplog):
     start_checks.warn_of_mini_batch(4, make_config(tmp_path, mini_batch_size=1000, whole_replay_buffer_training=False,
                                             clear_replay_buffer=False, mini_batch_length=2))
     assert not caplog.text
+
+
+BEGINNING = """
+create_environment.num_parallel_environments = 1
+create_environment.nonparallel = True
+TrainerConfig.unroll_length = 4
+TrainerConfig.num_env_steps = 4
+TrainerConfig.num_threads = 1
+"""
+
+
+@pytest.fixture
+def make_trainer(tmp_path):
+    """Builds the trainer of a conf that is given as text."""
+
+    def make(text):
+        (tmp_path / 'mine.gin').write_text(text + BEGINNING)
+        gin_utils.load(str(tmp_path / 'mine.gin'))
+        return RLTrainer(TrainerConfig(root_dir=str(tmp_path / 'run')))
+
+    yield make
+    gin_utils.clear()
+
+
+def test_a_conf_without_an_environment_is_an_error(make_trainer):
+    with pytest.raises(gin_utils.ConfError, match='create_environment.env_name is not set'):
+        make_trainer("include 'ppo.gin'")
+
+
+def test_the_start_names_task_algorithm_parameters_and_device(make_trainer, capsys):
+    trainer = make_trainer("include 'ppo.gin'\ncreate_environment.env_name = 'Acrobot-v1'")
+    count = sum(parameter.numel() for parameter in trainer.algorithm.parameters())
+    assert capsys.readouterr().err.startswith(f'Acrobot-v1, PPOAlgorithm, {count} parameters, cpu\n')
+
+
+@pytest.mark.parametrize('algorithm, binding, warned', [
+    ('ppo', '', {'ActorDistributionNetwork.fc_layer_params', 'ValueNetwork.fc_layer_params'}),
+    ('ppo', 'ValueNetwork.fc_layer_params = (8, )', {'ActorDistributionNetwork.fc_layer_params'}),
+    ('ppo', 'ValueNetwork.fc_layer_params = ()\nActorDistributionNetwork.fc_layer_params = None', set()),
+    ('dqn', '', {'QNetwork.fc_layer_params'}),
+    ('sac', "create_environment.env_name = 'Pendulum-v1'",
+     {'ActorDistributionNetwork.fc_layer_params', 'CriticNetwork.joint_fc_layer_params'}),
+])
+def test_networks_without_layers_log_a_warning(make_trainer, caplog, algorithm, binding, warned):
+    make_trainer(f"include '{algorithm}.gin'\ncreate_environment.env_name = 'Acrobot-v1'\n{binding}")
+    assert {line.split()[0] for line in caplog.messages if 'so the network is linear' in line} == warned

@@ -2,6 +2,7 @@
 import importlib.util
 import json
 import logging
+import socket
 
 import pytest
 
@@ -104,6 +105,23 @@ def test_a_missing_package_raises_with_its_install_command(monkeypatch):
         with pytest.raises(ConfError, match=rf"(?s)'{name}' needs a package.*pip install {package}$"):
             trackers.check_packages(['tensorboard', name])
     trackers.check_packages(['tensorboard'])
+
+
+@pytest.mark.parametrize('name, variables', [
+    ('mlflow', {'MLFLOW_TRACKING_URI': '{}'}), ('wandb', {'WANDB_MODE': 'online', 'WANDB_BASE_URL': '{}'})])
+def test_a_server_that_does_not_answer_is_named_before_the_run(monkeypatch, name, variables):
+    monkeypatch.setattr(trackers, '_ANSWER_SECONDS', 0.2)
+    with socket.create_server(('127.0.0.1', 0)) as silent:  # accepts connections, but never answers
+        address = f'http://127.0.0.1:{silent.getsockname()[1]}'
+        for variable, value in variables.items():
+            monkeypatch.setenv(variable, value.format(address))
+        with pytest.raises(ConfError, match=f"'{name}': the server {address} does not answer: .*timed out\n.*unset"):
+            trackers.check_servers(['tensorboard', name])
+    with pytest.raises(ConfError, match='does not answer: .*refused'):
+        trackers.check_servers([name])
+    for variable in variables:
+        monkeypatch.delenv(variable)
+    trackers.check_servers(['tensorboard', name])  # both write to files by default
 
 
 def test_a_tracker_that_cannot_start_ends_the_run_before_training(recorders, tmp_path, monkeypatch):

@@ -74,3 +74,13 @@ def test_a_run_is_shortened_to_its_first_update(initial, unroll_length, length, 
     conf_check.shorten(config, 4)
     assert (config.num_iterations, config.num_env_steps, config.initial_collect_steps) == (iterations, 0, collected)
     assert not config.async_eval
+
+
+@pytest.mark.parametrize('samples, unroll_length, updates', [(True, 30, 2), (False, 500, 40)])
+def test_an_unroll_is_shortened_if_samples_of_it_are_trained_on(samples, unroll_length, updates):
+    config = TrainerConfig('run', algorithm_ctor=SimpleNamespace, initial_collect_steps=10000, unroll_length=500,
+                           mini_batch_length=2, whole_replay_buffer_training=not samples,
+                           clear_replay_buffer=not samples, num_updates_per_train_iter=40)
+    conf_check.shorten(config, 38)
+    assert (config.unroll_length, config.num_updates_per_train_iter) == (unroll_length, updates)
+    assert (config.num_iterations, config.initial_collect_steps) == (2, 3 * 38)

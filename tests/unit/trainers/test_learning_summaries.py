@@ -1,4 +1,4 @@
-"""What is told of the learning by default: in event files and in ``progress.csv``."""
+"""Learning metrics that are logged by default: in event files and in ``progress.csv``."""
 import io
 import math
 import os
@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 import alfx
+from alfx import TimeStep
 from alfx.algorithms.ppo_loss import _summarize_change
 from alfx.environments.environment_errors import UnsupportedOperationError
 from alfx.gin_utils import ConfError
@@ -152,3 +153,22 @@ def test_an_environment_without_images_is_evaluated_without_a_video(caplog):
         film(None, None)
     film.write('episode', 0)
     assert caplog.text.count('it is dark') == 1
+
+
+def test_a_video_of_frames_of_several_sizes_has_the_size_of_the_first(monkeypatch):
+    class Growing:
+        metadata, size = {'render_fps': None}, 9
+
+        def render(self, mode):
+            self.size += 1
+            if self.size > 12:
+                raise ZeroDivisionError
+            return np.full((self.size, 20, 3), 7, np.uint8)
+
+    recorded = []
+    monkeypatch.setattr('alfx.summary.video', lambda name, frames, step, fps: recorded.append((frames.shape, fps)))
+    film = EvalVideo(Growing(), 9)
+    for _ in range(5):
+        film(TimeStep(torch.ones(1, dtype=torch.int32)), None)
+    film.write('episode', 0)
+    assert recorded == [((1, 3, 3, 10, 20), 30.0)]

@@ -25,14 +25,14 @@ from alfx.runs import run_lock
 from alfx.runs.evaluator import read_results
 from alfx.trainers.policy_trainer import RLTrainer, SLTrainer, compute_summary_or_eval_interval
 from alfx.trainers.signals import StopSignals
-from alfx.utils import checkpoint_utils
+from alfx.checkpoints import files
 from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError, read_checkpoint
 
 
 @pytest.fixture(autouse=True)
 def evaluation_environments(monkeypatch):
     """Evaluation takes place in the tiny environment as well."""
-    monkeypatch.setattr(building, 'create_eval_environment', lambda config, n: WalkEnv(n))
+    monkeypatch.setattr(building, 'create_eval_environment', lambda config, n, **_: WalkEnv(n))
 
 
 def run(root_dir, trainer=WalkTrainer, stop_after=None, **values):
@@ -218,16 +218,21 @@ def test_evaluations_take_place_at_their_interval_and_at_the_end(tmp_path):
     assert trainer.algorithm.training
 
 
+NAMED = 'longer', 'create_environment.eval_env_load_fn = @longer/load_walk\n'
+NAMED_BY_MACRO = 'far/longer', 'create_environment.eval_env_load_fn = %fn\nfn = @far/longer/load_walk\n'
+
+
 @pytest.mark.parametrize('uses', [True, False])
+@pytest.mark.parametrize('scope, line', [('evaluation', ''), NAMED, NAMED_BY_MACRO])
 def test_unused_evaluation_bindings_are_reported_after_the_first_one(
-        tmp_path, monkeypatch, caplog, uses):
+        tmp_path, monkeypatch, caplog, uses, scope, line):
     """Evaluation bindings that the first evaluation did not use are reported after it."""
-    (tmp_path / 'walk.gin').write_text('evaluation/load_walk.batch_size = 2\nload_walk.environment_name = 1\n')
+    (tmp_path / 'walk.gin').write_text(f'{scope}/load_walk.batch_size = 2\nload_walk.environment_name = 1\n{line}')
     gin_utils.load(str(tmp_path / 'walk.gin'), allow_unused=True)
 
-    def create(config, number):
-        assert 'load_walk.environment_name' in caplog.text and 'evaluation/' not in caplog.text
-        with gin.config_scope('evaluation' if uses else ''):
+    def create(config, number, **_):
+        assert 'load_walk.environment_name' in caplog.text and 'batch_size' not in caplog.text
+        with gin.config_scope(scope if uses else ''):
             return load_walk()
 
     monkeypatch.setattr(building, 'create_eval_environment', create)
@@ -236,7 +241,7 @@ def test_unused_evaluation_bindings_are_reported_after_the_first_one(
             run(tmp_path / 'run', num_iterations=4, evaluate=True, eval_interval=2)
     finally:
         gin_utils.clear()
-    assert caplog.text.count('this binding has not been used so far: evaluation/') == (0 if uses else 1)
+    assert caplog.text.count(f'this binding has not been used so far: {scope}/') == (0 if uses else 1)
     assert caplog.text.count('walk.gin:2') == 1
 
 
@@ -433,7 +438,7 @@ def test_a_disk_that_is_full_ends_the_run_with_a_clear_error(tmp_path, monkeypat
     def full(*args):
         raise OSError(28, 'No space left on device')
 
-    monkeypatch.setattr(checkpoint_utils, '_sync_folder', full)
+    monkeypatch.setattr(files, '_sync_folder', full)
     with pytest.raises(CheckpointError, match='cannot be written: No space left on device'):
         run(tmp_path)
 
@@ -536,6 +541,13 @@ def test_a_signal_during_output_is_logged_without_the_stream_lock(tmp_path, monk
         stream.write('x' * 100000)
         stream.flush()
     assert signals.stop_signal == signal.SIGTERM and 'SIGTERM: writing a checkpoint' in path.read_text()
+
+
+def test_disabled_signals_are_left_to_the_program():
+    signals, before = StopSignals(), signal.getsignal(signal.SIGTERM)
+    signals.disable()
+    with signals.handled():
+        assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_sigusr1_requests_a_checkpoint_and_the_run_continues(tmp_path):

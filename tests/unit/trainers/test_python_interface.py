@@ -1,6 +1,10 @@
 """alfx as a library: training, a policy by itself, learning curves."""
+import functools
 import pathlib
+import pickle
 import re
+import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import gymnasium
 import numpy as np
@@ -9,7 +13,11 @@ import torch
 
 import alfx
 from alfx import gin_utils
-from alfx.tensor_specs import SpecError
+from alfx.config import TrainerConfig
+from alfx.gin_utils.python_values import binding_lines
+from alfx.runs.policy import Policy
+from alfx.tensor_specs import BoundedTensorSpec, SpecError
+from alfx.trainers.policy_trainer import RLTrainer
 
 PAGE = pathlib.Path(__file__).parents[3] / 'docs' / 'use_from_python.md'
 SMALL = {'create_environment.num_parallel_environments': 2, 'TrainerConfig.num_iterations': 2,
@@ -92,3 +100,117 @@ def test_progress_has_a_number_or_nan_in_every_row(tmp_path):
     progress = alfx.read_progress(str(tmp_path))
     assert progress['env_steps'].tolist() == [10, 20] and np.isnan(progress['average_return'][0])
     assert progress['average_return'][1] == 3.5
+
+
+def own_activation(x):
+    return torch.tanh(x)
+
+
+class OwnText(str):
+    pass
+
+
+@pytest.mark.parametrize('value, text', [
+    (np.float64(0.1), '0.1'), (np.float32(0.5), '0.5'), (np.int64(3), '3'), (np.bool_(True), 'True'),
+    (torch.tensor(2), '2'), (np.str_('a'), "'a'"), (OwnText('b'), "'b'"), (signal.SIGINT, '2'),
+    (pathlib.Path('a b'), "'a b'"), (np.array([1, 2]), '[1, 2]'), ((np.int32(1), ), '(1,)'), ((), '()'),
+    ({np.int64(1): [pathlib.Path('x')]}, "{1: ['x']}"), (None, 'None'), (float('inf'), '%alfx.infinity'),
+    (-np.inf, '%alfx.minus_infinity'), (torch.relu, '@torch.relu'),
+    (TrainerConfig, '@alfx.algorithms.config.TrainerConfig'),
+    (gymnasium.wrappers.TimeLimit, '@gymnasium.wrappers.common.TimeLimit'),
+])
+def test_python_values_become_gin_text(value, text):
+    assert binding_lines({'A.b': value})[-1] == f'A.b = {text}'
+
+
+@pytest.mark.parametrize('value', [float('nan'), np.float32('nan'), object(), lambda x: x, {1, 2}, 1j,
+                                   functools.partial(own_activation)])
+def test_values_without_gin_text_raise_with_the_name_of_the_binding(value):
+    with pytest.raises(gin_utils.ConfError, match='A.b'):
+        binding_lines({'A.b': [value]})
+
+
+def test_infinity_is_accepted_and_stored_in_the_run(tmp_path):
+    run = tmp_path / 'run'
+    alfx.train('ppo_pendulum', {**SMALL, 'ppo/Adam.gradient_clipping': np.inf, 'ActorDistributionNetwork.activation':
+                                torch.tanh, 'create_environment.num_parallel_environments': np.int64(2)}, run)
+    assert 'ppo/Adam.gradient_clipping = %alfx.infinity' in (run / 'conf/operative.gin').read_text()
+    alfx.load(run)
+
+
+@pytest.mark.parametrize('argument', [dict(checkpoint_step=2.5), dict(checkpoint_step=-1), dict(checkpoint_step=True),
+                                      dict(checkpoint_step='newest'), dict(epsilon_greedy=2.0),
+                                      dict(epsilon_greedy=float('nan')), dict(epsilon_greedy='0')])
+def test_load_refuses_arguments_out_of_range(masked_run, argument):
+    with pytest.raises(gin_utils.ConfError, match=f'alfx.load.{next(iter(argument))} must be'):
+        alfx.load(masked_run, **argument)
+
+
+@pytest.mark.parametrize('number', [float('nan'), float('inf')])
+def test_predict_refuses_numbers_that_are_not_finite(masked_run, number):
+    policy = alfx.load(masked_run)
+    with pytest.raises(SpecError, match='observation: expected finite numbers'):
+        policy.predict(np.array([0.0, number]))
+    with pytest.raises(SpecError, match='reward: expected finite numbers'):
+        policy.predict(np.zeros(2), reward=number)
+    assert policy.predict(np.zeros(2)) in (0, 1)
+
+
+@pytest.mark.parametrize('value', [4, -1, 1.5, 300])
+def test_predict_refuses_values_that_the_space_does_not_have(value):
+    policy = FourStates()
+    with pytest.raises(SpecError, match=f'expected .*found {value}'):
+        policy._batched(value)
+    assert policy._batched(3.0).item() == 3
+
+
+class FourStates(Policy):
+    observation_spec = BoundedTensorSpec((), 'uint8', 0, 3)
+
+    def __init__(self):
+        pass
+
+
+def test_a_pickled_policy_acts_the_same(masked_run):
+    policy, observation = alfx.load(masked_run), np.ones(2, np.float32)
+    policy.predict(observation)
+    copy = pickle.loads(pickle.dumps(policy))
+    for _ in range(3):
+        copy.predict(observation), policy.predict(observation)
+    assert all(torch.equal(x, y) for x, y in zip(alfx.nest.flatten(copy._state), alfx.nest.flatten(policy._state)))
+
+
+def test_policies_load_in_several_threads_at_once(masked_run, tmp_path):
+    alfx.train('ppo_pendulum', SMALL, tmp_path / 'run')
+    runs = [masked_run, tmp_path / 'run'] * 3
+    with ThreadPoolExecutor(4) as threads:
+        shapes = [tuple(policy.observation_spec.shape) for policy in threads.map(alfx.load, runs)]
+    assert shapes == [(2, ), (3, )] * 3
+
+
+def test_a_second_thread_is_refused_while_one_trains(masked_run, tmp_path, monkeypatch):
+    policy, refused = alfx.load(masked_run), []
+
+    def call_from_another_thread(self):
+        calls = (lambda: alfx.train('ppo_pendulum', SMALL, tmp_path / 'b'), lambda: alfx.load(masked_run),
+                 lambda: policy.predict(np.zeros(2)))
+        with ThreadPoolExecutor(1) as other:
+            refused.extend(str(other.submit(call).exception()) for call in calls)
+        policy.predict(np.zeros(2))  # the thread that trains may use a policy
+        with pytest.raises(gin_utils.ConfError, match='from code that alfx.train runs'):
+            alfx.load(masked_run)
+        return original(self)
+
+    original = RLTrainer.train
+    monkeypatch.setattr(RLTrainer, 'train', call_from_another_thread)
+    alfx.train('ppo_pendulum', SMALL, tmp_path / 'a')
+    assert len(refused) == 3 and all('while alfx.train runs in another thread' in text for text in refused)
+    assert not (tmp_path / 'b').exists()
+
+
+def test_a_program_that_cannot_be_imported_evaluates_itself(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr('alfx.trainers.policy_trainer.lost_program', lambda: 'the program is not a file')
+    value = alfx.train('ppo_cart_pole', {**SMALL, 'TrainerConfig.evaluate': True, 'TrainerConfig.num_eval_episodes': 2,
+                                         'TrainerConfig.num_eval_environments': 1}, tmp_path / 'run')
+    assert alfx.read_progress(tmp_path / 'run', evaluation=True)['average_return'][-1] == pytest.approx(value)
+    assert 'evaluations run in this process' in capsys.readouterr().err

@@ -182,7 +182,7 @@ def collect_if_due(algorithm):
     if due is None:
         return None
     experience = learner.collect(due)
-    learner.collector.settle(due)
+    learner.collector.mark_collected(due)
     return experience
 
 

@@ -44,7 +44,7 @@ def test_only_the_latest_sizes_of_batches_are_kept():
 
 
 def test_dropped_forests_are_freed_at_once():
-    search = TreeSearch(SearchSettings(4), form=lambda function, memory: TracedFunction(function, memory))
+    search = TreeSearch(SearchSettings(4), make_backend=lambda function, memory: TracedFunction(function, memory))
     gc.disable()
     try:
         run(search, 1)
@@ -98,7 +98,7 @@ def test_a_traced_search_matches_an_eager_one(monkeypatch, caplog, options, name
         made.append(TracedFunction(function, network, memory, compiles=compiles))
         return made[-1]
 
-    plain, recorded = TreeSearch(settings), TreeSearch(settings, form=form)
+    plain, recorded = TreeSearch(settings), TreeSearch(settings, make_backend=form)
     with torch.no_grad():
         for _ in range(12):
             root = network.predict(torch.randn(4, 8), torch.zeros(4, dtype=torch.int64), torch.randn(4, 5))

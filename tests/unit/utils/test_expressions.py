@@ -54,3 +54,17 @@ class Record(NamedTuple):
 def test_invalid_expressions_raise_when_called(text, argument):
     with pytest.raises(ExpressionError):
         function_from_text(text, 'f')(argument)
+
+
+@pytest.mark.parametrize('text', [
+    'lambda x: x.loss * 9**9**9', 'lambda x: 2 ** 10 ** 10', 'lambda x: -(10 ** 400) + x', 'lambda x: (-8) ** 0.5',
+    'lambda x: 1 / (1 - 1)', 'lambda x: 1e300 * 1e300', 'lambda x: ' + '-' * 100_000 + 'x', 'lambda x: \0',
+    'lambda x: ' + '(' * 5000 + 'x' + ')' * 5000, 'lambda x: ' + '1+' * 20_000 + 'x'])
+def test_absurd_numbers_and_nesting_are_refused_when_read(text):
+    with pytest.raises(ExpressionError, match='^priority_func: '):
+        function_from_text(text, 'priority_func')
+
+
+def test_operations_on_arguments_are_bounded_when_called():
+    with pytest.raises(ExpressionError, match='at most 1e\\+18'):
+        function_from_text('lambda x: x ** x ** x', 'f')(9)

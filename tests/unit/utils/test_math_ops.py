@@ -109,7 +109,7 @@ def test_empty_is_nothing_to_add():
     x = torch.ones(2)
     assert math_ops.add_ignore_empty(x, ()) is x and math_ops.add_ignore_empty(None, x) is x
     assert math_ops.add_ignore_empty(x, x).tolist() == [2.0, 2.0]
-    assert math_ops.add_ignore_empty((), ()) == ()
+    assert math_ops.add_ignore_empty((), ()) == () and math_ops.add_ignore_empty((1, ), (2, )) == (1, 2)
 
 
 def test_weighted_means():
@@ -136,7 +136,15 @@ def test_shuffle_keeps_rows_together():
 
 def test_normalize_min_max_covers_the_unit_interval():
     assert math_ops.normalize_min_max(torch.tensor([2.0, 4.0, 3.0])).tolist() == [0.0, 1.0, 0.5]
+    assert math_ops.normalize_min_max(torch.tensor([2.0, 2.5, 2.25])).tolist() == [0.0, 1.0, 0.5]
     assert math_ops.normalize_min_max(torch.full((3, ), 7.0)).tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize('shape', [(3, ), (3, 1), (1, 3)])
+def test_normalize_min_max_normalizes_each_sample_separately(shape):
+    x = torch.tensor([[0.0, 1.0, 2.0], [0.0, 10.0, 20.0], [5.0, 5.0, 5.0]])
+    expected = torch.tensor([[0.0, 0.5, 1.0], [0.0, 0.5, 1.0], [0.0, 0.0, 0.0]])
+    assert torch.equal(math_ops.normalize_min_max(x.view(3, *shape)), expected.view(3, *shape))
 
 
 def test_binary_negative_entropy_is_zero_at_certainty():
@@ -158,7 +166,8 @@ def test_scalar_transforms_worked_out_by_hand():
     three = torch.tensor(3.0)
     assert math_ops.SqrtLinearTransform(eps=0.01).transform(three).item() == pytest.approx(1.03)  # 2 - 1 + 0.03
     assert math_ops.Sqrt1pTransform().transform(three).item() == pytest.approx(1.0)
-    assert math_ops.Log1pTransform(alpha=2).transform(three).item() == pytest.approx(2 * math.log(4))
+    for alpha in (2, 0.5):
+        assert math_ops.Log1pTransform(alpha=alpha).transform(three).item() == pytest.approx(alpha * math.log(4))
     with pytest.raises(ValueError, match='eps'):
         math_ops.SqrtLinearTransform(eps=0)
     with pytest.raises(ValueError, match='alpha'):

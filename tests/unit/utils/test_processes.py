@@ -4,10 +4,12 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 from helpers.unroll_fakes import wait_for
 
+from alfx.gin_utils import ConfError
 from alfx.utils import processes
 from alfx.utils.processes import Child, LostProcessError, MessagingProcess, describe_exit, is_running
 
@@ -160,3 +162,18 @@ def test_the_end_of_a_file_starts_at_a_given_offset(tmp_path):
     path.write_bytes(b'before' + 9000 * b'x' + b'\xff after')
     assert processes.tail(str(path)).endswith('x\N{REPLACEMENT CHARACTER} after')
     assert len(processes.tail(str(path))) < 9000 and processes.tail(str(path), 9007) == ' after'
+
+
+@pytest.mark.parametrize('program, reason', [
+    ("if __name__ == '__main__':\n    pass\n", ''), ('if "__main__"==__name__: pass', ''),
+    ('print(1)\n', "program.py has no line if __name__ == '__main__':"), (None, 'the program is not a file')])
+def test_a_program_without_guard_is_not_run_again(tmp_path, monkeypatch, program, reason):
+    main = types.ModuleType('__main__')
+    if program is not None:
+        main.__file__ = str(tmp_path / 'program.py')
+        (tmp_path / 'program.py').write_text(program)
+    monkeypatch.setitem(sys.modules, '__main__', main)
+    assert processes.lost_program().endswith(reason) and bool(reason) is bool(processes.lost_program())
+    if 'no line' in reason:
+        with pytest.raises(ConfError, match='it would run the program again'):
+            processes.MessagingProcess(print, (), 'evaluation process')

@@ -4,7 +4,7 @@ import pickle
 import gin
 import pytest
 
-from alfx import context
+from alfx import context, gin_utils
 from alfx.utils import schedulers
 from alfx.utils.schedulers import (ConstantScheduler, CyclicalScheduler, ExponentialScheduler, LinearScheduler,
                                    StepScheduler, as_scheduler)
@@ -93,3 +93,33 @@ def test_a_conf_file_can_name_a_schedule():
     """)
     context.update_progress('percent', 0.5)
     assert LinearScheduler()() == 0.5
+
+
+@pytest.fixture
+def conf(tmp_path):
+    """Loads a conf that is given as text."""
+
+    def load(text):
+        (tmp_path / 'mine.gin').write_text(text)
+        gin_utils.load(str(tmp_path / 'mine.gin'))
+
+    yield load
+    gin_utils.clear()
+
+
+@pytest.mark.parametrize('text, expected', [
+    ("Adam.lr = @LinearScheduler()\nLinearScheduler.progress_type = 'percent'\n"
+     'LinearScheduler.schedule = [(0, 1.0), (1, 0.0)]', {'Adam.lr': 0.75}),
+    ("a/Adam.lr = @LinearScheduler()\na/LinearScheduler.progress_type = 'percent'\n"
+     'a/LinearScheduler.schedule = [(0, 1.0), (1, 0.0)]', {'a/Adam.lr': 0.75}),
+    ("LR = @s/StepScheduler()\nAdam.lr = %LR\ns/StepScheduler.progress_type = 'percent'\n"
+     's/StepScheduler.schedule = [(0.2, 1.0), (1, 0.1)]', {'Adam.lr': 0.1}),
+    ("Adam.lr = @LinearScheduler()\nLinearScheduler.progress_type = 'env_steps'\n"
+     'LinearScheduler.schedule = [(0, 1.0), (1, 0.0)]', {}),
+    ('Adam.lr = 0.1', {}),
+])
+def test_bound_schedules_over_percent_have_values(conf, text, expected):
+    conf(text)
+    context.update_progress('percent', 0.5)
+    assert schedulers.values_over_percent(0.25) == expected
+    assert context.get_progress('percent') == 0.5

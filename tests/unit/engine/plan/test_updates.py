@@ -187,7 +187,7 @@ def test_a_copied_agent_acts_by_its_own_networks(replayed_at_once):
     copied = copy.deepcopy(agent)
     observation = torch.ones(4, 1)
     with torch.no_grad():
-        for p in copied.policy._actor_network.parameters():
+        for p in copied.policy.actor.parameters():
             p.fill_(float('nan'))
         for _ in range(4):
             assert torch.isfinite(agent.policy._sampled_action(observation)).all()

@@ -1,7 +1,7 @@
 """Mixins that merge the metric states of several processes into one state, and split one state into several.
 
 Each class is a base class of metrics with this kind of state. ``join_states`` merges several states into one;
-``share_of_state`` returns the part of one of ``size`` processes; ``take_joined`` loads the result of ``join_states``
+``split_state`` returns the part of one of ``size`` processes; ``take_joined`` loads the result of ``join_states``
 into a metric that observes no steps itself.
 """
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import torch
 State = dict[str, torch.Tensor]
 
 
-class JoinsRings:
+class MergesRings:
     """Mixin for a ring of the last values: ``_values`` and ``_count``."""
 
     _values: np.ndarray
@@ -28,7 +28,7 @@ class JoinsRings:
         newest = [ring[len(ring) - age] for age in range(longest, 0, -1) for ring in rings if len(ring) >= age]
         return self._packed(newest[-self._max_len:])
 
-    def share_of_state(self, state: State, rank: int, size: int) -> State:
+    def split_state(self, state: State, rank: int, size: int) -> State:
         """Return the state of one of ``size`` rings that together contain the values of one."""
         values, count = state['values'].numpy(), int(state['count'])
         ordered = values[np.arange(max(count - len(values), 0), count) % len(values)]
@@ -45,7 +45,7 @@ class JoinsRings:
         return {'values': torch.from_numpy(ring), 'count': torch.tensor(len(values))}
 
 
-class JoinsCounts:
+class MergesCounts:
     """Mixin for a counter: ``_count``."""
 
     _count: np.ndarray
@@ -58,7 +58,7 @@ class JoinsCounts:
         """Return the state of one counter with the sum of several."""
         return {'count': torch.stack([state['count'] for state in states]).sum()}
 
-    def share_of_state(self, state: State, rank: int, size: int) -> State:
+    def split_state(self, state: State, rank: int, size: int) -> State:
         """Return the state of one of ``size`` counters whose sum is this one: the first gets the whole count."""
         return state if rank == 0 else {'count': torch.zeros_like(state['count'])}
 
@@ -67,7 +67,7 @@ class JoinsCounts:
         self.set(int(state['count']))
 
 
-class JoinsEpisodes:
+class MergesEpisodes:
     """Mixin for values accumulated over the running episodes of environments: arrays ``[B, ...]``."""
 
     _host_state: Any
@@ -76,7 +76,7 @@ class JoinsEpisodes:
         """Return the state with the running episodes of all environments of several metrics, concatenated."""
         return {name: torch.cat([state[name] for state in states]) for name in self._host_state()}
 
-    def share_of_state(self, state: State, rank: int, size: int) -> State:
+    def split_state(self, state: State, rank: int, size: int) -> State:
         """Return the state of one of ``size`` metrics with the same number of environments each."""
         return {name: state[name].chunk(size)[rank] for name in self._host_state()}
 

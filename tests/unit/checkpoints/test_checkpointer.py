@@ -1,18 +1,22 @@
 """Tests of checkpoints: what is saved comes back, and damage of any kind is noticed."""
 
+import errno
 import hashlib
+import io
 import logging
 import os
 import pickle
 import random
+import resource
 import subprocess
 import sys
+import zipfile
 
 import pytest
 import torch
 from torch import nn
 
-from alfx.utils import checkpoint_utils
+from alfx.checkpoints import files, reading
 from alfx.utils.checkpoint_utils import (Checkpointer, CheckpointError, enable_checkpoint,
                                          extract_sub_state_dict_from_checkpoint, is_checkpoint_enabled,
                                          read_checkpoint)
@@ -314,7 +318,7 @@ def test_a_file_that_would_execute_code_is_refused_and_does_not(tmp_path):
 def test_a_checksummed_file_that_would_execute_code_is_refused(tmp_path):
     path = saved(tmp_path, 1).path(1)
     with open(path, 'wb') as file:
-        checkpoint_utils._save(file, {'modules': _Evil(tmp_path / 'executed')})
+        files.save(file, {'modules': _Evil(tmp_path / 'executed')})
     with pytest.raises(CheckpointError, match='could execute code') as caught:
         loaded(tmp_path)
     assert 'weights_only' not in str(caught.value) and not (tmp_path / 'executed').exists()
@@ -516,3 +520,69 @@ def test_temporary_checkpoints_are_removed_and_the_others_stay(tmp_path):
 def test_torch_can_read_a_checkpoint_by_itself(tmp_path):
     path = saved(tmp_path, 4).path(4)
     assert torch.load(path, weights_only=True)['modules']['counter'] == {'value': 4}
+
+
+def rewritten(path, change, compression=zipfile.ZIP_STORED):
+    """Change the content of a checkpoint, and write it with its correct checksum."""
+    content = torch.load(path, weights_only=True)
+    buffer = io.BytesIO()
+    torch.save(change(content), buffer)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(buffer) as old, zipfile.ZipFile(packed, 'w', compression) as new:
+        for record in old.infolist():
+            new.writestr(record.filename, old.read(record))
+    body = packed.getvalue()
+    with open(path, 'wb') as file:
+        file.write(body + b'\nalfx-sha256:' + hashlib.sha256(body).hexdigest().encode())
+    return len(body)
+
+
+def _set(part, key, value):
+    def change(content):
+        (content if part is None else content['modules'][part])[key] = value
+        return content
+    return change
+
+
+@pytest.mark.parametrize('change', [
+    lambda content: [1], lambda content: 'text', lambda content: {}, _set(None, 'alfx_checkpoint', '1'),
+    _set(None, 'alfx_checkpoint', 7), _set(None, 'modules', [1]), _set(None, 'modules', {'alg': 3}),
+    _set(None, 'modules', {'alg': {3: 4}}), _set(None, 'replay', 3), _set('alg', 'net.0.weight', 'text'),
+    _set('alg', 'net.0.weight', torch.zeros(7)), _set('alg', '_extra_state', None), _set('alg', '_extra_state', {}),
+    _set('alg', '_extra_state', {'optimizer': [1]}), _set('alg', 'net.0.weight', torch.zeros(1).expand(10**10))])
+def test_wrong_contents_with_a_correct_checksum_are_an_error(tmp_path, change):
+    path = saved(tmp_path, 1).path(1)
+    rewritten(path, change)
+    with pytest.raises(CheckpointError, match=r'(?s)ckpt-1 .*(expected|found|match|format)'):
+        loaded(tmp_path)
+
+
+@pytest.mark.parametrize('has_checksum', [True, False])
+def test_a_compressed_checkpoint_is_not_unpacked(tmp_path, has_checksum):
+    path = saved(tmp_path, 1, 2).path(2)
+    size = rewritten(path, _set('alg', 'net.0.weight', torch.zeros(2**20)), zipfile.ZIP_DEFLATED)
+    assert size < 100_000
+    if not has_checksum:
+        os.truncate(path, size)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if has_checksum:
+        with pytest.raises(CheckpointError, match='ckpt-2 cannot be read.*expected uncompressed records'):
+            loaded(tmp_path)
+    else:
+        assert loaded(tmp_path)[0] == 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+
+
+def test_a_disk_that_fails_while_reading_leads_to_the_older_checkpoint(tmp_path, monkeypatch, caplog):
+    path = saved(tmp_path, 1, 2).path(2)
+    digest = reading.file_digest
+
+    def fail(file, size):
+        if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+            raise OSError(errno.EIO, 'Input/output error')
+        return digest(file, size)
+
+    monkeypatch.setattr(reading, 'file_digest', fail)
+    assert loaded(tmp_path)[0] == 1 and 'Input/output error' in caplog.text
+    with pytest.raises(CheckpointError, match='ckpt-2 is damaged: .*Input/output error'):
+        loaded(tmp_path, 2)

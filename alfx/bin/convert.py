@@ -1,0 +1,40 @@
+"""Convert a Python conf of the Agent Learning Framework (X_conf.py) to a gin file.
+
+Examples:
+
+  alfx convert sac_conf.py > sac.gin
+  alfx convert sac_conf.py --conf_param 'hidden_layers=(64, 64)' > sac.gin
+
+The Python code of the conf is executed, so convert only files that you trust. Inside of it, alf is a stand-in: calls
+are recorded, and nothing is built. --conf_param sets a value of alf.define_config or a binding before the conf runs.
+What a gin file cannot express, and names that alfx does not have, are listed with file and line on stderr, and the
+exit code is 1. Complete the gin file, then run alfx check.
+"""
+import sys
+
+from alfx import gin_utils
+from alfx.bin import flags
+
+flags.define_conf_flags(root_dir=False)
+
+
+def main(argv: list[str]) -> int:
+    """Print the gin file for the Python conf that the flags name, and return the exit code."""
+    del argv
+    from alfx.gin_utils import python_to_gin
+    given = [*([flags.FLAGS.conf] if flags.FLAGS.conf else []), *flags.FLAGS.gin_file]
+    if len(given) != 1:
+        raise gin_utils.ConfError(f'expected one Python conf, found {len(given)}', 'alfx convert X_conf.py > X.gin')
+    print(f'# executing the Python code of {given[0]}', file=sys.stderr)
+    found = python_to_gin.convert(given[0], [*flags.FLAGS.conf_param, *flags.FLAGS.gin_param])
+    sys.stdout.write(found.text)
+    for note in found.notes:
+        print(f'# note: {note}', file=sys.stderr)
+    for problem in found.problems:
+        print(problem, file=sys.stderr)
+    return 1 if found.problems else 0
+
+
+if __name__ == '__main__':
+    flags.run(main, {'untrusted': 'convert executes the Python code of the conf and has no --untrusted: read the file '
+                                  'first'}, argument='conf')

@@ -1,0 +1,156 @@
+"""Files of checkpoints: the format, and writing that survives a kill.
+
+A file is the output of ``torch.save``, followed by its SHA-256 in a separate line (which ``torch.load`` ignores). It is
+written under a temporary name, flushed to disk and renamed, so a file with its final name is complete unless something
+else damaged it, which the checksum detects. :mod:`alfx.checkpoints.reading` reads the files.
+"""
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from typing import Any, BinaryIO, NamedTuple
+
+import torch
+
+from alfx.gin_utils import stored_files
+
+FORMAT = 1
+MARK = 'alfx_checkpoint'
+_TRAILER = b'\nalfx-sha256:'
+TRAILER_SIZE = len(_TRAILER) + 64
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be written or used; the message says which one, why, and what to do."""
+
+
+class Damaged(Exception):
+    """A file is unusable as a checkpoint; the message says why."""
+
+
+def open_file(path: str) -> BinaryIO:
+    """Open a file for reading without blocking.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        Damaged: it is not a regular file, is a broken link, or cannot be read from the disk.
+    """
+    try:
+        return stored_files.open_regular(path)
+    except stored_files.FileError as error:
+        raise Damaged(error.reason) from error
+
+
+def trailer(file: Any) -> bytes:
+    """Return the checksum at the end of a checkpoint file."""
+    size = file.seek(0, os.SEEK_END)
+    if size < TRAILER_SIZE:
+        raise Damaged('expected a checkpoint, found ' + ('an empty file' if size == 0 else f'only {size} bytes'))
+    file.seek(size - TRAILER_SIZE)
+    found = file.read()
+    if not found.startswith(_TRAILER):
+        raise Damaged('expected a checksum at its end, found none: it is truncated')
+    return found[len(_TRAILER):]
+
+
+def file_digest(file: Any, size: int) -> bytes:
+    file.seek(0)
+    digest = hashlib.sha256()
+    while size > 0 and (chunk := file.read(min(size, 1 << 20))):
+        digest.update(chunk)
+        size -= len(chunk)
+    return digest.hexdigest().encode()
+
+
+def save(file: Any, content: dict[str, Any]) -> str:
+    """Write a checkpoint file and return its checksum."""
+    writer = _HashingWriter(file)
+    writer.save(content)
+    file.write(_TRAILER + writer.hexdigest().encode())
+    return writer.hexdigest()
+
+
+class _HashingWriter:
+    """File for ``torch.save`` that computes a checksum and records the error of a failed write.
+
+    torch replaces that error by one that does not state the cause.
+    """
+
+    def __init__(self, file: Any):
+        self._file = file
+        self._digest = hashlib.sha256()
+        self._error: OSError | None = None
+
+    def save(self, content: Any) -> None:
+        try:
+            torch.save(content, self)  # type: ignore[arg-type]
+            self._file.flush()
+        except RuntimeError as error:
+            if self._error is None:
+                raise
+            raise self._error from error
+
+    def write(self, data: Any) -> int:
+        try:
+            written = self._file.write(data)
+        except OSError as error:
+            self._error = error
+            raise
+        self._digest.update(data)
+        return written
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def hexdigest(self) -> str:
+        return self._digest.hexdigest()
+
+
+class _TemporaryFile(NamedTuple):
+    file: Any
+    commit: Any
+
+
+@contextlib.contextmanager
+def temporary_file(path: str) -> Iterator[_TemporaryFile]:
+    """Open a temporary file that ``commit()`` flushes to disk and renames to ``path``.
+
+    It is removed without a commit or after an error.
+    """
+    temporary = f'{path}.tmp{os.getpid()}'
+
+    def commit() -> None:
+        file.flush()
+        os.fsync(file.fileno())
+        _put_aside_folder(path)
+        os.replace(temporary, path)
+        _sync_folder(os.path.dirname(path) or '.')
+
+    try:
+        with open(temporary, 'wb') as file:
+            yield _TemporaryFile(file, commit)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(temporary)
+
+
+def remove(path: str) -> None:
+    """Remove a file if it exists."""
+    _put_aside_folder(path)
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(path)
+
+
+def _put_aside_folder(path: str) -> None:
+    """Rename a folder with the name of a file to be written; files are simply overwritten."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        os.rename(path, f'{path}.{time.time_ns()}')
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,96 @@
+"""MinAtar: five Atari games on a grid of 10 x 10 cells (Young and Tian 2019, arXiv:1903.03176).
+
+All environments of a batch are stepped in one process, since a step costs less than a message to another process. The
+games come from the package ``minatar`` (extra ``minatar``).
+"""
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from alfx.environments.environment_errors import EnvironmentLoadError
+from alfx.environments.own_suites import make_load
+from alfx.utils.extras import pip_install
+
+GAMES = ('asterix', 'breakout', 'freeway', 'seaquest', 'space_invaders')
+
+
+class MinAtarEnv(gymnasium.Env):
+    """One game; the observation is uint8 ``(channels, 10, 10)`` of zeros and ones.
+
+    Args:
+        game: a name of :data:`GAMES`.
+        sticky_action_probability: probability that the game repeats the previous action instead; 0.1 in the paper.
+        difficulty_ramping: let the game become more difficult with time, as in the paper.
+        minimal_actions: offer only the actions that have an effect in this game instead of all six.
+
+    Raises:
+        EnvironmentLoadError: the extra ``minatar`` is not installed.
+    """
+
+    metadata: dict[str, Any] = {'render_modes': ['rgb_array'], 'render_fps': 10}
+    num_steps = 5000  # asterix and breakout may last forever
+
+    def __init__(self, game: str, sticky_action_probability: float = 0.1, difficulty_ramping: bool = True,
+                 minimal_actions: bool = True):
+        self.render_mode = 'rgb_array'
+        self._game = _environment_class()(game, sticky_action_prob=sticky_action_probability,
+                                          difficulty_ramping=difficulty_ramping)
+        self._is_seeded = False
+        self._actions = self._game.minimal_action_set() if minimal_actions else list(range(self._game.num_actions()))
+        height, width, channels = self._game.state_shape()
+        self.observation_space = spaces.Box(0, 1, (channels, height, width), np.uint8)
+        self.action_space = spaces.Discrete(len(self._actions))
+
+    def reset(self, *, seed: int | None = None,
+              options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None or not self._is_seeded:
+            self._game.seed(int(self.np_random.integers(2**31)))
+            self._is_seeded = True
+        self._game.reset()
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        reward, terminated = self._game.act(self._actions[action])
+        return self._observation(), float(reward), bool(terminated), False, {}
+
+    def _observation(self) -> np.ndarray:
+        return np.ascontiguousarray(self._game.state().transpose(2, 0, 1)).view(np.uint8)
+
+    def render(self) -> np.ndarray:
+        """Return the grid as an RGB image, 16 pixels for each cell; later channels cover earlier ones."""
+        state = self._game.state()
+        channels = state.shape[-1]
+        hues = np.linspace(0.0, 2 * np.pi, channels, endpoint=False)
+        palette = 128 + 127 * np.cos(hues[:, None] - np.array([0.0, 2.1, 4.2]))
+        top = np.where(state.any(-1), channels - 1 - state[..., ::-1].argmax(-1), channels)
+        colors = np.concatenate([palette, np.zeros((1, 3))]).astype(np.uint8)
+        return colors[top].repeat(16, 0).repeat(16, 1)
+
+
+def _environment_class() -> Any:
+    """Import MinAtar quietly: without seaborn, which it needs only for its own window, it warns and configures logging.
+
+    Raises:
+        EnvironmentLoadError: it is not installed.
+    """
+    handler, level = logging.NullHandler(), logging.root.manager.disable
+    logging.root.addHandler(handler)
+    logging.disable(logging.WARNING)
+    try:
+        from minatar import Environment
+    except ImportError as error:
+        raise EnvironmentLoadError(f'MinAtar is not installed: {pip_install("minatar")}') from error
+    finally:
+        logging.disable(level)
+        logging.root.removeHandler(handler)
+    return Environment
+
+
+_ENVIRONMENTS: dict[str, Callable[..., Any]] = {game: partial(MinAtarEnv, game) for game in GAMES}
+load = make_load(__name__, 'MinAtar game', _ENVIRONMENTS)

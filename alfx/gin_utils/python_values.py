@@ -1,0 +1,84 @@
+"""Values of a Python program as gin text, so that a program can set what a conf file can."""
+import inspect
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import gin
+import numpy as np
+
+from . import registry
+from alfx.gin_utils.conf_error import ConfError
+
+__all__ = ['binding_lines']
+
+_HINT = 'pass a number, a text, None, a function or class that a conf can name, or lists, tuples and dicts of these'
+gin.constant('alfx.infinity', float('inf'))
+gin.constant('alfx.minus_infinity', float('-inf'))
+
+
+def binding_lines(params: Mapping[str, Any]) -> list[str]:
+    """Return bindings as gin text, preceded by the imports of the modules whose functions and classes they name.
+
+    Args:
+        params: ``{'scope/Name.argument': value}``. Numbers and arrays of numpy become Python numbers and lists, paths
+            become text, functions and classes become references.
+
+    Raises:
+        ConfError: a value cannot be written in a conf; the message names the binding.
+    """
+    modules: dict[str, None] = {}
+    bindings = [f'{key} = {_text(key, value, modules)}' for key, value in params.items()]
+    return [*(f'import {module}' for module in modules), *bindings]
+
+
+def _text(key: str, value: Any, modules: dict[str, None]) -> str:
+    """Return one value as gin text, and add the module that has to be imported for it to ``modules``."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    elif not isinstance(value, (int, float, str)) and hasattr(value, 'item') and getattr(value, 'ndim', 1) == 0:
+        value = value.item()  # a number of numpy or torch
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    kind: Any
+    for kind in (bool, int, float, str, bytes):
+        if isinstance(value, kind):
+            return _number(key, float(value)) if kind is float else repr(kind(value))
+    if value is None:
+        return 'None'
+    if isinstance(value, Mapping):
+        return '{' + ', '.join(f'{_text(key, k, modules)}: {_text(key, v, modules)}' for k, v in value.items()) + '}'
+    if isinstance(value, (list, tuple)):
+        items = ', '.join(_text(key, item, modules) for item in value)
+        return f'[{items}]' if isinstance(value, list) else f'({items},)' if len(value) == 1 else f'({items})'
+    if inspect.isclass(value) or inspect.isroutine(value):
+        return f'@{_selector(key, value, modules)}'
+    raise ConfError(f'{key} = {value!r}: a conf cannot contain an object of type {type(value).__name__}', _HINT)
+
+
+def _number(key: str, value: float) -> str:
+    if value != value:
+        raise ConfError(f'{key} = nan: not a number', 'pass a number')
+    return repr(value) if abs(value) != float('inf') else f'%alfx.{"minus_" if value < 0 else ""}infinity'
+
+
+def _selector(key: str, value: Any, modules: dict[str, None]) -> str:
+    """Return the name by which a conf refers to a function or class."""
+    selector = next(_registered_names(value), '')
+    module, name = getattr(value, '__module__', None) or '', getattr(value, '__qualname__', '')
+    if not selector and getattr(sys.modules.get(module), name, None) is value:
+        selector = f'{module}.{name}'
+    if not selector or module == '__main__':
+        raise ConfError(f'{key} = {value!r}: a conf cannot name it, because another process that evaluates or resumes '
+                        'the run cannot import it', 'define it in a module of its own, at the top level')
+    if module.partition('.')[0] not in ('alfx', 'torch', 'builtins'):
+        modules[module] = None
+    return selector
+
+
+def _registered_names(value: Any) -> Iterator[str]:
+    entry = gin.config._INVERSE_REGISTRY.get(value)
+    if entry is not None:
+        yield entry.selector
+    yield from (name for name in registry.registered_selectors() if registry.step_function_of(name) is value)

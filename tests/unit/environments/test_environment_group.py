@@ -1,0 +1,219 @@
+"""Results of single environments that do not fit the interface of gymnasium or the spaces of the environment."""
+import logging
+import re
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from alfx.environments import received
+from alfx.environments.described_environment import DescribedEnvironment
+from alfx.environments.environment_errors import EnvironmentStepError
+from alfx.environments.gym_vector_environment import GymVectorEnvironment
+from alfx.environments.process_vector_env import ProcessVectorEnv
+from alfx.environments.vector_env import SerialVectorEnv
+from alfx.environments.wrapper_base import AlfEnvironmentBaseWrapper
+
+FLOATS = spaces.Box(-1, 1, (2, ), np.float32)
+
+
+class Returning(gymnasium.Env):
+    """Returns one value from ``reset``, and ``observations`` in turn from its steps."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, space=FLOATS, reset=None, observations=()):
+        self.observation_space = space
+        self._reset = (space.sample(), {}) if reset is None else reset
+        self._observations, self._steps = observations, 0
+
+    def reset(self, *, seed=None, options=None):
+        return self._reset
+
+    def step(self, action):
+        self._steps += 1
+        return self._observations[(self._steps - 1) % len(self._observations)], 0.0, False, False, {}
+
+
+class WithoutOptions(Returning):
+
+    def reset(self, seed=None):
+        return self._reset
+
+
+class WithoutArguments(Returning):
+
+    def reset(self):
+        return self._reset[0]
+
+
+@pytest.mark.parametrize('env, found', [
+    (WithoutOptions, "got an unexpected keyword argument 'options'"),
+    (WithoutArguments, "got an unexpected keyword argument 'seed'"),
+    (lambda: gymnasium.Wrapper(WithoutArguments()), "got an unexpected keyword argument 'seed'"),
+    (lambda: Returning(reset=np.zeros(2, np.float32)), r'it returned array.*, expected \(observation, info\)'),
+    (lambda: Returning(spaces.Dict(a=FLOATS, b=FLOATS), {'a': np.zeros(2), 'b': np.zeros(2)}), 'it returned {'),
+    (lambda: Returning(spaces.Tuple((FLOATS, FLOATS)), (np.zeros(2), np.zeros(2))), r'it returned \(array'),
+    (lambda: Returning(spaces.Discrete(3), 0), 'it returned 0'),
+    (lambda: Returning(reset=(np.zeros(2), 1.0, {})), 'it returned'),
+])
+def test_an_old_reset_is_named_with_its_remedy(env, found):
+    with pytest.raises(EnvironmentStepError, match=rf'(?s){found}.*old interface of gym.*seed=None, options') as caught:
+        SerialVectorEnv([env]).reset(seed=0)
+    assert 'max_restarts' not in str(caught.value) and caught.value.during == 'reset()'
+
+
+def test_a_missing_info_of_a_reset_is_an_empty_one():
+    for info in (None, [], {}):
+        assert SerialVectorEnv([lambda info=info: Returning(reset=(np.zeros(2, np.float32), info))]).reset()[1] == {}
+
+
+BYTES = spaces.Box(0, 255, (2, ), np.uint8)
+
+
+@pytest.mark.parametrize('space, observation, found', [
+    (BYTES, np.array([0.0, 0.5]), r'0\.5 \(at \[1\]\), which its space Box\(0, 255'),
+    (BYTES, np.array([3, 256]), r'256 \(at \[1\]\)'),
+    (BYTES, np.array([-1, 0]), '-1'),
+    (spaces.Box(0, 9, (2, ), np.int64), np.array([0, 10]), '10'),
+    (spaces.Discrete(4), 4, r'4, which its space Discrete\(4\) does not allow'),
+    (spaces.Discrete(4, start=2), 1, '1, which its space'),
+    (spaces.Discrete(4), 1.5, '1.5'),
+    (spaces.MultiDiscrete([2, 3]), np.array([1, 3]), '3'),
+    (spaces.MultiBinary(2), np.array([0, 2]), '2'),
+    (spaces.MultiBinary(2), np.array([0, np.nan]), 'nan'),
+    (spaces.Dict(a=FLOATS, b=spaces.Discrete(2)), {'a': np.zeros(2, np.float32), 'b': -1}, '-1, which'),
+])
+def test_values_outside_an_integer_space_are_refused(space, observation, found):
+    env = SerialVectorEnv([lambda: Returning(space, observations=[observation])] * 2)
+    env.reset()
+    with pytest.raises(EnvironmentStepError, match=rf'environment 0 .*step\(\): observation.* contains .*{found}'):
+        env.step(np.zeros(2, int))
+    with pytest.raises(EnvironmentStepError, match=r'failed in reset\(\): observation.* contains'):
+        SerialVectorEnv([lambda: Returning(space, reset=(observation, {}))]).reset()
+
+
+def test_whole_numbers_of_another_dtype_are_accepted():
+    for space, sent in ((BYTES, [7.0, 255.0]), (spaces.Discrete(4), np.float32(3)), (spaces.MultiBinary(2), [True, 0]),
+                        (spaces.Box(0, 1, (2, ), bool), [0, 1]), (BYTES, [True, False])):
+        env = SerialVectorEnv([lambda space=space, sent=sent: Returning(space, observations=[np.array(sent)])])
+        env.reset()
+        assert np.array_equal(env.step(np.zeros(1, int))[0][0], sent)
+
+
+def test_later_observations_are_compared_with_the_space_as_well():
+    calls = received._CALLS_PER_CHECK
+    observations = [np.zeros(2, np.uint8)] * 100 + [np.full(2, 0.5)] * 999
+    env = SerialVectorEnv([lambda: Returning(BYTES, observations=observations)])
+    env.reset()
+    with pytest.raises(EnvironmentStepError, match='contains 0.5'):
+        for _ in range(2 * calls):
+            env.step(np.zeros(1, int))
+
+
+def test_a_batch_outside_an_integer_space_is_refused():
+    class Pool(VectorEnv):
+        num_envs, metadata = 3, {'autoreset_mode': AutoresetMode.NEXT_STEP}
+        single_observation_space, single_action_space = BYTES, spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return np.full((3, 2), 0.5), {}
+
+    with pytest.raises(EnvironmentStepError, match=r'0\.5 \(at \[0\]\[0\]\), which its space Box\(0, 255'):
+        GymVectorEnvironment(Pool(), name='Pool').reset()
+
+
+@pytest.mark.parametrize('sent, said', [
+    ([0.0, 3.0], r"environment 0 of 'Returning': observation of step 0 contains 3\.0.* Box\(-1"),
+    ([np.inf, 0.0], r"environment 0 of 'Returning': observation of step 1 of its episode contains infinity"),
+])
+def test_floats_outside_their_space_are_logged_once_and_kept(sent, said, monkeypatch, caplog):
+    monkeypatch.setattr(received, '_logged', {('Returning', '')} if np.inf in sent else set())
+    env = SerialVectorEnv([lambda: Returning(observations=[np.array(sent, np.float32)])])
+    env.reset()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert env.step(np.zeros(1, int))[0].tolist() == [sent]
+    assert len(caplog.records) == 1
+    assert re.search(said, caplog.text)
+
+
+class TwoRewards(Returning):
+    reward_space = spaces.Box(-1, 1, (2, ))
+
+    def __init__(self):
+        super().__init__(observations=[np.zeros(2, np.float32)])
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, np.array([1.0, -0.5]), *rest
+
+
+class Weighted(gymnasium.Wrapper):
+    def step(self, action):
+        observation, reward, *rest = self.env.step(action)
+        return observation, reward @ [0.5, 0.5], *rest
+
+
+class Declared(Weighted):
+    reward_space = spaces.Box(-1, 1, ())
+
+
+class Sum(gymnasium.RewardWrapper):
+    def reward(self, reward):
+        return reward.sum()
+
+
+class Three(gymnasium.RewardWrapper):
+    def __init__(self, env):
+        super().__init__(env)
+        self.reward_space = spaces.Box(-1, 1, (3, ))
+
+    def reward(self, reward):
+        return np.append(reward, 0)
+
+
+@pytest.mark.parametrize('wrappers, shape', [
+    ([], (2, )), ([Weighted], ()), ([Declared], ()), ([Sum], ()), ([Three], (3, )), ([Three, Sum], ()),
+    ([lambda env: gymnasium.wrappers.TimeLimit(env, 5), Sum, gymnasium.Wrapper], ())])
+def test_wrappers_may_change_the_number_of_rewards(wrappers, shape):
+    def make():
+        env = TwoRewards()
+        for wrapper in wrappers:
+            env = wrapper(env)
+        return env
+
+    env = GymVectorEnvironment(SerialVectorEnv([make, make]))
+    assert env.reward_spec().shape == shape
+    env.reset()
+    assert env.step(torch.zeros(2, dtype=torch.int64)).reward.shape == (2, *shape)
+
+
+@pytest.mark.parametrize('make', [SerialVectorEnv, pytest.param(ProcessVectorEnv, marks=pytest.mark.processes)])
+def test_the_reward_of_goals_is_that_of_the_outermost_wrapper(make):
+    class Goals(TwoRewards):
+        def compute_reward(self, achieved, desired, info):
+            return 1.0
+
+    class Other(gymnasium.Wrapper):
+        def compute_reward(self, achieved, desired, info):
+            return 2.0
+
+    with AlfEnvironmentBaseWrapper(GymVectorEnvironment(make([lambda: Other(gymnasium.Wrapper(Goals()))]))) as env:
+        assert env.goal_reward_fn()(0, 0, {}) == DescribedEnvironment(env, 3).goal_reward_fn()(0, 0, {}) == 2.0
+    with GymVectorEnvironment(make([TwoRewards])) as env:
+        assert env.goal_reward_fn() is None
+
+
+def test_an_info_that_is_no_dict_is_refused():
+    class Listing(Returning):
+        def step(self, action):
+            return *super().step(action)[:4], ['info']
+
+    env = SerialVectorEnv([lambda: Listing(observations=[np.zeros(2, np.float32)])])
+    env.reset()
+    with pytest.raises(EnvironmentStepError, match=r"its info is \['info'\], expected a dict"):
+        env.step(np.zeros(1, int))

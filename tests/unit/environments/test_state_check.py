@@ -1,0 +1,211 @@
+"""Recording of environments during a run, and its replay in new environments."""
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from alfx.environments import alf_wrappers
+from alfx.environments.gym_vector_environment import GymVectorEnvironment
+from alfx.environments.multitask_wrappers import BatchEnvironmentWrapper
+from alfx.environments.process_vector_env import ProcessVectorEnv
+from alfx.environments.state_check import Recorder, gym_environments, replay
+from alfx.environments.suite_unittest_gym import CountEnv
+from alfx.environments.vector_env import SerialVectorEnv
+
+
+class Walk(gymnasium.Env):
+    """A walk with noise; an episode has 7 steps."""
+
+    observation_space = gymnasium.spaces.Dict(x=gymnasium.spaces.Box(-100, 100, (2, ), np.float32))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x, self.n = self.np_random.normal(size=2), 0
+        return self.observe(), {}
+
+    def observe(self):
+        return {'x': self.x.astype(np.float32)}
+
+    def step(self, action):
+        self.x = self.x + action + self.np_random.normal(size=2)
+        self.n += 1
+        return self.observe(), float(self.x.sum()), False, self.n >= 7, {}
+
+
+class ByNumber(Walk):
+    """A walk whose position is in a table of the process, known by a number."""
+
+    worlds: dict = {}
+
+    def __init__(self):
+        self.number = len(self.worlds)
+
+    @property
+    def x(self):
+        return self.worlds[self.number]
+
+    @x.setter
+    def x(self, value):
+        self.worlds[self.number] = value
+
+
+class Level(Walk):
+    """A walk whose class counts the resets."""
+
+    resets = 0
+
+    def reset(self, **kwargs):
+        type(self).resets += 1
+        return super().reset(**kwargs)
+
+    def observe(self):
+        return {'x': np.full(2, self.resets, np.float32)}
+
+
+class Forgetful(Walk):
+    """An environment that does not save its random numbers, which the next reset needs."""
+
+    def get_state(self):
+        return self.x, self.n
+
+    def set_state(self, state):
+        self.x, self.n = state
+
+    def step(self, action):
+        self.n += 1
+        return self.observe(), 0.0, False, self.n >= 7, {}
+
+
+class Batch(VectorEnv):
+    """A natively batched counter."""
+
+    metadata = {'autoreset_mode': AutoresetMode.NEXT_STEP}
+
+    def __init__(self, num_envs):
+        self.num_envs = num_envs
+        self.single_observation_space = gymnasium.spaces.Box(0, 1000, (1, ), np.float32)
+        self.single_action_space = gymnasium.spaces.Discrete(2)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.n = np.zeros(num_envs)
+
+    def reset(self, *, seed=None, options=None):
+        self.n[:] = 0
+        return self.n[:, None].astype(np.float32), {}
+
+    def step(self, actions):
+        self.n = np.where(self.n == 9, 0, self.n + 1)
+        return self.n[:, None].astype(np.float32), self.n * actions, self.n == 9, np.zeros(self.num_envs, bool), {}
+
+
+def adapter(make, count=3, vector=SerialVectorEnv, **options):
+    return GymVectorEnvironment(vector([make] * count, **options), seed=3)
+
+
+def recorded(env, steps=60, max_bytes=1e6, then=lambda env, step: None):
+    """Return the recorder of ``env`` after random steps."""
+    recorder, generator = Recorder(env, max_bytes), torch.Generator().manual_seed(0)
+    env.reset()
+    for step in range(steps):
+        env.step(torch.randint(2, (env.batch_size, ), generator=generator))
+        then(env, step)
+    return recorder
+
+
+@pytest.mark.parametrize('steps, expected', [(60, 20), (20, 4), (17, 1)])
+def test_a_recording_replays_in_another_environment(steps, expected):
+    recording = recorded(adapter(Walk), steps).latest()
+    assert len(recording.steps) >= expected and recording.is_complete == (steps == 60)
+    assert replay(adapter(Walk, count=1), recording) == ''
+
+
+@pytest.mark.processes
+def test_an_environment_in_a_worker_is_recorded():
+    env = adapter(Walk, vector=ProcessVectorEnv, envs_per_worker=2)
+    assert replay(adapter(Walk, count=1), recorded(env).latest()) == ''
+    env.close()
+
+
+def test_a_natively_batched_environment_is_recorded_as_a_whole():
+    recording = recorded(GymVectorEnvironment(Batch(3))).latest()
+    assert len(recording.steps[0][1].reward) == 3
+    assert replay(GymVectorEnvironment(Batch(3)), recording) == ''
+
+
+@pytest.mark.parametrize('make, name', [(ByNumber, 'observation'), (Level, 'observation'), (Forgetful, 'observation')])
+def test_state_outside_of_the_saved_state_is_found(make, name, monkeypatch):
+    monkeypatch.setattr(ByNumber, 'worlds', {})
+    monkeypatch.setattr(Level, 'resets', 0)
+    recording = recorded(adapter(make)).latest()
+    ByNumber.worlds.clear()  # as in another process
+    Level.resets = 0
+    assert f'in another process the {name} differs' in replay(adapter(make, count=1), recording)
+
+
+def test_a_recorded_environment_begins_an_episode():
+    recording = recorded(adapter(lambda: CountEnvOfOthers(30)), 250).latest()
+    assert recording.is_complete and any(step[1].terminated[0] or step[1].truncated[0] for step in recording.steps)
+
+
+class CountEnvOfOthers(CountEnv):
+    """The same in a module that alfx does not know."""
+
+
+def test_episodes_that_wrappers_end_are_recorded():
+    def wrapped(count):
+        return alf_wrappers.TimeLimit(adapter(lambda: CountEnvOfOthers(1000), count), 5)
+
+    env, other = wrapped(2), wrapped(1)
+    recorder = Recorder(gym_environments(env)[0], 1e6)
+    for _ in range(60):
+        env.step(torch.zeros(2, dtype=torch.int64))
+    assert any(step is None for step in recorder.latest().steps)
+    assert replay(gym_environments(other)[0], recorder.latest()) == ''
+
+
+def test_known_and_large_states_are_not_recorded():
+    recorder = recorded(adapter(lambda: CountEnv(5)))
+    assert recorder.num_bytes > 0 and recorder.latest() is None
+    env = adapter(Walk)
+    recorder = recorded(env, max_bytes=100)
+    assert recorder.num_bytes > 300 and recorder.latest() is None and env.recorder is None
+
+
+def test_a_recording_with_a_restart_is_dropped():
+    class Failing(Walk):
+        calls = 0
+
+        def step(self, action):
+            type(self).calls += 1
+            if type(self).calls == 18:
+                raise RuntimeError
+            return super().step(action)
+
+    recorder = recorded(adapter(Failing, count=1, max_restarts=1), steps=25)
+    assert recorder.latest() is None
+    Failing.calls = 0
+
+
+def test_a_temporary_folder_of_the_process_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr('tempfile.gettempdir', lambda: str(tmp_path))
+
+    class Files(Walk):
+        folder = 'same'
+
+        def __init__(self):
+            self.folder = str(tmp_path / type(self).folder / 'file')
+
+    recording = recorded(adapter(Files)).latest()
+    assert replay(adapter(Files, count=1), recording) == ''
+    Files.folder = 'new'
+    assert "it refers to 'same' in the temporary folder" in replay(adapter(Files, count=1), recording)
+
+
+def test_environments_of_gymnasium_are_found_inside_of_others():
+    first, second = adapter(Walk, 1), adapter(Walk, 2)
+    assert gym_environments(alf_wrappers.TimeLimit(first, 3)) == [first]
+    assert gym_environments(BatchEnvironmentWrapper([first, second])) == [first, second]
+    assert gym_environments(None) == []

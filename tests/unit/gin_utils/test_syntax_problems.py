@@ -1,0 +1,64 @@
+"""Messages for text that only looks like a conf."""
+import pytest
+
+from alfx import gin_utils
+from alfx.gin_utils import ConfError
+
+
+def message_of(tmp_path, text):
+    (tmp_path / 'mine.gin').write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.raises(ConfError) as error:
+        gin_utils.load(str(tmp_path / 'mine.gin'))
+    return str(error.value)
+
+
+@pytest.mark.parametrize('line, column, character, remedy', [
+    ('Adam.name = \u2018x\u2019', 13, 'U+2018 (LEFT SINGLE QUOTATION MARK)', "write '"),
+    ("Adam.name = 'x\u2019", 15, 'U+2019', "write '"),
+    ('Adam.lr\u00a0= 1', 8, 'U+00A0 (NO-BREAK SPACE)', 'write a space'),
+    ('\u00a0Adam.lr = 1', 1, 'U+00A0', 'write a space'),
+    ('Adam.lr = 1\u200b', 12, 'U+200B (ZERO WIDTH SPACE)', 'remove it'),
+    ('Adam.lr = \u22121', 11, 'U+2212 (MINUS SIGN)', 'write -'),
+    ('Adam.lr = 1e\u20133', 13, 'U+2013 (EN DASH)', 'write -'),
+    ('Adam.lr\uff1d1', 8, 'U+FF1D (FULLWIDTH EQUALS SIGN)', 'write ='),
+    ('Adam.betas = (0.9\uff0c 0.9)', 18, 'U+FF0C (FULLWIDTH COMMA)', 'write ,'),
+    ('Ad\u0430m.lr = 1', 3, 'U+0430 (CYRILLIC SMALL LETTER A)', 'use ASCII'),
+    ('Adam.l\u0433 = 1', 7, 'U+0433 (CYRILLIC SMALL LETTER GHE)', 'use ASCII'),
+    ('Adam.lr = 1\u2028Adam.eps = 1', 12, 'U+2028 (LINE SEPARATOR)', 'write a new line'),
+    ('Adam.lr = 1\x01', 12, 'U+0001 (a control character)', 'remove it'),
+])
+def test_a_character_outside_gin_is_named_with_its_column(tmp_path, line, column, character, remedy):
+    message = message_of(tmp_path, f"# '\u00e4' \u201cquoted\u201d\nAdam.name = '\u00e4'  # \u2013\n{line}\n")
+    assert 'mine.gin:3: ' in message
+    assert f'column {column} is {character}' in message and message.endswith(remedy)
+
+
+@pytest.mark.parametrize('line, problem, remedy', [
+    ('Adam.lr = 4 * 8', 'a value is computed', 'write the result'),
+    ('Adam.lr = 2**3', 'a value is computed', 'write the result'),
+    ('Adam.lr = 3e-4/2', 'a value is computed', 'write the result'),
+    ('Adam.lr = 1 - 0.5', 'a value is computed', 'write the result'),
+    ('Adam.lr = 1; Adam.eps = 1', 'a line has two statements', 'a line of its own'),
+    ('Adam.lr = 1 2', 'continues after the value', 'one statement per line'),
+    ('Adam.lr: 1', 'a colon is followed by a value', 'write Name.parameter = value'),
+    ('Adam:\n  lr: 1', 'a colon is followed by a value', 'parameter = value in a block'),
+    ('Adam.betas = {0.9, 0.5}', 'a set is not a value', 'write a tuple'),
+    ("Adam.name = f'x'", 'cannot read the value', 'remove the letters before the quotes'),
+    ("create_environment.env_name = b'x'", 'found bytes', 'remove the letter b'),
+    ("include '~/no_such_file.gin'", 'there is no such file in ', ''),
+    ('ActorNetwork.activation = @torch.nn.Tanh', 'expects a function', 'write @torch.nn.Tanh()'),
+    ('PPOLoss.td_error_loss_fn = @torch.nn.MSELoss', 'expects a function', 'write @torch.nn.MSELoss()'),
+])
+def test_text_of_other_languages_is_reported_with_the_way_of_gin(tmp_path, line, problem, remedy):
+    message = message_of(tmp_path, line)
+    assert problem in message and remedy in message
+
+
+def test_the_home_folder_of_an_include_is_the_one_that_is_searched(tmp_path, monkeypatch):
+    monkeypatch.setenv('HOME', str(tmp_path / 'home'))
+    assert f'there is no such file in {tmp_path}/home' in message_of(tmp_path, "include '~/other.gin'")
+
+
+@pytest.mark.parametrize('text', [r'{\rtf1\ansi Adam.lr = 1}', '<!DOCTYPE html><html>', '<html>'])
+def test_files_of_word_processors_and_web_pages_are_recognized(tmp_path, text):
+    assert 'is not plain text' in message_of(tmp_path, text)

@@ -1,0 +1,61 @@
+"""The ``progress.csv`` of a resumed run equals that of an uninterrupted run."""
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+import alfx
+from alfx.checkpoints.checkpointer import Checkpointer
+from alfx.offline import dataset_folder
+from alfx.offline.dataset_episodes import Episodes
+from alfx.runs import run_files
+
+SMALL = {'TrainerConfig.random_seed': 1, 'TrainerConfig.num_threads': 1, 'TrainerConfig.num_env_steps': 0,
+         'TrainerConfig.num_iterations': 6, 'TrainerConfig.num_checkpoints': 3, 'TrainerConfig.evaluate': False,
+         'TrainerConfig.mini_batch_size': 8, 'TrainerConfig.num_updates_per_train_iter': 2,
+         'TrainerConfig.unroll_length': 20, 'create_environment.num_parallel_environments': 1,
+         'TrainerConfig.summary_interval': 1}
+MODEL = {'TrainerConfig.initial_collect_steps': 30, 'ModelBasedPolicyAlgorithm.model_period': 4,
+         'ModelBasedPolicyAlgorithm.max_model_updates': 3, 'ModelBasedPolicyAlgorithm.num_rollouts': 10,
+         'ModelBasedPolicyAlgorithm.num_imagined': 100, 'StochasticDynamicsAlgorithm.hidden_size': (8, )}
+HYBRID = {'TrainerConfig.offline_mini_batch_size': 8, 'TrainerConfig.rl_train_after_update_steps': 5}
+
+
+def table(root_dir):
+    """The rows without the columns that depend on the time."""
+    return [{name: x for name, x in row.items() if name not in ('seconds', 'steps_per_second')}
+            for row in run_files.read_table(os.path.join(root_dir, 'progress.csv'))]
+
+
+def dataset(path):
+    rng = np.random.default_rng(0)
+    dataset_folder.write(path, Episodes(
+        {'': rng.standard_normal((42, 3)).astype(np.float32)}, {'': rng.uniform(-1, 1, (40, 1)).astype(np.float32)},
+        rng.standard_normal(40).astype(np.float32), np.ones(40, np.float32), np.array([20, 20])), {})
+    return path
+
+
+@pytest.mark.parametrize('conf, params', [
+    ('ppo_cart_pole', {'TrainerConfig.update_counter_every_mini_batch': True}),
+    ('ppo_cart_pole', {'TrainerConfig.update_counter_every_mini_batch': True, 'TrainerConfig.summary_interval': 5}),
+    ('mbpo_pendulum', MODEL), ('iql_finetune_pendulum', HYBRID)])
+def test_rows_after_a_resume_equal_those_of_one_run(tmp_path, monkeypatch, conf, params):
+    params = {**SMALL, **params}
+    if params.keys() & HYBRID.keys():
+        params['TrainerConfig.offline_buffer_dir'] = dataset(str(tmp_path / 'data'))
+    run, save = str(tmp_path / 'run'), Checkpointer.save
+
+    def save_and_copy(self, step, *args, **kwargs):
+        path = save(self, step, *args, **kwargs)
+        shutil.copytree(run, str(tmp_path / f'copy-{step}'), ignore=shutil.ignore_patterns('train.lock'))
+        return path
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpointer, 'save', save_and_copy)
+        alfx.train(conf, params, run)
+    copies = [path for path in os.listdir(tmp_path) if path.startswith('copy-')]
+    assert len(copies) == 3
+    for copy in copies:  # the last one is of the finished run
+        alfx.train(conf, params, str(tmp_path / copy))
+        assert table(str(tmp_path / copy)) == table(run), copy
