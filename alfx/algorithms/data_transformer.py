@@ -26,6 +26,7 @@ from alfx.data_structures import Experience, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable, register_function, takes_arguments_of
 from alfx.gin_utils.value_checks import Count, Fraction, Positive, StepLimit, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.utils.discrete_action import NoValidActionError
 from alfx.utils.normalizers import Normalizer
 from alfx.utils.renamed import warn_renamed
 
@@ -318,7 +319,7 @@ class ActionMask(DataTransformer):
         """Move the mask to ``action_mask``; the state counts the steps of the episode.
 
         Raises:
-            ValueError: no action is valid at a step that is not LAST; names environments and steps.
+            NoValidActionError: no action is valid at a step that is not LAST; names environments and steps.
         """
         steps = torch.where(timestep.is_first(), 0, state)
         transformed = self._transform(timestep)
@@ -326,8 +327,10 @@ class ActionMask(DataTransformer):
         if bool(nothing.any()):
             where = [f'environment {int(e)} at step {int(s)} of its episode' for e, s in
                      zip(timestep.env_id[nothing], steps[nothing])]
-            raise ValueError(f"ActionMask: the field '{self._field}' leaves no valid action in {', '.join(where[:5])}; "
-                             'expected at least one at every step before the last of an episode')
+            raise NoValidActionError(
+                f"ActionMask: the field '{self._field}' leaves no valid action in {', '.join(where[:5])}; expected at "
+                'least one at every step before the last of an episode; the environment has to end the episode, or '
+                'allow an action')
         return transformed, steps + 1
 
     def transform_experience(self, experience: Experience) -> Experience:
@@ -595,6 +598,9 @@ class RewardShifting(RewardTransformer):
 class RewardNormalizer(RewardTransformer):
     """Normalizes rewards to zero mean and unit variance, each dimension separately.
 
+    Subtracting the mean changes the task where actions influence the length of episodes. ``VecNormalize`` of
+    Stable-Baselines3 and ``NormalizeReward`` of gymnasium divide by the standard deviation of the return instead and
+    subtract nothing.
     The statistics are part of the ``state_dict``; evaluation does not update them.
 
     Args:

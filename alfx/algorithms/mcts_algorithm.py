@@ -33,9 +33,10 @@ from alfx.gin_utils.value_checks import Count, Fraction, Positive
 from alfx.summary import summary_utils
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.tree_search import rules
-from alfx.tree_search.batched_search import SearchError, TreeSearch, exploration_policy, gumbel_choice, root_prior
+from alfx.tree_search.batched_search import TreeSearch, exploration_policy, gumbel_choice, root_prior
 from alfx.tree_search.trees import CHILD, REWARD, SearchSettings, Trees
 from alfx.utils.action_samplers import ActionSampler, MultinomialSampler
+from alfx.utils.discrete_action import NoValidActionError
 
 MCTSState = namedtuple('MCTSState', ['steps', 'pred_state', 'action_sampler_state', 'next_predicted_reward'],
                        default_value=())
@@ -365,9 +366,10 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         wrong = none & ~inputs.is_last()
         if bool(wrong.any()) and not probe:
             row = int(wrong.int().argmax())
-            raise SearchError(f"{self._name}: observation['valid_action_mask'] allows no action in environment "
-                              f'{int(inputs.env_id[row])} at step {int(steps[row])}, where the episode is not over; '
-                              'the environment has to end the episode, or allow an action such as to pass')
+            raise NoValidActionError(
+                f"{self._name}: observation['valid_action_mask'] allows no action in environment "
+                f'{int(inputs.env_id[row])} at step {int(steps[row])}, where the episode is not over; the environment '
+                'has to end the episode, or allow an action such as to pass')
         return mask | none[:, None]
 
     def _summarize_reward(self, inputs: TimeStep, predicted: Tensor) -> None:

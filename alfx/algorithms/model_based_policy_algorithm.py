@@ -275,7 +275,7 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
 
 
 def _check_policy(owner: str, rl: Any) -> None:
-    if rl.on_policy:
+    if rl.on_policy or rl.needs_own_rollouts:
         raise ConfError([problem_at(owner, 'rl_algorithm_cls', f'creates {type(rl).__name__}, an on-policy algorithm, '
                                     'which trains only on actions of its current policy',
                                     'choose an off-policy one, such as @SacAlgorithm')])

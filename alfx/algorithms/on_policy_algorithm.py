@@ -21,6 +21,8 @@ class OnPolicyAlgorithm(OffPolicyAlgorithm):
     The arguments are the same as in :class:`alfx.algorithms.rl_algorithm.RLAlgorithm`.
     """
 
+    needs_own_rollouts = True
+
     @property
     def on_policy(self) -> bool | None:
         """Return ``True``."""

@@ -73,6 +73,8 @@ class RLAlgorithm(Algorithm):
         ValueError: the reward spec has rank 2 or more, or ``reward_weights`` have another size.
     """
 
+    needs_own_rollouts = False  # trains on its latest rollouts only, also where the replay buffer stores them
+
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  train_state_spec: NestedTensorSpec, reward_spec: TensorSpec = TensorSpec(()),
                  predict_state_spec: NestedTensorSpec | None = None,
@@ -364,9 +366,10 @@ class RLAlgorithm(Algorithm):
         self._offline_replay_buffer.load_priorities_state(state.get('offline_priorities', {}))
 
     def _check_trains_offline(self) -> None:
-        if self.on_policy:
-            raise ConfError([problem_at('TrainerConfig', 'offline_buffer_dir', f'is set, but {self._name} is trained '
-                                        'on-policy, on its own rollouts', 'choose an off-policy algorithm')])
+        part = next((x for x in self.modules() if getattr(x, 'needs_own_rollouts', False)), self)
+        if self.on_policy or part is not self:
+            raise ConfError([problem_at('TrainerConfig', 'offline_buffer_dir', f'is set, but {type(part).__name__} is '
+                                        'trained on-policy, on its own rollouts', 'choose an off-policy algorithm')])
         unknown = unknown_infos(self._rollout_info_spec)
         if unknown:
             raise ConfError([problem_at(

@@ -284,15 +284,17 @@ def _exit_code(error: BaseException) -> Optional[int]:
     from alfx.environments.environment_errors import (EnvironmentLoadError, EnvironmentStepError,
                                                       UnsupportedOperationError)
     from alfx.tensor_specs import SpecError
+    from alfx.tree_search.batched_search import SearchError
     from alfx.trainers.team.team import ParameterMismatchError
+    from alfx.utils.discrete_action import NoValidActionError
     from alfx.utils.processes import LostProcessError
     mistakes = (gin_utils.ConfError, SpecError, OwnershipError, EnvironmentLoadError, UnsupportedOperationError,
                 FileNotFoundError, NotADirectoryError, PermissionError)
     if isinstance(error, mistakes):
         return 2
     disk = isinstance(error, OSError) and error.errno in _DISK
-    broken = (EnvironmentStepError, NonFiniteLossError, CheckpointError, LostProcessError,
-              ParameterMismatchError)
+    broken = (EnvironmentStepError, NonFiniteLossError, CheckpointError, LostProcessError, NoValidActionError,
+              ParameterMismatchError, SearchError)
     return 1 if disk or isinstance(error, broken) else None
 
 

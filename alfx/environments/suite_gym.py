@@ -4,6 +4,7 @@
 Atari ('ALE/Pong-v5') and MiniGrid by their ids. :mod:`alfx.environments.suite_atari` and
 :mod:`alfx.environments.suite_minigrid` also preprocess their observations.
 """
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -23,6 +24,8 @@ from alfx.environments.vector_env import SerialVectorEnv
 from alfx.tensor_specs import TensorSpec
 from alfx.gin_utils.value_checks import StepLimit
 
+_log = logging.getLogger(__name__)
+_TRANSFORMERS = {'NormalizeObservation': 'ObservationNormalizer', 'NormalizeReward': 'RewardNormalizer'}
 AlfWrapper = Callable[[AlfEnvironment], AlfEnvironment]
 VectorEnvCtor = Callable[[Sequence[Callable[[], gymnasium.Env]]], VectorEnv]
 
@@ -63,6 +66,7 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
     """
     if batch_size < 1:
         raise EnvironmentLoadError(f'batch_size: expected at least 1, found {batch_size}')
+    _warn_of_statistics(gym_env_wrappers)
     if native:
         vectorized = _native(environment_name, max_episode_steps, gym_env_wrappers, image_channel_first, batch_size,
                              env_args)
@@ -81,6 +85,18 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
                     tuple(gym_env_wrappers), image_channel_first) for steps in max_episode_steps])
     return wrap_env(vectorized, env_id=env_id, discount=discount, alf_env_wrappers=alf_env_wrappers,
                     image_channel_first=False, env_info_keys=env_info_keys)
+
+
+def _warn_of_statistics(wrappers: Sequence[EnvWrapper]) -> None:
+    """Log a warning for wrappers whose statistics are not saved with the policy."""
+    for wrapper in wrappers:
+        function: Any = wrapper.func if isinstance(wrapper, partial) else wrapper
+        for cls in getattr(function, '__mro__', (function, )):
+            transformer = _TRANSFORMERS.get(getattr(cls, '__name__', ''))
+            if transformer:
+                _log.warning('gym_env_wrappers: %s has statistics that are not saved with the policy: evaluation and '
+                             'play start with other ones; use TrainerConfig.data_transformer_ctor = @%s instead',
+                             cls.__name__, transformer)
 
 
 def _infos(keys: Sequence[str] | Mapping[str, TensorSpec], spec: Any) -> Sequence[str] | Mapping[str, TensorSpec]:

@@ -23,7 +23,11 @@ from alfx.tree_search.trees import CHILD, PRIOR, VALUE, VISITS, Noise, SearchSet
 
 
 class SearchError(ValueError):
-    """The model returned values that are not finite, or a root has no action."""
+    """The model returned values that are not finite."""
+
+
+_NOT_FINITE = ('is not finite. Common causes: a learning rate that is too high, no gradient clipping, very large '
+               'rewards or observations')
 
 
 class Prediction(NamedTuple):
@@ -239,7 +243,7 @@ class _Forest:
         finite = np.isfinite(prior.numpy()).all(-1) & np.isfinite(value.numpy())
         if not finite.all():
             raise SearchError(f'root {finite.argmin()} of {self._batch_size}: the value or the prior that the '
-                              'model predicts for the root itself is not finite')
+                              f'model predicts for the root itself {_NOT_FINITE}')
         self._step.model = model
         self.trees.plant(value, prior, to_play, noise)
         self._memory.write(self._roots, root)
@@ -284,7 +288,7 @@ class _Forest:
     def _check(self, bad: int, when: str) -> None:
         if bad >= 0:
             raise SearchError(f'root {bad} of {self._batch_size}, {when}: a value, reward or prior that the model '
-                              'predicts is not finite')
+                              f'predicts {_NOT_FINITE}')
 
 
 # Results of a search ----------------------------------------------------------------------------------------------

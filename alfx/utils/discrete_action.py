@@ -9,6 +9,10 @@ from alfx.data_structures import TimeStep, namedtuple
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 
 
+class NoValidActionError(ValueError):
+    """An action mask of the environment allows no action where the episode is not over."""
+
+
 def suited_algorithms(action_spec: NestedTensorSpec) -> str:
     """Return advice for errors: the algorithms that support actions of this spec."""
     leaves = nest.flatten(action_spec)

@@ -258,6 +258,7 @@ def test_dataset_specs_match_those_of_the_environment(tmp_path):
 @pytest.mark.parametrize('conf, params, message', [
     ('ac_cart_pole', ['TrainerConfig.whole_replay_buffer_training = False', 'TrainerConfig.mini_batch_length = 2'],
      'trained on-policy'),
+    ('iql_pendulum', ['Agent.rl_algorithm_cls = @PPOAlgorithm'], 'PPOAlgorithm is trained on-policy'),
     ('taac_pendulum', [], 'learns from more than the actions of the rollout: rl.'),
     ('sac_lunar_lander_continuous', [], 'does not fit the environment of this run'),
 ])

@@ -196,7 +196,7 @@ def test_a_model_that_yields_nan_raises_with_root_and_simulation(what, native):
 
     broken.calls = 0
     roots = game.roots(torch.arange(4))
-    with pytest.raises(SearchError, match='root 2 of 4, simulation 3'):
+    with pytest.raises(SearchError, match='root 2 of 4, simulation 3.* is not finite. Common causes: a learning'):
         TreeSearch(SearchSettings(8), native).run(broken, roots, root_prior(roots.action_probs + 0.1, None, 1, 0),
                                                   torch.zeros(4))
 

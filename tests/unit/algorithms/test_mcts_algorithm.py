@@ -14,8 +14,8 @@ from alfx.algorithms.mcts_models import MCTSModel, ModelOutput, SimpleMCTSModel,
 from alfx.data_structures import StepType, TimeStep, restart, time_step_spec
 from alfx.environments.board_games import BoardGame, Rules
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec, check_consistent, zeros_from_spec
-from alfx.tree_search.batched_search import SearchError
 from alfx.utils.action_samplers import CategoricalSeedSampler, EpsilonGreedySampler, MultinomialSampler
+from alfx.utils.discrete_action import NoValidActionError
 
 ACTION = BoundedTensorSpec((), torch.int64, 2, 5)
 LATENT = TensorSpec((3, ))
@@ -146,7 +146,7 @@ def test_a_model_that_names_candidates_has_to_know_which_are_valid():
 def test_an_all_invalid_mask_raises_except_at_ends_and_in_spec_probes():
     algorithm = plain(MASKED, ACTION, model=model_of())
     observation = {'latent': torch.ones(3, 3), 'valid_action_mask': torch.tensor([[True] * 4, [False] * 4, [True] * 4])}
-    with pytest.raises(SearchError, match=r'allows no action in environment 1 at step 7,.*end the episode'):
+    with pytest.raises(NoValidActionError, match=r'allows no action in environment 1 at step 7,.*end the episode'):
         act(algorithm, observation, state=MCTSState(torch.tensor([0, 7, 0]), (), (), torch.zeros(3)))
     act(algorithm, observation, step_type=torch.full((3, ), StepType.LAST))
     spec = time_step_spec(algorithm.observation_spec, ACTION)

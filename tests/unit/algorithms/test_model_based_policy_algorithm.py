@@ -16,6 +16,7 @@ from alfx.algorithms.dynamics_learning_algorithm import DeterministicDynamicsAlg
 from alfx.algorithms.icm_algorithm import ICMAlgorithm
 from alfx.algorithms.model_based.imagination import TransitionStore, imagined_transitions
 from alfx.algorithms.model_based_policy_algorithm import ModelBasedPolicyAlgorithm
+from alfx.algorithms.ppo_algorithm import PPOAlgorithm
 from alfx.algorithms.reward_learning_algorithm import FixedRewardFunction, LearnedReward
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.algorithms.world_models import WorldModel
@@ -310,7 +311,8 @@ def test_model_training_ends_when_held_out_error_stops_improving(monkeypatch):
     (dict(agent_args=dict(intrinsic_reward_module=partial(ICMAlgorithm, hidden_size=4))),
      'intrinsic_reward_module = ICMAlgorithm'),
     (dict(environment='recurrent'), 'rl_algorithm_cls creates a recurrent SacAlgorithm'),
-    (dict(algorithm=on_policy), 'an on-policy algorithm')])
+    (dict(algorithm=on_policy), 'an on-policy algorithm'),
+    (dict(algorithm=partial(PPOAlgorithm, **on_policy.keywords)), 'creates PPOAlgorithm, an on-policy algorithm')])
 def test_incompatible_settings_are_refused_before_the_first_step(arguments, message):
     with pytest.raises((ConfError, ValueError, TypeError), match=message):
         make_agent(**arguments)

@@ -13,7 +13,9 @@ from helpers import warm_starts
 
 from alfx.bin import flags
 from alfx.runs import run_files
+from alfx.tree_search.batched_search import SearchError
 from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError
+from alfx.utils.discrete_action import NoValidActionError
 
 pytestmark = pytest.mark.processes
 
@@ -135,6 +137,11 @@ def test_bad_flags_exit_with_2_and_unknown_picture_formats_are_refused(run, tmp_
 
 def test_a_checkpoint_that_cannot_be_used_is_a_message_without_a_traceback():
     assert flags._exit_code(CheckpointError('damaged')) == 1
+
+
+@pytest.mark.parametrize('error', [NoValidActionError, SearchError])
+def test_an_empty_mask_or_a_diverged_model_is_no_traceback(error):
+    assert flags._exit_code(error('what happened')) == 1
 
 
 @pytest.mark.parametrize('command_line, code', [

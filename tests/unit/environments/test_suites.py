@@ -4,7 +4,7 @@ import logging
 import os
 import re
 import sys
-from functools import partial
+from functools import partial, wraps
 
 import gymnasium
 import numpy as np
@@ -138,6 +138,17 @@ class TestLoad:
         time_step = run(env, 3)
         assert time_step.is_last().all() and time_step.discount.tolist() == [0.5, 0.5]
         assert time_step.env_id.tolist() == [5, 6]
+
+    @pytest.mark.parametrize('wrapper, transformer', [
+        (gymnasium.wrappers.NormalizeObservation, '@ObservationNormalizer'),
+        (partial(gymnasium.wrappers.NormalizeReward, gamma=0.9), '@RewardNormalizer'),
+        (type('Mine', (gymnasium.wrappers.NormalizeReward, ), {}), '@RewardNormalizer'),
+        (wraps(gymnasium.wrappers.NormalizeReward)(lambda env: gymnasium.wrappers.NormalizeReward(env)),
+         '@RewardNormalizer'),  # as a configurable
+        (gymnasium.wrappers.ClipAction, None)])
+    def test_wrappers_with_statistics_are_warned_of(self, wrapper, transformer, caplog):
+        suite_gym.load('Pendulum-v1', gym_env_wrappers=[wrapper]).close()
+        assert (transformer or 'nothing') in caplog.text or (transformer is None and not caplog.text)
 
     def test_infos_become_env_info_if_asked(self):
         env = suite_gym.load('MountainCar-v0', env_info_keys=['TimeLimit.truncated', 'missing'])
