@@ -421,7 +421,7 @@ class ObservationNormalizer(SimpleDataTransformer):
         parts = [leaves[i].to(torch.float32) for i in self._chosen]
         if self._is_update_mode():
             self._normalizer.update(parts)
-        parts = self._normalizer.normalize(parts, self._clipping if self._clipping > 0 else -1.0)
+        parts = self._normalizer.transform(parts, self._clipping if self._clipping > 0 else -1.0)
         for i, part in zip(self._chosen, parts):
             leaves[i] = part
         return time_step._replace(observation=nest.unflatten(structure, leaves))

@@ -140,7 +140,7 @@ class DIAYNAlgorithm(Algorithm):
         reward = self._information(prediction.detach(), state.skill) * valid
         self._reward_normalizer.update(reward[valid > 0])
         info = self._info(prediction, state.skill, valid) if self.on_policy else ()
-        return AlgStep(self._reward_normalizer.normalize(reward), _next_state(skill), info)
+        return AlgStep(self._reward_normalizer.transform(reward), _next_state(skill), info)
 
     def predict_step(self, inputs: TimeStep, state: Any) -> AlgStep:
         """Compute :meth:`rollout_step` without updating statistics; ``info`` is a ``DIAYNMeasures``."""
@@ -151,7 +151,7 @@ class DIAYNAlgorithm(Algorithm):
         measures = DIAYNMeasures(information=information, **self._score(prediction, state.skill))
         nothing = valid == 0
         info = nest.map_structure(lambda x: x.masked_fill(nothing, torch.nan), measures)
-        return AlgStep(self._reward_normalizer.normalize(information * valid), _next_state(skill), info)
+        return AlgStep(self._reward_normalizer.transform(information * valid), _next_state(skill), info)
 
     def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any = None) -> AlgStep:
         """Compute the loss of the discriminator.
@@ -227,7 +227,7 @@ class DIAYNAlgorithm(Algorithm):
     def _predict(self, representation: NestedTensor) -> Tensor:
         """Predict ``[B, K]`` from ``[B, ...]``: logits of discrete skills, or the continuous skill itself."""
         if self._observation_normalizer is not None:
-            representation = self._observation_normalizer.normalize(representation)
+            representation = self._observation_normalizer.transform(representation)
         return self._discriminator(self._encoding_net(representation)[0])[0]
 
     def _information(self, prediction: Tensor, skill: Tensor) -> Tensor:

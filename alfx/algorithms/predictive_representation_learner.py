@@ -147,7 +147,7 @@ class SimpleDecoder(Algorithm):
         compared = self._like_output(target.flatten(0, 1))
         inputs = predicted, compared
         if self._normalizer is not None:
-            inputs = self._normalizer.normalize(predicted), self._normalizer.normalize(compared)
+            inputs = self._normalizer.transform(predicted), self._normalizer.transform(compared)
         loss = loss_of_samples(self._name, self._loss, *inputs)
         if self._debug_summaries and summary.should_record_summaries():
             self._summarize(predicted, compared, loss, None if mask is None else mask.flatten())

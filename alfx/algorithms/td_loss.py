@@ -123,8 +123,8 @@ class TDLoss(nn.Module):
                 self._summarize(info, value, target)
         if self._target_normalizer is not None:
             self._target_normalizer.update(target)
-            target = self._target_normalizer.normalize(target)
-            value = self._target_normalizer.normalize(value)
+            target = self._target_normalizer.transform(target)
+            value = self._target_normalizer.transform(value)
         return self._reduce(self._td_error_loss_fn(target, value), info)
 
     def _reduce(self, loss: Tensor, info: Any) -> LossInfo:

@@ -102,7 +102,7 @@ class IntrinsicRewardAlgorithm(Algorithm):
     def _normalized(self, observation: NestedTensor) -> NestedTensor:
         """Return observations ``[..., *spec.shape]``, normalized and clipped if enabled."""
         normalizer = self._observation_normalizer
-        return observation if normalizer is None else normalizer.normalize(observation, self._observation_clip_value)
+        return observation if normalizer is None else normalizer.transform(observation, self._observation_clip_value)
 
     def _normalized_reward(self, error: Tensor, is_rewarded: Tensor, update: bool = False) -> Tensor:
         """Compute the rewards for errors of any shape, 0 where ``is_rewarded`` is False.
@@ -116,7 +116,7 @@ class IntrinsicRewardAlgorithm(Algorithm):
         if normalizer is not None:
             if update:
                 normalizer.update(reward[is_rewarded])
-            reward = normalizer.normalize(reward, self._reward_clip_value)
+            reward = normalizer.transform(reward, self._reward_clip_value)
         return reward * is_rewarded
 
     def _loss_of_arriving(self, loss: Tensor, is_last: Any, extra: NestedTensor) -> LossInfo:

@@ -431,8 +431,8 @@ def test_target_entropies_are_summed_over_components_and_actions():
     mixed = ActionParts((CHOICE, wide))
     assert target_entropies(mixed, (0.5, lambda spec: -spec.numel)) == [0.5, -3.0]
     by_default = target_entropies(mixed, None)
-    # 3 values: 0.1 * log(2 / 0.1)
-    assert by_default == pytest.approx([0.2995732, 3 * -0.9162907], abs=1e-5)
+    # 3 values: 0.1 * log(2 / 0.1) - 0.9 * log(0.9)
+    assert by_default == pytest.approx([0.3943977, 3 * -0.9162907], abs=1e-5)
     with pytest.raises(ValueError, match='discrete, continuous'):
         target_entropies(mixed, (1.0, 2.0, 3.0))
 
