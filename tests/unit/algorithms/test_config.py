@@ -44,7 +44,8 @@ DOCUMENTED = dict(
     rl_train_after_update_steps=0, rl_train_every_update_steps=1, empty_cache=False,
     normalize_importance_weights_by_max=False, clear_replay_buffer=True, num_ray_workers=0, ray_address='',
     offline_mini_batch_size=None, offline_loss_weight=1.0,
-    num_threads=None, float32_matmul_precision=None, compile=False, replay_checkpoint_megabytes=256)
+    num_threads=None, float32_matmul_precision=None, compile=False, replay_checkpoint_megabytes=256,
+    environment_checkpoint_megabytes=32, save_environment_state=True)
 
 
 def test_every_field_has_its_documented_default():
@@ -56,7 +57,7 @@ def test_every_field_has_its_documented_default():
 def test_arguments_have_the_documented_order():
     names = list(inspect.signature(TrainerConfig).parameters)
     assert names[:5] == ['root_dir', 'conf_file', 'ml_type', 'algorithm_ctor', 'data_transformer_ctor']
-    assert names[-3:] == ['num_threads', 'float32_matmul_precision', 'compile']
+    assert names[-5:-2] == ['num_threads', 'float32_matmul_precision', 'compile']
 
 
 def test_the_algorithm_has_to_be_named_where_it_is_built():

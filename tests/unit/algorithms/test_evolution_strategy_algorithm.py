@@ -50,7 +50,7 @@ def make(environment='discrete', batch_size=3, seed=0, learning_rate=0.1, config
 
 
 def mean(algorithm):
-    return parameters_to_vector(algorithm.actor.parameters()).detach().clone()
+    return parameters_to_vector(algorithm._actor_network.parameters()).detach().clone()
 
 
 # Playing ------------------------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def test_a_member_acts_as_a_network_with_its_parameters(environment):
         action, _ = algorithm._act(members, time_step, state, policy)
         for slot, number in enumerate(policy.tolist()):
             single = algorithm._members[0].single_network(members[number])
-            algorithm.actor, kept = single, algorithm.actor
+            algorithm._actor_network, kept = single, algorithm._actor_network
             one = algorithm.predict_step(time_step, state).output
             algorithm._actor_network = kept
             for a, b in zip(nest.flatten(action), nest.flatten(one)):
