@@ -149,7 +149,8 @@ def test_a_default_of_the_child_reaches_the_parent():
      'alpha_optimizer checkpoint debug_summaries name train_actor_on_last_step'),
 ])
 def test_alfx_classes_take_positional_arguments_in_documented_order(target, names):
-    assert list(inspect.signature(target).parameters) == names.split()
+    documented = names.split()  # arguments that only alfx has follow
+    assert list(inspect.signature(target).parameters)[:len(documented)] == documented
 
 
 def test_a_function_takes_the_arguments_of_a_class():

@@ -203,7 +203,7 @@ class TestCriticNetwork:
         with pytest.raises(SpecError, match='observation_spec, action_spec'):
             CriticNetwork(OBSERVATION)
         with gin_utils.loaded('ppo_cart_pole', ['prepare_inputs.enabled = False']):
-            with pytest.raises(SpecError, match='CriticNetwork.action.*choose an input preprocessor'):
+            with pytest.raises(SpecError, match='CriticNetwork.action.*set input_preprocessors'):
                 CriticNetwork((OBSERVATION, BoundedTensorSpec((), torch.int64, 0, 2)))
             with pytest.raises(SpecError, match='CriticNetwork.action: expected one tensor, found a nest of 2'):
                 CriticNetwork((OBSERVATION, (ACTION, ACTION)))

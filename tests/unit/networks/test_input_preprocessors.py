@@ -44,12 +44,12 @@ def test_suggested_code_for_integers_works_as_written(scope, size):
 
 def test_integers_without_a_preprocessor_are_refused_with_that_proposal():
     with gin_utils.loaded('ppo_cart_pole', ['prepare_inputs.enabled = False']):
-        with pytest.raises(SpecError, match=r'@OneHot\(\) or @EmbeddingPreprocessor\(\)'):
+        with pytest.raises(SpecError, match=r'@EmbeddingPreprocessor\(\)'):
             EncodingNetwork(FOUR, fc_layer_params=(8, ))
 
 
 def test_large_integer_ranges_need_a_preprocessor_which_is_proposed():
-    with pytest.raises(SpecError, match=r'@OneHot\(\) or @EmbeddingPreprocessor\(\)'):
+    with pytest.raises(SpecError, match=r'@EmbeddingPreprocessor\(\)'):
         EncodingNetwork(BoundedTensorSpec((), torch.int64, 0, 5000), fc_layer_params=(8, ))
 
 
