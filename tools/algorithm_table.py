@@ -111,6 +111,7 @@ PROBES = {
     'PPGAlgorithm': Probe('ppg', memory=('ppg/LSTMEncodingNetwork.hidden_size = (8, )', _STATE)),
     'PPOAlgorithm': Probe('ppo'),
     'PpodAlgorithm': Probe('ppod_corridor', trains=False),
+    'PqnAlgorithm': Probe('pqn', ('PqnAlgorithm.q_network_cls = @QNetwork', 'TrainerConfig.mini_batch_length = 1')),
     'QLearningAlgorithm': Probe('q_learning', by_kind=_GRID),
     'QrsacAlgorithm': Probe('qrsac'),
     'SacAlgorithm': Probe('sac'),
