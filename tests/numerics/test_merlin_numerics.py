@@ -104,8 +104,8 @@ def slow_actor(mba, z, lstm_state, memory):
     g, _ = lstm(mba._rnn._cell_list[0]._cell, z, lstm_state[0])
     found, usage = read(mba._key_net, g, list(memory.memory), memory.usage.tolist())
     seen = torch.cat([z, g, found])
-    hidden, = mba.actor._encoding_net._chain
-    head = mba.actor._projection_net._projection_layer
+    hidden, = mba._actor_network._encoding_net._chain
+    head = mba._actor_network._projection_net._projection_layer
     logits = head.weight @ torch.tanh(hidden.weight @ seen + hidden.bias) + head.bias
     layers = [m for m in mba._value_network.modules() if type(m).__name__ == 'FC']
     value = layers[1].weight @ torch.tanh(layers[0].weight @ seen + layers[0].bias) + layers[1].bias

@@ -41,7 +41,7 @@ def test_the_losses_match_the_game_in_units_of_half_the_range():
         for b in range(2):
             actor = discriminator = 0.0
             if t > 0 and kinds[t, b] != F:
-                e = (action[t, b] - algorithm.actor(observation[t, b][None])[0][0]) / half
+                e = (action[t, b] - algorithm._actor_network(observation[t, b][None])[0][0]) / half
                 f = algorithm._discriminator_network(observation[t - 1, b][None])[0][0]
                 actor = (2 * (e @ f) + 0.2 * (e @ e)).item()
                 discriminator = (-(2 * (e @ f) - f @ f) + 0.3 * (f @ f).sqrt()).item()
@@ -116,14 +116,14 @@ def test_in_a_linear_system_its_bias_is_a_tenth_of_least_squares():
     algorithm = causal_bc(spec, BoundedTensorSpec((1, ), torch.float32, -1, 1), (), bc_regulatization_weight=1e-3,
                           f_norm_penalty_weight=0.0)
     linear = partial(torch.nn.Linear, 1, 1, bias=False)
-    algorithm.actor, algorithm._discriminator_network = Plain(linear()), Plain(linear())
+    algorithm._actor_network, algorithm._discriminator_network = Plain(linear()), Plain(linear())
     optimizer = torch.optim.SGD(algorithm.parameters(), lr=1.0)
     inputs = TimeStep(step_type=torch.full(states.shape[:2], M, dtype=torch.int32), observation=states)
     for _ in range(2000):
         optimizer.zero_grad()
         losses(algorithm, inputs, actions)[0][1].mean().backward()
         optimizer.step()
-    assert algorithm.actor.layer.weight.item() == pytest.approx(gain, abs=0.1 * abs(bias))
+    assert algorithm._actor_network.layer.weight.item() == pytest.approx(gain, abs=0.1 * abs(bias))
 
 
 class Plain(torch.nn.Module):

@@ -38,7 +38,7 @@ class Leaf(Unregistered):
 
 
 @configurable(module='heritage')
-class Holder:
+class Keeper:
 
     def __init__(self, held, made=None):
         self.held, self.made = held, made
@@ -87,13 +87,13 @@ def test_the_binding_of_the_nearest_class_applies(load, text, middle, leaf):
     ('heritage.Base.tau = 1\na/heritage.Base.tau = 3\n', 3, 1),
 ])
 def test_inherited_bindings_keep_their_scope(load, text, in_a, elsewhere):
-    load(f'{text}heritage.Holder.held = @a/heritage.Middle()\nheritage.Holder.made = @heritage.Middle()\n')
-    holder = Holder()
+    load(f'{text}heritage.Keeper.held = @a/heritage.Middle()\nheritage.Keeper.made = @heritage.Middle()\n')
+    holder = Keeper()
     assert (holder.held.tau, holder.made.tau) == (in_a, elsewhere)
 
 
 def test_an_inherited_reference_is_made_and_checked(load):
-    load('heritage.Base.parts = @heritage.Holder()\nheritage.Holder.held = 3\n')
+    load('heritage.Base.parts = @heritage.Keeper()\nheritage.Keeper.held = 3\n')
     assert Middle().parts.held == 3
     with pytest.raises(gin_utils.ConfError, match='circular'):
         load('heritage.Base.parts = @heritage.Middle()\n')
@@ -110,8 +110,8 @@ def test_a_binding_without_effect_on_the_subclass_is_unused(load):
     load('heritage.Base.tau = 1\nheritage.Base.size = 2\nheritage.Middle.tau = 3\n')
     Middle()
     assert [str(binding) for binding in gin_utils.unused_bindings()] == ['heritage.Base.tau = 1']
-    load('heritage.Base.tau = 2\nheritage.Holder.held = @heritage.Leaf\n')
-    assert [b.text for b, _ in gin_utils.mistakes_of_unused(gin_utils.unused_bindings())] == ['heritage.Holder.held']
+    load('heritage.Base.tau = 2\nheritage.Keeper.held = @heritage.Leaf\n')
+    assert [b.text for b, _ in gin_utils.mistakes_of_unused(gin_utils.unused_bindings())] == ['heritage.Keeper.held']
 
 
 def test_the_error_of_a_subclass_names_the_line_of_the_base_class(load):
