@@ -88,7 +88,7 @@ def sample_parts(noise, batch):
     """Return a replacement of ``SequenceSampler.sample`` that draws parts of a batch from parts of the environments."""
     count = [0]
 
-    def sample(self, batch_size, length):
+    def sample(self, batch_size, length, uniform=False):
         first, end = self._rings.window(self._ignored, length)
         if end <= first:
             return None
