@@ -145,7 +145,8 @@ ALGORITHMS = {
     'IQL of discrete actions': ('iql_pendulum', (CART_POLE, ), 'discrete.*IqlAlgorithm supports only continuous'),
     'CQL of discrete actions': ('cql_pendulum', (CART_POLE, ), 'discrete.*use DiscreteCqlAlgorithm'),
     'discrete CQL of continuous actions': (
-        'cql_cart_pole', ("create_environment.env_name = 'Pendulum-v1'", ), 'expected one discrete action.*Td3Algorithm'),
+        'cql_cart_pole', ("create_environment.env_name = 'Pendulum-v1'", ),
+        'expected one discrete action.*Td3Algorithm'),
     'TD3+BC of discrete actions': ('td3_bc_pendulum', (CART_POLE, ), '(?i)discrete|continuous'),
     'a policy without a distribution in AWAC': (
         'awac_pendulum', ('AwacAlgorithm.actor_network_cls = @ActorNetwork', ), 'actor_network_cls'),
