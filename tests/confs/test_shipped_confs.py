@@ -1,6 +1,6 @@
-"""Every conf that comes with alfx: it says what it is, uses all its bindings, trains, is saved, and plays.
+"""Every shipped conf has a header comment, uses all its bindings, trains, writes a checkpoint and plays.
 
-Models stay as large as the conf says; the runs are short: few environments, short unrolls, two updates.
+Models keep the size set in the conf. Runs are short: few environments, short unrolls, two updates.
 """
 
 import glob
@@ -24,8 +24,8 @@ CONFS = sorted(os.path.basename(path) for path in glob.glob(os.path.join(parsing
 EXTRAS = {'mujoco': 'mujoco', 'box2d': 'Box2D', 'atari': 'ale_py', 'minigrid': 'minigrid',
           'robotics': 'gymnasium_robotics', 'digits': 'sklearn', 'ray': 'ray', 'envpool': 'envpool'}
 EPISODE_STEPS = 15
-RECORDED_STEPS = 60  # of a dataset, in whole episodes
-ENDS_BY_ITSELF = 'board_games.load'  # a suite whose episodes are short, and need no limit
+RECORDED_STEPS = 60  # steps of a recorded dataset, in whole episodes
+ENDS_BY_ITSELF = 'board_games.load'  # a suite with short episodes, which need no limit
 
 
 def text_of(name):
@@ -34,7 +34,7 @@ def text_of(name):
 
 
 def is_task(name):
-    """Whether a conf describes a run; the others are there to be included."""
+    """Return whether a conf describes a run; other confs are only included."""
     return '#   task' in text_of(name)
 
 
@@ -54,13 +54,13 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 class Short(NamedTuple):
-    """What to override for a short run, and the bindings of the suite that loads the environment."""
+    """Bindings that make a run short, and those that limit episodes in the suite that loads the environment."""
     params: list
     episode_limit: list
 
 
 def record_datasets(conf, config):
-    """Some random episodes where the conf expects a dataset."""
+    """Record a few random episodes wherever the conf expects a dataset."""
     shown = [binding.value for binding in conf.bindings if binding.text.endswith('.demonstrations')]
     for path in {*config.offline_datasets(), *shown}:
         env = building.create_eval_environment(config, 2)
@@ -70,7 +70,7 @@ def record_datasets(conf, config):
 
 
 def shortened(name):
-    """Checks the configuration as it is shipped; returns what makes it short."""
+    """Check the configuration as shipped and return the overrides for a short run."""
     conf = gin_utils.load(name)
     config = TrainerConfig(root_dir='unused')
     record_datasets(conf, config)
@@ -89,14 +89,14 @@ def shortened(name):
     load_fn = bound.get('create_environment.env_load_fn')
     suite = load_fn.selector if load_fn is not None else 'suite_gym.load'
     episode_limit = [] if suite == ENDS_BY_ITSELF else [f'{suite}.max_episode_steps = {EPISODE_STEPS}']
-    if any(text.startswith('EvolutionStrategyAlgorithm.') for text in bound):  # whole episodes of every member
+    if any(text.startswith('EvolutionStrategyAlgorithm.') for text in bound):  # collects whole episodes of every member
         params += ['EvolutionStrategyAlgorithm.num_agents = 2', 'EvolutionStrategyAlgorithm.num_episodes = 1',
                    'EvolutionStrategyAlgorithm.num_best = None', *episode_limit]
     return Short(params, episode_limit)
 
 
 def train(name, short, root_dir):
-    """Two updates of parameters, as a user would make them; returns the bindings that nothing used."""
+    """Run two parameter updates the way a user would; return the bindings that nothing used."""
     with gin_utils.loaded(name, short.params, root_dir) as conf:
         gin_utils.write_conf(root_dir, conf, ['train', '--conf', name])
         config = TrainerConfig(root_dir=root_dir, conf_file=conf.conf_file)
@@ -108,7 +108,7 @@ def train(name, short, root_dir):
 
 
 def play_one_episode(short, root_dir):
-    """Play from the run folder alone."""
+    """Evaluate one episode, given only the run folder."""
     with gin_utils.loaded(None, short.episode_limit, root_dir, same_run=False):
         config = TrainerConfig(root_dir=root_dir)
         config.random_seed = 0

@@ -1,4 +1,4 @@
-"""An action that the environment does not allow is never taken, by any algorithm of discrete actions."""
+"""No algorithm with discrete actions takes an action that the environment does not allow."""
 from functools import partial
 
 import gymnasium
@@ -47,7 +47,7 @@ COUNT, LOWEST = 5, 3  # actions 3 .. 7
 
 
 class Allowed(gymnasium.Env):
-    """Tells which of its actions are allowed and refuses all others; nothing is at the end of an episode."""
+    """An environment that masks invalid actions and refuses them; no action is valid at the end of an episode."""
 
     kind = 'discrete'
 
@@ -154,7 +154,7 @@ def masks(agent, count, seed=0):
 
 
 def random_step(agent, count=10000):
-    """A time step of random observations and masks."""
+    """Return a time step with random observations and masks."""
     inputs = restart(torch.rand(count, 3) * 2 - 1, agent.action_spec)
     return inputs._replace(action_mask=masks(agent, count), step_type=torch.full((count, ), StepType.MID,
                                                                                  dtype=torch.int32))
@@ -171,7 +171,7 @@ def test_training_takes_allowed_actions_only_and_its_numbers_are_finite(name):
     agent, _ = make(name)  # the environment refuses every other action
     for _ in range(8):
         agent.train_iter()
-    assert agent.get_step_metrics()[0].result() == 8 * 7 * 4  # one step of eight begins an episode
+    assert agent.get_step_metrics()[0].result() == 8 * 7 * 4  # one step in eight is the first of an episode
     assert all(torch.isfinite(p).all() for p in agent.parameters())
 
 

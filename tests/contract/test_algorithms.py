@@ -1,4 +1,4 @@
-"""What holds for every policy algorithm, whatever the kind of its actions."""
+"""Properties of every policy algorithm, for every kind of action."""
 import pytest
 import torch
 from helpers.agents import ALGORITHMS, ENVIRONMENTS, make_agent
@@ -103,7 +103,7 @@ def test_infos_recomputed_at_once_train_as_infos_of_the_rollout(algorithm, envir
     def train(recompute):
         if not recompute:
             with_capabilities(Agent, recomputes_rollout_info=False)
-        # one minibatch an epoch: without shuffling, both draw the same random numbers for all that matters
+        # With one minibatch per epoch and no shuffling, both variants draw the same random numbers.
         agent, _ = make_agent(algorithm, environment, seed=1, mini_batch_size=24)
         assert agent.capabilities.recomputes_rollout_info == recompute
         agent.train_iter()
@@ -114,7 +114,7 @@ def test_infos_recomputed_at_once_train_as_infos_of_the_rollout(algorithm, envir
 
 
 def test_the_loss_of_an_episode_does_not_depend_on_the_next_one():
-    agent, _ = make_agent('actor-critic', 'discrete')  # episodes of 5 steps, unrolls of 6 and one to bootstrap from
+    agent, _ = make_agent('actor-critic', 'discrete')  # episodes of 5 steps; unrolls of 6 and a bootstrap step
     experience = agent.unroll(6)
     assert experience.time_step.is_last()[4].all()
     time_step = experience.time_step

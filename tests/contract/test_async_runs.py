@@ -1,4 +1,4 @@
-"""Runs in which another process acts: they learn, stop, are killed and go on like any other."""
+"""Runs with an asynchronous actor learn, stop, survive a kill and resume like any other run."""
 import os
 import signal
 import subprocess
@@ -31,7 +31,7 @@ def last_checkpoint(root_dir):
 
 
 class Command:
-    """``alfx.bin.train`` in a process of its own."""
+    """A run of ``alfx.bin.train`` in a separate process."""
 
     def __init__(self, root_dir, *params):
         root_dir.mkdir(exist_ok=True)
@@ -41,7 +41,7 @@ class Command:
         self._params = [part for param in params for part in ('--conf_param', param)]
 
     def start(self, *params):
-        """Start it; output goes to a file, so that nobody has to read it."""
+        """Start the process; its output goes to a file, so that it never waits for a reader."""
         more = [part for param in params for part in ('--conf_param', param)]
         self._output = open(self.root_dir / 'output.txt', 'w', encoding='utf8')
         path = os.pathsep.join([HERE, os.getcwd(), os.environ.get('PYTHONPATH', '')])
@@ -51,13 +51,13 @@ class Command:
         return self.process
 
     def end(self, seconds=100):
-        """Wait for its end; returns exit code and output."""
+        """Wait for the process to end; return its exit code and output."""
         code = self.process.wait(seconds)
         self._output.close()
         return code, (self.root_dir / 'output.txt').read_text()
 
     def wait_for_steps(self):
-        """Wait until it trains, and return the process that acts."""
+        """Wait until the run trains; return the actor process."""
         table = self.root_dir / 'progress.csv'
         wait_for(lambda: self.process.poll() is not None or (table.exists() and table.read_text().count('\n') > 3))
         assert self.process.poll() is None, (self.root_dir / 'output.txt').read_text()
@@ -106,7 +106,7 @@ def test_a_run_whose_unroll_process_is_killed_can_be_resumed(command):
     assert code == 0 and 'new episodes start' in output, output
     after = last_checkpoint(run.root_dir)
     assert after['trainer']['iteration'] == done + 3
-    assert int(after['alg']['seen']) > int(saved['alg']['seen']) > 0  # what acting has counted goes on
+    assert int(after['alg']['seen']) > int(saved['alg']['seen']) > 0  # the actor's counter is resumed
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ def test_a_run_trains_and_leaves_its_statistics_in_the_checkpoint(tmp_path, monk
     if config.num_env_steps:
         assert 100 <= trainer.current_env_steps() < 100 + 3 * 2
     else:
-        assert trainer.current_env_steps() == 6 * 5 * 3 - 15  # the first step of each episode is none
+        assert trainer.current_env_steps() == 6 * 5 * 3 - 15  # the first step of each episode does not count
     saved = last_checkpoint(tmp_path)['alg']
     assert int(saved['seen']) == int(trainer.algorithm.seen) >= trainer.current_env_steps()
     tags = EventAccumulator(str(tmp_path / 'train')).Reload().Tags()['scalars']

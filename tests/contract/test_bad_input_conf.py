@@ -1,4 +1,4 @@
-"""What a person gets to read who makes a mistake in a conf: one message with place and remedy, never a traceback."""
+"""A mistake in a conf yields one message with its location and a remedy, never a traceback."""
 
 import os
 import sys
@@ -26,7 +26,7 @@ TrainerConfig.num_updates_per_train_iter = 1
 
 @pytest.fixture
 def run_check(tmp_path, monkeypatch, capsys):
-    """Runs bin.check on a good conf with lines added; returns exit code, stdout, stderr."""
+    """Run ``bin.check`` on a valid conf with lines added; return exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
 
     def run(added='', params=(), base=GOOD):
@@ -63,7 +63,7 @@ def test_an_idle_line_of_an_included_conf_is_noted_and_passes(run_check):
     assert 'note: unused so far: ' in out and 'ppo/Adam.lr' in out and 'unused:' not in out
 
 
-# (what is added to the conf, where the message points, what it says)
+# (lines added to the conf, location in the message, text of the message)
 MISTAKES = {
     'unknown environment': ("create_environment.env_name = 'CartPole-v9'", 'mine.gin:6', 'CartPole-v1'),
     'unknown environment argument': ("suite_gym.load.env_args = {'gravitee': 1}", '', 'gravitee'),
@@ -105,7 +105,7 @@ MISTAKES = {
 }
 
 
-# What shows in the first update only is told before the first step: (conf, what is added to it, what is said)
+# Mistakes that only the first update reveals are reported before the first step: (conf, lines added to it, message)
 LATE_MISTAKES = {
     'sequences of one step': ('sac_pendulum', 'TrainerConfig.mini_batch_length = 1', 'OneStepTDLoss learns from '
                               'transitions, but sequences of one step contain none\n  set it to 2'),

@@ -1,4 +1,4 @@
-"""What a person gets to read whose run cannot go on: one message, an exit code that is not 0, nothing lost."""
+"""A run that cannot continue ends with one message and a non-zero exit code, and loses nothing."""
 import errno
 import fcntl
 import os
@@ -68,7 +68,7 @@ for fault in ('text', 'reset', 'step', 'nan', 'exit'):
 
 @pytest.fixture
 def run_train(tmp_path, monkeypatch, capsys):
-    """Runs bin.train on the conf with lines added; returns exit code and stderr."""
+    """Run ``bin.train`` on the conf with lines added; return exit code and stderr."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'faulty_environments.py').write_text(ENVIRONMENTS)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -94,7 +94,7 @@ def test_the_unmodified_conf_is_valid(run_train):
     assert len(checkpoints()) == 2
 
 
-# fault -> (lines added, exit code, what is said)
+# fault -> (lines added, exit code, message)
 FAULTS = {
     'unsupported space': ("create_environment.env_name = 'faulty_environments:FaultyText-v0'", 2,
                           ['mission', 'Text']),
@@ -214,7 +214,7 @@ def test_nothing_is_left_behind_by_a_conf_that_is_wrong(run_train, tmp_path):
     assert not (tmp_path / 'run').exists()
 
 
-# what is wrong -> what is said; none of it shows before environment and networks are made
+# fault -> (lines added, message); none of these is detected before environment and networks are created
 FAILED_STARTS = {
     'a value out of range': ('TrainerConfig.mini_batch_size = -4\n', 'mini_batch_size'),
     'a misspelled environment': ("create_environment.env_name = 'CartPol-v1'\n", 'CartPol'),
@@ -252,7 +252,7 @@ def test_a_failed_start_leaves_the_existing_run_unchanged(run_train):
 def test_a_second_run_in_the_folder_is_refused_and_changes_nothing(run_train):
     run_train()
     before = {path: path.read_bytes() for path in Path('run').rglob('*') if path.is_file()}
-    with open(Path('run', 'train.lock'), 'r+', encoding='utf8') as other:  # another process would do it like this
+    with open(Path('run', 'train.lock'), 'r+', encoding='utf8') as other:  # as another process would
         fcntl.flock(other, fcntl.LOCK_EX)
         code, err = run_train('TrainerConfig.num_iterations = 8\n')
     assert code == 2 and 'another process is training in' in err
@@ -286,7 +286,7 @@ def test_an_uncreatable_run_folder_raises_with_a_remedy(run_train, make, root_di
 
 
 def remove_at_work(folder):
-    while os.path.exists(folder):  # the thread that writes summaries may add a file meanwhile
+    while os.path.exists(folder):  # the summary writer's thread may add a file in the meantime
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,7 +1,7 @@
-"""Data and settings that cannot be trained on: each is told of before the first update, by one message that says where,
-what was expected, what was found, and what to do.
+"""Invalid datasets and settings are reported before the first update.
 
-How each kind of bad number is described is tested in tests/unit/offline; here a run meets them.
+One message names the location, the expected and the found value, and a remedy. The descriptions of each kind of invalid
+number are tested in tests/unit/offline; here whole runs encounter them.
 """
 import glob
 import json
@@ -34,7 +34,7 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def episodes(**changes):
-    """Two episodes of Pendulum's shapes."""
+    """Return two episodes with the shapes of Pendulum."""
     made = Episodes({'': np.zeros((22, 3), np.float32)}, {'': np.zeros((20, 1), np.float32)}, np.zeros(20, np.float32),
                     np.ones(20, np.float32), np.array([12, 8]))
     return made._replace(**changes)
@@ -51,7 +51,7 @@ def with_nan(where):
 
 
 def start(conf, *params):
-    """A run up to its first iteration."""
+    """Start a run, up to its first iteration."""
     context.reset()
     with gin_utils.loaded(conf, [*SMALL, *params], 'run') as loaded:
         return RLTrainer(TrainerConfig(root_dir='run', conf_file=loaded.conf_file))
@@ -90,7 +90,7 @@ def write_with_another_version():
 
 
 def write_the_same_lengths_in_another_dataset():
-    """A manifest whose lengths are not those of the arrays."""
+    """Write a manifest whose episode lengths differ from those of the arrays."""
     write(observation={'': np.zeros((20, 3), np.float32)})
 
 
@@ -171,7 +171,7 @@ def test_an_algorithm_unsuitable_for_the_environment_raises(case):
 
 
 def test_data_without_a_digest_logs_a_warning(caplog):
-    """The episodes are those of a file of ALF, which has no digest."""
+    """Log a warning for episodes from a file of ALF, which has no digest."""
     from alfx.data_structures import StepType
     step_type = torch.full((1, 30), int(StepType.MID))
     step_type[:, 0], step_type[:, 29] = int(StepType.FIRST), int(StepType.LAST)
@@ -203,7 +203,10 @@ def test_missing_data_stops_a_resumed_run_but_no_policy(tmp_path):
 
 
 def test_training_only_reads_a_dataset():
-    """It lies on a disk that cannot be written to, perhaps: nothing in its folder is made, changed or opened to be."""
+    """Train on a dataset without creating, changing or opening for writing any file in its folder.
+
+    The disk of a dataset may be read-only.
+    """
     def times():
         found = {path: os.stat(path) for path in glob.glob(f'{DATA}/**', recursive=True)}
         return {path: (x.st_mtime_ns, x.st_ctime_ns) for path, x in found.items()}
@@ -217,7 +220,7 @@ def test_training_only_reads_a_dataset():
 
 
 def test_a_nan_loss_in_pretraining_keeps_the_previous_state(monkeypatch):
-    """The rewards are finite, and their squares are not."""
+    """Keep the previous state if rewards are finite but their squares are not."""
     reward = np.zeros(20, np.float32)
     reward[:] = 3e38
     write(reward=reward)

@@ -1,4 +1,4 @@
-"""Mistakes in confs that plan or imagine: each is told before the first step, with its place and what to do."""
+"""Mistakes in confs with planning or imagination are reported before the first step, with location and remedy."""
 import pytest
 from absl import flags
 from absl.testing import flagsaver

@@ -1,4 +1,4 @@
-"""Faults that training code is prone to: what must not reach a loss, a statistic, or the replay buffer."""
+"""Common faults of training code: data that must not reach a loss, a statistic or the replay buffer."""
 import numpy as np
 import pytest
 import torch
@@ -41,7 +41,7 @@ def test_the_action_ignored_at_the_end_of_an_episode_is_not_trained_on(algorithm
 @pytest.mark.parametrize('environment', ['discrete', 'recurrent'])
 def test_training_uses_the_rollout_states_across_episode_ends(environment):
     agent, _ = make_agent('ppo', environment, unroll_length=8)  # episodes of 5 steps
-    for _ in range(2):  # the second unroll begins within an episode
+    for _ in range(2):  # the second unroll starts in the middle of an episode
         agent.replay_buffer.clear()
         unrolled = agent.unroll(8)
     assert (unrolled.time_step.step_type[1:] == StepType.FIRST).any()
@@ -50,7 +50,7 @@ def test_training_uses_the_rollout_states_across_episode_ends(environment):
     experience = nest.map_structure(lambda x: x.transpose(0, 1), experience)
     info = agent.learner.losses.train_info(experience).rl
     log_prob = info.action_distribution.log_prob(info.action)
-    torch.testing.assert_close(log_prob[:-1], info.rollout_log_prob[:-1])  # the last one is only bootstrapped from
+    torch.testing.assert_close(log_prob[:-1], info.rollout_log_prob[:-1])  # the last one is only for bootstrapping
     if environment == 'recurrent':
         torch.testing.assert_close(info.value, unrolled.rollout_info.rl.value)
 
@@ -61,7 +61,7 @@ def test_without_stored_states_a_sequence_starts_from_zero_states():
     seen = []
     step = agent.train_step
     agent.train_step = lambda inputs, state, info: (seen.append((inputs, state)), step(inputs, state, info))[1]
-    agent._replay_buffer = None  # made anew, without states
+    agent._replay_buffer = None  # created again, without states
     agent.set_replay_buffer(4, 7)
     agent.train_iter()
     for _, state in seen[::2]:  # sequences of 2 steps
@@ -119,7 +119,7 @@ def test_statistics_are_checkpointed_and_unchanged_by_evaluation(algorithm, upda
 
 @every_algorithm
 def test_a_longer_episode_elsewhere_leaves_the_reported_return_unchanged(algorithm):
-    # Each episode of 5 steps has at most 4 rewards of 1: an average over environments, not a sum.
+    # Each episode of 5 steps has at most 4 rewards of 1. The metric is an average over environments, not a sum.
     agent, _ = make_agent(algorithm, 'discrete', batch_size=8)
     for _ in range(4):
         agent.train_iter()

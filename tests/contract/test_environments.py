@@ -1,4 +1,4 @@
-"""What holds for every kind of environment."""
+"""Properties of every kind of environment."""
 from functools import partial
 
 import numpy as np
@@ -126,14 +126,14 @@ class TestAutoresetModes:
             assert_same(wanted, record(CheckedEnvironment(env), 14))
 
     def test_the_sequence_follows_the_rules(self, wanted):
-        """CountEnv(2) ends its episodes after 3, 4, 5, 2, ... steps: worked out by hand."""
+        """Compare with a hand-computed sequence: episodes of ``CountEnv(2)`` end after 3, 4, 5, 2, ... steps."""
         step_types = [int(step.step_type[1]) for step in wanted[:15]]
         f, m, l = StepType.FIRST, StepType.MID, StepType.LAST
         assert step_types == [f, m, m, l, f, m, m, m, l, f, m, m, m, m, l]
         last = wanted[3]
         assert last.observation[1, 1] == 3 and last.discount[1] == 0 and last.reward[1] != 0
         first = wanted[4]
-        assert first.observation[1, :2].tolist() == [2, 0] and first.observation[1, 2] == -1  # not moved by the action
+        assert first.observation[1, :2].tolist() == [2, 0] and first.observation[1, 2] == -1  # the action has no effect
         assert first.reward[1] == 0 and first.discount[1] == 1 and first.prev_action[1] == 0
 
     def test_truncation_keeps_the_discount_and_termination_does_not(self):
@@ -143,8 +143,10 @@ class TestAutoresetModes:
 
     @pytest.mark.parametrize('mode', [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
     def test_environments_that_can_reset_single_ones_are_reset_once_more(self, mode):
-        """Behind a vector wrapper the environments are out of reach: same steps, but other episodes (the numbers of
-        the episodes differ)."""
+        """Check the first and last steps of episodes if a vector wrapper hides the environments.
+
+        The steps are the same as without the wrapper, but the numbers of the episodes differ.
+        """
         env = GymVectorEnvironment(RecordEpisodeStatistics(IN_PROCESS[
             'sync, same step' if mode is AutoresetMode.SAME_STEP else 'sync, disabled']([CountEnv] * 3)), seed=3)
         sequence = record(CheckedEnvironment(env), 40)
@@ -183,7 +185,9 @@ class TestAutoresetModes:
 
 
 def _mixed() -> list:
-    """Without a buffer of its own for each observation, which the workers of AsyncVectorEnv would overwrite before they
-    send the final observation."""
+    """Return constructors of environments that allocate every observation.
+
+    With a reused buffer, the workers of ``AsyncVectorEnv`` would overwrite the final observation before they send it.
+    """
     return [partial(CountEnv, length, terminate, one_buffer=False) for length, terminate in
             ((1, False), (2, True), (3, False), (1, True))]

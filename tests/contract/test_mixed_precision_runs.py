@@ -1,4 +1,4 @@
-"""Whole runs in mixed precision on the CPU: they train, go on, are evaluated, and keep the scale of the losses."""
+"""Runs in mixed precision on the CPU train, resume, evaluate, and checkpoint the loss scale."""
 import pytest
 import torch
 from test_second_device import CONFS, tensors_of, trainer_of
@@ -13,7 +13,7 @@ CPU = torch.device('cpu')
 
 @pytest.fixture
 def make(tmp_path, monkeypatch):
-    """Trainers with ``enable_amp``, of one run folder."""
+    """Return a function that creates trainers with ``enable_amp`` in one run folder."""
     def trainer(name, iterations=None):
         base, overrides = CONFS[name]
         if 'enable_amp' not in overrides:

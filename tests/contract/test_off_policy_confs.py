@@ -1,6 +1,6 @@
-"""What holds for every algorithm, also with a replay buffer: repeatable, and resumable as the confs are shipped.
+"""Runs of shipped confs are reproducible and can be resumed, also with a replay buffer.
 
-The shipped confs of small tasks are run for a few iterations, each with a small batch.
+The confs of small tasks run for a few iterations, each with a small batch.
 """
 import functools
 import shutil
@@ -41,7 +41,7 @@ def empty_gin():
 
 @functools.cache
 def conf_params(conf):
-    """What makes a run of ``conf`` short."""
+    """Return the overrides that make a run of ``conf`` short."""
     gin_utils.load(conf)
     config = TrainerConfig(root_dir='unused')
     unroll_length = min(max(int(config.unroll_length), 4), 8)
@@ -50,7 +50,7 @@ def conf_params(conf):
         params.append('TrainerConfig.replay_buffer_length = 64')
     if config.mini_batch_size:
         params.append(f'TrainerConfig.mini_batch_size = {min(config.mini_batch_size, 8)}')
-    if conf.startswith('ppg'):  # a phase before and one after the checkpoint, which is in between
+    if conf.startswith('ppg'):  # one phase before the checkpoint and one after it
         params += ['PPGAuxOptions.interval = 3', 'PPGAuxOptions.mini_batch_size = 16']
     if config.initial_collect_steps:
         params.append('TrainerConfig.initial_collect_steps = 10')
@@ -59,7 +59,7 @@ def conf_params(conf):
 
 
 def train(conf, root):
-    """Train in the run folder ``root``, from its newest checkpoint if it has one; return what ends in a checkpoint."""
+    """Train in the run folder ``root``, from its newest checkpoint if it has one; return the checkpointed state."""
     if not (root / 'conf').exists():
         gin_utils.write_conf(str(root), gin_utils.load(conf, conf_params(conf)))
     else:
@@ -78,7 +78,7 @@ def numbered(root):
 
 
 def contents(path):
-    """The algorithm's part of a checkpoint, with the path of each entry."""
+    """Return the entries of the algorithm in a checkpoint, by path."""
     flat = {}
 
     def walk(value, name):
@@ -104,7 +104,7 @@ def differences(a, b):
 @pytest.mark.parametrize('conf', CONFS)
 def test_same_seed_same_parameters_also_when_replayed_and_when_resumed(conf, tmp_path, monkeypatch, warm_up,
                                                                                    caplog):
-    """To the bit. The second run of the seed is the one that is replayed, because each run takes long."""
+    """Require bitwise equal parameters. Runs are slow, so the second run of the seed is also the replayed one."""
     recorded = []
     make = Replayed._make
 

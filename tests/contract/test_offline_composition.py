@@ -1,7 +1,8 @@
-"""Algorithms that learn from datasets, with all kinds of observations and parts of an agent around them.
+"""Algorithms that learn from datasets, combined with all kinds of observations and parts of an agent.
 
-Each algorithm is tried with every kind of observation and every part, and all pairs of these two are tried with some
-algorithm: it trains on a dataset alone and with own experience besides, is saved, and acts as before; or says why not.
+Each algorithm is tested with every kind of observation and every part, and each pair of these with some algorithm. The
+agent trains on a dataset alone and mixed with collected data, is saved, and acts as before; or an error explains why
+the combination is not supported.
 """
 from functools import partial
 
@@ -35,7 +36,7 @@ from alfx.tensor_specs import BoundedTensorSpec
 
 IMAGE = BoundedTensorSpec((1, 4, 4), torch.uint8, 0, 255)
 NUMBER = BoundedTensorSpec((), torch.int64, 0, 4)
-OBSERVATIONS = {  # spec, the observation of a signal [B, 1], and what makes a vector of it
+OBSERVATIONS = {  # spec, function from a signal [B, 1] to an observation, network arguments that make it a vector
     'vector': (None, lambda x: x, None),
     'number': (NUMBER, lambda x: (2 + 2 * x[:, 0]).long(), OneHot(5)),
     'image': (IMAGE, lambda x: (100 + 50 * x).to(torch.uint8)[..., None, None].expand(-1, 1, 4, 4).clone(),
@@ -46,7 +47,7 @@ OBSERVATIONS = {  # spec, the observation of a signal [B, 1], and what makes a v
 
 
 class SeenEnv(PolicyUnittestEnv):
-    """The signal in one of the forms of OBSERVATIONS."""
+    """An environment whose observation is the signal in one of the forms of ``OBSERVATIONS``."""
 
     def __init__(self, batch_size, form, action_type):
         self._form = form
@@ -60,7 +61,7 @@ class SeenEnv(PolicyUnittestEnv):
 
 
 def vector_of(form):
-    """Arguments of a network that make one vector of an observation."""
+    """Return network arguments that turn an observation into one vector."""
     processors = OBSERVATIONS[form][2]
     if processors is None:
         return {}
@@ -69,7 +70,7 @@ def vector_of(form):
 
 
 def networks(form):
-    """The networks that see observations of a form, by what they are."""
+    """Return constructors of the networks for observations of a form, by role."""
     seen = vector_of(form)
     of_critic = {{'input_preprocessors': 'observation_input_processors',
                   'preprocessing_combiner': 'observation_preprocessing_combiner'}[key]: x for key, x in seen.items()}
@@ -108,13 +109,13 @@ ALGORITHMS = {
     'cql, discrete': (DISCRETE, lambda net: partial(DiscreteCqlAlgorithm, q_network_cls=net['q'])),
 }
 PARTS = ('none', 'representation', 'icm', 'entropy target')
-POLICIES = {'iql', 'awac', 'cql', 'sac', 'sac, discrete'}  # have a distribution of actions
+POLICIES = {'iql', 'awac', 'cql', 'sac', 'sac, discrete'}  # those with an action distribution
 CELLS = [(name, form, PARTS[(number + i) % len(PARTS)]) for number, name in enumerate(ALGORITHMS)
          for i, form in enumerate(OBSERVATIONS)]
 
 
 def agent_of(name, form, part, path, unroll_length):
-    """An agent that learns from the dataset at ``path``."""
+    """Return an agent that learns from the dataset at ``path``."""
     action_type, ctor = ALGORITHMS[name]
     args = {}
     if part == 'representation':
@@ -144,7 +145,7 @@ def environments():
 
 @pytest.fixture(scope='module')
 def dataset(tmp_path_factory):
-    """A function that returns a dataset of an environment, the same one each time."""
+    """Return a function that yields the dataset of an environment, the same one at each call."""
     folder, made = tmp_path_factory.mktemp('data'), {}
 
     def path(environment):
@@ -156,7 +157,7 @@ def dataset(tmp_path_factory):
 
 
 def act(agent, time_step):
-    """What a policy does at the first step of its environment."""
+    """Return the action of the policy at the first step of its environment."""
     context.reset()
     state = agent.get_initial_predict_state(len(time_step.step_type))
     torch.manual_seed(1)

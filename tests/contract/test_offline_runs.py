@@ -1,4 +1,4 @@
-"""Runs on datasets from first to last: recorded, trained, resumed, evaluated; and what is refused on the way."""
+"""Runs on datasets from end to end: record, train, resume, evaluate; and the errors in between."""
 import csv
 import glob
 import json
@@ -201,7 +201,7 @@ def test_the_replay_buffer_of_a_run_is_a_dataset():
 
 
 def test_a_dataset_matches_the_specs_and_dynamics_of_its_environment():
-    """Pendulum's reward for an action is a function of the observation before it and of the torque."""
+    """Recompute the rewards of Pendulum, which are a function of the previous observation and the torque."""
     record('data/pendulum/replay')
     train('iql_pendulum', 'run', 'TrainerConfig.num_iterations = 1')
     with gin_utils.loaded('iql_pendulum', SMALL):
@@ -276,7 +276,7 @@ def test_algorithms_that_cannot_train_offline_raise_with_the_reason(conf, params
                        'TrainerConfig.initial_collect_steps = 8', 'TrainerConfig.unroll_length = 4',
                        'TrainerConfig.num_env_steps = 0', 'TrainerConfig.replay_buffer_length = 100'))])
 def test_a_replay_buffer_of_alf_is_trained_on(conf, params):
-    """From its file alone, in two datasets at once; cloned, learned from, or mixed with own experience."""
+    """Train on two files of ALF at once: by cloning, by offline learning, or mixed with collected data."""
     record('recorded')
     episodes = dataset_folder.read('recorded').episodes
     time_step, _ = next(steps(episodes, 0, TensorSpec((3, )), BoundedTensorSpec((1, )), TensorSpec(())))
@@ -315,7 +315,7 @@ def test_training_on_a_dataset_and_then_by_acting_is_one_curve():
           'TrainerConfig.evaluate = True', 'TrainerConfig.num_evals = 8', 'TrainerConfig.num_eval_episodes = 1')
     with open('run/eval/progress.csv') as file:
         steps_of = [int(row['env_steps']) for row in csv.DictReader(file)]
-    assert steps_of[:4] == [0] * 4 and steps_of[4:] == sorted(set(steps_of[4:]))  # half of it without acting
+    assert steps_of[:4] == [0] * 4 and steps_of[4:] == sorted(set(steps_of[4:]))  # the first half runs without acting
     said = warm_starts.run([sys.executable, '-m', 'alfx.bin.plot', 'run', '--y', 'average_return,loss'],
                            capture_output=True, text=True)
     curves_shown = re.findall(r'^(\w+ in \w+): iql_finetune_pendulum: \S+ at (\d+)$', said.stdout, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Evaluations and recordings play ``predict_step`` from a record, to the bit, where an algorithm lets them."""
+"""Evaluation and recording replay ``predict_step`` from a traced graph where an algorithm allows it, bit for bit."""
 from functools import partial
 
 import pytest
@@ -39,7 +39,7 @@ def make(conf, *params):
 
 
 def assert_plays(algorithm, env, count, seed=0, mask=()):
-    """``fast_predict_step`` and ``predict_step`` do the same for ``count`` steps, and draw the same numbers."""
+    """Check that ``fast_predict_step`` and ``predict_step`` agree for ``count`` steps and draw the same numbers."""
     state, transform_state = algorithm.get_initial_predict_state(BATCH), algorithm.get_initial_transform_state(BATCH)
     with context.eval_context(), torch.no_grad():
         for i in range(count):
@@ -110,7 +110,7 @@ def test_all_other_predictions_run_eagerly(conf):
 
 
 class Looking(SacAlgorithm):
-    """Reads the reward, and says of itself what SAC says."""
+    """A subclass that reads the reward but declares the capabilities of SAC."""
 
     own_capabilities = SacAlgorithm.own_capabilities
 
@@ -120,7 +120,7 @@ class Looking(SacAlgorithm):
 
 
 class Silent(SacAlgorithm):
-    """Says nothing of itself."""
+    """A subclass that declares no capabilities."""
 
 
 @pytest.mark.parametrize('cls', [Looking, Silent])
@@ -153,7 +153,7 @@ def test_replayed_evaluations_between_updates_match_eager_ones(conf, with_capabi
 
 
 class Interrupting:
-    """A policy that is interrupted once it has acted so often."""
+    """A policy that is interrupted after a number of actions."""
 
     def __init__(self, act, calls):
         self.act, self.calls = act, calls
@@ -191,7 +191,7 @@ def test_a_dataset_does_not_depend_on_replay_or_block_length(monkeypatch, with_c
 def test_an_interrupted_recording_keeps_all_finished_episodes(calls, monkeypatch):
     monkeypatch.setattr(recorder, '_BLOCK', 10)
     found = recorded(partial(Interrupting, calls=calls), 10_000)
-    if calls < 201:  # an episode is 200 actions, and one at its end that nobody sees
+    if calls < 201:  # an episode has 200 actions, and one at its end that is not recorded
         assert found is None
     else:
         assert_same(found, recorded(num_actions=BATCH * 200))

@@ -1,4 +1,4 @@
-"""``alfx.bin.search`` as a user runs it: processes that train, are stopped, killed, and go on."""
+"""``alfx.bin.search`` as a user runs it: its processes train, stop, are killed and resume."""
 import csv
 import glob
 import os
@@ -64,7 +64,7 @@ def run(*arguments, seconds=240):
 
 
 def begun(folder):
-    """The calls in the journal: what was begun, with the number of the process."""
+    """Return the calls that began according to the journal, with the id of the process."""
     journal = folder / 'journal'
     lines = journal.read_text().splitlines() if journal.exists() else []
     return [line.split()[1:] for line in lines if line.startswith('begin')]
@@ -75,7 +75,7 @@ def is_alive(pid):
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    # one that has ended and that nobody has asked for yet
+    # a zombie has ended, but no process has waited for it
     return ') Z ' not in Path(f'/proc/{pid}/stat').read_text()
 
 

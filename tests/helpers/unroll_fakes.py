@@ -1,6 +1,6 @@
-"""Algorithms and environments for the tests of acting in another process, and runs made of them.
+"""Algorithms, environments and runs for the tests of asynchronous actors.
 
-Other processes import this module by its name: :func:`run_folder` writes a conf that says so, and puts this folder on
+Other processes import this module by name: :func:`run_folder` writes a conf that imports it and adds this folder to
 their path.
 """
 import contextlib

@@ -129,7 +129,7 @@ _forkers = {}
 
 
 def _forker():
-    if os.getpid() not in _forkers:  # not that of the parent of a forked process
+    if os.getpid() not in _forkers:  # a forked process must not use the forker of its parent
         _forkers[os.getpid()] = _Forker()
     return _forkers[os.getpid()]
 
@@ -139,7 +139,7 @@ def _forker():
 
 def serve(channel):
     """Fork for each request. Return the request in the process that runs it, and ``None`` after the last one."""
-    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal: that is for the programs
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt from a terminal is for the programs
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         length, files, _, _ = socket.recv_fds(channel, 4, 3)

@@ -1,4 +1,4 @@
-"""What is never reached by chance is learned with goals in hindsight, and not without them."""
+"""Hindsight goals make a task learnable whose goal is never reached by chance."""
 import pytest
 
 from alfx import gin_utils
@@ -15,7 +15,7 @@ def empty_gin():
 
 
 def success_rate(conf, root_dir, *params):
-    """Of the greedy policy, over 50 episodes, at the end of a run with the seed 0."""
+    """Train with seed 0 and return the success rate of the greedy policy over 50 episodes."""
     params = ['TrainerConfig.random_seed = 0', *params]
     with gin_utils.loaded(conf, params, str(root_dir)) as loaded:
         trainer = RLTrainer(TrainerConfig(root_dir=str(root_dir), conf_file=loaded.conf_file))
@@ -29,7 +29,7 @@ def success_rate(conf, root_dir, *params):
 
 @pytest.mark.parametrize('proportion, least, most', [(0.8, 0.9, 1.0), (0.0, 0.0, 0.2)])
 def test_flipping_bits_is_learned_with_hindsight_and_not_without(tmp_path, proportion, least, most):
-    # 12 bits, 3,000 steps: an episode of random flips reaches its goal once in hundreds of times
+    # 12 bits, 3,000 steps: random flips reach the goal once in hundreds of episodes
     found = success_rate('dqn_bit_flip', tmp_path, 'TrainerConfig.num_env_steps = 3000',
                          f'HindsightExperienceTransformer.her_proportion = {proportion}')
     assert least <= found <= most

@@ -1,4 +1,4 @@
-"""The estimators find the mutual information of correlated normal variables, which is known in closed form."""
+"""Estimators match the mutual information of correlated normal variables, which is known in closed form."""
 import math
 
 import pytest
@@ -11,7 +11,7 @@ from alfx.utils.dist_utils import DiagMultivariateNormal
 
 
 class Estimate:
-    """Trains an estimator on variables of ``size`` components, each pair with correlation ``rho``."""
+    """An estimator trained on variables with ``size`` components, each pair with correlation ``rho``."""
 
     def __init__(self, estimator_type, sampler='buffer', size=2, rho=0.8, fc_layers=(64, 64)):
         torch.manual_seed(0)
@@ -32,7 +32,7 @@ class Estimate:
         return x, self.rho * x + math.sqrt(1 - self.rho**2) * torch.randn(count, self.size)
 
     def train(self, steps, batch_size=256):
-        """Returns the mean bound of the last quarter, in which smaller steps are made."""
+        """Train and return the mean bound of the last quarter, in which the learning rate is lower."""
         late = []
         for i in range(steps):
             self.learning_rate = 2e-3 if i < 3 * steps // 4 else 3e-4
@@ -81,7 +81,7 @@ def test_the_pointwise_information_of_jsd_comes_close():
 @pytest.mark.slow
 @pytest.mark.parametrize('estimator_type', ['KLD', 'ML'])
 def test_conditional_mutual_information_differs_from_unconditional(estimator_type):
-    """y = z + v where x and v have correlation 0.8: MI(x, y | z) is 0.511, MI(x, y) is 0.193 nats."""
+    """Estimate y = z + v where x and v have correlation 0.8: MI(x, y | z) is 0.511, MI(x, y) is 0.193 nats."""
     torch.manual_seed(0)
     spec = TensorSpec((1, ))
     estimator = MIEstimator([spec, spec], spec, fc_layers=(64, 64), sampler='shift', estimator_type=estimator_type,

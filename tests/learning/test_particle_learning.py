@@ -19,16 +19,17 @@ def ready(algorithm):
 
 
 def annealed(optimizer, lr, step, num_steps):
-    """Half of the steps at ``lr``, the other half on the way to 0."""
+    """Keep the learning rate at ``lr`` for the first half of the steps, then anneal it to 0."""
     share = min(1.0, 2 - 2 * step / num_steps)
     optimizer.param_groups[0]['lr'] = lr * max(1e-3, 0.5 - 0.5 * math.cos(math.pi * share))
 
 
 @pytest.mark.parametrize('par_vi', ['svgd', 'gfsf', 'minmax'])
 def test_the_posterior_of_linear_regression_has_its_mean_and_covariance(par_vi):
-    """With unit noise and a flat prior the weights are normal: mean C X^T y, covariance C = (X^T X)^-1.
+    """Compare the particles with the exact posterior.
 
-    The direction to it is linear, and so is the critic: a wide one would push the few particles apart one by one.
+    With unit noise and a flat prior the weights are normal, with mean C X^T y and covariance C = (X^T X)^-1. The
+    optimal direction is linear, so the critic is linear too; a wide critic would push single particles apart.
     """
     torch.manual_seed(0)
     x = torch.randn(50, 3)
@@ -52,7 +53,7 @@ def test_the_posterior_of_linear_regression_has_its_mean_and_covariance(par_vi):
 
 
 def test_a_generator_with_a_critic_learns_a_linear_regression_posterior():
-    """As above. The posterior is seven times narrower than the noise of the generator, and correlated."""
+    """Learn a correlated posterior that is seven times narrower than the noise of the generator."""
     torch.manual_seed(0)
     x = torch.randn(50, 3)
     y = x @ torch.randn(3, 1) + torch.randn(50, 1)
@@ -98,7 +99,7 @@ GENERATORS = {
 
 @pytest.mark.parametrize('kind', GENERATORS)
 def test_a_linear_generator_learns_the_variances_of_a_normal_distribution(kind):
-    """Variances 1 and 4, correlation 0."""
+    """Learn variances 1 and 4 with correlation 0."""
     torch.manual_seed(0)
     variances, optimizer = torch.tensor([1.0, 4.0]), Adam(lr=3e-2)
     generator = ready(Generator(2, **{'noise_dim': 2, **GENERATORS[kind]}, hidden_layers=(),

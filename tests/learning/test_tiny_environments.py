@@ -6,13 +6,13 @@ from helpers.agents import ALGORITHMS, make_agent
 from alfx import context
 from alfx.environments.suite_unittest import ValueUnittestEnv
 
-# undiscounted return of an episode of 5 steps, 4 of which are rewarded; with memory, 2 of which are
+# undiscounted return of an episode of 5 steps, 4 of which are rewarded; 2 in the environment that requires memory
 OPTIMAL = {'discrete': 4.0, 'continuous': 4.0, 'mixed': 4.0, 'nested observation': 4.0, 'recurrent': 2.0}
 ITERATIONS = {('recurrent', 'actor-critic'): 300, ('recurrent', 'impala'): 300}
 
 
 def greedy_return(agent, env, episodes=2):
-    """Mean undiscounted return of whole episodes of 5 steps, all environments in step."""
+    """Return the mean undiscounted return of whole episodes of 5 steps, with all environments in lockstep."""
     total = torch.zeros(env.batch_size)
     time_step = env.reset()
     state = agent.get_initial_predict_state(env.batch_size)
@@ -33,16 +33,16 @@ def test_the_greedy_policy_is_optimal(algorithm, environment):
                             mini_batch_size=80)
     for _ in range(ITERATIONS.get((environment, algorithm), 150)):
         agent.train_iter()
-    # a policy that ignores the signal gets half of it at most; the mean of a continuous action goes on wandering
+    # A policy that ignores the signal gets at most half of the optimum. The mean of a continuous action keeps drifting.
     share = 0.85 if environment in ('continuous', 'mixed') else 0.97
     assert greedy_return(agent, env) >= share * OPTIMAL[environment]
 
 
 @pytest.mark.parametrize('algorithm', list(ALGORITHMS))
 def test_the_value_of_certain_rewards_is_learned(algorithm, monkeypatch):
-    # Each of the 4 steps to come is rewarded by 1. The observation is noise, so that the best estimate is the mean
+    # Each of the next 4 steps has a reward of 1. The observation is noise, so that the best estimate is the mean
     # over the 4 steps that have a successor: with gamma = 0.99, S(k) = 1 + g + ... + g^(k-1) is 1, 1.99, 2.9701,
-    # 3.940399, whose mean is 2.4751. With a terminal value that were bootstrapped from it would be near 100.
+    # 3.940399, whose mean is 2.4751. If terminal values were bootstrapped from, the estimate would be near 100.
     from helpers import agents
     monkeypatch.setitem(agents.ENVIRONMENTS, 'value', lambda batch_size: ValueUnittestEnv(batch_size, 5))
     agent, env = make_agent(algorithm, 'value', batch_size=16, unroll_length=10, learning_rate=1e-2, mini_batch_size=80)
