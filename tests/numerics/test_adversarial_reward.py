@@ -1,4 +1,4 @@
-"""Rewards of a discriminator against slow loops, its optimum in closed form, and what it teaches a policy."""
+"""Discriminator rewards against slow loops, the optimum in closed form, and a policy trained with the rewards."""
 from functools import partial
 
 from helpers import offline_agents
@@ -67,7 +67,8 @@ def ppo_agent(module, unroll_length=10, batch_size=8, epochs=4, lr=3e-3, mini_ba
 
 
 def demonstrations(path, shuffled=False, environment='discrete'):
-    """What is right in ``PolicyUnittestEnv``; shuffled: the same actions, each in another observation."""
+    """Record optimal actions in ``PolicyUnittestEnv``; if ``shuffled``, each action is paired with another observation.
+    """
     torch.manual_seed(5)
     env = ENVIRONMENTS[environment](batch_size=4)
     env.reset()
@@ -106,7 +107,7 @@ FORMS = {'positive': lambda f: -torch.log(1 - f.sigmoid()), 'negative': lambda f
 
 @pytest.mark.parametrize('form', FORMS)
 def test_arriving_is_rewarded_and_no_reward_crosses_an_episode(random_actions, form):
-    """Rewards for arriving at a step are those of the transition; none crosses an episode boundary."""
+    """Reward the arrival at a step by the transition to it; no reward crosses an episode boundary."""
     agent = sac_agent(gail(random_actions, reward_form=form))
     module = agent.intrinsic_reward
     inputs, info, batch_info = sample(agent)
@@ -161,7 +162,7 @@ def test_the_loss_of_the_discriminator_is_the_cross_entropy_of_both_kinds(random
 
 @pytest.mark.parametrize('length', [2, 3])
 def test_both_kinds_contribute_equally_many_transitions(length, random_actions):
-    """A discriminator that sees no difference has f = 0, not the logarithm of how many there are of each kind."""
+    """Train a discriminator that sees no difference to f = 0, not to the log ratio of the numbers of transitions."""
     agent = sac_agent(gail(random_actions))
     module = agent.intrinsic_reward
     module._logit = lambda steps: offset.expand(steps.is_valid.shape)
@@ -176,7 +177,7 @@ def test_both_kinds_contribute_equally_many_transitions(length, random_actions):
 
 
 def test_demonstrated_transitions_come_from_the_dataset(expert):
-    """The action is the one that was taken in the observation, not that which led to it."""
+    """Pair each observation with the action taken in it, not with the action that led to it."""
     agent = ppo_agent(gail(expert))
     agent.unroll(11)
     experience, batch_info = agent.replay_buffer.gather_all()
@@ -208,7 +209,7 @@ def test_the_airl_logit_is_shaped_reward_minus_action_log_probability(random_act
 
 
 def test_the_optimum_of_a_discriminator_is_the_log_ratio_of_densities():
-    """Of Bernoulli actions with 0.8 and 0.4: log(0.8 / 0.4) = log 2, log(0.2 / 0.6) = -log 3."""
+    """Optimize logits for Bernoulli actions with 0.8 and 0.4: log(0.8 / 0.4) = log 2, log(0.2 / 0.6) = -log 3."""
     own, demonstrated, logit = torch.tensor([0.6, 0.4]), torch.tensor([0.2, 0.8]), torch.zeros(2, requires_grad=True)
     optimizer = torch.optim.LBFGS([logit], max_iter=100)
 
@@ -223,7 +224,7 @@ def test_the_optimum_of_a_discriminator_is_the_log_ratio_of_densities():
 
 
 def success(agent):
-    """How often the most likely action is the right one."""
+    """Return the mean probability of the optimal action."""
     observation = torch.tensor([[-1.0], [1.0]])
     step = TimeStep(step_type=torch.ones(2, dtype=torch.int32), observation=observation, reward=torch.zeros(2),
                     discount=torch.ones(2))
@@ -233,13 +234,13 @@ def success(agent):
 
 @pytest.mark.parametrize('module', [gail, airl])
 def test_a_policy_learns_from_demonstrations_but_not_from_shuffled_ones(module, expert, tmp_path):
-    """With shuffled ones a single game wanders: of one seed the score is 0.57 with a standard deviation of 0.1."""
+    """Compare scores averaged over seeds; with shuffled demonstrations one seed scores 0.57 with a deviation of 0.1."""
     def score(path, seed):
         agent, found = ppo_agent(module(path), lr=2e-2, epochs=3, seed=seed), []
         for _ in range(18):
             agent.train_iter()
             found.append(success(agent))
-        return sum(found[9:]) / 9  # a game goes up and down
+        return sum(found[9:]) / 9  # the score oscillates during adversarial training
 
     shuffled = demonstrations(tmp_path / 'shuffled', shuffled=True)
     learned, unlearned = score(expert, 0), [score(shuffled, seed) for seed in range(6)]

@@ -1,4 +1,4 @@
-"""Models of the dynamics: their losses in float64, bounds of log-variances, bootstraps, what is held out, elites."""
+"""Dynamics models: losses in float64, bounds of log-variances, bootstraps, held-out data, elites."""
 from functools import partial
 
 import numpy as np
@@ -27,7 +27,7 @@ def make(kind, **arguments):
 
 
 def sequences(length=4, batch=5, action_spec=ACTION, first=(), seed=0):
-    """Time steps ``[T, B]``, FIRST at the places of ``first``."""
+    """Return time steps ``[T, B]`` with FIRST at the positions of ``first``."""
     generator = torch.Generator().manual_seed(seed)
     step_type = torch.ones(length, batch, dtype=torch.int32)
     for t, b in first:
@@ -44,7 +44,7 @@ def row(time_step, t):
 
 
 def observed(model, time_step):
-    """Has the model take a batch into its statistics; returns its info ``[B, T]``."""
+    """Update the statistics of the model with a batch; return its info ``[B, T]``."""
     batch_major = TimeStep(*[x.transpose(0, 1) if isinstance(x, torch.Tensor) else x for x in time_step])
     batch = time_step.step_type.shape[1]
     batch_info = BatchInfo(env_ids=torch.arange(batch), positions=torch.full((batch, ), 10))
@@ -57,7 +57,7 @@ def observed(model, time_step):
 @pytest.mark.parametrize('num_replicas', [1, 3])
 @pytest.mark.parametrize('kind', list(MAKE))
 def test_the_ensemble_loss_matches_the_formulas_in_float64(kind, num_replicas):
-    """Normalized by mean and variance of what was seen; negative log-likelihood by scipy, half mean squared error."""
+    """Compare with scipy's negative log-likelihood and half the mean squared error, on normalized inputs."""
     model = make(kind, num_replicas=num_replicas, bootstrap=False)
     steps = sequences()
     assert observed(model, steps) == ()
@@ -130,7 +130,7 @@ def test_stochastic_model_samples_have_the_reported_mean_and_deviation():
 
 @pytest.mark.parametrize('kind', list(MAKE))
 def test_a_model_learns_a_linear_system_whose_features_differ_in_scale(kind):
-    """s' = s + A s + B a with features of different scales; the error is at most 1/4 of the size of the change."""
+    """Fit s' = s + A s + B a with features of different scales; the error is at most 1/4 of the size of the change."""
     torch.manual_seed(1)
     model = make(kind, hidden_size=(32, ), num_replicas=2)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)

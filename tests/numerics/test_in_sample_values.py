@@ -1,4 +1,4 @@
-"""Implicit Q-learning on a chain whose values are known: those of the data, up to the best in the data."""
+"""Implicit Q-learning on a chain with known values, from the mean of the data up to the best action in the data."""
 from functools import partial
 
 import pytest
@@ -17,9 +17,10 @@ REWARD = torch.tensor([1.0, -2.0, 0.5, 3.0, -1.0])
 
 
 def transitions():
-    """Each state of the chain with both actions, -0.5 and 0.5, as sequences of two steps ``[2, 10]``.
+    """Return each state of the chain with both actions, -0.5 and 0.5, as sequences of two steps ``[2, 10]``.
 
-    Either action leads to the next state, and from the last one to the end; they get SPREAD more and less than REWARD.
+    Either action leads to the next state, and from the last state to the end. Their rewards are ``SPREAD`` above and
+    below ``REWARD``.
     """
     state = torch.arange(LENGTH).repeat(2)
     sign = torch.tensor([-1.0, 1.0]).repeat_interleave(LENGTH)
@@ -37,8 +38,11 @@ def transitions():
 
 @pytest.mark.parametrize('expectile', [0.5, 0.8, 0.999])
 def test_values_are_expectiles_of_the_data(expectile):
-    """Of two equally likely numbers the expectile is (tau * higher + (1 - tau) * lower): here the reward of a state
-    and (2 tau - 1) SPREAD; with tau near 1 that is the best action in the data."""
+    """Compare with the expectile of two equally likely numbers, ``tau * higher + (1 - tau) * lower``.
+
+    Here it is the reward of a state plus (2 tau - 1) SPREAD. With tau near 1 it is the value of the best action in the
+    data.
+    """
     torch.manual_seed(0)
     algorithm = IqlAlgorithm(
         TensorSpec((LENGTH, )), BoundedTensorSpec((1, ), torch.float32, -1, 1),
@@ -60,7 +64,7 @@ def test_values_are_expectiles_of_the_data(expectile):
 
         optimizer.step(loss)
 
-    for _ in range(LENGTH + 1):  # each round makes one state more right, from the end
+    for _ in range(LENGTH + 1):  # each round corrects one more state, starting at the end
         minimize('critic', algorithm.critics)
         algorithm.after_update(None, None)
         minimize('value', algorithm._value_network)

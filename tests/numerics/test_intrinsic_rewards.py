@@ -27,7 +27,7 @@ MIXED_ACTION = {
 
 
 def linear(weight):
-    """A linear layer without bias."""
+    """Return a linear layer without bias."""
     layer = nn.Linear(len(weight[0]), len(weight), bias=False)
     with torch.no_grad():
         layer.weight.copy_(torch.tensor(weight))
@@ -35,7 +35,7 @@ def linear(weight):
 
 
 class SlowStatistics:
-    """Mean and variance of batches, the n-th of which (from 0) has the weight speed / (n + speed)."""
+    """Mean and variance of batches. Batch n, counted from 0, has the weight speed / (n + speed)."""
 
     def __init__(self, speed):
         self.speed, self.batches = speed, 0
@@ -137,7 +137,7 @@ def test_rnd_of_an_unroll_has_the_statistics_of_the_whole_unroll():
         for b in range(3):
             expected = rewards.normalize(errors[t][b]) if arrived[t][b] else 0.0
             assert float(step.output[t, b]) == pytest.approx(expected, rel=1e-3, abs=1e-3)
-    loss = module.train_sequence(steps, (), step.info).info.loss  # of arriving at the step after
+    loss = module.train_sequence(steps, (), step.info).info.loss  # loss of arriving at the next step
     torch.testing.assert_close(loss[:-1], torch.tensor(errors)[1:], rtol=1e-4, atol=1e-5)
 
 
@@ -148,7 +148,7 @@ def test_rnd_trains_on_the_same_losses_with_immediate_or_late_rewards():
     torch.testing.assert_close(at_once.loss[:-1], module.train_sequence(steps).info.loss[1:])
     torch.testing.assert_close(module.train_step(step_of(steps, 2), (), step_of(info, 2)).info.loss, at_once.loss[2])
     torch.testing.assert_close(train_step_by_step(module, steps, ()).loss, module.train_sequence(steps).info.loss)
-    assert at_once.scalar_loss == ()  # no step that was arrived at is left out
+    assert at_once.scalar_loss == ()  # no step that is arrived at is omitted
 
 
 @pytest.mark.parametrize('is_on_policy', [True, False])
@@ -158,7 +158,7 @@ def test_last_steps_are_trained_on_like_any_other(is_on_policy):
     assert (steps.step_type == StepType.LAST).any()
     info = module.train_sequence(steps).info
     loss = info.loss
-    if is_on_policy:  # the engine leaves the step out that is there to bootstrap from
+    if is_on_policy:  # the engine omits the bootstrap step
         counted = module.calc_loss(info)
         mask = (steps.step_type != StepType.LAST).float()
         assert float((counted.loss * mask)[:-1].mean() + counted.scalar_loss) == pytest.approx(float(loss[:-1].mean()))
@@ -177,7 +177,7 @@ def test_no_gradient_reaches_the_target_network():
 
 
 def slow_encoding(action):
-    """Of ``MIXED_ACTION``, whose leaves are in the order of their names."""
+    """Encode an action of ``MIXED_ACTION``, whose leaves are in the order of their names."""
     force = [float(x) for x in action['force']]
     one = [float(action['one'] == v) for v in (3, 4, 5)]
     several = [float(action['several'][0] == v) for v in (1, 2)] + [float(action['several'][1] == v)
@@ -186,7 +186,7 @@ def slow_encoding(action):
 
 
 def test_discrete_actions_are_one_hot_and_continuous_ones_unchanged():
-    """Encoding is one-hot, counted from the minimum, for discrete actions and the identity for continuous ones."""
+    """Encode discrete actions as one-hot vectors, counted from the minimum; keep continuous actions unchanged."""
     encoder = SimpleActionEncoder(MIXED_ACTION)
     action = random_steps(7, 2, action_spec=MIXED_ACTION).prev_action
     encoded = encoder(action)
@@ -237,7 +237,7 @@ def icm(action_spec=ACTION, encoded=True, **arguments):
 
 
 def slow_layers(network, vector):
-    """A network of fully connected layers, ReLU between them, by loops."""
+    """Evaluate fully connected layers with ReLU between them, by loops."""
     layers = [layer for layer in network._chain if hasattr(layer, 'weight')]
     for depth, layer in enumerate(layers):
         vector = [bias + sum(w * x for w, x in zip(weights, vector))
@@ -248,7 +248,7 @@ def slow_layers(network, vector):
 
 
 def slow_icm(module, before, action, after):
-    """Forward and inverse loss of one step."""
+    """Compute the forward and the inverse loss of one step."""
     features = []
     for observation in (before, after):
         if module._encoding_net is None:
@@ -341,7 +341,7 @@ def test_icm_of_sequences_matches_single_steps_with_their_gradients(encoded):
 
 @pytest.mark.parametrize('encoded', [True, False])
 def test_rewarding_an_unroll_at_once_matches_rewarding_its_steps(encoded):
-    """Rewards and losses of an unroll that is processed at once equal those of its steps."""
+    """Compare rewards and losses of an unroll processed at once with those of its single steps."""
     module, steps = icm(MIXED_ACTION, encoded), random_steps(6, 4, action_spec=MIXED_ACTION, seed=3)
     step = module.reward_unroll(steps)
     torch.testing.assert_close(step.output, reward_steps(module, steps))
@@ -371,7 +371,7 @@ def test_icm_normalizes_rewards_by_those_that_were_given():
 
 
 def slow_cell(module, observation):
-    """By SimHash: the signs of the projections, as bits of a number."""
+    """Compute the SimHash cell: the signs of the projections are the bits of a number."""
     projection = module._cells.projection
     cell = 0
     for i in range(projection.shape[1]):
@@ -409,7 +409,7 @@ def test_simhash_distinguishes_directions_and_not_lengths():
     module = CountBonusAlgorithm(OBSERVATION)
     observation = random_steps(20).observation
     assert torch.equal(module._cells(observation), module._cells(3.0 * observation))
-    # all signs of the opposite direction are the opposite ones: the numbers add up to 2^16 - 1
+    # The opposite direction has opposite signs: the two numbers sum to 2^16 - 1.
     assert (module._cells(observation) + module._cells(-observation)).tolist() == [2**16 - 1] * 20
 
 

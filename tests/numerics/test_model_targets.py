@@ -1,4 +1,4 @@
-"""What the model of MuZero is to predict, against a slow loop over whole episodes in float64."""
+"""Targets of the MuZero model against a slow loop over whole episodes in float64."""
 import numpy as np
 import pytest
 import torch
@@ -15,7 +15,7 @@ R = 4
 
 
 def random_steps(rng, count, num_envs, only_last_reward=False):
-    """Episodes of 1 to 9 steps that terminate, are truncated, or break off without LAST: ``[count, num_envs]``."""
+    """Return steps ``[count, num_envs]`` of 1 to 9 step episodes that terminate, are truncated, or lack a LAST step."""
     step_type, discount = np.zeros((count, num_envs), np.int32), np.ones((count, num_envs))
     for env in range(num_envs):
         t = 0
@@ -47,21 +47,21 @@ def stored(steps, max_length):
 
 
 class Slow:
-    """The targets, one step at a time."""
+    """Targets computed one step at a time."""
 
     def __init__(self, steps, td_steps, predicts_reward):
         self.steps, self.td_steps, self.predicts_reward = steps, td_steps, predicts_reward
         self.count = steps.step_type.shape[0]
 
     def end(self, t, env):
-        """The last step of the episode of t, and whether it terminated there."""
+        """Return the last step of the episode that contains t, and whether the episode terminated there."""
         step_type = self.steps.step_type[:, env]
         while step_type[t] != StepType.LAST and t + 1 < self.count and step_type[t + 1] != StepType.FIRST:
             t += 1
         return t, bool(step_type[t] == StepType.LAST and self.steps.discount[t, env] == 0)
 
     def value(self, t, env):
-        """Step by step from t: collect rewards until n steps are over, or the episode is."""
+        """Sum discounted rewards from t on, until n steps have passed or the episode has ended."""
         end, terminated = self.end(t, env)
         total, factor, n = 0.0, 1.0, 0
         while t < end and (self.td_steps < 0 or n < self.td_steps):
@@ -74,7 +74,7 @@ class Slow:
         return total + factor * float(self.steps.rollout_info.value[t, env])
 
     def of(self, t, env):
-        """All targets of the steps t, ..., t + R, as dictionaries."""
+        """Return all targets of the steps t, ..., t + R as dictionaries."""
         end, terminated = self.end(t, env)
         targets = []
         for i in range(R + 1):
@@ -99,7 +99,7 @@ def settings(**changes):
 @pytest.mark.parametrize('length', [1, 5])
 def test_targets_match_a_slow_loop(td_steps, predicts_reward, length):
     rng = np.random.default_rng(td_steps + 10 * length)
-    count, num_envs, kept = 90, 4, 40  # the ring has been overwritten more than once
+    count, num_envs, kept = 90, 4, 40  # the ring is overwritten more than once
     steps = random_steps(rng, count, num_envs, only_last_reward=not predicts_reward)
     buffer = stored(steps, kept)
     maker = TargetMaker(settings(td_steps=td_steps, predicts_reward=predicts_reward), 'rollout_info', None)
@@ -124,7 +124,7 @@ def test_targets_match_a_slow_loop(td_steps, predicts_reward, length):
 
 
 class StoredSearch:
-    """Reanalyzer that finds the search results that are stored."""
+    """A reanalyzer that returns the stored search results."""
 
     def search(self, buffer, env_ids, positions):
         return buffer.get_field('rollout_info', env_ids, positions)
@@ -145,7 +145,7 @@ def test_reanalysis_that_finds_the_stored_results_changes_no_target(full, ratio)
 
 
 def test_the_steps_of_reanalyzed_values_follow_from_the_age():
-    """At the end of a run of 90 steps, the one at position p is (89 - p) / 90 of the run old."""
+    """Derive the number of steps from the age: after 90 steps, the age of position p is (89 - p) / 90 of the run."""
     buffer = stored(random_steps(np.random.default_rng(0), 90, 2), 40)
     context.update_progress('percent', 1.0)
     maker = TargetMaker(settings(td_steps_func=lambda age, n, oldest: (1 + 90 * age).round(), reanalyze_td_steps=90),
@@ -184,7 +184,7 @@ def test_values_worked_out_by_hand():
     terminated = one_episode([0, 1, 2], [10, 20, 30], 0.0)
     assert values_of_first(terminated, 1) == pytest.approx([1 + 0.9 * 20, 2, 0, 0, 0])
     assert values_of_first(terminated, -1) == pytest.approx([1 + 0.9 * 2, 2, 0, 0, 0])
-    # cut off by a time limit there: the value of the last step stands for what would have followed
+    # truncated by a time limit: the value of the last step estimates the rest of the return
     truncated = one_episode([0, 1, 2], [10, 20, 30], 1.0)
     assert values_of_first(truncated, 1) == pytest.approx([1 + 0.9 * 20, 2 + 0.9 * 30, 30, 30, 30])
     assert values_of_first(truncated, -1) == pytest.approx([1 + 0.9 * 2 + 0.81 * 30, 2 + 27, 30, 30, 30])
@@ -200,7 +200,7 @@ def test_td_steps_of_episode_length_give_the_monte_carlo_return():
 
 
 def test_values_are_from_player_0s_view_whoever_moves():
-    """Player 1 wins after five moves: all values are -1, also where player 1 is to move."""
+    """Let player 1 win after five moves: all values are -1, also where it is the turn of player 1."""
     steps = one_episode([0, 0, 0, 0, -1.0], [0.3, -0.2, 0.1, 0.4, 0.5], 0.0)
     maker = TargetMaker(settings(td_steps=-1, discount=1.0), 'rollout_info', None)
     info = BatchInfo(torch.tensor([0]), torch.tensor([0]), replay_buffer=stored(steps, 8))

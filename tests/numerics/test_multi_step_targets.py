@@ -1,4 +1,4 @@
-"""What follows each step, looked up in the replay buffer, against plain loops over lists of all steps ever stored."""
+"""Successors of each step in the replay buffer, against plain loops over lists of all stored steps."""
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,7 +16,7 @@ SPEC = Experience(time_step=TimeStep(step_type=TensorSpec((), torch.int32), rewa
 
 
 def stored_step(step_type, number):
-    """A step of all environments; ``number`` ``[E]`` is in each field, so that it can be recognized."""
+    """Return a step of all environments; each field contains ``number`` ``[E]``, which identifies the step."""
     number = torch.as_tensor(number)
     return Experience(
         time_step=TimeStep(step_type=torch.as_tensor(step_type, dtype=torch.int32), reward=number.float(),
@@ -25,7 +25,7 @@ def stored_step(step_type, number):
 
 
 def random_history(draw, num_envs, num_steps):
-    """[time][env]: step types of episodes, which may be as short as FIRST, LAST; numbers that are all different."""
+    """Draw step types of episodes, possibly as short as FIRST, LAST, and distinct numbers; both are ``[time][env]``."""
     types = [[FIRST] * num_envs]
     for _ in range(num_steps - 1):
         types.append([FIRST if before == LAST else LAST if draw(st.booleans()) and draw(st.booleans()) else MID
@@ -35,7 +35,7 @@ def random_history(draw, num_envs, num_steps):
 
 
 def slow_targets(types, numbers, env, position, num_steps):
-    """From the definition: the numbers at position, ..., position + num_steps, ``None`` where there is no target."""
+    """Return the numbers at position, ..., position + num_steps by definition; ``None`` where no target exists."""
     found = [numbers[position][env]]
     while len(found) <= num_steps:
         here = position + len(found) - 1
@@ -73,8 +73,10 @@ def test_masks_and_targets_match_a_slow_loop(data):
 
 
 def test_targets_of_a_history_worked_out_by_hand():
-    """Numbers 0 1 2 | 3 4 5 with FIRST MID LAST FIRST MID MID, two steps ahead; nothing follows the newest step:
-    0 1 2, 1 2 -, 2 - - | 3 4 5, 4 5 -, 5 - -."""
+    """Look two steps ahead in the numbers 0 1 2 | 3 4 5 with FIRST MID LAST FIRST MID MID.
+
+    Nothing follows the newest step: 0 1 2, 1 2 -, 2 - - | 3 4 5, 4 5 -, 5 - -.
+    """
     buffer = ReplayBuffer(SPEC, 1, 10)
     for number, step_type in enumerate([FIRST, MID, LAST, FIRST, MID, MID]):
         buffer.add_batch(stored_step([step_type], [number]), torch.arange(1))
@@ -86,7 +88,7 @@ def test_targets_of_a_history_worked_out_by_hand():
 
 
 def test_targets_do_not_change_with_where_the_ring_begins():
-    """The same newest steps in rings of different lengths, so that they wrap around at different places."""
+    """Store the same newest steps in rings of different lengths, which wrap around at different positions."""
     found = []
     for max_length in (6, 7, 8):
         buffer = ReplayBuffer(SPEC, 1, max_length)

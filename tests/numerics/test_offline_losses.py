@@ -29,7 +29,7 @@ def test_the_expectile_loss_weighs_the_two_sides_of_a_square():
 
 
 def test_its_minimum_is_the_expectile():
-    """m with tau * E[(X - m)+] = (1 - tau) * E[(m - X)+]; for X uniform on [0, 1] and tau = 0.8: m = 2/3."""
+    """Minimize to m with tau * E[(X - m)+] = (1 - tau) * E[(m - X)+]: 2/3 for X uniform on [0, 1] and tau = 0.8."""
     x = torch.linspace(0, 1, 10001, dtype=torch.float64)
     m = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
     for _ in range(200):
@@ -135,7 +135,7 @@ def test_iql_on_sequences_trains_as_step_by_step():
 
 
 def test_only_v_follows_the_expectile_and_only_the_critics_the_target():
-    """Each loss reaches the network that it is for and no other."""
+    """Check that each loss has gradients in its own network only."""
     algorithm = iql()
     inputs, action = steps(2, 4)
     info = algorithm.train_sequence(inputs, algorithm.get_initial_train_state(8), IqlInfo(action=action)).info
@@ -167,7 +167,7 @@ def test_infos_have_the_documented_fields():
 
 
 def test_cloning_a_normal_policy_reaches_its_entropy():
-    """The negative log-likelihood of the cloned policy is within 0.02 of the entropy of the one that acted."""
+    """Clone a policy until the negative log-likelihood is within 0.02 of the entropy of the expert."""
     torch.manual_seed(0)
     algorithm = BcAlgorithm(TensorSpec((1, )), BoundedTensorSpec((1, ), torch.float32, -9, 9),
                             actor_network_cls=partial(ActorDistributionNetwork, fc_layer_params=(16, )))

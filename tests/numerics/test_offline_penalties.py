@@ -1,4 +1,4 @@
-"""What keeps policies and values near the data, against slow loops written from the papers."""
+"""Penalties that keep policies and values near the data, against slow loops written from the papers."""
 import math
 from functools import partial
 
@@ -31,12 +31,12 @@ ACTOR = partial(ActorDistributionNetwork, fc_layer_params=(8, ), continuous_proj
 
 
 def steps(length, batch):
-    """Steps ``[T, B]`` of all kinds, some of them terminations, and actions within the bounds."""
+    """Return steps ``[T, B]`` of all step types, with terminations and truncations, and actions within the bounds."""
     generator = torch.Generator().manual_seed(1)
     kinds = [StepType.FIRST, StepType.MID, StepType.LAST, StepType.FIRST, StepType.MID]
     step_type = torch.tensor([[int(kinds[(t + b) % 5]) for b in range(batch)] for t in range(length)])
     discount = torch.ones(length, batch)
-    discount[:, ::2] = (step_type != StepType.LAST).float()[:, ::2]  # the others are cut off
+    discount[:, ::2] = (step_type != StepType.LAST).float()[:, ::2]  # the others are truncated
     low = torch.tensor([-1.0, 0.0])
     return TimeStep(step_type=step_type.to(torch.int32), reward=torch.randn(length, batch, generator=generator),
                     discount=discount, observation=torch.randn(length, batch, 3, generator=generator)), low + (
@@ -44,7 +44,7 @@ def steps(length, batch):
 
 
 def pairs(inputs, action):
-    """Each pair of successive steps on which there is a loss, as ``(t, b), s, a, r, discount, s', a', is last'``."""
+    """Yield each pair of successive steps that has a loss, as ``(t, b), s, a, r, discount, s', a', is last'``."""
     for t in range(inputs.step_type.shape[0] - 1):
         for b in range(inputs.step_type.shape[1]):
             if inputs.step_type[t, b] != StepType.LAST:
@@ -131,7 +131,7 @@ def stochastic(cls, **kwargs):
 
 @pytest.mark.parametrize('length', [2, 4])
 def test_the_losses_of_awac_match_the_paper(length, monkeypatch):
-    """With the mode of the policy in place of its samples, so that they are known."""
+    """Replace samples of the policy by its mode, so that they are known."""
     algorithm = stochastic(AwacAlgorithm, temperature=0.01, max_exp_advantage=1.03)
     squashed = algorithm.actor(torch.zeros(1, 3))[0].__class__
     monkeypatch.setattr(squashed, 'rsample_with_log_prob', lambda self: (self.mode, self.log_prob(self.mode)))
@@ -170,14 +170,14 @@ def test_awac_has_no_temperature_of_an_entropy_and_no_discrete_actions():
 
 
 def test_the_integral_is_estimated_by_importance_sampling():
-    """Of exp(2 a + 1) over [0, 3]: e (e^6 - 1) / 2, from samples of density 2 a / 9."""
+    """Integrate exp(2 a + 1) over [0, 3], which is e (e^6 - 1) / 2, from samples of density 2 a / 9."""
     action = 3 * torch.rand(200000, 1, dtype=torch.float64).sqrt()
     found = log_integral_exp(2 * action + 1, (2 * action / 9).log())
     assert found.item() == pytest.approx(math.log(math.e * (math.exp(6) - 1) / 2), abs=0.02)
 
 
 def test_the_cql_penalty_is_the_log_integral_minus_the_data_value(monkeypatch):
-    """In one dimension a sum over a grid is the integral."""
+    """Compare with a sum over a grid, which approximates the integral in one dimension."""
     torch.manual_seed(0)
     action_spec = BoundedTensorSpec((1, ), torch.float32, -1, 3)
     algorithm = CqlAlgorithm(OBSERVATION, action_spec, actor_network_cls=ACTOR, critic_network_cls=CRITIC,
@@ -232,7 +232,7 @@ def test_without_a_penalty_cql_is_sac_and_with_it_only_the_critics_differ():
 
 
 def test_calibration_stops_policy_values_below_the_data_return():
-    """Calibration does not lower values of the policy below the return in the data."""
+    """Check that calibration does not lower values of the policy below the return in the data."""
     inputs, action = steps(2, 4)
     penalties = {}
     for bound in (None, -1e6, 1e6):
@@ -246,7 +246,7 @@ def test_calibration_stops_policy_values_below_the_data_return():
         policy_is_pushed = gradient(info.penalty.sum(), algorithm.critics)
     torch.testing.assert_close(penalties[-1e6], penalties[None])
     assert (penalties[1e6][0] > 1e6).all()
-    # with a return above all values, only the value in the data has a gradient: -Q(s, a)
+    # If the return is above all values, only the value of the data has a gradient: -Q(s, a).
     taken = algorithm.critics((inputs.observation[0], action[0]))[0].sum()
     torch.testing.assert_close(policy_is_pushed, -gradient(taken, algorithm.critics))
     with pytest.raises(ConfError, match='record_episodic_return'):
@@ -310,10 +310,10 @@ def test_discrete_cql_uses_weighted_rewards_and_distribution_means():
 
 
 def test_conservative_values_of_unseen_actions_are_low():
-    """Two actions, of which only the first is in the data, with a return of 1: the optimum of r + CQL is known.
+    """Compare with the known optimum for two actions, of which only the first is in the data, with a return of 1.
 
-    With one step to the end and weight w: minimize (Q0 - 1)^2 + w (log(e^Q0 + e^Q1) - Q0). Q1 falls without end, and Q0
-    goes to 1.
+    One step before the end, with weight w, the loss is (Q0 - 1)^2 + w (log(e^Q0 + e^Q1) - Q0). Q1 decreases without
+    bound, and Q0 converges to 1.
     """
     torch.manual_seed(0)
     spec = BoundedTensorSpec((), torch.int64, 0, 1)

@@ -1,4 +1,4 @@
-"""Optimizers of planned trajectories: against problems whose solution is known, and each environment for itself."""
+"""Trajectory optimizers against problems with known solutions; environments are optimized independently."""
 import numpy as np
 import pytest
 import torch
@@ -14,7 +14,7 @@ MINIMA = 0.8 * (2 * torch.rand(3, 4, 2, generator=_generator) - 1)
 
 
 def quadratic(observation, solutions):
-    """``sum_i f[i] (x[i] - m[i])^2`` with the minimum m of the environment that the observation ``[B, 1]`` names."""
+    """Compute ``sum_i f[i] (x[i] - m[i])^2``, where the observation ``[B, 1]`` selects the minimum m."""
     minimum = MINIMA[observation[:, 0].long()].unsqueeze(1)
     return ((solutions - minimum).flatten(2).square() * FACTOR).sum(-1)
 
@@ -39,7 +39,7 @@ def test_the_planner_finds_the_minimum_of_a_quadratic_in_each_environment(kind, 
     assert cost.shape == (3, )
     if kind == 'CEM':
         torch.testing.assert_close(solution, MINIMA, atol=1e-2, rtol=0)
-    if kind in ('random shooting', 'iCEM'):  # their solution is a candidate that has been tried
+    if kind in ('random shooting', 'iCEM'):  # their solution is an evaluated candidate
         torch.testing.assert_close(cost, quadratic(OBSERVATION, solution.unsqueeze(1)).squeeze(1))
 
 
@@ -78,7 +78,7 @@ def test_solutions_stay_in_bounds_and_outside_minima_lead_to_the_bound(kind):
 
 
 def one_at_a_time(monkeypatch, optimizer, noise):
-    """Solutions of one environment after the other, each with its own rows of the noise that all had together."""
+    """Solve one environment after the other, each with its rows of the noise of the joint solution."""
     solutions = []
     for i in range(3):
         draws = iter(noise)
@@ -105,7 +105,7 @@ def test_planning_for_many_environments_is_planning_for_each(kind, monkeypatch):
 
 
 def test_cem_stops_in_each_environment_for_itself():
-    """With a variance below epsilon from the start nothing moves there, and the others go on."""
+    """Stop at once where the initial variance is below epsilon; optimize the other environments."""
     torch.manual_seed(0)
     optimizer = MAKE['CEM'](epsilon=0.01)
     mean, var = torch.zeros(3, 4, 2), torch.full((3, 4, 2), 0.25)
@@ -116,7 +116,8 @@ def test_cem_stops_in_each_environment_for_itself():
 
 
 def test_one_step_of_cem_is_the_formula_of_a_slow_loop():
-    """Mean and variance of the elites, mixed with tau, in float64, one environment and component at a time."""
+    """Compare with mean and variance of the elites, mixed with tau, in float64, for single environments and components.
+    """
     torch.manual_seed(3)
     optimizer = CEMOptimizer((4, 2), 20, quadratic, 1.0, -1.0, elite_size=5, max_iter_num=1, epsilon=0.0, tau=0.7)
     mean, var = 0.1 * torch.randn(3, 4, 2), torch.full((3, 4, 2), 0.3)
@@ -133,7 +134,7 @@ def test_one_step_of_cem_is_the_formula_of_a_slow_loop():
 
 
 def test_mppi_weights_candidates_by_their_costs():
-    """Two candidates of costs 0 and 1: deviation 1/2, temperature 0.5, so weights 1 : exp(-1 / (0.5 * 0.5))."""
+    """Weight two candidates with costs 0 and 1 as 1 : exp(-1 / (0.5 * 0.5)): deviation 1/2, temperature 0.5."""
     optimizer = MPPIOptimizer(1, 2, lambda observation, x: x[:, :, 0], 1.0, 0.0, max_iter_num=1, temperature=0.5)
     optimizer._noise = lambda batch, count: torch.tensor([[[-1.0], [1.0]]])
     solution, _ = optimizer.obtain_solution(torch.zeros(1, 1))  # candidates 0.5 -+ 0.5

@@ -1,7 +1,7 @@
 """The replay buffer over random histories against plain loops over lists.
 
-What can be sampled and how probable it is, importance weights, episodes, returns, targets of sampled sequences: each is
-written down here as it is defined, step by step, and compared after everything that can happen to a buffer.
+The loops compute valid samples and their probabilities, importance weights, episodes, returns and targets of sampled
+sequences by definition. Results are compared after every operation on a buffer.
 """
 import collections
 import io
@@ -37,7 +37,7 @@ class Step:
 
 
 class SlowBuffer:
-    """The same as lists of steps, one for each environment."""
+    """A replay buffer as lists of steps, one for each environment."""
 
     def __init__(self, max_length, ignored):
         self.max_length, self.ignored = max_length, ignored
@@ -60,7 +60,7 @@ class SlowBuffer:
                     step.priority = priority
 
     def sequences(self, length):
-        """{(env, position of the first step): steps}."""
+        """Return ``{(env, position of the first step): steps}``."""
         found = {}
         for env, steps in enumerate(self.envs):
             steps = steps[self.ignored:]
@@ -69,7 +69,7 @@ class SlowBuffer:
         return found
 
     def recent(self, length, count):
-        """The keys of :meth:`sequences` that are the last ``count`` of their environment."""
+        """Return the keys of :meth:`sequences` that are among the last ``count`` of their environment."""
         keys = collections.defaultdict(list)
         for key in self.sequences(length):
             keys[key[0]].append(key)
@@ -77,21 +77,21 @@ class SlowBuffer:
 
 
 def slow_begin(steps, i):
-    """Index of the first step of the episode of ``steps[i]``, as far as it is there."""
+    """Return the index of the first stored step of the episode of ``steps[i]``."""
     while i > 0 and steps[i].step_type != FIRST and steps[i - 1].step_type != LAST:
         i -= 1
     return i
 
 
 def slow_end(steps, i):
-    """Index of the last step, so far, of the episode of ``steps[i]``."""
+    """Return the index of the last step so far of the episode of ``steps[i]``."""
     while i < len(steps) - 1 and steps[i].step_type != LAST and steps[i + 1].step_type != FIRST:
         i += 1
     return i
 
 
 def slow_discount_0_begin(steps, i):
-    """Index of the earliest step whose return includes the reward of ``steps[i]``."""
+    """Return the index of the earliest step whose return includes the reward of ``steps[i]``."""
     begin = slow_begin(steps, i)
     while i > begin:
         i -= 1
@@ -101,8 +101,11 @@ def slow_discount_0_begin(steps, i):
 
 
 def slow_return(steps, i, after_truncation=None):
-    """The discounted sum of rewards after ``steps[i]`` until a discount of 0, if the episode has got there; or until it
-    was truncated, if something stands for what would have come then."""
+    """Return the discounted sum of rewards after ``steps[i]``.
+
+    The sum ends at a discount of 0, if the episode has reached it, or at a truncation, if ``after_truncation`` is the
+    estimate of the rest.
+    """
     if steps[i].step_type == LAST:
         return 0.0 if steps[i].discount == 0 else DEFAULT if after_truncation is None else after_truncation
     total, factor = 0.0, 1.0
@@ -117,8 +120,11 @@ def slow_return(steps, i, after_truncation=None):
 
 
 def slow_lambda_return(sequence, values, gamma, td_lambda):
-    """Targets of all steps of a sequence but the last: (1 - lambda) times the sum of lambda^(n-1) times the n-step
-    returns, the rest of the weight on the longest, none of which goes beyond the end of the episode."""
+    """Return the lambda targets of all steps of a sequence but the last.
+
+    A target is (1 - lambda) times the sum of lambda^(n-1) times the n-step returns, with the remaining weight on the
+    longest return. No return extends beyond the end of the episode.
+    """
     targets = []
     for t in range(len(sequence) - 1):
         if sequence[t].step_type == LAST:
@@ -159,12 +165,12 @@ operation = st.one_of(
 
 
 class Player:
-    """Does the same to a buffer and to the lists.
+    """A driver that applies the same operations to a buffer and to the lists.
 
     Args:
-        seed: of the numbers that are stored.
-        wild: whether any step type may follow any other, and a discount be 0 anywhere; otherwise episodes are as
-            environments yield them.
+        seed: seed of the stored numbers.
+        wild: allow any step type to follow any other and discounts of 0 anywhere; otherwise, episodes are as
+            environments return them.
     """
 
     def __init__(self, make_buffer, slow, seed, wild):
@@ -173,7 +179,7 @@ class Player:
         self.next_is_first = [True] * NUM_ENVS
 
     def new_steps(self, num_steps, env_ids):
-        """Steps ``[T, B]``, added to the lists."""
+        """Return new steps ``[T, B]`` and add them to the lists."""
         g, shape = self.generator, (num_steps, len(env_ids))
         step_type, reward = g.choice([FIRST, MID, MID, LAST], shape), g.integers(-3, 4, shape).astype(np.float32)
         discount, value = g.choice([0.0, 0.5, 1.0, 1.0], shape), g.normal(size=shape)
@@ -308,7 +314,7 @@ def test_sequences_are_sampled_in_proportion_to_their_priorities(history, size, 
         assert steps[0].priority > 0
         assert weight == pytest.approx(len(sequences) * steps[0].priority / total, rel=1e-6)
         found[key] += 1
-    if not with_replacement:  # one draw from each of the parts that a sequence has a share of
+    if not with_replacement:  # stratified: one draw from each stratum that overlaps a sequence
         for key, steps in sequences.items():
             assert abs(found[key] - count * steps[0].priority / total) < 2
 
@@ -422,7 +428,7 @@ def test_targets_of_sampled_sequences_stop_at_the_ends_of_episodes(history, size
 
 
 def worked_out(last_discount):
-    """Rewards 1, 2, 4; the third ends the episode; then another one begins."""
+    """Store an episode with rewards 1, 2, 4 that ends at the third, and the first steps of another episode."""
     buffer = ReplayBuffer(SPEC, 1, 8, record_episodic_return=True, gamma=0.5, default_return=-9.0)
     columns = ([FIRST, MID, MID, LAST, FIRST, MID], [0.0, 1.0, 2.0, 4.0, 0.0, 32.0],
                [1.0, 1.0, 1.0, last_discount, 1.0, 1.0], [10.0, 20.0, 30.0, 40.0, 50.0, 60.0])
@@ -435,15 +441,15 @@ def worked_out(last_discount):
 
 
 def test_returns_and_targets_worked_out_by_hand():
-    # Terminated: 1 + 2/2 + 4/4 = 3, 2 + 4/2 = 4, 4, and nothing after the end. The second episode goes on.
+    # Terminated: 1 + 2/2 + 4/4 = 3, 2 + 4/2 = 4, 4, and nothing after the end. The second episode has not ended.
     batch, info = worked_out(0.0).gather_all()
     assert info.discounted_return.tolist() == [[3.0, 4.0, 4.0, 0.0, -9.0, -9.0]]
     loss = TDLoss(gamma=0.5, td_lambda=1.0)
     time_step = nest.map_structure(lambda x: x.T, batch['time_step'])
     targets = loss.compute_td_target(time_step, batch['value'].T.float())
-    # The next episode: 32 + 60 / 2 = 62; a LAST step stands for itself.
+    # The next episode: 32 + 60 / 2 = 62. The target of a LAST step is its value.
     assert targets[:, 0].tolist() == [3.0, 4.0, 4.0, 40.0, 62.0]
-    # Truncated: unknown, but values go on: 4 + 40 / 2 = 24, 2 + 24 / 2 = 14, 1 + 14 / 2 = 8.
+    # Truncated: returns are unknown, targets bootstrap: 4 + 40 / 2 = 24, 2 + 24 / 2 = 14, 1 + 14 / 2 = 8.
     batch, info = worked_out(1.0).gather_all()
     assert info.discounted_return.tolist() == [[-9.0] * 6]
     time_step = nest.map_structure(lambda x: x.T, batch['time_step'])

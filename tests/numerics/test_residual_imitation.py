@@ -1,4 +1,4 @@
-"""Causal behavior cloning against slow loops, and in a linear system whose answer is known."""
+"""Causal behavior cloning against slow loops, and in a linear system with a known solution."""
 from functools import partial
 
 import pytest
@@ -51,7 +51,7 @@ def test_the_losses_match_the_game_in_units_of_half_the_range():
 
 
 def test_no_action_at_the_end_of_an_episode_is_learned_from():
-    """There is none: whatever stands there, the masked loss has the same gradient."""
+    """Change the stored action of a LAST step, which is no action: the gradient of the masked loss stays the same."""
     kinds = torch.tensor([[M, M], [L, M]], dtype=torch.int32)
     inputs = TimeStep(step_type=kinds, observation=torch.randn(2, 2, 3))
     gradients = []
@@ -91,7 +91,10 @@ def test_training_steps_match_training_sequences():
 
 
 def confounded_steps(count, gain=-0.5, spread=0.1):
-    """An expert a[t] = gain s[t] + u[t] + u[t-1] in s[t+1] = 0.5 s[t] + a[t]: u[t-1] is in s[t] as well."""
+    """Return steps of a confounded expert.
+
+    The expert acts by a[t] = gain s[t] + u[t] + u[t-1] in s[t+1] = 0.5 s[t] + a[t], so that s[t] depends on u[t-1].
+    """
     generator = torch.Generator().manual_seed(3)
     noise = spread * torch.randn(30, count, 1, generator=generator)
     state, states, actions = torch.zeros(count, 1), [], []
@@ -127,7 +130,7 @@ def test_in_a_linear_system_its_bias_is_a_tenth_of_least_squares():
 
 
 class Plain(torch.nn.Module):
-    """A layer called as a network is."""
+    """A layer with the call signature of a network."""
 
     def __init__(self, layer):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Averagers and normalizers against weighted sums written out, and what evaluation leaves alone."""
+"""Averagers and normalizers against explicit weighted sums; evaluation does not change their state."""
 import copy
 import pickle
 
@@ -16,7 +16,7 @@ NESTED = {'values': TensorSpec(()), 'deep': (TensorSpec((3, )), TensorSpec((2, 2
 
 
 def weights_of(kind, n):
-    """The weight of each of n batches."""
+    """Return the weight of each of n batches."""
     if kind == 'window':  # the last 3
         weights = [float(i >= n - 3) for i in range(n)]
     elif kind == 'em':
@@ -83,7 +83,7 @@ def test_normalizing_uses_the_weighted_mean_and_variance(kind, updates, batch_si
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_a_large_mean_does_not_drown_the_variance(kind):
-    # In float32, E[x^2] - E[x]^2 at a mean of 10000 and a deviation of 1 is noise of the size of 8.
+    # In float32, E[x^2] - E[x]^2 at a mean of 10000 and a deviation of 1 is noise of magnitude 8.
     torch.manual_seed(0)
     normalizer = make_normalizer(kind, TensorSpec(()), auto_update=True)
     for _ in range(20):
@@ -239,7 +239,7 @@ def test_outer_dimensions_are_averaged_and_those_of_the_spec_kept(outer):
 
 @pytest.mark.parametrize('kind', ['em', 'adaptive'])
 def test_a_reverted_step_is_not_counted(kind):
-    """What a probe does to statistics is undone: the first batch after it has all the weight."""
+    """Undo the changes of a probe to statistics: the first batch after the probe has all the weight."""
     stats = {'em': normalizers.EMNormalizer, 'adaptive': normalizers.AdaptiveNormalizer}[kind](VECTOR)
     with probe.unchanged(stats):
         stats.update(torch.full((4, 2), 100.0))
@@ -281,7 +281,7 @@ def test_deferred_statistics_are_dropped_if_the_steps_were_invalid():
 
 
 class _OtherRank:
-    """What another process has besides."""
+    """A stand-in for a second process that contributes the given rows."""
 
     def __init__(self, *rows):
         self.rows = list(rows)
@@ -291,7 +291,7 @@ class _OtherRank:
 
 
 def test_deferred_statistics_of_all_processes_are_one_batch():
-    """Statistics that several processes have deferred count as one batch, however many each has."""
+    """Count deferred statistics of several processes as one batch, however many rows each has."""
     own, other = [torch.randn(3, 2), torch.randn(4, 2)], torch.randn(9, 2) + 5
     joined, normalizer = make_normalizer('adaptive'), make_normalizer('adaptive')
     row = torch.cat((torch.tensor([9.0]), other.mean(0), other.var(0, correction=0))).double()

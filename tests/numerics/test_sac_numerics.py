@@ -24,12 +24,12 @@ GAMMA = 0.9
 
 @pytest.fixture
 def same_noise(monkeypatch):
-    """The noise of every sample is ``NOISE``, whatever the batch."""
+    """Use ``NOISE`` as the noise of every sample."""
     monkeypatch.setattr(torch, 'randn', lambda shape, **kwargs: torch.full(shape, NOISE))
 
 
 def algorithm_of(environment, **args):
-    """An algorithm whose target critics differ from its critics."""
+    """Return an algorithm whose target critics differ from its critics."""
     args.setdefault('critic_loss_ctor', partial(OneStepTDLoss, gamma=GAMMA))
     agent, _ = make_agent(environment, **args)
     algorithm = agent.policy
@@ -46,7 +46,7 @@ def losses_of(algorithm, steps, action):
 
 
 def one(nested, t, b):
-    """Step ``t`` of sample ``b`` as a batch of one."""
+    """Return step ``t`` of sample ``b`` as a batch of one."""
     return nest.map_structure(lambda x: x[t, b:b + 1], nested)
 
 
@@ -55,12 +55,12 @@ def weights_of(algorithm):
 
 
 def lowest(values, weights):
-    """Of each of K values the lowest of the n critics, the highest for a negative weight; ``values[i][k]``."""
+    """Return the minimum over n critics of each of K ``values[i][k]``, the maximum for a negative weight."""
     return [(max if w < 0 else min)(v[k] for v in values) for k, w in enumerate(weights)]
 
 
 def per_critic(values, weights):
-    """``[n]`` or ``[n, K]`` as ``values[i][k]``."""
+    """Convert ``[n]`` or ``[n, K]`` to ``values[i][k]``."""
     return [[x.item() for x in v.reshape(-1)] for v in values.reshape(-1, len(weights))]
 
 
@@ -68,7 +68,7 @@ def per_critic(values, weights):
 
 
 def soft_value_continuous(algorithm, observation, weights):
-    """Values of K rewards of the policy's action by the target critics, and the entropy bonus ``-alpha log pi``."""
+    """Return K target values of the policy's action and the entropy bonus ``-alpha log pi``."""
     distribution = algorithm.actor(observation)[0]
     action = dist_utils.rsample_action_distribution(distribution)
     log_pi = dist_utils.compute_log_probability(distribution, action).item()
@@ -77,7 +77,7 @@ def soft_value_continuous(algorithm, observation, weights):
 
 
 def policy_of_choices(algorithm, q_values, weights, alpha):
-    """p(k) = exp(Q(k) / alpha) / Z for ``q_values[i][w][k]`` of n critics, K rewards and A actions."""
+    """Compute p(k) = exp(Q(k) / alpha) / Z for ``q_values[i][w][k]`` of n critics, K rewards and A actions."""
     total = [sum(w * v for w, v in zip(weights, lowest([[q[j][k] for j in range(len(weights))] for q in q_values],
                                                        weights))) for k in range(len(q_values[0][0]))]
     unnormalized = [math.exp((t - max(total)) / alpha) for t in total]
@@ -85,13 +85,13 @@ def policy_of_choices(algorithm, q_values, weights, alpha):
 
 
 def q_lists(algorithm, networks, inputs, weights):
-    """Q values as nested lists ``[n][K][A]``."""
+    """Return Q values as nested lists ``[n][K][A]``."""
     values = networks(inputs)[0][0]
     return values.reshape(-1, len(weights), values.shape[-1]).tolist()
 
 
 def soft_value_of_choices(algorithm, observation, weights):
-    """The same for a policy with a discrete action."""
+    """Return the target values and the entropy bonus for a policy with a discrete action."""
     log_alpha, bonus, inputs = algorithm._log_alpha.detach(), 0.0, observation
     alpha = math.exp(log_alpha[0] if log_alpha.ndim else log_alpha)
     if log_alpha.ndim:
@@ -128,7 +128,7 @@ def test_the_critic_loss_matches_a_slow_loop(environment, length, same_noise):
                 values, bonus = soft_value(algorithm, one(steps.observation, t + 1, b), weights)
                 rewards = steps.reward[t + 1, b].reshape(-1).tolist()
                 for k, weight in enumerate(weights):
-                    # with one reward the bonus is its own; of several the weighted sum is to get it once
+                    # A single reward gets the bonus; of several rewards, the weighted sum gets it once.
                     part = weight / sum(w * w for w in weights) if several else 1.0
                     target = rewards[k] + GAMMA * steps.discount[t + 1, b].item() * (values[k] + part * bonus)
                     expected += sum((c[k] - target)**2 for c in critics) / len(weights)
@@ -146,7 +146,7 @@ def test_a_termination_is_not_bootstrapped_and_a_truncation_is():
     steps = TimeStep(step_type=step_type, reward=torch.tensor([[0.0] * 4, [1.0] * 4]),
                      observation=torch.zeros(2, 4, 1), discount=torch.tensor([[1.0] * 4, [0.0, 1.0, 1.0, 1.0]]))
     _, loss = losses_of(algorithm, steps, torch.zeros(2, 4, 1))
-    # 1 at the termination; 1 + 0.9 * 10 where the episode is truncated or goes on; nothing after LAST; two critics
+    # 1 at the termination; 1 + 0.9 * 10 where the episode is truncated or continues; nothing after LAST; two critics
     torch.testing.assert_close(loss.extra.critic, torch.tensor([[2 * 1.0, 2 * 100.0, 2 * 100.0, 0.0], [0.0] * 4]))
     masked = reduce_loss(loss._replace(loss=loss.extra.critic), valid_masks(step_type))
     assert masked.item() == pytest.approx(402 / 8)
@@ -273,7 +273,7 @@ def test_the_actor_follows_value_and_entropy_and_trains_no_critic(environment, s
 
 
 def test_the_actor_of_a_mixed_action_follows_the_soft_value(same_noise):
-    """``d/da alpha log sum_k exp(Q(a, k) / alpha) = sum_k p(k) dQ(a, k)/da``."""
+    """Check that ``d/da alpha log sum_k exp(Q(a, k) / alpha) = sum_k p(k) dQ(a, k)/da``."""
     algorithm = algorithm_of('mixed', initial_log_alpha=-0.7)
     steps, action = random_steps(algorithm, 2, 5)
     info, _ = losses_of(algorithm, steps, action)
@@ -305,7 +305,7 @@ def test_with_a_uniform_prior_divergence_is_entropy_up_to_a_constant(same_noise)
 
 
 def test_the_divergence_to_the_previous_action_uses_log_probabilities(same_noise):
-    """Divergence to the prior of the previous action, estimated by the difference of log probabilities."""
+    """Estimate the divergence from the prior of the previous action by the difference of log probabilities."""
     algorithm = algorithm_of('nested action', prior_actor_ctor=SameActionPriorActor, initial_log_alpha=-0.7)
     steps, action = random_steps(algorithm, 2, 5)
     steps = steps._replace(prev_action={'first': steps.prev_action['first'].clamp(-1, 1),

@@ -1,4 +1,5 @@
-"""Tree search: against searches of single trees written from the rules, compiled against tensors, and exact models."""
+"""Tree search against searches of single trees written from the rules, and in exact models; compiled against tensors.
+"""
 import itertools
 from pathlib import Path
 
@@ -19,7 +20,7 @@ needs_compiler = pytest.mark.skipif(len(FORMS) == 1, reason='there is no C compi
 
 
 def follow(key, action, num_actions):
-    """What a random game says of an action in the state ``key``: value, reward, over, prior, and the next key."""
+    """Return value, reward, end of the game, prior and next key of an action in the state ``key`` of a random game."""
     rng = np.random.default_rng((key, action))
     prior = rng.random(num_actions)
     prior[rng.random(num_actions) < 0.25] = 0.0
@@ -31,7 +32,7 @@ def follow(key, action, num_actions):
 
 
 class RandomGame:
-    """A model whose states are keys; candidates are the squares of 0, 1, ... if it names any."""
+    """A model whose states are keys; candidates, if it has any, are the squares of 0, 1, ..."""
 
     def __init__(self, num_actions, named=False):
         self.num_actions, self.named = num_actions, named
@@ -52,7 +53,7 @@ class RandomGame:
 
 
 def mix(seed, depth):
-    """splitmix64 in Python's integers."""
+    """Compute splitmix64 with integers of Python."""
     mask = (1 << 64) - 1
     z = (seed + (depth + 1) * 0x9E3779B97F4A7C15) & mask
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
@@ -61,7 +62,7 @@ def mix(seed, depth):
 
 
 def search_both(options, keys, num_actions, native, seed=0, named=False):
-    """Trees of the batch, and the roots of searches of single trees with the same random numbers."""
+    """Return the trees of a batched search, and the roots of single searches with the same random numbers."""
     game = RandomGame(num_actions, named)
     roots = game.roots(keys)
     prior = torch.where(roots.action_probs > 0, roots.action_probs, 0.0) + 1e-3
@@ -84,7 +85,7 @@ def search_both(options, keys, num_actions, native, seed=0, named=False):
 
 
 def assert_same_tree(trees, b, node, number=0):
-    """The node and all below it have the same visits and values in both."""
+    """Check that a node and its descendants have the same visits and values in both trees."""
     A = trees.num_actions
     row = trees.ints[b, number]
     assert row[VISITS] == node.visits
@@ -97,7 +98,7 @@ def assert_same_tree(trees, b, node, number=0):
 
 
 def every_option():
-    """All rules x unexpanded scores x players x paths x ways to expand; what is left takes turns."""
+    """Return all rules x unexpanded scores x players x paths x expansions; the other options alternate."""
     rest = itertools.cycle([{}, {'known_bounds': (-3.0, 2.5)}, {'max_depth': 3}, {'break_tie_eps': 0.01},
                             {'minus_one': True}, {'known_bounds': (-3.0, 2.5), 'max_depth': 2}, {'discount': 0.7}])
     for rule, unexpanded, two, k in itertools.product(('ucb', 'rkl', 'kl'), UNEXPANDED, (False, True), (1, 4)):
@@ -310,7 +311,7 @@ class RandomProcesses:
     Rewards are in [0, 1], so that values are in [0, 10].
 
     Args:
-        knows_values: the value of a state is the optimal one, or that of choosing at random.
+        knows_values: use the optimal value of a state, otherwise the value of the uniform policy.
     """
 
     num = 100
@@ -341,7 +342,7 @@ class RandomProcesses:
         return self.predict(process, self.next[process, state, action], self.reward[process, state, action])
 
     def search(self, **options):
-        """Errors of the values of the roots, and how much worse the most visited action is than the best."""
+        """Return the errors of the root values and the regret of the most visited actions."""
         process, state = torch.arange(self.num), torch.zeros(self.num, dtype=torch.int64)
         trees = TreeSearch(SearchSettings(discount=0.9, **options), FORMS[0]).run(
             self, self.predict(process, state), torch.full((self.num, 3), 1 / 3, dtype=torch.float64), state)
@@ -375,7 +376,7 @@ def test_with_random_policy_values_more_simulations_see_further():
 
 
 def bandits(num, num_actions, num_simulations, seed=0):
-    """Bandits whose values are known, searched by 'gumbel': prior, values, choice, improved policy."""
+    """Search bandits with known values by 'gumbel'; return prior, values, choice and improved policy."""
     rng = torch.Generator().manual_seed(seed)
     q = torch.rand(num, num_actions, generator=rng, dtype=torch.float64)
     prior = (2 * torch.randn(num, num_actions, generator=rng, dtype=torch.float64)).softmax(-1)
@@ -386,7 +387,7 @@ def bandits(num, num_actions, num_simulations, seed=0):
 
     rows = torch.arange(num)
     root = Prediction((prior * q).sum(-1), action_probs=prior, state=rows)
-    torch.manual_seed(seed + 1)  # the values come from the seed itself
+    torch.manual_seed(seed + 1)  # the seed itself generates the values
     trees = TreeSearch(SearchSettings(num_simulations, rule='gumbel', max_num_considered=8)).run(
         model, root, prior, torch.zeros(num))
     return prior, q, *gumbel_choice(trees)
@@ -398,9 +399,9 @@ def test_gumbel_improves_the_policy_whatever_the_number_of_simulations(num_simul
     prior, q, choice, improved = bandits(num, 6, num_simulations)
     before = (prior * q).sum(-1)
     improvement = (improved * q).sum(-1) - before
-    if num_simulations == 16:  # all actions have been seen
+    if num_simulations == 16:  # all actions are visited
         assert (improvement >= -1e-12).all()
-    # With the mixed value in place of unseen ones it is not certain, yet nearly always so.
+    # The mixed value replaces the values of unvisited actions, so that improvement is nearly certain, not guaranteed.
     assert (improvement < -1e-12).double().mean() < 0.002 and improvement.mean() > 0
     gain = q.gather(1, choice[:, None])[:, 0] - before
     assert gain.mean() >= -3 * gain.std() / num**0.5
@@ -409,7 +410,7 @@ def test_gumbel_improves_the_policy_whatever_the_number_of_simulations(num_simul
 
 
 def test_gumbel_without_simulations_to_spare_draws_from_the_prior():
-    """With one simulation the choice is argmax(gumbel + log prior), a sample of the prior."""
+    """Choose argmax(gumbel + log prior), a sample of the prior, if the search has one simulation."""
     num = 4000
     prior = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64).expand(num, -1)
 
@@ -426,7 +427,10 @@ def test_gumbel_without_simulations_to_spare_draws_from_the_prior():
 @pytest.mark.parametrize('native', FORMS)
 @pytest.mark.parametrize('considered', [2, 4, 16])
 def test_gumbel_searches_as_mctx_does(considered, native, monkeypatch):
-    """expected_gumbel.npz: 20 searches by mctx 0.0.71, gumbel_muzero_policy in float64, some actions invalid."""
+    """Compare with ``expected_gumbel.npz``.
+
+    The file contains 20 searches by ``gumbel_muzero_policy`` of mctx 0.0.71 in float64, with some invalid actions.
+    """
     known = dict(np.load(Path(__file__).with_name('expected_gumbel.npz')))
     following, reward, value, logits = (torch.from_numpy(known[x]) for x in ('next', 'reward', 'value', 'logits'))
 
@@ -449,8 +453,8 @@ def test_gumbel_searches_as_mctx_does(considered, native, monkeypatch):
 
 
 def test_independent_simulations_are_batched():
-    # 4 actions, 25 simulations: three rounds of all four; the first round of the better two depends on what was found,
-    # the five that follow do not; one simulation is left.
+    # 4 actions, 25 simulations: three rounds of all four; the first round of the better two depends on the results,
+    # the next five do not; one simulation remains.
     assert rules.simulations_together((4, ), 25) == (4, 4, 4, 1, 1, 2, 2, 2, 2, 2, 1)
     assert rules.simulations_together((16, ), 8) == (8, )
     assert rules.simulations_together((1, ), 3) == rules.simulations_together((0, ), 3) == (1, 1, 1)
@@ -461,14 +465,14 @@ def test_independent_simulations_are_batched():
         for m in considered:
             row = considered_visits(m, 50)
             for size, end in zip(sizes, itertools.accumulate(sizes)):
-                level = row[end - 1]  # all of a group have it, and all that reached it are visited once more
+                level = row[end - 1]  # common to a group; every action that reached it is visited again
                 assert set(row[end - size:end]) == {level}
                 assert size == 1 or not level or row.count(level - 1) == row.count(level)
 
 
 @pytest.mark.parametrize('native', FORMS)
 def test_gumbel_batches_independent_model_calls_with_the_same_result(native):
-    """Roots with different numbers of actions: each finds in the batch what it finds alone."""
+    """Search roots with different numbers of actions: each result in the batch equals that alone."""
     game, keys, options = RandomGame(6), torch.arange(5), SearchSettings(25, rule='gumbel', max_num_considered=4)
     roots = game.roots(keys)
     prior = (roots.action_probs + 0.01) * torch.ones(5, 6).tril(1)

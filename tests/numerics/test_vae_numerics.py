@@ -1,4 +1,4 @@
-"""Divergences, gradient estimators, bound and quantization of autoencoders against slow code and closed forms."""
+"""Divergences, gradient estimators, bounds and quantization of autoencoders against slow code and closed forms."""
 import math
 from functools import partial
 
@@ -72,13 +72,13 @@ class TestCategoricalDivergence:
 
 
 def discrete_vae(num_values, **args):
-    """Its logits are its inputs."""
+    """Return a discrete autoencoder whose logits are its inputs."""
     encoder = lambda input_tensor_spec, **_: NetworkWrapper(identity, input_tensor_spec)
     return DiscreteVAE(categorical_spec(1, num_values), TensorSpec((num_values, )), z_network_cls=encoder, **args)
 
 
 class TestGradientEstimators:
-    """The gradient of E[w z] with respect to the logits is q_k (w_k - sum_j q_j w_j)."""
+    """Tests of gradient estimators: the gradient of E[w z] with respect to the logits is q_k (w_k - sum_j q_j w_j)."""
 
     WEIGHTS = torch.tensor([1.0, -2.0, 0.5])
     LOGITS = torch.tensor([0.2, -0.3, 0.6])
@@ -118,7 +118,7 @@ class TestGradientEstimators:
         assert torch.equal(z.argmax(-1), scores.argmax(-1))
 
     def test_cold_gumbel_softmax_has_the_exact_gradient_in_the_mean(self):
-        # its bias is of the order of the temperature squared, its variance of one over the temperature
+        # The bias is of the order of the squared temperature, the variance of the inverse temperature.
         gradient = self.mean_gradient(samples=200_000, mode='st-gumbel', gumbel_temp_scheduler=0.1)
         torch.testing.assert_close(gradient, self.exact(), atol=0.02, rtol=0)
 
@@ -152,7 +152,7 @@ class TestLikelihoodsAndBound:
                                    td.Bernoulli(logits=y).log_prob(x.round()).sum((1, 2, 3)))
 
     def linear_model(self, mean_error=0.0):
-        """x = W z + noise of std 0.5, encoded with its exact posterior, but for what is added to the mean."""
+        """Return a model x = W z + noise of std 0.5 with its exact posterior, whose mean is off by ``mean_error``."""
         w, std = torch.tensor([[1.0], [0.5]]), 0.5
         var = 1 / (1 + (w.t() @ w).item() / std**2)
         learner = VAERepresentationLearner(
@@ -214,7 +214,7 @@ class TestBeta:
             optimizer.step()
             klds.append(step.info.kld.mean().item())
         assert sum(klds[-60:]) / 60 == pytest.approx(1.0, abs=0.1)
-        assert vae._log_beta.item() > 1  # a beta of 1 would have let the divergence be larger
+        assert vae._log_beta.item() > 1  # with a beta of 1 the divergence is larger
 
 
 class TestQuantisation:
@@ -261,7 +261,7 @@ class TestQuantisation:
                 k = quantized.indices[b, n]
                 expected[k] += 2 * (vae.codebook[k] - x[b, 2 * n:2 * n + 2]).detach() / 6
         torch.testing.assert_close(codebook_gradient, expected)
-        # and that of the commitment: 0.5 * 2 (x - code) / 6
+        # plus the gradient of the commitment loss: 0.5 * 2 (x - code) / 6
         torch.testing.assert_close(x_gradient, decoded_gradient + (x - quantized.z).detach() / 6)
 
     def test_the_use_of_the_codebook_by_hand(self):
@@ -272,6 +272,6 @@ class TestQuantisation:
         assert perplexity.item() == pytest.approx(3.0) and use.item() == pytest.approx(3 / 5)  # three codes alike
         for _ in range(10):
             vae.observe_usage(torch.full((1000, 3), 4))
-        perplexity, use = vae.codebook_statistics()  # what was before is forgotten
+        perplexity, use = vae.codebook_statistics()  # earlier statistics are reset
         assert perplexity.item() == pytest.approx(1.0, abs=0.02) and use.item() == pytest.approx(1 / 5)
         assert vae.kld == pytest.approx(3 * math.log(5))

@@ -12,7 +12,7 @@ FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 
 
 def slow_advantages(reward, value, step_type, discount, td_lambda):
-    """Equation 16 of Schulman et al. 2016, one environment and one step at a time, in float64."""
+    """Compute equation 16 of Schulman et al. 2016, one environment and one step at a time, in float64."""
     steps, envs = reward.shape
     advantage = np.zeros((steps, envs))
     for b in range(envs):
@@ -41,7 +41,7 @@ def slow_returns(reward, value, step_type, discount):
 
 @st.composite
 def rollouts(draw, max_steps=20):
-    """Random rewards and values over episodes that end anywhere, by termination or truncation."""
+    """Draw random rewards and values over episodes that end anywhere, by termination or truncation."""
     steps, envs = draw(st.integers(2, max_steps)), draw(st.integers(1, 3))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     gamma = draw(st.sampled_from([0.0, 0.5, 0.99, 1.0]))
@@ -109,7 +109,7 @@ def test_nothing_of_a_later_episode_reaches_an_earlier_one(rollout, seed):
 
 
 def hand_made(discount_at_last):
-    """One episode of rewards 1, 2 ending at t=2, then the first step of the next."""
+    """Return an episode with rewards 1, 2 that ends at t = 2, then the first step of the next."""
     reward = torch.tensor([[0.0], [1.0], [2.0], [0.0], [4.0]])
     value = torch.tensor([[10.0], [20.0], [30.0], [40.0], [50.0]])
     step_type = torch.tensor([[FIRST], [MID], [LAST], [FIRST], [MID]], dtype=torch.int32)
@@ -141,7 +141,7 @@ def test_advantages_worked_out_by_hand():
 
 
 def test_perfect_values_have_no_advantage():
-    # With reward 1 and gamma 0.9 for ever, V = 1 / (1 - 0.9) = 10.
+    # With reward 1, gamma 0.9 and an infinite horizon, V = 1 / (1 - 0.9) = 10.
     shape = (50, 3)
     advantage = value_ops.generalized_advantage_estimation(
         torch.ones(shape, dtype=torch.float64), torch.full(shape, 10.0, dtype=torch.float64),

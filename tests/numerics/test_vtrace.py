@@ -26,7 +26,7 @@ def clipped(ratio, threshold):
 
 
 def slow_vtrace(reward, value, step_type, discount, ratio, rho, c, pg_rho, td_lambda=1.0):
-    """Equation 1 of Espeholt et al. 2018: a double sum for each step, along its episode."""
+    """Compute equation 1 of Espeholt et al. 2018: a double sum for each step along its episode."""
     steps, envs = reward.shape
     target, advantage = value.copy(), np.zeros((steps, envs))
 
@@ -115,7 +115,7 @@ def test_later_episodes_and_ratios_of_ignored_actions_do_not_matter(rollout, see
 
 
 def hand_made(discount_at_last):
-    """Rewards 1 and 2, an end at t = 2, then the first steps of the next episode."""
+    """Return an episode with rewards 1, 2 that ends at t = 2, then the first steps of the next."""
     reward = torch.tensor([[0.0], [1.0], [2.0], [0.0], [4.0]])
     value = torch.tensor([[10.0], [20.0], [30.0], [40.0], [50.0]])
     step_type = torch.tensor([[F], [M], [L], [F], [M]], dtype=torch.int32)
@@ -163,7 +163,7 @@ def test_shapes_that_disagree_are_refused(bad, message):
 
 # The fixed point (theorem 1) --------------------------------------------------------------------------------------
 
-# Three states in a ring; action 0 stays and action 1 moves on, which is rewarded in each state otherwise.
+# Three states in a ring. Action 0 stays and action 1 moves to the next state; rewards differ between states.
 GAMMA = 0.8
 REWARD = np.array([[0.1, 1.0], [0.5, -0.3], [-1.0, 2.0]])  # [state, action]
 BEHAVIOR = np.array([[0.5, 0.5], [0.8, 0.2], [0.4, 0.6]])
@@ -171,7 +171,7 @@ POLICY = np.array([[0.1, 0.9], [0.5, 0.5], [0.9, 0.1]])
 
 
 def value_of(policy):
-    """The solution of the Bellman equation."""
+    """Solve the Bellman equation."""
     transition = np.zeros((3, 3))
     for x in range(3):
         transition[x, x] += policy[x, 0]
@@ -180,7 +180,7 @@ def value_of(policy):
 
 
 def fixed_point(rho, c, length=3, iterations=200):
-    """The values that expected V-trace targets of ``length`` steps from the behavior policy lead to."""
+    """Iterate expected V-trace targets of ``length`` steps from the behavior policy; return the resulting values."""
     value = np.zeros(3)
     paths = [[(x, *a) for a in np.ndindex(*[2] * length)] for x in range(3)]
     for _ in range(iterations):
@@ -226,7 +226,7 @@ def test_c_changes_how_fast_but_not_whose_values_are_learned():
 
 
 def random_info(length=7, batch=3, seed=0, age=0.3):
-    """Infos with an episode that terminates, one that is truncated, and one that goes on."""
+    """Return infos with a terminated, a truncated and an unfinished episode."""
     generator = torch.Generator().manual_seed(seed)
     step_type = torch.full((length, batch), M, dtype=torch.int32)
     step_type[2, 0], step_type[3, 0] = L, F
@@ -326,7 +326,7 @@ def test_arguments_out_of_range_are_refused_by_name(bad, message):
 
 
 class Writer:
-    """Keeps the scalars that are written, by the name after the scope."""
+    """A summary writer that keeps scalars by their name after the scope."""
 
     def __init__(self):
         self.scalars = {}
