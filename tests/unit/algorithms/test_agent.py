@@ -1,4 +1,4 @@
-"""An agent with all kinds of parts: what each of them sees, and what becomes of its rewards and losses."""
+"""An agent with all kinds of parts: the inputs of each part, and the use of its rewards and losses."""
 from functools import partial
 
 from unittest import mock
@@ -23,7 +23,7 @@ both = pytest.mark.parametrize('algorithm', ['actor-critic', 'ppo'])
 
 
 class Doubler(Algorithm):
-    """A representation learner: the observation, twice, times a weight whose loss draws it to 3."""
+    """A representation learner that repeats the observation, times a weight whose loss pulls it to 3."""
 
     def __init__(self, observation_spec, action_spec=None, reward_spec=None, config=None, debug_summaries=False):
         super().__init__(optimizer=SGD(lr=0.01), name='doubler')
@@ -52,7 +52,7 @@ class Doubler(Algorithm):
 
 
 class Bonus(Algorithm):
-    """An intrinsic reward of 10, and no loss to speak of."""
+    """An intrinsic reward of 10 with a negligible loss."""
 
     def rollout_step(self, inputs, state):
         zeros = torch.zeros(len(inputs.observation))
@@ -66,7 +66,7 @@ GoalState = namedtuple('GoalState', ['count'], default_value=())
 
 
 class Counter(Algorithm):
-    """A goal generator: the goal is the number of steps so far; its reward is 1."""
+    """A goal generator whose goal is the number of steps so far, with a reward of 1."""
 
     def __init__(self):
         super().__init__(train_state_spec=GoalState(TensorSpec(())), name='counter')
@@ -131,12 +131,12 @@ def test_a_goal_generator_extends_the_observation_and_keeps_its_state(algorithm)
     assert agent.policy.observation_spec == [env.observation_spec(), agent._goal_generator.action_spec]
     for _ in range(2):
         agent.train_iter()
-    # an episode lasts 5 steps: the state starts anew at its FIRST
+    # an episode has 5 steps, and the state is reset at its FIRST step
     assert agent.learner.collector.position.state.goal_generator.count.max() <= 5
 
 
 class Watcher(Bonus):
-    """A constructor for an intrinsic module that keeps what it sees; its measure is the sum of the observation."""
+    """An intrinsic module that keeps its observations; its measure is the sum of the observation."""
 
     def __init__(self, observation_spec, action_spec):
         super().__init__(name='watcher')
@@ -163,7 +163,7 @@ def test_an_intrinsic_module_reads_but_does_not_train_the_representation():
 
 
 class Differences(Algorithm):
-    """Learns from pairs of steps: the state is the observation before; sequences are trained on at once."""
+    """An algorithm that learns from pairs of steps: its state is the previous observation; it trains on sequences."""
 
     def __init__(self, observation_spec, action_spec):
         super().__init__(train_state_spec=observation_spec, name='differences')
@@ -190,7 +190,7 @@ def test_a_part_that_looks_one_step_back_trains_on_whole_sequences():
 
 
 def test_a_deferring_policy_gets_all_intrinsic_rewards_of_an_unroll():
-    """Intrinsic rewards of all steps arrive at once if the policy waits for the end of the unroll."""
+    """Pass the intrinsic rewards of all steps at once if the policy waits for the end of the unroll."""
     rnd = partial(RNDAlgorithm, target_net=partial(EncodingNetwork, fc_layer_params=(4, )),
                   predictor_net=partial(EncodingNetwork, fc_layer_params=(4, )), keep_stacked_frames=0)
     agent, _ = make_agent('ppo', 'discrete', intrinsic_reward_module=rnd)

@@ -1,4 +1,4 @@
-"""Faults that a composition of parts invites: state without a step, parts seen twice, gradients into other parts."""
+"""Common faults of composed agents: state without a step, parts seen twice, gradients into other parts."""
 import copy
 from functools import partial
 
@@ -20,7 +20,7 @@ from alfx.runs.evaluator import evaluate
 
 
 class Remembers(Algorithm):
-    """An intrinsic reward for being far from the observation before, of which evaluation asks nothing."""
+    """An intrinsic reward for distance from the previous observation, which evaluation does not use."""
 
     def __init__(self, observation_spec, action_spec):
         super().__init__(train_state_spec=observation_spec, name='remembers')
@@ -43,7 +43,7 @@ def test_evaluation_skips_stateful_parts_without_an_evaluation_step(environment)
 
 
 class Representation(Algorithm):
-    """The observation times a weight that no loss of its own trains."""
+    """A representation learner without a loss: the observation times a weight."""
 
     def __init__(self, observation_spec, action_spec=None, reward_spec=None, config=None, debug_summaries=False):
         super().__init__(name='representation')
@@ -64,7 +64,7 @@ class Representation(Algorithm):
 
 
 class Teacher(Algorithm):
-    """A goal generator with a loss: the goal is a linear function of what it sees."""
+    """A goal generator with a loss, whose goal is a linear function of the observation."""
 
     def __init__(self, observation_spec, action_spec):
         super().__init__(name='teacher')
@@ -117,7 +117,7 @@ def test_a_goal_generator_does_not_train_the_representation():
 
 
 class Leaking(Teacher):
-    """Its goal comes with gradient."""
+    """A goal generator that does not detach its goal."""
 
     def rollout_step(self, inputs, state):
         goal = self.layer(inputs.observation)
@@ -147,7 +147,7 @@ def test_a_copied_agent_acts_and_learns_independently():
 
 
 class Weights(Algorithm):
-    """Reward weights that note what they see, and count steps in their state."""
+    """Reward weights that record their inputs and count steps in their state."""
 
     def __init__(self, reward_spec, debug_summaries=False):
         super().__init__(train_state_spec=TensorSpec(()), name='weights')
@@ -165,7 +165,7 @@ class Weights(Algorithm):
 
 
 class Halved(Representation):
-    """Only the first number of the observation, twice."""
+    """A representation of the first number of the observation only, repeated twice."""
 
     def __init__(self, observation_spec, **kwargs):
         super().__init__(observation_spec, **kwargs)
@@ -183,7 +183,7 @@ def test_reward_weights_see_the_environment_time_step_in_evaluation():
     assert agent._reward_weight_algorithm.seen[-1] == agent._reward_weight_algorithm.seen[-2]
     assert torch.equal(step.state.rw, torch.ones(4))
     agent.train_iter()
-    # six steps, of which the last began an episode
+    # six steps, the last of which is the first of an episode
     assert agent.learner.collector.position.state.rw.tolist() == [1.0] * 4
 
 

@@ -1,4 +1,4 @@
-"""Acting in another process: the same steps, nothing lost, nothing left behind."""
+"""Asynchronous actors take the same steps as local ones, lose none, and leave no process behind."""
 import logging
 import os
 import signal
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture
 def start():
-    """Starts an unroller; closes it, and checks that its process is gone."""
+    """Start an unroller; close it after the test and check that its process has ended."""
     unrollers = []
 
     def start_one(config, algorithm):
@@ -47,7 +47,7 @@ def assert_same(a, b):
 
 
 def test_unrolls_and_metrics_match_a_local_run_bit_for_bit(tmp_path, monkeypatch, start):
-    """Recurrent, with states stored, a data transformer that keeps statistics, and a step to bootstrap from."""
+    """Compare unrolls of a recurrent algorithm with stored states, a stateful data transformer and a bootstrap step."""
     config = run_folder(tmp_path, monkeypatch, 'Steering.recurrent=True', 'Steering.counts=False',
                         'TrainerConfig.use_rollout_state=True', 'TrainerConfig.unroll_queue_size=7',
                         'TrainerConfig.data_transformer_ctor=@ObservationNormalizer',
@@ -64,7 +64,7 @@ def test_unrolls_and_metrics_match_a_local_run_bit_for_bit(tmp_path, monkeypatch
 
 
 def begun(tmp_path, monkeypatch, start, *bindings):
-    """A learner, and an unroller whose process has the weights of that."""
+    """Return a learner, and an unroller whose process has the learner's weights."""
     config = run_folder(tmp_path, monkeypatch, *SAMPLED, *bindings)
     algorithm = learner(config)
     unroller = start(config, algorithm)
@@ -112,15 +112,15 @@ def test_new_weights_reach_the_steps_which_keep_their_interval(tmp_path, monkeyp
     unroller.update_parameter(algorithm)
     started = time.monotonic()
     actions = unroller.gather(12).experience.action[..., 0]
-    assert time.monotonic() - started > 0.03 * 8  # two may have waited, one may have been under way
+    assert time.monotonic() - started > 0.03 * 8  # two may have been queued, one may have been in progress
     old = int((actions != 0).any(1).sum())
-    assert old <= 3 and bool((actions[old:] == 0).all())  # those in the queue, and the one at hand
+    assert old <= 3 and bool((actions[old:] == 0).all())  # those in the queue, and the step in progress
     with pytest.raises(ValueError, match='another one'):
         unroller.update_parameter(learner(config))
 
 
 def test_the_queue_is_bounded_and_killed_processes_are_reported(tmp_path, monkeypatch, start):
-    """The queue bounds memory; the error about a killed process contains its log tail."""
+    """Bound memory by the queue; raise an error with the log tail of a killed process."""
     algorithm, unroller = begun(tmp_path, monkeypatch, start, 'TrainerConfig.unroll_queue_size=5',
                                 'Steering.talks=True')
     ring = unroller._channel.ring
@@ -161,7 +161,7 @@ def test_signals_to_all_processes_of_a_run_are_left_to_the_learner(tmp_path, mon
 
 
 def test_replaced_buffers_reach_the_process_with_its_statistics(tmp_path, monkeypatch, start, caplog):
-    """Buffers that training replaces reach the process, and its statistics come back."""
+    """Send buffers that training replaces to the process, and return its statistics to the learner."""
     config = run_folder(tmp_path, monkeypatch, *SAMPLED, 'TrainerConfig.unroll_queue_size=2', 'Steering.counts=False',
                         'Steering.talks=True')
     algorithm = learner(config)
@@ -183,7 +183,7 @@ def test_an_error_of_its_environment_is_reported_with_its_traceback(tmp_path, mo
         unroller.gather(100)
     words = caught.value.log_tail
     assert 'ArithmeticError: the drift has no end' in words and 'unroll_fakes.py' in words
-    assert 'Traceback' not in capfd.readouterr().err  # it is told once
+    assert 'Traceback' not in capfd.readouterr().err  # the error is reported once
 
 
 def test_a_process_that_is_deep_in_its_environment_is_ended_by_force(tmp_path, monkeypatch, start):

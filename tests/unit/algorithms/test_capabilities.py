@@ -25,7 +25,7 @@ MOST = Capabilities(**dict.fromkeys((*ALL, *ACTING), True))
 
 
 class Inner(OffPolicyAlgorithm):
-    """Says of itself what it is told to."""
+    """An algorithm with the capabilities in ``said``."""
 
     said = MOST
 

@@ -1,4 +1,4 @@
-"""Algorithms made of others: both documented examples against classes written by hand, names, states, hooks."""
+"""Algorithms composed of others: both documented examples against hand-written classes, names, states, hooks."""
 from functools import partial
 
 import gin
@@ -153,7 +153,7 @@ def in_a_sequence(observation_spec, action_spec, recurrent=False, **_):
 
 
 def make_root(algorithm, environment='discrete', seed=0, in_agent=False, **config_args):
-    """``RLAlgWrapper`` of an algorithm, as the root of a run or as the policy of an agent."""
+    """Return the ``RLAlgWrapper`` of an algorithm, as the root of a run or as the policy of an agent."""
     torch.manual_seed(seed)
     context.reset()
     env = ENVIRONMENTS[environment](batch_size=4)
@@ -222,7 +222,7 @@ def test_a_checkpoint_of_a_sequence_restores_the_next_step(environment):
 
 
 def test_an_algorithm_trained_from_replay_trains_in_a_sequence_as_without(with_capabilities):
-    """PPO, whose advantages are made by ``preprocess_experience``, as the last of a sequence."""
+    """Train PPO as the last algorithm of a sequence; ``preprocess_experience`` computes its advantages."""
     with_capabilities(PPOAlgorithm, recomputes_rollout_info=False)
 
     def ppo(observation_spec, action_spec, config, **_):
@@ -245,7 +245,7 @@ def test_an_algorithm_trained_from_replay_trains_in_a_sequence_as_without(with_c
 
 def test_states_of_a_sequence_are_trained_from_as_the_rollout_stored_them():
     class Remember(Algorithm):
-        """Outputs and remembers the sum of what it saw; training checks it against that of the rollout."""
+        """An algorithm that outputs the running sum of its inputs; training compares it with the sum in the rollout."""
 
         def __init__(self):
             super().__init__(train_state_spec=SCALAR, is_on_policy=False, name='remember')
@@ -281,7 +281,7 @@ Pair = namedtuple('Pair', ['left', 'right'], default_value=())
 
 
 class Doubler(Algorithm):
-    """Doubles its input; its state counts steps; its info is the input and a loss."""
+    """An algorithm that doubles its input; its state counts steps; its info is the input and a loss."""
 
     def __init__(self, is_on_policy=None, name='doubler'):
         super().__init__(train_state_spec=SCALAR, is_on_policy=is_on_policy, name=name)
@@ -462,7 +462,7 @@ def test_optimizers_of_the_parts_own_their_parameters():
 
 
 def test_an_echo_returns_at_the_next_step_and_starts_at_zero():
-    """The echo is the running sum of the inputs, the output its square."""
+    """Echo the running sum of the inputs; the output is its square."""
     block = SequentialAlg(total=(('input.input', 'input.echo'), lambda xs: xs[0] + xs[1]),
                           delayed=Delay(SCALAR), square=('total', torch.square), loss=Loss(),
                           output={'output': 'square', 'echo': 'total'})
@@ -492,7 +492,7 @@ def test_an_algorithm_without_an_echo_in_its_output_is_named():
 
 
 def test_an_agent_trains_an_algorithm_with_an_echo():
-    """The policy sees what it was about to do before."""
+    """Train a policy that sees its previous output."""
 
     def algorithm(observation_spec, action_spec, **_):
         both = TensorSpec((observation_spec.shape[0] + 2, ))

@@ -1,4 +1,4 @@
-"""DAgger: who acts, what is cloned, and that it learns from the states of its own mistakes."""
+"""DAgger: the acting policy, the cloned actions, and learning in states that the policy reaches by mistakes."""
 from functools import partial
 
 import pytest
@@ -21,7 +21,7 @@ from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 
 
 class Half(HandcraftedAlgorithm):
-    """What is right in ``PolicyUnittestEnv``."""
+    """The optimal policy in ``PolicyUnittestEnv``."""
 
     def _policy_func(self, observation):
         return observation / 2 if self._action_spec.is_continuous else (observation[:, 0] > 0).long()

@@ -1,4 +1,4 @@
-"""What DDPG and TD3 share, against slow loops, hand-computed constants and identities."""
+"""Common properties of DDPG and TD3 against slow loops, hand-computed constants and identities."""
 from functools import partial
 
 import pytest
@@ -42,7 +42,7 @@ def copied(nested):
     return nest.map_structure(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, nested)
 
 
-# What holds for every algorithm --------------------------------------------------------------------------------------
+# Common properties of algorithms -------------------------------------------------------------------------------------
 
 
 @every_algorithm
@@ -115,7 +115,7 @@ class TestContract:
         assert isinstance(rl_state, DdpgState)
         parts = [rl_state.actor.actor, rl_state.actor.critics, *rl_state.critics]
         if environment == 'recurrent':
-            # the first step of an episode was given zeros, the others what the step before returned
+            # the first step of an episode gets zeros, the others get the state of the previous step
             is_first = experience.time_step.is_first()
             for leaf in nest.flatten(parts):
                 moved = leaf.abs().sum(tuple(range(2, leaf.ndim))) > 0
@@ -128,7 +128,7 @@ class TestContract:
 
 
 def random_steps(agent, length, batch, seed=1):
-    """Time steps ``[T, B]`` with terminations, truncations and episode begins at random, and infos of the rollout."""
+    """Return random time steps ``[T, B]`` with terminations, truncations and episode starts, and rollout infos."""
     generator = torch.Generator().manual_seed(seed)
 
     def like(spec):
@@ -241,7 +241,7 @@ def test_the_policy_follows_the_value_gradient_and_trains_no_critic(algorithm):
 
 
 class LinearCritic(nn.Module):
-    """``Q = 3 a[0] - 0.1 a[1]``, whatever the observation."""
+    """A critic ``Q = 3 a[0] - 0.1 a[1]`` that ignores the observation."""
 
     def forward(self, inputs, state=()):
         action = inputs[1]
@@ -284,7 +284,7 @@ def test_a_terminated_episode_is_not_bootstrapped_and_a_truncated_one_is():
     result = rl.train_sequence(time_step, zeros_of(rl.train_state_spec), info)
     value = result.info.critic.q_values[0, 0, 0].item()
     loss = rl.calc_loss(result.info).extra.critic
-    # 1 at the termination; 1 + 0.99 * 10 where the episode is truncated or goes on; nothing after LAST
+    # 1 at the termination; 1 + 0.99 * 10 where the episode is truncated or continues; nothing after LAST
     expected = [(1 - value)**2, (10.9 - value)**2, (10.9 - value)**2, 0.0]
     torch.testing.assert_close(loss, torch.tensor([expected, [0.0] * 4]))
 
@@ -359,7 +359,7 @@ def test_other_noise_can_be_chosen():
 
 
 def test_traced_acting_adds_the_noise_of_each_step(warm_up):
-    """Traced acting adds the noise of each step and consumes the same random numbers."""
+    """Add the noise of each step in traced acting and consume the same random numbers."""
     warm_up(2)
     level = [0.0]
     agent, env = agent_of('ddpg', exploration_noise_ctor=partial(GaussianNoise, stddev=lambda: level[0]))

@@ -1,6 +1,6 @@
-"""The classes for particles, generated networks and phasic policy gradients have the arguments that are documented.
+"""Classes of particles, generated networks and phasic policy gradients have the documented arguments.
 
-What differs on purpose is ``DELIBERATE``, and so listed in docs/coverage.md.
+``DELIBERATE`` contains intentional differences, which docs/coverage.md lists.
 """
 import inspect
 import re
@@ -26,7 +26,7 @@ NAMES = {'torch': torch, 'identity': identity, 'MIEstimator': MIEstimator, 'Enco
 
 
 class Documented(NamedTuple):
-    """What is documented of a class: its base, the arguments of its constructor and its methods, its properties."""
+    """The documented interface of a class: base, constructor arguments, methods and properties."""
     found: Any
     base: type
     arguments: str
@@ -109,7 +109,7 @@ CLASSES = [
                 'rollout_step(inputs, state)', 'train_step(inputs, state, plain_rollout_info)'], []),
 ]
 
-# (class, method or '', argument as documented): as it is here
+# (class, method or '', documented argument): argument in alfx
 DELIBERATE = {
     ('GeneratorLossInfo', '', 'generator'): 'generator=()',
     ('GeneratorLossInfo', '', 'mi_estimator'): 'mi_estimator=()',
@@ -140,7 +140,7 @@ def shown(parameter, with_default=True):
 
 
 def differences(where, documented, found, with_defaults):
-    """What is wrong, in words, of arguments in their order; ``DELIBERATE`` is right."""
+    """Yield descriptions of differences between ordered arguments, without those in ``DELIBERATE``."""
     if len(found) < len(documented):
         yield f'{where}: {len(found)} arguments in place of {len(documented)}'
     for expected, parameter in zip(documented, found):

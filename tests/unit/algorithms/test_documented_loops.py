@@ -1,4 +1,4 @@
-"""Training methods that a class overrides are called at their place in an iteration, once each."""
+"""Overridden training methods are called once per iteration, in the documented order."""
 from functools import partial
 
 import pytest
@@ -26,7 +26,7 @@ def agent_of(cls, algorithm):
 
 
 def recording(*names):
-    """An agent class that overrides training methods, notes each call, and calls the inherited method."""
+    """Return an agent class that overrides training methods, records each call and calls the inherited method."""
     calls = []
 
     def override(name):

@@ -1,4 +1,4 @@
-"""DqnAlgorithm: targets, exploration, the shortcut for sequences, and what every algorithm owes."""
+"""DqnAlgorithm: targets, exploration, the fast path for sequences, and common properties of algorithms."""
 from functools import partial
 
 import pytest
@@ -57,7 +57,7 @@ def fresh_context():
 
 
 def make(action_spec=ACTION, seed=0, **arguments):
-    """An algorithm whose target network differs from the one that is trained."""
+    """Return an algorithm whose target network differs from the trained network."""
     torch.manual_seed(seed)
     arguments.setdefault('q_network_cls', small_q)
     algorithm = DqnAlgorithm(OBSERVATION, action_spec, **arguments)
@@ -68,7 +68,7 @@ def make(action_spec=ACTION, seed=0, **arguments):
 
 
 def random_batch(length=4, batch=6, rewards=(), seed=1):
-    """``[T, B]`` time steps of episodes that end here and there, and actions."""
+    """Return ``[T, B]`` time steps with several ends of episodes, and actions."""
     torch.manual_seed(seed)
     step_type = torch.full((max(length, 3), batch), MID, dtype=torch.int32)
     step_type[1, 0], step_type[0, 1], step_type[2, 2] = LAST, LAST, LAST
@@ -82,7 +82,7 @@ def random_batch(length=4, batch=6, rewards=(), seed=1):
 
 
 def stepwise(algorithm, inputs, rollout_info):
-    """``train_step`` for one step after the other."""
+    """Run ``train_step`` for each step in turn."""
     infos = [algorithm.train_step(*nest.map_structure(lambda x, t=t: x[t], (inputs, DqnState(), rollout_info))).info
              for t in range(inputs.step_type.shape[0])]
     return nest.stack(infos)
@@ -152,7 +152,7 @@ def test_double_dqn_evaluates_the_action_of_the_online_network():
                                                                    algorithm.target_critics))
     slow = torch.stack([target[b, online[b].argmax()] for b in range(6)])
     torch.testing.assert_close(info.target_critic[1], slow)
-    assert (slow < target.max(-1).values - 1e-6).any()  # otherwise nothing was tested
+    assert (slow < target.max(-1).values - 1e-6).any()  # the test covers actions that differ from the maximum
 
 
 @pytest.mark.parametrize('double', [False, True])
@@ -249,7 +249,7 @@ def test_actions_of_the_rollout_are_random_with_probability_epsilon(epsilon):
     greedy = algorithm.predict_step(step, ()).output
     action = algorithm.rollout_step(step, DqnState()).output
     assert int(action.min()) >= 2 and int(action.max()) <= 6
-    # a random action is the best one by chance in 1 of 5 cases
+    # a random action is optimal with probability 1/5
     assert (action != greedy).float().mean().item() == pytest.approx(epsilon * 0.8, abs=0.015)
 
 
@@ -264,7 +264,7 @@ def test_epsilon_follows_its_schedule():
 
 
 def test_traced_acting_explores_with_the_epsilon_of_each_step(warm_up):
-    """Traced acting uses the epsilon of each step and consumes the same random numbers."""
+    """Use the epsilon of each step in traced acting and consume the same random numbers."""
     warm_up(2)
     algorithm = make(rollout_epsilon_greedy=LinearScheduler('percent', [(0.0, 0.9), (1.0, 0.1)]))
     step = step_of(50)
@@ -577,10 +577,10 @@ def test_the_greedy_policy_becomes_optimal(kind, optimal):
 
 @pytest.mark.parametrize('kind', ['classic', 'rainbow'])
 def test_the_value_of_certain_rewards_is_learned(kind):
-    # Each of the 4 steps to come is rewarded by 1; the observation does not tell which step it is. Over those 4 steps
-    # S(k) = 1 + g + ... + g^(k-1) is 1, 1.9, 2.71 and 3.439 for g = 0.9, the mean of which is 2.262. Bootstrapped with
-    # one step the fixed point is another: V = 1 + 3/4 g V = 1 / (1 - 0.675) = 3.077. With three steps (rainbow): 4 to
-    # go: 2.71 + g^3 V; 3 to go: 2.71; 2: 1.9; 1: 1. So V = (2.71 + 0.729 V + 2.71 + 1.9 + 1) / 4 = 2.5435.
+    # Each of the next 4 steps has a reward of 1, and the observation does not identify the step. Over those 4 steps
+    # S(k) = 1 + g + ... + g^(k-1) is 1, 1.9, 2.71 and 3.439 for g = 0.9, with mean 2.262. One-step bootstrapping has
+    # another fixed point: V = 1 + 3/4 g V = 1 / (1 - 0.675) = 3.077. With three steps (rainbow) the returns are
+    # 2.71 + g^3 V, 2.71, 1.9 and 1 for 4 to 1 remaining steps: V = (2.71 + 0.729 V + 2.71 + 1.9 + 1) / 4 = 2.5435.
     loss = partial(OneStepTDLoss, gamma=0.9) if kind == 'classic' else partial(CategoricalTDLoss, gamma=0.9,
                                                                                td_lambda=1.0)
     agent, env = make_agent(kind, batch_size=8, unroll_length=5, mini_batch_size=64, replay_buffer_length=200,

@@ -34,7 +34,7 @@ sac = partial(
 
 
 class Scripted(OffPolicyAlgorithm):
-    """Decides on what the observation ``(action, k)`` says; its state counts its own steps; tells what it sees."""
+    """A policy that follows the observation ``(action, k)``, counts its steps in its state and records its inputs."""
 
     def __init__(self, observation_spec, action_spec, reward_spec=TensorSpec(()), config=None, debug_summaries=False):
         super().__init__(observation_spec, action_spec, train_state_spec=(), reward_spec=reward_spec,
@@ -73,7 +73,7 @@ def step(step_type, reward, decision, discount=1.0, batch=1, reward_dim=1):
 
 
 def play(agent, steps, method='rollout_step'):
-    """The results of ``method`` for successive steps; the state is set to zeros at FIRST, as the engine does."""
+    """Return the results of ``method`` for successive steps; reset the state at FIRST steps as the engine does."""
     results, state = [], None
     for each in steps:
         batch = each.step_type.shape[0]
@@ -85,7 +85,7 @@ def play(agent, steps, method='rollout_step'):
 
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
-# At each step the observation asks for another action, for k + 1 steps: 2, then 3, then 1, then 3, cut off by LAST.
+# At each step the observation requests another action for k + 1 steps: 2, then 3, then 1, then 3, cut off by LAST.
 EPISODE = [step(FIRST, 0, (0.1, 1.0)), step(MID, 1, (0.2, 0.0)), step(MID, 2, (0.3, 2.0)), step(MID, 4, (0.4, 0.0)),
            step(MID, 8, (0.5, 0.0)), step(MID, 16, (0.6, 0.0)), step(MID, 32, (0.7, 2.0)),
            step(LAST, 64, (0.8, 0.0), discount=0.0), step(FIRST, 0, (0.9, 0.0))]
@@ -103,7 +103,7 @@ def test_actions_repeat_as_decided_unless_the_episode_ends(method):
 
 
 def test_the_inner_algorithm_sees_discounted_sums_and_discounts():
-    """Rewards that the inner algorithm sees are discounted sums, with the discount between decisions."""
+    """Pass discounted reward sums and the discount between decisions to the inner algorithm."""
     infos = [result.info for result in play(scripted(), EPISODE)]
     seen = [(i, info.rl.reward.item(), info.rl.discount.item()) for i, info in enumerate(infos) if info.is_decision]
     # gamma = 0.5. At step 2: 1 + 2 / 2 = 2 and 0.5; at 5: 4 + 8 / 2 + 16 / 4 = 12 and 0.25; at 6: 32 and 1; at 7, a
@@ -132,7 +132,7 @@ def test_the_discounted_return_of_an_episode_does_not_depend_on_the_clock():
 
 
 def test_environments_of_a_batch_have_clocks_of_their_own():
-    # the second environment repeats three times, the first never
+    # the second environment repeats an action three times, the first never
     observation = torch.tensor([[0.1, 0.0], [0.2, 2.0]])
     later = torch.tensor([[0.3, 0.0], [0.4, 0.0]])
     steps = [step(FIRST, 0, (0., 0.), batch=2)._replace(observation=observation)]
@@ -167,7 +167,7 @@ def test_normalizing_the_sum_is_summing_normalized_rewards():
     expected = {2: [1, 2], 5: [4, 8, 16], 6: [32], 7: [64]}
     chosen = nest.map_structure(lambda *x: torch.stack(x, 1), *[infos[i] for i in expected])
     inputs = nest.map_structure(lambda *x: torch.stack(x, 1), *[EPISODE[i] for i in expected])
-    processed, _ = agent.preprocess_experience(inputs, chosen, ())  # outside of replay: statistics stay
+    processed, _ = agent.preprocess_experience(inputs, chosen, ())  # not from replay: statistics do not change
     for found, rewards in zip(processed.reward[0].tolist(), expected.values()):
         assert found == pytest.approx(sum(GAMMA**i * (r - mean) / std**0.5 for i, r in enumerate(rewards)), rel=1e-4)
 
@@ -273,7 +273,7 @@ def test_one_environment_is_enough_and_k_of_one_never_repeats():
 
 
 def test_a_representation_sees_decisions_only():
-    """Representation learners see decisions only and are trained by the loss of the policy."""
+    """Train a representation learner on decisions only, by the loss of the policy."""
 
     class Linear(OffPolicyAlgorithm):
         def __init__(self, observation_spec, action_spec, reward_spec=TensorSpec(()), config=None,
@@ -314,7 +314,7 @@ def test_it_learns_the_optimal_action_of_a_tiny_environment():
     assert total.mean().item() > 4.0  # the signal changes at each step: five rewards of at most 1, repeating gets 0.5
 
 
-# What does not go together -----------------------------------------------------------------------------------------
+# Unsupported combinations ------------------------------------------------------------------------------------------
 
 
 def test_invalid_arguments_are_refused():

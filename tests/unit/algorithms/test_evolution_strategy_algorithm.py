@@ -1,4 +1,4 @@
-"""Evolution strategies: who plays what, what is made of it, and that a run is exact."""
+"""Evolution strategies: assignment of members to environments, updates from returns, and exact resumption of runs."""
 from functools import partial
 
 import pytest
@@ -63,7 +63,7 @@ def test_each_member_finishes_its_episodes_for_any_number_of_environments(batch_
 
     def act(inputs, state, policy):
         seen.append((inputs.step_type.clone(), policy.clone()))
-        wanted = (inputs.observation[:, 0] > 0).long()  # an even policy does what is rewarded, an odd one never
+        wanted = (inputs.observation[:, 0] > 0).long()  # even policies take the rewarded action, odd ones never
         return torch.where(policy % 2 == 0, wanted, 1 - wanted), state
 
     played = play_population(act, algorithm, env, 4, 3, (), lambda time_step: None)
@@ -85,7 +85,7 @@ def test_a_member_keeps_its_environment_until_its_episode_has_ended():
         return torch.zeros(2, dtype=torch.int64), state
 
     play_population(act, algorithm, algorithm.environment, 3, 1, (), lambda time_step: None)
-    assert [policy for _, policy in seen] == [[0, 1]] * 4 + [[2, -1]] * 5  # the LAST step is of those who come next
+    assert [policy for _, policy in seen] == [[0, 1]] * 4 + [[2, -1]] * 5  # the LAST step belongs to the next members
 
 
 @pytest.mark.parametrize('environment', ENVIRONMENTS)
@@ -179,7 +179,7 @@ def test_resuming_within_a_generation_is_exact():
 
 
 class TwoRanks:
-    """What the other of two processes has said, and who this one is."""
+    """A stand-in for one of two ranks, given its rank and the tensors that the other rank has gathered."""
 
     size = 2
 

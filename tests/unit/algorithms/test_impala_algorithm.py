@@ -1,4 +1,4 @@
-"""IMPALA: what it stores and recomputes, and what it does with steps of older policies."""
+"""IMPALA: stored and recomputed fields, and corrections for steps of older policies."""
 from functools import partial
 
 import pytest
@@ -28,7 +28,7 @@ def parameters(agent):
 
 
 def losses_seen(agent, monkeypatch):
-    """The infos that the loss gets and the losses it gives, as they come."""
+    """Record the infos passed to the loss and the losses it returns."""
     seen = []
     loss = agent.policy._loss
     original = type(loss).forward
@@ -46,13 +46,13 @@ def one_update(agent):
     return agent
 
 
-# What is trained on -------------------------------------------------------------------------------------------------
+# Training data ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize('length, batch_size', [(None, None), (6, 2), (3, 8), (2, 3), (1, 4)])
 def test_every_transition_is_trained_on_once(length, batch_size,
                                                                                           monkeypatch):
-    """Every transition of an unroll is trained on once, with the step to bootstrap from."""
+    """Train once on every transition of an unroll, including the bootstrap step."""
     agent, _ = make_agent('impala', 'discrete', mini_batch_length=length, mini_batch_size=batch_size)
     seen = losses_seen(one_update(agent), monkeypatch)
     collected = []
@@ -168,7 +168,7 @@ def test_on_policy_with_one_update_it_is_actor_critic_with_lambda_returns(enviro
     monkeypatch.setitem(ALGORITHMS, 'impala', partial(ImpalaAlgorithm, loss_class=partial(VTraceLoss, **common)))
     monkeypatch.setitem(ALGORITHMS, 'actor-critic', partial(
         ActorCriticAlgorithm, loss_class=partial(ActorCriticLoss, use_gae=True, **common)))
-    if environment == 'recurrent':  # the actor-critic takes the step to bootstrap from, and draws a number for it
+    if environment == 'recurrent':  # the actor-critic takes the bootstrap step and draws a number for it
         with_capabilities(ImpalaAlgorithm, recomputes_rollout_info=False)
     results = []
     for algorithm in ('actor-critic', 'impala'):
@@ -186,7 +186,7 @@ def test_on_policy_with_one_update_it_is_actor_critic_with_lambda_returns(enviro
 @pytest.mark.parametrize('length', [None, 2])
 def test_a_recurrent_policy_is_recomputed_from_the_state_it_acted_from(length, monkeypatch):
     agent, env = make_agent('impala', 'recurrent', mini_batch_length=length, mini_batch_size=None)
-    agent.unroll(6)  # so that the next one begins within an episode of 5 steps
+    agent.unroll(6)  # the next unroll starts in the middle of an episode of 5 steps
     agent.replay_buffer.clear()
     start = nest.map_structure(torch.clone, agent.learner.collector.position.state)
     experience = agent.unroll(6)

@@ -1,4 +1,4 @@
-"""An intrinsic reward that has a value of its own."""
+"""An intrinsic reward with a separate value function."""
 from functools import partial
 
 from helpers import offline_agents

@@ -1,4 +1,4 @@
-"""Models of the search: predictions, sums of rewards, sampled actions, and the losses against slow loops."""
+"""Models for tree search: predictions, reward sums, sampled actions, and losses against slow loops."""
 import math
 
 import pytest
@@ -20,7 +20,7 @@ B, R = 6, 3
 
 
 class Chain(network.Network):
-    """Latent states count the steps; the reward of step t is ``rewards[t]``, or the sum since the state was zeros."""
+    """A network whose latent state counts steps; the reward of step t is ``rewards[t]``, or the sum since the reset."""
 
     def __init__(self, rewards, sums=False):
         super().__init__(TensorSpec((1, )), TensorSpec((1, )) if sums else ())
@@ -36,7 +36,7 @@ class Chain(network.Network):
 
 
 class ChainModel(MCTSModel):
-    """Predicts with :class:`Chain`."""
+    """A search model that predicts with :class:`Chain`."""
 
     def prediction_model(self, dyn_state, pred_state):
         (value, reward, dist, logit), pred_state = self._prediction_net(dyn_state, pred_state)
@@ -140,7 +140,7 @@ def test_the_entropy_weight_grows_below_the_target_and_stays_non_negative():
 
 
 def test_the_target_entropy_counts_only_steps_with_a_policy_target():
-    """A finished game has none; if it counted as one without entropy, the weight would grow for ever."""
+    """Exclude steps of finished games; if they counted as steps without entropy, the weight would grow indefinitely."""
     output, target = outputs_and_targets()
     learned = target.action_policy.sum(-1) > 0
     assert not learned.all()
@@ -192,7 +192,7 @@ def test_the_most_probable_actions_are_considered_with_their_shares():
 
 
 def test_the_policy_improved_with_sampled_actions_tends_to_that_with_all():
-    """Samples with equal priors: on average over draws, as their number grows, the expectation is that of all."""
+    """Sample actions with equal priors: as their number grows, the mean over draws tends to the full expectation."""
     q, prior = torch.tensor([0.0, 1.0, 0.5, -1.0]).double(), torch.tensor([0.4, 0.1, 0.3, 0.2]).double()
     from alfx.tree_search.rules import kl_policy
     full = (kl_policy(q[None], prior[None], torch.tensor([[0.5]]).double())[0] * q).sum()

@@ -27,7 +27,7 @@ VECTOR, BOX = TensorSpec((3, )), BoundedTensorSpec((2, ), torch.float32, [-1.0, 
 
 
 class NestedActionEnv(UnittestEnv):
-    """Two actions with bounds of their own; the reward is 1 where ``first`` is 1 and ``second`` is 5."""
+    """An environment with two actions with different bounds; the reward is 1 where ``first`` is 1 and ``second`` 5."""
 
     def action_spec(self):
         return {'first': BoundedTensorSpec((2, ), torch.float32, -2, 4),
@@ -140,7 +140,7 @@ class TestContract:
 
 
 def random_steps(algorithm, length, batch, seed=1):
-    """Time steps ``[T, B]`` with terminations, truncations and episode begins at random, and infos of the rollout."""
+    """Return random time steps ``[T, B]`` with terminations, truncations and episode starts, and rollout infos."""
     generator = torch.Generator().manual_seed(seed)
 
     def like(spec):
@@ -156,13 +156,13 @@ def random_steps(algorithm, length, batch, seed=1):
 
 
 def be_greedy(algorithm, monkeypatch):
-    """The policy takes its most likely action, so that there is no generator to keep in step."""
+    """Make the policy take its most likely action, so that no generator has to be synchronized."""
     act = algorithm._act
     monkeypatch.setattr(algorithm, '_act', lambda observation, greedy=False: act(observation, greedy=True))
 
 
 def disturb(algorithm):
-    """Values that differ from each other and from their targets."""
+    """Change parameters so that the values differ from each other and from their targets."""
     for p in [*algorithm._critic_network.parameters(), *algorithm._target_free_form.parameters()]:
         p.data.add_(0.3 * torch.randn_like(p))
 
@@ -244,7 +244,7 @@ def test_a_terminated_episode_is_not_bootstrapped_and_a_truncated_one_is():
         2, 4, 3), discount=torch.tensor([[1.0] * 4, [0.0, 1.0, 1.0, 1.0]]))
     info = algorithm.train_sequence(time_step, MdqCriticState(), MdqInfo(action=torch.zeros(2, 4, 2))).info
     value = info.critic.critic_free_form[0, 0].tolist()
-    # 1 at the termination; 1 + 0.99 * 10 where the episode is truncated or goes on; nothing after LAST
+    # 1 at the termination; 1 + 0.99 * 10 where the episode is truncated or continues; nothing after LAST
     expected = [sum((target - v)**2 for v in value) for target in (1, 10.9, 10.9)] + [0.0]
     torch.testing.assert_close(algorithm.calc_loss(info).extra.critic, torch.tensor([expected, [0.0] * 4]))
 

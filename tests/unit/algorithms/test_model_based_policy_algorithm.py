@@ -1,4 +1,4 @@
-"""Imagined experience: what is imagined, what is kept of it, and an agent that trains on it."""
+"""Imagined experience: its transitions, its storage, and an agent that trains on it."""
 from functools import partial
 from unittest import mock
 
@@ -41,19 +41,22 @@ def start(positions, step_type=StepType.MID):
 
 
 def exact_model(observation, action):
-    """The position grows by the action, and the episode ends from 1 on; the reward is the position."""
+    """Add the action to the position, which is the reward; end the episode at positions of 1 and above."""
     following = observation + torch.cat((action, torch.zeros_like(action)), 1)
     return following, following[:, 0], following[:, 0] >= 1
 
 
 def policy(step):
-    """Half of the way to 1.5."""
+    """Move half of the way to 1.5."""
     action = 0.5 * (1.5 - step.observation[:, :1])
     return action, {'action': action}
 
 
 def test_imagined_transitions_match_the_modelled_environment():
-    """From 0: 0.75, 1.125 (over). From 1.4: 1.45 (over). From -0.5: 0.5, 1.0 (over)."""
+    """Compare with positions worked out by hand, which end at 1 and above.
+
+    From 0: 0.75, 1.125 (end). From 1.4: 1.45 (end). From -0.5: 0.5, 1.0 (end).
+    """
     first, second, *rest = imagined_transitions(start([0.0, 1.4, -0.5]), policy, exact_model, 5)
     np.testing.assert_allclose(first.time_step.observation[:, :, 0], [[0, 0.75], [1.4, 1.45], [-0.5, 0.5]], rtol=1e-6)
     np.testing.assert_allclose(second.time_step.observation[:, :, 0], [[0.75, 1.125], [0.5, 1.0]], rtol=1e-6)
@@ -117,7 +120,7 @@ def world_model(num_replicas=4, num_elites=2, **arguments):
 
 @pytest.mark.parametrize('count', [1, 7, 64])
 def test_each_row_is_imagined_by_an_elite_of_the_ensemble(count, monkeypatch):
-    """Member i of the ensemble here adds 10^i: the rows are dealt evenly to the elites, 1 and 3."""
+    """Let member i of the ensemble add 10^i: the rows are divided evenly between the elites, 1 and 3."""
     model = world_model()
     model.dynamics._holdout_error.copy_(torch.tensor([9.0, 1.0, 9.0, 2.0]))
 
@@ -154,7 +157,7 @@ def test_a_model_learns_rewards_and_transitions_without_a_policy():
 
 
 def test_prioritized_samples_are_weighted_as_uniform_ones():
-    """Of two transitions the first is drawn twice as often: a batch with it twice is as one with each once."""
+    """Draw the first of two transitions twice as often: a batch that contains it twice gives the uniform update."""
     def updated(rows, relative):
         torch.manual_seed(0)
         dynamics = partial(DeterministicDynamicsAlgorithm, hidden_size=(8, ), normalize=False)
@@ -172,7 +175,7 @@ def test_prioritized_samples_are_weighted_as_uniform_ones():
 
 @pytest.mark.parametrize('length', [2, 3])
 def test_the_penalty_of_log_variance_bounds_is_added_once(length):
-    """The losses are averaged over transitions, ``length - 1`` in each sequence, and the penalty is added to that."""
+    """Average the losses over transitions, ``length - 1`` in each sequence, and add the penalty to the average."""
     def make():
         torch.manual_seed(0)
         dynamics = partial(StochasticDynamicsAlgorithm, hidden_size=(8, ), normalize=False, bootstrap=False)
@@ -242,7 +245,7 @@ def test_the_model_is_trained_separately_and_periodically():
 
 
 def test_models_and_imagination_use_all_data_whatever_the_priorities(monkeypatch):
-    """The priorities of all sequences but one are 0."""
+    """Set the priorities of all sequences but one to 0."""
     agent, _ = make_agent(config_args=dict(priority_replay=True), policy_args=dict(calculate_priority=True))
     for _ in range(3):
         agent.train_iter()
@@ -259,11 +262,11 @@ def test_models_and_imagination_use_all_data_whatever_the_priorities(monkeypatch
 
 
 def test_model_metrics_are_written_with_every_summary(monkeypatch):
-    """Also where the model was trained some iterations before."""
+    """Write metrics of the model also if it was last trained some iterations ago."""
     agent, _ = make_agent(model_period=5, max_model_updates=50)
     written = {}
     monkeypatch.setattr(model_based_policy_algorithm.summary, 'scalar', lambda name, x: written.update({name: x}))
-    for _ in range(4):  # it is trained in the second of them
+    for _ in range(4):  # the model is trained in the second iteration
         agent.train_iter()
     assert not written
     context.set_summary_writer(mock.MagicMock())
