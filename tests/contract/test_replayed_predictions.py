@@ -125,7 +125,7 @@ class Silent(SacAlgorithm):
 
 @pytest.mark.parametrize('cls', [Looking, Silent])
 def test_a_subclass_with_an_undeclared_step_is_not_replayed(cls):
-    """Predictions of a subclass run eagerly if it overrides the step or does not declare a traceable prediction."""
+    """Run predictions of a subclass eagerly if it overrides the step or declares no traceable prediction."""
     algorithm, env = make('sac_pendulum')
     assert algorithm.capabilities.traceable_prediction
     algorithm.policy.__class__, algorithm._capabilities = cls, None

@@ -306,7 +306,7 @@ def test_the_root_policy_after_the_search_matches_the_rules(kind, unexpanded):
 
 
 class RandomProcesses:
-    """100 Markov decision processes of 5 states and 3 actions, deterministic, discount 0.9.
+    """A batch of 100 Markov decision processes with 5 states and 3 actions, deterministic, discount 0.9.
 
     Rewards are in [0, 1], so that values are in [0, 10].
 

@@ -1,4 +1,4 @@
-"""MuZero and the learner of its model: what is trained on, reanalysis, what is refused, runs that go on exactly."""
+"""MuZero and the learner of its model: training data, reanalysis, errors, and exact resumption of runs."""
 import copy
 from functools import partial
 
@@ -74,13 +74,13 @@ def learner_of(agent):
 
 
 def processed(agent, count=12, length=1):
-    """A batch as it is trained on, and where it came from."""
+    """Return a batch prepared for training, and its batch info."""
     experience, info = agent.replay_buffer.get_batch(count, length)
     return agent.learner.batches.processed(experience, info), info
 
 
 def first_of(batch):
-    """What ``train_step`` is called with for the first steps of a batch."""
+    """Return the arguments of ``train_step`` for the first steps of a batch."""
     return nest.map_structure(lambda x: x[:, 0], (batch.time_step, (), batch.rollout_info.rl))
 
 
@@ -98,7 +98,7 @@ def test_it_trains_with_every_kind_of_environment(environment, reanalyze_ratio):
 
 @pytest.mark.parametrize('trained', ['train_reward_function', 'train_game_over_function', 'train_policy'])
 def test_outputs_that_the_model_lacks_are_not_trained(trained):
-    # the rewards of this environment are not those of an outcome: with train_reward_function = False they are refused
+    # The rewards of this environment are not outcomes of a game, so train_reward_function = False raises an error.
     args = {} if trained == 'train_reward_function' else {trained: False}
     agent, _ = muzero(model_args={trained: False}, **{**args, trained: False})
     if trained == 'train_reward_function':
@@ -138,7 +138,7 @@ def test_the_loss_of_an_unroll_worked_out_by_hand():
 
 
 def test_the_gradient_into_the_dynamics_is_scaled():
-    """Only the last step has a loss; with the factor 1/2 its gradient comes to the encoder as (1/2)^R of it."""
+    """Scale the gradient by 1/2 per step: a loss at the last step only reaches the encoder with the factor (1/2)^R."""
     agent, _ = muzero(recurrent_gradient_scaling_factor=1.0)
     agent.train_iter()
     batch, _ = processed(agent)
@@ -218,7 +218,7 @@ NO_NOISE = dict(root_exploration_fraction=0.0)
 
 
 def collected(**args):
-    """Some steps stored, none trained on."""
+    """Return an agent that has stored some steps but has not trained."""
     args = dict(search_args=NO_NOISE, reanalyze_algorithm_ctor=search_ctor(**NO_NOISE), reanalyze_ratio=1.0) | args
     agent, env = muzero(config_args={'initial_collect_steps': 1000}, **args)
     for _ in range(3):
@@ -364,7 +364,7 @@ def test_td_steps_fall_to_an_age_beyond_the_training():
 
 def test_td_steps_fall_with_age():
     function = LinearTdStepFunc(max_bootstrap_age=0.5, min_td_steps=1)
-    # 5 - 4 * age / 0.5, rounded, and 1 from the age 0.5 on
+    # 5 - 4 * age / 0.5, rounded, and 1 for ages of 0.5 and above
     assert function(torch.tensor([0.0, 0.125, 0.25, 0.5, 0.9]), 5, 0.9).tolist() == [5, 4, 3, 1, 1]
     agent = collected(reanalyze_td_steps_func=lambda age, n, oldest: (n - 4 * age).round(), reanalyze_td_steps=5)
     context.update_progress('percent', 0.5)
@@ -429,7 +429,7 @@ def test_no_impossible_move_is_made_and_learned(search_args, num_sampled_actions
 
 
 def of_candidates(mask, candidates):
-    """Which of the candidates ``[..., K]`` are valid; ``()``: all of the actions are candidates."""
+    """Return which of the candidates ``[..., K]`` are valid; with ``()``, all actions are candidates."""
     return mask if isinstance(candidates, tuple) else mask.gather(-1, candidates)
 
 
@@ -564,7 +564,7 @@ def test_it_needs_an_optimizer_and_something_that_searches():
     agent.train_iter()
 
 
-# Going on --------------------------------------------------------------------------------------------------------
+# Resuming --------------------------------------------------------------------------------------------------------
 
 
 def make_muzero():

@@ -1,4 +1,4 @@
-"""Phasic policy gradient: when its phases come, what they train on, what they leave alone."""
+"""Phasic policy gradient: the schedule of phases, their training data, and the parameters they do not change."""
 from functools import partial
 
 import pytest
@@ -21,7 +21,7 @@ from alfx.utils import dist_utils
 
 def make(environment='discrete', aux_learning_rate=None, kl_weight=1.0, interval=3, length=2, batch=4, epochs=2,
          **kwargs):
-    """An agent, and what its phases were asked for."""
+    """Return an agent with auxiliary phases."""
     algorithm = partial(
         ppg, partial(ActorDistributionNetwork, fc_layer_params=(16, )), partial(ValueNetwork, fc_layer_params=(16, )),
         aux_options=PPGAuxOptions(interval=interval, mini_batch_length=length, mini_batch_size=batch,
@@ -33,7 +33,7 @@ def make(environment='discrete', aux_learning_rate=None, kl_weight=1.0, interval
 
 
 def watched(agent):
-    """The infos and references of all losses of auxiliary phases from now on."""
+    """Return a list that collects infos and references of all further losses of auxiliary phases."""
     seen, plain = [], agent.calc_auxiliary_loss
 
     def calc_auxiliary_loss(info, reference):
@@ -76,8 +76,8 @@ def test_an_epoch_has_each_step_once_with_the_target_of_its_iteration():
 
 
 def test_the_policy_is_compared_with_the_one_before_the_phase():
-    """Divergence is measured from the policy just before the phase, not from that of the rollout."""
-    agent = make(interval=3, batch=36, epochs=1)  # one minibatch: nothing has changed before it
+    """Measure the divergence from the policy just before the phase, not from the policy of the rollout."""
+    agent = make(interval=3, batch=36, epochs=1)  # one minibatch, computed before any update
     seen = watched(agent)
     for _ in range(3):
         agent.train_iter()
@@ -179,7 +179,7 @@ def test_a_phase_is_replayed_exactly_and_compiled_up_to_rounding(warm_up, caplog
         torch.manual_seed(0)
         agent = make(interval=2, epochs=3)
         agent.train_iter()
-        agent.updater.compiles = compiles  # from now on: the updates of the iterations have their plan
+        agent.updater.compiles = compiles  # set late: updates of the iterations already have a plan
         agent.train_iter()
         return agent
 

@@ -30,8 +30,10 @@ def fresh_context():
 
 
 class Corridor(gymnasium.Env):
-    """States 10 .. 14, from left to right; actions 5 (left) and 6 (right). Each step costs 1; state 14 gives 10 and
-    ends the episode; after ``limit`` steps it is truncated."""
+    """A corridor of states 10 .. 14, from left to right, with actions 5 (left) and 6 (right).
+
+    Each step costs 1. State 14 gives 10 and ends the episode; after ``limit`` steps the episode is truncated.
+    """
 
     observation_space = gymnasium.spaces.Discrete(5, start=10)
     action_space = gymnasium.spaces.Discrete(2, start=5)
@@ -86,7 +88,7 @@ def test_a_step_of_learning_worked_out_by_hand():
 
 
 def test_environments_in_the_same_state_move_the_table_to_the_mean():
-    # from 0 with lr 0.5 the targets 4 and 8 give 2 and 4, whose mean is 3; the third entry is another one
+    # From 0 with lr 0.5, the targets 4 and 8 give 2 and 4, with mean 3; the third step has another table entry.
     table = torch.zeros(2, 2)
     learn(table, torch.tensor([0, 0, 1]), torch.tensor([1, 1, 0]), torch.tensor([4.0, 8.0, 2.0]), torch.zeros(3),
           torch.tensor([1, 1, 1]), 0.5)
@@ -94,7 +96,7 @@ def test_environments_in_the_same_state_move_the_table_to_the_mean():
 
 
 def slow_q_learning(experience, cells, table, lr, discount):
-    """Q(s, a) += lr * (target - Q(s, a)), step by step, for a single environment."""
+    """Apply Q(s, a) += lr * (target - Q(s, a)) to one step after the other of a single environment."""
     steps = experience.time_step
     for t in range(len(cells) - 1):
         if steps.step_type[t] == StepType.LAST:
@@ -124,7 +126,7 @@ def test_the_table_matches_a_slow_loop(unroll_length, under_agent, monkeypatch):
 
 
 def test_the_optimal_values_of_a_corridor_are_learned():
-    # from state 13 to the end: 10; one further away costs 1: 10 g - 1 with g = 0.9 is 8, then 6.2 and 4.58
+    # State 13 is one step before the end: 10. Each further step costs 1: 10 g - 1 with g = 0.9 is 8, then 6.2 and 4.58.
     agent, rl = make_agent(make_env(4), lr=0.5, discount=0.9, epsilon_greedy=0.5, epsilon_min=0.2)
     for _ in range(300):
         agent.train_iter()
@@ -139,7 +141,7 @@ def test_the_optimal_values_of_a_corridor_are_learned():
 
 
 def test_time_limits_do_not_lower_the_values():
-    # never rewarded by the end, each step costs 1: without end the value is -1 / (1 - 0.5) = -2 whatever the limit
+    # The goal is never reached and each step costs 1: truncations bootstrap, so the value is -1 / (1 - 0.5) = -2.
     class Endless(Corridor):
         def step(self, action):
             self._steps += 1
@@ -160,7 +162,7 @@ def test_reward_dimensions_are_weighted():
     agent, rl = make_agent(env, grid_size=2, discount=0.0, lr=0.5, reward_weights=[1.0, 0.0, 2.0], epsilon_min=0.5)
     for _ in range(60):
         agent.train_iter()
-    # the right action is rewarded by (1, 2, 3), which counts 1 + 2 * 3 = 7
+    # the action to the right has the reward (1, 2, 3), whose weighted sum is 1 + 2 * 3 = 7
     torch.testing.assert_close(rl.q_table, torch.tensor([[7.0, 0.0], [0.0, 7.0]]), atol=1e-3, rtol=0)
 
 
@@ -191,7 +193,7 @@ def test_evaluation_acts_randomly_with_probability_epsilon():
     agent, rl = make_agent(make_env(4))
     time_step = agent._env.current_time_step()
     inputs = nest.map_structure(lambda x: x[:1].repeat(1000, *[1] * (x.ndim - 1)), time_step)
-    for epsilon, share in ((0.0, 0.0), (0.5, 0.25), (1.0, 0.5)):  # half of two random actions are the best
+    for epsilon, share in ((0.0, 0.0), (0.5, 0.25), (1.0, 0.5)):  # half of the random actions are optimal
         building.set_epsilon_greedy(agent, epsilon)
         actions = agent.predict_step(inputs, agent.get_initial_predict_state(1000)).output
         assert (actions != actions.min()).float().mean().item() == pytest.approx(share, abs=0.06)
@@ -226,7 +228,7 @@ def test_a_high_initial_value_encourages_exploration():
     assert (rl.q_table[:4] != 100.0).all()
 
 
-# What every algorithm owes -------------------------------------------------------------------------------------
+# Common properties of algorithms -------------------------------------------------------------------------------
 
 
 def test_same_seed_gives_the_same_table():

@@ -1,4 +1,4 @@
-"""The iteration: what parts with training of their own get, what a resume restores, who owns shared parameters."""
+"""The training iteration: inputs of parts that train themselves, state restored on resume, parameter ownership."""
 import pytest
 import torch
 from helpers.agents import make_agent
@@ -15,7 +15,7 @@ from alfx.utils.checkpoint_utils import Checkpointer
 
 
 class Listener(Algorithm):
-    """An intrinsic reward of 0 that keeps what ``after_train_iter`` gets; its loss draws ``weight`` to 3."""
+    """An intrinsic reward of 0 that keeps the arguments of ``after_train_iter``; its loss pulls ``weight`` to 3."""
 
     def __init__(self, checkpoint=None):
         super().__init__(optimizer=SGD(lr=0.1), checkpoint=checkpoint, name='listener')
@@ -34,7 +34,7 @@ class Listener(Algorithm):
 
 
 class OnPolicyPart(Listener):
-    """Trains on each unroll in its own way, inside an agent that trains from a replay buffer."""
+    """An algorithm that trains on each unroll, as a part of an agent that trains from a replay buffer."""
 
     def after_train_iter(self, root_inputs, rollout_info):
         super().after_train_iter(root_inputs, rollout_info)
@@ -87,12 +87,12 @@ def test_an_on_policy_part_of_an_off_policy_agent_is_trained_on_every_step(unrol
     config = agent._config
     config.unroll_with_grad, config.whole_replay_buffer_training, config.mini_batch_length = True, False, 1
     agent.policy.preprocess_experience = lambda inputs, info, batch_info: (inputs, info)
-    config.initial_collect_steps = 10**9  # nothing but the part is trained
+    config.initial_collect_steps = 10**9  # only the part is trained
     agent.train_iter()
-    # d/dw (w - 3)^2 = -4 at w = 1; the mask of no step is 0 in the first 4 steps of an episode of 5.
+    # d/dw (w - 3)^2 = -4 at w = 1. None of the first 4 steps of an episode of 5 is masked.
     masks = (part.calls[0][0].step_type[:-1] != 2).float()
     assert part.weight.item() == pytest.approx(1 + 0.1 * 4 * float(masks.mean()))
-    assert agent.replay_buffer.total_size == 4 * unroll_length  # the step to bootstrap from is not stored
+    assert agent.replay_buffer.total_size == 4 * unroll_length  # the bootstrap step is not stored
 
 
 def test_an_on_policy_iteration_without_a_step_trains_nothing():
@@ -152,7 +152,7 @@ def test_a_shared_module_belongs_to_the_part_with_an_optimizer(order):
     assert owned(own) == {id(p) for p in shared.parameters()}
     assert len(owned(parent)) == 2 and not owned(own) & owned(parent)
     whole = Whole(*[Part(shared, SGD(lr=0.1)), Part(shared)][::order])
-    assign_optimizers(whole)  # nobody is left without an owner
+    assign_optimizers(whole)  # every parameter has an owner
 
 
 def test_ignored_attributes_stay_hidden_even_with_forced_parameters():
@@ -174,7 +174,7 @@ def test_a_checkpoint_argument_loads_a_part_once(tmp_path):
     other = agent_with(Listener(), 2).state_dict()
     agent.load_state_dict(other)
     assert agent.intrinsic_reward.weight.item() == weight
-    agent.load_state_dict({k: v for k, v in other.items() if not k.startswith('_irm.')})  # it may lack the part
+    agent.load_state_dict({k: v for k, v in other.items() if not k.startswith('_irm.')})  # the part may be missing
     agent.load_state_dict(other, skip_preloded=False)
     assert agent.intrinsic_reward.weight.item() == 1.0
 

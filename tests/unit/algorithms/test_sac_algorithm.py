@@ -1,4 +1,4 @@
-"""Soft actor-critic: what holds for every kind of action, what its arguments do, and what it refuses."""
+"""Soft actor-critic: properties for every kind of action, effects of its arguments, and errors."""
 from functools import partial
 
 import pytest
@@ -40,7 +40,7 @@ def zeros_of(spec, *outer):
     return nest.map_structure(lambda s: torch.zeros(*outer, *s.shape), spec)
 
 
-# What holds for every kind of action ---------------------------------------------------------------------------------
+# Properties for every kind of action ---------------------------------------------------------------------------------
 
 
 @every_environment
@@ -116,7 +116,7 @@ class TestContract:
         experience, _ = agent.replay_buffer.get_batch(8, 2)
         leaves = nest.flatten(experience.state.rl)
         assert bool(leaves) == environment.startswith('recurrent')
-        # the first step of an episode was given zeros, the others what the step before returned
+        # the first step of an episode gets zeros, the others get the state of the previous step
         is_first = experience.time_step.is_first()
         for leaf in leaves:
             assert torch.equal(leaf.abs().sum(tuple(range(2, leaf.ndim))) > 0, ~is_first)
@@ -141,7 +141,7 @@ def gradients(algorithm, loss_info, step_type):
 
 
 def without_last_policy_step(info):
-    """What training the actor on all steps but the last means for infos of all steps."""
+    """Set the weight of the actor's last step in ``info`` to 0, as if only the other steps trained the actor."""
     weight = torch.ones_like(info.alpha)
     weight[-1] = 0.0
     actor = info.actor if isinstance(info.actor.loss, tuple) else info.actor._replace(loss=info.actor.loss * weight)
@@ -249,7 +249,7 @@ def test_each_part_may_have_its_own_optimizer():
 
 
 def test_log_alpha_is_capped():
-    agent, _ = make_agent(max_log_alpha=-0.5, initial_log_alpha=0.0, target_entropy=100.0)  # alpha wants to grow
+    agent, _ = make_agent(max_log_alpha=-0.5, initial_log_alpha=0.0, target_entropy=100.0)  # the loss increases alpha
     algorithm = agent.policy
     assert algorithm._log_alpha.item() == -0.5
     agent.train_iter()
@@ -296,7 +296,7 @@ def test_locomotion_begins_with_uniform_actions():
 
 
 def test_locomotion_trains_actor_and_critics_on_shifted_steps():
-    """Training uses all steps but the first for the actor and all steps but the last for the critics."""
+    """Train the actor on all steps but the first, and the critics on all steps but the last."""
     agent, _ = make_agent(reproduce_locomotion=True)
     algorithm = agent.policy
     steps, action = random_steps(algorithm, 3, 5)
@@ -357,7 +357,7 @@ def test_discounted_returns_of_the_replay_buffer_reach_the_loss():
     _, info = algorithm.preprocess_experience(steps, batch_major, BatchInfo(discounted_return=returns))
     info = nest.map_structure(lambda x: x.transpose(0, 1), info)
     algorithm.calc_loss(algorithm.train_sequence(steps, algorithm.get_initial_train_state(6), info).info)
-    # two critics: every sample is seen twice
+    # two critics see every sample
     assert torch.equal(seen[0], torch.cat((returns.T, returns.T), 1))
 
 

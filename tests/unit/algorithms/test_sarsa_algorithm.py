@@ -126,7 +126,7 @@ class TestContract:
 
 
 def random_steps(algorithm, length, batch, seed=1):
-    """Time steps ``[T, B]`` with terminations, truncations and episode begins at random, and infos of the rollout."""
+    """Return random time steps ``[T, B]`` with terminations, truncations and episode starts, and rollout infos."""
     generator = torch.Generator().manual_seed(seed)
 
     def like(spec):
@@ -171,7 +171,7 @@ def test_train_sequence_trains_as_train_step(monkeypatch, kind, environment, len
 
 
 def mean_action(algorithm, policy):
-    """In place of ``_action_of``: an action without randomness."""
+    """Replace ``_action_of``: return the deterministic action and its log probability."""
     if not algorithm._is_stochastic:
         return policy, ()
     action = nest.map_structure(dist_utils.get_rmode, policy, is_leaf=nest.is_distribution)
@@ -208,7 +208,7 @@ def test_the_loss_matches_a_slow_loop(monkeypatch, kind, environment):
                 values = rl.critics((observation, at(info.action, t, b)))[0][0].view(2, rewards)
                 for k in range(rewards):
                     target = min(targets[:, k])
-                    if kind == 'stochastic':  # the weights of the rewards are 1, so each gets a third of the bonus
+                    if kind == 'stochastic':  # with reward weights of 1, each reward gets a third of the bonus
                         target = target - alpha * log_pi[0] / rewards
                     target = time_step.reward[t + 1, b].reshape(-1)[k] + gamma * time_step.discount[t + 1, b] * target
                     expected += sum((v - target).item()**2 for v in values[:, k]) / rewards
@@ -252,13 +252,13 @@ def test_a_terminated_episode_is_not_bootstrapped_and_a_truncated_one_is():
         2, 4, 3), discount=torch.tensor([[1.0] * 4, [0.0, 1.0, 1.0, 1.0]]))
     info = algorithm.train_sequence(time_step, SarsaState(), SarsaInfo(action=torch.zeros(2, 4, 2))).info
     value = info.critics[0, 0].tolist()
-    # 1 at the termination; 1 + 0.99 * 10 where the episode is truncated or goes on; nothing after LAST
+    # 1 at the termination; 1 + 0.99 * 10 where the episode is truncated or continues; nothing after LAST
     expected = [sum((target - v)**2 for v in value) for target in (1, 10.9, 10.9)] + [0.0]
     torch.testing.assert_close(algorithm.calc_loss(info).extra.critic, torch.tensor([expected, [0.0] * 4]))
 
 
 class LinearCritic(nn.Module):
-    """``Q = 3 a[0] - 0.1 a[1]``, whatever the observation, for one replica."""
+    """A critic ``Q = 3 a[0] - 0.1 a[1]`` of one replica that ignores the observation."""
 
     def forward(self, inputs, state=()):
         return 3 * inputs[1][:, :1] - 0.1 * inputs[1][:, 1:], state

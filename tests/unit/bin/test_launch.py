@@ -1,4 +1,4 @@
-"""Starting ranks on this machine: how long one waits for the others, and with which code it ends."""
+"""Launching ranks on this machine: waiting times and exit codes."""
 import os
 import signal
 import sys
@@ -15,7 +15,7 @@ from alfx.utils import processes
 
 
 def program(*lines):
-    """What both ranks run; ``rank`` is the number of the process."""
+    """Return the command of both ranks; the lines may use ``rank``, the number of the process."""
     return [sys.executable, '-c', '\n'.join(['import os, signal, sys, time', 'rank = int(os.environ["RANK"])', *lines])]
 
 

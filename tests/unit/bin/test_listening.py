@@ -1,4 +1,4 @@
-"""Nothing that a run starts on one machine listens to a network."""
+"""Processes of a run on one machine listen on localhost only."""
 import glob
 import json
 import os
@@ -29,7 +29,7 @@ data_parallel.leave()
 
 
 def listening(pid):
-    """The addresses, as in /proc/net, that a process listens to."""
+    """Return the addresses that a process listens on, in the format of /proc/net."""
     inodes = set()
     for path in glob.glob(f'/proc/{pid}/fd/*'):
         try:
@@ -45,7 +45,10 @@ def listening(pid):
 
 
 def is_loopback(address):
-    """Of 127.0.0.0/8, ::1 or that of IPv4 in IPv6; four bytes in the machine's order, as /proc has them."""
+    """Return whether an address is in 127.0.0.0/8, also mapped to IPv6, or is ::1.
+
+    Each group of four bytes is in the byte order of the machine, as in /proc/net.
+    """
     words = [bytes.fromhex(address[i:i + 8])[::-1] for i in range(0, len(address), 8)]
     if len(words) == 1 or words[:3] == [b'\0' * 4, b'\0' * 4, b'\0\0\xff\xff']:
         return words[-1][0] == 127

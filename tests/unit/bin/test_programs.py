@@ -1,4 +1,4 @@
-"""The programs as a user runs them: train, go on, evaluate, play, plot."""
+"""The programs as a user runs them: train, resume, evaluate, play, plot."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def program(name: str, *arguments: str, code: int = 0) -> subprocess.CompletedPr
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory, request) -> tuple[str, str]:
-    """A run folder, and what the program said."""
+    """Return a run folder and the output of the program."""
     folder = tmp_path_factory.mktemp('program')
     confs = os.path.join(str(request.config.rootpath), 'alfx', 'examples', 'confs')
     (folder / 'short.gin').write_text(CONF.replace("'ppo_cart_pole", f"'{confs}/ppo_cart_pole"))
@@ -65,7 +65,7 @@ def test_training_creates_a_run_folder_and_prints_the_next_steps(run):
 
 
 def test_signals_for_checkpoints_or_stacks_never_end_the_program(run, tmp_path):
-    """Requests for a checkpoint or a stack dump do not end a run that has not begun or is over."""
+    """Ignore requests for a checkpoint or a stack dump before a run has started and after it has ended."""
     root_dir, _ = run
     with (tmp_path / 'said').open('w') as file:
         process = warm_starts.Popen([sys.executable, '-m', 'alfx.bin.train', '--root_dir', root_dir], stdout=file,

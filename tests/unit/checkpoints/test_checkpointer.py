@@ -1,4 +1,4 @@
-"""Tests of checkpoints: what is saved comes back, and damage of any kind is noticed."""
+"""Checkpoints restore the saved state, and damage of any kind is detected."""
 
 import errno
 import hashlib
@@ -45,7 +45,7 @@ class Algorithm(nn.Module):
 
 
 class Counter:
-    """Something that is not a module."""
+    """An object with a state that is not a module."""
 
     def __init__(self):
         self.value = 0
@@ -169,7 +169,7 @@ def _device(path):
                                   _flipped_names, _dangling_link, _looping_link, _folder, _link_to_a_folder, os.mkfifo,
                                   _device])
 def test_a_path_named_like_a_checkpoint_is_skipped_and_replaced(tmp_path, caplog, make):
-    """Older checkpoints are loaded if something else has the name of a checkpoint, and it is replaced."""
+    """Load an older checkpoint if another file or folder has the name of a checkpoint; the next save replaces it."""
     saved(tmp_path, 1)
     make(tmp_path / 'ckpt' / 'ckpt-2')
     with caplog.at_level(logging.WARNING):
@@ -212,7 +212,7 @@ def test_without_a_sound_list_no_checkpoint_is_temporary(tmp_path, caplog, conte
 
 
 class Replaying(Algorithm):
-    """With a replay buffer, as far as checkpoints are concerned."""
+    """An algorithm whose checkpoints contain a replay buffer."""
 
     def __init__(self, contents=None):
         super().__init__()
@@ -229,7 +229,7 @@ class Replaying(Algorithm):
 
 
 def replaying(tmp_path, *steps):
-    """A run with checkpoints of these steps, whose replay buffers hold their numbers."""
+    """Create checkpoints of these steps, whose replay buffers contain the number of the step."""
     alg = Replaying()
     checkpointer = Checkpointer(str(tmp_path / 'ckpt'), alg=alg)
     for step in steps:
@@ -248,7 +248,7 @@ def test_the_latest_two_checkpoints_hold_the_replay_buffer(tmp_path):
     assert held == [None, 2.0, 3.0]
     assert float(read_checkpoint(checkpointer.path(3))['alg']['_extra_state']['replay_buffer']['blocks'][0][0]) == 3.0
     assert 'replay_buffer' not in read_checkpoint(checkpointer.path(1))['alg']['_extra_state']
-    checkpointer._modules['alg'].contents = None  # it has become too large
+    checkpointer._modules['alg'].contents = None  # the buffer is too large to be saved
     checkpointer.save(3)
     assert [name for name in os.listdir(checkpointer.ckpt_dir) if 'replay' in name] == ['ckpt-2.replay']
 
@@ -398,7 +398,7 @@ def test_part_of_a_checkpoint_can_be_taken_out_by_its_prefix(tmp_path):
 
 
 def test_a_file_too_large_for_the_disk_leaves_the_older_checkpoints(tmp_path):
-    """The limit on the size of a file stands for a disk that is full."""
+    """Limit the size of a file to simulate a full disk."""
     saved(tmp_path, 1)
     code = f'''
 import resource, torch
@@ -523,7 +523,7 @@ def test_torch_can_read_a_checkpoint_by_itself(tmp_path):
 
 
 def rewritten(path, change, compression=zipfile.ZIP_STORED):
-    """Change the content of a checkpoint, and write it with its correct checksum."""
+    """Change the content of a checkpoint and write it with a correct checksum."""
     content = torch.load(path, weights_only=True)
     buffer = io.BytesIO()
     torch.save(change(content), buffer)

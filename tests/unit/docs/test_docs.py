@@ -1,4 +1,4 @@
-"""What the documentation says is tried here: its code, its confs, its tables, its links."""
+"""The code, confs, tables and links of the documentation work."""
 import configparser
 import csv
 import dataclasses
@@ -19,12 +19,12 @@ _ROW = re.compile(r'^\| `(\w+)` \| (.*?) \| (.+) \|$', re.MULTILINE)
 
 
 def files_of(page):
-    """The files that a page tells the reader to save, by name."""
+    """Return the files that a page asks the reader to save, by name."""
     return dict(_FILE.findall((ROOT / 'docs' / page).read_text()))
 
 
 def config_rows():
-    """{field: default as text} of the tables in write_a_conf.md."""
+    """Return ``{field: default as text}`` from the tables in write_a_conf.md."""
     text = (ROOT / 'docs' / 'write_a_conf.md').read_text()
     return {name: default.strip('`') for name, default, _ in _ROW.findall(text)}
 
@@ -39,7 +39,7 @@ def test_every_flag_is_accepted(tmp_path):
     flags = {field.name: not field.default for field in dataclasses.fields(TrainerConfig)
              if isinstance(field.default, bool)}
     del flags['eval_uncertainty']  # of supervised learning
-    del flags['async_unroll']  # gradients of the unroll, another of the flags, cannot be had from another process
+    del flags['async_unroll']  # incompatible with another flag, which needs gradients of the unroll
     TrainerConfig(root_dir=str(tmp_path), algorithm_ctor=dict, mini_batch_length=2, **flags)
     TrainerConfig(root_dir=str(tmp_path), algorithm_ctor=dict, async_unroll=True)
     TrainerConfig(root_dir=str(tmp_path), algorithm_ctor=dict, ml_type='sl', eval_uncertainty=True)

@@ -1,4 +1,4 @@
-"""Every command on the page about datasets does what it says, in order; runs are made short."""
+"""The commands on the page about datasets work in order, with shortened runs."""
 import os
 import re
 import shlex
@@ -19,7 +19,7 @@ SHORT = {'train': ['TrainerConfig.num_updates_per_train_iter=2', 'TrainerConfig.
 
 
 def commands():
-    """The commands of the page, as lists of arguments of Python."""
+    """Return the commands of the page as lists of arguments of Python."""
     blocks = re.findall(r'^```\n(.*?)^```', PAGE.read_text(), re.S | re.M)
     lines = [line for block in blocks for line in block.splitlines() if line.startswith('python -m')]
     return [shlex.split(line)[1:] for line in lines]

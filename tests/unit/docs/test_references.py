@@ -1,4 +1,4 @@
-"""Modules, classes and functions that docstrings and docs pages name exist."""
+"""Modules, classes and functions referenced in docstrings and docs pages exist."""
 import ast
 import importlib
 import re
@@ -18,7 +18,7 @@ def module_name(path):
 
 
 def docstrings(tree):
-    """Pairs of the class that a docstring is in, or ``None``, and the text."""
+    """Yield pairs of the class that contains a docstring, or ``None``, and the text."""
     def visit(node, owner):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             text = ast.get_docstring(node)
@@ -32,9 +32,9 @@ def docstrings(tree):
 
 @cache
 def resolve(dotted):
-    """Whether ``dotted``, a complete name, is a module or reachable by attributes from one."""
+    """Return whether ``dotted``, a complete name, is a module or an attribute path in a module."""
     parts = dotted.split('.')
-    if parts[:2] == ['alfx', 'bin']:  # programs define flags when they are imported, each for one process
+    if parts[:2] == ['alfx', 'bin']:  # programs define flags on import, which works once per process
         return (ROOT / 'alfx' / 'bin' / f'{parts[2]}.py').exists()
     for count in range(len(parts), 0, -1):
         try:
@@ -48,7 +48,7 @@ def resolve(dotted):
         for i, name in enumerate(parts[count:]):
             if hasattr(found, name):
                 found = getattr(found, name)
-            else:  # a field of a named tuple or dataclass, or an attribute that only instances have
+            else:  # a field of a named tuple or dataclass, or an attribute of instances only
                 return i == len(parts[count:]) - 1 and isinstance(found, type) and _mentions(found, name)
         return True
     return False
@@ -84,7 +84,7 @@ def test_modules_and_files_on_pages_exist(page):
     dotted = {x for x in re.findall(r'`(alfx(?:\.\w+)+)`', text) if not x.endswith(('.gin', '.json'))}
     files = set(re.findall(r'`((?:alfx/)?(?:\w+/)+\w+\.(?:py|md|gin|c))(?:[:` ])', text))
     files.discard('alfx/environments/suite_NAME.py')
-    if page.name == 'CHANGELOG.md':  # it also names what has been removed since
+    if page.name == 'CHANGELOG.md':  # it also names removed objects
         return
     assert not [x for x in dotted if not resolve(x)]
     assert not [x for x in files if not any((ROOT / base / x).exists() for base in ('', 'alfx', 'docs'))]

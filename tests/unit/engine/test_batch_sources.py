@@ -1,4 +1,4 @@
-"""Minibatches from several sources: what is trained on when, and that the sum of the losses is what is minimized."""
+"""Minibatches from several sources: the schedule of sources, and the sum of losses as the objective."""
 from helpers import offline_agents
 import pytest
 import torch
@@ -109,7 +109,7 @@ def test_target_networks_move_in_every_phase(name, phase, config_args, unroll_le
 
 
 def test_collection_starts_at_the_counter_and_pauses_training(dataset):
-    """Nothing is collected before the counter is reached, and nothing is trained while collecting."""
+    """Collect no steps before the counter is reached, and do not train during the initial collection."""
     agent = make_agent('iql', dataset, unroll_length=4, config_args=dict(rl_train_after_update_steps=2,
                                                                         initial_collect_steps=30))
     steps, trained = [], []
@@ -125,7 +125,7 @@ def test_collection_starts_at_the_counter_and_pauses_training(dataset):
 @pytest.mark.parametrize('every_mini_batch, collects', [(False, [0, 0, 0, 0, 0, 0, 1, 1]),
                                                         (True, [0, 0, 1, 1, 1, 1, 1, 1])])
 def test_the_schedule_counts_iterations_or_minibatches(every_mini_batch, collects, dataset):
-    """Three minibatches an iteration; nothing is collected until the counter is 6."""
+    """Train on three minibatches per iteration, and collect no steps until the counter is 6."""
     agent = make_agent('bc', dataset, unroll_length=4, updates=3, config_args=dict(
         rl_train_after_update_steps=6, update_counter_every_mini_batch=every_mini_batch))
     found = []
@@ -139,7 +139,7 @@ def test_the_schedule_counts_iterations_or_minibatches(every_mini_batch, collect
 
 
 class Hooked(SacAlgorithm):
-    """Tells of its offline hooks, which do the same as the others."""
+    """An algorithm that records calls of its offline hooks, which behave as the online hooks."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -183,11 +183,11 @@ def test_offline_hooks_are_called_with_the_phase(dataset):
                        ('after_train_iter', False)]
     assert seen[1] == [('train_step_offline', False, False), ('calc_loss_offline', False, False), 'after_update',
                        ('after_train_iter', True)]
-    assert seen[2] == seen[1]  # sequences of its own experience are trained on at once
+    assert seen[2] == seen[1]  # collected sequences are trained on at once
 
 
 def gradients(agent, sample, monkeypatch):
-    """The gradients of one hybrid update from given samples, by parameter."""
+    """Return the gradients of one hybrid update from given samples, by parameter."""
     found = {}
     monkeypatch.setattr(type(agent.updater), 'optimize', lambda self, plan, batch: (
         plan.gradients(batch), found.update({n: p.grad.clone() for n, p in agent.named_parameters()

@@ -1,4 +1,4 @@
-"""Networks that compute in 16 bits, and everything around them that does not."""
+"""Networks compute in 16 bits, everything else in full precision."""
 import logging
 
 from helpers import agents
@@ -29,7 +29,7 @@ MAKERS = {'PPO': lambda: agents.make_agent('ppo', 'continuous')[0],
 
 @pytest.fixture
 def amp(monkeypatch):
-    """Configurations have ``enable_amp`` from now on, where ``amp(True)`` was called."""
+    """Return a function that sets ``enable_amp`` of all configurations created afterwards."""
     original = TrainerConfig.__post_init__
 
     def switch(on):
@@ -43,7 +43,7 @@ def amp(monkeypatch):
 
 
 def watched_products(module):
-    """The types in which the layers of ``module`` compute."""
+    """Return a set that collects the output dtypes of the layers of ``module``."""
     found = set()
     for layer in module.modules():
         if isinstance(layer, FC) or type(layer).__name__ == 'ParallelFC':
@@ -52,7 +52,7 @@ def watched_products(module):
 
 
 def first_update(make, monkeypatch):
-    """The gradients of the first update, and what it was stored from."""
+    """Run the first update; return the agent and the gradients."""
     agent = make()
     gradients = []
     for optimizer in agent.optimized_parameters()[0]:
@@ -154,7 +154,7 @@ class TestNetworks:
 
 
 class _Owner:
-    """As much of an algorithm as an update needs."""
+    """A minimal algorithm with the attributes that an update needs."""
 
     name = 'Owner'
 
@@ -191,7 +191,7 @@ class TestLossScaling:
     def test_an_update_with_infinite_gradients_is_skipped_and_the_scale_halved(self):
         owner = _Owner(LossScaler('cpu'))
         scale = owner.updater.scaler.scale
-        owner.update((owner.weight * 1e38).sum() * 1e-30)  # finite, but not with a gradient of 1e8 times the scale
+        owner.update((owner.weight * 1e38).sum() * 1e-30)  # a finite loss, but a gradient of 1e8 times the scale is not
         before = owner.weight.detach().clone()
         owner.update(_with_gradient(owner.weight, float('inf')))
         assert torch.equal(before, owner.weight) and owner.updater.scaler.scale == scale / 2
@@ -239,7 +239,7 @@ class TestLossScaling:
 
 
 def _with_gradient(weight, value):
-    """A loss of 0 with that gradient."""
+    """Return a loss of 0 whose gradient is ``value``."""
     weighted = weight * 0
     weighted.register_hook(lambda grad: torch.full_like(grad, value))
     return weighted.sum()

@@ -1,4 +1,4 @@
-"""Memory that processes share: bounded, in order, never seen half-written."""
+"""Memory shared by processes is bounded and ordered, and is never read half-written."""
 import copy
 import multiprocessing
 import shutil
@@ -24,7 +24,7 @@ def step(number):
 
 
 def two_sides(size):
-    """A ring as the writer has it and as the reader has it: the same memory, positions of their own."""
+    """Return the writer's and the reader's view of a ring: shared memory, separate positions."""
     ring = StepRing(SPECS, size, CONTEXT)
     return ring, copy.copy(ring)
 
@@ -112,7 +112,7 @@ def test_versions_are_never_seen_half_written():
 
 def test_waiting_for_a_dead_process_polls_its_health():
     published = Published([TensorSpec(())], 'a test', CONTEXT)
-    published._lock.acquire()  # by a process that was killed meanwhile
+    published._lock.acquire()  # held by a process that has been killed
 
     def look_around():
         raise LostProcessError('the other process', 'is gone')

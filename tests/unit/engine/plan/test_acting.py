@@ -1,4 +1,4 @@
-"""A traced function gives bit-identical results; compiled, results that are equal up to rounding."""
+"""Traced functions give bit-identical results; compiled functions, results that are equal up to rounding."""
 import copy
 import functools
 
@@ -95,7 +95,7 @@ def test_a_function_that_branches_on_values_runs_eagerly(net, caplog):
 
 
 class Policy(nn.Module):
-    """Reads a number besides its parameters."""
+    """A policy that reads a number besides its parameters."""
 
     def __init__(self, read):
         super().__init__()
@@ -138,7 +138,7 @@ def test_a_late_change_of_a_number_is_detected_at_once(caplog):
 
 
 class Counting(nn.Module):
-    """Counts its calls, in itself or in its class, and does something else after many of them."""
+    """A module that counts its calls, in the instance or the class, and behaves differently after many of them."""
 
     in_class = 0
 
@@ -199,7 +199,7 @@ def test_compiled_replay_matches_up_to_rounding_with_the_same_seeds(net, caplog)
         mean = net(inputs['x'])
         return mean + torch.randn_like(mean), [mean.argmax(-1), torch.rand(1) < 0.5]
 
-    recorded = TracedFunction(act, net, nn.Linear(2, 2), compiles=True)  # whose parameters nobody reads
+    recorded = TracedFunction(act, net, nn.Linear(2, 2), compiles=True)  # with unused parameters
     for _ in range(2):
         for (a, [b, c]), (d, [e, f]) in zip(calls(act, 12), calls(recorded, 12)):
             torch.testing.assert_close(a, d)

@@ -1,4 +1,4 @@
-"""A graph that is made ready for the compiler computes what it did."""
+"""Preparing a graph for the compiler does not change its results."""
 from types import BuiltinFunctionType, SimpleNamespace
 
 import pytest

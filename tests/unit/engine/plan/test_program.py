@@ -1,4 +1,4 @@
-"""A program gives what the recorded function gives, to the bit, call after call."""
+"""A program gives bit-identical results to the recorded function in every call."""
 import pytest
 import torch
 from torch import nn
@@ -8,13 +8,13 @@ from alfx.engine.plan.trace import make_graph
 
 
 def program(function, fixed, changing):
-    """``function(*fixed, *changing)`` recorded on copies."""
+    """Record ``function(*fixed, *changing)`` on copies of the arguments."""
     graph = make_graph(function, [copied(x) for x in (*fixed, *changing)])
     return Program(graph, fixed, changing)
 
 
 def check(function, fixed, batches):
-    """The program gives what the function gives for all ``batches``, with the same random numbers."""
+    """Check that program and function agree for all ``batches``, with the same random numbers."""
     fixed_too = [copied(x) for x in fixed]
     play = program(function, fixed, batches[0])
     for seed, batch in enumerate(batches):
@@ -93,7 +93,7 @@ def test_gradients_of_a_network():
 
 
 def test_an_operation_may_leave_out_some_of_its_results():
-    """The backward pass of a convolution does not calculate what nobody asks for."""
+    """Record the backward pass of a convolution, which does not compute gradients that are not requested."""
     net = nn.Sequential(nn.Conv2d(2, 3, 3, stride=2), nn.ReLU(), nn.Conv2d(3, 2, 2), nn.Flatten())
     params = dict(net.named_parameters())
 
@@ -121,7 +121,7 @@ def test_fixed_tensors_are_read_and_written_where_they_are():
 
 
 def test_results_share_memory_if_disjoint_in_time_and_not_returned():
-    """Results with disjoint lifetimes share memory; returned results do not."""
+    """Share memory between results with disjoint lifetimes, but not with returned results."""
     def layers(x):
         results = []
         for _ in range(10):

@@ -1,4 +1,4 @@
-"""Replayed and compiled updates give the results of eager mode, whatever an algorithm does; or they are not used."""
+"""Replayed and compiled updates give the results of eager mode for any algorithm; otherwise they are not used."""
 import copy
 from functools import partial
 
@@ -28,11 +28,11 @@ EXACT = dict(atol=0.0, rtol=0.0)
 
 
 class Changing(DqnAlgorithm):
-    """Subclass that does not declare its update traceable."""
+    """A subclass that does not declare its update traceable."""
 
 
 class Peeking(Fixed):
-    """It declares its update traceable, but the sign of a loss decides which operations follow."""
+    """A subclass that declares its update traceable, although its operations depend on the sign of a loss."""
 
     own_capabilities = Fixed.own_capabilities
 
@@ -200,7 +200,7 @@ def test_few_updates_are_not_worth_a_graph():
     assert not num_graphs(agent)
 
 
-# What an algorithm may do without knowing of graphs ------------------------------------------------------------------
+# Features of algorithms that graphs must support ---------------------------------------------------------------------
 
 
 def test_a_subclass_must_declare_its_update_traceable_again(replayed_at_once):
@@ -229,7 +229,7 @@ def another_tensor(self):
 
 
 class Reading:
-    """Mixed into an algorithm: it trains, and acts, by a number of its own that changes after each update."""
+    """A mixin whose training and acting depend on a number that changes after each update."""
 
     read = staticmethod(number)
 
@@ -326,14 +326,14 @@ def test_a_rare_change_of_a_number_is_detected_at_once(warm_up, caplog):
 
 
 class Silent:
-    """Takes the place of a writer of summaries."""
+    """A summary writer that writes nothing."""
 
     def __getattr__(self, name):
         return lambda *args, **kwargs: None
 
 
 class Counting(Fixed):
-    """Sets a number in Python whenever its loss is calculated, draws numbers, and writes a buffer."""
+    """An algorithm whose loss sets a number in Python, draws random numbers and writes a buffer."""
 
     own_capabilities = Fixed.own_capabilities
     draws = True
@@ -390,7 +390,7 @@ def _spoiled(place, results):
 @pytest.mark.parametrize('backend', ['replayed', 'compiled'])
 def test_a_backend_with_wrong_results_is_dropped_with_a_warning(backend, place, part, warm_up,
                                                                                monkeypatch, caplog):
-    """Backends with other results are never used; the warning names the part."""
+    """Drop backends with different results, with a warning that names the part."""
     def spoil(make):
         def spoiled(*args):
             cached = make(*args)
@@ -478,7 +478,7 @@ def test_a_non_finite_loss_stops_the_run_by_name_and_changes_nothing(compile, re
 
 
 class CountingRanks(Ranks):
-    """One rank, which notes the size of each exchange."""
+    """A single rank that records the size of each collective call."""
 
     def __init__(self):
         super().__init__(0, 1, None, torch.device('cpu'))
@@ -489,7 +489,7 @@ class CountingRanks(Ranks):
 
 
 class Asking(Fixed):
-    """Its loss is averaged over all ranks."""
+    """An algorithm whose loss is averaged over all ranks."""
 
     own_capabilities = Fixed.own_capabilities
 
@@ -499,7 +499,7 @@ class Asking(Fixed):
 
 
 class Gathering(Fixed):
-    """Its loss gathers the losses of all ranks."""
+    """An algorithm whose loss gathers the losses of all ranks."""
 
     own_capabilities = Fixed.own_capabilities
 
@@ -520,7 +520,7 @@ def in_ranks(agent):
 @pytest.mark.parametrize('compile', [False, True])
 def test_every_update_makes_the_same_number_of_collective_calls(compile, algorithm_cls,
                                                                                              replayed_at_once):
-    """Otherwise collectives of different ranks are mismatched: they hang, or average unrelated numbers."""
+    """Compare the collective calls of updates; mismatched collectives hang or average unrelated numbers."""
     agent = make_agent(compile, algorithm_cls=algorithm_cls)
     ranks = in_ranks(agent)
     asked = []
@@ -543,7 +543,7 @@ def test_every_update_makes_the_same_number_of_collective_calls(compile, algorit
 
 
 class Keeping(Fixed):
-    """Keeps the rewards of each batch that its Python code sees."""
+    """An algorithm that keeps the rewards of each batch that its Python code sees."""
 
     own_capabilities = Fixed.own_capabilities
 
@@ -562,7 +562,7 @@ def test_a_batch_that_an_algorithm_keeps_is_not_overwritten(never_replayed):
 
 
 class Shifting(DqnAlgorithm):
-    """Trains on other rewards than those that are stored."""
+    """An algorithm that trains on rewards different from the stored ones."""
 
     own_capabilities = DqnAlgorithm.own_capabilities
 
