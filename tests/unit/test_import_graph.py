@@ -1,4 +1,4 @@
-"""Who imports whom and who reaches into whom: read from the source, type hints and imports in functions included."""
+"""Imports and private accesses between modules, read from the source, including type hints and local imports."""
 import ast
 import graphlib
 import re
@@ -13,7 +13,7 @@ FILES = {'.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('._
          for path in (ROOT / 'alfx').rglob('*.py')}
 PACKAGES = {name for name, path in FILES.items() if path.name == '__init__.py'}
 
-# Files with documented names, which therefore stay where they are, above or below the other files of their folder.
+# Files with documented names stay in their folders, although they are above or below the other files there.
 APART = {
     'alfx.nest.utils',  # works on specs, which are made of nests
     'alfx.distributions.transforms',  # distributions are made of these; other files of utils are made of distributions
@@ -34,7 +34,7 @@ def tree(name: str) -> ast.Module:
 
 
 def imported(name: str) -> set[str]:
-    """The complete names of the modules that a file imports anywhere."""
+    """Return the complete names of the modules that a file imports anywhere."""
     found = set()
     for node in ast.walk(tree(name)):
         if isinstance(node, ast.Import):
@@ -47,20 +47,20 @@ def imported(name: str) -> set[str]:
 
 
 def imports(inside: str, of: str = 'alfx', but: Iterable[str] = ()) -> set[tuple[str, str]]:
-    """Which file in a folder imports which of another folder, without those listed."""
+    """Return pairs of a file in a folder and a file it imports from another folder, except those listed."""
     return {(name, other) for name in FILES if f'{name}.'.startswith(f'{inside}.') and name not in but
             for other in imported(name) if f'{other}.'.startswith(f'{of}.')}
 
 
 def folder(name: str) -> str:
-    """The folder that a file is in; the file itself, where the folder holds folders as well."""
+    """Return the folder of a file, or the file itself if its folder has subfolders."""
     holder = name if name in PACKAGES else name.rpartition('.')[0]
     divided = any(package.rpartition('.')[0] == holder for package in PACKAGES)
     return name if divided or name in APART else holder
 
 
 def part(name: str) -> str:
-    """What a file belongs to directly below ``alfx``."""
+    """Return the part directly below ``alfx`` that a file belongs to."""
     return name if name in APART else '.'.join(name.split('.')[:2])
 
 
@@ -74,9 +74,9 @@ def test_imports_go_in_no_circle(unit):
 
 
 def test_the_engine_is_imported_by_three_algorithm_files_only():
-    """The engine imports no algorithm.
+    """Check that the engine imports no algorithm.
 
-    Three files of the algorithms import more of it than its capabilities and its functions for masked losses.
+    Only three files of algorithms import more of the engine than its capabilities and its functions for masked losses.
     """
     assert not imports('alfx.engine', 'alfx.algorithms')
     assert {other for _, other in imports('alfx.algorithms', 'alfx.engine', but=USE_THE_ENGINE)
@@ -87,7 +87,7 @@ LOOPS = {'train_iter', 'unroll', 'train_from_unroll', 'train_from_replay_buffer'
 
 
 def test_the_engine_calls_no_loop_method_of_an_algorithm():
-    """Trainer -> Learner -> Collector, Batches, Updater -> steps and hooks; nothing calls back up."""
+    """Check the direction of calls: Trainer -> Learner -> Collector, Batches, Updater -> steps and hooks."""
     for name in FILES:
         if not name.startswith('alfx.engine.'):
             continue
@@ -103,7 +103,7 @@ def test_parts_of_a_learner_do_not_call_it():
 
 
 def torch_internals(name: str) -> set[str]:
-    """Names that torch may change from one version to the next; its functions on lists are too useful to do without."""
+    """Return the names of torch that may change between versions, except its ``_foreach`` functions on lists."""
     written = {ast.unparse(node) for node in ast.walk(tree(name)) if isinstance(node, ast.Attribute)} | imported(name)
     return {text for text in written if re.fullmatch(r'torch(\.\w+)*\.(_(?!_|foreach)\w+|experimental)(\.\w+)*', text)}
 
@@ -114,7 +114,7 @@ def test_unstable_torch_features_are_used_in_few_places():
 
 
 def private_writes(name: str) -> Iterator[str]:
-    """Private attributes of other objects that are written; not of those that are made here without constructor."""
+    """Yield writes to private attributes of other objects, except objects created in place without a constructor."""
     for function in ast.walk(tree(name)):
         if not isinstance(function, ast.FunctionDef):
             continue

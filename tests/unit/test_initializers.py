@@ -91,13 +91,13 @@ def test_wrong_arguments_are_named():
 
 @pytest.fixture
 def bindings():
-    """A function that binds parameters for the duration of a test."""
+    """Return a function that binds parameters for the duration of a test."""
     yield lambda *lines: gin.parse_config('\n'.join(lines))
     gin.clear_config()
 
 
 class TestInitialWeights:
-    """Schemes for layers without an initializer of their own."""
+    """Default initialization schemes, for layers without an explicit initializer."""
 
     def test_torch_is_the_default_of_a_linear_layer(self, bindings):
         bindings("initial_weights.weights = 'torch'", "initial_weights.biases = 'torch'")

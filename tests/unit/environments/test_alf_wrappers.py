@@ -26,7 +26,7 @@ from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 
 
 def count_env(*lengths: int, **kwargs) -> GymVectorEnvironment:
-    """A batch of counters; the second element of the observation is the step."""
+    """Return a batch of counters; the second element of the observation is the step."""
     return GymVectorEnvironment(SerialVectorEnv([partial(CountEnv, n) for n in lengths]), seed=0, **kwargs)
 
 
@@ -35,13 +35,13 @@ def zeros(env: AlfEnvironment):
 
 
 def record(env: AlfEnvironment, steps: int) -> TimeStep:
-    """Stacked time steps of a reset and zero actions, each of them checked."""
+    """Return the checked and stacked time steps of a reset and of zero actions."""
     checked = CheckedEnvironment(env)
     return nest.stack([checked.reset()] + [checked.step(zeros(env)) for _ in range(steps)])
 
 
 def assert_state_goes_on(make, steps: int = 9):
-    """What was saved in one instance goes on exactly in another."""
+    """Check that an instance continues exactly from the state saved in another instance."""
     env, other = make(), make()
     env.seed(1)
     record(env, 6)
@@ -78,7 +78,7 @@ class TestLimits:
         assert all(end[1] - end[0] > 50 for end in ends if len(end) > 1)
 
     def test_episodes_are_truncated_when_their_return_reaches_a_value(self):
-        """CartPole gives 1 for each step: 5 is reached at the fifth, in each episode of each environment."""
+        """Truncate CartPole, whose reward is 1, at the fifth step of each episode of each environment."""
         env = ReturnLimit(suite_gym.load('CartPole-v1', batch_size=2), 4.5)
         steps = record(env, 12)
         assert steps.step_type.T.tolist() == [[0, 1, 1, 1, 1, 2, 0, 1, 1, 1, 1, 2, 0]] * 2
@@ -127,7 +127,7 @@ class TestTimeStepWrappers:
         record(env, 5)
 
     def test_rewards_are_weighted(self):
-        """Rewards are (1, number of the step)."""
+        """Weight rewards of (1, number of the step)."""
         inner = [GymVectorEnvironment(SerialVectorEnv([MultiRewardEnv])) for _ in range(2)]
         assert record(ScalarRewardWrapper(inner[0], [2, 10]), 2).reward[:, 0].tolist() == [0, 12, 22]
         assert record(ScalarRewardWrapper(inner[1]), 2).reward[:, 0].tolist() == [0, 1, 1]
@@ -168,7 +168,7 @@ class TestActionWrappers:
             DiscreteActionWrapper(PolicyUnittestEnv(1, 3), 2)
 
     def test_actions_are_normalized(self):
-        """Bounds -2 and 2: 0.25 becomes 0.5."""
+        """Scale 0.25 to 0.5 for bounds of -2 and 2."""
         game = _Push(1)
         env = NormalizedActionWrapper(suite_gym.wrap_env(game, normalize_action=False))
         assert env.action_spec() == BoundedTensorSpec((1, ), torch.float32, -1, 1)
@@ -202,7 +202,7 @@ class TestActionWrappers:
 
 
 class _Push(CountEnv):
-    """Remembers the last action, which lies in [-2, 2]."""
+    """An environment that keeps the last action, which is in [-2, 2]."""
 
     def __init__(self, size: int, length: int = 5):
         super().__init__(length)
@@ -215,7 +215,7 @@ class _Push(CountEnv):
 
 
 class _Lives(CountEnv):
-    """A life is lost at every second step; the game is over after ``length`` steps."""
+    """An environment that loses a life at every second step and ends the game after ``length`` steps."""
 
     def _with_lives(self, result):
         return (*result[:-1], {'lives': 3 - self._step // 2})
@@ -230,7 +230,7 @@ class _Lives(CountEnv):
 class TestLives:
 
     def test_a_lost_life_is_a_termination_in_returns_only(self):
-        """Lives are lost at 2, 4, ...; the games have 5 and 10 steps."""
+        """Lose lives at steps 2, 4, ... of games with 5 and 10 steps."""
         env = AtariTerminalOnLifeLossWrapper(GymVectorEnvironment(
             SerialVectorEnv([lambda: _Lives(4), lambda: _Lives(9)]), env_info_keys=('lives', ), seed=0))
         plain = GymVectorEnvironment(SerialVectorEnv([lambda: _Lives(4), lambda: _Lives(9)]), seed=0)
@@ -290,7 +290,7 @@ class TestSeveral:
         assert_state_goes_on(lambda: CurriculumWrapper(BatchEnvironmentWrapper([self.tasks(0), self.tasks(1)])))
 
     def test_the_curriculum_favors_the_task_that_progresses(self):
-        """Progress 0.02 and 0, favor 10, after the warmup: 10 / 11 against 1 / 11."""
+        """Compare probabilities after the warmup: 10 / 11 and 1 / 11 for progress 0.02 and 0 with favor 10."""
         env = CurriculumWrapper(BatchEnvironmentWrapper([self.tasks(i) for i in range(4)]), progress_favor=10,
                                 warmup_period=1)
         env.seed(0)
@@ -304,7 +304,7 @@ class TestSeveral:
         assert 0 < tasks.float().mean() < 1
 
     def test_scores_are_mean_rewards(self):
-        """Chain of 4 with zero actions never ends; the other task gets 1 a step."""
+        """Score a chain of 4, which never ends with zero actions, and a task with a reward of 1 per step."""
         env = CurriculumWrapper(self.tasks(1))
         env.seed(0)
         env.reset()

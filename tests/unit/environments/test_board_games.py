@@ -1,4 +1,4 @@
-"""Games of k in a row: rules, the environment with and without an opponent, perfect play, all lines."""
+"""Games of k in a row: rules, the environment with and without an opponent, perfect play, all lines of play."""
 import pathlib
 
 import numpy as np
@@ -20,7 +20,7 @@ RULES = Rules()
 
 
 def position(text):
-    """A position from lines of X, O and dots."""
+    """Return a position from lines of X, O and dots."""
     numbers = {'.': 0, 'X': 1, 'O': -1}
     return np.array([[numbers[stone] for stone in line] for line in text.split()], np.int8)
 
@@ -180,12 +180,12 @@ def test_a_perfect_player_loses_no_line_and_a_careless_one_does(tool, player):
 
 
 def test_all_lines_of_a_game_without_choice_are_counted_by_hand(tool):
-    """On a 1 x 3 board nobody gets three in a row. The agent takes the first free square."""
+    """Count lines on a 1 x 3 board, where all games are drawn and the agent takes the first free square."""
     rules = Rules(1, 3, 3)
     counts = [tool.all_lines(rules, lambda boards, state: (rules.valid(boards).argmax(-1), state), (), player)[:3]
               for player in (0, 1)]
-    assert counts[0] == (0, 2, 0)  # X at 0, O at 1 or 2, X at what is left
-    assert counts[1] == (0, 3, 0)  # X at 0, 1 or 2, O at the first free square, X at what is left
+    assert counts[0] == (0, 2, 0)  # X at 0, O at 1 or 2, X at the last square
+    assert counts[1] == (0, 3, 0)  # X at 0, 1 or 2, O at the first free square, X at the last square
 
 
 needs_compiler = pytest.mark.skipif(build.load() is None, reason='takes minutes with tensors')
@@ -228,7 +228,7 @@ def test_an_opponent_that_searches_does_not_lose_at_tic_tac_toe(tool, player):
 
 
 class RulesModel:
-    """The game for an algorithm that is shown what the environment shows."""
+    """A model of the game for an algorithm with the observations of the environment."""
 
     pred_state_spec = ()
 

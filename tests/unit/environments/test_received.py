@@ -1,4 +1,4 @@
-"""Environments that batch by themselves, such as EnvPool: what is no number is told of the one that sent it."""
+"""Errors about non-finite data from natively batched environments, such as EnvPool, name the single environment."""
 import numpy as np
 import pytest
 import torch
@@ -10,7 +10,7 @@ from alfx.environments.gym_vector_environment import GymVectorEnvironment
 
 
 class Pool(VectorEnv):
-    """Three environments in one; from the second step on it sends what it was told to."""
+    """A batch of three environments that returns the given values at the second step and later."""
 
     num_envs = 3
     metadata = {'autoreset_mode': AutoresetMode.NEXT_STEP}

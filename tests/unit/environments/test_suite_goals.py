@@ -1,4 +1,4 @@
-"""Environments with goals: what is reached, when episodes end, what is told about success; gymnasium-robotics."""
+"""Environments with goals: achieved goals, ends of episodes, reported success; gymnasium-robotics."""
 import re
 import sys
 from functools import partial
@@ -17,7 +17,7 @@ from alfx.utils.extras import pip_install
 
 
 def play(env, actions):
-    """The time steps after a reset with a fixed seed."""
+    """Return the time steps after a reset with a fixed seed."""
     env.seed(0)
     env.reset()
     return [env.step(action) for action in actions]

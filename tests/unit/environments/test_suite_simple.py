@@ -1,4 +1,4 @@
-"""The risky branch: what it is worth, and how it is loaded."""
+"""The risky branch: its optimal value, and loading it."""
 import numpy as np
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Environments by name: gymnasium's own, Atari, MiniGrid; what is missing and what is misspelt."""
+"""Environments by name: Gymnasium, Atari, MiniGrid; missing packages and misspelled names."""
 import _random
 import logging
 import os
@@ -25,11 +25,11 @@ from alfx.utils.extras import pip_install
 
 
 class _Restarting(gymnasium.utils.EzPickle):
-    """Pickling this constructs it anew."""
+    """An environment that unpickling constructs again."""
 
 
 def run(env, steps=5):
-    """Random actions, every time step checked; returns the last one."""
+    """Take random actions, check every time step and return the last one."""
     checked = CheckedEnvironment(env)
     time_step = checked.reset()
     for _ in range(steps):
@@ -38,7 +38,7 @@ def run(env, steps=5):
 
 
 def same_continuation(make, steps=60, before=20):
-    """Saves after some steps, goes on in another instance, and compares."""
+    """Save the state after some steps, continue in another instance and compare."""
     env, other = make(), make()
     env.seed(0)
     env.reset()
@@ -103,7 +103,7 @@ class TestNames:
     def test_errors_about_outdated_environments_quote_gymnasium(self):
         with pytest.raises(EnvironmentLoadError, match='Pendulum-v1'):
             suite_gym.load('Pendulum-v0')
-        pytest.importorskip('mujoco')  # some versions of gymnasium ask for that first
+        pytest.importorskip('mujoco')  # some versions of gymnasium check for it first
         with pytest.raises(EnvironmentLoadError, match="(gymnasium-robotics|mujoco_py).*; did you mean 'Hopper-v5'"):
             suite_gym.load('Hopper-v2')
 
@@ -247,7 +247,7 @@ class TestSavedState:
         assert 'cannot be saved' in caplog.text
 
     def test_an_environment_that_is_itself_native_has_no_state(self):
-        """Its attributes could be saved, but what native code holds beside them would be lost."""
+        """Refuse to save the state: the attributes could be saved, but the state in native code would be lost."""
         class Native(ChainEnv, _random.Random):
             pass
 

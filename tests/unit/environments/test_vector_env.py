@@ -33,12 +33,12 @@ BOTH = pytest.mark.parametrize('make', [SerialVectorEnv, partial(ProcessVectorEn
 
 
 def raising(where: str, after: int = 2, count: int = 3):
-    """Environments of which the second goes wrong."""
+    """Return constructors of environments, the second of which raises an error."""
     return [partial(RaisingEnv, where, after) if i == 1 else partial(CountEnv, 3) for i in range(count)]
 
 
 class SendingEnv(gymnasium.Env):
-    """Sends the given result at its second step."""
+    """An environment that returns the given result at its second step."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2, ))
     action_space = gymnasium.spaces.Discrete(2)
@@ -59,7 +59,7 @@ class SendingEnv(gymnasium.Env):
 
 
 class SendsSeveral(SendingEnv):
-    """Has two rewards."""
+    """An environment with two rewards."""
 
     reward_space = gymnasium.spaces.Box(-1, 1, (2, ))
 
@@ -69,7 +69,7 @@ class SendsSeveral(SendingEnv):
 
 
 class SendsFields(SendingEnv):
-    """Observes fields, one of which is too small after a step."""
+    """An environment whose observation has fields, one of which is too small after a step."""
 
     observation_space = gymnasium.spaces.Dict(small=gymnasium.spaces.Box(-1, 1, (2, )),
                                               number=gymnasium.spaces.Discrete(3))
@@ -82,7 +82,7 @@ class SendsFields(SendingEnv):
 
 
 class GlobalDice(gymnasium.Env):
-    """Observes draws of the generators of the process: of numpy, Python, torch, and of numpy in the constructor."""
+    """An environment that observes draws from global generators: numpy, Python, torch, and numpy in the constructor."""
 
     observation_space = gymnasium.spaces.Box(0, 1, (4, ), np.float64)
     action_space = gymnasium.spaces.Discrete(2)
@@ -101,7 +101,7 @@ class GlobalDice(gymnasium.Env):
 
 
 def steps(env, count):
-    """Truncations of ``count`` steps."""
+    """Return the truncations of ``count`` steps."""
     return np.array([env.step(np.zeros(env.num_envs, int))[3] for _ in range(count)])
 
 
@@ -281,7 +281,7 @@ class TestRestarts:
 class TestSeeds:
 
     def test_environment_seeds_depend_on_the_index_and_not_on_the_batch(self):
-        """Environment i has the same seed in any batch and a different one from its neighbours."""
+        """Give environment i the same seed in any batch, and a different seed from its neighbors."""
         few, many = environment_seeds(3, 2), environment_seeds(3, 50)
         assert many[:2] == few and len(set(many)) == 50
         assert not set(many) & set(environment_seeds(4, 50))
@@ -349,7 +349,7 @@ class TestProcesses:
 
     @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
     def test_environments_survive_a_signal_to_all_processes_of_a_run(self, number):
-        """A scheduler sends it before it ends a job: the run still writes its checkpoint."""
+        """Ignore the signal that a scheduler sends before it ends a job, so that the run can write its checkpoint."""
         env = ProcessVectorEnv([CountEnv] * 2)
         env.reset(seed=0)
         for pid in env.worker_pids:
@@ -468,7 +468,7 @@ class TestProcesses:
 
 
 class Slow(CountEnv):
-    """Takes half a second for a step."""
+    """An environment whose steps take half a second."""
 
     def step(self, action):
         time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""What a user sees of the bookkeeping of episodes. Histories are compared in tests/numerics."""
+"""Public results of episode bookkeeping. Histories are compared in tests/numerics."""
 import pytest
 import torch
 
@@ -12,14 +12,14 @@ SPEC = TimeStep(step_type=TensorSpec((), torch.int32), reward=TensorSpec(()), di
 
 
 def time_steps(*step_types, discount=1.0, reward=1.0):
-    """``[T, 1]``."""
+    """Return time steps ``[T, 1]``."""
     step_type = torch.tensor(step_types, dtype=torch.int32).unsqueeze(-1)
     return TimeStep(step_type=step_type, reward=torch.full(step_type.shape, reward),
                     discount=torch.full(step_type.shape, discount))
 
 
-def everything(buffer):
-    """(begins, ends) of all steps of the one environment that are stored."""
+def episode_bounds(buffer):
+    """Return the episode starts and ends of all stored steps of environment 0."""
     first, end = buffer.earliest_positions(torch.tensor([0])).item(), buffer.current_pos.item()
     positions, env_ids = torch.arange(first, end), torch.zeros(1, dtype=torch.int64)
     begins = buffer.get_episode_begin_position(positions, env_ids)
@@ -30,12 +30,12 @@ def everything(buffer):
 def test_episodes_worked_out_by_hand():
     buffer = ReplayBuffer(SPEC, 1, 6, keep_episodic_info=True)
     buffer.add_sequence(time_steps(FIRST, MID, LAST, FIRST, MID))
-    assert everything(buffer) == ([0, 0, 0, 3, 3], [2, 2, 2, 4, 4])
+    assert episode_bounds(buffer) == ([0, 0, 0, 3, 3], [2, 2, 2, 4, 4])
     buffer.add_batch(nest.map_structure(lambda x: x[0], time_steps(MID)))
-    assert everything(buffer) == ([0, 0, 0, 3, 3, 3], [2, 2, 2, 5, 5, 5])
-    # The first step of the first episode is overwritten: the oldest one stands for it, the end is still known.
+    assert episode_bounds(buffer) == ([0, 0, 0, 3, 3, 3], [2, 2, 2, 5, 5, 5])
+    # The first step of the first episode is overwritten: the oldest step replaces it, the end is still known.
     buffer.add_sequence(time_steps(LAST))
-    assert everything(buffer) == ([1, 1, 3, 3, 3, 3], [2, 2, 6, 6, 6, 6])
+    assert episode_bounds(buffer) == ([1, 1, 3, 3, 3, 3], [2, 2, 6, 6, 6, 6])
 
 
 def test_episodic_info_can_be_enabled_and_disabled_later():
@@ -45,9 +45,9 @@ def test_episodic_info_can_be_enabled_and_disabled_later():
         buffer.steps_to_episode_end(torch.tensor([0]), torch.tensor([0]))
     buffer.add_sequence(time_steps(FIRST, MID, LAST, FIRST))
     buffer.keep_episodic_info = True
-    assert everything(buffer) == ([0, 0, 0, 3], [2, 2, 2, 3])
+    assert episode_bounds(buffer) == ([0, 0, 0, 3], [2, 2, 2, 3])
     buffer.add_sequence(time_steps(MID))
-    assert everything(buffer) == ([0, 0, 0, 3, 3], [2, 2, 2, 4, 4])
+    assert episode_bounds(buffer) == ([0, 0, 0, 3, 3], [2, 2, 2, 4, 4])
     buffer.keep_episodic_info = False
     assert not buffer.keep_episodic_info
 
@@ -85,7 +85,7 @@ def test_fields_missing_in_the_experience_are_refused_by_name():
         ReplayBuffer({'step_type': TensorSpec((), torch.int32)}, 1, 4, record_episodic_return=True)
     buffer = ReplayBuffer({'step_type': TensorSpec((), torch.int32)}, 1, 4, keep_episodic_info=True)
     buffer.add_sequence({'step_type': torch.tensor([[FIRST], [MID]], dtype=torch.int32)})
-    assert everything(buffer) == ([0, 0], [1, 1])
+    assert episode_bounds(buffer) == ([0, 0], [1, 1])
     with pytest.raises(ValueError, match="get_disc_0_begin_position: expected a field 'discount'"):
         buffer.get_disc_0_begin_position(torch.tensor([0]), torch.tensor([0]))
     buffer = ReplayBuffer(plain, 1, 4)
@@ -122,7 +122,7 @@ def test_rewards_of_returns_are_clipped_and_each_dimension_has_its_own():
     discount = steps.discount.clone()
     discount[-1] = 0.0
     reward = torch.tensor([[0.0, 0.0], [4.0, 1.0], [1.0, -3.0], [2.0, 2.0]]).unsqueeze(1)
-    for t in range(4):  # one after the other: what came before is filled in at the end
+    for t in range(4):  # added one by one: returns are filled in at the end of the episode
         buffer.add_batch(TimeStep(step_type=steps.step_type[t], reward=reward[t], discount=discount[t]))
     _, info = buffer.gather_all()
     # First: 2 + 1/2 + 2/4 = 3, 1 + 2/2 = 2, 2, 0. Second: 1 - 1/2 + 2/4 = 1, -1 + 2/2 = 0, 2, 0.
@@ -135,7 +135,7 @@ def test_a_bootstrap_value_makes_truncated_returns_known():
     discount = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0]).unsqueeze(-1)
     buffer = ReplayBuffer(SPEC, 1, 8, record_episodic_return=True, gamma=0.5, return_after_truncation=16.0)
     buffer.add_sequence(steps._replace(reward=rewards, discount=discount))
-    # truncated: 1 + 2/2 + 16/4 = 6, 2 + 16/2 = 10, 16; terminated: 4 + 8/2 = 8, 8, 0; the last one goes on
+    # truncated: 1 + 2/2 + 16/4 = 6, 2 + 16/2 = 10, 16; terminated: 4 + 8/2 = 8, 8, 0; the last one has not ended
     assert buffer.gather_all()[1].discounted_return.tolist() == [[6.0, 10.0, 16.0, 8.0, 8.0, 0.0, -1000.0]]
 
 
@@ -154,7 +154,7 @@ def test_a_field_can_be_overwritten_and_episodes_follow():
     buffer.add_sequence(time_steps(FIRST, MID, MID))
     buffer.set_field('step_type', torch.tensor([0]), torch.tensor([2]), torch.tensor([LAST], dtype=torch.int32))
     buffer.add_sequence(time_steps(MID, MID))
-    assert everything(buffer) == ([0, 0, 0, 3, 3], [2, 2, 2, 4, 4])
+    assert episode_bounds(buffer) == ([0, 0, 0, 3, 3], [2, 2, 2, 4, 4])
     buffer.set_field('reward', torch.tensor([0, 0]), torch.tensor([4, 1]), torch.tensor([7.0, 8.0]))
     assert buffer.get_field('reward', torch.tensor(0), torch.arange(5)).tolist() == [1.0, 8.0, 1.0, 1.0, 7.0]
     with pytest.raises(ValueError, match='set_field: expected positions in the buffer, from 0 to 4, found 5 to 5'):

@@ -1,4 +1,4 @@
-"""ReplayBuffer against a list of what was stored, and its errors."""
+"""ReplayBuffer against a list of stored values, and its errors."""
 import io
 from collections import Counter
 
@@ -26,7 +26,7 @@ SPEC = {
 
 
 def cell(value, shape=()):
-    """A batch that can be told from any other by each of its leaves; ``value`` int64 [*shape]."""
+    """Return a batch that each of its leaves identifies; ``value`` is int64 [*shape]."""
     value = torch.as_tensor(value)
     return {
         'value': value,
@@ -40,7 +40,7 @@ def cell(value, shape=()):
 
 
 def assert_cells(batch, values):
-    """Every leaf of ``batch`` is that of ``cell(values)``."""
+    """Check that every leaf of ``batch`` equals the same leaf of ``cell(values)``."""
     expected = cell(torch.as_tensor(values))
     nest.assert_same_structure(batch, expected)
     for (path, a), e in zip(nest.flatten_with_path(batch), nest.flatten(expected)):
@@ -49,7 +49,7 @@ def assert_cells(batch, values):
 
 
 class Reference:
-    """The same buffer as one list of (position, value) for each environment."""
+    """A replay buffer as one list of (position, value) for each environment."""
 
     def __init__(self, num_envs, max_length):
         self.max_length = max_length
@@ -61,7 +61,7 @@ class Reference:
         self.positions[env] += 1
 
     def sequences(self, length, ignored):
-        """{(env, position): values} of all that may be sampled."""
+        """Return ``{(env, position): values}`` of all sequences that may be sampled."""
         found = {}
         for env, items in enumerate(self.contents):
             items = items[ignored:]
@@ -85,7 +85,7 @@ operations = st.lists(
 
 
 def play(buffer, reference, history, make_buffer):
-    """Do the same to both; every stored value is different."""
+    """Apply the same operations to both; every stored value is different."""
     counter = 0
 
     def values(*shape):
@@ -117,7 +117,7 @@ def play(buffer, reference, history, make_buffer):
         elif operation == 'drop_all_but':
             try:
                 kept = buffer.drop_all_but(argument)
-            except ValueError:  # once environments were stored apart, until all are cleared
+            except ValueError:  # after environments were stored separately, until all are cleared
                 continue
             reference.contents = [items[:-1][max(len(items) - 1 - argument, 0):] for items in reference.contents]
             reference.positions = [position - 1 for position in reference.positions]
@@ -234,7 +234,7 @@ def test_distinct_draws_are_distinct_and_in_random_order(n, k):
         drawn = draw_distinct(n, k)
         assert drawn.shape == (k, ) and len(set(drawn.tolist())) == k
         counts[torch.arange(k), drawn] += 1
-    # Each number is equally likely at each place.
+    # Each number is equally likely at each position.
     expected = rounds / n
     assert ((counts - expected).abs() < 5.5 * (expected * (1 - 1 / n))**0.5).all()
 

@@ -1,4 +1,4 @@
-"""Ranges in annotations, as they hold for what a caller passes and for what a conf binds."""
+"""Ranges in annotations are checked for arguments of callers and for bindings of confs."""
 import math
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, Optional
@@ -23,7 +23,7 @@ class Ranged:
 
 @configurable(module='ranges')
 class Child(Ranged):
-    """Has the constructor of its parent."""
+    """A class that inherits the constructor of its parent."""
 
 
 @pytest.mark.parametrize('arguments', [
@@ -87,7 +87,7 @@ def arguments_called(name: str) -> list[tuple[str, Any]]:
 def test_every_argument_of_this_name_has_its_range(name):
     found = arguments_called(name)
     assert found
-    # the settings of a run check themselves
+    # TrainerConfig checks its own fields
     without = [owner for owner, annotation in found if owner != 'TrainerConfig'
                and not value_checks._has_range(annotation)
                and annotation is not Any]

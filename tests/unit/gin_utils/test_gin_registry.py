@@ -1,4 +1,4 @@
-"""What ``configurable`` and ``register_function`` promise."""
+"""Documented behavior of ``configurable`` and ``register_function``."""
 
 import copy
 import functools
@@ -24,7 +24,7 @@ class Parent:
 
 @configurable
 class Chooser(Parent):
-    """Passes x on, leaves y to the parent."""
+    """A class that passes x to the parent and leaves y at the parent's default."""
 
     def __init__(self, z=1):
         super().__init__(x=z)
@@ -32,7 +32,7 @@ class Chooser(Parent):
 
 @configurable
 class Heir(Parent):
-    """Has the constructor of its parent."""
+    """A class that inherits the constructor of its parent."""
 
 
 @configurable
@@ -116,7 +116,7 @@ def test_parent_bindings_never_change_explicit_subclass_arguments():
 
 
 def test_own_bindings_of_a_subclass_precede_those_of_its_parent():
-    """Bindings of a subclass precede those of the parent whose constructor it inherits."""
+    """Prefer bindings of a subclass to those of the parent whose constructor it inherits."""
     gin.parse_config(['Parent.x = 5', 'Parent.y = 6', 'Heir.y = 8'])
     assert (Heir().x, Heir().y) == (5, 8)
     assert (Parent().x, Parent().y) == (5, 6)
@@ -195,7 +195,7 @@ def test_a_denied_argument_cannot_be_bound():
 
 
 def test_equal_redefinitions_replace_and_other_ones_are_refused():
-    """Defining the same thing again replaces it; another thing of the same name is refused."""
+    """Replace an object that is defined again; refuse a different object of the same name."""
     def define(default):
         @configurable(module='again')
         class Redefined:

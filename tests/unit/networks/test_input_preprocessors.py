@@ -1,4 +1,4 @@
-"""Input preprocessors that find out from the spec what they have to know."""
+"""Input preprocessors that are configured by the input spec."""
 import gin
 import pytest
 import torch

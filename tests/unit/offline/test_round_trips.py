@@ -1,4 +1,4 @@
-"""From an environment to a replay buffer by way of files: every number is where it would have been online."""
+"""Round trips from an environment through files to a replay buffer preserve every value of online data."""
 import sys
 from pathlib import Path
 
@@ -30,7 +30,7 @@ OBSERVATION, ACTION = TensorSpec((3, )), BoundedTensorSpec((2, ), torch.float32,
 
 
 def as_online(env, num_steps):
-    """Random actions in an environment, and a list of the steps that went by, each with the action taken there."""
+    """Record random actions in an environment, and a list of its steps, each with the action taken there."""
     seen = []
     act = recorder.random_policy(env.action_spec(), env.batch_size)
 
@@ -47,7 +47,7 @@ def as_online(env, num_steps):
 @pytest.mark.parametrize('kind', ['count', 'chain', 'nested', 'nested, actions in [-1, 1]', 'offset actions',
                                   'two rewards', 'processes', 'Pendulum', 'FrozenLake', 'unittest mixed'])
 def test_recorded_and_loaded_data_equal_the_original(kind, tmp_path):
-    """Boxes, numbers, nests of both, vector rewards, actions from 1, all kinds of ends, with and without processes."""
+    """Compare boxes, numbers, nests, vector rewards, actions from 1, and all ends of episodes, also with processes."""
     env = KINDS[kind]()
     env.seed(0)
     env.reset()
@@ -61,7 +61,7 @@ def test_recorded_and_loaded_data_equal_the_original(kind, tmp_path):
     for number in range(env.batch_size):
         own = nest.map_structure(lambda *x, number=number: torch.stack([y[number] for y in x]), *seen)
         size = len(own[0].step_type)
-        if own[0].step_type[-1] == StepType.FIRST:  # nothing has been done in that episode
+        if own[0].step_type[-1] == StepType.FIRST:  # no action was taken in that episode
             size -= 1
         for t in range(size):
             online, action = nest.map_structure(lambda x, t=t: x[t], own)
@@ -81,8 +81,10 @@ def test_recorded_and_loaded_data_equal_the_original(kind, tmp_path):
 
 
 def made_up(number, lengths=(3, 1, 5, 2)):
-    """Episodes of random numbers, of which every second one terminates. The reward of a transition is the sum of what
-    was observed before, 10 times that of the action, 100 times that of what was observed then, and 1000 * number."""
+    """Return episodes of random numbers; every second episode terminates.
+
+    The reward of a transition is sum(observation) + 10 * sum(action) + 100 * sum(next observation) + 1000 * number.
+    """
     random, parts = np.random.default_rng(number), []
     for k, length in enumerate(lengths):
         observation = random.standard_normal((length + 1, 3)).astype(np.float32)
@@ -172,12 +174,12 @@ def test_no_sequence_crosses_from_one_dataset_into_another(tmp_path):
     assert (time_step.env_id == time_step.env_id[:, :1]).all() and time_step.env_id.unique().tolist() == [-3, -2, -1]
     arrived = time_step.step_type != StepType.FIRST
     number = torch.tensor([0, 3, 7])[-1 - time_step.env_id]
-    # of a reward what is left without its thousands is as random as the numbers of the transition
+    # without 1000 * number, a reward is a sum of the random numbers of its transition
     assert ((time_step.reward - 1000 * number).abs()[arrived] < 900).all()
 
 
 def test_looking_back_in_the_buffer_matches_online_data(tmp_path):
-    """Frames before a step, of the dataset and of a buffer that was written step by step."""
+    """Compare frames before a step in the dataset and in a buffer to which single steps were added."""
     names = [through_a_folder(tmp_path / str(number), made_up(number)) for number in (1, 2)]
     offline = buffer_of(names, keep_episodic_info=True)
     online = ReplayBuffer(offline.data_spec, 2, offline.max_length, keep_episodic_info=True)

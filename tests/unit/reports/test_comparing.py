@@ -1,4 +1,4 @@
-"""Runs next to each other: their numbers, their confs, what they are called, pairs of the same seed."""
+"""Comparisons of runs: metrics, confs, names, pairs with the same seed."""
 import json
 import sys
 

@@ -21,7 +21,7 @@ def test_the_log_tail_starts_at_the_last_error(text, words):
 
 @pytest.fixture
 def program(monkeypatch, tmp_path):
-    """Runs a program in place of a run; the test ends it in any case."""
+    """Return a function that starts a program instead of a run; kill the program after the test."""
     started = []
 
     def start(text, name='seed_0'):

@@ -1,4 +1,4 @@
-"""Trackers get the numbers of a run, and cannot stop it."""
+"""Trackers receive the metrics of a run, and their failures do not end it."""
 import importlib.util
 import json
 import logging
@@ -22,7 +22,7 @@ SMALL = ['create_environment.num_parallel_environments = 2', 'TrainerConfig.num_
 
 
 class Recorder(trackers.Tracker):
-    """Keeps what it gets; all that were made are in ``made``."""
+    """A tracker that keeps its inputs; ``made`` contains all instances."""
 
     made: list = []
 
@@ -64,7 +64,7 @@ def train(root_dir, num_iterations, loggers):
 
 def test_a_tracker_gets_summaries_and_evaluations_even_after_resuming(
         recorders, tmp_path):
-    """A tracker gets each summary and evaluation over environment steps, also when the run is resumed."""
+    """Pass each summary and evaluation over environment steps to a tracker, also when the run is resumed."""
     train(tmp_path / 'run', 4, ['wandb'])
     train(tmp_path / 'run', 6, ['wandb'])
     first, second = recorders
@@ -82,7 +82,7 @@ def test_a_tracker_gets_summaries_and_evaluations_even_after_resuming(
     expected = [(int(row['env_steps']), float(row['average_return']))
                 for row in read_table(str(tmp_path / 'run' / 'eval' / 'progress.csv'))]
     assert evaluated == expected and len(expected) == 3
-    assert not list((tmp_path / 'run').rglob('*tfevents*'))  # 'tensorboard' was not asked for
+    assert not list((tmp_path / 'run').rglob('*tfevents*'))  # 'tensorboard' is not among the trackers
 
 
 def test_a_failing_tracker_is_logged_once_and_dropped(recorders, tmp_path, caplog, monkeypatch):

@@ -1,4 +1,4 @@
-"""docs/algorithms.md and the pages of algorithms say what they can do now."""
+"""docs/algorithms.md and the pages of algorithms list the present features."""
 import json
 import pathlib
 
@@ -49,7 +49,7 @@ def test_tags_of_an_algorithm_include_its_losses_and_bases(algorithm_table):
         '| `train/explained_variance`', '| `train/entropy`', '| `train/approx_kl`', '| `train/clip_fraction`',
         '| `train/values`', '| `train/targets`']
     assert {'alpha/*', 'adv', 'td_error'} <= set(further)
-    assert algorithm_table.tags_of(DynamicActionRepeatAgent) == ([], [])  # names that it makes up are not told
+    assert algorithm_table.tags_of(DynamicActionRepeatAgent) == ([], [])  # generated names are not listed
 
 
 def test_every_policy_algorithm_of_the_confs_is_tried(algorithm_table):

@@ -15,7 +15,7 @@ def exports(monkeypatch):
 
 
 def test_the_policy_of_a_conf_is_compared_with_its_file_after_a_tiny_run(exports, monkeypatch):
-    monkeypatch.setattr(exports, 'FORMATS', {'torch.export': '.pt2'})  # ONNX needs packages of its own
+    monkeypatch.setattr(exports, 'FORMATS', {'torch.export': '.pt2'})  # ONNX needs further packages
     found = exports.export_conf('ppo_cart_pole.gin', 20, exports.short_runs())
     assert found == {'algorithm': 'PPOAlgorithm', 'torch.export': pytest.approx(0, abs=1e-5), 'num_steps': 20}
 

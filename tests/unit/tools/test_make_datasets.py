@@ -1,4 +1,4 @@
-"""Recipes of datasets are such that they can be followed, and a small one is."""
+"""Recipes of datasets are valid, and a small one is executed."""
 import json
 import pathlib
 import sys
@@ -31,7 +31,7 @@ def test_recipes_name_confs_of_one_environment_and_parameters_that_exist(make_da
                     bound = {binding.text: binding.value for binding in loaded.bindings}
                 environments.add(bound['create_environment.env_name'])
         assert len(environments) == 1, task
-        if recipe.learner is not None:  # all that it has seen is in its replay buffer, in the order of time
+        if recipe.learner is not None:  # its replay buffer contains all its steps, in temporal order
             assert bound['create_environment.num_parallel_environments'] == 1, task
             assert bound['TrainerConfig.replay_buffer_length'] >= bound['TrainerConfig.num_env_steps'], task
         assert recipe.num_steps > recipe.demo_steps > 0, task
@@ -58,12 +58,12 @@ def test_datasets_without_a_recipe_are_refused(make_datasets, name, message):
 def test_a_dataset_is_made_once_with_its_reference_returns(make_datasets, tmp_path, monkeypatch):
     monkeypatch.setitem(make_datasets.RECIPES, 'tiny',
                         make_datasets.Recipe('sac_pendulum', 160, 40, 'sac_pendulum', TINY))
-    monkeypatch.setattr(make_datasets, 'MEDIUM', -1e9)  # nothing is learned in so short a time
+    monkeypatch.setattr(make_datasets, 'MEDIUM', -1e9)  # the run is too short to learn
     commands, run_program = [], make_datasets.run_program
 
     def run(arguments, log):
         commands.append(arguments[0].removeprefix('alfx.bin.'))
-        if len(commands) == 1:  # as users have it run, once
+        if len(commands) == 1:  # once as users run it
             return run_program(arguments, log)
         return warm_starts.run([sys.executable, '-m', *arguments], capture_output=True, text=True, check=True,
                                cwd=make_datasets.ROOT).stdout

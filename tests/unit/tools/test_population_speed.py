@@ -1,4 +1,4 @@
-"""What is held against peers is the same work, and figures are of rounds that take turns."""
+"""Speed comparisons with other libraries use equal workloads and alternating rounds."""
 import pathlib
 import sys
 
@@ -28,11 +28,11 @@ def test_an_update_is_a_minibatch_of_every_network(population_speed, monkeypatch
 
 def test_a_generation_is_an_episode_of_every_member(population_speed):
     steps = population_speed.es_alfx('CartPole-v1', 4, *population_speed._CART_POLE)()
-    assert steps >= population_speed._MEMBERS * 8  # the shortest episode there is
+    assert steps >= population_speed._MEMBERS * 8  # the shortest possible episode
 
 
 def test_the_ratio_is_the_median_of_the_rounds(population_speed, monkeypatch, capsys):
-    rates = iter([0, 0, 30, 10, 20, 20, 90, 10])  # two to warm up, then in turns
+    rates = iter([0, 0, 30, 10, 20, 20, 90, 10])  # one warmup each, then alternating
     monkeypatch.setattr(population_speed, 'rate', lambda work, seconds: next(rates))
     monkeypatch.setitem(population_speed.WORKLOADS, 'svgd', ('updates', lambda: None, lambda: None))
     row = run(population_speed, monkeypatch, capsys, 'svgd --rounds 3').out.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""The pages of docs/reference are made from signatures and docstrings."""
+"""The pages of docs/reference are generated from signatures and docstrings."""
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ def reference(monkeypatch):
 
 
 def test_the_pages_are_current(reference):
-    pytest.importorskip('torch', minversion='2.13')  # some arguments are those of its own classes
+    pytest.importorskip('torch', minversion='2.13')  # some arguments come from classes of torch
     made = reference.pages()
     assert {path.stem for path in (ROOT / 'docs' / 'reference').glob('*.md')} == {*made, reference.ALGORITHMS}
     late = [name for name, text in made.items()

@@ -1,4 +1,4 @@
-"""The drawing of an agent: each part with what it sees, who trains it, and what the replay buffer keeps of it."""
+"""The drawing of an agent: inputs, optimizer and replayed fields of each part."""
 import torch
 from helpers.agents import make_agent
 from torch import nn
@@ -11,7 +11,7 @@ from alfx.trainers.agent_drawing import agent_lines, describe, replay_lines
 
 
 class Halver(Algorithm):
-    """A representation learner with one parameter, trained by an optimizer of its own, and a fixed one."""
+    """A representation learner with a parameter trained by a separate optimizer, and a fixed parameter."""
 
     def __init__(self, observation_spec, action_spec, reward_spec, config, debug_summaries):
         super().__init__(optimizer=SGD(lr=0.1, name='own'), name='halver')

@@ -1,4 +1,4 @@
-"""What ``bin.check`` says of a conf, in parts."""
+"""Parts of the report of ``bin.check`` about a conf."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ from alfx.trainers import conf_check
 
 
 class Holder(nn.Module):
-    """Has a trained part, a target copy of it, and the trained part once more under another name."""
+    """A module with a trained part, a target copy of it, and an alias of the trained part."""
 
     def __init__(self, *optimizers):
         super().__init__()
@@ -66,7 +66,7 @@ def test_replay_buffer_memory_is_the_sum_of_its_leaves():
     (0, 32, None, 1, 0),           # nothing to wait for
     (10000, 1, 2, 4, 3 * 4),       # sequences of 2 in 4 environments
     (10000, 8, 4, 2, 5 * 4),
-    (5, 0.5, 2, 7, 5),             # the conf itself asks for less
+    (5, 0.5, 2, 7, 5),             # the conf itself requires less
 ])
 def test_a_run_is_shortened_to_its_first_update(initial, unroll_length, length, iterations, collected):
     config = TrainerConfig('run', algorithm_ctor=SimpleNamespace, num_env_steps=10**6,

@@ -1,4 +1,4 @@
-"""``--device``: what there is, and what there is not."""
+"""``--device``: available and missing devices."""
 import os
 import sys
 
@@ -12,7 +12,7 @@ from alfx.trainers import devices
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Pretends that there are so many GPUs."""
+    """Return a function that simulates a number of GPUs."""
     def pretend(count):
         monkeypatch.setattr(torch.cuda, 'is_available', lambda: count > 0)
         monkeypatch.setattr(torch.cuda, 'device_count', lambda: count)

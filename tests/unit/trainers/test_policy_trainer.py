@@ -1,4 +1,4 @@
-"""Tests of the schedule, of resuming, and of what happens when a run ends otherwise than planned."""
+"""Tests of the schedule, of resuming, and of unplanned ends of runs."""
 
 import fcntl
 import io
@@ -31,12 +31,12 @@ from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError, read_chec
 
 @pytest.fixture(autouse=True)
 def evaluation_environments(monkeypatch):
-    """Evaluation takes place in the tiny environment as well."""
+    """Use the tiny environment for evaluation as well."""
     monkeypatch.setattr(building, 'create_eval_environment', lambda config, n, **_: WalkEnv(n))
 
 
 def run(root_dir, trainer=WalkTrainer, stop_after=None, **values):
-    """Train; with ``stop_after`` as if the process were killed after so many iterations."""
+    """Train; with ``stop_after``, simulate a kill of the process after that many iterations."""
     context.reset()
     result = trainer(make_config(root_dir, **values))
     if stop_after is not None:
@@ -116,7 +116,7 @@ def test_an_unforeseen_last_iteration_is_summarized_at_its_end(tmp_path):
 
 
 def scalars(folder):
-    """The steps of all scalars of event files, by tag."""
+    """Return the steps of all scalars in event files, by tag."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     events = EventAccumulator(str(folder), size_guidance={'scalars': 0}).Reload()
     return {tag: [event.step for event in events.Scalars(tag)] for tag in events.Tags()['scalars']}
@@ -128,7 +128,7 @@ def test_summaries_are_drawn_over_environment_steps(tmp_path):
     env_steps = [int(row['env_steps']) for row in rows]
     assert env_steps == sorted(set(env_steps)) and env_steps[-1] > 10 * len(env_steps)
     for tag in ('loss', 'loss/policy', 'Metrics/EnvironmentSteps', 'throughput/environment_steps_per_second'):
-        assert found[tag] == env_steps[-len(found[tag]):]  # there is no speed in the first iteration
+        assert found[tag] == env_steps[-len(found[tag]):]  # the first iteration has no speed
     assert not any(tag.startswith('Metrics_vs_') for tag in found)
     results = read_results(str(tmp_path))
     assert scalars(tmp_path / 'eval')['Metrics/AverageReturn'] == [row['env_steps'] for row in results]
@@ -151,7 +151,7 @@ def test_a_resumed_run_keeps_its_axis(tmp_path):
     options = dict(num_iterations=6, summary_interval=1, evaluate=True, eval_interval=3, num_eval_episodes=2)
     run(tmp_path, stop_after=4, **options)
     begun = scalars(tmp_path / 'train')['loss']
-    both = dict(options, num_env_steps=10_000)  # with which iterations would be the axis of a new run
+    both = dict(options, num_env_steps=10_000)  # in a new run, the axis would be iterations
     assert not make_config(tmp_path, **both).summarizes_over_env_steps
     run(tmp_path, **both)
     steps = [int(row['env_steps']) for row in table(tmp_path)]
@@ -173,7 +173,7 @@ def test_the_axis_is_the_counter_if_environment_steps_show_no_progress(tmp_path)
 
 
 def test_the_given_number_of_evaluations_takes_place(tmp_path):
-    # FIRST steps are no environment steps: the run has more iterations than its steps are worth
+    # FIRST steps do not count as environment steps, so the run has more iterations than its step count suggests
     trainer = run(tmp_path, num_iterations=0, num_env_steps=400, evaluate=True, num_evals=4, num_eval_episodes=2)
     results = [int(row['iteration']) for row in read_results(str(tmp_path))]
     assert len(results) == 4 and results[-1] == trainer.current_iterations()
@@ -226,7 +226,7 @@ NAMED_BY_MACRO = 'far/longer', 'create_environment.eval_env_load_fn = %fn\nfn = 
 @pytest.mark.parametrize('scope, line', [('evaluation', ''), NAMED, NAMED_BY_MACRO])
 def test_unused_evaluation_bindings_are_reported_after_the_first_one(
         tmp_path, monkeypatch, caplog, uses, scope, line):
-    """Evaluation bindings that the first evaluation did not use are reported after it."""
+    """Report evaluation bindings that the first evaluation did not use."""
     (tmp_path / 'walk.gin').write_text(f'{scope}/load_walk.batch_size = 2\nload_walk.environment_name = 1\n{line}')
     gin_utils.load(str(tmp_path / 'walk.gin'), allow_unused=True)
 
@@ -328,7 +328,7 @@ def test_threads_and_precision_are_kept_when_the_run_is_started_again(tmp_path):
     before = torch.get_float32_matmul_precision()
     try:
         resumed = run(tmp_path, **options)
-        assert resumed._state.tuning == (1, 'highest', None)  # what the checkpoint says
+        assert resumed._state.tuning == (1, 'highest', None)  # the value in the checkpoint
     finally:
         torch.set_float32_matmul_precision(before)
 
@@ -386,7 +386,7 @@ def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path):
 
 
 class NanAtSix(SmallPolicy):
-    """Its seventh loss is not a number."""
+    """A policy whose seventh loss is NaN."""
 
     count = 0
 
@@ -407,7 +407,7 @@ def test_a_nan_loss_ends_the_run_after_a_checkpoint_of_the_good_state(tmp_path):
 
 
 class BreaksAtSix(SmallPolicy):
-    """Raises in its seventh iteration."""
+    """A policy that raises an error in its seventh iteration."""
 
     count = 0
 
@@ -444,7 +444,7 @@ def test_a_disk_that_is_full_ends_the_run_with_a_clear_error(tmp_path, monkeypat
 
 
 def sends(*numbers):
-    """A trainer whose process gets signals at the end of its iteration 5."""
+    """Return a trainer class that sends signals to its process at the end of iteration 5."""
 
     class Signalled(WalkTrainer):
         def _advance(self):
@@ -470,13 +470,13 @@ def test_a_stop_signal_ends_the_run_with_a_resumable_checkpoint(tmp_path, number
 
 
 class LoneRank(Ranks):
-    """The first of several ranks, of which the others have no environments."""
+    """The first of several ranks; the others have no environments."""
 
     def __init__(self):
         super().__init__(0, 1, None, torch.device('cpu'))
 
     def all_reduce(self, tensor):
-        """There is nothing to add."""
+        """Do nothing, since no other rank contributes."""
 
     def gather_objects(self, thing):
         return [thing]
@@ -485,7 +485,7 @@ class LoneRank(Ranks):
         return thing
 
     def report(self, error):
-        """Nobody listens."""
+        """Do nothing, since no other rank listens."""
 
 
 def test_ranks_resume_with_their_common_progress(tmp_path):
@@ -505,7 +505,7 @@ def test_ranks_resume_with_their_common_progress(tmp_path):
     uninterrupted, seen = seen, []
     run(tmp_path / 'killed', Watching, stop_after=6, **whole)
     resumed = run(tmp_path / 'killed', Watching, **whole)
-    again = seen[7:]  # with the iteration after which it was killed
+    again = seen[7:]  # including the iteration after which it was killed
     assert again and again == uninterrupted[-len(again):] and again[0]['env_steps'] > 40
     assert resumed.progress() == 1.0
 
@@ -530,7 +530,7 @@ def test_a_signal_during_output_is_logged_without_the_stream_lock(tmp_path, monk
         def write(self, data):
             if not sent:
                 sent.append(os.kill(os.getpid(), signal.SIGTERM))
-                signals.stop_signal  # a call, in which the signal is served
+                signals.stop_signal  # the signal is handled in a call
             return super().write(data)
 
     sent = []
@@ -556,7 +556,7 @@ def test_sigusr1_requests_a_checkpoint_and_the_run_continues(tmp_path):
 
 
 def test_a_run_killed_by_sigkill_resumes_to_the_same_parameters(tmp_path):
-    """SIGUSR2 before that shows where the run is."""
+    """Send SIGUSR2, which dumps the stack, then SIGKILL; resume the run and compare."""
     here = os.path.dirname(os.path.abspath(__file__))
     code = f'''
         import sys
@@ -643,7 +643,7 @@ def test_a_library_trainer_locks_its_folder_while_it_trains(tmp_path):
     trainer._train_iter = look
     trainer.train()
     assert seen and all(f'process {os.getpid()} ' in text for text in seen)
-    with run_lock.held(str(tmp_path)):  # as alfx.bin.train does around it
+    with run_lock.held(str(tmp_path)):  # alfx.bin.train holds the lock as well
         run(tmp_path, num_iterations=14)
 
 

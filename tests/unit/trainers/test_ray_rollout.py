@@ -1,4 +1,4 @@
-"""Rollout workers on Ray: the same steps, sound seams where a worker is replaced, bounded memory."""
+"""Rollout workers on Ray: the same steps as locally, correct replacement of workers, bounded memory."""
 import logging
 import os
 import pathlib
@@ -32,7 +32,7 @@ ON_RAY = ('TrainerConfig.async_unroll=False', 'Steering.counts=False')
 
 @pytest.fixture(scope='module')
 def cluster():
-    """One cluster for all tests."""
+    """Start one cluster for all tests."""
     connection = ray_cluster.connect('tests', 'local', num_cpus=2)
     yield connection
     connection.close()
@@ -40,7 +40,7 @@ def cluster():
 
 @pytest.fixture
 def make(cluster, tmp_path, monkeypatch):
-    """Makes the learner's algorithm and a source of steps for it; closes it, and checks that nothing is left."""
+    """Create the learner's algorithm and a source of steps; close it and check that no worker remains."""
     sources = []
 
     def make_one(*params, workers=1):
@@ -64,7 +64,7 @@ def assert_same(a, b):
 
 
 def test_unrolls_and_metrics_of_one_worker_match_a_local_run(make, tmp_path, monkeypatch):
-    """Recurrent, with states stored, random actions, a data transformer with statistics, a step to bootstrap from."""
+    """Compare unrolls with recurrent states, random actions, a stateful data transformer and a bootstrap step."""
     params = ('Steering.recurrent=True', 'TrainerConfig.use_rollout_state=True',
               'TrainerConfig.data_transformer_ctor=@ObservationNormalizer',
               "ObservationNormalizer.update_mode='rollout'", 'TrainerConfig.unroll_queue_size=7')
@@ -79,7 +79,7 @@ def test_unrolls_and_metrics_of_one_worker_match_a_local_run(make, tmp_path, mon
 
 
 def test_two_workers_run_concurrently_and_one_is_killed(make, caplog):
-    """One test, for starting workers takes seconds: seeds, weights, logs, summaries, statistics, bounds, the seam."""
+    """Check seeds, weights, logs, summaries, statistics, bounds and the seam at once, since workers start slowly."""
     caplog.set_level(logging.INFO)
     algorithm, source = make(*SAMPLED, 'TrainerConfig.unroll_queue_size=8', 'Steering.talks=True',
                              'Steering.counts=True', 'create_environment.num_parallel_environments=2', workers=2)
@@ -108,7 +108,7 @@ def test_two_workers_run_concurrently_and_one_is_killed(make, caplog):
     source.update_parameter(algorithm)
     actions = source.gather(24).experience.action[..., 0]
     old = (actions != 0).sum(0)
-    assert bool((old <= 1 + 8).all()) and bool((old >= 1).all())  # one is held back, the others wait in the queue
+    assert bool((old <= 1 + 8).all()) and bool((old >= 1).all())  # one step is held back, the others are queued
     for b in range(4):
         assert bool((actions[int(old[b]):, b] == 0).all())
 
@@ -118,7 +118,7 @@ def test_two_workers_run_concurrently_and_one_is_killed(make, caplog):
 
 
 def check_the_seam(algorithm, source, caplog):
-    """Kill worker 1, and look at the steps before and after, which go through the algorithm's own unroll."""
+    """Kill worker 1 and check the steps before and after, which pass through the unroll of the algorithm."""
     pids = source.worker_pids
     episodes = int(algorithm.get_step_metrics()[1].result())
     os.kill(pids[1], signal.SIGKILL)
@@ -127,7 +127,7 @@ def check_the_seam(algorithm, source, caplog):
         experience, env_steps, _ = algorithm.learner.collector.remote.unroll(algorithm, 4, at_least=4, bootstrap=True)
         algorithm._metrics.observe(env_steps)
         assert not types or experience.time_step.step_type[0].tolist() == kept
-        *steps, kept = experience.time_step.step_type.tolist()  # the next unroll begins with the one to bootstrap from
+        *steps, kept = experience.time_step.step_type.tolist()  # the next unroll starts with the bootstrap step
         types += steps
         own_types += env_steps.step_type.tolist()
         assert bool((experience.time_step.discount == 1).all())
@@ -137,13 +137,13 @@ def check_the_seam(algorithm, source, caplog):
     assert (columns[:2] == own[:2]).all() and (columns[2] == columns[3]).all() and (own[2] == own[3]).all()
     seam = np.flatnonzero(columns[2] != own[2])
     assert len(seam) <= 1  # none if an episode happened to end there
-    for b, column in enumerate(columns):  # no episode goes on where another one began
+    for b, column in enumerate(columns):  # an episode starts only after a LAST step
         assert ((column[:-1] == StepType.LAST)[column[1:] == StepType.FIRST]).all()
         begins = [t + 1 for t in np.flatnonzero(column[:-1] == StepType.LAST) if b < 2 or t + 1 not in seam]
         assert (column[begins] == StepType.FIRST).all()
     assert int(algorithm.get_step_metrics()[1].result()) - episodes == (own == StepType.LAST).sum()
     length = float(dict((metric.name, metric.result()) for metric in algorithm.get_metrics())['AverageEpisodeLength'])
-    assert length <= 5  # six time steps; two that were glued together would be longer
+    assert length <= 5  # six time steps; two joined episodes would be longer
     assert any(f'pid {pids[1]}' in record.getMessage() and 'a new worker replaces it' in record.getMessage()
                for record in caplog.records)
 
@@ -151,7 +151,7 @@ def check_the_seam(algorithm, source, caplog):
 def test_an_error_of_an_environment_ends_the_run_with_its_traceback(make):
     algorithm, source = make(*SAMPLED, "load_drift.fault='raise'", 'load_drift.fault_at=9')
     source.update_parameter(algorithm)
-    assert source.gather(5).env_steps.step_type.shape == (5, 3)  # what came before it
+    assert source.gather(5).env_steps.step_type.shape == (5, 3)  # the steps before it
     with pytest.raises(LostProcessError, match=r'rollout worker 0 \(pid \d+ on \S+\) raised an error') as caught:
         source.gather(10)
     assert 'ArithmeticError: the drift has no end' in caught.value.log_tail
@@ -171,7 +171,7 @@ def test_a_worker_that_dies_again_and_again_ends_the_run(make, caplog):
 # Whole runs ----------------------------------------------------------------------------------------------------
 
 RUN_SECONDS = 150
-GONE_SECONDS = 120  # Ray's own agents look for their cluster once a minute, if nobody has ended them before
+GONE_SECONDS = 120  # Ray's agents check their cluster once a minute, unless they are ended before
 
 
 def is_agent_of_ray(pid):
@@ -180,7 +180,7 @@ def is_agent_of_ray(pid):
 
 
 def train(root_dir, *params):
-    """Start a run in a cluster of its own."""
+    """Start a run in a separate cluster."""
     command = [sys.executable, '-m', 'alfx.bin.train', '--conf', f'{root_dir}/given.gin', '--root_dir',
                f'{root_dir}/run']
     for param in ('TrainerConfig.async_unroll=False', 'TrainerConfig.num_ray_workers=2',
@@ -192,7 +192,7 @@ def train(root_dir, *params):
 
 
 def descendants(pid):
-    """All processes below one."""
+    """Return all descendants of a process."""
     found, new = set(), {pid}
     while new:
         new = {child for parent in new for child in children_of(parent)} - found
@@ -202,7 +202,7 @@ def descendants(pid):
 
 @pytest.fixture(scope='session')
 def soon_gone():
-    """Processes that have to have ended when all other tests are over, so that none waits for them."""
+    """Collect processes that must have ended after all other tests, so that no test waits for them."""
     processes = set()
     yield processes
     wait_for(lambda: not any(map(is_running, processes)), GONE_SECONDS)
@@ -226,7 +226,7 @@ def test_a_ray_run_replaces_workers_resumes_evaluates_and_plays(tmp_path, monkey
         wait_for(lambda: len(re.findall('rollout worker 1 .* has started', said())) == 2, RUN_SECONDS)
         assert f'rollout worker 1 (pid {pid}' in said() and 'a new worker replaces it' in said()
         process.send_signal(signal.SIGUSR1)
-        written = Checkpointer(tmp_path / 'run' / 'train' / 'algorithm')  # what is still being written does not count
+        written = Checkpointer(tmp_path / 'run' / 'train' / 'algorithm')  # ignores a checkpoint in progress
         wait_for(written.steps, RUN_SECONDS)
         below = descendants(process.pid)
         assert len(below) >= 4  # two servers, two workers
@@ -235,7 +235,7 @@ def test_a_ray_run_replaces_workers_resumes_evaluates_and_plays(tmp_path, monkey
         process.kill()
         process.wait()
         wait_for(lambda: not any(map(is_running, ours)), 20)
-        soon_gone |= below  # agents of Ray take their time to notice
+        soon_gone |= below  # agents of Ray notice late
         saved = written.steps()[-1]
         process = train(tmp_path, f'TrainerConfig.num_iterations={saved + 20}')
         below = set()
@@ -263,7 +263,7 @@ def test_a_ray_run_replaces_workers_resumes_evaluates_and_plays(tmp_path, monkey
 
 
 def delivery(first, count, environments=2):
-    """Steps that are numbered from ``first`` on."""
+    """Return steps with numbers from ``first`` on."""
     numbers = np.arange(first, first + count)[:, None] + 100 * np.arange(environments)
     tree = {'experience': {'time_step': {'step_type': numbers, 'reward': numbers + 0.5}},
             'env_steps': {'step_type': numbers}, 'inputs': None}
@@ -289,7 +289,7 @@ def test_a_stream_can_be_read_in_chunks_of_another_size():
 
 def test_the_newest_step_is_last_for_the_learner_but_not_for_the_metrics():
     stream = ray_rollout._Stream()
-    stream.end_episode()  # nothing has come yet
+    stream.end_episode()  # no steps have arrived yet
     sent = delivery(5, 3)
     stream.add(sent)
     stream.end_episode()

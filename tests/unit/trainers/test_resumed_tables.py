@@ -1,4 +1,4 @@
-"""The ``progress.csv`` of a resumed run equals that of an uninterrupted run."""
+"""A resumed run and an uninterrupted run write the same ``progress.csv``."""
 import os
 import shutil
 
@@ -23,7 +23,7 @@ HYBRID = {'TrainerConfig.offline_mini_batch_size': 8, 'TrainerConfig.rl_train_af
 
 
 def table(root_dir):
-    """The rows without the columns that depend on the time."""
+    """Return the rows without the columns that depend on time."""
     return [{name: x for name, x in row.items() if name not in ('seconds', 'steps_per_second')}
             for row in run_files.read_table(os.path.join(root_dir, 'progress.csv'))]
 
@@ -56,6 +56,6 @@ def test_rows_after_a_resume_equal_those_of_one_run(tmp_path, monkeypatch, conf,
         alfx.train(conf, params, run)
     copies = [path for path in os.listdir(tmp_path) if path.startswith('copy-')]
     assert len(copies) == 3
-    for copy in copies:  # the last one is of the finished run
+    for copy in copies:  # the last copy is from the finished run
         alfx.train(conf, params, str(tmp_path / copy))
         assert table(str(tmp_path / copy)) == table(run), copy

@@ -1,4 +1,4 @@
-"""Building the compiled search: the cache, damage, no compiler, several processes at once."""
+"""Builds of the compiled search: cache, damaged files, missing compiler, concurrent processes."""
 import logging
 import os
 import shutil
@@ -25,7 +25,7 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def compilations(monkeypatch):
-    """How often the compiler was called."""
+    """Return a list of all calls of the compiler."""
     calls, run = [], subprocess.run
 
     def counting(command, **kwargs):
@@ -59,7 +59,7 @@ def test_a_damaged_or_foreign_file_is_built_again(damage, compilations, tmp_path
     build._load_from(build._cache_folder())
     damage_path = library(tmp_path)
     content = damage_path.read_bytes()
-    replacement = damage_path.with_name('new')  # what a process has loaded is not written to
+    replacement = damage_path.with_name('new')  # a loaded library is not overwritten
     shutil.copy(damage_path, replacement)
     os.replace(replacement, damage_path)
     damage(damage_path)

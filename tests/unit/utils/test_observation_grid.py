@@ -1,4 +1,4 @@
-"""ObservationGrid: every observation of a spec has a number of its own cell."""
+"""ObservationGrid: every cell of the observation space has a unique number."""
 import itertools
 
 import numpy as np

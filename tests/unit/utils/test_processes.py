@@ -1,4 +1,4 @@
-"""Processes that are started: how they begin and end, and what is told of it."""
+"""Child processes: start, end, and the messages about them."""
 import os
 import signal
 import subprocess
@@ -27,7 +27,7 @@ RANK = '''
 import os, subprocess, sys, time
 from alfx.engine.remote import data_parallel
 if len(sys.argv) > 1:
-    os.environ.update(RANK='1', WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT='9')  # where nobody listens
+    os.environ.update(RANK='1', WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT='9')  # no server there
     data_parallel.join('cpu')
 print(subprocess.Popen([sys.executable, __file__, 'join'], stderr=subprocess.DEVNULL).pid, flush=True)
 time.sleep(1000)
@@ -43,7 +43,7 @@ def test_an_unaware_process_is_killed_when_its_parent_is_gone(tmp_path, parent):
     child = int(parent.stdout.readline())
     started = time.monotonic()
     try:
-        # until it watches it has to import torch; ended before, it ends with its pipe
+        # The child imports torch before it watches its parent; until then, it ends when its pipe closes.
         wait_for(lambda: len(os.listdir(f'/proc/{child}/task')) > 1 or time.monotonic() - started > 20)
         time.sleep(0.5)
         parent.send_signal(signal.SIGKILL)
