@@ -284,7 +284,8 @@ class ImageScaleTransformer(SimpleDataTransformer):
 
 def _scaled(image: Tensor, scale: float, offset: float) -> Tensor:
     """Return an image of integers as float32, scaled and shifted."""
-    return image.to(torch.float32).mul_(scale).add_(offset)
+    image = image.to(torch.float32)
+    return image if (scale, offset) == (1.0, 0.0) else image.mul_(scale).add_(offset)
 
 
 @configurable

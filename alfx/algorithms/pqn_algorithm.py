@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from alfx import nest
+from alfx.algorithms.dqn_algorithm import make_critics
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
@@ -61,7 +62,7 @@ class PqnAlgorithm(OffPolicyAlgorithm):
 
     Raises:
         ValueError: the action is not a single discrete one, the reward has several dimensions, the network is
-            recurrent, or a number is out of range.
+            recurrent or has another output, or a number is out of range.
     """
 
     predicts_from_observation = True
@@ -77,14 +78,10 @@ class PqnAlgorithm(OffPolicyAlgorithm):
         if reward_spec.ndim:
             raise ValueError(f'{name}: expected a scalar reward, found {reward_spec}; DqnAlgorithm supports rewards '
                              'with several dimensions')
-        network = q_network_cls(input_tensor_spec=observation_spec, action_spec=discrete.spec)
+        network = make_critics(q_network_cls, observation_spec, discrete.spec, 1, None, name)
         if nest.flatten(network.state_spec):
             raise ValueError(f'{name}.q_network_cls: expected a feed-forward network, found the recurrent '
                              f'{type(network).__name__}; DqnAlgorithm supports recurrent networks')
-        found = getattr(network.output_spec, 'shape', network.output_spec)
-        if found != (discrete.num_actions, ):
-            raise ValueError(f'{name}.q_network_cls: expected an output of shape {(discrete.num_actions, )}, one value '
-                             f'for each action, found {tuple(found)}')
         super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
                          train_state_spec=(), env=env, config=config, checkpoint=checkpoint,
                          debug_summaries=debug_summaries, name=name)
@@ -141,7 +138,7 @@ class PqnAlgorithm(OffPolicyAlgorithm):
                               batch_info: BatchInfo) -> tuple[TimeStep, Any]:
         """Compute the targets ``[B, T]`` of the whole unroll with the network that acted.
 
-        With V[t] the largest value at step t (eq. 12 of the paper)::
+        With V[t] the largest value at step t, the lambda-return of the paper is::
 
             G[t] = r[t+1] + d[t+1] ((1 - td_lambda) V[t+1] + td_lambda G[t+1])
 

@@ -12,7 +12,8 @@ from alfx.environments.checked_environment import check_values
 from alfx.environments.seeding import batch_seed
 from alfx.gin_utils import configurable
 from alfx.gin_utils.value_checks import Count, Fraction, StepLimit
-from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, zeros_from_spec
+from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, nearest_zeros,
+                               without_action)
 
 
 @configurable
@@ -70,7 +71,7 @@ class RandomAlfEnvironment(AlfEnvironment):
     def _reset(self) -> TimeStep:
         self._t = torch.zeros_like(self._t)
         return self._time_step(torch.zeros(self._batch_size, dtype=torch.int32),
-                               zeros_from_spec(self._action_spec, self._batch_size))
+                               nearest_zeros(self._action_spec, self._batch_size))
 
     def _step(self, action: NestedTensor) -> TimeStep:
         check_values(action, self._action_spec, 'action')
@@ -81,8 +82,7 @@ class RandomAlfEnvironment(AlfEnvironment):
         if self._max_duration is not None:
             ends |= self._t >= self._max_duration
         step_type = torch.where(ends & ~first, StepType.LAST, torch.where(first, StepType.FIRST, StepType.MID))
-        return self._time_step(step_type.to(torch.int32), nest.map_structure(
-            lambda a: a.detach().masked_fill(first.reshape(-1, *[1] * (a.ndim - 1)), 0), action))
+        return self._time_step(step_type.to(torch.int32), without_action(first, action, self._action_spec))
 
     def _time_step(self, step_type: torch.Tensor, prev_action: NestedTensor) -> TimeStep:
         observation = nest.map_structure(self._draw, self._observation_spec)
@@ -118,4 +118,4 @@ class RandomAlfEnvironment(AlfEnvironment):
 
     def render(self, mode: str = 'rgb_array') -> np.ndarray:
         """Return a random image ``[*render_size]``; it is not shown in a window."""
-        return torch.randint(0, 256, self._render_size, dtype=torch.uint8).numpy()
+        return np.random.default_rng().integers(0, 256, self._render_size, np.uint8)

@@ -306,7 +306,7 @@ class Record:
             if isinstance(statement, ast.ClassDef):
                 self.classes[names['__name__'], statement.name] = Place(path, statement.lineno)
             if not self._succeeds(ast.Module([statement], []), names):
-                self._go_on_after(statement, names)
+                self._continue_after(statement, names)
         self._files.pop()
         for name, value in names.items():
             if type(value) in (functools.partial, Made) and not name.startswith('_'):
@@ -334,7 +334,7 @@ class Record:
         del self._files[before:]
         return False
 
-    def _go_on_after(self, statement: ast.stmt, names: dict[str, Any]) -> None:
+    def _continue_after(self, statement: ast.stmt, names: dict[str, Any]) -> None:
         """Make the names unknown that a failed statement assigns; bind the arguments of ``alf.config`` one by one."""
         call = statement.value if isinstance(statement, ast.Expr) else None
         if isinstance(call, ast.Call) and ast.unparse(call.func) in ('alf.config', 'config'):

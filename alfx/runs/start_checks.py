@@ -23,7 +23,7 @@ _OTHER_LAYERS = 'encoding_network_ctor'  # argument by which a conf adds layers 
 
 
 def check_environment_is_named() -> None:
-    """Check that the loaded conf names its environment, because a default task is not the one that was meant.
+    """Check that the loaded conf names its environment, because the default task is hardly ever intended.
 
     Raises:
         ConfError: the conf binds neither ``create_environment.env_name`` nor ``env_load_fn``.

@@ -119,7 +119,7 @@ def test_the_loss_is_half_the_squared_error_of_the_action_taken():
 @pytest.mark.parametrize('arguments, message', [
     (dict(reward_spec=TensorSpec((2, ))), 'expected a scalar reward'),
     (dict(q_network_cls=partial(QRNNNetwork, lstm_hidden_size=4)), 'expected a feed-forward network'),
-    (dict(q_network_cls=partial(QNetwork, num_atoms=5)), 'one value for each action')])
+    (dict(q_network_cls=partial(QNetwork, num_atoms=5)), r'expected an output of shape \(3,\) for 3 actions')])
 def test_unsupported_arguments_are_rejected_by_name(arguments, message):
     with pytest.raises(ValueError, match=message):
         make(**arguments)

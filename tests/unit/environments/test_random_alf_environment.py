@@ -57,3 +57,18 @@ def test_a_seed_repeats_the_episodes_and_a_saved_state_goes_on():
     assert not torch.equal(first.observation['image'], record(make(batch_size=2, seed=1), 20).observation['image'])
     assert_state_goes_on(lambda: make(batch_size=2))
     assert make(render_size=(5, 6, 3)).render().shape == (5, 6, 3)
+
+
+def test_no_action_before_the_first_step_is_within_its_spec():
+    env = RandomAlfEnvironment(OBSERVATION, BoundedTensorSpec((), torch.int64, 2, 4), batch_size=3, max_duration=2)
+    step = env.reset()
+    for _ in range(6):
+        is_first = step.step_type == StepType.FIRST
+        assert torch.equal(step.prev_action, torch.where(is_first, 2, 4))
+        step = env.step(torch.full((3, ), 4))
+
+
+def test_rendering_does_not_change_the_random_numbers_of_training():
+    before = torch.get_rng_state()
+    make().render()
+    assert torch.equal(torch.get_rng_state(), before)
