@@ -282,32 +282,52 @@ class EvalLog:
         self._writer.close()
 
 
-class SyncEvaluator:
+class RunEvaluator:
+    """Base class of the evaluators of a run.
+
+    Attributes:
+        unused_bindings: keys of the bindings in scope ``evaluation/`` that the last completed evaluation did not use;
+            None before the first result.
+    """
+
+    def __init__(self) -> None:
+        self._messages: list[str] = []
+        self.unused_bindings: list[tuple[str, str, str]] | None = None
+
+    def eval(self, algorithm: Any, step_metrics: dict[str, int]) -> None:
+        """Evaluate and log the result, or request it.
+
+        Args:
+            algorithm: algorithm to evaluate.
+            step_metrics: counters to log with the result by name, including 'EnvironmentSteps' and 'Iterations'.
+        """
+        raise NotImplementedError
+
+    def messages(self) -> list[str]:
+        """Return log messages about the evaluations since the last call."""
+        messages, self._messages = self._messages, []
+        return messages
+
+    def close(self, timeout: float | None = None) -> None:
+        """Close environments and files; wait at most ``timeout`` seconds for evaluations in another process."""
+        raise NotImplementedError
+
+
+class SyncEvaluator(RunEvaluator):
     """Evaluator in the training process; training waits for it.
 
     Args:
         env: evaluation environments; None to create them from the conf at the first evaluation.
         config: configuration of the run.
-
-    Attributes:
-        unused_bindings: keys of the bindings in scope ``evaluation/`` that the last evaluation did not use; None
-            before the first evaluation.
     """
 
     def __init__(self, env: Any, config: Any):
+        super().__init__()
         self._env = env
         self._config = config
         self._log = EvalLog(config.root_dir, config)
-        self._messages: list[str] = []
-        self.unused_bindings: list[tuple[str, str, str]] | None = None
 
     def eval(self, algorithm: Any, step_metrics: dict[str, int]) -> None:
-        """Evaluate and log the result.
-
-        Args:
-            algorithm: algorithm to evaluate.
-            step_metrics: counters to log with the result by name, including 'EnvironmentSteps'.
-        """
         if self._env is None:
             with random_state.preserved():
                 self._env = building.create_eval_environment(self._config, self._config.num_eval_environments,
@@ -318,13 +338,7 @@ class SyncEvaluator:
         self._messages += [f'evaluation at {context.get_global_counter()}: {result}']
         self.unused_bindings = unused_for_evaluation()
 
-    def messages(self) -> list[str]:
-        """Return log messages about the evaluations since the last call."""
-        messages, self._messages = self._messages, []
-        return messages
-
     def close(self, timeout: float | None = None) -> None:
-        """Close the environments and the files; ``timeout`` is ignored."""
         if self._env is not None:
             self._env.close()
         self._log.close()
@@ -350,33 +364,23 @@ def evaluate_supervised(algorithm: Any, config: Any) -> dict[str, float]:
     return numbers
 
 
-class SupervisedEvaluator:
+class SupervisedEvaluator(RunEvaluator):
     """Evaluator of supervised algorithms, which have their own test data.
 
     The results are logged to the ``eval`` folder (event files and ``progress.csv``), like results of policies.
 
     Args:
         config: configuration of the run.
-
-    Attributes:
-        unused_bindings: see :class:`SyncEvaluator`.
     """
 
     def __init__(self, config: Any):
+        super().__init__()
         self._writer = event_writer(run_files.eval_dir(config.root_dir), config)
         self._table = run_files.ProgressLog(run_files.eval_table(config.root_dir),
                                             ('global_counter', 'env_steps', 'iteration'))
         self._config = config
-        self._messages: list[str] = []
-        self.unused_bindings: list[tuple[str, str, str]] | None = None
 
     def eval(self, algorithm: Any, step_metrics: dict[str, int]) -> None:
-        """Evaluate and log the result.
-
-        Args:
-            algorithm: algorithm to evaluate.
-            step_metrics: counters to log with the result by name, including 'Iterations'.
-        """
         with summary.push_summary_writer(self._writer), context.record_if(True):
             numbers = evaluate_supervised(algorithm, self._config)
             for name, value in numbers.items():
@@ -390,13 +394,7 @@ class SupervisedEvaluator:
         self._messages.append(f'evaluation at {context.get_global_counter()}: {shown or "done"}')
         self.unused_bindings = unused_for_evaluation()
 
-    def messages(self) -> list[str]:
-        """Return log messages about the evaluations since the last call."""
-        messages, self._messages = self._messages, []
-        return messages
-
     def close(self, timeout: float | None = None) -> None:
-        """Close the files; ``timeout`` is ignored."""
         self._writer.close()
 
 

@@ -15,7 +15,7 @@ from alfx.engine.remote.policy_state import load_policy_state, pack, policy_stat
 from alfx.engine.remote.remote_unroll import worker_settings
 from alfx.runs import building
 from alfx.trainers.acting import worker_process
-from alfx.runs.evaluator import EvalJob, EvalLog, unused_for_evaluation
+from alfx.runs.evaluator import EvalJob, EvalLog, RunEvaluator, unused_for_evaluation
 from alfx.utils import processes
 from alfx.utils.processes import MessagingProcess
 
@@ -25,7 +25,7 @@ _MAX_WAITING = 3
 _MAX_STARTS = 3
 
 
-class Evaluator:
+class Evaluator(RunEvaluator):
     """Evaluator in a separate process.
 
     If the process dies, its error is logged, its pending evaluations are lost, and the next request starts a new
@@ -34,27 +34,17 @@ class Evaluator:
     Args:
         config: configuration of the run.
         conf_file: resolved conf of the run, from which the process creates its algorithm.
-
-    Attributes:
-        unused_bindings: keys of the bindings in scope ``evaluation/`` that the first evaluation did not use; None
-            before the first evaluation.
     """
 
     def __init__(self, config: Any, conf_file: str):
+        super().__init__()
         self._config = config
         self._conf_file = conf_file
         self._process: MessagingProcess | None = None
         self._starts = 0
-        self._messages: list[str] = []
-        self.unused_bindings: list[tuple[str, str, str]] | None = None
 
     def eval(self, algorithm: Any, step_metrics: dict[str, int]) -> None:
-        """Request an evaluation of the current weights. Waits only if the queue of requests is full.
-
-        Args:
-            algorithm: algorithm to evaluate.
-            step_metrics: counters to log with the result by name, including 'EnvironmentSteps'.
-        """
+        """Request an evaluation of the current weights. Waits only if the queue of requests is full."""
         if not self._ensure_process():
             return
         job = EvalJob('eval', context.get_global_counter(), step_metrics, pack(policy_state(algorithm)),
@@ -69,8 +59,7 @@ class Evaluator:
     def messages(self) -> list[str]:
         """Return log messages since the last call: results, and the death of the process."""
         self._is_alive()
-        messages, self._messages = self._messages, []
-        return messages
+        return super().messages()
 
     def close(self, timeout: float | None = None) -> None:
         """Wait for the requested evaluations, and stop the process.

@@ -25,7 +25,7 @@ from alfx.trainers import reproducibility
 from alfx.trainers.acting import unroll_sources as acting
 from alfx.trainers.async_evaluator import Evaluator
 from alfx.trainers.environment_state import EnvironmentState
-from alfx.runs.evaluator import SupervisedEvaluator, SyncEvaluator, read_results
+from alfx.runs.evaluator import RunEvaluator, SupervisedEvaluator, SyncEvaluator, read_results
 from alfx.runs.playing import play
 from alfx.trainers.profiling import profiled
 from alfx.trainers.run_state import RunState, save_crash
@@ -106,7 +106,7 @@ class Trainer:
                                                      trainer=self._state)
         self._summary = self._team.summary(config, self._algorithm, self._metrics())
         self._signals = self._team.signals()
-        self._evaluator: Any = None
+        self._evaluator: RunEvaluator | None = None
         self._unroll_source: Any = None
         self._summary_interval, self._eval_interval = (
             interval if count is None else compute_summary_or_eval_interval(config, self._num_environments(), count)
@@ -261,8 +261,8 @@ class Trainer:
         """Start asynchronous actors and return the source of their unrolls, or None."""
         return None
 
-    def _create_evaluator(self) -> Any:
-        """Create the evaluator, which has ``eval(algorithm, step_counts)``, ``messages()`` and ``close()``."""
+    def _create_evaluator(self) -> RunEvaluator:
+        """Create the evaluator of this run."""
         raise NotImplementedError
 
     def _metrics(self) -> list[Any]:
@@ -543,7 +543,7 @@ class RLTrainer(Trainer):
     def _start_acting(self) -> Any:
         return acting.start(self._algorithm, self._config)
 
-    def _create_evaluator(self) -> Any:
+    def _create_evaluator(self) -> RunEvaluator:
         conf_file = os.path.join(self._config.root_dir, 'conf', 'config.gin')
         if self._config.async_eval and os.path.isfile(conf_file):
             reason = lost_program()
@@ -661,7 +661,7 @@ class SLTrainer(Trainer):
     def _create_environment(self) -> Any:
         return None
 
-    def _create_evaluator(self) -> Any:
+    def _create_evaluator(self) -> RunEvaluator:
         return SupervisedEvaluator(self._config)
 
     def _metrics(self) -> list[Any]:
