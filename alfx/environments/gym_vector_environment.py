@@ -13,7 +13,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from alfx import nest
 from alfx.data_structures import TimeStep
-from alfx.environments import autoreset, received, saved_state
+from alfx.environments import autoreset, saved_state, step_checks
 from alfx.environments.alf_environment import AlfEnvironment, select
 from alfx.environments.environment_errors import UnsupportedOperationError
 from alfx.environments.rendering import Window, as_frame
@@ -146,9 +146,9 @@ class GymVectorEnvironment(AlfEnvironment):
             observation, reward, terminated, truncated, infos = self._step_and_force(encoded)
         if not self._owned:  # natively batched environments may return something other than numpy arrays
             count = self._batch_size
-            reward = received.checked_rewards(reward, (count, *self._reward_spec.shape), first, self._name)
-            terminated = received.checked_flags(terminated, count, 'terminated', self._name)
-            truncated = received.checked_flags(truncated, count, 'truncated', self._name)
+            reward = step_checks.checked_rewards(reward, (count, *self._reward_spec.shape), first, self._name)
+            terminated = step_checks.checked_flags(terminated, count, 'terminated', self._name)
+            truncated = step_checks.checked_flags(truncated, count, 'truncated', self._name)
         rewards, step_types, discounts = reward.astype(np.float32), self._mid_types.copy(), self._mid_discounts.copy()
         # a search in bytes takes a third of the time of np.count_nonzero
         if first is not None or 1 in terminated.tobytes() or 1 in truncated.tobytes():
@@ -173,11 +173,11 @@ class GymVectorEnvironment(AlfEnvironment):
     def _decode(self, observation: Any, during: str) -> NestedTensor:
         if not self._owned:
             self._calls += 1
-        if not self._owned and received.is_check_due(self._calls):
-            received.check_values(observation, self._env.single_observation_space, during, self._name)
+        if not self._owned and step_checks.is_check_due(self._calls):
+            step_checks.check_values(observation, self._env.single_observation_space, during, self._name)
         decoded = self._observations.decode(observation, self._owned)
         if not self._owned:
-            received.check_observation(decoded, self._observations.spec, self._batch_size, during, self._name)
+            step_checks.check_observation(decoded, self._observations.spec, self._batch_size, during, self._name)
         return decoded
 
     def _decode_infos(self, infos: dict[str, Any]) -> dict[str, torch.Tensor]:

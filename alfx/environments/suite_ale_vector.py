@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from alfx import gin_utils
-from alfx.environments import making, suite_gym
+from alfx.environments import gym_make, suite_gym
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.alf_wrappers import TimeLimit
 from alfx.environments.environment_errors import EnvironmentLoadError, nearest
@@ -73,7 +73,7 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
         EnvironmentLoadError: an unknown game, argument or info, or the extra ``atari`` is not installed.
     """
     name = environment_name if '/' in environment_name or '-v' in environment_name else f'ALE/{environment_name}-v5'
-    registered = making.find_spec(name).kwargs
+    registered = gym_make.find_spec(name).kwargs
     game = registered.get('game')
     if game is None:
         raise EnvironmentLoadError(f'{name} is not a game of the Arcade Learning Environment')

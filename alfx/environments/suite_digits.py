@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium import spaces
 
 from alfx.environments.environment_errors import EnvironmentLoadError
-from alfx.environments.own_suites import make_load
+from alfx.environments.suite_helpers import make_load
 from alfx.gin_utils import ConfError
 from alfx.environments.datagen import digit_images
 

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from alfx.environments.own_suites import make_load
+from alfx.environments.suite_helpers import make_load
 from alfx.environments.suite_robotics import SuccessAtEnd
 
 Step = tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]

@@ -13,12 +13,12 @@ import gymnasium
 from gymnasium.vector import VectorEnv
 
 from alfx import gin_utils
-from alfx.environments import alf_wrappers, gym_wrappers, making, rendering
+from alfx.environments import alf_wrappers, gym_make, gym_wrappers, rendering
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.environment_group import EnvFn
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
-from alfx.environments.making import EnvWrapper
+from alfx.environments.gym_make import EnvWrapper
 from alfx.environments.spaces import flatten_space
 from alfx.environments.vector_env import SerialVectorEnv
 from alfx.tensor_specs import TensorSpec
@@ -72,7 +72,7 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
                              env_args)
     else:
         # raises for an unknown name in this process, not in a worker
-        env_info_keys = _infos(env_info_keys, making.find_spec(environment_name))
+        env_info_keys = _infos(env_info_keys, gym_make.find_spec(environment_name))
         if max_episode_steps is None or isinstance(max_episode_steps, int):
             max_episode_steps = [max_episode_steps] * batch_size  # type: ignore[list-item]
         if len(max_episode_steps) != batch_size:
@@ -81,7 +81,7 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
         if render_mode == 'rgb_array' and rendering.is_wanted() is False and not gym_env_wrappers:
             render_mode = None  # a wrapper may render
         vectorized = vector_env([
-            partial(_make_and_wrap, partial(making.make_env, environment_name, steps, render_mode, env_args),
+            partial(_make_and_wrap, partial(gym_make.make_env, environment_name, steps, render_mode, env_args),
                     tuple(gym_env_wrappers), image_channel_first) for steps in max_episode_steps])
     return wrap_env(vectorized, env_id=env_id, discount=discount, alf_env_wrappers=alf_env_wrappers,
                     image_channel_first=False, env_info_keys=env_info_keys)
@@ -122,7 +122,7 @@ def _native(environment_name: str, max_episode_steps: Any, gym_env_wrappers: Seq
                                    'gym_env_wrappers could wrap; use only one of the two')
     if not (max_episode_steps is None or isinstance(max_episode_steps, int)):
         raise EnvironmentLoadError('native=True: max_episode_steps must be one number for all environments')
-    vectorized = making.make_native(environment_name, batch_size, max_episode_steps, env_args)
+    vectorized = gym_make.make_native(environment_name, batch_size, max_episode_steps, env_args)
     if image_channel_first and any(gym_wrappers.is_channels_last_image(leaf)
                                    for _, leaf in flatten_space(vectorized.single_observation_space)):
         raise EnvironmentLoadError(f'native=True: {environment_name} yields images (H, W, C), which are not transposed '

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from alfx.environments.environment_errors import EnvironmentLoadError
-from alfx.environments.own_suites import make_load
+from alfx.environments.suite_helpers import make_load
 from alfx.utils.extras import pip_install
 
 GAMES = ('asterix', 'breakout', 'freeway', 'seaquest', 'space_invaders')

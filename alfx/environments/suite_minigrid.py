@@ -12,7 +12,7 @@ from alfx.environments import suite_gym
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.gym_wrappers import ImageChannelFirst
-from alfx.environments.making import EnvWrapper
+from alfx.environments.gym_make import EnvWrapper
 
 # number of object kinds, colors and states in minigrid.core.constants: the largest value of each channel, plus one
 _CHANNEL_SIZES = (11, 6, 3)

@@ -17,7 +17,7 @@ from alfx import gin_utils
 from alfx.environments import suite_gym
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.environment_errors import EnvironmentLoadError
-from alfx.environments.making import EnvWrapper
+from alfx.environments.gym_make import EnvWrapper
 from alfx.gin_utils.value_checks import Count
 
 _GoalAndState = partial(FilterObservation, filter_keys=['desired_goal', 'observation'])

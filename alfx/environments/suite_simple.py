@@ -11,8 +11,8 @@ from alfx.environments import suite_gym
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.gym_wrappers import FrameSkip, FrameStack
-from alfx.environments.making import EnvWrapper
-from alfx.environments.own_suites import constructor_of
+from alfx.environments.gym_make import EnvWrapper
+from alfx.environments.suite_helpers import constructor_of
 from alfx.environments.suite_gym import AlfWrapper, VectorEnvCtor
 from alfx.environments.vector_env import SerialVectorEnv
 from alfx.gin_utils import configurable

@@ -12,7 +12,7 @@ import numpy as np
 
 from alfx import context as run_context
 from alfx import gin_utils
-from alfx.environments import making, rendering, suite_gym
+from alfx.environments import gym_make, rendering, suite_gym
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.described_environment import NO_ENVIRONMENT, DescribedEnvironment
 from alfx.environments.environment_errors import EnvironmentLoadError
@@ -166,7 +166,7 @@ def _load(env_name: Any, env_load_fn: EnvLoadFn, count: int, vector_env: VectorE
     env_fns = [partial(env_load_fn, env_name, **({'env_id': i} if 'env_id' in accepts else {}))
                for i in range(first, first + count)]
     if rendering.is_wanted() and _may_render(env_load_fn):
-        env_fns = [partial(making.make_rendered, env_fn, 'rgb_array', str(env_name)) for env_fn in env_fns]
+        env_fns = [partial(gym_make.make_rendered, env_fn, 'rgb_array', str(env_name)) for env_fn in env_fns]
     if nonparallel:
         envs = [env_fn() for env_fn in env_fns]
         if all(isinstance(env, AlfEnvironment) for env in envs):

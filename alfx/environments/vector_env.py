@@ -25,7 +25,7 @@ from alfx.environments.environment_group import Buffers, EnvFn, EnvironmentGroup
 from alfx.environments.environment_errors import EnvironmentLoadError, UnsupportedOperationError
 from alfx.environments.seeding import derived_seed
 from alfx.environments.spaces import flatten_sample, flatten_space, tensor_spec_from_gym_space, unflatten_sample
-from alfx.environments.watch import Watch
+from alfx.environments.watchdog import Watch
 from alfx.gin_utils import configurable
 
 _log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from typing import Optional
 
 import gin
 
-from alfx.gin_utils import locations, operative, own_modules, run_folder, static_check, trust
+from alfx.gin_utils import locations, operative, run_folder, static_check, trust, user_modules
 from alfx.gin_utils.conf_error import ConfError, Problem, hint_nearest
 from alfx.gin_utils.aliases import instead_of
 from alfx.gin_utils.parsing import (Conf, Macro, Reader, Reference, Statement, find_conf, is_shipped, iterate_nested,
@@ -189,7 +189,7 @@ def _existing(conf: str) -> str:
 
 
 def _do_imports(statements: Sequence[Statement],
-                kept: Optional[str]) -> tuple[list[str], tuple[own_modules.OwnFile, ...], list[Problem]]:
+                kept: Optional[str]) -> tuple[list[str], tuple[user_modules.OwnFile, ...], list[Problem]]:
     """Carry out the imports of the conf.
 
     Args:
@@ -217,7 +217,7 @@ def _do_imports(statements: Sequence[Statement],
         beside = [os.path.dirname(os.path.abspath(statement.file))] if statement.file else []
         folders = [folder for folder in (kept, *beside, os.getcwd()) if folder is not None]
         try:
-            folder = own_modules.look_in(module, folders)
+            folder = user_modules.look_in(module, folders)
         except ConfError as error:
             problems += [problem._replace(location=statement.location) for problem in error.problems]
             continue
@@ -235,7 +235,7 @@ def _do_imports(statements: Sequence[Statement],
         else:
             if statement.value not in texts:
                 texts.append(statement.value)
-    return texts, own_modules.copies(own), problems
+    return texts, user_modules.copies(own), problems
 
 
 def _warn_of_changes(module: str, folder: str, kept: Optional[str], others: Sequence[str]) -> None:
@@ -243,7 +243,7 @@ def _warn_of_changes(module: str, folder: str, kept: Optional[str], others: Sequ
     if folder != kept:
         return
     for other in others:
-        for name in own_modules.changed_since(folder, own_modules.copies([(module, other)]) if other != kept else ()):
+        for name in user_modules.changed_since(folder, user_modules.copies([(module, other)]) if other != kept else ()):
             _logger.warning('%s has changed since the run was started; the run keeps using its copy %s; to use the '
                             'new version, start a new run', os.path.join(other, name), os.path.join(folder, name))
 

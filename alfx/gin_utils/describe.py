@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from . import registry, static_check
 from alfx.gin_utils.conf_error import ConfError
-from .kinds import resolve
+from .reference_types import resolve
 from .parsing import Conf, Reader, is_shipped, show_path
 
 __all__ = ['Description', 'describe', 'flat_lines']

@@ -18,7 +18,7 @@ from gin import config_parser
 
 from alfx.gin_utils.conf_error import Problem, nearest_name
 from .locations import Binding
-from .own_modules import OwnFile
+from .user_modules import OwnFile
 from .syntax_problems import odd_characters, syntax_problem
 
 __all__ = [

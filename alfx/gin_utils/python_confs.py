@@ -19,11 +19,11 @@ import types
 from collections.abc import Callable, Sequence, ValuesView
 from typing import Any, NamedTuple, Optional
 
-from . import own_modules, registry, static_check
+from . import registry, static_check, user_modules
 from .aliases import instead_of
 from .conf_error import ConfError, Problem
 from .conf_loading import import_configurables
-from .kinds import resolve
+from .reference_types import resolve
 from .parsing import Reader, show_path
 
 __all__ = ['Bound', 'Made', 'Named', 'NotExpressible', 'Place', 'Record', 'Unknown']
@@ -361,7 +361,7 @@ class Record:
                 found = {name: self.look_up(module, name) for name in self._names[self._files[-1]]}
                 return types.SimpleNamespace(**{k: v for k, v in found.items() if not isinstance(v, Absent)})
             return _Module(self, module)
-        folder = own_modules.look_in(name, [os.path.dirname(self._files[-1]), os.getcwd()])
+        folder = user_modules.look_in(name, [os.path.dirname(self._files[-1]), os.getcwd()])
         if folder is None or level:
             return builtins.__import__(name, globals, locals, fromlist, level)
         path = pathlib.Path(folder, f'{top}.py')

@@ -23,7 +23,7 @@ import torch
 from . import static_check
 from .conf_error import ConfError, Problem, hint_nearest
 from .conf_loading import import_configurables
-from .kinds import resolve
+from .reference_types import resolve
 from .parsing import Macro, Reader, Reference
 from .python_confs import Bound, Made, Named, NotExpressible, Place, Record, Unknown
 

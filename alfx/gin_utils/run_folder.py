@@ -28,14 +28,14 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 from .. import __version__
-from . import locations, operative, own_modules, settings, static_check, stored_files
+from . import locations, operative, settings, static_check, stored_files, user_modules
 from alfx.gin_utils.conf_error import ConfError, Problem
 from .parsing import Conf, Reader, show_path, substitute
 
 __all__ = ['copy_conf', 'write_conf', 'rewrite_conf', 'is_own_conf', 'write_operative', 'stored_conf', 'stored_info',
            'check_same_conf', 'has_checkpoint']
 
-_OTHER_FILES = ('command_line.txt', 'git.txt', 'versions.json', own_modules.ORIGINS)
+_OTHER_FILES = ('command_line.txt', 'git.txt', 'versions.json', user_modules.ORIGINS)
 _GIT_LIMIT = 1_000_000  # maximum number of characters of uncommitted changes to store
 _written: dict[str, dict[str, str | bytes]] = {}  # by this process: folder -> file name -> contents
 
@@ -72,7 +72,7 @@ def write_conf(root_dir: str, conf: Conf, command_line: Optional[Sequence[str]] 
                     _write(folder, module.name, module.content)
             if conf.modules:
                 origins = dict.fromkeys(os.path.abspath(module.folder) for module in conf.modules)
-                _write(folder, own_modules.ORIGINS, json.dumps([*origins]) + '\n')
+                _write(folder, user_modules.ORIGINS, json.dumps([*origins]) + '\n')
     if not has_checkpoint(root_dir):  # existing files are from a start that failed before the first checkpoint
         with contextlib.suppress(FileNotFoundError):
             os.remove(os.path.join(folder, 'operative.gin'))

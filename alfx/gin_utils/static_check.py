@@ -19,7 +19,7 @@ import torch
 
 from . import registry, type_check
 from alfx.gin_utils.conf_error import Problem, hint_nearest, nearest_name
-from .kinds import family, made_by, resolve
+from .reference_types import family, made_by, resolve
 from alfx.gin_utils.aliases import instead_of, instead_of_parameter
 from .parsing import Macro, Reference, Statement, iterate_nested, substitute
 

@@ -1,7 +1,8 @@
 """Type checks of conf values against the annotations of the parameters they are bound to.
 
 A reference fits if the object that it creates fits, or if the type of that object is unknown
-(:mod:`alfx.gin_utils.kinds`). A macro of unknown value always fits. An unsupported annotation accepts everything.
+(:mod:`alfx.gin_utils.reference_types`). A macro of unknown value always fits. An unsupported annotation accepts
+everything.
 """
 
 import collections.abc
@@ -10,7 +11,7 @@ import types
 import typing
 from typing import Any, NamedTuple, Optional
 
-from . import kinds
+from . import reference_types
 from alfx.gin_utils.value_checks import Range, describe
 from .parsing import Macro, Reference
 
@@ -157,13 +158,13 @@ def _is_element(value: Any, arguments: tuple) -> bool:
 
 def _fit_made(value: Reference, annotation: Any) -> Any:
     """Check ``@f()``: the object that ``f`` creates must fit."""
-    made = kinds.made_by(value)
+    made = reference_types.made_by(value)
     base: Any = typing.get_origin(annotation) or annotation
     if made is None or not (inspect.isclass(base) or base is typing.Literal) or _is_structural(base):
         return value
     hint = f'{value!r} creates an instance of {made.__name__}'
     if base is collections.abc.Callable:
-        return _require(kinds.is_callable(made), value, hint)
+        return _require(reference_types.is_callable(made), value, hint)
     if base is float:
         return _require(issubclass(made, (int, float)), value, hint)
     return _require(inspect.isclass(base) and (issubclass(made, base) or issubclass(base, made)), value, hint)
@@ -172,7 +173,7 @@ def _fit_made(value: Reference, annotation: Any) -> Any:
 def _fit_constructor(value: Reference, annotation: Any) -> Any:
     """Check ``@f``: the function or class itself must fit."""
     if typing.get_origin(annotation) is collections.abc.Callable:
-        arguments, made = typing.get_args(annotation), kinds.made_by(value)
+        arguments, made = typing.get_args(annotation), reference_types.made_by(value)
         wanted = arguments[-1] if arguments else Any
         if made is not None and wanted not in _ANYTHING and inspect.isclass(wanted) and not _is_structural(wanted):
             return _require(issubclass(made, wanted) or issubclass(wanted, made), value,

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from alfx.environments import received
+from alfx.environments import step_checks
 from alfx.environments.described_environment import DescribedEnvironment
 from alfx.environments.environment_errors import EnvironmentStepError
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
@@ -105,7 +105,7 @@ def test_whole_numbers_of_another_dtype_are_accepted():
 
 
 def test_later_observations_are_compared_with_the_space_as_well():
-    calls = received._CALLS_PER_CHECK
+    calls = step_checks._CALLS_PER_CHECK
     observations = [np.zeros(2, np.uint8)] * 100 + [np.full(2, 0.5)] * 999
     env = SerialVectorEnv([lambda: Returning(BYTES, observations=observations)])
     env.reset()
@@ -131,7 +131,7 @@ def test_a_batch_outside_an_integer_space_is_refused():
     ([np.inf, 0.0], r"environment 0 of 'Returning': observation of step 1 of its episode contains infinity"),
 ])
 def test_floats_outside_their_space_are_logged_once_and_kept(sent, said, monkeypatch, caplog):
-    monkeypatch.setattr(received, '_logged', {('Returning', '')} if np.inf in sent else set())
+    monkeypatch.setattr(step_checks, '_logged', {('Returning', '')} if np.inf in sent else set())
     env = SerialVectorEnv([lambda: Returning(observations=[np.array(sent, np.float32)])])
     env.reset()
     with caplog.at_level(logging.WARNING):

@@ -17,7 +17,7 @@ from alfx.environments.alf_gym_wrapper import AlfGymWrapper, tensor_spec_from_gy
 from alfx.environments.alf_wrappers import AtariTerminalOnLifeLossWrapper, CheckedEnvironment, TimeLimit
 from alfx.environments.environment_errors import EnvironmentLoadError, UnsupportedOperationError
 from alfx.environments.gym_wrappers import FrameStack, ObservationSubset
-from alfx.environments.making import find_spec
+from alfx.environments.gym_make import find_spec
 from alfx.environments.parallel_environment import ParallelAlfEnvironment
 from alfx.environments.suite_unittest_gym import ChainEnv, CountEnv
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec

@@ -12,7 +12,7 @@ from alfx import gin_utils
 from alfx.environments import suite_gym
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.environment_errors import EnvironmentLoadError, nearest
-from alfx.environments.making import EnvWrapper
+from alfx.environments.gym_make import EnvWrapper
 from alfx.environments.suite_gym import AlfWrapper, VectorEnvCtor
 from alfx.environments.vector_env import SerialVectorEnv
 from alfx.gin_utils.value_checks import StepLimit

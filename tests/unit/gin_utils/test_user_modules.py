@@ -8,7 +8,7 @@ import pytest
 from helpers import warm_starts
 
 from alfx import gin_utils
-from alfx.gin_utils import own_modules
+from alfx.gin_utils import user_modules
 
 MODULE = '''
 import gymnasium
@@ -121,7 +121,7 @@ def test_a_module_that_is_gone_is_explained(tmp_path, forget):
 def test_imports_among_copied_modules_are_not_circular(tmp_path):
     (tmp_path / 'own_a.py').write_text('import own_b, os\n')
     (tmp_path / 'own_b.py').write_text('from own_a import x\nimport json\n')
-    files = own_modules.copies([('own_a', str(tmp_path))])
+    files = user_modules.copies([('own_a', str(tmp_path))])
     assert sorted(file.name for file in files) == ['own_a.py', 'own_b.py']
 
 
@@ -198,7 +198,7 @@ def test_a_missing_file_of_a_copied_module_is_explained(reader, tmp_path):
 
 
 def test_data_of_a_package_is_copied_up_to_a_limit(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(own_modules, '_MOST_BYTES', 1000)
+    monkeypatch.setattr(user_modules, '_MOST_BYTES', 1000)
     assets = tmp_path / 'own_package' / 'assets'
     assets.mkdir(parents=True)
     (tmp_path / 'own_package' / '__init__.py').write_text('import own_package.inner\n' + '#' * 2000)
@@ -206,6 +206,6 @@ def test_data_of_a_package_is_copied_up_to_a_limit(tmp_path, caplog, monkeypatch
     (assets / 'small.bin').write_bytes(b'1' * 900)
     (assets / 'large.bin').write_bytes(b'1' * 1001)
     with caplog.at_level(logging.INFO):
-        found = own_modules.copies([('own_package', str(tmp_path))])
+        found = user_modules.copies([('own_package', str(tmp_path))])
     assert sorted(os.path.basename(file.name) for file in found) == ['__init__.py', 'inner.py', 'small.bin']
     assert 'too large or too many: own_package/assets/large.bin' in caplog.text
