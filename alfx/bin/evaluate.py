@@ -43,11 +43,11 @@ def main(argv: list[str]) -> int:
     root_dir = flags.root_dir_from_flags()
     results: dict[str, Any] = {'root_dir': root_dir}
     policy_flags.run_from_flags(root_dir)
-    config = run_config(root_dir, FLAGS.random_seed)
+    config = run_config(root_dir, policy_flags.random_seed())
     if config.ml_type == 'sl':
         _evaluate_supervised(config, results)
         return 0
-    env, algorithm = make_policy(root_dir, FLAGS.num_environments, FLAGS.random_seed, FLAGS.epsilon_greedy,
+    env, algorithm = make_policy(root_dir, FLAGS.num_environments, policy_flags.random_seed(), FLAGS.epsilon_greedy,
                                  renders=False)
     try:
         results['checkpoint_step'] = load_for_play(root_dir, algorithm, policy_flags.checkpoint_step_from_flags())

@@ -1,18 +1,22 @@
 """Flags shared by all programs, and exit codes.
 
-``--conf FILE`` (alias ``--gin_file``) names the conf file; ``--conf_param 'X.y=z'`` (alias ``--gin_param``, repeatable)
-overrides one of its bindings. A user error ends the program with one message on stderr and exit code 2, without a
-traceback; ``--debug`` shows the traceback as well.
+``--conf FILE`` (alias ``--gin_file``) names the conf file; an argument ``X.y=z``, or ``--conf_param 'X.y=z'`` (alias
+``--gin_param``, repeatable), overrides one of its bindings. A user error ends the program with one message on stderr
+and exit code 2, without a traceback; ``--debug`` shows the traceback as well.
 """
 
+import ast
 import errno
 import faulthandler
+import inspect
 import os
+import re
 import signal
 import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Optional
 
@@ -31,6 +35,8 @@ __all__ = ['define_conf_flags', 'define_untrusted_flag', 'define_device_flag', '
 FLAGS = flags.FLAGS
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.EACCES, errno.EPERM)
 _ALIASES = ('gin_file', 'gin_param')  # of --conf and --conf_param
+_TEXT = re.compile(r'^([^=]*= *)([A-Za-z][\w.:/-]*)$')  # an override whose value is a word
+_OVERRIDE = re.compile(r'[\w./]*\w\.\w+ *=')  # X.y=z or scope/X.y=z
 
 
 def define_conf_flags(root_dir: bool = True) -> None:
@@ -60,6 +66,12 @@ def define_unused_flag() -> None:
             'unused; unused bindings are logged')
     _define('must_be_used', flags.DEFINE_multi_string, [], 'with --allow_unused: a binding, given by its complete '
             'selector, that must be used nevertheless; repeatable')
+
+
+def define_seed_flag() -> None:
+    """Define ``--seed``. Call this when a program is imported."""
+    _define('seed', partial(flags.DEFINE_integer, lower_bound=0, upper_bound=2**32 - 1), None, 'random seed of the '
+            'run; same as --random_seed in programs that use a trained policy, otherwise TrainerConfig.random_seed=N')
 
 
 def define_device_flag() -> None:
@@ -184,7 +196,10 @@ def run(main: Callable[[list[str]], Optional[int]], unknown: Mapping[str, str] =
 
 
 def parse(argv: list[str], unknown: Mapping[str, str] = MappingProxyType({})) -> list[str]:
-    """Parse the flags in ``argv`` and return the remaining arguments. An error exits with code 2; see :func:`run`."""
+    """Parse the flags in ``argv`` and return the remaining arguments. An error exits with code 2; see :func:`run`.
+
+    Hyphens in names of flags are underscores. Arguments ``X.y=z`` are overrides, and are not returned.
+    """
     command.prepare_streams()
     try:
         '\n'.join([*argv, os.getcwd()]).encode()
@@ -196,30 +211,62 @@ def parse(argv: list[str], unknown: Mapping[str, str] = MappingProxyType({})) ->
         print(help_text(sys.modules['__main__'].__doc__ or '', argv[0]))
         sys.exit(0)
     try:
-        return FLAGS(argv)
+        return _take_overrides(FLAGS([argv[0], *map(_with_underscores, argv[1:])]))
     except flags.Error as error:
         name = getattr(error, 'flagname', '')
         hint = '--help shows all flags'
-        if name in ELSEWHERE and 'conf_param' in FLAGS:
-            hint = f'set it in the conf, or with --conf_param {ELSEWHERE[name]}=VALUE'
+        target = ELSEWHERE.get(name) or _config_field(name)
+        if target and 'conf_param' in FLAGS:
+            hint = f'set it in the conf, or on the command line: {target}=VALUE'
         print(unknown[name] if name in unknown else f'{error}\n{hint}', file=sys.stderr)
         sys.exit(2)
 
 
+def _with_underscores(argument: str) -> str:
+    name, equals, value = argument.partition('=')
+    return name[:2] + name[2:].replace('-', '_') + equals + value if name.startswith('--') else argument
+
+
+def _config_field(name: str) -> str:
+    from alfx.config import TrainerConfig
+    return f'TrainerConfig.{name}' if name in inspect.signature(TrainerConfig).parameters else ''
+
+
+def _take_overrides(argv: list[str]) -> list[str]:
+    """Add the arguments ``X.y=z`` to ``--conf_param``, or to ``--set`` of a fork; return ``argv`` without them.
+
+    Text needs no quotes, because the shell removes them: ``create_environment.env_name=CartPole-v1``.
+    """
+    flag = next((name for name in ('conf_param', 'set') if name in FLAGS), None)
+    found = [argument for argument in argv[1:] if _OVERRIDE.match(argument) and not os.path.exists(argument)]
+    if flag is None or not found:
+        return argv
+    setattr(FLAGS, flag, [*(FLAGS[flag].value or []), *(_TEXT.sub(_quoted, argument) for argument in found)])
+    return [argument for argument in argv if argument not in found]
+
+
+def _quoted(override: re.Match) -> str:
+    try:
+        ast.literal_eval(override[2])
+    except (ValueError, SyntaxError):
+        return f'{override[1]}{override[2]!r}'
+    return override[0]
+
+
 def take_argument(argv: list[str], name: str) -> list[str]:
-    """Set a flag to the only positional argument and return ``argv`` without it.
+    """Set a flag to the first positional argument and return ``argv`` without it.
 
     If the argument is a run folder and the program has ``--root_dir``, that flag is set instead of ``--conf``, so the
     run is resumed. Excess arguments remain in ``argv``; :func:`call` rejects them.
     """
-    if len(argv) != 2:
+    if len(argv) < 2:
         return argv
     if name == 'conf' and 'root_dir' in FLAGS and os.path.isdir(os.path.join(os.path.expanduser(argv[1]), 'conf')):
         name = 'root_dir'
     if FLAGS[name].value or name == 'conf' and FLAGS.gin_file:
         return argv
     FLAGS[name].parse(argv[1])
-    return argv[:1]
+    return [argv[0], *argv[2:]]
 
 
 def help_text(description: str, program: str) -> str:

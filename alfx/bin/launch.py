@@ -42,10 +42,10 @@ def launch(command: Sequence[str], count: int) -> int:
     codes: dict[int, int] = {}
     give_up_at = float('inf')
     try:
-        with _forwarded_signals(ranks) as received:
+        with forwarded_signals(ranks) as received:
             for rank in range(count):
                 ranks.append(_start(command, rank, count, port))
-                _send(ranks[-1:], received)
+                send(ranks[-1:], received)
             while len(codes) < count:
                 for rank, process in enumerate(ranks):
                     code = process.poll()
@@ -59,8 +59,8 @@ def launch(command: Sequence[str], count: int) -> int:
                     break
                 time.sleep(processes.POLL_SECONDS / 4)
     finally:
-        _end(ranks)
-    return _exit_code([process.returncode for process in ranks], received)
+        kill(ranks)
+    return exit_code([process.returncode for process in ranks], received)
 
 
 def _start(command: Sequence[str], rank: int, count: int, port: int) -> subprocess.Popen:
@@ -74,7 +74,7 @@ def _start(command: Sequence[str], rank: int, count: int, port: int) -> subproce
 
 
 @contextlib.contextmanager
-def _forwarded_signals(ranks: Sequence[subprocess.Popen]) -> Iterator[list[int]]:
+def forwarded_signals(ranks: Sequence[subprocess.Popen]) -> Iterator[list[int]]:
     """Forward signals to the ranks, except interrupts from a terminal, which reach them anyway. Yield the signals."""
     received: list[int] = []
     terminal = sys.stdin is not None and sys.stdin.isatty()
@@ -82,7 +82,7 @@ def _forwarded_signals(ranks: Sequence[subprocess.Popen]) -> Iterator[list[int]]
     def forward(number: int, frame: Any) -> None:
         received.append(number)
         if not (terminal and number == signal.SIGINT):
-            _send(ranks, [number])
+            send(ranks, [number])
 
     before = {number: signal.signal(number, forward)
               for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -94,14 +94,14 @@ def _forwarded_signals(ranks: Sequence[subprocess.Popen]) -> Iterator[list[int]]
             signal.signal(number, handler)
 
 
-def _send(ranks: Sequence[subprocess.Popen], numbers: Sequence[int]) -> None:
+def send(ranks: Sequence[subprocess.Popen], numbers: Sequence[int]) -> None:
     for process in ranks:
         for number in numbers:
             if process.poll() is None:
                 process.send_signal(number)
 
 
-def _end(ranks: Sequence[subprocess.Popen]) -> None:
+def kill(ranks: Sequence[subprocess.Popen]) -> None:
     """Kill the ranks that still run."""
     running = [process for process in ranks if process.poll() is None]
     for process in running:
@@ -115,7 +115,7 @@ def _is_stop(code: int) -> bool:
     return code >= 128
 
 
-def _exit_code(codes: Sequence[int], received: Sequence[int]) -> int:
+def exit_code(codes: Sequence[int], received: Sequence[int]) -> int:
     """Return one exit code for all ranks.
 
     A rank that died of one of the signals ``received`` had not yet installed its handler, so it counts as stopped.

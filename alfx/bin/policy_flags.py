@@ -24,8 +24,14 @@ def define_policy_flags() -> None:
     absl_flags.DEFINE_string('checkpoint_step', 'latest', "checkpoint to load: the N of ckpt-N, or 'latest'")
     absl_flags.DEFINE_integer('random_seed', None, 'seed of the environments and of sampled actions; default: the seed '
                               'of the run', lower_bound=0, upper_bound=2**32 - 1)
+    flags.define_seed_flag()
     absl_flags.DEFINE_float('epsilon_greedy', None, 'probability of sampling an action instead of taking the most '
                             'likely one; default: the value in the conf', lower_bound=0, upper_bound=1)
+
+
+def random_seed() -> int | None:
+    """Return the seed of ``--random_seed`` or ``--seed``; None if neither is given."""
+    return FLAGS.seed if FLAGS.random_seed is None else FLAGS.random_seed
 
 
 def define_dataset_flags() -> None:
@@ -114,7 +120,7 @@ def policy_from_flags(root_dir: str, num_environments: int, renders: bool | None
     """
     from alfx.runs import playing
     run_from_flags(root_dir)
-    return playing.make_policy(root_dir, num_environments, FLAGS.random_seed, FLAGS.epsilon_greedy, renders)
+    return playing.make_policy(root_dir, num_environments, random_seed(), FLAGS.epsilon_greedy, renders)
 
 
 def set_up_logging() -> None:

@@ -115,8 +115,8 @@ def _environments_of_conf() -> tuple[Any, Any]:
     if config.ml_type != 'rl':
         raise gin_utils.ConfError(f"{FLAGS.conf}: TrainerConfig.ml_type = '{config.ml_type}': this conf has no "
                                   'environment', "name a conf with ml_type 'rl'")
-    if FLAGS.random_seed is not None:
-        config.random_seed = FLAGS.random_seed
+    if policy_flags.random_seed() is not None:
+        config.random_seed = policy_flags.random_seed()
     config.random_seed = random_state.set_random_seed(config.random_seed)
     env = building.create_eval_environment(config, FLAGS.num_environments)
     spec = env.observation_spec()

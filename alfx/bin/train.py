@@ -1,8 +1,10 @@
 """Train the algorithm described by a conf file.
 
-Example:
+Examples:
 
   alfx train ppo_cart_pole --root_dir /tmp/cart_pole
+
+  alfx train sac_pendulum --seeds 1,2,3 TrainerConfig.num_env_steps=20000
 
 The same command resumes an interrupted run. Ctrl-C, SIGTERM and SIGHUP (the terminal closes) write a checkpoint and
 stop the run; the exit code is 128 + the number of the signal. SIGUSR1 writes a checkpoint without stopping the run.
@@ -24,7 +26,7 @@ from typing import Any
 from absl import flags as absl_flags
 
 from alfx import gin_utils
-from alfx.bin import command, flags, policy_flags, ranks
+from alfx.bin import command, flags, policy_flags, ranks, seeds
 from alfx.runs import run_files
 from alfx.runs import run_lock
 
@@ -32,6 +34,7 @@ flags.define_conf_flags()
 flags.define_device_flag()
 flags.define_unused_flag()
 ranks.define_flags()
+seeds.define_flags()
 FLAGS = absl_flags.FLAGS
 
 
@@ -44,6 +47,9 @@ def main(argv: list[str]) -> int:
     del argv
     for number in (signal.SIGUSR1, signal.SIGUSR2):  # ignored before and after training
         signal.signal(number, signal.SIG_IGN)
+    seeds.apply_seed()
+    if FLAGS.seeds:
+        return seeds.train(_conf_and_root_dir()[1])
     count = ranks.num_to_start()
     if count > 1:
         return ranks.start(count, _conf_and_root_dir()[1])

@@ -42,7 +42,6 @@ def bound(name):
     return {binding.name: binding.value for binding in gin_utils.unused_bindings()}.get(name)
 
 
-
 @pytest.mark.parametrize('flag', ['conf', 'gin_file'])
 def test_the_conf_is_loaded_with_its_overrides(conf_file, flag):
     value = conf_file if flag == 'conf' else [conf_file]
@@ -206,3 +205,51 @@ def test_arguments_that_are_not_utf8_are_refused(capsys):
     with pytest.raises(SystemExit) as caught:
         conf_flags.parse(['program', 'run\udce9'])
     assert caught.value.code == 2 and 'expected arguments and a working directory' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('argument, override', [
+    ('TrainerConfig.num_env_steps=100', 'TrainerConfig.num_env_steps=100'),
+    ('ppo/Adam.lr=1e-4', 'ppo/Adam.lr=1e-4'),
+    ('alfx.config.TrainerConfig.evaluate = True', 'alfx.config.TrainerConfig.evaluate = True'),
+    ('create_environment.env_name=CartPole-v1', "create_environment.env_name='CartPole-v1'"),
+    ('create_environment.env_name=package.module:Id-v0', "create_environment.env_name='package.module:Id-v0'"),
+    ("create_environment.env_name='CartPole-v1'", "create_environment.env_name='CartPole-v1'"),
+    ('QNetwork.activation=@torch.tanh', 'QNetwork.activation=@torch.tanh'),
+    ('QNetwork.fc_layer_params=(64, 64)', 'QNetwork.fc_layer_params=(64, 64)'),
+    ('TrainerConfig.random_seed=None', 'TrainerConfig.random_seed=None'),
+    ('Adam.lr=%rate', 'Adam.lr=%rate'),
+])
+def test_arguments_with_a_value_override_bindings(argument, override):
+    with flagsaver.flagsaver():
+        assert conf_flags.parse(['train', '--conf_param', 'X.a=1', argument, 'base.gin']) == ['train', 'base.gin']
+        assert FLAGS.conf_param == ['X.a=1', override]
+
+
+@pytest.mark.parametrize('argument', ['runs/a=b', 'base.gin', 'hidden=3', '-x.y=3'])
+def test_other_arguments_are_no_overrides(argument):
+    with flagsaver.flagsaver():
+        assert conf_flags.parse(['train', '--', argument]) == ['train', argument]
+        assert FLAGS.conf_param == []
+
+
+def test_a_file_is_no_override_whatever_its_name(tmp_path, monkeypatch):
+    (tmp_path / 'a.b=c').touch()
+    monkeypatch.chdir(tmp_path)
+    with flagsaver.flagsaver():
+        assert conf_flags.parse(['train', 'a.b=c']) == ['train', 'a.b=c']
+
+
+def test_flags_may_be_written_with_hyphens():
+    with flagsaver.flagsaver():
+        assert conf_flags.parse(['train', '--root-dir=a-b', '--conf-param', 'X.y=a-b']) == ['train']
+        assert (FLAGS.root_dir, FLAGS.conf_param) == ('a-b', ['X.y=a-b'])
+
+
+@pytest.mark.parametrize('flag, binding', [
+    ('--num-env-steps=3', 'TrainerConfig.num_env_steps'), ('--total_timesteps', 'TrainerConfig.num_env_steps'),
+    ('--unroll_length=3', 'TrainerConfig.unroll_length'), ('--learning-rate', 'Adam.lr'),
+])
+def test_an_unknown_flag_names_the_binding_that_it_may_mean(flag, binding, capsys):
+    with pytest.raises(SystemExit):
+        conf_flags.parse(['train', flag])
+    assert f'on the command line: {binding}=VALUE' in capsys.readouterr().err

@@ -1,0 +1,133 @@
+"""Training of one conf with several random seeds: ``alfx train CONF --seeds 1,2,3``.
+
+Each seed has its own process and its own run folder ``seed-N`` below the given folder. As many runs as the machine has
+cores train at the same time. The same command resumes the runs that are not complete.
+"""
+import os
+import shlex
+import subprocess
+import sys
+import time
+from typing import Any
+
+from absl import flags as absl_flags
+
+from alfx import gin_utils
+from alfx.bin import command, flags, launch, ranks
+from alfx.utils import processes
+
+# absl attributes a flag to the module that defines it; these flags belong to the program that requests them.
+absl_flags.disclaim_key_flags()
+
+FLAGS = absl_flags.FLAGS
+
+
+def define_flags() -> None:
+    """Define ``--seed`` and ``--seeds``. Call this when a program is imported."""
+    flags.define_seed_flag()
+    absl_flags.DEFINE_list('seeds', [], 'train one run with each of these random seeds, --seeds 1,2,3, each in its own '
+                           'process and folder below --root_dir, as many at a time as there are cores')
+
+
+def apply_seed() -> None:
+    """Bind ``TrainerConfig.random_seed`` to ``--seed``, if the flag is given."""
+    if FLAGS.seed is not None:
+        FLAGS['conf_param'].value = [*FLAGS.conf_param, f'TrainerConfig.random_seed={FLAGS.seed}']
+
+
+def train(root_dir: str) -> int:
+    """Train the current command line with each seed of ``--seeds``, and print the mean return with its interval.
+
+    Args:
+        root_dir: folder of the run folders.
+
+    Returns:
+        The exit code: 0 if all runs are complete, otherwise that of a run that failed or was stopped.
+
+    Raises:
+        ConfError: the seeds are not different numbers, or other flags contradict ``--seeds``.
+    """
+    seeds = _seeds()
+    os.makedirs(os.path.join(root_dir, 'logs'), exist_ok=True)
+    at_once = max(1, min(len(seeds), _cores() // (FLAGS.num_processes or 1)))
+    environment = {**os.environ, 'OMP_NUM_THREADS': os.environ.get('OMP_NUM_THREADS') or str(_cores() // at_once or 1)}
+    print(f'{len(seeds)} runs in {root_dir}, {at_once} at a time', flush=True)
+    waiting = list(seeds)
+    running: dict[int, subprocess.Popen] = {}
+    all_runs: list[subprocess.Popen] = []
+    try:
+        with launch.forwarded_signals(all_runs) as received:
+            while running or waiting and not received:
+                while waiting and len(running) < at_once and not received:
+                    seed = waiting.pop(0)
+                    running[seed] = _start(seed, root_dir, environment)
+                    all_runs.append(running[seed])
+                for seed, process in [*running.items()]:
+                    if process.poll() is not None:
+                        del running[seed]
+                        print(f'seed {seed}: {_result(root_dir, seed, process.returncode)}', flush=True)
+                time.sleep(processes.POLL_SECONDS)
+    finally:
+        launch.kill(all_runs)
+    runs = [_read(_folder(root_dir, seed)) for seed in seeds]
+    complete = [run for run in runs if run is not None and run['final return'] is not None]
+    if len(complete) > 1:
+        print(_summary(complete))
+    for name in ('plot', 'report'):
+        print(f'  {name + ":":8}{command.command_of(name)} {shlex.quote(root_dir)}/seed-*')
+    if waiting:
+        print(f'to resume: {shlex.join([*shlex.split(command.command_of("train")), *sys.argv[1:]])}')
+    return launch.exit_code([process.returncode for process in all_runs], received)
+
+
+def _seeds() -> list[int]:
+    seeds = [int(text) if text.isdecimal() else -1 for text in FLAGS.seeds]
+    if min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise gin_utils.ConfError(f'--seeds: expected different numbers, found {",".join(FLAGS.seeds)}',
+                                  'for example --seeds 1,2,3')
+    if FLAGS.seed is not None or ranks.is_rank():
+        raise gin_utils.ConfError(f'--seeds and {"torchrun" if FLAGS.seed is None else "--seed"} cannot be combined',
+                                  'use one of them')
+    return seeds
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+
+
+def _folder(root_dir: str, seed: int) -> str:
+    return os.path.join(root_dir, f'seed-{seed}')
+
+
+def _log(root_dir: str, seed: int) -> str:
+    return os.path.join(root_dir, 'logs', f'seed-{seed}.log')
+
+
+def _start(seed: int, root_dir: str, environment: dict[str, str]) -> subprocess.Popen:
+    arguments = [*sys.argv[1:], '--seeds=', f'--seed={seed}', f'--root_dir={_folder(root_dir, seed)}']
+    with open(_log(root_dir, seed), 'a', encoding='utf8') as log:
+        return subprocess.Popen([sys.executable, '-m', 'alfx.bin.train', *arguments], env=environment, stdout=log,
+                                stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+
+
+def _read(folder: str) -> dict[str, Any] | None:
+    from alfx.reports import comparing
+    return comparing.read_run(folder) if os.path.exists(os.path.join(folder, 'progress.csv')) else None
+
+
+def _result(root_dir: str, seed: int, code: int) -> str:
+    run = _read(_folder(root_dir, seed))
+    if code == 0 and run is not None:
+        score = 'no episode has ended' if run['final return'] is None else f'return {run["final return"]:.5g}'
+        return f'done, {score}'
+    return f'{processes.describe_exit(code)}; see {_log(root_dir, seed)}'
+
+
+def _summary(runs: list[dict[str, Any]]) -> str:
+    import numpy as np
+
+    from alfx.reports.aggregates import interquartile_mean, interquartile_mean_interval
+    returns = np.array([[run['final return']] for run in runs])
+    (low, ), (high, ) = interquartile_mean_interval(returns)
+    return (f'{len(runs)} seeds: return {interquartile_mean(returns)[0]:.5g} (interquartile mean; 95% interval '
+            f'{low:.5g} to {high:.5g})')

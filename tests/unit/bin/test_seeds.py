@@ -1,0 +1,71 @@
+"""Training with several seeds: the runs, their summary, failures, resuming, and contradicting flags."""
+import re
+import subprocess
+import sys
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from alfx import gin_utils
+from alfx.bin import seeds
+from alfx.bin import train as train_program
+from alfx.runs import run_files
+
+FLAGS = flags.FLAGS
+if not FLAGS.is_parsed():
+    FLAGS(['test'])
+
+CONF = '''
+include 'ppo_cart_pole.gin'
+create_environment.num_parallel_environments = 2
+TrainerConfig.unroll_length = 64
+TrainerConfig.mini_batch_size = 64
+TrainerConfig.num_updates_per_train_iter = 1
+TrainerConfig.num_env_steps = 400
+'''
+
+
+def alfx(*arguments, code=0):
+    result = subprocess.run([sys.executable, '-m', 'alfx', 'train', *map(str, arguments)], capture_output=True,
+                            text=True, timeout=300)
+    assert result.returncode == code, result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.mark.processes
+def test_each_seed_has_a_run_folder_and_their_mean_is_printed(tmp_path):
+    (tmp_path / 'short.gin').write_text(CONF)
+    root_dir = tmp_path / 'runs'
+    said = alfx(tmp_path / 'short.gin', '--root-dir', root_dir, '--seeds', '3,4')
+    assert {number: run_files.StartRecord(str(root_dir / f'seed-{number}')).read()['random_seed'] for number in (3, 4)
+            } == {3: 3, 4: 4}
+    one, two = (float(re.search(rf'seed {number}: done, return (\S+)', said)[1]) for number in (3, 4))
+    mean, low, high = map(float, re.search(r'2 seeds: return (\S+) .*interval (\S+) to (\S+)\)', said).groups())
+    assert mean == pytest.approx((one + two) / 2, rel=1e-3) and low == min(one, two) and high == max(one, two)
+    # The same command with another end resumes both runs; a setting that cannot change fails in both.
+    said = alfx(root_dir / 'seed-3', 'TrainerConfig.num_env_steps=600')
+    assert 'done: 5 iterations' in said
+    said = alfx(tmp_path / 'short.gin', '--root-dir', root_dir, '--seeds', '3,4', 'PPOLoss.gamma=0.5', code=2)
+    for number in (3, 4):
+        log = root_dir / 'logs' / f'seed-{number}.log'
+        assert f'seed {number}: ended with exit code 2; see {log}' in said and 'PPOLoss.gamma' in log.read_text()
+
+
+@pytest.mark.parametrize('given, message', [
+    (dict(seeds=['1', '1']), 'expected different numbers, found 1,1'),
+    (dict(seeds=['1', 'x']), 'expected different numbers, found 1,x'),
+    (dict(seeds=['1', '-2']), 'expected different numbers'),
+    (dict(seeds=['1', '2'], seed=3), '--seeds and --seed cannot be combined'),
+])
+def test_contradicting_seeds_are_rejected(tmp_path, given, message):
+    with flagsaver.flagsaver(**given), pytest.raises(gin_utils.ConfError, match=message):
+        seeds.train(str(tmp_path / 'runs'))
+    assert not (tmp_path / 'runs').exists()
+
+
+def test_a_seed_is_a_binding_of_the_conf():
+    assert train_program.FLAGS is FLAGS
+    with flagsaver.flagsaver(seed=7, conf_param=['TrainerConfig.num_env_steps=1']):
+        seeds.apply_seed()
+        assert FLAGS.conf_param == ['TrainerConfig.num_env_steps=1', 'TrainerConfig.random_seed=7']
