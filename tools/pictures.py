@@ -21,7 +21,8 @@ from alfx.reports.curves import Curve, average
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / 'docs' / 'images'
-_LINE, _TEXT = '#2a7de1', '#555555'
+_LINE, _TEXT = '#2a7de1', '#808080'  # readable on white and on black
+_LOG_RATIO = 8
 _TILE, _FPS, _SECONDS, _COLORS = (200, 150), 12, 8, 64
 
 
@@ -54,18 +55,24 @@ def draw_curves(path: Path, panels: Sequence[tuple[str, Sequence[tuple[str, list
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
     with pyplot.rc_context(settings):
-        figure, axes = pyplot.subplots(rows, columns, figsize=(3 * columns, 2.1 * rows), squeeze=False)
+        most = max(len(lines) for _, lines in panels)
+        legend_rows = 0 if most == 1 else -(-most // 2)
+        width = 3 * columns if most == 1 else max(3 * columns, 6)
+        figure, axes = pyplot.subplots(rows, columns, figsize=(width, 2.1 * rows + 0.17 * legend_rows), squeeze=False,
+                                       layout='constrained')
+        colors = pyplot.get_cmap('tab10' if most <= 10 else 'tab20').colors
         for axis in axes.flat[len(panels):]:
             axis.set_visible(False)
         for axis, (title, lines) in zip(axes.flat, panels):
             for i, (name, runs) in enumerate(lines):
                 mean = average(runs)
-                color = _LINE if len(lines) == 1 else f'C{i}'
+                color = _LINE if len(lines) == 1 else colors[i % len(colors)]
                 axis.plot(mean.x, mean.mean, color=color, linewidth=1.5, label=name)
                 for run in runs if len(runs) > 1 else ():
                     axis.plot(run.x, run.y, color=color, linewidth=0.7, alpha=0.4)
-            if len(lines) > 1:
-                axis.legend(frameon=False, fontsize=7)
+            ends = [run.x[-1] for _, runs in lines for run in runs]
+            if max(ends) > _LOG_RATIO * min(ends):  # otherwise the short curves would be a vertical line
+                axis.set_xscale('log')
             axis.set_title(title, fontsize=8)
             axis.xaxis.set_major_formatter(EngFormatter(sep=''))
             axis.grid(alpha=0.3)
@@ -74,9 +81,12 @@ def draw_curves(path: Path, panels: Sequence[tuple[str, Sequence[tuple[str, list
             row[0].set_ylabel('return')
         for axis in axes[-1]:
             axis.set_xlabel('environment steps')
-        figure.tight_layout()
+        if most > 1:
+            lines = {line.get_label(): line for axis in axes.flat for line in axis.get_lines()
+                     if not line.get_label().startswith('_')}
+            figure.legend(lines.values(), lines, loc='outside lower center', ncols=2, frameon=False, fontsize=7)
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, transparent=False, dpi=110, metadata={'Date': None} if path.suffix == '.svg' else None)
+        figure.savefig(path, transparent=True, dpi=110, metadata={'Date': None} if path.suffix == '.svg' else None)
         pyplot.close(figure)
 
 

@@ -147,13 +147,22 @@ def _lines_of_class(name: str, known: Sequence[Entry]) -> list[str]:
     try:
         described = gin_utils.describe(name)
     except gin_utils.ConfError as error:
-        listed = {entry.selector.rsplit('.', 1)[-1] for entry in known}
-        listed |= {part for entry in known for part in entry.module.split('.')[1:]}
-        nearest = difflib.get_close_matches(name, sorted(listed), n=1, cutoff=0.5)
-        hint = str(error).partition('\n')[2] or (f"  did you mean '{nearest[0]}'?" if nearest else '')
+        own = sorted({entry.selector.rsplit('.', 1)[-1] for entry in known})
+        modules = sorted({part for entry in known for part in entry.module.split('.')[1:]})
+        nearest = [*sorted((other for other in own if other.lower().startswith(name.lower())), key=len),
+                   *difflib.get_close_matches(name, [*own, *modules], n=1, cutoff=0.5)]
+        is_ambiguous = bool(found) or not nearest
+        hint = str(error).partition('\n')[2] if is_ambiguous else f"  did you mean '{nearest[0]}'?"
         return [line for line in (str(error).partition('\n')[0], hint) if line]
-    return [f'@{described.selector}', '', *_signature_lines(described.name, described.parameters), '',
-            *textwrap.dedent(_ROLE.sub(r'\1', described.docstring)).splitlines(), '', *_bound_lines(described.name)]
+    # A conf may not write a name that several modules define, such as load.
+    shortest = next(part for part in _endings(described.selector) if len(matching(part, known)) <= 1)
+    return [f'@{described.selector}', '', *_signature_lines(shortest, described.parameters), '',
+            *textwrap.dedent(_ROLE.sub(r'\1', described.docstring)).splitlines(), '', *_bound_lines(shortest)]
+
+
+def _endings(selector: str) -> Iterator[str]:
+    parts = selector.split('.')
+    yield from ('.'.join(parts[-count:]) for count in range(1, len(parts) + 1))
 
 
 def _signature_lines(name: str, parameters: dict[str, inspect.Parameter]) -> Iterator[str]:

@@ -54,7 +54,7 @@ def _head(name: str, texts: dict[str, str]) -> Head:
     lines = texts[name].split('\n')
     fields = {match[1]: match[2] for line in lines if (match := re.match(r'#   (task|expected)\s+(.*)', line))}
     task = re.sub(r' \(see [^)]*\)', '', fields.get('task', ''))
-    steps = re.search(r', ([\d,]+) (\w+)', task)
+    steps = re.search(r', ([\d,]+) (steps|updates|epochs)\b', task)
     title = re.split(r' on (?=[A-Z])| \(|[:;,]', lines[0].removeprefix('#').strip())[0]
     return Head(name, title, task[:steps.start()] if steps else task,
                 '' if steps is None else steps[1] if steps[2] == 'steps' else f'{steps[1]} {steps[2]}',

@@ -4,9 +4,9 @@ Example:
 
   alfx plot /tmp/cart_pole_seed* --output cart_pole.png
 
-The band is the 95% confidence interval of the mean over the runs of a group. If runs were evaluated, a second panel
-shows the evaluations. --x and --y are columns of progress.csv in the run folders; --y all draws every column in a
-separate panel.
+A curve is the interquartile mean over the runs of a group, the band its 95% interval (as in alfx report). If runs were
+evaluated, a second panel shows the evaluations. --x and --y are columns of progress.csv in the run folders; --y all
+draws every column in a separate panel.
 """
 import itertools
 
@@ -54,13 +54,12 @@ def main(argv: list[str]) -> int:
             if found:
                 panels.setdefault(f'{y} in {words}', {})[name] = curves.average(found, FLAGS.smoothing)
     if not panels:
-        raise gin_utils.ConfError(f'no run has data yet for {", ".join(FLAGS.y)} over {x} yet',
+        raise gin_utils.ConfError(f'no run has data for {", ".join(FLAGS.y)} over {x} yet',
                                   'train longer, or choose other columns with --x and --y')
     for title, bands in panels.items():
         for name, band in bands.items():
-            margin = f' +- {band.margin[-1]:.4g}' if band.num_runs > 1 else ''
-            runs = f' ({band.num_runs} runs)' if band.num_runs > 1 else ''
-            print(f'{title}: {name}: {band.mean[-1]:.6g}{margin} at {band.x[-1]:,.6g}{runs}')
+            runs = f', {band.num_runs} runs, 95% interval {band.low[-1]:.5g} to {band.high[-1]:.5g}'
+            print(f'{title}: {name}: {band.mean[-1]:.5g} at {band.x[-1]:,.6g}{runs if band.num_runs > 1 else ""}')
     curves.draw(panels, x, FLAGS.output)
     print(f'plot: {FLAGS.output}')
     return 0

@@ -1,5 +1,6 @@
 """Comparison of runs: returns, speed, conf differences, and paired differences over equal seeds."""
 import os
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -73,18 +74,27 @@ def labels(root_dirs: Sequence[str], names: Sequence[str], most: int = 3) -> lis
         most: maximum number of bindings in a label.
 
     Returns:
-        The names. Duplicate names are followed by the bindings in which the groups differ, or by the name of the folder
-        if there are none or more than ``most`` such bindings.
+        The names. Duplicate names are followed by the arguments in which the groups differ, or by the name of the
+        folder if there are none or more than ``most`` of them.
     """
     result = list(names)
     for name in dict.fromkeys(name for name in names if list(names).count(name) > 1):
         same = [i for i, other in enumerate(names) if other == name]
         unequal = differences([read_bindings(root_dirs[i]) for i in same])
+        arguments = [binding.rpartition('.')[2] for binding, _ in unequal]
+        if len(set(arguments)) < len(arguments):
+            arguments = [binding for binding, _ in unequal]
         for position, i in enumerate(same):
-            bound = ', '.join(f'{binding}={values[position]}' for binding, values in unequal)
+            bound = ', '.join(f'{argument}={_short(values[position])}' for argument, (_, values)
+                              in zip(arguments, unequal))
             folder = os.path.basename(os.path.normpath(root_dirs[i]))
             result[i] = f'{name}: {bound if 0 < len(unequal) <= most else folder}'
     return result
+
+
+def _short(value: str) -> str:
+    """Return the value of a binding with floating-point numbers rounded to four digits."""
+    return re.sub(r'(?<![\w.])\d*\.\d+(e[+-]?\d+)?(?![\w.])', lambda number: f'{float(number[0]):.4g}', value)
 
 
 class Difference(NamedTuple):

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from alfx.gin_utils import ConfError, stored_files
+from alfx.reports.aggregates import interquartile_mean, interquartile_mean_interval
 from alfx.runs import run_files
-from alfx.utils.confidence import confidence_interval
 
 _POINTS = 200
 _SEED_BINDING = re.compile(r'^\s*(?:\w+\.)*TrainerConfig\.(random_seed|root_dir|conf_file)\s*=')
@@ -33,17 +33,19 @@ class Curve(NamedTuple):
 
 
 class Band(NamedTuple):
-    """Mean of the curves of a group.
+    """Interquartile mean of the curves of a group, as in reports (:mod:`alfx.reports.aggregates`).
 
     Attributes:
         x: ``[N]``.
-        mean: ``[N]``.
-        margin: ``[N]``, half the width of the 95% confidence interval; NaN for a single run.
+        mean: ``[N]``; with fewer than four runs the mean.
+        low: ``[N]``, lower end of the 95% bootstrap interval; NaN for a single run.
+        high: ``[N]``, its upper end.
         num_runs: number of runs.
     """
     x: np.ndarray
     mean: np.ndarray
-    margin: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
     num_runs: int
 
 
@@ -157,7 +159,7 @@ def conf_name(root_dir: str) -> str:
 
 
 def average(curves: list[Curve], smoothing: int = 1) -> Band:
-    """Mean of curves over the range that all of them cover.
+    """Interquartile mean of curves over the range that all of them cover.
 
     Args:
         curves: at least one.
@@ -167,7 +169,7 @@ def average(curves: list[Curve], smoothing: int = 1) -> Band:
     low, high = max(curve.x[0] for curve in smoothed), min(curve.x[-1] for curve in smoothed)
     x = smoothed[0].x if len(smoothed) == 1 or high <= low else np.linspace(low, high, _POINTS)
     values = np.stack([np.interp(x, curve.x, curve.y) for curve in smoothed])
-    return Band(x, values.mean(0), confidence_interval(values), len(curves))
+    return Band(x, interquartile_mean(values), *interquartile_mean_interval(values), len(curves))
 
 
 def _moving_average(y: np.ndarray, width: int) -> np.ndarray:
@@ -180,6 +182,7 @@ def _moving_average(y: np.ndarray, width: int) -> np.ndarray:
 
 _NO_QUANTITY = ('env_steps', 'iteration', 'global_counter', 'seconds')  # columns for the horizontal axis
 _MOST_COLUMNS = 4
+_MARKED_POINTS = 10  # curves of fewer points have markers
 
 
 def _table(root_dir: str, evaluation: bool) -> str:
@@ -236,27 +239,29 @@ def draw(panels: dict[str, dict[str, Band]], x_label: str, path: str) -> None:
                         f'{", ".join(f".{name}" for name in sorted(formats))}')
     across = min(len(panels), _MOST_COLUMNS)
     down = -(-len(panels) // across)
-    figure, axes = pyplot.subplots(down, across, figsize=(6.4 * across, 4.4 * down), squeeze=False)
+    names = list(dict.fromkeys(name for bands in panels.values() for name in bands))
+    height = 4.4 * down + 0.2 * len(names)  # the legend is below the panels, so that it covers no curve
+    figure, axes = pyplot.subplots(down, across, figsize=(6.4 * across, height), squeeze=False, layout='constrained')
     for axis in axes.flat[len(panels):]:
         axis.set_axis_off()
     for axis, (title, bands) in zip(axes.flat, panels.items()):
         for name, band in bands.items():
-            _draw_band(axis, name, band)
-        axis.set_title(title)
+            _draw_band(axis, name, band, f'C{names.index(name) % 10}')
+        axis.set_title(title.replace('_', ' '))
         axis.set_xlabel(x_label.replace('_', ' '))
         axis.set_ylabel(title.rpartition(' in ')[0].replace('_', ' '))
         axis.xaxis.set_major_formatter(EngFormatter(sep=''))  # 100k
         axis.grid(alpha=0.3)
-        axis.legend(loc='best', fontsize='small')
-    figure.tight_layout()
+    lines = {line.get_label(): line for axis in axes.flat for line in axis.get_lines()}
+    figure.legend(lines.values(), lines, loc='outside lower center', fontsize='small', frameon=False)
     with stored_files.replacing(path) as temporary:
         figure.savefig(temporary, dpi=120)
     pyplot.close(figure)
 
 
-def _draw_band(axis: Any, name: str, band: Band) -> None:
+def _draw_band(axis: Any, name: str, band: Band, color: str) -> None:
     label = name if band.num_runs == 1 else f'{name} ({band.num_runs} runs)'
-    line, = axis.plot(band.x, band.mean, label=label)
-    if np.isfinite(band.margin).all():
-        axis.fill_between(band.x, band.mean - band.margin, band.mean + band.margin, color=line.get_color(), alpha=0.2,
-                          linewidth=0)
+    axis.plot(band.x, band.mean, label=label, color=color, marker='o' if len(band.x) < _MARKED_POINTS else '',
+              markersize=4)
+    if np.isfinite(band.low).all():
+        axis.fill_between(band.x, band.low, band.high, color=color, alpha=0.2, linewidth=0)

@@ -117,8 +117,24 @@ def test_help_lists_the_modules_of_a_folder(capsys):
 def test_help_shows_the_nearest_name(capsys):
     assert help_program.main(['PPOLos']) == 2
     assert "did you mean 'PPOLoss'?" in capsys.readouterr().err
+    for part, name in (('dqn', 'DqnAlgorithm'), ('Sac', 'SacAlgorithm'), ('sac_algoritm', 'sac_algorithm')):
+        assert help_program.main([part]) == 2
+        assert f"did you mean '{name}'?" in capsys.readouterr().err
     assert help_program.main(['load']) == 2
-    assert 'ambiguous' in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert 'ambiguous' in said and 'environments.suite_gym.load' in said
+
+
+def test_help_writes_arguments_as_a_conf_has_to(capsys):
+    assert help_program.main(['suite_atari.load']) == 0
+    said, bound = capsys.readouterr().out.split('bound by:')
+    assert '\nsuite_atari.load.frame_skip = 4' in said and '\nload.' not in said
+    assert 'suite_atari.load.' in bound and 'suite_gym.load.' not in bound
+
+
+def test_the_steps_in_the_list_are_numbers_of_steps():
+    steps = {head.name: head.steps for head in list_program.read_heads()}
+    assert steps['parvi_digits_ood'] == '60 epochs' and steps['sac_pendulum'].replace(',', '').isdecimal()
 
 
 @pytest.mark.processes

@@ -47,7 +47,7 @@ def test_the_command_ranks_runs_and_skips_other_folders(tmp_path):
     lines = done.stdout.splitlines()
     assert lines[1].startswith(better) and lines[2].startswith(worse)
     assert any(line.split() == ['ac/Adam.lr', '0.2', '0.1'] for line in lines)
-    assert lines[-1].split() == ['x:', 'ac/Adam.lr=0.2:', '+45', '(one', 'pair)']
+    assert lines[-1].split() == ['x:', 'lr=0.2:', '+45', '(one', 'pair)']
     assert 'other: no progress.csv' in done.stderr
 
 
@@ -59,7 +59,7 @@ def test_confs_are_compared_seed_by_seed(tmp_path):
     assert (found.mean, found.num_pairs) == (4.0, 2)  # 2 and 6; seeds 3 and 4 have no partner
     # Student's t for one degree of freedom at 97.5% is 12.706; standard error of 2 and 6: sqrt(8 / 2) = 2
     assert found.margin == pytest.approx(12.706 * 2, rel=1e-3)
-    assert (found.baseline, found.name) == ('x: ac/Adam.lr=0.1', 'x: ac/Adam.lr=0.2')
+    assert (found.baseline, found.name) == ('x: lr=0.1', 'x: lr=0.2')
 
 
 def test_confs_with_no_seed_in_common_are_not_compared(tmp_path):
@@ -70,6 +70,22 @@ def test_confs_with_no_seed_in_common_are_not_compared(tmp_path):
 def test_runs_are_labelled_by_conf_by_difference_or_by_folder(tmp_path):
     folders = [write_run(tmp_path / name, [1], rate) for name, rate in (('a', 0.1), ('b', 0.2), ('c', 0.2))]
     assert comparing.labels(folders[:2], ['x', 'y']) == ['x', 'y']
-    assert comparing.labels(folders[:2], ['x', 'x']) == ['x: ac/Adam.lr=0.1', 'x: ac/Adam.lr=0.2']
+    assert comparing.labels(folders[:2], ['x', 'x']) == ['x: lr=0.1', 'x: lr=0.2']
     assert comparing.labels(folders[1:], ['x', 'x']) == ['x: b', 'x: c']
     assert comparing.labels(folders[:2], ['x', 'x'], most=0) == ['x: a', 'x: b']
+
+
+@pytest.mark.parametrize('bindings, labels', [
+    (('Adam.lr = 0.000333333333', 'Adam.lr = 1e-05'), ['x: lr=0.0003333', 'x: lr=1e-05']),
+    (('a/Adam.lr = 0.1\nb/Adam.lr = 2', 'a/Adam.lr = 0.2\nb/Adam.lr = 3'),
+     ['x: a/Adam.lr=0.1, b/Adam.lr=2', 'x: a/Adam.lr=0.2, b/Adam.lr=3']),
+    (("f.name = 'v1.25.0'", "f.name = 'v1.26.0'"), ["x: name='v1.25.0'", "x: name='v1.26.0'"]),
+    (('f.sizes = (64, 64)', 'f.sizes = (128, 0.12345678)'), ['x: sizes=(64, 64)', 'x: sizes=(128, 0.1235)']),
+])
+def test_labels_show_arguments_and_rounded_numbers(tmp_path, bindings, labels):
+    folders = []
+    for number, text in enumerate(bindings):
+        folders.append(str(tmp_path / str(number)))
+        (tmp_path / str(number) / 'conf').mkdir(parents=True)
+        (tmp_path / str(number) / 'conf' / 'config.gin').write_text(f'{text}\n')
+    assert comparing.labels(folders, ['x', 'x']) == labels
