@@ -1,5 +1,6 @@
 """Errors of environments; each message contains the remedy."""
 import difflib
+import re
 from collections.abc import Iterable
 
 from alfx.tensor_specs import SpecError
@@ -45,8 +46,12 @@ class EnvironmentStepError(RuntimeError):
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """Return up to ``count`` names that resemble ``name``, ignoring case."""
-    by_lower: dict[str, str] = {}
+    """Return up to ``count`` names that resemble ``name``, ignoring case and the version."""
+    by_stem: dict[str, str] = {}
     for candidate in known:
-        by_lower[candidate.lower()] = candidate
-    return [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=count, cutoff=0.6)]
+        by_stem[_stem(candidate)] = candidate
+    return [by_stem[match] for match in difflib.get_close_matches(_stem(name), by_stem, n=count, cutoff=0.6)]
+
+
+def _stem(name: str) -> str:
+    return re.sub(r'-v\d+$', '', name.lower())

@@ -26,8 +26,8 @@ from .operative import (config_str, mistakes_of_unused, operative_config_str, re
                         unused_bindings, warn_of_unused)
 from .parsing import Conf
 from .registry import configurable, raw_functions, register_function
-from .run_folder import (check_same_conf, copy_conf, is_own_conf, rewrite_conf, stored_conf, stored_info, write_conf,
-                         write_operative)
+from .run_folder import (check_same_conf, copy_conf, has_checkpoint, is_own_conf, rewrite_conf, stored_conf, stored_info,
+                         write_conf, write_operative)
 from .signatures import takes_arguments_of
 from .static_check import declare_scope
 from .torch_functions import register_torch_functions
@@ -36,11 +36,10 @@ from .trust import is_trusted, may_import, require_trust
 __all__ = [
     'Conf', 'ConfError', 'Count', 'Fraction', 'NonNegative', 'Positive', 'Problem', 'StepLimit', 'check_same_conf',
     'check_value', 'clear', 'config_str', 'configurable', 'copy_conf', 'declare_scope', 'describe', 'flat_lines',
-    'import_configurables', 'is_explained', 'is_own_conf', 'is_trusted', 'load', 'loaded', 'may_import',
-    'mistakes_of_unused',
-    'operative_config_str', 'plain_text', 'raw_functions', 'refuse_unused', 'register_function', 'require_trust',
-    'rewrite_conf', 'stored_conf', 'stored_info', 'supplied_arguments', 'takes_arguments_of', 'unused_bindings',
-    'warn_of_unused', 'write_conf', 'write_operative'
+    'has_checkpoint', 'import_configurables', 'is_explained', 'is_own_conf', 'is_trusted', 'load', 'loaded',
+    'may_import', 'mistakes_of_unused', 'operative_config_str', 'plain_text', 'raw_functions', 'refuse_unused',
+    'register_function', 'require_trust', 'rewrite_conf', 'stored_conf', 'stored_info', 'supplied_arguments',
+    'takes_arguments_of', 'unused_bindings', 'warn_of_unused', 'write_conf', 'write_operative'
 ]
 
 register_torch_functions()

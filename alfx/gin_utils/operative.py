@@ -159,7 +159,7 @@ def _hint_for(binding: locations.Binding, keys: list[tuple[str, str, str]]) -> s
     if scopes:
         return f'the code that constructs {name} sets {binding.name} itself, or an inner scope overrides it'
     others = sorted({selector.rsplit('.', 1)[-1] for _, selector, _ in keys if selector != 'gin.macro'})
-    return f'{name} is never constructed' + (f': {nearest}' if (nearest := hint_nearest(name, others, 0.6)) else '')
+    return f'{name} is never constructed' + (f': {nearest}' if (nearest := hint_nearest(name, others, 0.9)) else '')
 
 
 def _hint_for_macro(binding: locations.Binding) -> str:

@@ -98,9 +98,9 @@ def _fit(value: Any, annotation: Any) -> Any:
     if base in _MAPPINGS:
         return _require(isinstance(value, dict), value)
     if base in (collections.abc.Callable, typing.Callable, type):
-        name = value if isinstance(value, str) else 'Name'
-        hint = (f'a reference has no quotes: {name}; in Python, pass the function or class itself'
-                if name.startswith('@') else f'a reference begins with @: @{name}')
+        hint = '' if not isinstance(value, str) else (
+            f'a reference has no quotes: {value}; in Python, pass the function or class itself'
+            if value.startswith('@') else f'a reference begins with @: @{value}')
         return _require(not isinstance(value, _LITERALS), value, hint)
     return _fit_scalar(value, base)
 

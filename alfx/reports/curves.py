@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from alfx.gin_utils import ConfError, stored_files
+from alfx.gin_utils.conf_error import hint_nearest
 from alfx.reports.aggregates import interquartile_mean, interquartile_mean_interval
 from alfx.runs import run_files
 
@@ -89,7 +90,9 @@ def _full_name(name: str, columns: list[str], path: str) -> str:
     if len(found) == 1:
         return found[0]
     raise ConfError(f'{path} has ' + (f'several columns that match {name!r}' if found else f'no column {name!r}'),
-                    f'the columns are {", ".join(found or columns)}')
+                    f'the columns are {", ".join(found)}' if found else
+                    hint_nearest(name, [column.rpartition('/')[2] for column in columns])
+                    or f'the columns are {", ".join(columns)}')
 
 
 def _read_events(folder: str) -> Curve | None:

@@ -83,8 +83,7 @@ class Trainer:
         self._team = make_team(config, ddp_rank)
         self._start_record = run_files.StartRecord(config.root_dir)
         started = self._team.decide(self._start_record.read)
-        if config.random_seed is None:
-            config.random_seed = started.get('random_seed')
+        self._keep_seed(started.get('random_seed'))
         config.random_seed = self._team.set_random_seed(config.random_seed)
         self._keep_axis(started.get('summary_axis'))
         summary.should_summarize_output(config.summarize_output)
@@ -496,6 +495,17 @@ class Trainer:
             axis = 'env_steps' if self._config.summarizes_over_env_steps else 'global_counter'
             self._start_record.write(random_seed=self._config.random_seed, tuning=list(self._state.tuning),
                                      summary_axis=axis)
+
+    def _keep_seed(self, started_with: int | None) -> None:
+        """Keep the seed of the start of the run; another seed needs a fork, or a run without checkpoints."""
+        given, root_dir = self._config.random_seed, self._config.root_dir
+        if given is None:
+            self._config.random_seed = started_with
+        elif (started_with not in (None, given) and gin_utils.has_checkpoint(root_dir) and
+              forking.branched_at(root_dir) is None):
+            raise gin_utils.ConfError(f'TrainerConfig.random_seed is {given}, but the run in {root_dir} has '
+                                      f'{started_with}',
+                                      'use another root_dir for this seed, or leave it out to resume the stored run')
 
     def _keep_axis(self, started_with: str | None) -> None:
         """Keep the summary axis of the start of the run, possibly by an older version, unless the conf sets it."""

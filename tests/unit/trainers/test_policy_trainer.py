@@ -321,6 +321,14 @@ def test_a_randomly_drawn_seed_is_kept_when_the_run_restarts(tmp_path):
     assert run(tmp_path / 'other', random_seed=None)._config.random_seed != first._config.random_seed
 
 
+def test_a_run_is_resumed_with_its_seed_or_without_one(tmp_path):
+    run(tmp_path, random_seed=3)
+    assert run(tmp_path, random_seed=None)._config.random_seed == 3
+    assert run(tmp_path, random_seed=3)._config.random_seed == 3
+    with pytest.raises(gin_utils.ConfError, match='random_seed is 4, but the run in .* has 3\n.*another root_dir'):
+        run(tmp_path, random_seed=4)
+
+
 def test_threads_and_precision_are_kept_when_the_run_is_started_again(tmp_path):
     options = dict(num_threads=None, float32_matmul_precision=None)
     run(tmp_path, stop_after=5, **options)
