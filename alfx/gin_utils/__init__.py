@@ -26,8 +26,8 @@ from .operative import (config_str, mistakes_of_unused, operative_config_str, re
                         unused_bindings, warn_of_unused)
 from .parsing import Conf
 from .registry import configurable, raw_functions, register_function
-from .run_folder import (check_same_conf, copy_conf, has_checkpoint, is_own_conf, rewrite_conf, stored_conf, stored_info,
-                         write_conf, write_operative)
+from .run_folder import (check_same_conf, copy_conf, has_checkpoint, is_own_conf, rewrite_conf, stored_conf,
+                         stored_info, write_conf, write_operative)
 from .signatures import takes_arguments_of
 from .static_check import declare_scope
 from .torch_functions import register_torch_functions

@@ -155,14 +155,16 @@ def draw(trials: list[Any], names: list[str], study: Study, direction: str, path
     names = names[:_MAX_SLICES]
     columns = min(4, len(names) + 1)
     lines = -(-(len(names) + 1) // columns)
-    figure, axes = pyplot.subplots(lines, columns, figsize=(4.4 * columns, 3.4 * lines), squeeze=False)
+    figure, axes = pyplot.subplots(lines, columns, figsize=(4.4 * columns, 3.4 * lines), squeeze=False,
+                                   layout='constrained')
     panels = axes.ravel()
     _draw_history(panels[0], trials, direction)
     for axis, name in zip(panels[1:], names):
         _draw_slice(axis, trials, name, study)
     for axis in panels[len(names) + 1:]:
         axis.set_visible(False)
-    figure.tight_layout()
+    figure.legend(*panels[0].get_legend_handles_labels(), loc='outside lower center', ncols=3, fontsize='small',
+                  frameon=False)
     figure.savefig(path + '.tmp', dpi=100, format='png')
     pyplot.close(figure)
     os.replace(path + '.tmp', path)
@@ -189,7 +191,6 @@ def _draw_history(axis: Any, trials: list[Any], direction: str) -> None:
     axis.set_xlabel('trial')
     axis.set_ylabel('value')
     axis.grid(alpha=0.3)
-    axis.legend(fontsize='small')
 
 
 def _draw_slice(axis: Any, trials: list[Any], name: str, study: Study) -> None:
@@ -202,5 +203,10 @@ def _draw_slice(axis: Any, trials: list[Any], name: str, study: Study) -> None:
         axis.set_xticks(range(len(choices)), choices, fontsize='small')
     elif study.is_logarithmic(name):
         axis.set_xscale('log')
+        ticks = np.geomspace(*axis.get_xlim(), 5)[1:-1]  # by default labels of a short range cover each other
+        axis.set_xticks(ticks, [f'{tick:.2g}' for tick in ticks])
+        axis.minorticks_off()
+    else:
+        axis.locator_params(axis='x', nbins=4)
     axis.set_title(_short(name), fontsize='small')
     axis.grid(alpha=0.3)

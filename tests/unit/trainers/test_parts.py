@@ -270,6 +270,8 @@ def test_an_unknown_column_is_an_error_that_names_the_others(tmp_path):
     folder = make_run(tmp_path / '1', 'a', [(0, 0)])
     with pytest.raises(ConfError, match="no column 'reward'\n.*env_steps, average_return"):
         curves.read_curve(folder, 'env_steps', 'reward', False)
+    with pytest.raises(ConfError, match="no column 'averge_return'\n  did you mean 'average_return'"):
+        curves.read_curve(folder, 'env_steps', 'averge_return', False)
 
 
 def test_a_pause_hardly_changes_the_time_left(monkeypatch):
