@@ -203,7 +203,8 @@ def _draw_slice(axis: Any, trials: list[Any], name: str, study: Study) -> None:
         axis.set_xticks(range(len(choices)), choices, fontsize='small')
     elif study.is_logarithmic(name):
         axis.set_xscale('log')
-        ticks = np.geomspace(*axis.get_xlim(), 5)[1:-1]  # by default labels of a short range cover each other
+        low, high = axis.get_xlim()
+        ticks = np.geomspace(low, high, 5)[1:-1]  # by default labels of a short range cover each other
         axis.set_xticks(ticks, [f'{tick:.2g}' for tick in ticks])
         axis.minorticks_off()
     else:
