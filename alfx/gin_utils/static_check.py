@@ -72,6 +72,11 @@ def check(statements: Sequence[Statement], unavailable: dict[str, str],
                 of_references += _check_macro_use(leaf, statement.location, macros)
         if statement.kind in ('binding', 'block'):
             configurable = _find(statement.selector, statement.location, '', unavailable, problems)
+        if configurable is not None and statement.name.isdigit():
+            statement, problem = _with_name(statement, configurable, statements)
+            if problem is not None:
+                problems.append(problem)
+                continue
         if any(isinstance(leaf, float) and not math.isfinite(leaf) for leaf in iterate_nested(statement.value)):
             problems.append(Problem(statement.location, f'{statement.text} = {statement.value!r}: a number is too '
                                     'large', 'the largest is about 1.8e308'))
@@ -187,6 +192,20 @@ def _find(selector, location, prefix, unavailable, problems):
         problems.append(Problem(location, f"there is no configurable '{prefix}{selector}'",
                                 describe_missing(selector, unavailable)))
     return None
+
+
+def _with_name(statement: Statement, configurable: Any,
+               statements: Sequence[Statement]) -> tuple[Statement, Optional[Problem]]:
+    """Return the binding of an argument that a reference gives by its position, with the name of the argument."""
+    names = [name for name, parameter in parameters_of(configurable)[0].items()
+             if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    scope, selector, index = statement.scope, statement.selector, int(statement.name)
+    if index >= len(names):
+        return statement, Problem(statement.location, f'{selector} takes {len(names)} arguments without names, found '
+                                  f'{index + 1}', f'they are {", ".join(names)}' if names else '')
+    if any((scope, selector, names[index]) == (s.scope, s.selector, s.name) for s in statements):
+        return statement, Problem(statement.location, f'the reference has two arguments {names[index]}')
+    return statement._replace(name=names[index]), None
 
 
 def _check_binding(statement: Statement, configurable: Any, value: Any) -> tuple[Optional[Problem], Any]:
