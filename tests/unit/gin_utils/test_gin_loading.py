@@ -366,6 +366,13 @@ def test_a_required_value_that_is_missing_is_reported(conf):
     assert Engine().power == 2
 
 
+def test_load_without_a_module_is_that_of_suite_gym(conf):
+    gin_utils.load(conf('load.max_episode_steps = 7\nlong/load:\n    max_episode_steps = 8'))
+    assert [(b.scope, b.selector) for b in gin_utils.unused_bindings()] == [
+        ('', 'alfx.environments.suite_gym.load'), ('long', 'alfx.environments.suite_gym.load')]
+    assert "write one of alfx" in message_of(conf('create_environment.env_load_fn = @load'))
+
+
 def test_an_ambiguous_name_is_reported_with_the_full_ones(conf):
     for module in ('toys.red', 'toys.blue'):
         configurable('twin', module=module)(lambda x=1: x)
