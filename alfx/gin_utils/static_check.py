@@ -269,7 +269,8 @@ def _wrong_kind(name: str, value: Reference, default: Any) -> Optional[tuple[str
 
 def _is_step_function(reference: Reference) -> bool:
     try:
-        return registry.step_function_of(resolve(reference.selector).selector) is not None
+        function = registry.step_function_of(resolve(reference.selector).selector)
+        return function is not None and not inspect.isclass(function)  # classes of distributions are registered so
     except (ValueError, KeyError):  # reported by the check of references
         return False
 
