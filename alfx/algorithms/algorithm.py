@@ -311,11 +311,11 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         self._experience_spec = experience_spec
         transformer = self.data_transformer
         options: dict[str, Any] = {'prioritized_sampling': True} if prioritized else {}
-        if getattr(transformer, 'needs_episodic_info', False):
-            options['keep_episodic_info'] = True
         self._replay_buffer = ReplayBuffer(
             experience_spec, num_envs, max_length, name=f'{self._name}_replay_buffer',
             num_earliest_frames_ignored=0 if transformer is None else transformer.stack_size - 1, **options)
+        if getattr(transformer, 'needs_episodic_info', False):  # not as an argument, which a conf may set to the same
+            self._replay_buffer.keep_episodic_info = True
         if self._config is not None:
             limit = self._config.replay_checkpoint_megabytes * 2**20
             self._replay_buffer.checkpoint_limit = int(limit / context.num_ranks())

@@ -91,7 +91,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             specs)``, which may also be a dict or in the other order.
         reward_spec: rank 0, or rank 1 for K rewards; each critic then has K values.
         actor_network_cls: called as ``(input_tensor_spec=, action_spec=)`` with the continuous specs; creates the
-            network whose output is a nest of distributions that can be reparameterized.
+            network whose output is a nest of distributions that can be reparameterized. Discrete actions need none.
         critic_network_cls: called as ``(input_tensor_spec=(observation_spec, action_spec))``, for K rewards also with
             ``output_tensor_spec``; creates a critic of continuous actions. ``None`` if the algorithm is not trained.
         q_network_cls: called as ``(input_tensor_spec=, action_spec=)`` with the discrete spec; creates the Q network of
@@ -156,7 +156,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  reward_spec: TensorSpec = TensorSpec(()),
-                 actor_network_cls: Callable[..., Any] = ActorDistributionNetwork,
+                 actor_network_cls: Callable[..., Any] | None = ActorDistributionNetwork,
                  critic_network_cls: Callable[..., Any] | None = CriticNetwork,
                  q_network_cls: Callable[..., Any] | None = QNetwork, reward_weights: list[float] | None = None,
                  epsilon_greedy: Fraction | None = None, use_entropy_reward: bool = True,
@@ -177,6 +177,8 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         actor = critics = None
         action_values = ActionValues(parts, num_critic_replicas, reward_spec, self._num_quantiles)
         if parts.type != ActionType.Discrete:
+            if actor_network_cls is None:
+                raise ValueError(f'{name}: a policy over continuous actions needs actor_network_cls')
             actor = actor_network_cls(input_tensor_spec=observation_spec, action_spec=parts.continuous)
             check_actor(type(self).__name__, 'actor_network_cls', actor, gives_distributions=True)
         ctor = critic_network_cls if parts.type == ActionType.Continuous else q_network_cls

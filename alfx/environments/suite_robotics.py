@@ -54,16 +54,17 @@ class SuccessAtEnd(gymnasium.Wrapper):
 
 @gin_utils.configurable
 class SuccessWrapper(SuccessAtEnd):
-    """:class:`SuccessAtEnd` for an environment that does not include its time limit.
+    """:class:`SuccessAtEnd` that also counts the steps since a given one.
 
     Args:
-        env: see :class:`SuccessAtEnd`.
-        max_episode_steps: step that is the last one of an episode; ``None``: only where the environment ends it.
+        env: see :class:`SuccessAtEnd`. It may lack a time limit.
+        since_episode_steps: number of steps of an episode after which each step at the goal has the success 1; use the
+            length of an episode, so that the sum over an episode is at most 1. ``None``: only the last step.
     """
 
-    def __init__(self, env: gymnasium.Env, max_episode_steps: Count | None = None):
+    def __init__(self, env: gymnasium.Env, since_episode_steps: Count | None = None):
         super().__init__(env)
-        self._max_episode_steps, self._steps = max_episode_steps, 0
+        self._since_episode_steps, self._steps = since_episode_steps, 0
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         self._steps = 0
@@ -71,8 +72,7 @@ class SuccessWrapper(SuccessAtEnd):
 
     def _is_last(self, is_over: bool) -> bool:
         self._steps += 1
-        limit = self._max_episode_steps
-        return is_over if limit is None else self._steps == limit or is_over and self._steps < limit
+        return is_over or self._since_episode_steps is not None and self._steps >= self._since_episode_steps
 
 
 @gin_utils.configurable

@@ -135,6 +135,7 @@ class ReplayBuffer(RingBuffer):
             log_unused('ReplayBuffer', [argument for argument in given if given[argument]],
                        'record_episodic_return is False')
         self._records: Optional[EpisodeRecords] = None
+        self._refuses_episodes = keep_episodic_info is False
         self.keep_episodic_info = bool(keep_episodic_info or record_episodic_return)
 
     def _make_returns(self, keep_episodic_info: Optional[bool], gamma: float, default_return: float,
@@ -190,7 +191,8 @@ class ReplayBuffer(RingBuffer):
         """Return whether the buffer tracks episodes. Setting it to True rebuilds the records from the stored steps.
 
         Raises:
-            ValueError: the experience has no field ``step_type``, or returns are recorded, which need it.
+            ValueError: the experience has no field ``step_type``; or returns are recorded, which need it; or the buffer
+                was created with False.
         """
         return self._records is not None
 
@@ -199,6 +201,9 @@ class ReplayBuffer(RingBuffer):
         if not keep and self._returns is not None:
             raise ValueError(f'{self.name}.keep_episodic_info: expected True with record_episodic_return = True, found '
                              'False')
+        if keep and self._refuses_episodes:
+            raise ValueError(f'{self.name}.keep_episodic_info: expected True or None, because the algorithm needs it, '
+                             'found False')
         if not keep:
             self._records = None
         elif self._records is None:

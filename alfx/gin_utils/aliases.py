@@ -60,7 +60,13 @@ INSTEAD = {
     '*.gamma': 'the discount is a parameter of the loss: write OneStepTDLoss.gamma for critics, ActorCriticLoss.gamma '
                'or PPOLoss.gamma for actor-critics',
     '*.use_parallel_network': 'remove it: the networks of an ensemble are batched automatically where possible',
+    'make_ddp_performer': 'remove it: gradients are averaged over processes without DistributedDataParallel',
+    'PPGAuxPhaseLoss.gamma': 'remove it: the targets of the values are the returns of PPOLoss.gamma',
+    'BestEvalChecker': 'remove it with its parameter: keep TrainerConfig.num_checkpoints checkpoints and compare them '
+                       'with alfx evaluate',
     # environments
+    '*.sparse_reward': 'write a wrapper that adds 1 to the reward and ends the episode at the goal, in '
+                       'gym_env_wrappers, and for hindsight HindsightExperienceTransformer.reward_fn',
     '*.torch_env_wrappers': 'write alf_env_wrappers',
     '*.wrap_with_process': 'remove it: create_environment.nonparallel decides whether environments run in processes',
     'suite_babyai': 'write create_environment.env_load_fn = @suite_minigrid.load, which also has the ids of BabyAI',

@@ -121,13 +121,15 @@ class _Call(Reference):
 class _Parser(config_parser.ConfigParser):
     """gin's parser, which also reads ``@Name(argument=value)`` and ``functools.partial(@name, argument=value)``.
 
-    ALF's version of gin reads these, too. They are short for a separate scope with these bindings.
+    ALF's version of gin reads these, too. They are short for a separate scope with these bindings. An argument without
+    a name has its index, '0', as its name. References to ``torch`` and ``alfx`` may lack the ``@``.
     """
 
     def _maybe_parse_configurable_reference(self):
-        if self._current_token.string != '@':
+        if self._current_token.string != '@' and not self._is_path():
             return False, None
-        self._advance_one_token()
+        if self._current_token.string == '@':
+            self._advance_one_token()
         name = self._parse_selector(allow_periods_in_scope=True)
         arguments, evaluate = (), self._current_token.string == '('
         if evaluate:
@@ -137,7 +139,12 @@ class _Parser(config_parser.ConfigParser):
         self._skip_whitespace_and_comments()
         return True, self._delegate.configurable_reference(name, evaluate, arguments)
 
+    def _is_path(self) -> bool:
+        return re.match(r'(torch|alfx)\.(?!b?float|u?int|bool)\w', self._current_token.line[self._current_token.start[1]:]) is not None
+
     def _maybe_parse_basic_type(self):
+        if self._is_path():
+            return self._maybe_parse_configurable_reference()
         if self._current_token.string != 'functools':
             return super()._maybe_parse_basic_type()
         name = self._parse_selector(scoped=False)
@@ -158,13 +165,17 @@ class _Parser(config_parser.ConfigParser):
         """Return the pairs up to the closing bracket, which becomes the current token."""
         arguments = []
         while self._current_token.string != ')':
-            name = self._current_token.string
-            if not name.isidentifier():
+            name, rest = self._current_token.string, self._current_token.line[self._current_token.end[1]:]
+            if name.isidentifier() and re.match(r'\s*=', rest):
+                self._advance()
+                self._advance()
+                if name in dict(arguments):
+                    self._raise_syntax_error(f'the reference has two arguments {name}')
+            elif (arguments and not arguments[-1][0].isdigit()
+                  or name.isidentifier() and name not in ('True', 'False', 'None', 'functools', 'torch', 'alfx')):
                 self._raise_syntax_error('arguments in a reference are written name=value')
-            self._advance()
-            if self._current_token.string != '=':
-                self._raise_syntax_error('arguments in a reference are written name=value')
-            self._advance()
+            else:
+                name = str(len(arguments))
             arguments.append((name, self.parse_value()))
             if self._current_token.string == ',':
                 self._advance()

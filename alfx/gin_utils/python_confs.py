@@ -257,6 +257,9 @@ class Record:
 
     def import_config(self, conf_file: str) -> types.ModuleType:
         """Execute another Python conf and return its names."""
+        return self._import_conf(conf_file)
+
+    def _import_conf(self, conf_file: str, again: bool = True) -> types.ModuleType:
         folders = [os.path.dirname(self._files[-1]), os.getcwd(), *os.environ.get('ALF_CONFIG_PATH', '').split(':')]
         path = next((path for folder in folders if os.path.isfile(path := os.path.join(folder, conf_file))), None)
         if path is None or os.path.abspath(path) in self._files:
@@ -264,7 +267,13 @@ class Record:
                 'ALF_CONFIG_PATH'
             self.report(f"cannot import the conf '{conf_file}': {message}", 'copy it beside the conf')
             raise NotExpressible
-        return self.execute(path)
+        return (None if again else self._executed.get(os.path.abspath(path))) or self.execute(path)
+
+    def _example(self, name: str) -> Any:
+        """Return a conf or module of ``alf.examples``, a file beside the conf. As in Python, it is executed once."""
+        if not name.endswith('_conf') and user_modules.look_in(name, [os.path.dirname(self._files[-1]), os.getcwd()]):
+            return self._import(name)
+        return self._import_conf(f'{name.replace(".", os.sep)}.py', again=False)
 
     def pre_config(self, configs: dict[str, Any]) -> None:
         """Record values that take precedence over later definitions and bindings, as ``alf.pre_config`` does."""
@@ -357,6 +366,8 @@ class Record:
         top, _, rest = name.partition('.')
         if top == 'alf':
             module = f'alfx.{rest}' if rest and fromlist else 'alfx'
+            if not fromlist and rest.startswith('examples.'):
+                self._example(rest.removeprefix('examples.'))
             if fromlist and '*' in fromlist:
                 found = {name: self.look_up(module, name) for name in self._names[self._files[-1]]}
                 return types.SimpleNamespace(**{k: v for k, v in found.items() if not isinstance(v, Absent)})
@@ -378,8 +389,11 @@ class Record:
         """Return what ``module.name`` is in a conf, where the module is one of alfx or of the user."""
         if module in _ENTRY_POINTS and name in self._api:
             return self._api[name]
-        if module == 'alfx.examples':
-            return self.import_config(f'{name}.py')
+        if module == 'alfx.examples' or module.startswith('alfx.examples.'):
+            inside, places = module.removeprefix('alfx.examples').lstrip('.'), [os.path.dirname(self._files[-1]), '']
+            if not inside or any(os.path.isdir(os.path.join(place, *inside.split('.'))) for place in places):
+                return self._example(f'{inside}.{name}'.lstrip('.'))
+            return getattr(self._example(inside), name, Absent(self, f'examples.{inside}.{name}'))
         module = _MOVED.get(module, module)
         full = _MOVED.get(f'{module}.{name}', f'{module}.{name}')
         found = getattr(_imported(module), name, None)

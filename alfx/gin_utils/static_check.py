@@ -71,7 +71,14 @@ def check(statements: Sequence[Statement], unavailable: dict[str, str],
             elif isinstance(leaf, Macro) and complete:
                 of_references += _check_macro_use(leaf, statement.location, macros)
         if statement.kind in ('binding', 'block'):
+            if statement.selector == 'load':  # many suites have one; in ALF, only this suite is always imported
+                statement = statement._replace(selector='suite_gym.load')
             configurable = _find(statement.selector, statement.location, '', unavailable, problems)
+        if configurable is not None and statement.name.isdigit():
+            statement, problem = _with_name(statement, configurable, statements)
+            if problem is not None:
+                problems.append(problem)
+                continue
         if any(isinstance(leaf, float) and not math.isfinite(leaf) for leaf in iterate_nested(statement.value)):
             problems.append(Problem(statement.location, f'{statement.text} = {statement.value!r}: a number is too '
                                     'large', 'the largest is about 1.8e308'))
@@ -189,6 +196,20 @@ def _find(selector, location, prefix, unavailable, problems):
     return None
 
 
+def _with_name(statement: Statement, configurable: Any,
+               statements: Sequence[Statement]) -> tuple[Statement, Optional[Problem]]:
+    """Return the binding of an argument that a reference gives by its position, with the name of the argument."""
+    names = [name for name, parameter in parameters_of(configurable)[0].items()
+             if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    scope, selector, index = statement.scope, statement.selector, int(statement.name)
+    if index >= len(names):
+        return statement, Problem(statement.location, f'{selector} takes {len(names)} arguments without names, found '
+                                  f'{index + 1}', f'they are {", ".join(names)}' if names else '')
+    if any((scope, selector, names[index]) == (s.scope, s.selector, s.name) for s in statements):
+        return statement, Problem(statement.location, f'the reference has two arguments {names[index]}')
+    return statement._replace(name=names[index]), None
+
+
 def _check_binding(statement: Statement, configurable: Any, value: Any) -> tuple[Optional[Problem], Any]:
     parameters, open_ended = parameters_of(configurable)
     owner = statement.selector  # as written, because several functions are called load
@@ -248,7 +269,8 @@ def _wrong_kind(name: str, value: Reference, default: Any) -> Optional[tuple[str
 
 def _is_step_function(reference: Reference) -> bool:
     try:
-        return registry.step_function_of(resolve(reference.selector).selector) is not None
+        function = registry.step_function_of(resolve(reference.selector).selector)
+        return function is not None and not inspect.isclass(function)  # classes of distributions are registered so
     except (ValueError, KeyError):  # reported by the check of references
         return False
 

@@ -1,5 +1,5 @@
 """Layers without weights: casts, reshapes, selections, sums and scalings."""
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -145,12 +145,13 @@ class Reshape(nn.Module):
     """Reshape of all dimensions except the batch dimension.
 
     Args:
-        shape: new shape without the batch dimension, as separate numbers or one sequence; one of them may be -1.
+        shape: new shape without the batch dimension, as one sequence, or its first number; one of them may be -1.
+        more: the other numbers.
     """
 
-    def __init__(self, *shape: Any):
+    def __init__(self, shape: int | Sequence[int] = (), *more: int):
         super().__init__()
-        self._shape = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        self._shape = (shape, *more) if isinstance(shape, int) else tuple(shape)
 
     def forward(self, inputs: torch.Tensor, first: int | None = None) -> torch.Tensor:
         """Map ``[B, ...]`` to ``[B, *shape]``, or to ``[B, first, *shape[1:]]``."""

@@ -1,4 +1,5 @@
 """Checks at the start of a run: errors for settings that make the first update fail, and warnings for large sizes."""
+import copy
 import logging
 import os
 from collections.abc import Iterator
@@ -41,7 +42,8 @@ def describe_run(algorithm: Any, has_environment: bool) -> str:
         algorithm: root algorithm of the run, with its environment created.
         has_environment: whether the algorithm acts in an environment.
     """
-    created = [arguments['env_name'] for (_, selector), arguments in supplied_arguments().items()
+    created = [copy.deepcopy(arguments['env_name'])  # a copy has the values of macros
+               for (_, selector), arguments in supplied_arguments().items()
                if has_environment and selector.endswith('.create_environment') and 'env_name' in arguments]
     tasks = [created[0]] if created and isinstance(created[0], str) else [*map(str, created[0])] if created else []
     main = getattr(algorithm, 'policy', algorithm)

@@ -74,7 +74,7 @@ suite_robotics.load.max_episode_steps = 12
 suite_robotics.load.use_success_wrapper = False
 suite_robotics.load.concat_desired_goal = True
 suite_robotics.load.gym_env_wrappers = (@SuccessWrapper,)
-SuccessWrapper.max_episode_steps = 12
+SuccessWrapper.since_episode_steps = 12
 far/longer/suite_robotics.load.max_episode_steps = 15
 DdpgAlgorithm.actor_network_ctor = @ActorNetwork
 DdpgAlgorithm.critic_network_ctor = @CriticNetwork
@@ -110,3 +110,23 @@ def test_a_conf_with_the_constructs_of_alf_trains(text, tmp_path, monkeypatch, c
             'unused_size = (7, 7)', 'also_unused = 2']
         assert gin_utils.mistakes_of_unused(gin_utils.unused_bindings()) == []
     assert caplog.text.count('no statement uses this macro') == 2
+
+
+@pytest.mark.parametrize('kept', [True, False])
+def test_a_conf_may_say_that_hindsight_needs_episodes(kept, tmp_path):
+    """``ReplayBuffer.keep_episodic_info = True`` is what the transformer sets anyway; False is an error."""
+    (tmp_path / 'conf.gin').write_text(f"""
+include 'dqn_bit_flip.gin'
+ReplayBuffer.keep_episodic_info = {kept}
+TrainerConfig.num_iterations = 2
+TrainerConfig.num_env_steps = 0
+TrainerConfig.initial_collect_steps = 100
+TrainerConfig.evaluate = False
+""")
+    with gin_utils.loaded(str(tmp_path / 'conf.gin')):
+        if kept:
+            RLTrainer(TrainerConfig(root_dir=str(tmp_path / 'run'))).train()
+            assert gin_utils.mistakes_of_unused(gin_utils.unused_bindings()) == []
+        else:
+            with pytest.raises(ValueError, match='keep_episodic_info: expected True or None'):
+                RLTrainer(TrainerConfig(root_dir=str(tmp_path / 'run')))

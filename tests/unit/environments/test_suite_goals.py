@@ -116,19 +116,20 @@ class TestSuccessAtEnd:
 
 class TestSuccessWrapper:
 
-    @pytest.mark.parametrize('limit, max_episode_steps, expected', [
+    @pytest.mark.parametrize('limit, since_episode_steps, expected', [
         (3, None, [0, 0, 1, 0, 0, 1]),     # the last step of the environment
-        (None, 2, [0, 1, 0, 0, 0, 0]),     # a limit outside the wrapper
-        (2, 3, [0, 1, 0, 1, 0, 1]), (3, 2, [0, 1, 0, 0, 1, 0]),
+        (None, 2, [0, 1, 1, 1, 1, 1]),     # every step from the second one
+        (2, 3, [0, 1, 0, 1, 0, 1]), (3, 2, [0, 1, 1, 0, 1, 1]),
     ])
-    def test_success_is_that_of_the_last_step(self, limit, max_episode_steps, expected):
+    def test_success_counts_at_the_last_step_and_since_a_given_one(self, limit, since_episode_steps, expected):
         class Reaching(gymnasium.Wrapper):
 
             def step(self, action):
                 observation, reward, terminated, truncated, _ = self.env.step(action)
                 return observation, reward, terminated, truncated, {'is_success': np.bool_(True)}
 
-        env = SuccessWrapper(Reaching(gymnasium.make('Pendulum-v1', max_episode_steps=limit or -1)), max_episode_steps)
+        pendulum = gymnasium.make('Pendulum-v1', max_episode_steps=limit or -1)
+        env = SuccessWrapper(Reaching(pendulum), since_episode_steps)
         env.reset(seed=0)
         found = []
         for _ in range(6):
@@ -157,7 +158,7 @@ class TestRobotics:
     @pytest.mark.parametrize('arguments, infos', [
         (dict(use_success_wrapper=False), ()), (dict(use_success_wrapper=False, env_info_keys=['is_success']),
                                                 ['is_success']),
-        (dict(use_success_wrapper=False, gym_env_wrappers=[partial(SuccessWrapper, max_episode_steps=2)]),
+        (dict(use_success_wrapper=False, gym_env_wrappers=[partial(SuccessWrapper, since_episode_steps=2)]),
          ['success'])])
     def test_the_success_wrapper_can_be_left_out_or_replaced(self, arguments, infos):
         env = suite_robotics.load('FetchReach-v4', **arguments)

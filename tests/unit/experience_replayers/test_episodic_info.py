@@ -165,3 +165,10 @@ def test_a_field_can_be_overwritten_and_episodes_follow():
         buffer.set_field('reward', torch.tensor([0]), torch.tensor([4]), torch.ones(2))
     with pytest.raises(LookupError, match="did you mean 'reward'"):
         buffer.set_field('rewards', torch.tensor([0]), torch.tensor([4]), torch.ones(1))
+
+
+def test_a_buffer_created_with_false_cannot_be_made_to_keep_episodes():
+    buffer = ReplayBuffer(SPEC, 1, 6, keep_episodic_info=False)
+    buffer.keep_episodic_info = False
+    with pytest.raises(ValueError, match=r'keep_episodic_info: expected True or None, .* found False'):
+        buffer.keep_episodic_info = True

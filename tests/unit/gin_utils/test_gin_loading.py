@@ -193,6 +193,19 @@ def test_references_with_arguments_can_be_nested_and_repeated(conf):
     assert Car().engine.power == 2
 
 
+def test_arguments_of_a_reference_may_lack_their_names(conf):
+    gin_utils.load(conf('Car.engine = @Engine(2.5, cylinders=6)'))
+    assert (Car().engine.power, Car().engine.cylinders) == (2.5, 6) and unused() == []
+    gin_utils.load(conf('Car.engine = functools.partial(@Engine, 3, 8)'))
+    assert (Car().engine().power, Car().engine().cylinders) == (3, 8) and unused() == []
+
+
+def test_references_to_torch_and_alfx_may_lack_the_at_sign(conf):
+    gin_utils.load(conf('Car.paint = torch.relu_\nCar.engine = alfx.layers.Reshape([-1])'))
+    assert Car().paint is torch.relu_ and Car().engine(torch.ones(2, 3, 4)).shape == (2, 12)
+    assert 'Car.paint = @torch.relu_' in gin_utils.config_str()
+
+
 def test_an_override_replaces_the_arguments_in_a_reference(conf):
     conf('Car.engine = @Engine(power=2, cylinders=6)')
     gin_utils.load('car', ['Car.engine = @Engine(power=3)'])
@@ -202,11 +215,13 @@ def test_an_override_replaces_the_arguments_in_a_reference(conf):
 
 
 @pytest.mark.parametrize('value, said', [
-    ('@Engine(2)', 'arguments in a reference are written name=value'), ('@Engine(power)', 'written name=value'),
+    ('@Engine(power)', 'written name=value'), ('@Engine(power=2, 3)', 'written name=value'),
+    ('@Engine(2, power=3)', 'two arguments power'), ('@Engine(power=2, power=3)', 'two arguments power'),
+    ("@Engine(2, 3, 'diesel', 4)", 'car.gin:2: Engine takes 3 arguments without names, found 4'),
     ('@Engine(power=2', ''), ('@Engine(powr=2)', "car.gin:2: Engine has no parameter 'powr'"),
     ("@Engine(power='x')", 'Engine.power expects float'), ('functools.partial(Engine, power=2)', 'Engine'),
     ('functools.partial(@Engine(), power=2)', 'expects a reference without ()'),
-    ('functools.reduce(@Engine)', 'reduce')])
+    ('functools.reduce(@Engine)', 'reduce'), ('torch.int64', "text needs quotes: 'torch.int64'")])
 def test_mistakes_in_the_arguments_of_a_reference_are_reported(conf, value, said):
     assert said in message_of(conf(f'\nCar.engine = {value}\n'))
 
@@ -349,6 +364,13 @@ def test_a_required_value_that_is_missing_is_reported(conf):
     assert 'base.gin:1: Engine.power is required' in message_of(conf("include 'base.gin'"))
     gin_utils.load(conf("include 'base.gin'\nEngine.power = 2"))
     assert Engine().power == 2
+
+
+def test_load_without_a_module_is_that_of_suite_gym(conf):
+    gin_utils.load(conf('load.max_episode_steps = 7\nlong/load:\n    max_episode_steps = 8'))
+    assert [(b.scope, b.selector) for b in gin_utils.unused_bindings()] == [
+        ('', 'alfx.environments.suite_gym.load'), ('long', 'alfx.environments.suite_gym.load')]
+    assert "write one of alfx" in message_of(conf('create_environment.env_load_fn = @load'))
 
 
 def test_an_ambiguous_name_is_reported_with_the_full_ones(conf):

@@ -496,6 +496,40 @@ alf.config('ValueNetwork', fc_layer_params=size + base_conf.size)
     assert effective(found.text) == effective('QNetwork.fc_layer_params = (8,)\nValueNetwork.fc_layer_params = (8, 8)')
 
 
+def test_confs_of_the_examples_package_are_executed_once(folder):
+    (folder / 'base_conf.py').write_text('import alf\nsize = 4\nalf.config("FrameStacker", stack_size=size)\n')
+    (folder / 'other_conf.py').write_text('from alf.examples import base_conf\n')
+    (folder / 'tasks').mkdir()
+    (folder / 'tasks' / 'walk_conf.py').write_text('import alf\nalf.config("TrainerConfig", unroll_length=3)\n')
+    (folder / 'own_rewards.py').write_text('def reward_of_walk(observation, action):\n    return action\n')
+    found = convert(folder, '''
+import alf
+import alf.examples.base_conf
+alf.config('FrameStacker', stack_size=2)
+from alf.examples import other_conf
+from alf.examples.base_conf import size
+from alf.examples.tasks import walk_conf
+from alf.examples.own_rewards import reward_of_walk
+alf.config('FixedRewardFunction', reward_func=reward_of_walk)
+alf.config('TrainerConfig', mini_batch_size=size)
+''')
+    assert found.problems == []
+    assert effective(found.text) == effective('''
+import own_rewards
+FrameStacker.stack_size = 2
+FixedRewardFunction.reward_func = @own_rewards.reward_of_walk
+TrainerConfig.unroll_length = 3
+TrainerConfig.mini_batch_size = 4
+''')
+
+
+@pytest.mark.parametrize('line', ['import alf.examples.nowhere_conf', 'from alf.examples.nowhere import reward',
+                                  'from alf.examples import nowhere_conf'])
+def test_a_missing_module_of_the_examples_package_is_reported(line, folder):
+    (problem,) = convert(folder, f'import alf\n{line}').problems
+    assert str(problem).startswith("x_conf.py:2: cannot import the conf 'nowhere") and 'copy it beside' in problem.hint
+
+
 def test_a_conf_that_imports_itself_is_reported(folder):
     (folder / 'y_conf.py').write_text('import alf\nalf.import_config("x_conf.py")')
     found = convert(folder, 'import alf\nalf.import_config("y_conf.py")')

@@ -3,6 +3,7 @@ import logging
 import os
 
 import pytest
+import torch
 from helpers.trainer_fakes import WalkEnv, make_config
 
 from alfx import TensorSpec, gin_utils
@@ -94,3 +95,14 @@ def test_the_start_names_task_algorithm_parameters_and_device(make_trainer, caps
 def test_networks_without_layers_log_a_warning(make_trainer, caplog, algorithm, binding, warned):
     make_trainer(f"include '{algorithm}.gin'\ncreate_environment.env_name = 'Acrobot-v1'\n{binding}")
     assert {line.split()[0] for line in caplog.messages if 'so the network is linear' in line} == warned
+
+
+@pytest.mark.parametrize('value, shown', [("'CartPole-v1'", 'CartPole-v1, '), ('%task', 'Pendulum-v1, '),
+                                          ("[%task, 'CartPole-v1']", 'Pendulum-v1, CartPole-v1, ')])
+def test_the_first_line_of_a_run_names_the_tasks_also_of_macros(tmp_path, value, shown):
+    conf = tmp_path / 'conf.gin'
+    conf.write_text(f"task = 'Pendulum-v1'\ncreate_environment.env_name = {value}\n")
+    with gin_utils.loaded(str(conf)):
+        create_environment(env_load_fn=lambda *args, **kwargs: WalkEnv(), num_parallel_environments=1, nonparallel=True)
+        line = start_checks.describe_run(torch.nn.Linear(2, 3), True)
+    assert line == f'{shown}Linear, 9 parameters, cpu'
