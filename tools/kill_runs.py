@@ -286,7 +286,7 @@ def report(conf: str, outcome: Outcome, most: int = 20) -> str:
     """Format an outcome as text."""
     text = f'{conf}: killed at {", ".join(map(str, outcome.kills))}; '
     if not outcome.differs:
-        return f'{text}{outcome.compared} checkpoints are identical'
+        return f'{text}{outcome.compared} checkpoints and progress.csv are identical'
     found = [*outcome.differences, *outcome.rows]
     lines = [*map(str, found[:most])]
     if len(found) > most:
