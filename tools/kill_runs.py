@@ -8,8 +8,8 @@ Each conf is trained once without interruption, and `--repeat` times with `--kil
 the run). A kill follows up to `--spread` new checkpoints since the last start, after a random part of the time between
 two checkpoints. Afterwards all common checkpoints and the rows of `progress.csv` are compared, except for times. The
 report names the first checkpoint that differs and its tensors, the number of differences in the last checkpoint, the
-rows that differ, and the related log lines of the killed run. (Only the last checkpoint contains the replay buffer.) The
-exit code is 1 if anything differs.
+rows that differ, and the related log lines of the killed run. (Only the last checkpoint contains the replay buffer.)
+The exit code is 1 if anything differs.
 
 Seed, threads and precision are fixed, since each run would otherwise choose them itself.
 """

@@ -1,12 +1,12 @@
-"""Plot the learning curves of runs. Runs of the same conf are averaged over their seeds.
+"""Plot the learning curves of runs. Runs of the same conf form one curve.
 
 Example:
 
   alfx plot /tmp/cart_pole_seed* --output cart_pole.png
 
-The band is the 95% confidence interval of the mean over the runs of a group. If runs were evaluated, a second panel
-shows the evaluations. --x and --y are columns of progress.csv in the run folders; --y all draws every column in a
-separate panel.
+A curve is the interquartile mean over the runs of a conf (the mean of fewer than four), and the band is its 95%
+bootstrap interval, as in `alfx report`. If runs were evaluated, a second panel shows the evaluations. --x and --y are
+columns of progress.csv in the run folders; --y all draws every column in a separate panel.
 """
 import itertools
 
@@ -58,9 +58,8 @@ def main(argv: list[str]) -> int:
                                   'train longer, or choose other columns with --x and --y')
     for title, bands in panels.items():
         for name, band in bands.items():
-            margin = f' +- {band.margin[-1]:.4g}' if band.num_runs > 1 else ''
-            runs = f' ({band.num_runs} runs)' if band.num_runs > 1 else ''
-            print(f'{title}: {name}: {band.mean[-1]:.6g}{margin} at {band.x[-1]:,.6g}{runs}')
+            runs = f' ({band.num_runs} runs: {band.low[-1]:.4g} to {band.high[-1]:.4g})' if band.num_runs > 1 else ''
+            print(f'{title}: {name}: {band.center[-1]:.4g} at {band.x[-1]:,.6g}{runs}')
     curves.draw(panels, x, FLAGS.output)
     print(f'plot: {FLAGS.output}')
     return 0

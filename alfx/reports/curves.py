@@ -1,8 +1,8 @@
 """Learning curves of runs: read from run folders, group by conf, average over seeds and plot.
 
 A curve is read from ``progress.csv``, or from the TensorBoard event files of a run without this file. Runs that differ
-only in their seed and folder form a group. The band around the mean of a group is its 95% confidence interval
-(Student's t).
+only in their seed and folder form a group. The curve of a group is the interquartile mean over its runs, with a 95%
+bootstrap interval.
 """
 import glob
 import os
@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from alfx.gin_utils import ConfError, stored_files
+from alfx.reports.aggregates import interquartile_mean, interquartile_mean_interval
 from alfx.runs import run_files
-from alfx.utils.confidence import confidence_interval
 
-_POINTS = 200
+_POINTS = 100
 _SEED_BINDING = re.compile(r'^\s*(?:\w+\.)*TrainerConfig\.(random_seed|root_dir|conf_file)\s*=')
 _EVENT_TAG = 'Metrics/AverageReturn'
 _EVENT_TAG_OVER_STEPS = 'Metrics_vs_EnvironmentSteps/AverageReturn'  # if the other tag is logged over iterations
@@ -33,17 +33,19 @@ class Curve(NamedTuple):
 
 
 class Band(NamedTuple):
-    """Mean of the curves of a group.
+    """Aggregated curve of a group.
 
     Attributes:
-        x: ``[N]``.
-        mean: ``[N]``.
-        margin: ``[N]``, half the width of the 95% confidence interval; NaN for a single run.
+        x: ``[P]``.
+        center: ``[P]``, interquartile mean over the runs; the mean of fewer than four.
+        low: ``[P]``, lower end of its 95% bootstrap interval; NaN for a single run.
+        high: ``[P]``, upper end.
         num_runs: number of runs.
     """
     x: np.ndarray
-    mean: np.ndarray
-    margin: np.ndarray
+    center: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
     num_runs: int
 
 
@@ -157,7 +159,7 @@ def conf_name(root_dir: str) -> str:
 
 
 def average(curves: list[Curve], smoothing: int = 1) -> Band:
-    """Mean of curves over the range that all of them cover.
+    """Aggregate curves over the range that all of them cover; a single curve keeps its points.
 
     Args:
         curves: at least one.
@@ -167,7 +169,7 @@ def average(curves: list[Curve], smoothing: int = 1) -> Band:
     low, high = max(curve.x[0] for curve in smoothed), min(curve.x[-1] for curve in smoothed)
     x = smoothed[0].x if len(smoothed) == 1 or high <= low else np.linspace(low, high, _POINTS)
     values = np.stack([np.interp(x, curve.x, curve.y) for curve in smoothed])
-    return Band(x, values.mean(0), confidence_interval(values), len(curves))
+    return Band(x, interquartile_mean(values), *interquartile_mean_interval(values), len(curves))
 
 
 def _moving_average(y: np.ndarray, width: int) -> np.ndarray:
@@ -247,7 +249,7 @@ def draw(panels: dict[str, dict[str, Band]], x_label: str, path: str) -> None:
         axis.set_ylabel(title.rpartition(' in ')[0].replace('_', ' '))
         axis.xaxis.set_major_formatter(EngFormatter(sep=''))  # 100k
         axis.grid(alpha=0.3)
-        axis.legend(loc='best', fontsize='small')
+        axis.legend(loc='upper left', bbox_to_anchor=(0, -0.14), fontsize='small', frameon=False)  # below the curves
     figure.tight_layout()
     with stored_files.replacing(path) as temporary:
         figure.savefig(temporary, dpi=120)
@@ -256,7 +258,6 @@ def draw(panels: dict[str, dict[str, Band]], x_label: str, path: str) -> None:
 
 def _draw_band(axis: Any, name: str, band: Band) -> None:
     label = name if band.num_runs == 1 else f'{name} ({band.num_runs} runs)'
-    line, = axis.plot(band.x, band.mean, label=label)
-    if np.isfinite(band.margin).all():
-        axis.fill_between(band.x, band.mean - band.margin, band.mean + band.margin, color=line.get_color(), alpha=0.2,
-                          linewidth=0)
+    line, = axis.plot(band.x, band.center, label=label)
+    if np.isfinite(band.low).all():
+        axis.fill_between(band.x, band.low, band.high, color=line.get_color(), alpha=0.2, linewidth=0)
