@@ -6,9 +6,10 @@
 
 Each conf is trained once without interruption, and `--repeat` times with `--kills` kills (SIGKILL to all processes of
 the run). A kill follows up to `--spread` new checkpoints since the last start, after a random part of the time between
-two checkpoints. Afterwards all common checkpoints are compared, except for times of day. The report names the first
-checkpoint that differs and its tensors, the number of differences in the last checkpoint, and the related log lines of
-the killed run. (Only the last checkpoint contains the replay buffer.) The exit code is 1 if any checkpoint differs.
+two checkpoints. Afterwards all common checkpoints and the rows of `progress.csv` are compared, except for times. The
+report names the first checkpoint that differs and its tensors, the number of differences in the last checkpoint, the
+rows that differ, and the related log lines of the killed run. (Only the last checkpoint contains the replay buffer.)
+The exit code is 1 if anything differs.
 
 Seed, threads and precision are fixed, since each run would otherwise choose them itself.
 """
@@ -31,10 +32,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from alfx.runs import run_files
 from alfx.utils.checkpoint_utils import read_checkpoint
 
 _NUM_CHECKPOINTS = 40
 _TIMES = ('seconds', 'saved_at')  # fields of the run state that are not compared
+_TIME_COLUMNS = ('seconds', 'steps_per_second')  # columns of progress.csv that are not compared
 _POLL_SECONDS = 0.005
 _FIRST_WAIT_SECONDS = 0.1
 _SAYS_SO = ('not exactly', 'uninterrupted run', 'rounds differently', 'new episodes')  # in the log of a run
@@ -49,6 +52,7 @@ class Outcome(NamedTuple):
         first: first checkpoint that differs; None if none does.
         differences: differences of that checkpoint.
         in_the_end: number of differences of the last checkpoint.
+        rows: differences of ``progress.csv``.
         said: log lines of the killed run about inexact resuming.
     """
     kills: list[int]
@@ -56,7 +60,13 @@ class Outcome(NamedTuple):
     first: int | None = None
     differences: tuple['Difference', ...] = ()
     in_the_end: int = 0
+    rows: tuple['Difference', ...] = ()
     said: tuple[str, ...] = ()
+
+    @property
+    def differs(self) -> bool:
+        """Whether a checkpoint or a row of ``progress.csv`` differs."""
+        return self.first is not None or bool(self.rows)
 
 
 class Difference(NamedTuple):
@@ -134,8 +144,20 @@ def contents(path: Path) -> dict[str, Any]:
     return state
 
 
+def table(root_dir: Path) -> dict[str, Any]:
+    """Return the rows of ``progress.csv`` by number, without columns of times; empty if there is no such file."""
+    path = root_dir / 'progress.csv'
+    rows = run_files.read_table(str(path)) if path.exists() else []
+    return {f'progress.csv row {i}': {name: x for name, x in row.items() if name not in _TIME_COLUMNS}
+            for i, row in enumerate(rows, 1)}
+
+
 def compare(whole: Path, killed: Path, kills: list[int]) -> Outcome:
-    """Compare the checkpoints of two runs."""
+    """Compare the checkpoints and the ``progress.csv`` of two runs."""
+    return _compare_checkpoints(whole, killed, kills)._replace(rows=tuple(differences(table(whole), table(killed))))
+
+
+def _compare_checkpoints(whole: Path, killed: Path, kills: list[int]) -> Outcome:
     ours, theirs = checkpoints(whole), checkpoints(killed)
     common = [step for step in ours if step in theirs]
     last = max(ours)
@@ -263,13 +285,17 @@ def kill_runs(conf: str, folder: Path, num_kills: int, params: Sequence[str] = (
 def report(conf: str, outcome: Outcome, most: int = 20) -> str:
     """Format an outcome as text."""
     text = f'{conf}: killed at {", ".join(map(str, outcome.kills))}; '
+    if not outcome.differs:
+        return f'{text}{outcome.compared} checkpoints and progress.csv are identical'
+    found = [*outcome.differences, *outcome.rows]
+    lines = [*map(str, found[:most])]
+    if len(found) > most:
+        lines.append(f'... and {len(found) - most} more')
     if outcome.first is None:
-        return f'{text}{outcome.compared} checkpoints are identical'
-    lines = [*map(str, outcome.differences[:most])]
-    if len(outcome.differences) > most:
-        lines.append(f'... and {len(outcome.differences) - most} more')
-    text += (f'ckpt-{outcome.first} is the first of {outcome.compared} that differs; the last one has '
-             f'{outcome.in_the_end} differences')
+        text += f'{outcome.compared} checkpoints are identical, but progress.csv differs'
+    else:
+        text += (f'ckpt-{outcome.first} is the first of {outcome.compared} that differs; the last one has '
+                 f'{outcome.in_the_end} differences')
     lines += [f'log: {line}' for line in outcome.said] or ['the log does not mention it']
     return '\n  '.join([text, *lines])
 
@@ -294,7 +320,7 @@ def main() -> int:
             for outcome in kill_runs(conf, folder / Path(conf).stem, args.kills, args.conf_param, args.num_processes,
                                      args.repeat, args.seed, args.spread):
                 print(report(conf, outcome), flush=True)
-                differs |= outcome.first is not None
+                differs |= outcome.differs
     return int(differs)
 
 

@@ -67,7 +67,7 @@ def draw_curves(path: Path, panels: Sequence[tuple[str, Sequence[tuple[str, list
             for i, (name, runs) in enumerate(lines):
                 mean = average(runs)
                 color = _LINE if len(lines) == 1 else colors[i % len(colors)]
-                axis.plot(mean.x, mean.mean, color=color, linewidth=1.5, label=name)
+                axis.plot(mean.x, mean.center, color=color, linewidth=1.5, label=name)
                 for run in runs if len(runs) > 1 else ():
                     axis.plot(run.x, run.y, color=color, linewidth=0.7, alpha=0.4)
             ends = [run.x[-1] for _, runs in lines for run in runs]

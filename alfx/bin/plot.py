@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     for title, bands in panels.items():
         for name, band in bands.items():
             runs = f', {band.num_runs} runs, 95% interval {band.low[-1]:.5g} to {band.high[-1]:.5g}'
-            print(f'{title}: {name}: {band.mean[-1]:.5g} at {band.x[-1]:,.6g}{runs if band.num_runs > 1 else ""}')
+            print(f'{title}: {name}: {band.center[-1]:.5g} at {band.x[-1]:,.6g}{runs if band.num_runs > 1 else ""}')
     curves.draw(panels, x, FLAGS.output)
     print(f'plot: {FLAGS.output}')
     return 0

@@ -15,10 +15,8 @@ from alfx.checkpoints.checkpointer import Checkpointer
 from alfx.reports import comparing
 from alfx.reports import curves
 from alfx.runs import run_files
-from alfx.reports.aggregates import (bootstrap_interval, interquartile_mean, interquartile_mean_interval,
-                                   probability_of_improvement)
+from alfx.reports.aggregates import bootstrap_interval, interquartile_mean, probability_of_improvement
 
-_POINTS = 100
 _TASK = re.compile(r'(^|/)create_environment\.env_name$')
 _TASK_LINE = re.compile(r'^\s*(?:\w+\.)*create_environment\.env_name\s*=')
 
@@ -162,8 +160,9 @@ def collect(folders: Sequence[str], x: str = 'env_steps', y: str = 'average_retu
             for method in names:
                 own = [run for run in runs if (run.task, run.method) == (task, method) and panel in run.finals]
                 if own:
-                    by_panel.setdefault(panel, {}).setdefault(task, {})[method] = _aggregate(
-                        [recorded[run.folder][panel] for run in own])
+                    drawn = [recorded[run.folder][panel] for run in own]
+                    by_panel.setdefault(panel, {}).setdefault(task, {})[method] = Curves(
+                        *curves.average(drawn)[:4], drawn)
                     scores.append(_score(method, task, panel, np.array([run.finals[panel] for run in own])))
     first = [next(run for run in runs if run.method == name) for name in names]
     differences = comparing.differences([{k: v for k, v in run.bindings.items() if not _TASK.search(k)}
@@ -216,14 +215,6 @@ def _read_run(folder: str, method: str, finals: dict[str, float]) -> Run:
 def _versions(found: Any) -> dict[str, str | None]:
     return {str(name): None if value is None else str(value) for name, value in found.items()} \
         if isinstance(found, dict) else {}
-
-
-def _aggregate(found: list[curves.Curve]) -> Curves:
-    """Aggregate curves over the range that all of them cover; a single curve keeps its points."""
-    low, high = max(curve.x[0] for curve in found), min(curve.x[-1] for curve in found)
-    x = found[0].x if len(found) == 1 or high <= low else np.linspace(low, high, _POINTS)
-    values = np.stack([np.interp(x, curve.x, curve.y) for curve in found])
-    return Curves(x, interquartile_mean(values), *interquartile_mean_interval(values), found)
 
 
 def _score(method: str, task: str, panel: str, finals: np.ndarray) -> Score:

@@ -1,7 +1,7 @@
 """Learning curves of runs: read from run folders, group by conf, average over seeds and plot.
 
 A curve is read from ``progress.csv``, or from the TensorBoard event files of a run without this file. Runs that differ
-only in their seed and folder form a group. The band around the mean of a group is its 95% confidence interval
+only in their seed and folder form a group. The band around the curve of a group is its 95% interval
 (Student's t).
 """
 import glob
@@ -38,13 +38,13 @@ class Band(NamedTuple):
 
     Attributes:
         x: ``[N]``.
-        mean: ``[N]``; with fewer than four runs the mean.
+        center: ``[N]``, interquartile mean over the runs; with fewer than four the mean.
         low: ``[N]``, lower end of the 95% bootstrap interval; NaN for a single run.
         high: ``[N]``, its upper end.
         num_runs: number of runs.
     """
     x: np.ndarray
-    mean: np.ndarray
+    center: np.ndarray
     low: np.ndarray
     high: np.ndarray
     num_runs: int
@@ -264,7 +264,7 @@ def draw(panels: dict[str, dict[str, Band]], x_label: str, path: str) -> None:
 
 def _draw_band(axis: Any, name: str, band: Band, color: str) -> None:
     label = name if band.num_runs == 1 else f'{name} ({band.num_runs} runs)'
-    axis.plot(band.x, band.mean, label=label, color=color, marker='o' if len(band.x) < _MARKED_POINTS else '',
+    axis.plot(band.x, band.center, label=label, color=color, marker='o' if len(band.x) < _MARKED_POINTS else '',
               markersize=4)
     if np.isfinite(band.low).all():
         axis.fill_between(band.x, band.low, band.high, color=color, alpha=0.2, linewidth=0)

@@ -153,8 +153,10 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = '') -
 
 
 def number(value: float | None) -> str:
-    """Format a number with six digits; None and non-finite numbers are a dash."""
-    return '-' if value is None or not math.isfinite(value) else f'{value:,.6g}'
+    """Format a number with four digits, or all before the decimal point; None and non-finite numbers are a dash."""
+    if value is None or not math.isfinite(value):
+        return '-'
+    return f'{value:,.0f}' if abs(value) >= 1000 else f'{value:.4g}'
 
 
 def _interval(interval: Interval) -> str:

@@ -159,6 +159,14 @@ def test_a_batch_without_any_counted_row_leaves_the_statistics():
     torch.testing.assert_close(statistics(layer)[:2], before)
 
 
+def test_weights_of_a_small_sum_count():
+    layer = BatchNorm(1, momentum=0.1)
+    with norm_layers.counted(torch.tensor([0.1, 0.3])):
+        layer(torch.tensor([[0.0], [8.0]]))  # mean 6, variance (36 + 3 * 4) / 4 = 12
+    assert layer.running_mean.item() == pytest.approx(0.1 * 6)
+    assert layer.running_var.item() == pytest.approx(0.9 * 1 + 0.1 * 12)
+
+
 def test_repeated_rows_weigh_each_batch_alike():
     layer, x, weights = BatchNorm(2), torch.randn(6, 2), torch.tensor([1.0, 0.0, 1.0])
     with norm_layers.counted(weights), norm_layers.repeated_rows(2):
@@ -185,7 +193,7 @@ def test_a_stack_equals_separate_layers(is_shared):
         torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(stack.running_var.view(3, 4), torch.stack([s.running_var for s in singles]))
     stack.reset_parameters()
-    assert all(map(torch.equal, stack.buffers(), BatchNorm(4).make_parallel(3).buffers()))
+    assert all(map(torch.equal, stack.state_dict().values(), BatchNorm(4).make_parallel(3).state_dict().values()))
 
 
 def test_errors_name_what_was_expected():
@@ -195,3 +203,4 @@ def test_errors_name_what_was_expected():
         BatchNorm(2)(torch.randn(4, 2))
     with pytest.raises(ValueError, match='BatchNorm.r_max: expected at least 1, found 0.5'):
         BatchNorm(2, r_max=0.5)
+    BatchNorm(2, r_max=1.0)

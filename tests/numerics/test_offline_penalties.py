@@ -72,17 +72,17 @@ def td3(cls=Td3BcAlgorithm, **kwargs):
                **kwargs)
 
 
-@pytest.mark.parametrize('length', [2, 4])
+@pytest.mark.parametrize('length, batch', [(2, 1), (2, 5), (4, 5)])  # the first has one step with a loss
 @pytest.mark.parametrize('critic_penalty, normalize', [(0.0, True), (0.3, True), (0.3, False)])
-def test_the_losses_of_td3_with_penalties_match_the_papers(length, critic_penalty, normalize):
+def test_the_losses_of_td3_with_penalties_match_the_papers(length, batch, critic_penalty, normalize):
     algorithm = td3(actor_penalty=0.7, critic_penalty=critic_penalty, normalize_value=normalize)
-    inputs, action = steps(length, 5)
+    inputs, action = steps(length, batch)
     found = algorithm.calc_loss(train_info(algorithm, inputs, DdpgInfo(action=action)))
     pi, q = algorithm.actor, algorithm.critics
     target_pi, target_q = algorithm._target_actor_network, algorithm.target_critics
     observation = inputs.observation[:-1][inputs.step_type[:-1] != StepType.LAST]
     size = q((observation, pi(observation)[0]))[0][:, 0].abs().mean().item() if normalize else 1.0
-    actor_loss, kept = 0.0, torch.zeros(length, 5)
+    actor_loss, kept = 0.0, torch.zeros(length, batch)
     for (t, b), s, a, reward, discount, s2, a2, is_last in pairs(inputs, action):
         chosen = target_pi(s2)[0]
         penalty = 0.0 if is_last else critic_penalty * ((chosen - a2) / HALF).square().sum()

@@ -247,6 +247,12 @@ def test_the_gradient_of_the_value_is_clipped_elementwise(clipping, expected):
     torch.testing.assert_close(found, -torch.tensor([expected] * 4))
 
 
+def test_an_action_that_the_value_ignores_has_a_gradient_of_zero():
+    used, ignored = (torch.tensor([[1.0, 2.0]], dtype=torch.float64, requires_grad=True) for _ in range(2))
+    found = critic_values.action_gradient(3 * used[:, 0], {'used': used, 'ignored': ignored}, clipping=2.0)
+    assert {name: x.tolist() for name, x in found.items()} == {'used': [[2.0, 0.0]], 'ignored': [[0.0, 0.0]]}
+
+
 @pytest.mark.parametrize('environment', ['continuous', 'nested action', 'vector reward'])
 def test_the_actor_follows_value_and_entropy_and_trains_no_critic(environment, same_noise):
     several = environment == 'vector reward'

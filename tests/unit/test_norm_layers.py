@@ -57,5 +57,6 @@ def test_stacked_layer_norm_equals_layer_norm_of_each():
     for i in range(3):
         single.load_state_dict({'weight': stacked.weight[i], 'bias': stacked.bias[i]})
         torch.testing.assert_close(stacked(x)[:, i], single(x[:, i]))
+    torch.testing.assert_close(stacked(x[:, :2], first=2), stacked(x)[:, :2])
     stacked.reset_parameters()
     assert bool((stacked.weight == 1).all()) and not stacked.bias.any()

@@ -98,6 +98,9 @@ def test_bootstrap_quantiles_are_of_one_critic_or_the_minimum_of_each():
     several = torch.stack((critics, critics), 2)
     found = quantiles_of_lowest_mean(several, torch.tensor([1.0, -1.0]))
     assert found.tolist() == [[[4.0, 5.0], [0.0, 10.0]], [[0.0, 1.0], [3.0, 3.0]]]
+    assert quantiles_of_lowest_mean(several, torch.tensor([1.0, 0.0]))[:, 1].tolist() == [[4.0, 5.0], [0.0, 1.0]]
+    three = torch.tensor([[[0.0, 1.0, 8.0], [2.0, 2.0, 2.0]]], dtype=torch.float64)  # 3 and 2
+    assert quantiles_of_lowest_mean(three, None).tolist() == [[2.0, 2.0, 2.0]]
     agent, _ = make_agent('continuous', critic_loss_ctor=partial(OneStepTDQRLoss, num_quantiles=2))
     assert agent.policy._pessimistic_value(critics).tolist() == [[0.0, 5.0], [0.0, 1.0]]
     assert agent.policy._actor_value(critics).tolist() == [4.5, 0.5]

@@ -1,4 +1,5 @@
 """What TD3 changes in DDPG: delayed updates, smoothed targets, twin critics, random actions at first."""
+import copy
 from unittest import mock
 
 import pytest
@@ -13,6 +14,7 @@ from alfx.algorithms.bootstrapped_algorithm import Rows
 from alfx.data_structures import StepType, TimeStep
 from alfx.gin_utils import ConfError
 from alfx.optimizers import SGD, Adam, AdamW
+from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 
 
 def rows_of(observation):
@@ -90,14 +92,16 @@ def test_the_counts_are_in_the_checkpoint():
     assert rl.state_dict()['_num_updates'] == 2 and not rl._is_actor_trained()
     agent.train_iter()
     assert rl._is_actor_trained()
-    saved = {key: value.clone() if isinstance(value, torch.Tensor) else value
-             for key, value in agent.state_dict().items()}
+    saved = copy.deepcopy(agent.state_dict())
     other, _ = make_agent(Td3Algorithm, updates=1, initial_collect_steps=20, seed=7)
     assert not other.policy._is_actor_trained()
     assert other.policy._random_action_probability() == 1.0
+    at_first = copy.deepcopy(other.state_dict())
     other.load_state_dict(saved)
     assert other.policy._is_actor_trained()
     assert other.policy._random_action_probability() == 0.0
+    other.load_state_dict(at_first)
+    assert other.policy._random_action_probability() == 1.0
 
 
 def test_the_first_actions_are_uniformly_random():
@@ -114,6 +118,14 @@ def test_the_first_actions_are_uniformly_random():
     actions = torch.cat([e.action for e in random_phase])
     assert actions.std().item() == pytest.approx(3**-0.5, abs=0.04)
     assert not is_random(agent.unroll(100)).any()
+
+
+def test_each_rank_takes_all_initial_steps(monkeypatch):
+    monkeypatch.setattr(context, 'num_ranks', lambda: 2)
+    rl = make_agent(Td3Algorithm, batch_size=4, initial_collect_steps=80)[0].policy
+    assert (rl._initial_collect_steps, rl._num_acting) == (160, 2)
+    without_config = Td3Algorithm(TensorSpec((1, )), BoundedTensorSpec((1, ), torch.float32, -1, 1), config=None)
+    assert without_config._random_action_probability() == 0.0
 
 
 def test_ray_workers_share_the_random_steps():

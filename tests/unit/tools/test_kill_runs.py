@@ -76,6 +76,20 @@ def test_runs_that_end_elsewhere_differ(tmp_path):
     assert 'the last checkpoint: 2, 3' in kill_runs.report('c', kill_runs.compare(whole, killed, [1]))
 
 
+def test_rows_that_differ_are_named_and_times_do_not_count(tmp_path):
+    for name, text in (('whole', 'step,loss,seconds\n1,0.5,1.0\n2,0.25,2.0\n'),
+                       ('same', 'step,loss,seconds\n1,0.5,7.0\n2,0.25,8.0\n'),
+                       ('other', 'step,loss,seconds\n1,0.5,1.0\n2,0.5,2.0\n2,0.25,2.5\n')):
+        run_with(tmp_path / name, {1: 0.0}, 1.0)
+        (tmp_path / name / 'progress.csv').write_text(text)
+    assert not kill_runs.compare(tmp_path / 'whole', tmp_path / 'same', []).differs
+    outcome = kill_runs.compare(tmp_path / 'whole', tmp_path / 'other', [])
+    assert outcome.differs and outcome.first is None
+    text = kill_runs.report('c', outcome)
+    assert 'but progress.csv differs' in text and "progress.csv row 2.loss: '0.25', '0.5'" in text
+    assert 'progress.csv row 3: only in the killed run' in text
+
+
 def test_the_log_explanation_of_a_difference_is_reported(tmp_path):
     (tmp_path / 'log').write_text('INFO random seed 7\nINFO new episodes begin\nWARNING x\nINFO new episodes begin\n')
     said = kill_runs.said_in(tmp_path / 'log')

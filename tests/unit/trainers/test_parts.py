@@ -230,13 +230,13 @@ def test_curves_are_averaged_over_the_range_that_all_cover(tmp_path):
     second = make_run(tmp_path / '2', 'a', [(50, 0), (150, 0)])
     band = curves.average([curves.read_curve(d, 'env_steps', 'average_return', False) for d in (first, second)])
     assert (band.x[0], band.x[-1], band.num_runs) == (50, 100, 2)
-    assert (band.mean[0], band.mean[-1]) == (25, 50)
+    assert (band.center[0], band.center[-1]) == (25, 50)
     assert (band.low[-1], band.high[-1]) == (0, 100)  # the bootstrap of two runs never leaves their range
 
 
 def test_an_outlier_among_four_runs_does_not_move_the_curve():
     runs = [curves.Curve(np.array([0.0, 1.0]), np.array([0.0, y])) for y in (1.0, 2.0, 4.0, 1000.0)]
-    assert curves.average(runs).mean[-1] == 3.0
+    assert curves.average(runs).center[-1] == 3.0
 
 
 def test_curves_use_environment_steps_unless_a_run_trained_without(tmp_path):
@@ -263,7 +263,7 @@ def test_a_progress_bar_shows_speed_and_time_left_first(monkeypatch, columns):
 
 def test_smoothing_averages_over_the_last_points():
     band = curves.average([curves.Curve(np.arange(4.0), np.array([0.0, 2.0, 4.0, 8.0]))], smoothing=2)
-    assert band.mean.tolist() == [0.0, 1.0, 3.0, 6.0]
+    assert band.center.tolist() == [0.0, 1.0, 3.0, 6.0]
 
 
 def test_an_unknown_column_is_an_error_that_names_the_others(tmp_path):
