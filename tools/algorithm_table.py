@@ -106,6 +106,9 @@ PROBES = {
     'MerlinAlgorithm': Probe('merlin_t_maze', by_kind=_SIZES, remembers=True),
     'ModelBasedPolicyAlgorithm': Probe('mbpo_pendulum', ('TrainerConfig.mini_batch_length = 2', )),
     'MpoAlgorithm': Probe('mpo'),
+    'MunchausenDqnAlgorithm': Probe('munchausen_dqn_minatar_breakout', (
+        'MunchausenDqnAlgorithm.q_network_cls = @QNetwork', 'QNetwork.conv_layer_params = None',
+        'TrainerConfig.data_transformer_ctor = None')),
     'MuzeroAlgorithm': Probe('muzero_cart_pole', confs={'continuous': 'muzero_pendulum'}),
     'OacAlgorithm': Probe('oac'),
     'PPGAlgorithm': Probe('ppg', memory=('ppg/LSTMEncodingNetwork.hidden_size = (8, )', _STATE)),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, nest
-from alfx.algorithms.transformers.field_checks import check_images, check_mask_field, check_order
+from alfx.algorithms.transformers.field_checks import check_fields, check_images, check_mask_field, check_order
 from alfx.algorithms.transformers.frame_stacking import plan_stacking, stack_from_replay, stack_time_step
 from alfx.algorithms.transformers.hindsight import GoalRelabeler, GoalReward
 from alfx.algorithms.transformers.specs import ModuleWithSpecs
@@ -25,7 +25,7 @@ from alfx.algorithms.transformers.normalization import (OFFLINE, episode_returns
 from alfx.data_structures import Experience, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable, register_function, takes_arguments_of
 from alfx.gin_utils.value_checks import Count, Fraction, Positive, StepLimit, problem_at
-from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.utils.discrete_action import NoValidActionError
 from alfx.utils.normalizers import Normalizer
 from alfx.utils.renamed import warn_renamed
@@ -286,6 +286,52 @@ def _scaled(image: Tensor, scale: float, offset: float) -> Tensor:
     """Return an image of integers as float32, scaled and shifted."""
     image = image.to(torch.float32)
     return image if (scale, offset) == (1.0, 0.0) else image.mul_(scale).add_(offset)
+
+
+@configurable
+class RandomShift(SimpleDataTransformer):
+    """Shifts images for training by random numbers of pixels: data augmentation of DrQ (Kostrikov et al. 2021,
+    arXiv:2004.13649, sec. 3.1).
+
+    Each image of each time step is padded with copies of its border and cropped to its size at a random position; the
+    channels of an image, such as stacked frames, move together. Images for acting are unchanged. Put it behind a
+    ``FrameStacker``.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        max_shift: largest shift in pixels along each axis; 4 in the paper, for images of 84 x 84.
+        fields: paths of the images ``(C, H, W)``; None if the observation is one image.
+
+    Raises:
+        SpecError: a field does not exist, or is not an image.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, max_shift: Count = 4,
+                 fields: Optional[Sequence[str]] = None) -> None:
+        self._fields, self._max_shift = check_fields('RandomShift', observation_spec, fields), max_shift
+        for field in self._fields:
+            if (spec := nest.get_field(observation_spec, field)).ndim != 3:
+                raise SpecError(f"RandomShift: '{field or 'observation'}': expected an image (C, H, W), found {spec}")
+        super().__init__(observation_spec)
+
+    def transform_timestep(self, timestep: TimeStep, state: NestedTensor) -> tuple[TimeStep, NestedTensor]:
+        return timestep, state
+
+    def _transform(self, time_step: TimeStep) -> TimeStep:
+        observation = time_step.observation
+        for field in self._fields:
+            observation = nest.transform_nest(observation, field, self._shifted)
+        return time_step._replace(observation=observation)
+
+    def _shifted(self, images: Tensor) -> Tensor:
+        flat = images.flatten(0, -4)
+        n, channels, height, width = flat.shape
+        shift = torch.randint(-self._max_shift, self._max_shift + 1, (2, n, 1), device=flat.device)
+        rows, columns = (torch.arange(size, device=flat.device).add(along).clamp_(0, size - 1)
+                         for size, along in zip((height, width), shift))
+        image, channel = (torch.arange(size, device=flat.device) for size in (n, channels))
+        return flat[image.view(-1, 1, 1, 1), channel.view(-1, 1, 1), rows.view(n, 1, -1, 1),
+                    columns.view(n, 1, 1, -1)].view(images.shape)
 
 
 @configurable

@@ -8,7 +8,8 @@ Rainbow: Hessel et al. 2018 (arXiv:1710.02298). Differs from the papers:
 - Every step of a sampled sequence is trained on. With multi-step targets each step is trained towards the return up to
   the end of the sequence; ``train_first_step_only`` gives the n-step target of Rainbow, where n is
   ``mini_batch_length - 1``.
-- The loss is the mean over all T steps of a sequence although the last step has no loss: a factor of ``(T - 1) / T``.
+- Without ``train_first_step_only`` the loss is the mean over all T steps of a sequence although the last step has no
+  loss: a factor of ``(T - 1) / T``.
 
 Rainbow is a conf with ``target_net_target_action = False`` (double), ``QNetwork.dueling``, ``QNetwork.noisy`` with
 ``rollout_epsilon_greedy = 0``, ``num_atoms``, ``calculate_priority`` with ``TrainerConfig.priority_replay``, and
@@ -90,8 +91,7 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         calculate_priority: compute priorities for prioritized replay: the mean absolute errors of a sequence, or the
             mean divergences of its distributions.
         train_first_step_only: train only on the first step of each sequence; the other steps are used for its target.
-            The loss is still the mean over all T steps, most of them 0: divide an ``eps`` of Adam or a gradient
-            clipping bound that was published for a mean over the batch alone by T.
+            The loss is the mean over the first steps.
         random_initial_collection: take random actions during ``TrainerConfig.initial_collect_steps``.
         epsilon_greedy: probability of a random action in evaluation; ``None``: ``config.epsilon_greedy``, or 0 without
             a config.
@@ -337,9 +337,9 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         loss = self._critic_losses[0](info, critics[0], info.target_critic).loss
         for critic, critic_loss in zip(critics[1:], self._critic_losses[1:]):
             loss = loss + critic_loss(info, critic, info.target_critic).loss
+        priority = self._priority(info, critics, loss) if self._calculate_priority else ()
         if self._train_first_step_only:
             loss = q_values.first_step_only(loss)
-        priority = self._priority(info, critics, loss) if self._calculate_priority else ()
         return LossInfo(loss=loss, priority=priority, extra=DqnLossInfo(critic=loss))
 
     @torch.no_grad()

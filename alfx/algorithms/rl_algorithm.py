@@ -23,7 +23,7 @@ from alfx.gin_utils.value_checks import log_unused, problem_at
 from alfx.metrics.metric_set import MetricSet
 from alfx.metrics.metrics import (AverageDiscountedReturnMetric, AverageEnvInfoMetric, AverageEpisodeLengthMetric,
                                   AverageReturnMetric, AverageRewardMetric, EnvironmentSteps,
-                                  EpisodicStartAverageDiscountedReturnMetric, NumberOfEpisodes)
+                                  EpisodicStartAverageDiscountedReturnMetric, NumberOfEpisodes, averaged_infos)
 from alfx.offline import dataset_loading
 from alfx.offline.buffer import info_of_action, make_buffer, unknown_infos
 from alfx.summary import summary_utils
@@ -130,7 +130,7 @@ class RLAlgorithm(Algorithm):
         metrics += [ctor(example_time_step=example, buffer_size=size) for ctor in (
             AverageReturnMetric, AverageEpisodeLengthMetric, AverageDiscountedReturnMetric,
             EpisodicStartAverageDiscountedReturnMetric, AverageRewardMetric)]
-        if nest.flatten(example.env_info):
+        if nest.flatten(averaged_infos(example.env_info)):
             metrics.append(AverageEnvInfoMetric(example_time_step=example, buffer_size=size))
         return metrics
 

@@ -5,6 +5,7 @@ observation that they change. Without ``fields`` they change the whole observati
 ``channel_order='channels_first'`` is given. Wrappers around a whole batch are in
 :mod:`alfx.environments.alf_wrappers`.
 """
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -411,7 +412,8 @@ class DMAtariPreprocessing(gymnasium.Wrapper):
 
     The protocol is that of Mnih et al. 2015 (Methods) and Machado et al. 2018 (arXiv:1709.06009, table 5).
     Each action is repeated; the last two frames are combined by their maximum, converted to gray and resized. An
-    episode begins with a random number of no-ops, and with FIRE in games that wait for it. This wrapper neither clips
+    episode begins with a random number of no-ops, and with FIRE in games that wait for it: for one frame, or with
+    sticky actions for so many frames that the game sees it with a probability above 99.99%. This wrapper neither clips
     rewards nor ends episodes when a life is lost: see ``data_transformer.RewardClipping`` and
     ``alf_wrappers.AtariTerminalOnLifeLossWrapper``.
 
@@ -444,13 +446,16 @@ class DMAtariPreprocessing(gymnasium.Wrapper):
         channels = 1 if gray_scale or len(box.shape) == 2 else box.shape[2]
         self.observation_space = spaces.Box(0, 255, (screen_size, screen_size, channels), np.uint8)
         meanings: list[str] = getattr(env.unwrapped, 'get_action_meanings', list)()
-        self._fires = len(meanings) > 1 and meanings[1] == 'FIRE'
+        emulator = getattr(env.unwrapped, 'ale', None)
+        sticky = emulator.getFloat('repeat_action_probability') if emulator is not None else 0.0
+        # the game misses FIRE in all of n frames with probability sticky ** n
+        self._fire_frames = max(1, math.ceil(math.log(1e-4) / math.log(sticky))) if 0.0 < sticky < 1.0 else 1
+        if len(meanings) < 2 or meanings[1] != 'FIRE':
+            self._fire_frames = 0
 
     def fire(self, observation: np.ndarray, info: dict[str, Any]) -> tuple[np.ndarray, dict[str, Any]]:
-        """Press FIRE once in games that have it as action 1; reset again if this ends the episode."""
-        if not self._fires:
-            return observation, info
-        return self._start_with(1, 1, observation, info)
+        """Press FIRE in games that have it as action 1; reset again if this ends the episode."""
+        return self._start_with(1, self._fire_frames, observation, info)
 
     def _start_with(self, action: int, count: int, observation: np.ndarray, info: dict[str, Any]) -> tuple:
         for _ in range(count):

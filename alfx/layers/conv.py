@@ -12,6 +12,7 @@ from alfx.gin_utils.value_checks import Count
 from alfx.layers import weights as w
 from alfx.layers.activations import out_of_place
 
+_LEAST_PIXELS = 32 * 32  # convolutions of larger images are faster with channels last; smaller ones gain nothing
 Size2d = int | tuple[int, int]
 
 
@@ -140,6 +141,8 @@ class Conv2D(_ConvBase):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Map ``[B, in_channels, H, W]`` to ``[B, out_channels, H', W']``."""
+        if inputs.device.type == 'cpu' and inputs.shape[-2] * inputs.shape[-1] >= _LEAST_PIXELS:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)  # later layers keep it
         return self._finish(F.conv2d(inputs, self.weight, self.bias, self._strides, self._padding))
 
     def make_parallel(self, n: int) -> 'ParallelConv2D':

@@ -405,6 +405,16 @@ class AverageEpisodeLengthMetric(AverageEpisodicAggregationMetric):
         return [steps.transitions]
 
 
+_GAME_STATE = {'lives', 'frame_number', 'episode_frame_number'}
+
+
+def averaged_infos(env_info: Any) -> Any:
+    """Return the nest ``env_info`` without the state of Atari games, whose sum over an episode means nothing."""
+    if not isinstance(env_info, dict):
+        return env_info
+    return {name: value for name, value in env_info.items() if name not in _GAME_STATE}
+
+
 @gin_utils.configurable
 class AverageEnvInfoMetric(AverageEpisodicAggregationMetric):
     """Averages of the quantities in ``time_step.env_info``, with the same structure.
@@ -413,7 +423,7 @@ class AverageEnvInfoMetric(AverageEpisodicAggregationMetric):
     or ``@min``. The values of ``env_info`` at FIRST are ignored.
 
     Args:
-        fields: paths (``'a.b'``) of the quantities to average; ``None``: all.
+        fields: paths (``'a.b'``) of the quantities to average; ``None``: all but those of :func:`averaged_infos`.
         kwargs: arguments of :class:`AverageReturnMetric`; the ``env_info`` of ``example_time_step`` is a nest of
             tensors.
     """
@@ -426,7 +436,7 @@ class AverageEnvInfoMetric(AverageEpisodicAggregationMetric):
 
     def _example_values(self, time_step: TimeStep) -> Any:
         if self._fields is None:
-            return time_step.env_info
+            return averaged_infos(time_step.env_info)
         return {field: nest.get_field(time_step.env_info, field) for field in self._fields}
 
     def _extract_values(self, steps: StepSequence) -> list[np.ndarray]:

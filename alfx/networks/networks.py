@@ -250,16 +250,16 @@ class NoisyFC(Network):
     Args:
         input_size: number of inputs.
         output_size: number of outputs.
-        std_init: initial standard deviation of the noise of a unit: the entries of ``S`` and ``s`` are
-            ``std_init / sqrt(input_size)``.
+        std_init: initial standard deviation of the noise of a unit, sigma_0 in the paper: the entries of ``S`` and
+            ``s`` are ``std_init / sqrt(input_size)``. More noise explores more and learns more slowly.
         new_noise_prob: probability of new noise for each step and sample.
         activation: applied to the result.
         use_bn: use batch norm before the activation.
         use_ln: use layer norm before the activation.
         bn_ctor: creates the batch norm from the number of features.
-        kernel_initializer: initializes ``W`` in place; ``None`` uses variance scaling.
-        kernel_init_gain: ``gain`` of variance scaling.
-        bias_init_value: initial ``b``.
+        kernel_initializer: initializes ``W`` in place; ``None``: uniform within ``1 / sqrt(input_size)`` (sec. 3.2).
+        kernel_init_gain: factor of that bound for ``W``; not with ``kernel_initializer``.
+        bias_init_value: initial ``b``; ``None``: uniform within ``1 / sqrt(input_size)``.
         bias_initializer: initializes ``b`` in place; overrides ``bias_init_value``.
         weight_opt_args: optimizer arguments of ``W`` and ``S``.
         bias_opt_args: optimizer arguments of ``b`` and ``s``.
@@ -273,7 +273,7 @@ class NoisyFC(Network):
                  activation: w.Activation = identity, use_bn: bool = False, use_ln: bool = False,
                  bn_ctor: Callable[[int], nn.Module] = nn.BatchNorm1d,
                  kernel_initializer: w.Initializer | None = None, kernel_init_gain: float = 1.0,
-                 bias_init_value: float = 0.0, bias_initializer: w.Initializer | None = None,
+                 bias_init_value: float | None = None, bias_initializer: w.Initializer | None = None,
                  weight_opt_args: dict | None = None, bias_opt_args: dict | None = None):
         if not 0 <= new_noise_prob <= 1:
             raise ValueError(f'NoisyFC: new_noise_prob must be in [0, 1], found {new_noise_prob}')
@@ -283,10 +283,15 @@ class NoisyFC(Network):
         self._output_spec = noise_spec[1]
         self._std_init, self._new_noise_prob = std_init, new_noise_prob
         # The layer without noise; normalization and activation follow after the noise.
+        bound = input_size**-0.5
         if kernel_initializer is None:
-            kernel_initializer = partial(w.init_kernel, initializer=None, gain=kernel_init_gain, activation=activation)
-        self._fc = FC(input_size, output_size, kernel_initializer=kernel_initializer, bias_init_value=bias_init_value,
-                      bias_initializer=bias_initializer, weight_opt_args=weight_opt_args, bias_opt_args=bias_opt_args)
+            gained = kernel_init_gain * bound
+            kernel_initializer = partial(nn.init.uniform_, a=-gained, b=gained)
+        if bias_initializer is None and bias_init_value is None:
+            bias_initializer = partial(nn.init.uniform_, a=-bound, b=bound)
+        self._fc = FC(input_size, output_size, kernel_initializer=kernel_initializer,
+                      bias_init_value=bias_init_value or 0.0, bias_initializer=bias_initializer,
+                      weight_opt_args=weight_opt_args, bias_opt_args=bias_opt_args)
         self._weight_std = w.parameter((output_size, input_size), weight_opt_args)
         self._bias_std = w.parameter((output_size, ), bias_opt_args)
         self._norm = w.fc_norm(output_size, None, use_bn, use_ln, bn_ctor)
@@ -325,13 +330,29 @@ class NoisyFC(Network):
 
     def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
         """Map ``[B, input_size]`` to ``[B, output_size]``; the state is the noise of inputs and outputs."""
+        if self._is_noisy():
+            state = self._next_noise(state)
+            return self._output(inputs, state), state
+        return self._output(inputs), state
+
+    def with_new_noise(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Map ``[B, input_size]`` to ``[B, output_size]`` with new noise for each sample, without a state."""
+        if not self._is_noisy():
+            return self._output(inputs)
+        return self._output(inputs, nest.map_structure(
+            _scaled_noise, (inputs, inputs.new_empty(len(inputs), self.output_size))))
+
+    def _is_noisy(self) -> bool:
+        return self.training and not context.is_eval()
+
+    def _output(self, inputs: torch.Tensor, noise: NestedTensor = ()) -> torch.Tensor:
         y = self._fc(inputs)
-        if self.training and not context.is_eval():
-            noise_in, noise_out = state = self._next_noise(state)
+        if noise:
+            noise_in, noise_out = noise
             y = torch.addcmul(y, noise_out, F.linear(inputs * noise_in, self._weight_std, self._bias_std))
         if self._norm is not None:
             y = self._norm(y)
-        return self._activation(y), state
+        return self._activation(y)
 
     def _next_noise(self, state: NestedTensor) -> NestedTensor:
         noise_in, noise_out = state

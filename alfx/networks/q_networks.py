@@ -6,13 +6,14 @@ actions gets ``(observation, continuous action)`` as input and combines both wit
 ``preprocessing_combiner``.
 """
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Count
+from alfx.gin_utils.value_checks import Count, NonNegative
 from alfx.initializers import small_last_layer_init
 from alfx.layers import FC, make_parallel_net
 from alfx.layers.weights import Activation, Initializer
@@ -38,16 +39,12 @@ def _number_of_actions(spec: TensorSpec, name: str) -> int:
 class _FreshNoiseFC(nn.Module):
     """:class:`~alfx.networks.networks.NoisyFC` with new noise at each call, separate for each sample."""
 
-    def __init__(self, input_size: int, output_size: int, activation: Activation,
-                 kernel_initializer: Initializer | None):
+    def __init__(self, input_size: int, output_size: int, **arguments: Any):
         super().__init__()
-        self._noisy = NoisyFC(input_size, output_size, activation=activation, kernel_initializer=kernel_initializer)
+        self._noisy = NoisyFC(input_size, output_size, **arguments)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        zero = inputs.new_zeros(1)  # a state of zeros requests new noise
-        state = (zero.expand(inputs.shape[0], self._noisy.input_size),
-                 zero.expand(inputs.shape[0], self._noisy.output_size))
-        return self._noisy(inputs, state)[0]
+        return self._noisy.with_new_noise(inputs)
 
     def reset_parameters(self) -> None:
         self._noisy.reset_parameters()
@@ -93,8 +90,9 @@ class _QHead(nn.Module):
 
 
 def _make_head(input_size: int, num_actions: int, fc_layer_params: Sequence[int], activation: Activation,
-               kernel_initializer: Initializer | None, dueling: bool, noisy: bool, num_atoms: int | None) -> _QHead:
-    layer: Any = _FreshNoiseFC if noisy else FC
+               kernel_initializer: Initializer | None, dueling: bool, noise: dict[str, Any] | None,
+               num_atoms: int | None) -> _QHead:
+    layer: Any = FC if noise is None else partial(_FreshNoiseFC, **noise)
     hidden, size = [], input_size
     for i, width in enumerate(fc_layer_params):
         # The last hidden layers of the two dueling streams are computed as one layer of twice the width.
@@ -104,7 +102,8 @@ def _make_head(input_size: int, num_actions: int, fc_layer_params: Sequence[int]
         size = width
     atoms = 1 if num_atoms is None else num_atoms
     outputs = (num_actions * atoms, atoms) if dueling else (num_actions * atoms, )
-    last = [layer(size, count, activation=identity, kernel_initializer=_last_kernel_initializer) for count in outputs]
+    last_initializer = _last_kernel_initializer if noise is None else None  # noisy layers have published weights
+    last = [layer(size, count, activation=identity, kernel_initializer=last_initializer) for count in outputs]
     return _QHead(hidden, last, num_actions, num_atoms, dueling and bool(hidden))
 
 
@@ -140,39 +139,46 @@ class QNetworkBase(_EncoderAndHead):
         name: name of the network.
         head_fc_layer_params: sizes of the layers between the encoder and the last layer.
         head_activation: activation of these layers.
-        head_kernel_initializer: initializer of these layers; ``None`` uses variance scaling.
+        head_kernel_initializer: initializer of these layers; ``None`` uses variance scaling, or the weights of
+            ``NoisyFC`` if they are noisy.
         dueling: compute the values as the sum of a state value and of advantages, whose mean over actions is subtracted
             (Wang et al. 2016, arXiv:1511.06581, eq. 9). Both streams have a separate last layer, and a separate last
             layer of ``head_fc_layer_params``, if there is any. Unlike in the paper, the gradient that enters the
             encoder is not scaled by 1/sqrt(2), which Adam would mostly undo.
         noisy: use :class:`~alfx.networks.networks.NoisyFC` for the layers after the encoder (Fortunato et al. 2018,
             arXiv:1706.10295), with new noise at each call, separate for each sample. Evaluation uses no noise.
+        noise_std: initial standard deviation of the noise of a unit, sigma_0 in the paper; ``None``: the default of
+            ``NoisyFC``, 0.5. Only with ``noisy``.
         num_atoms: number of logits for each action; ``None`` for a single value.
         encoder_kwargs: arguments of the encoder.
 
     Raises:
         SpecError: the action is not a single discrete one, or the encoder does not support the observation.
-        ValueError: ``num_atoms`` is below 2.
+        ValueError: ``num_atoms`` is below 2, or ``noise_std`` is given without ``noisy``.
     """
 
     def __init__(self, input_tensor_spec: NestedTensorSpec, action_spec: TensorSpec,
                  encoding_network_ctor: Callable[..., Network], use_naive_parallel_network: bool = False,
                  name: str = 'QNetworkBase', head_fc_layer_params: Sequence[Count] = (),
                  head_activation: Activation = torch.relu_, head_kernel_initializer: Initializer | None = None,
-                 dueling: bool = False, noisy: bool = False, num_atoms: Count | None = None, **encoder_kwargs: Any):
+                 dueling: bool = False, noisy: bool = False, num_atoms: Count | None = None,
+                 noise_std: NonNegative | None = None, **encoder_kwargs: Any):
         super().__init__(input_tensor_spec, (), name)
+        if noise_std is not None and not noisy:
+            raise ValueError(f'{name}: noise_std is {noise_std}, but noisy is False; set noisy, or remove noise_std')
         if num_atoms is not None and num_atoms < 2:
             raise ValueError(f'{name}: num_atoms must be at least 2, or None for a single value, found {num_atoms}')
         self._num_actions = _number_of_actions(action_spec, name)
         self._action_spec, self._num_atoms = action_spec, num_atoms
         self._use_naive_parallel_network = use_naive_parallel_network
         self._noisy = noisy
+        noise = {} if noise_std is None else {'std_init': noise_std}
         encoder = encoding_network_ctor(input_tensor_spec, **encoder_kwargs)
         encoded = encoder.output_spec
         if not isinstance(encoded, TensorSpec) or encoded.ndim != 1:
             raise SpecError(f'{name}: the output of the encoder must be a vector, found {encoded}')
         self._set_parts(encoder, _make_head(encoded.numel, self._num_actions, head_fc_layer_params, head_activation,
-                                            head_kernel_initializer, dueling, noisy, num_atoms))
+                                            head_kernel_initializer, dueling, noise if noisy else None, num_atoms))
 
     @property
     def action_spec(self) -> TensorSpec:
@@ -240,6 +246,7 @@ class QNetwork(QNetworkBase):
         num_atoms: see ``QNetworkBase``.
         use_layer_norm: use layer norm before the activation of all layers except the last; not with ``dueling`` or
             ``noisy``.
+        noise_std: see ``QNetworkBase``.
         kwargs: arguments of :class:`~alfx.networks.encoding_networks.EncodingNetwork`, except ``output_tensor_spec``,
             ``input_preprocessors_ctor``, ``use_fc_bn`` and the arguments of layer norm, of the last layer and of
             ensembles.
@@ -257,7 +264,7 @@ class QNetwork(QNetworkBase):
     def __init__(self, action_spec: TensorSpec, fc_layer_params: Sequence[Count] | None, activation: Activation,
                  kernel_initializer: Initializer | None, use_naive_parallel_network: bool = False,
                  dueling: bool = False, noisy: bool = False, num_atoms: Count | None = None,
-                 use_layer_norm: bool = False, **kwargs: Any):
+                 use_layer_norm: bool = False, noise_std: NonNegative | None = None, **kwargs: Any):
         if use_layer_norm and (dueling or noisy):
             raise ValueError(f"{kwargs['name']}: use_layer_norm is not supported together with "
                              f"{'dueling' if dueling else 'noisy'}; set one of them to False")
@@ -266,8 +273,8 @@ class QNetwork(QNetworkBase):
             action_spec=action_spec, encoding_network_ctor=EncodingNetwork,
             use_naive_parallel_network=use_naive_parallel_network, head_fc_layer_params=head_layers,
             head_activation=activation, head_kernel_initializer=kernel_initializer, dueling=dueling, noisy=noisy,
-            num_atoms=num_atoms, fc_layer_params=encoder_layers, activation=activation, use_fc_ln=use_layer_norm,
-            use_conv_ln=use_layer_norm, kernel_initializer=kernel_initializer, **kwargs)
+            noise_std=noise_std, num_atoms=num_atoms, fc_layer_params=encoder_layers, activation=activation,
+            use_fc_ln=use_layer_norm, use_conv_ln=use_layer_norm, kernel_initializer=kernel_initializer, **kwargs)
 
 
 @configurable

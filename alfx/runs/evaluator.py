@@ -17,7 +17,7 @@ import torch
 from alfx import context, gin_utils, nest, summary
 from alfx.data_structures import StepType, TimeStep, reset_at_first
 from alfx.metrics.metrics import (AverageEnvInfoMetric, AverageEpisodeLengthMetric, AverageEpisodicAggregationMetric,
-                                  AverageReturnMetric, update_metrics)
+                                  AverageReturnMetric, averaged_infos, update_metrics)
 from alfx.offline.dataset_files import normalized_score
 from alfx.offline.dataset_sources import reference_returns
 from alfx.summary.trackers import event_writer
@@ -221,7 +221,7 @@ def _metrics(example: TimeStep, num_episodes: int) -> list[AverageEpisodicAggreg
     metrics: list[AverageEpisodicAggregationMetric] = [
         AverageReturnMetric(example_time_step=example, buffer_size=num_episodes),
         AverageEpisodeLengthMetric(example_time_step=example, buffer_size=num_episodes)]
-    if nest.flatten(example.env_info):
+    if nest.flatten(averaged_infos(example.env_info)):
         metrics.append(AverageEnvInfoMetric(example_time_step=example, buffer_size=num_episodes))
     return metrics
 

@@ -22,7 +22,8 @@ from alfx.trainers.policy_trainer import RLTrainer, SLTrainer
 
 CONFS = sorted(os.path.basename(path) for path in glob.glob(os.path.join(parsing.CONFS, '*.gin')))
 EXTRAS = {'mujoco': 'mujoco', 'box2d': 'Box2D', 'atari': 'ale_py', 'minigrid': 'minigrid',
-          'robotics': 'gymnasium_robotics', 'digits': 'sklearn', 'ray': 'ray', 'envpool': 'envpool'}
+          'minatar': 'minatar', 'robotics': 'gymnasium_robotics', 'digits': 'sklearn', 'ray': 'ray',
+          'envpool': 'envpool'}
 EPISODE_STEPS = 15
 RECORDED_STEPS = 60  # steps of a recorded dataset, in whole episodes
 ENDS_BY_ITSELF = 'board_games.load'  # a suite with short episodes, which need no limit

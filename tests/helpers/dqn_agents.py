@@ -45,9 +45,10 @@ def make_agent(compile=False, optimizer=None, algorithm_cls=DqnAlgorithm, rl=Non
     env = PolicyUnittestEnv(batch_size=4, episode_length=5, action_type=action_type)
     env.seed(0)
     env.reset()
-    config = TrainerConfig(root_dir='', algorithm_ctor=Agent, unroll_length=4, mini_batch_size=8, mini_batch_length=2,
+    config = TrainerConfig(root_dir='', algorithm_ctor=Agent, unroll_length=4, mini_batch_size=8,
                            num_updates_per_train_iter=3, whole_replay_buffer_training=False, clear_replay_buffer=False,
-                           replay_buffer_length=100, priority_replay=priority_replay, compile=compile, **config)
+                           replay_buffer_length=100, priority_replay=priority_replay, compile=compile,
+                           **{'mini_batch_length': 2, **config})
     rl = rl or partial(algorithm_cls, q_network_cls=partial(QNetwork, fc_layer_params=(8, )), calculate_priority=True)
     agent = agent_cls(env.observation_spec(), env.action_spec(), env=env, config=config, rl_algorithm_cls=rl,
                       optimizer=optimizer or Adam(lr=1e-2, gradient_clipping=0.1, clip_by_global_norm=True))

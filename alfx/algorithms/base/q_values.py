@@ -71,8 +71,8 @@ def of_action(outputs: Tensor, action: Tensor, dim: int) -> Tensor:
 
 
 def first_step_only(x: Tensor) -> Tensor:
-    """Return ``x`` ``[T, B]`` with all but the first row set to 0."""
-    return torch.cat((x[:1], torch.zeros_like(x[1:])))
+    """Return T times the first row of ``x`` ``[T, B]``, then rows of 0: their mean is the mean of the first row."""
+    return torch.cat((x[:1] * len(x), torch.zeros_like(x[1:])))
 
 
 def mean_over_steps(x: Tensor, step_type: Tensor, first_only: bool) -> Tensor:

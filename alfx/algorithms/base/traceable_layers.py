@@ -4,16 +4,17 @@ from typing import Any
 from torch import nn
 
 from alfx import nest
-from alfx.networks.networks import NoisyFC
 from alfx.utils.averager import AdaptiveAverager, EMAverager, WindowAverager
 from alfx.utils.normalizers import Normalizer
 
-_VARYING = (NoisyFC, Normalizer, AdaptiveAverager, EMAverager, WindowAverager, nn.modules.batchnorm._BatchNorm,
+_VARYING = (Normalizer, AdaptiveAverager, EMAverager, WindowAverager, nn.modules.batchnorm._BatchNorm,
             nn.modules.dropout._DropoutNd)
 
 
 def is_traceable(module: nn.Module) -> bool:
-    """Return whether no part of ``module`` samples random numbers or keeps statistics.
+    """Return whether no part of ``module`` keeps statistics in Python or is a dropout layer of torch.
+
+    Layers that draw random numbers with operations on tensors, such as ``NoisyFC``, can be traced.
 
     Parts that come neither from alfx nor from torch count as not traceable.
     """

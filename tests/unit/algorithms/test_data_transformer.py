@@ -9,8 +9,8 @@ from alfx import context, nest
 from alfx.algorithms import data_transformer as dt
 from alfx.algorithms.data_transformer import (FrameStacker, FunctionalRewardTransformer,
                                               HindsightExperienceTransformer, IdentityDataTransformer,
-                                              ImageScaleTransformer, ObservationNormalizer, RewardClipping,
-                                              RewardNormalizer, RewardScaling, RewardShifting,
+                                              ImageScaleTransformer, ObservationNormalizer, RandomShift,
+                                              RewardClipping, RewardNormalizer, RewardScaling, RewardShifting,
                                               SequentialDataTransformer, UntransformedTimeStep,
                                               create_data_transformer)
 from alfx.data_structures import Experience, StepType, TimeStep, add_batch_info
@@ -225,6 +225,50 @@ class TestImageScaleTransformer:
 
 
 KEYS = {'dots': ('arm.pos', 'arm.vel'), 'a prefix': ('a.b', 'a'), 'empty': ('', 'x'), 'integers': (0, 7)}
+
+
+class TestRandomShift:
+
+    IMAGE = BoundedTensorSpec((2, 3, 4), torch.uint8, 0, 255)
+
+    def shifted(self, images, **arguments):
+        transformer = RandomShift(self.IMAGE, **arguments)
+        experience = Experience(time_step=time_step(images, torch.ones(images.shape[:2], dtype=torch.int32)))
+        return transformer.transform_experience(experience).time_step.observation
+
+    def test_each_image_is_a_crop_of_the_image_with_its_border_repeated(self):
+        torch.manual_seed(0)
+        images = torch.arange(40 * 5 * 24, dtype=torch.float32).reshape(40, 5, 2, 3, 4)
+        seen = set()
+        for image, result in zip(images.flatten(0, 1), self.shifted(images, max_shift=1).flatten(0, 1)):
+            padded = torch.nn.functional.pad(image, (1, 1, 1, 1), mode='replicate')
+            crops = {(i, j): padded[:, i:i + 3, j:j + 4] for i in range(3) for j in range(3)}
+            found = [where for where, crop in crops.items() if torch.equal(crop, result)]
+            assert len(found) == 1
+            seen.update(found)
+        assert len(seen) == 9  # all positions occur
+
+    def test_acting_sees_the_image_itself_and_inputs_are_not_changed(self):
+        image = sample(self.IMAGE, 6, 5)
+        copy = image.clone()
+        shifted = self.shifted(image)
+        assert torch.equal(image, copy) and shifted.dtype == torch.uint8 and not torch.equal(image, shifted)
+        step = time_step(image[:, 0])
+        assert RandomShift(self.IMAGE).transform_timestep(step, ())[0] is step
+
+    def test_a_field_is_shifted_alone_and_other_shapes_are_rejected(self):
+        spec = {'camera': self.IMAGE, 'speed': TensorSpec((3, ))}
+        observation = {'camera': sample(self.IMAGE, 2, 6), 'speed': torch.randn(2, 6, 3)}
+        step = time_step(observation, torch.ones(2, 6, dtype=torch.int32))
+        result = RandomShift(spec, fields=['camera']).transform_experience(Experience(time_step=step))
+        assert result.time_step.observation['speed'] is observation['speed']
+        assert not torch.equal(result.time_step.observation['camera'], observation['camera'])
+        with pytest.raises(SpecError, match=r"RandomShift: 'speed': expected an image \(C, H, W\)"):
+            RandomShift(spec, fields=['speed'])
+
+    def test_frames_are_stacked_before_they_are_shifted(self):
+        with pytest.raises(ValueError, match='FrameStacker'):
+            dt.create_data_transformer([RandomShift, FrameStacker], self.IMAGE)
 
 
 @pytest.mark.parametrize('keys', KEYS.values(), ids=KEYS)

@@ -209,6 +209,22 @@ def test_priorities_are_mean_absolute_errors_of_steps_with_a_target():
     assert not priority.requires_grad
 
 
+def test_the_loss_of_first_steps_is_a_mean_over_those_steps():
+    # n-step target with gamma 1 of rewards 1, 2, 4: 7 + Q'(s[3]); the squared error as a mean over B, not over T * B
+    algorithm = make(num_critic_replicas=1, train_first_step_only=True, calculate_priority=True,
+                     critic_loss_ctor=partial(TDLoss, gamma=1.0, td_lambda=1.0))
+    inputs, rollout_info = random_batch(length=4)
+    ones = torch.ones_like(inputs.reward)
+    inputs = inputs._replace(step_type=torch.full_like(inputs.step_type, MID), discount=ones,
+                             reward=ones * torch.tensor([0.0, 1.0, 2.0, 4.0])[:, None])
+    loss_info = algorithm.calc_loss(algorithm.train_sequence(inputs, DqnState(), rollout_info).info)
+    target = 7 + q_of(algorithm.target_critics, inputs.observation[3]).amax(-1)
+    value = q_of(algorithm.critics, inputs.observation[0]).gather(-1, rollout_info.action[0][:, None].long() - 2)[:, 0]
+    torch.testing.assert_close(loss_info.loss.mean(), (target - value).square().mean())
+    assert not loss_info.loss[1:].any()
+    torch.testing.assert_close(loss_info.priority, (target - value).abs())
+
+
 def test_without_calculate_priority_the_loss_has_none():
     algorithm = make()
     inputs, rollout_info = random_batch()
@@ -395,7 +411,7 @@ def test_invalid_arguments_are_refused_by_name(arguments, message):
 
 
 @pytest.mark.parametrize('arguments, is_traceable', [
-    ({}, True), (C51, True), (dict(q_network_cls=partial(small_q, noisy=True)), False),
+    ({}, True), (C51, True), (dict(q_network_cls=partial(small_q, noisy=True)), True),
     (dict(q_network_cls=partial(QRNNNetwork, lstm_hidden_size=4)), False),
     (dict(critic_loss_ctor=partial(TDLoss, normalize_target=True)), False)])
 def test_an_update_can_be_compiled_if_it_is_the_same_every_time(arguments, is_traceable):

@@ -14,6 +14,7 @@ from alfx.data_structures import LossInfo
 from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.engine.capabilities import Capabilities
 from alfx.engine.updater import Updater
+from alfx.engine import mixed_precision
 from alfx.engine.mixed_precision import LossScaler, MixedPrecision
 from alfx.engine.plan import TracedPlan
 from alfx.layers import FC
@@ -243,3 +244,10 @@ def _with_gradient(weight, value):
     weighted = weight * 0
     weighted.register_hook(lambda grad: torch.full_like(grad, value))
     return weighted.sum()
+
+
+@pytest.mark.parametrize('has_instructions', [True, False])
+def test_a_warning_names_a_cpu_without_bfloat16_instructions(has_instructions, monkeypatch, caplog):
+    monkeypatch.setattr(mixed_precision, '_has_bfloat16_instructions', lambda: has_instructions)
+    MixedPrecision(ValueNetwork(TensorSpec((3, ))), CPU)
+    assert ('no instructions for bfloat16' in caplog.text) != has_instructions

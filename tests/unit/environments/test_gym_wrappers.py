@@ -1,5 +1,6 @@
 """Wrappers around one gymnasium environment."""
 import re
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -225,6 +226,35 @@ class TestSteps:
         observation, reward, *_ = env.step(2)
         assert reward == 4 and game.actions[-4:] == [2] * 4
         assert observation.shape == (10, 10, 1) and observation[5, 5, 0] == count + 4
+
+    @pytest.mark.parametrize('sticky, frames', [(0.0, 1), (0.25, 7), (0.5, 14), (1.0, 1)])
+    def test_fire_is_held_until_a_sticky_game_has_surely_seen_it(self, sticky, frames):
+        """0.25 ** 7 = 6e-5 and 0.5 ** 14 = 6e-5 are below 1e-4, 0.25 ** 6 and 0.5 ** 13 are not."""
+        pytest.importorskip('cv2')
+
+        class Game(ImageEnv):
+            ale = SimpleNamespace(getFloat=lambda name: {'repeat_action_probability': sticky}[name])
+
+            def get_action_meanings(self):
+                return ['NOOP', 'FIRE']
+
+        game = Game((10, 10), length=200)
+        DMAtariPreprocessing(game, noop_max=0, screen_size=10).reset(seed=0)
+        assert game.actions == [1] * frames
+
+    @pytest.mark.parametrize('sticky, frames', [(0.0, 1), (0.25, 7)])
+    def test_the_ball_of_breakout_is_in_play_after_every_reset(self, sticky, frames):
+        """A frame shows no change until the ball is in play; without sticky actions FIRE is pressed for one frame."""
+        gymnasium.register_envs(pytest.importorskip('ale_py'))
+        game = gymnasium.make('ALE/Breakout-v5', frameskip=1, obs_type='grayscale', repeat_action_probability=sticky)
+        env = DMAtariPreprocessing(game, noop_max=5)
+        for seed in range(40):
+            env.reset(seed=seed)
+            emulator = env.unwrapped.ale
+            assert frames < emulator.getEpisodeFrameNumber() <= frames + 5
+            before = emulator.getScreenGrayscale()
+            emulator.act(0)
+            assert (emulator.getScreenGrayscale() != before).any()
 
     def test_deepmind_refuses_environments_that_repeat_actions_themselves(self):
         game = ImageEnv((10, 10))

@@ -89,6 +89,18 @@ def test_fc_with_batch_norm_takes_several_batch_dimensions():
     torch.testing.assert_close(layer(x), layer(x.flatten(0, 1)).view(4, 5, 2))
 
 
+@pytest.mark.parametrize('size, turned', [(31, False), (32, True)])
+def test_large_images_are_computed_with_channels_last_and_the_same_values(size, turned):
+    layer = layers.Conv2D(3, 5, 3, strides=2)
+    images = torch.randn(4, 3, size, size)
+    outputs = layer(images)
+    assert outputs.is_contiguous(memory_format=torch.channels_last) == turned
+    expected = torch.relu(F.conv2d(images, layer.weight, layer.bias, stride=2))
+    torch.testing.assert_close(outputs, expected, atol=1e-5, rtol=1e-5)
+    for a, b in zip(*(torch.autograd.grad(x.square().mean(), layer.parameters()) for x in (outputs, expected))):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
 def test_layer_norm_of_convolutions_is_over_channels_and_positions():
     layer = layers.Conv2D(2, 3, 2, activation=lambda x: x, use_ln=True)
     y = layer(torch.randn(4, 2, 5, 5))

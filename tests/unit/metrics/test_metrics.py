@@ -12,7 +12,7 @@ from alfx.data_structures import TimeStep
 from alfx.metrics.metrics import (AverageDiscountedReturnMetric, AverageEnvInfoMetric, AverageEpisodeLengthMetric,
                                   AverageReturnMetric, AverageRewardMetric, EnvironmentSteps,
                                   EpisodicStartAverageDiscountedReturnMetric, MetricBuffer, NumberOfEpisodes,
-                                  update_metrics)
+                                  averaged_infos, update_metrics)
 
 FIRST, MID, LAST = 0, 1, 2
 GAMMA = 0.9
@@ -231,6 +231,16 @@ def test_env_info_fields_can_be_chosen_with_known_aggregations_only():
     bad = part(steps, 0)._replace(env_info={'speed@median': torch.zeros(2)})
     with pytest.raises(ValueError, match='@median'):
         AverageEnvInfoMetric(bad)
+
+
+def test_the_state_of_a_game_is_averaged_only_if_it_is_named():
+    steps = random_steps(30, 2, 0.3, seed=4)
+    steps = steps._replace(env_info={**steps.env_info, 'lives': torch.full((30, 2), 3.0)})
+    assert 'lives' not in AverageEnvInfoMetric(part(steps, 0)).result()
+    metric = AverageEnvInfoMetric(part(steps, 0), fields=['lives'])
+    metric.call_sequence(steps)
+    assert list(metric.result()) == ['lives']
+    assert averaged_infos({'lives': 3, 'frame_number': 4, 'success': 1}) == {'success': 1} and averaged_infos(()) == ()
 
 
 def test_another_batch_size_is_refused_by_name():

@@ -97,12 +97,29 @@ class TestNoise:
         network = QNetwork(OBSERVATION, ACTION, noisy=True)
         with torch.no_grad():
             layers(network)[0].weight.zero_()
+            layers(network)[0].bias.zero_()
         values, _ = network(torch.ones(50000, 3))
         mean_abs = (2 / torch.pi)**0.5
         expected = mean_abs * 0.25 / 3 * (3 * mean_abs + 1)
         assert expected == pytest.approx(0.2257, abs=1e-3)
         assert values.var().item() == pytest.approx(expected, rel=0.05)
         assert values.mean().item() == pytest.approx(0, abs=0.01)
+
+    def test_noise_std_is_the_initial_noise_and_needs_noisy_layers(self):
+        network = QNetwork(OBSERVATION, ACTION, fc_layer_params=(6, 5), noisy=True, noise_std=0.1)
+        for layer in layers(network, NoisyFC):
+            torch.testing.assert_close(layer._weight_std, torch.full_like(layer._weight_std,
+                                                                          0.1 / layer.input_size**0.5))
+        with pytest.raises(ValueError, match='noise_std is 0.1, but noisy is False'):
+            QNetwork(OBSERVATION, ACTION, noise_std=0.1)
+
+    def test_weights_and_biases_start_uniform_within_the_published_bound(self):
+        network = QNetwork(TensorSpec((400, )), ACTION, fc_layer_params=(300, ), noisy=True)
+        for layer in layers(network):
+            bound = layer.weight.shape[1]**-0.5
+            for values in (layer.weight.detach(), layer.bias.detach()):
+                assert values.abs().max() <= bound
+            assert layer.weight.detach().std().item() == pytest.approx(bound / 3**0.5, rel=0.05)
 
     def test_evaluation_has_no_noise(self):
         network, x = self.network(), torch.ones(2, 3)

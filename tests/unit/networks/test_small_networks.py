@@ -123,7 +123,11 @@ def test_evaluation_has_no_noise():
 def test_arguments_of_the_noisy_layer_are_used_or_refused():
     layer = NoisyFC(300, 200, activation=torch.relu_, kernel_init_gain=2.0, weight_opt_args={'lr': 1.0},
                     bias_opt_args={'lr': 2.0}, use_bn=True)
-    assert float(layer.weight.detach().std()) == pytest.approx(2 * (2 / 300)**0.5, rel=0.02)
+    bound = 300**-0.5  # a uniform distribution within b has the standard deviation b / sqrt(3)
+    assert float(layer.weight.detach().std()) == pytest.approx(2 * bound / 3**0.5, rel=0.02)
+    assert 1.99 * bound < float(layer.weight.detach().abs().max()) <= 2 * bound
+    assert 0.9 * bound < float(layer.bias.detach().abs().max()) <= bound
+    assert not NoisyFC(2, 3, bias_init_value=0.0).bias.any()
     assert layer._weight_std.opt_args == {'lr': 1.0} and layer._bias_std.opt_args == {'lr': 2.0}
     layer._weight_std.data.zero_()
     before = layer.weight.clone()

@@ -10,6 +10,7 @@ from helpers.plans import backends_of, num_graphs, warnings_in
 
 from alfx import context, summary
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
+from alfx.algorithms.categorical_td_loss import CategoricalTDLoss
 from alfx.algorithms.dqn_algorithm import DqnAlgorithm
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm
 from alfx.algorithms.sac_algorithm import SacAlgorithm
@@ -20,6 +21,7 @@ from alfx.engine.remote.data_parallel import Ranks
 from alfx.environments.suite_unittest import ActionType
 from alfx.gin_utils import ConfError
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
+from alfx.networks.q_networks import QNetwork
 from alfx.networks.value_networks import ValueNetwork
 from alfx.optimizers import SGD
 from alfx.utils.schedulers import LinearScheduler
@@ -41,6 +43,15 @@ class Peeking(Fixed):
         return loss_info if loss_info.loss.sum() > 0 else loss_info._replace(loss=2 * loss_info.loss)
 
 
+def rainbow(**config):
+    """Return an agent with noisy networks, distributions of values and three-step returns."""
+    network = partial(QNetwork, fc_layer_params=(8, ), noisy=True, dueling=True)
+    rl = partial(DqnAlgorithm, q_network_cls=network, num_critic_replicas=1, num_atoms=5, v_min=0.0, v_max=5.0,
+                 critic_loss_ctor=partial(CategoricalTDLoss, td_lambda=1.0), train_first_step_only=True,
+                 rollout_epsilon_greedy=0.0, target_net_target_action=False, calculate_priority=True)
+    return make_agent(rl=rl, mini_batch_length=4, **config)
+
+
 def both(warm_up, make, iterations=6, between=lambda agent: None):
     """Return the same agent trained with replayed and with eager updates."""
     made = []
@@ -55,10 +66,10 @@ def both(warm_up, make, iterations=6, between=lambda agent: None):
 
 
 @pytest.mark.parametrize('make', [
-    make_agent, lambda: make_agent(optimizer=SGD(lr=0.1, momentum=0.9)), lambda: make_agent(priority_replay=False),
-    lambda: make_agent(rl=sac(), action_type=ActionType.Continuous),
+    make_agent, rainbow, lambda: make_agent(optimizer=SGD(lr=0.1, momentum=0.9)),
+    lambda: make_agent(priority_replay=False), lambda: make_agent(rl=sac(), action_type=ActionType.Continuous),
     lambda: agents.make_agent('actor-critic', 'discrete')[0], lambda: agents.make_agent('ppo', 'continuous')[0]],
-    ids=['dqn', 'sgd with momentum', 'reused sample memory', 'nested gradient', 'on-policy', 'epochs'])
+    ids=['dqn', 'rainbow', 'sgd with momentum', 'reused sample memory', 'nested gradient', 'on-policy', 'epochs'])
 def test_replayed_updates_match_eager_ones(make, warm_up, caplog):
     made = both(warm_up, make)
     assert num_graphs(made[0]) and not num_graphs(made[1]) and not warnings_in(caplog)
@@ -67,11 +78,12 @@ def test_replayed_updates_match_eager_ones(make, warm_up, caplog):
 
 @pytest.mark.compiles
 @pytest.mark.parametrize('make, atol', [
-    (make_agent, 1e-5), (lambda compile: make_agent(compile, SGD(lr=0.1, momentum=0.9, gradient_clipping=0.1)), 1e-5),
+    (make_agent, 1e-5), (rainbow, 1e-5),
+    (lambda compile: make_agent(compile, SGD(lr=0.1, momentum=0.9, gradient_clipping=0.1)), 1e-5),
     (lambda compile: make_agent(compile, priority_replay=False), 1e-5),
     (lambda compile: make_agent(compile, rl=sac(), action_type=ActionType.Continuous), 2e-5),
     (lambda compile: agents.make_agent('actor-critic', 'discrete', config_args=dict(compile=compile))[0], 1e-5)],
-    ids=['dqn', 'sgd with momentum', 'several static batches', 'nested gradient', 'on-policy'])
+    ids=['dqn', 'rainbow', 'sgd with momentum', 'several static batches', 'nested gradient', 'on-policy'])
 def test_compiled_updates_match_eager_ones_up_to_rounding(make, atol, never_replayed, caplog):
     made = [make(compile=on) for on in (False, True)]
     train(made, 4)
