@@ -83,9 +83,14 @@ def defer_statistics(waiting: dict[Any, Any]) -> AbstractContextManager[None]:
     return _replaced('waiting_statistics', waiting)
 
 
+def is_training() -> bool:
+    """Return whether losses are computed: in supervised training, or in the run modes 'replay' and 'pretrain'."""
+    return _state.exe_mode in ('normal', 'replay', 'pretrain')
+
+
 def normalizes_by_batch() -> bool:
     """Return whether batch norm uses the statistics of the batch, see :class:`alfx.norm_layers.BatchNorm`."""
-    return _state.exe_mode in ('normal', 'replay', 'pretrain') and not _state.uses_running_statistics
+    return is_training() and not _state.uses_running_statistics
 
 
 def running_statistics() -> AbstractContextManager[None]:

@@ -90,6 +90,7 @@ PROBES = {
     'AwacAlgorithm': Probe('awac_pendulum'),
     'BcAlgorithm': Probe('bc_pendulum', ('BcAlgorithm.actor_network_cls = @ActorDistributionNetwork', _DATA),
                          trains=False),
+    'CategoricalSacAlgorithm': Probe('categorical_sac_pendulum'),
     'CausalBcAlgorithm': Probe('causal_bc_pendulum', (_DATA, ), trains=False),
     'CqlAlgorithm': Probe('cql'),
     'DaggerAlgorithm': Probe('dagger_cart_pole', ('DaggerAlgorithm.expert_cls = @RandomAlgorithm', )),

@@ -17,6 +17,7 @@ from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
 from alfx.gin_utils.value_checks import Fraction
+from alfx.layers import Dropout
 from alfx.networks.action_specs import check_actor
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.value_networks import ValueNetwork
@@ -93,9 +94,9 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
         self._value_network = value_network
         self._loss = loss_class(debug_summaries=debug_summaries) if loss is None else loss
         self._is_stateless = not nest.flatten(self.train_state_spec)
-        if has_batch_norm(self):
-            raise ValueError(f'{name}: BatchNorm uses running statistics in rollouts, so that it is not supported in '
-                             'on-policy training; use layer norm (use_fc_ln=True)')
+        if has_batch_norm(self) or any(isinstance(m, Dropout) for m in self.modules()):
+            raise ValueError(f'{name}: BatchNorm and Dropout act differently in rollouts, so that they are not '
+                             'supported in on-policy training; use layer norm (use_fc_ln=True)')
         self._has_batch_dependence = any(
             isinstance(m, (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)) for m in self.modules())
 

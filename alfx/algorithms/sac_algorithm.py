@@ -37,9 +37,11 @@ from alfx.algorithms.sac import actions as sac_actions
 from alfx.algorithms.sac import soft_losses as sac_losses
 from alfx.algorithms.sac.actions import ActionParts, ActionType, Choice, TargetEntropy
 from alfx.algorithms.sac.critics import ActionValues
-from alfx.algorithms.sac.states import (SacActionState, SacCriticState, SacState, check_arguments, check_batches,
-                                        check_normal_actor, initial_log_alphas, state_specs, targets_of_alpha)
-from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
+from alfx.algorithms.sac.states import (SacActionState, SacActorInfo, SacCriticInfo, SacCriticState, SacInfo,
+                                        SacLossInfo, SacPolicy, SacState, check_arguments, check_batches,
+                                        check_ensemble, check_normal_actor, initial_log_alphas, state_specs,
+                                        targets_of_alpha)
+from alfx.data_structures import AlgStep, LossInfo, TimeStep
 from alfx.gin_utils import configurable
 from alfx.gin_utils.value_checks import Count, Fraction, NonNegative, Positive
 from alfx.networks.action_specs import check_actor
@@ -50,29 +52,6 @@ from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils import dist_utils
 from alfx.utils.averager import ScalarAdaptiveAverager
 from alfx.utils.target_updater import TargetUpdater
-
-SacCriticInfo = namedtuple('SacCriticInfo', ['critics', 'target_critic'], default_value=())
-"""``critics``: ``[B, n]`` values of the action taken; ``target_critic``: ``[B]`` value of the policy's action.
-With K rewards ``[B, n, K]`` and ``[B, K]``."""
-
-SacPolicy = namedtuple('SacPolicy', ['distribution', 'action', 'probs', 'log_pi'], default_value=())
-"""Output of the policy at N steps: its distribution and an action ``[N, ...]``, with gradient; probabilities ``probs``
-``[N, A]`` of the values of a discrete action; ``log_pi`` as in :class:`SacInfo`, with gradient."""
-
-SacActorInfo = namedtuple('SacActorInfo', ['actor_loss', 'neg_entropy'], default_value=())
-"""``actor_loss``: ``[B]``, has the gradient of -Q; ``neg_entropy``: ``[B]``, see ``SacInfo.log_pi``."""
-
-SacInfo = namedtuple('SacInfo', ['reward', 'step_type', 'discount', 'action', 'action_distribution', 'actor', 'critic',
-                                 'alpha', 'log_pi', 'discounted_return'], default_value=())
-"""Info of a step, ``[B, ...]`` each; unused fields are ``()``.
-
-``action`` is the action taken; ``action_distribution`` the current policy; ``actor`` a ``LossInfo`` with
-:class:`SacActorInfo`; ``critic`` a :class:`SacCriticInfo`; ``alpha`` the loss of alpha; ``log_pi`` the log-probability
-of the policy's action (minus its log-probability under the prior), or for a discrete action the negative entropy; for a
-mixed action ``[B, 2]``: both."""
-
-SacLossInfo = namedtuple('SacLossInfo', ['actor', 'critic', 'alpha'], default_value=())
-"""Parts of the loss, for summaries."""
 
 # Arguments of SacAlgorithm that subclasses with other losses of the critics do not support.
 OF_BATCHES = ('critic_batches', 'use_target_critics', 'policy_update_period')
@@ -103,7 +82,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         normalize_entropy_reward: subtract the running mean of the entropy reward, so that longer episodes do not get
             more reward by themselves. No effect without ``use_entropy_reward``.
         calculate_priority: set ``LossInfo.priority``, for prioritized replay.
-        num_critic_replicas: number n of critics; the lowest of their values is used.
+        num_critic_replicas: number n of critics; the lowest of their values is used by default.
         env: batched environment, for the root algorithm.
         config: configuration, for the root algorithm.
         critic_loss_ctor: creates the loss of the critics, called as ``(debug_summaries=, name=)``; ``None``:
@@ -142,6 +121,10 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         use_target_critics: bootstrap from target critics. Otherwise there are none, and targets come from the critics
             themselves; this needs critics with batch norm to be stable.
         policy_update_period: train actor and alpha only in every ``policy_update_period``-th update.
+        policy_critics: the policy maximizes the ``'min'`` or the ``'mean'`` of the critics' values.
+        bootstrap_critics: targets bootstrap from the ``'min'`` or the ``'mean'`` of the target critics' values.
+        num_bootstrap_critics: number of critics that targets bootstrap from, a random subset in every update (Chen et
+            al. 2021, arXiv:2101.05982, algorithm 1); ``None``: all. Smaller numbers underestimate less.
 
     Raises:
         SpecError: an action or a network is not supported.
@@ -170,10 +153,13 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                  critic_optimizer: Any = None, alpha_optimizer: Any = None, checkpoint: str | None = None,
                  debug_summaries: bool = False, reproduce_locomotion: bool = False, name: str = 'SacAlgorithm',
                  train_actor_on_last_step: bool = True, rollout_noise_correlation: Fraction = 0.0,
-                 critic_batches: str = 'apart', use_target_critics: bool = True, policy_update_period: Count = 1):
+                 critic_batches: str = 'apart', use_target_critics: bool = True, policy_update_period: Count = 1,
+                 policy_critics: str = 'min', bootstrap_critics: str = 'min',
+                 num_bootstrap_critics: Count | None = None):
         parts = ActionParts(action_spec)
         check_arguments(name, parts, num_critic_replicas, prior_actor_ctor, target_entropy, reproduce_locomotion,
                         train_actor_on_last_step, rollout_noise_correlation)
+        check_ensemble(name, num_critic_replicas, policy_critics, bootstrap_critics, num_bootstrap_critics)
         actor = critics = None
         action_values = ActionValues(parts, num_critic_replicas, reward_spec, self._num_quantiles)
         if parts.type != ActionType.Discrete:
@@ -207,6 +193,8 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._noise_correlation = rollout_noise_correlation
         if rollout_noise_correlation:
             check_normal_actor(f'{name}.rollout_noise_correlation', actor)
+        self._reductions = policy_critics, bootstrap_critics
+        self._num_bootstrap_critics = num_bootstrap_critics
         self._keeps_distribution = config is not None and config.summarize_action_distributions
         self._is_recurrent = bool(nest.flatten(self.train_state_spec))
         self._sampled_action = self._traced_policy()
@@ -348,12 +336,20 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     # Values ----------------------------------------------------------------------------------------------------
 
+    def _bootstrap_value(self, critics: Tensor) -> Tensor:
+        """Reduce target critics ``[N, n, ...]``, or a random subset of them, to values to bootstrap from."""
+        if self._num_bootstrap_critics is not None:
+            critics = critic_values.random_critics(critics, self._num_bootstrap_critics)
+        return critics.mean(1) if self._reductions[1] == 'mean' else self._pessimistic_value(critics)
+
     def _pessimistic_value(self, critics: Tensor) -> Tensor:
-        """Reduce critics ``[N, n, ...]`` to the target values ``[N, ...]`` of the critics."""
+        """Reduce critics ``[N, n, ...]`` to the lowest value ``[N, ...]``."""
         return critic_values.min_q(critics, self._reward_weights)
 
     def _actor_value(self, critics: Tensor) -> Tensor:
         """Reduce ``[N, n]`` (or ``[N, n, A]``, both also with K) to the policy's objective ``[N]`` (``[N, A]``)."""
+        if self._reductions[0] == 'mean':
+            return critic_values.weighted_sum(critics.mean(1), self._reward_weights)
         return critic_values.min_weighted_q(critics, self._reward_weights)
 
     def _with_critic_states(self, observation: NestedTensor, action: NestedTensor, state: Any) -> Any:
@@ -398,10 +394,10 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         networks = self._critic_networks if networks is None else networks
         if self._parts.type == ActionType.Continuous:
             critics, targets = networks((rows.observation, continuous), targets)
-            value = self._pessimistic_value(critics)
+            value = self._bootstrap_value(critics)
         else:
             q_values, targets = self._action_values.of_all(networks, rows.observation, continuous, targets)
-            value = critic_values.expected_value(self._pessimistic_value(q_values), probs)
+            value = critic_values.expected_value(self._bootstrap_value(q_values), probs)
         return value, state._replace(critic=state.critic._replace(target_critics=targets))
 
     def joint_values(self, trained: Rows, later: Rows, policy: Any) -> tuple[Tensor, Tensor]:
@@ -414,7 +410,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             if self._target_critic_networks is not None:
                 with torch.no_grad():
                     bootstrapped = self._target_critic_networks(both)[0].chunk(2)[1]
-        return values, self._pessimistic_value(bootstrapped.detach())
+        return values, self._bootstrap_value(bootstrapped.detach())
 
     def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
         """Return an action of the policy, and a :class:`SacInfo` with the loss of alpha."""

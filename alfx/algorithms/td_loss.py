@@ -206,24 +206,20 @@ class TDQRLoss(TDLoss):
         Args:
             info: named tuple with ``reward`` (``[T, B]`` or ``[T, B, K]``), ``step_type`` and ``discount``
                 (``[T, B]``).
-            target_value: ``[T, B, N]`` or ``[T, B, K, N]``.
+            target_value: ``[T, B, M]`` or ``[T, B, K, M]``, for any number of quantiles M.
 
         Returns:
-            Quantiles ``[T-1, B, N]`` or ``[T-1, B, K, N]``.
+            Quantiles ``[T-1, B, M]`` or ``[T-1, B, K, M]``.
         """
-        self._check_quantiles(info, target_value, 'target_value')
+        if target_value.shape[:-1] != info.reward.shape:
+            raise ValueError(f'{self._name}: target_value has shape {tuple(target_value.shape)}; expected the shape of '
+                             f'the reward, {tuple(info.reward.shape)}, and a dimension of quantiles')
         discount = self._discount(info)
         if discount.dim() < info.reward.dim():
             discount = discount.unsqueeze(-1)
         discount = discount.unsqueeze(-1).expand_as(target_value)
         reward = info.reward.unsqueeze(-1).expand_as(target_value)
         return self._target(reward, target_value, info.step_type, discount)
-
-    def _check_quantiles(self, info: Any, value: Tensor, what: str) -> None:
-        expected = (*info.reward.shape, self._num_quantiles)
-        if tuple(value.shape) != expected:
-            raise ValueError(f'{self._name}: {what} has shape {tuple(value.shape)}; expected {expected}, for '
-                             f'num_quantiles={self._num_quantiles}')
 
     def forward(self, info: Any, value: Tensor, target_value: Tensor) -> LossInfo:
         """Compute the loss of all steps.
@@ -232,13 +228,16 @@ class TDQRLoss(TDLoss):
             info: named tuple with ``reward`` (``[T, B]`` or ``[T, B, K]``), ``step_type`` and ``discount``
                 (``[T, B]``).
             value: quantiles to train, ``[T, B, N]`` or ``[T, B, K, N]``.
-            target_value: quantiles to bootstrap from, with the same shape; they get no gradient.
+            target_value: quantiles to bootstrap from, ``[T, B, M]`` or ``[T, B, K, M]``; they get no gradient.
 
         Returns:
             ``LossInfo`` whose ``loss`` and ``extra`` are ``[T, B]``, averaged over the reward dimensions; 0 at the
             final step and at LAST steps.
         """
-        self._check_quantiles(info, value, 'value')
+        expected = (*info.reward.shape, self._num_quantiles)
+        if tuple(value.shape) != expected:
+            raise ValueError(f'{self._name}: value has shape {tuple(value.shape)}; expected {expected}, for '
+                             f'num_quantiles={self._num_quantiles}')
         target = self.compute_td_target(info, target_value.detach())
         value = value[:-1]
         if summary.should_record_summaries():

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from alfx import nest
+from alfx import context, nest
 from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count
+from alfx.gin_utils.value_checks import Count, Fraction
 from alfx.tensor_specs import BoundedTensorSpec, Nested, NestedTensor, SpecError, TensorSpec, as_torch_dtype
 from alfx.utils import math_ops
 from alfx.utils.tensor_utils import scale_gradient
@@ -37,6 +37,40 @@ class Identity(ElementwiseLayerBase):
     def forward(self, inputs: NestedTensor) -> NestedTensor:
         """Return ``inputs``."""
         return inputs
+
+
+@configurable(module='alfx.layers')
+class Dropout(ElementwiseLayerBase):
+    """Dropout (Srivastava et al. 2014, https://jmlr.org/papers/v15/srivastava14a.html) that can be traced and compiled.
+
+    In training each element becomes 0 with probability ``rate``, and the others are divided by ``1 - rate``. Training
+    is supervised training, or the run modes 'replay' and 'pretrain'; target networks are included. Rollouts, evaluation
+    and ``.eval()`` leave the input unchanged.
+
+    Args:
+        rate: probability in [0, 1) of dropping an element.
+
+    Raises:
+        ValueError: ``rate`` is 1 or otherwise out of range.
+    """
+
+    def __init__(self, rate: Fraction = 0.01):
+        super().__init__()
+        if not 0.0 <= rate < 1.0:
+            raise ValueError(f'Dropout.rate: expected a probability in [0, 1), found {rate}')
+        self._rate = rate
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Drop elements of a tensor of any shape."""
+        if not self.training or not context.is_training():
+            return inputs
+        # a comparison of uniform numbers gives the same mask when compiled; F.dropout does not
+        kept = torch.rand_like(inputs, dtype=torch.float32) >= self._rate
+        return inputs * (kept * (1.0 / (1.0 - self._rate))).to(inputs.dtype)
+
+    def extra_repr(self) -> str:
+        """The arguments shown by ``print``."""
+        return f'rate={self._rate}'
 
 
 @configurable(module='alfx.layers')

@@ -8,9 +8,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Count
+from alfx.gin_utils.value_checks import Count, Fraction
 from alfx.layers import weights as w
 from alfx.layers.activations import is_elementwise, out_of_place
+from alfx.layers.elementwise import Dropout
 from alfx.utils.math_ops import identity
 
 
@@ -37,6 +38,7 @@ class FC(nn.Module):
         norm: creates another norm from the number of features, such as :class:`~alfx.norm_layers.BatchNorm`; excludes
             ``use_bn`` and ``use_ln``.
         norm_position: apply ``norm`` ``'before'`` or ``'after'`` the activation.
+        dropout: rate of :class:`~alfx.layers.Dropout` of ``W x + b``, before norm and activation.
 
     Raises:
         ValueError: two arguments exclude each other.
@@ -58,19 +60,22 @@ class FC(nn.Module):
                  weight_opt_args: dict | None = None,
                  bias_opt_args: dict | None = None,
                  norm: w.Norm | None = None,
-                 norm_position: str = 'before'):
+                 norm_position: str = 'before',
+                 dropout: Fraction = 0.0):
         super().__init__()
         w.check_init_arguments('FC', use_torch_init, kernel_initializer, use_bn, use_ln, norm, norm_position)
         self._config: dict[str, Any] = dict(
             activation=activation, use_bias=use_bias, use_bn=use_bn, use_ln=use_ln, bn_ctor=bn_ctor,
             kernel_initializer=kernel_initializer, kernel_init_gain=kernel_init_gain,
             bias_init_value=bias_init_value, bias_initializer=bias_initializer, use_torch_init=use_torch_init,
-            weight_opt_args=weight_opt_args, bias_opt_args=bias_opt_args, norm=norm, norm_position=norm_position)
+            weight_opt_args=weight_opt_args, bias_opt_args=bias_opt_args, norm=norm, norm_position=norm_position,
+            dropout=dropout)
         self._input_size, self._output_size = input_size, output_size
         self._activation = activation
         self.weight = w.parameter((output_size, input_size), weight_opt_args)
         self.bias = w.parameter((output_size, ), bias_opt_args) if use_bias else None
         self._norm: Any = w.fc_norm(output_size, None, use_bn, use_ln, bn_ctor, norm)
+        self._dropout = Dropout(dropout) if dropout else None
         self._has_norm = self._norm is not None
         self._normalizes_last = self._has_norm and norm_position == 'after'
         self.reset_parameters()
@@ -97,6 +102,8 @@ class FC(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Map ``[B, ..., input_size]`` to ``[B, ..., output_size]``."""
         y = F.linear(inputs, self.weight, self.bias)
+        if self._dropout is not None:
+            y = self._dropout(y)
         if self._normalizes_last:
             return self._norm(self._activation(y))
         if self._has_norm:
@@ -134,7 +141,7 @@ class ParallelFC(nn.Module):
     @takes_arguments_of(FC, after={'n': 'output_size', 'bias_initializer': 'use_torch_init'})
     def __init__(self, input_size: Count, output_size: Count, n: Count, activation: w.Activation, use_bias: bool,
                  use_bn: bool, use_ln: bool, use_torch_init: bool, norm: w.Norm | None, norm_position: str,
-                 **kwargs: Any):
+                 dropout: Fraction, **kwargs: Any):
         super().__init__()
         w.check_init_arguments('ParallelFC', use_torch_init, kwargs['kernel_initializer'], use_bn, use_ln, norm,
                                norm_position)
@@ -144,8 +151,10 @@ class ParallelFC(nn.Module):
         # An elementwise activation is applied to the product itself, in place if it is an in-place function. Applied in
         # place to a view of the product, it would make the backward pass copy everything.
         normalizes_first = use_bn or use_ln or (norm is not None and norm_position == 'before')
-        self._product_activation = activation if is_elementwise(activation) and not normalizes_first else identity
+        is_direct = is_elementwise(activation) and not normalizes_first and not dropout
+        self._product_activation = activation if is_direct else identity
         self._activation = out_of_place(activation) if self._product_activation is identity else identity
+        self._dropout = Dropout(dropout) if dropout else None
         self._use_bn, self._has_own_norm = use_bn, norm is not None
         self._normalizes_first, self._normalizes_last = normalizes_first, norm is not None and not normalizes_first
         self.weight = w.parameter((n, output_size, input_size), kwargs['weight_opt_args'])
@@ -193,6 +202,8 @@ class ParallelFC(nn.Module):
                              f'found {list(inputs.shape)}')
         batch_last = torch.is_grad_enabled() or inputs.shape[0] >= _LARGE_BATCH
         y = (self._batch_last_product if batch_last else self._product)(inputs, weight, bias)
+        if self._dropout is not None:
+            y = self._dropout(y)
         if self._normalizes_first:
             y = self._normalize(y, first)
         y = self._activation(y)

@@ -11,7 +11,7 @@ import torch
 
 from alfx import nest
 from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Count
+from alfx.gin_utils.value_checks import Count, Fraction
 from alfx.initializers import small_last_layer_init
 from alfx.layers import make_parallel_input
 from alfx.layers.weights import Activation, Initializer, Norm
@@ -185,6 +185,7 @@ class CriticNetwork(_CriticBase):
             :class:`~alfx.norm_layers.BatchNorm`; excludes ``use_fc_bn`` and ``use_fc_ln``.
         norm_position: apply ``norm`` ``'before'`` or ``'after'`` the activation.
         input_norm: creates a norm of the combined encodings, the input of the joint layers.
+        dropout: rate of :class:`~alfx.layers.Dropout` in all fully connected layers except the last, before their norm.
 
     Raises:
         SpecError: the encoders do not support an input; the message says what to do.
@@ -216,10 +217,12 @@ class CriticNetwork(_CriticBase):
                  name: str = 'CriticNetwork',
                  norm: Norm | None = None,
                  norm_position: str = 'before',
-                 input_norm: Norm | None = None):
+                 input_norm: Norm | None = None,
+                 dropout: Fraction = 0.0):
         super().__init__(input_tensor_spec, (), name)
         layers: dict[str, Any] = dict(activation=activation, kernel_initializer=kernel_initializer,
-                                      use_fc_bn=use_fc_bn, use_fc_ln=use_fc_ln, norm=norm, norm_position=norm_position)
+                                      use_fc_bn=use_fc_bn, use_fc_ln=use_fc_ln, norm=norm, norm_position=norm_position,
+                                      dropout=dropout)
         observation_encoder, action_encoder = _encoders(
             input_tensor_spec, name, layers, observation_input_processors=observation_input_processors,
             observation_input_processors_ctor=observation_input_processors_ctor,

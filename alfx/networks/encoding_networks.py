@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Count
+from alfx.gin_utils.value_checks import Count, Fraction
 from alfx.layers import FC, Reshape, first_layers, make_parallel_input, make_parallel_net, make_parallel_spec
 from alfx.layers.conv import Size2d, pair
 from alfx.layers.weights import Activation, Initializer, Norm
@@ -33,7 +33,7 @@ from alfx.tensor_specs import (BoundedTensorSpec, Nested, NestedTensor, NestedTe
 UNFORWARDED_ARGUMENTS = ('use_batch_ensemble', 'ensemble_size', 'input_with_ensemble_ids', 'use_conv_ln')
 LAST_LAYER_ARGUMENTS = ('last_layer_size', 'last_activation', 'last_kernel_initializer', 'last_use_fc_bn',
                         'last_use_fc_ln')
-NORM_ARGUMENTS = ('norm', 'norm_position', 'input_norm')
+NORM_ARGUMENTS = ('norm', 'norm_position', 'input_norm', 'dropout')
 
 
 def _refuse_batch_ensemble(use_batch_ensemble: bool, ensemble_size: int, where: str) -> None:
@@ -145,6 +145,7 @@ class EncodingNetwork(PreprocessorNetwork):
             :class:`~alfx.norm_layers.BatchNorm`; excludes ``use_fc_bn`` and ``use_fc_ln``.
         norm_position: apply ``norm`` ``'before'`` or ``'after'`` the activation.
         input_norm: creates a norm of the preprocessed and flattened input; not with convolutions.
+        dropout: rate of :class:`~alfx.layers.Dropout` in the fully connected layers except the last, before their norm.
 
     Raises:
         SpecError: the layers do not support the input; the message says what to do.
@@ -175,7 +176,8 @@ class EncodingNetwork(PreprocessorNetwork):
                  use_conv_ln: bool = False,
                  norm: Norm | None = None,
                  norm_position: str = 'before',
-                 input_norm: Norm | None = None):
+                 input_norm: Norm | None = None,
+                 dropout: Fraction = 0.0):
         _refuse_batch_ensemble(use_batch_ensemble or input_with_ensemble_ids, ensemble_size, name)
         if output_tensor_spec is not None and not isinstance(output_tensor_spec, TensorSpec):
             raise SpecError(f'{name}: output_tensor_spec must be the spec of one tensor, found {output_tensor_spec}; '
@@ -213,7 +215,8 @@ class EncodingNetwork(PreprocessorNetwork):
             modules.append(input_norm(size))
         for width in fc_layer_params or ():
             modules.append(FC(size, width, activation, use_bn=use_fc_bn, use_ln=use_fc_ln,
-                              kernel_initializer=kernel_initializer, norm=norm, norm_position=norm_position))
+                              kernel_initializer=kernel_initializer, norm=norm, norm_position=norm_position,
+                              dropout=dropout))
             size = width
         if last_layer_size is not None and last_activation is not None:
             initializer = kernel_initializer if last_kernel_initializer is None else last_kernel_initializer

@@ -177,16 +177,16 @@ def slow_quantile_loss(value, target, huber=1.0):
     return result
 
 
-@pytest.mark.parametrize('sum_over_quantiles', [False, True])
+@pytest.mark.parametrize('sum_over_quantiles, num_targets', [(False, 4), (True, 4), (False, 7), (True, 2)])
 @pytest.mark.parametrize('cls', [TDQRLoss, OneStepTDQRLoss])
-def test_quantile_losses_match_the_paper(cls, sum_over_quantiles):
+def test_quantile_losses_match_the_paper(cls, sum_over_quantiles, num_targets):
     info = random_info(steps=5, envs=2)
-    value, target_value = (torch.randn(5, 2, 4, dtype=torch.float64) for _ in range(2))
+    value, target_value = (torch.randn(5, 2, size, dtype=torch.float64) for size in (4, num_targets))
     loss_fn = cls(num_quantiles=4, gamma=0.9, sum_over_quantiles=sum_over_quantiles)
     found = loss_fn(info, value, target_value).loss
     function = value_ops.discounted_return if cls is TDQRLoss else value_ops.one_step_discounted_return
     assert found.shape == (5, 2)
-    for q in range(4):
+    for q in range(num_targets):
         torch.testing.assert_close(loss_fn.compute_td_target(info, target_value)[..., q],
                                    function(info.reward, target_value[..., q], info.step_type, info.discount * 0.9))
     target = loss_fn.compute_td_target(info, target_value).numpy()
@@ -211,6 +211,8 @@ def test_quantile_losses_take_rewards_with_dimensions():
     torch.testing.assert_close(shared[..., 1, :], target[..., 1, :])
     with pytest.raises(ValueError, match='num_quantiles=5'):
         OneStepTDQRLoss(num_quantiles=5)(info, value, value)
+    with pytest.raises(ValueError, match='target_value has shape .* expected the shape of the reward'):
+        loss_fn(info, value, value[..., 0, :])
 
 
 def test_minimizing_the_quantile_loss_finds_the_quantiles_of_the_return():

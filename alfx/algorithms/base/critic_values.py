@@ -32,6 +32,12 @@ def min_q(critics: Tensor, reward_weights: Tensor | None) -> Tensor:
     return (critics * sign).min(1).values * sign
 
 
+def random_critics(critics: Tensor, count: int) -> Tensor:
+    """Return ``count`` different critics drawn uniformly, the same for the whole batch: ``[N, n, ...]`` -> ``[N, count,
+    ...]``."""
+    return critics.index_select(1, torch.randperm(critics.shape[1], device=critics.device)[:count])
+
+
 def weighted_sum(value: Tensor, reward_weights: Tensor | None) -> Tensor:
     """Return the value of the weighted sum of rewards, ``[..., K]`` -> ``[...]``; unchanged if there are no weights."""
     return value if reward_weights is None else value @ reward_weights

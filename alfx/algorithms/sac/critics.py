@@ -11,6 +11,7 @@ from torch import Tensor
 from alfx.algorithms.sac.actions import ActionParts, ActionType
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.utils import dist_utils
+from alfx.utils.discrete_action import suited_algorithms
 
 
 class ActionValues:
@@ -87,6 +88,26 @@ class ActionValues:
         """Select values of the discrete actions ``[N]`` from ``[N, n, A, (K)]``: ``[N, n, (K)]``."""
         index = self._parts.index(discrete).reshape(-1, *[1] * (q_values.ndim - 1))
         return q_values.gather(2, index.expand(*q_values.shape[:2], 1, *q_values.shape[3:])).squeeze(2)
+
+
+def critic_with_outputs(ctor: Callable[..., Any], count: int, input_tensor_spec: NestedTensorSpec,
+                        output_tensor_spec: TensorSpec = TensorSpec(())) -> Any:
+    """Create a critic with ``count`` outputs for each reward, unless ``ctor`` creates one with several outputs."""
+    critic = ctor(input_tensor_spec=input_tensor_spec)
+    if critic.output_spec.ndim > 0:
+        return critic
+    return critic.copy(output_tensor_spec=TensorSpec((*output_tensor_spec.shape, count)))
+
+
+def require_continuous_actions(name: str, action_spec: NestedTensorSpec) -> None:
+    """Reject discrete and mixed actions.
+
+    Raises:
+        ValueError: the action is not continuous.
+    """
+    if ActionParts(action_spec).type != ActionType.Continuous:
+        raise ValueError(f'{name} supports only continuous actions, found {action_spec}; '
+                         f'{suited_algorithms(action_spec)}')
 
 
 def checked_output(network: Any, shape: Sequence[int]) -> Any:

@@ -26,6 +26,30 @@ SacState = namedtuple('SacState', ['action', 'actor', 'critic', 'noise'], defaul
 :class:`SacCriticState`; ``noise``: only in the rollout, see ``rollout_noise_correlation``."""
 
 
+SacCriticInfo = namedtuple('SacCriticInfo', ['critics', 'target_critic'], default_value=())
+"""``critics``: ``[B, n]`` values of the action taken; ``target_critic``: ``[B]`` value of the policy's action.
+With K rewards ``[B, n, K]`` and ``[B, K]``."""
+
+SacPolicy = namedtuple('SacPolicy', ['distribution', 'action', 'probs', 'log_pi'], default_value=())
+"""Output of the policy at N steps: its distribution and an action ``[N, ...]``, with gradient; probabilities ``probs``
+``[N, A]`` of the values of a discrete action; ``log_pi`` as in :class:`SacInfo`, with gradient."""
+
+SacActorInfo = namedtuple('SacActorInfo', ['actor_loss', 'neg_entropy'], default_value=())
+"""``actor_loss``: ``[B]``, has the gradient of -Q; ``neg_entropy``: ``[B]``, see ``SacInfo.log_pi``."""
+
+SacInfo = namedtuple('SacInfo', ['reward', 'step_type', 'discount', 'action', 'action_distribution', 'actor', 'critic',
+                                 'alpha', 'log_pi', 'discounted_return'], default_value=())
+"""Info of a step, ``[B, ...]`` each; unused fields are ``()``.
+
+``action`` is the action taken; ``action_distribution`` the current policy; ``actor`` a ``LossInfo`` with
+:class:`SacActorInfo`; ``critic`` a :class:`SacCriticInfo`; ``alpha`` the loss of alpha; ``log_pi`` the log-probability
+of the policy's action (minus its log-probability under the prior), or for a discrete action the negative entropy; for a
+mixed action ``[B, 2]``: both."""
+
+SacLossInfo = namedtuple('SacLossInfo', ['actor', 'critic', 'alpha'], default_value=())
+"""Parts of the loss, for summaries."""
+
+
 def state_specs(parts: ActionParts, actor: Any, critics: Any, has_noise: bool) -> dict[str, Any]:
     """Return the specs of the states of the three kinds of steps, as arguments of ``Algorithm``.
 
@@ -69,6 +93,21 @@ def check_arguments(name: str, parts: ActionParts, num_critic_replicas: int, pri
     if reproduce_locomotion and not train_actor_on_last_step:
         raise ValueError(f'{name}.reproduce_locomotion trains the actor on the last step of a sequence; leave '
                          'train_actor_on_last_step at True')
+
+
+def check_ensemble(name: str, num_critics: int, policy_critics: str, bootstrap_critics: str,
+                   num_bootstrap_critics: int | None) -> None:
+    """Reject unknown reductions of the critics, and a subset larger than the number of critics.
+
+    Raises:
+        ValueError: an argument is invalid; the message names it.
+    """
+    for argument, value in (('policy_critics', policy_critics), ('bootstrap_critics', bootstrap_critics)):
+        if value not in ('min', 'mean'):
+            raise ValueError(f"{name}.{argument}: expected 'min' or 'mean', found {value!r}")
+    if num_bootstrap_critics is not None and not 1 <= num_bootstrap_critics <= num_critics:
+        raise ValueError(f'{name}.num_bootstrap_critics: expected a number from 1 to num_critic_replicas = '
+                         f'{num_critics}, found {num_bootstrap_critics}')
 
 
 def check_batches(name: str, parts: ActionParts, critic_batches: str, use_target_critics: bool,

@@ -106,13 +106,17 @@ def make_normalizer(owner: str, mode: str, specs: NestedTensorSpec, zero_mean: b
     return normalizers[mode]()
 
 
+def run_reward_spec() -> TensorSpec:
+    """Return the reward spec of the run, or of a scalar outside of a run."""
+    try:
+        return context.get_reward_spec()
+    except RuntimeError:
+        return TensorSpec(())
+
+
 def make_reward_normalizer() -> Normalizer:
     """Create a normalizer for the reward spec of the run, or for scalars outside of a run."""
-    try:
-        spec = context.get_reward_spec()
-    except RuntimeError:
-        spec = TensorSpec(())
-    return AdaptiveNormalizer(spec, auto_update=False, name='rewards')
+    return AdaptiveNormalizer(run_reward_spec(), auto_update=False, name='rewards')
 
 
 def episode_returns(experiences: Iterable[Experience]) -> Tensor:

@@ -8,7 +8,7 @@ from helpers.sac_agents import make_agent, random_steps
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss, OneStepTDQRLoss
-from alfx.algorithms.qrsac_algorithm import QrsacAlgorithm, quantiles_of_lowest_mean
+from alfx.algorithms.qrsac_algorithm import QrsacAlgorithm, quantiles_of_lowest_mean, truncated_quantiles
 from alfx.algorithms.sac_algorithm import SacInfo
 from alfx.data_structures import StepType
 from alfx.networks.critic_networks import CriticNetwork
@@ -108,6 +108,39 @@ def test_bootstrap_quantiles_are_of_one_critic_or_the_minimum_of_each():
                           reward_weights=[1.0, -1.0, 1.0])
     found = agent.policy._pessimistic_value(torch.stack((critics, critics, critics), 2))
     assert found[0].tolist() == [[0.0, 5.0], [4.0, 10.0], [0.0, 5.0]]
+
+
+def test_truncation_drops_the_largest_quantiles_of_all_critics():
+    critics = torch.tensor([[[0.0, 10.0], [4.0, 5.0]], [[3.0, 3.0], [0.0, 1.0]]])
+    assert truncated_quantiles(critics, 0, None).tolist() == [[0.0, 4.0, 5.0, 10.0], [0.0, 1.0, 3.0, 3.0]]
+    assert truncated_quantiles(critics, 1, None).tolist() == [[0.0, 4.0], [0.0, 1.0]]
+    assert torch.equal(truncated_quantiles(critics.flip(1), 1, None), truncated_quantiles(critics, 1, None))
+    several = truncated_quantiles(torch.stack((critics, critics), 2), 1, torch.tensor([1.0, -1.0]))
+    assert several.tolist() == [[[0.0, 4.0], [10.0, 5.0]], [[0.0, 1.0], [3.0, 3.0]]]
+
+
+@pytest.mark.parametrize('environment', ['continuous', 'vector reward'])
+def test_one_critic_without_dropped_quantiles_trains_as_before(environment):
+    losses = []
+    for dropped in (None, 0):
+        agent, _ = make_agent(environment, critic_loss_ctor=loss_ctor, num_critic_replicas=1,
+                              num_dropped_quantiles=dropped)
+        steps, action = random_steps(agent.policy, 2, 6)
+        torch.manual_seed(2)
+        info = agent.policy.train_sequence(steps, agent.policy.get_initial_train_state(12), SacInfo(action=action)).info
+        losses.append(agent.policy.calc_loss(info).loss)
+    torch.testing.assert_close(*losses)
+
+
+@pytest.mark.parametrize('args, message', [
+    (dict(num_dropped_quantiles=5), 'num_dropped_quantiles: expected a number from 0 to 4'),
+    (dict(num_dropped_quantiles=-1), 'num_dropped_quantiles: expected a number from 0 to 4'),
+    (dict(num_dropped_quantiles=1, min_critic_by_critic_mean=True), 'excludes min_critic_by_critic_mean'),
+    (dict(num_dropped_quantiles=1, bootstrap_critics='mean'), "excludes .* bootstrap_critics = 'mean'"),
+    (dict(min_critic_by_critic_mean=True, bootstrap_critics='mean'), "bootstrap_critics = 'mean' exclude each other")])
+def test_reductions_that_exclude_each_other_are_refused(args, message):
+    with pytest.raises(ValueError, match=message):
+        make_agent('continuous', critic_loss_ctor=loss_ctor, **args)
 
 
 SPECS = TensorSpec((3, )), BoundedTensorSpec((2, ), torch.float32, -1, 1)
