@@ -147,9 +147,13 @@ class Agent(RLAlgorithm):
         reward_weight_algorithm = parts.add('rw', _made(
             reward_weight_algorithm_cls, reward_spec=reward_spec, debug_summaries=debug_summaries),
             reward_spec, 'reward weights')
-        rewards_unrolls = (representation_learner is None and goals is None
-                           and _rewards_unrolls_at_once(irm, rl_algorithm, config))
-        if isinstance(irm, BatchRewards) and not (representation_learner is None and goals is None):
+        is_first_part = representation_learner is None and goals is None
+        rewards_unrolls = is_first_part and _rewards_unrolls_at_once(irm, rl_algorithm, config)
+        if not rewards_unrolls and irm is not None and nest.flatten(irm.unroll_state_spec):
+            raise ConfError([problem_at('Agent', 'intrinsic_reward_module', f'= {type(irm).__name__}, which remembers '
+                                        'the steps of an episode, but ' + _why_not_at_once(rl_algorithm, is_first_part),
+                                        'use PPO, IMPALA or another off-policy algorithm without these parts')])
+        if isinstance(irm, BatchRewards) and not is_first_part:
             raise ConfError([problem_at('Agent', 'intrinsic_reward_module', f'= {type(irm).__name__}, which rewards '
                                         'observations, but there is a representation learner or a goal generator in '
                                         'front of it', 'leave one of them out')])
@@ -255,7 +259,8 @@ class Agent(RLAlgorithm):
 
     def _capabilities_of_parts(self) -> dict[Algorithm, Capabilities]:
         capabilities = super()._capabilities_of_parts()
-        if self._rewards_unrolls and self._irm is not None:  # pairs of steps are made of whole unrolls
+        if self._rewards_unrolls and self._irm is not None and self.unrolls_end_with_bootstrap:
+            # pairs of steps are made of whole unrolls
             capabilities[self._irm] = capabilities[self._irm]._replace(needs_previous_step=False)
         return capabilities
 
@@ -442,6 +447,24 @@ class Agent(RLAlgorithm):
         step = self._irm.reward_unroll(inputs)
         return rollout_info._replace(irm=step.info, rewards={'irm': step.output})
 
+    @property
+    def unroll_state_spec(self) -> NestedTensorSpec:
+        """Spec of the state of the intrinsic reward module between unrolls."""
+        return self._irm.unroll_state_spec if self._irm is not None and self._rewards_unrolls else ()
+
+    def postprocess_steps(self, inputs: TimeStep, rollout_info: Any,
+                          state: NestedTensor | None) -> tuple[Any, NestedTensor]:
+        """Add the intrinsic rewards of steps ``[T, B, ...]``; 0 for a first row that has been rewarded before."""
+        overlaps, new, irm = self.unrolls_end_with_bootstrap, inputs, self._irm
+        if state is None:
+            state = irm.get_initial_unroll_state(inputs.step_type.shape[1])
+        elif overlaps:
+            new = nest.map_structure(lambda x: x[1:], inputs)
+        step = irm.reward_steps(new, state)
+        reward = step.output if new is inputs else torch.cat((torch.zeros_like(step.output[:1]), step.output))
+        info = irm.pairs_of_unroll(inputs) if overlaps else ()
+        return rollout_info._replace(irm=info, rewards={'irm': reward}), step.state
+
     def _check_trains_offline(self) -> None:
         super()._check_trains_offline()
         if self._intrinsic_reward_as_dimension and not isinstance(self._irm, BatchRewards):
@@ -549,7 +572,18 @@ def _rewards_unrolls_at_once(module: Any, rl_algorithm: RLAlgorithm, config: Tra
     """Return whether the rewards of an unroll can be computed when it is complete."""
     if not isinstance(module, IntrinsicRewardAlgorithm) or not module.rewards_unrolls_at_once or config is None:
         return False
+    if nest.flatten(module.unroll_state_spec):
+        return rl_algorithm.on_policy is False and (config.trains_on_whole_unrolls or not config.unroll_with_grad)
     return rl_algorithm.on_policy is False and config.trains_on_whole_unrolls
+
+
+def _why_not_at_once(rl_algorithm: RLAlgorithm, is_first_part: bool) -> str:
+    """Return why a module with a state between unrolls cannot be used."""
+    if not is_first_part:
+        return 'there is a representation learner or a goal generator in front of it'
+    if rl_algorithm.on_policy is not False:
+        return f'{type(rl_algorithm).__name__} trains on-policy, where each step is rewarded alone'
+    return 'TrainerConfig.unroll_with_grad is set, or there is no TrainerConfig'
 
 
 def _make_addons(addons: Sequence[Callable[..., Any]], **arguments: Any) -> Algorithm | None:

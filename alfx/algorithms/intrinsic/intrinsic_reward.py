@@ -94,6 +94,32 @@ class IntrinsicRewardAlgorithm(Algorithm):
         """
         raise NotImplementedError(f'{type(self).__name__}.reward_unroll')
 
+    def reward_steps(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
+        """Reward steps, each of which is passed once, with a state between the calls.
+
+        It is used instead of :meth:`reward_unroll` and ``rollout_step`` for a module with an ``unroll_state_spec``.
+        Wherever the steps of a run are cut into calls, the rewards are the same, apart from statistics.
+
+        Args:
+            inputs: time steps ``[T, B, ...]`` that follow those of the previous call.
+            state: result of the previous call ``[B, ...]``; zeros for the first one.
+
+        Returns:
+            ``output``: the rewards ``[T, B]`` for arriving at the steps; ``state``: nest ``[B, ...]``.
+        """
+        raise NotImplementedError(f'{type(self).__name__}.reward_steps')
+
+    def pairs_of_unroll(self, inputs: TimeStep) -> NestedTensor:
+        """Return what ``train_step`` needs to train on arriving at the next step, for each step of an unroll.
+
+        Args:
+            inputs: time steps ``[T + 1, B, ...]``.
+
+        Returns:
+            Nest ``[T + 1, B, ...]``, the ``rollout_info`` of ``train_step``; ``()`` if nothing is trained.
+        """
+        return ()
+
     def _update_statistics(self, observation: NestedTensor) -> None:
         """Update the statistics with observations ``[..., *spec.shape]``."""
         if self._observation_normalizer is not None:

@@ -1,0 +1,129 @@
+"""Exploration bonuses in agents: the state between unrolls, and what is refused."""
+from functools import partial
+
+import pytest
+import torch
+from helpers import agents, sac_agents
+
+from alfx import nest
+from alfx.algorithms.exploration.bonus import ExplorationBonus
+from alfx.algorithms.exploration.factors import EpisodicCount
+from alfx.data_structures import TimeStep
+from alfx.gin_utils import ConfError
+
+COUNT = partial(EpisodicCount, resolution=0.5)
+BONUSES = {'count': partial(ExplorationBonus, factors=(COUNT, ))}
+
+
+def make(name='count', algorithm='ppo', environment='discrete', **arguments):
+    module = BONUSES.get(name, name)
+    if algorithm == 'sac':
+        return sac_agents.make_agent(environment, agent_args=dict(intrinsic_reward_module=module), **arguments)
+    return agents.make_agent(algorithm, environment, intrinsic_reward_module=module, **arguments)
+
+
+def parameters(agent):
+    return [p.detach().clone() for p in agent.parameters()]
+
+
+def collected(agent, iterations):
+    """Return the time steps and the rewards of all steps of some iterations, each step once."""
+    collector, steps, rewards = agent.learner.collector, [], []
+    original = agent.postprocess_steps
+
+    def spy(inputs, rollout_info, state):
+        info, next_state = original(inputs, rollout_info, state)
+        skipped = int(state is not None and agent.unrolls_end_with_bootstrap)
+        wanted = TimeStep(step_type=inputs.step_type, observation=inputs.observation, prev_action=inputs.prev_action)
+        steps.append(nest.map_structure(lambda x: x[skipped:].clone(), wanted))
+        rewards.append(info.rewards['irm'][skipped:].clone())
+        return info, next_state
+
+    agent.postprocess_steps = spy
+    for _ in range(iterations):
+        agent.train_iter()
+    assert collector.unroll_state is not None
+    return nest.map_structure(lambda *x: torch.cat(x), *steps), torch.cat(rewards)
+
+
+@pytest.mark.parametrize('algorithm', ['ppo', 'ppg', 'impala', 'sac'])
+def test_rewards_of_a_run_are_those_of_one_long_unroll(algorithm):
+    agent, _ = make('count', algorithm)
+    steps, found = collected(agent, 4)
+    module = agent.intrinsic_reward
+    expected = module.reward_steps(steps, module.get_initial_unroll_state(4)).output
+    assert torch.equal(found, expected)
+    assert 0 < found.mean() < 1 and len(found) == (16 if algorithm == 'sac' else 25)
+
+
+@pytest.mark.parametrize('algorithm', ['ppo', 'impala', 'sac'])
+@pytest.mark.parametrize('name', BONUSES)
+def test_a_run_resumes_exactly(name, algorithm):
+    agent, env = make(name, algorithm)
+    for _ in range(3):
+        agent.train_iter()
+    saved, rollout, env_state = (dict(agent.state_dict()), agent.learner.state_dict(), env.get_state())
+    saved, rollout = nest.map_structure(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, (saved, rollout))
+    random_state = torch.get_rng_state()
+    agent.train_iter()
+    copy, copy_env = make(name, algorithm, seed=5)
+    copy_env.set_state(env_state)
+    copy.load_state_dict(saved)
+    copy.learner.load_state_dict(rollout)
+    if algorithm == 'sac':
+        copy.replay_buffer.load_state_dict(agent.replay_buffer.state_dict())
+    torch.set_rng_state(random_state)
+    copy.train_iter()
+    for a, b in zip(nest.flatten(agent.learner.collector.unroll_state),
+                    nest.flatten(copy.learner.collector.unroll_state)):
+        assert torch.equal(a, b)
+    if algorithm != 'sac':
+        assert all(torch.equal(a, b) for a, b in zip(parameters(agent), parameters(copy)))
+
+
+def test_new_episodes_forget_the_old_ones():
+    agent, _ = make()
+    agent.train_iter()
+    collector = agent.learner.collector
+    assert 'unroll_state' in collector.state_dict()
+    collector.start_new_episodes(collector.state_dict())
+    assert collector.unroll_state is None and 'unroll_state' not in collector.state_dict()
+
+
+def test_a_state_of_another_size_is_refused():
+    agent, _ = make()
+    agent.train_iter()
+    state = agent.learner.state_dict()
+    other, _ = make(partial(ExplorationBonus, factors=(partial(COUNT, capacity=7), )))
+    with pytest.raises(ValueError, match=r'expected torch.int64 \(4, 7\), found torch.int64 \(4, 1000\)'):
+        other.learner.load_state_dict(state)
+
+
+def test_evaluation_does_not_change_the_memory():
+    agent, env = make()
+    agent.train_iter()
+    before = agent.learner.state_dict()['unroll_state']
+    agent.predict_step(env.current_time_step(), agent.get_initial_predict_state(4))
+    assert all(a is b for a, b in zip(before, agent.learner.state_dict()['unroll_state']))
+
+
+def test_rewards_do_not_read_those_of_the_task():
+    agent, _ = make()
+    steps, found = collected(agent, 2)
+    steps = steps._replace(reward=torch.full_like(found, torch.nan))
+    module = agent.intrinsic_reward
+    assert torch.equal(module.reward_steps(steps, module.get_initial_unroll_state(4)).output, found)
+
+
+@pytest.mark.parametrize(('arguments', 'message'), [
+    (dict(algorithm='actor-critic'), 'ActorCriticAlgorithm trains on-policy'),
+    (dict(config_args=dict(whole_replay_buffer_training=False, clear_replay_buffer=False, unroll_with_grad=True,
+                           replay_buffer_length=100, mini_batch_length=2)), 'unroll_with_grad is set'),
+    (dict(name=partial(ExplorationBonus, factors=())), 'ExplorationBonus.factors is empty'),
+    (dict(name=partial(ExplorationBonus, factors=(EpisodicCount, ))), 'resolution = None, but the observation'),
+    (dict(name=partial(ExplorationBonus, factors=(partial(COUNT, decay='none'), ))), 'decay'),
+    (dict(name=partial(ExplorationBonus, factors=(partial(COUNT, capacity=0), ))), 'capacity'),
+])
+def test_what_does_not_fit_is_refused_by_name(arguments, message):
+    with pytest.raises(ConfError, match=message):
+        make(**arguments)
