@@ -74,6 +74,11 @@ class IntrinsicRewardAlgorithm(Algorithm):
         return self.on_policy is not False
 
     @property
+    def normalizes_reward(self) -> bool:
+        """Return whether rewards are normalized."""
+        return self._reward_normalizer is not None
+
+    @property
     def rewards_unrolls_at_once(self) -> bool:
         """Return whether the class implements :meth:`reward_unroll`."""
         return type(self).reward_unroll is not IntrinsicRewardAlgorithm.reward_unroll

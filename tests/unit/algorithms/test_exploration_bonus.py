@@ -7,12 +7,29 @@ from helpers import agents, sac_agents
 
 from alfx import nest
 from alfx.algorithms.exploration.bonus import ExplorationBonus
-from alfx.algorithms.exploration.factors import EpisodicCount
+from alfx.algorithms.exploration.factors import (EllipticalNovelty, EpisodicCount, Impact, LifelongNovelty,
+                                                 NearestNeighbors, NoveltyGain)
+from alfx.algorithms.icm_algorithm import ICMAlgorithm
+from alfx.algorithms.rnd_algorithm import RNDAlgorithm
 from alfx.data_structures import TimeStep
+from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.gin_utils import ConfError
+from alfx.networks.encoding_networks import EncodingNetwork
 
 COUNT = partial(EpisodicCount, resolution=0.5)
-BONUSES = {'count': partial(ExplorationBonus, factors=(COUNT, ))}
+NETWORK = partial(EncodingNetwork, fc_layer_params=(8, ))
+INVERSE = partial(ICMAlgorithm, encoding_net=NETWORK, hidden_size=8, reward_adapt_speed=None)
+ERROR = partial(RNDAlgorithm, NETWORK, NETWORK, keep_stacked_frames=0, observation_adapt_speed=8.0)
+BONUSES = {
+    'count': partial(ExplorationBonus, factors=(COUNT, )),
+    'e3b': partial(ExplorationBonus, factors=(EllipticalNovelty, ), inverse_model=INVERSE, normalization='std'),
+    'noveld': partial(ExplorationBonus, factors=(NoveltyGain, COUNT), error_model=ERROR, normalization='return_std'),
+    'ride': partial(ExplorationBonus, factors=(Impact, partial(COUNT, decay='inverse_sqrt')), inverse_model=INVERSE,
+                    normalization='standard'),
+    'ngu': partial(ExplorationBonus, factors=(NearestNeighbors, LifelongNovelty), inverse_model=INVERSE,
+                   error_model=ERROR, normalization='std'),
+    're3': partial(ExplorationBonus, factors=(partial(NearestNeighbors, kind='log', num_neighbors=2), ),
+                   random_network=NETWORK, normalization='min_max')}
 
 
 def make(name='count', algorithm='ppo', environment='discrete', **arguments):
@@ -115,6 +132,38 @@ def test_rewards_do_not_read_those_of_the_task():
     assert torch.equal(module.reward_steps(steps, module.get_initial_unroll_state(4)).output, found)
 
 
+@pytest.mark.parametrize('algorithm', ['ppo', 'impala', 'sac'])
+@pytest.mark.parametrize('name', BONUSES)
+def test_the_models_are_trained_and_the_random_network_is_not(name, algorithm):
+    agent, _ = make(name, algorithm)
+    module = agent.intrinsic_reward
+    before = {key: p.detach().clone() for key, p in module.named_parameters()}
+    for _ in range(3):
+        agent.train_iter()
+    for key, p in module.named_parameters():
+        assert torch.equal(p, before[key]) == ('_random_network' in key or '_target_net' in key), key
+
+
+def test_pairs_across_unrolls_train_as_those_within():
+    """The pairs of an unroll are those of ICM and RND, whose rewards are computed at once as well."""
+    agent, _ = make('ngu')
+    steps, _ = collected(agent, 1)
+    module = agent.intrinsic_reward
+    pairs = module.pairs_of_unroll(steps)
+    for part, found in ((module._inverse_model, pairs.inverse_model), (module._error_model, pairs.error_model)):
+        part.eval()
+        for a, b in zip(nest.flatten(found), nest.flatten(part.reward_unroll(steps).info)):
+            assert torch.equal(a, b)
+
+
+def test_a_reward_that_is_not_finite_names_module_and_factor():
+    agent, _ = make('e3b')
+    with torch.no_grad():
+        next(agent.intrinsic_reward._inverse_model._encoding_net.parameters()).fill_(torch.nan)
+    with pytest.raises(NonFiniteLossError, match='irm: EllipticalNovelty is NaN or infinite'):
+        agent.train_iter()
+
+
 @pytest.mark.parametrize(('arguments', 'message'), [
     (dict(algorithm='actor-critic'), 'ActorCriticAlgorithm trains on-policy'),
     (dict(config_args=dict(whole_replay_buffer_training=False, clear_replay_buffer=False, unroll_with_grad=True,
@@ -123,6 +172,16 @@ def test_rewards_do_not_read_those_of_the_task():
     (dict(name=partial(ExplorationBonus, factors=(EpisodicCount, ))), 'resolution = None, but the observation'),
     (dict(name=partial(ExplorationBonus, factors=(partial(COUNT, decay='none'), ))), 'decay'),
     (dict(name=partial(ExplorationBonus, factors=(partial(COUNT, capacity=0), ))), 'capacity'),
+    (dict(name=partial(BONUSES['re3'], normalization='mean')), "normalization must be one of"),
+    (dict(name=partial(BONUSES['re3'], factors=(partial(NearestNeighbors, num_neighbors=9, capacity=8), ))),
+     r'num_neighbors must be an int in \[1, 8\]'),
+    (dict(name=partial(BONUSES['re3'], inverse_model=INVERSE)), 'random_network is set, but the features'),
+    (dict(name=partial(BONUSES['e3b'], inverse_model=None)), 'inverse_model = None, but EllipticalNovelty needs it'),
+    (dict(name=partial(BONUSES['count'], inverse_model=INVERSE)), 'inverse_model is set, but no factor uses it'),
+    (dict(name=partial(BONUSES['noveld'], error_model=None)), 'error_model = None, but NoveltyGain needs it'),
+    (dict(name=partial(BONUSES['noveld'], error_model=INVERSE)), 'expected @RNDAlgorithm, found ICMAlgorithm'),
+    (dict(name=partial(BONUSES['e3b'], inverse_model=partial(INVERSE, reward_adapt_speed=8.0))),
+     'ICMAlgorithm.reward_adapt_speed normalizes a reward'),
 ])
 def test_what_does_not_fit_is_refused_by_name(arguments, message):
     with pytest.raises(ConfError, match=message):
