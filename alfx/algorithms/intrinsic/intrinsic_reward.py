@@ -125,6 +125,29 @@ class IntrinsicRewardAlgorithm(Algorithm):
         """
         return ()
 
+    def reward_rows(self, inputs: TimeStep, state: NestedTensor | None, overlaps: bool) -> AlgStep:
+        """Reward an unroll, by :meth:`reward_steps` if there is a state and by :meth:`reward_unroll` otherwise.
+
+        Args:
+            inputs: time steps ``[T, B, ...]``.
+            state: result of the previous call ``[B, ...]``; ``None`` if all rows are new.
+            overlaps: the last row is the first row of the next unroll as well.
+
+        Returns:
+            ``output``: the rewards ``[T, B]``, 0 in a first row that has been rewarded before; ``state``: ``[B, ...]``;
+            ``info``: nest ``[T, B, ...]``, the ``rollout_info`` of ``train_step``.
+        """
+        if not nest.flatten(self.unroll_state_spec):
+            return self.reward_unroll(inputs)
+        new = inputs
+        if state is None:
+            state = self.get_initial_unroll_state(inputs.step_type.shape[1])
+        elif overlaps:
+            new = nest.map_structure(lambda x: x[1:], inputs)
+        step = self.reward_steps(new, state)
+        reward = step.output if new is inputs else torch.cat((torch.zeros_like(step.output[:1]), step.output))
+        return AlgStep(reward, step.state, self.pairs_of_unroll(inputs) if overlaps else ())
+
     def _update_statistics(self, observation: NestedTensor) -> None:
         """Update the statistics with observations ``[..., *spec.shape]``."""
         if self._observation_normalizer is not None:

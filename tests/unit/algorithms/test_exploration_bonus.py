@@ -33,7 +33,7 @@ BONUSES = {
 
 
 def make(name='count', algorithm='ppo', environment='discrete', **arguments):
-    module = BONUSES.get(name, name)
+    module = BONUSES[name] if isinstance(name, str) else name
     if algorithm == 'sac':
         return sac_agents.make_agent(environment, agent_args=dict(intrinsic_reward_module=module), **arguments)
     return agents.make_agent(algorithm, environment, intrinsic_reward_module=module, **arguments)
@@ -53,14 +53,15 @@ def collected(agent, iterations):
         skipped = int(state is not None and agent.unrolls_end_with_bootstrap)
         wanted = TimeStep(step_type=inputs.step_type, observation=inputs.observation, prev_action=inputs.prev_action)
         steps.append(nest.map_structure(lambda x: x[skipped:].clone(), wanted))
-        rewards.append(info.rewards['irm'][skipped:].clone())
+        rewards.append({name: reward[skipped:].clone() for name, reward in info.rewards.items()})
         return info, next_state
 
     agent.postprocess_steps = spy
     for _ in range(iterations):
         agent.train_iter()
     assert collector.unroll_state is not None
-    return nest.map_structure(lambda *x: torch.cat(x), *steps), torch.cat(rewards)
+    joined = nest.map_structure(lambda *x: torch.cat(x), *rewards)
+    return nest.map_structure(lambda *x: torch.cat(x), *steps), joined.get('irm', joined)
 
 
 @pytest.mark.parametrize('algorithm', ['ppo', 'ppg', 'impala', 'sac'])
@@ -186,3 +187,90 @@ def test_a_reward_that_is_not_finite_names_module_and_factor():
 def test_what_does_not_fit_is_refused_by_name(arguments, message):
     with pytest.raises(ConfError, match=message):
         make(**arguments)
+
+
+# Mixtures --------------------------------------------------------------------------------------------------------
+
+def named(name, **arguments):
+    return partial(BONUSES[name], name=name, **arguments)
+
+
+SIMPLE = partial(RNDAlgorithm, NETWORK, NETWORK, keep_stacked_frames=0)
+
+
+def trained(algorithm='ppo', iterations=3, **arguments):
+    agent, _ = make(algorithm=algorithm, **arguments)
+    for _ in range(iterations):
+        agent.train_iter()
+    return agent
+
+
+@pytest.mark.parametrize('algorithm', ['ppo', 'sac', 'actor-critic'])
+def test_a_mixture_of_one_is_the_module_alone(algorithm):
+    module = SIMPLE if algorithm == 'actor-critic' else BONUSES['ngu']
+    agents_ = []
+    for arguments in (dict(name=module), dict(name=[module])):
+        agents_.append(trained(algorithm, **arguments))
+    assert all(torch.equal(a, b) for a, b in zip(*(parameters(agent) for agent in agents_)))
+    assert agents_[0].state_dict().keys() == agents_[1].state_dict().keys()
+
+
+@pytest.mark.parametrize(('algorithm', 'modules'), [
+    ('ppo', ['count', 'e3b', SIMPLE]), ('ppo', [SIMPLE, INVERSE]), ('impala', ['ngu', 'noveld']),
+    ('sac', ['ride', 'count']), ('sac', [SIMPLE, INVERSE]), ('actor-critic', [SIMPLE, INVERSE])])
+def test_rewards_of_a_mixture_are_those_of_its_modules(algorithm, modules):
+    made = [named(module) if isinstance(module, str) else module for module in modules]
+    agent, _ = make(made, algorithm, **({} if algorithm == 'sac' else dict(intrinsic_reward_coef=[1.0] * len(made))))
+    steps, found = collected(agent, 1) if nest.flatten(agent.unroll_state_spec) else (agent.train_iter(), None)
+    mixture = agent.intrinsic_reward
+    assert len(mixture.modules_by_name) == len(modules)
+    assert list(agent.reward_coefficients()) == ['extrinsic', *mixture.modules_by_name]
+    assert all(torch.isfinite(p).all() for p in agent.parameters())
+    if 'count' in modules:  # the only one that does not change while it is trained
+        alone = mixture.modules_by_name['count']
+        assert torch.equal(found['count'], alone.reward_steps(steps, alone.get_initial_unroll_state(4)).output)
+
+
+def test_coefficients_weight_the_rewards_of_a_mixture():
+    agent, _ = make([named('count'), SIMPLE], intrinsic_reward_coef=[2.0, lambda: 0.5],
+                    extrinsic_reward_coef=lambda: 3.0)
+    reward = torch.ones(4)
+    found = agent._training_reward(reward, {'count': 2 * reward, 'RNDAlgorithm': 4 * reward})
+    assert torch.equal(found, 3 * reward + 2 * 2 * reward + 0.5 * 4 * reward)
+
+
+def test_each_module_of_a_mixture_can_be_a_dimension_of_the_reward():
+    weight = [0.5]
+    agent, _ = make([named('count'), SIMPLE], intrinsic_reward_coef=[2.0, lambda: weight[0]],
+                    intrinsic_reward_as_dimension=True)
+    agent.train_iter()
+    assert agent.policy.reward_weights.tolist() == [1.0, 2.0, 0.5]
+    weight[0] = 0.25
+    agent.train_iter()
+    assert agent.policy.reward_weights.tolist() == [1.0, 2.0, 0.25]
+    reward = torch.ones(4)
+    found = agent._training_reward(reward, {'count': 2 * reward, 'RNDAlgorithm': 4 * reward})
+    assert torch.equal(found, torch.tensor([[1.0, 2, 4]]).expand(4, 3))
+
+
+@pytest.mark.parametrize(('arguments', 'message'), [
+    (dict(name=[]), '0 intrinsic_reward_module'),
+    (dict(name=[named('count'), SIMPLE], intrinsic_reward_coef=[1.0]), r'has 1 coefficient\(s\) for 2'),
+    (dict(name=[BONUSES['count'], BONUSES['e3b']], intrinsic_reward_coef=[1.0, 1.0]), "two modules named 'Expl"),
+])
+def test_mixtures_that_do_not_fit_are_refused(arguments, message):
+    with pytest.raises(ConfError, match=message):
+        make(**arguments)
+
+
+def test_modules_with_and_without_memory_need_whole_unrolls():
+    with pytest.raises(ConfError, match='RNDAlgorithm rewards each step of SacAlgorithm alone'):
+        make([named('count'), SIMPLE], 'sac')
+
+
+def test_a_mixture_resumes_exactly():
+    BONUSES['mixture'] = [named('count'), named('e3b'), SIMPLE]
+    try:
+        test_a_run_resumes_exactly('mixture', 'ppo')
+    finally:
+        del BONUSES['mixture']
