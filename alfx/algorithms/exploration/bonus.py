@@ -6,6 +6,7 @@ Each published reward is a list of factors; the confs that ship with alfx name t
 step arrives at with the earlier steps of the same episode. Their memory is carried from one unroll to the next
 (``unroll_state_spec``), and the rewards of an unroll are computed at once, when it is complete.
 """
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.gin_utils import ConfError, configurable
 from alfx.gin_utils.value_checks import Fraction, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+
+logger = logging.getLogger(__name__)
 
 BonusState = namedtuple('BonusState', ['length', 'factors', 'normalization'], default_value=())
 """State of each environment: steps of the episode so far, int64 ``[B]``; the states of the factors, a tuple; the state
@@ -93,7 +96,8 @@ class ExplorationBonus(IntrinsicRewardAlgorithm):
         _check_needs(made, 'error', 'error_model', error_model is not None)
         self._factors = nn.ModuleList(made)
         self._normalization = RewardNormalization(normalization, return_discount, clip_value, owner)
-        self._block = min([_BLOCK, *(factor.capacity for factor in made if factor.capacity)])
+        self._capacity = min((factor.capacity for factor in made if factor.capacity), default=None)
+        self._block = min(_BLOCK, self._capacity or _BLOCK)
         self._helper, self._trained_parts = AgentHelper(BonusInfo), list[Algorithm]()
         for field, part in (('inverse_model', self._inverse_model), ('error_model', self._error_model)):
             if part is not None:
@@ -151,6 +155,10 @@ class ExplorationBonus(IntrinsicRewardAlgorithm):
             follow.append(places.follows)
             state = BonusState(places.next_length, tuple(factor_states))
         reward, normalization_state = self._normalization(torch.cat(products), torch.cat(follow), normalization_state)
+        if self._capacity is not None and state.length.max() > self._capacity:
+            logger.warning('%s: an episode is longer than the %d steps that are remembered, so that its first ones are '
+                           'forgotten; increase the capacity of the factors', self.path or self.name, self._capacity)
+            self._capacity = None  # say it once
         return AlgStep(reward, state._replace(normalization=normalization_state))
 
     def _seen(self, inputs: TimeStep) -> tuple[Tensor, NestedTensor, Any, Any]:

@@ -15,6 +15,7 @@ from alfx.data_structures import TimeStep
 from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.gin_utils import ConfError
 from alfx.networks.encoding_networks import EncodingNetwork
+from alfx.trainers.conf_check import memory_lines
 
 COUNT = partial(EpisodicCount, resolution=0.5)
 NETWORK = partial(EncodingNetwork, fc_layer_params=(8, ))
@@ -274,3 +275,18 @@ def test_a_mixture_resumes_exactly():
         test_a_run_resumes_exactly('mixture', 'ppo')
     finally:
         del BONUSES['mixture']
+
+
+def test_a_longer_episode_than_the_memory_is_reported_once(caplog):
+    agent, _ = make(partial(ExplorationBonus, factors=(partial(COUNT, capacity=3), )))  # episodes of 5 steps
+    for _ in range(3):
+        agent.train_iter()
+    assert caplog.text.count('an episode is longer than the 3 steps that are remembered') == 1
+
+
+def test_the_bytes_of_the_state_are_announced():
+    agent, _ = make('ngu')
+    agent.train_iter()
+    state = nest.flatten(agent.learner.collector.unroll_state)
+    size = sum(x.numel() * x.element_size() for x in state)
+    assert f'state between unrolls: {size:,} bytes' in '\n'.join(memory_lines(agent))
