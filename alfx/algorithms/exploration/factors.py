@@ -216,7 +216,8 @@ class Impact(Factor):
 
 @configurable
 class NoveltyGain(Factor):
-    """Increase of novelty by a step (Zhang et al. 2021, NovelD): ``max(e[t] - share * e[t - 1], 0)``.
+    """Increase of novelty by a step, ``max(e[t] - share * e[t - 1], 0)`` (Zhang et al. 2021, NovelD, preprint
+    arXiv:2012.08621).
 
     Args:
         observation_spec: not used.
