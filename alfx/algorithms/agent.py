@@ -15,7 +15,9 @@ from alfx.algorithms.agent_helpers import AgentHelper
 from alfx.algorithms.algorithm import Algorithm
 from alfx.config import TrainerConfig
 from alfx.algorithms.entropy_target_algorithm import EntropyTargetAlgorithm, NestedEntropyTargetAlgorithm
-from alfx.algorithms.intrinsic.intrinsic_reward import BatchRewards, IntrinsicRewardAlgorithm
+from alfx.algorithms.intrinsic.intrinsic_reward import BatchRewards
+from alfx.algorithms.intrinsic.reward_mixture import (Coefficient, modules_and_coefficients, rewards_by_name,
+                                                      rewards_unrolls_at_once, why_not_at_once)
 from alfx.algorithms.composition.policy_loss_addons import PolicyLossAddOns
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep, namedtuple
@@ -23,6 +25,7 @@ from alfx.gin_utils import ConfError, configurable
 from alfx.gin_utils.value_checks import problem_at
 from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.utils.schedulers import as_scheduler
 from alfx.engine.capabilities import Capabilities
 
 AgentState = namedtuple('AgentState', ['rl', 'irm', 'goal_generator', 'repr', 'rw'], default_value=())
@@ -86,9 +89,9 @@ class Agent(RLAlgorithm):
             train the representation.
         intrinsic_reward_module: outputs a reward ``[B]``. An algorithm, or a constructor, called as
             ``(observation_spec=, action_spec=)`` with the spec of its input: the representation, or
-            ``[representation, goal]``. It trains neither.
-        intrinsic_reward_coef: factor of that reward.
-        extrinsic_reward_coef: factor of the environment's reward.
+            ``[representation, goal]``. It trains neither. A list of several modules gives the sum of their rewards.
+        intrinsic_reward_coef: factor of that reward, a number or a schedule; a list with one for each module of a list.
+        extrinsic_reward_coef: factor of the environment's reward, a number or a schedule.
         enforce_entropy_target: keep the entropy of the policy above a target; do not use
             ``entropy_regularization`` of the loss at the same time.
         entropy_target_cls: the algorithm for it; ``None`` for ``EntropyTargetAlgorithm``, nested for nested actions.
@@ -102,11 +105,13 @@ class Agent(RLAlgorithm):
             debug_summaries=)``.
         intrinsic_reward_as_dimension: pass the intrinsic reward to the policy algorithm as an additional, last
             dimension of the reward instead of adding it to the extrinsic reward. It has a separate value, and a
-            separate discount if ``gamma`` of the loss is a list. The coefficients become the reward weights.
+            separate discount if ``gamma`` of the loss is a list. The coefficients become the reward weights. Several
+            modules become as many dimensions.
 
     Raises:
         ConfError: ``intrinsic_reward_as_dimension`` without an ``intrinsic_reward_module``, or with a
-            ``goal_generator`` or ``reward_weight_algorithm_cls``.
+            ``goal_generator`` or ``reward_weight_algorithm_cls``; the numbers of modules and coefficients differ; a
+            module does not fit the other parts.
     """
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
@@ -116,8 +121,9 @@ class Agent(RLAlgorithm):
                  representation_learner_cls: Callable[..., Any] | None = None,
                  representation_use_rl_state: bool = False,
                  goal_generator: Algorithm | Callable[..., Any] | None = None,
-                 intrinsic_reward_module: Algorithm | Callable[..., Any] | None = None,
-                 intrinsic_reward_coef: float = 1.0, extrinsic_reward_coef: float = 1.0,
+                 intrinsic_reward_module: Algorithm | Callable[..., Any] | Sequence[Any] | None = None,
+                 intrinsic_reward_coef: Coefficient | Sequence[Coefficient] = 1.0,
+                 extrinsic_reward_coef: Coefficient = 1.0,
                  enforce_entropy_target: bool = False, entropy_target_cls: Callable[..., Any] | None = None,
                  optimizer: Any = None, debug_summaries: bool = False, name: str = 'AgentAlgorithm',
                  policy_loss_addons: Sequence[Callable[..., Any]] = (), intrinsic_reward_as_dimension: bool = False):
@@ -134,10 +140,11 @@ class Agent(RLAlgorithm):
                           spec, 'action_spec')
         if goals is not None:
             spec = [spec, goals.action_spec]
-        irm = parts.add('irm', _made(intrinsic_reward_module, observation_spec=spec, action_spec=action_spec),
-                        spec, 'intrinsic reward')
+        irm, coefficients = modules_and_coefficients(intrinsic_reward_module, intrinsic_reward_coef,
+                                                     observation_spec=spec, action_spec=action_spec)
+        parts.add('irm', irm, spec, 'intrinsic reward')
         if intrinsic_reward_as_dimension:
-            common['reward_spec'] = TensorSpec((reward_spec.numel + 1, ))
+            common['reward_spec'] = TensorSpec((reward_spec.numel + len(coefficients), ))
         rl_algorithm = parts.add('rl', rl_algorithm_cls(observation_spec=spec, **common), spec, action_spec)
         entropy_target = parts.add('entropy_target', _make_entropy_target(
             enforce_entropy_target, entropy_target_cls, action_spec, debug_summaries), 'action distribution', 'loss')
@@ -147,9 +154,14 @@ class Agent(RLAlgorithm):
         reward_weight_algorithm = parts.add('rw', _made(
             reward_weight_algorithm_cls, reward_spec=reward_spec, debug_summaries=debug_summaries),
             reward_spec, 'reward weights')
-        rewards_unrolls = (representation_learner is None and goals is None
-                           and _rewards_unrolls_at_once(irm, rl_algorithm, config))
-        if isinstance(irm, BatchRewards) and not (representation_learner is None and goals is None):
+        is_first_part = representation_learner is None and goals is None
+        rewards_unrolls = is_first_part and rewards_unrolls_at_once(irm, rl_algorithm, config)
+        if not rewards_unrolls and irm is not None and nest.flatten(irm.unroll_state_spec):
+            raise ConfError([problem_at('Agent', 'intrinsic_reward_module', f'= {type(irm).__name__}, which remembers '
+                                        'the steps of an episode, but '
+                                        + why_not_at_once(irm, rl_algorithm, is_first_part, config),
+                                        'use a module without such a memory, such as RNDAlgorithm, or change that')])
+        if isinstance(irm, BatchRewards) and not is_first_part:
             raise ConfError([problem_at('Agent', 'intrinsic_reward_module', f'= {type(irm).__name__}, which rewards '
                                         'observations, but there is a representation learner or a goal generator in '
                                         'front of it', 'leave one of them out')])
@@ -170,16 +182,15 @@ class Agent(RLAlgorithm):
         self._in_the_loss = [part for part in self._parts_in_order if part is not reward_weight_algorithm]
         self._representation_use_rl_state = representation_use_rl_state
         self._rewards_unrolls = rewards_unrolls
-        self._intrinsic_reward_coef = intrinsic_reward_coef
-        self._extrinsic_reward_coef = extrinsic_reward_coef
+        self._intrinsic_reward_coefs = coefficients
+        self._extrinsic_reward_coef = as_scheduler(extrinsic_reward_coef)
         self._policy_acts_alone = False  # until it is known whether it is on-policy
         self._changes_reward = irm is not None or goals is not None or extrinsic_reward_coef != 1.0
         self._intrinsic_reward_as_dimension = intrinsic_reward_as_dimension
         if reward_weight_algorithm is not None:
             rl_algorithm.set_reward_weights(reward_weight_algorithm.reward_weights)
         elif intrinsic_reward_as_dimension:
-            own = [extrinsic_reward_coef] * reward_spec.numel
-            rl_algorithm.set_reward_weights(torch.tensor([*own, intrinsic_reward_coef]))
+            self._weight_dimensions()
         known = {connection.field: connection.part for connection in parts.connections}
         for part in known.values():
             part.on_parts_built(known)
@@ -204,12 +215,14 @@ class Agent(RLAlgorithm):
 
     def reward_coefficients(self) -> dict[str, float]:
         """Return the coefficients of the rewards that the policy is trained on, by the name of their source."""
-        coefficients = {'extrinsic': self._extrinsic_reward_coef}
+        coefficients = {'extrinsic': self._extrinsic_reward_coef()}
         if self._goal_generator is not None:
             coefficients['goal_generator'] = 1.0
-        if self._irm is not None:
-            coefficients['irm'] = self._intrinsic_reward_coef
-        return coefficients
+        return coefficients | {name: coefficient() for name, coefficient in self._intrinsic_reward_coefs.items()}
+
+    def _weight_dimensions(self) -> None:
+        own, *intrinsic = self.reward_coefficients().values()
+        self._rl_algorithm.set_reward_weights(torch.tensor([*[own] * self._reward_spec.numel, *intrinsic]))
 
     def set_path(self, path: str) -> None:
         """Set the paths of all parts below ``path``."""
@@ -255,7 +268,8 @@ class Agent(RLAlgorithm):
 
     def _capabilities_of_parts(self) -> dict[Algorithm, Capabilities]:
         capabilities = super()._capabilities_of_parts()
-        if self._rewards_unrolls and self._irm is not None:  # pairs of steps are made of whole unrolls
+        if self._rewards_unrolls and self._irm is not None and self.unrolls_end_with_bootstrap:
+            # pairs of steps are made of whole unrolls
             capabilities[self._irm] = capabilities[self._irm]._replace(needs_previous_step=False)
         return capabilities
 
@@ -396,9 +410,7 @@ class Agent(RLAlgorithm):
         if self._irm is not None and is_auxiliary:
             new_state['irm'] = state.irm
         elif self._irm is not None and not (is_rollout and self._rewards_unrolls):
-            intrinsic_reward = run(self._irm, _detached(time_step), state.irm).output
-            if isinstance(intrinsic_reward, torch.Tensor):
-                rewards['irm'] = intrinsic_reward
+            rewards.update(rewards_by_name(run(self._irm, _detached(time_step), state.irm).output))
         if is_rollout and self.on_policy and self._changes_reward:
             with context.record_if(False):  # summarize_rollout writes it once for the whole unroll
                 time_step = time_step._replace(reward=self._training_reward(time_step.reward, rewards))
@@ -439,8 +451,18 @@ class Agent(RLAlgorithm):
 
     def postprocess_unroll(self, inputs: TimeStep, rollout_info: Any) -> Any:
         """Add the intrinsic rewards of an unroll ``[T + 1, B, ...]``."""
-        step = self._irm.reward_unroll(inputs)
-        return rollout_info._replace(irm=step.info, rewards={'irm': step.output})
+        return self.postprocess_steps(inputs, rollout_info, ())[0]
+
+    @property
+    def unroll_state_spec(self) -> NestedTensorSpec:
+        """Spec of the state of the intrinsic reward module between unrolls."""
+        return self._irm.unroll_state_spec if self._irm is not None and self._rewards_unrolls else ()
+
+    def postprocess_steps(self, inputs: TimeStep, rollout_info: Any,
+                          state: NestedTensor | None) -> tuple[Any, NestedTensor]:
+        """Add the intrinsic rewards of steps ``[T, B, ...]``; 0 for a first row that has been rewarded before."""
+        step = self._irm.reward_rows(inputs, state, self.unrolls_end_with_bootstrap)
+        return rollout_info._replace(irm=step.info, rewards=rewards_by_name(step.output)), step.state
 
     def _check_trains_offline(self) -> None:
         super()._check_trains_offline()
@@ -457,9 +479,10 @@ class Agent(RLAlgorithm):
         if self._intrinsic_reward_as_dimension:
             for name, value in (('extrinsic', reward), *rewards.items()):
                 summary_utils.add_mean_hist_summary(f'reward/{name}', value)
-            intrinsic = rewards['irm']
-            own = reward if reward.ndim > intrinsic.ndim else reward.unsqueeze(-1)
-            return torch.cat((own, intrinsic.unsqueeze(-1)), -1)
+            self._weight_dimensions()  # which may follow a schedule
+            intrinsic = torch.stack([rewards[name] for name in self._intrinsic_reward_coefs], -1)
+            own = reward if reward.ndim == intrinsic.ndim else reward.unsqueeze(-1)
+            return torch.cat((own, intrinsic), -1)
         coefficients = self.reward_coefficients()
         extra = [r.unsqueeze(-1) if r.ndim < reward.ndim else r for r in rewards.values()]
         return AgentHelper.accumulate_algorithm_rewards(
@@ -543,13 +566,6 @@ def _detached(time_step: TimeStep) -> TimeStep:
 def _made(part: Any, **arguments: Any) -> Any:
     """Return ``part`` if it is ``None`` or an algorithm, otherwise call it to construct one."""
     return part if part is None or isinstance(part, Algorithm) else part(**arguments)
-
-
-def _rewards_unrolls_at_once(module: Any, rl_algorithm: RLAlgorithm, config: TrainerConfig | None) -> bool:
-    """Return whether the rewards of an unroll can be computed when it is complete."""
-    if not isinstance(module, IntrinsicRewardAlgorithm) or not module.rewards_unrolls_at_once or config is None:
-        return False
-    return rl_algorithm.on_policy is False and config.trains_on_whole_unrolls
 
 
 def _make_addons(addons: Sequence[Callable[..., Any]], **arguments: Any) -> Algorithm | None:

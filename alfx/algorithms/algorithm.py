@@ -144,6 +144,15 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         return self._predict_state_spec
 
     @property
+    def unroll_state_spec(self) -> NestedTensorSpec:
+        """Spec of the state of each environment that is carried from one unroll to the next; ``()`` for none.
+
+        Unlike the state of ``rollout_step`` it is updated once per unroll and never stored with the experience. The
+        engine keeps it, saves it in checkpoints and drops it when new episodes are started.
+        """
+        return ()
+
+    @property
     def train_info_spec(self) -> NestedTensorSpec:
         """Spec of the info of ``train_step``; known from the first training step on, ``None`` before."""
         return self.learner.losses.train_info_spec
@@ -230,6 +239,10 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
     def get_initial_rollout_state(self, batch_size: int) -> NestedTensor:
         """Zeros ``[batch_size, ...]`` of ``rollout_state_spec``."""
         return _zeros(self.rollout_state_spec, batch_size)
+
+    def get_initial_unroll_state(self, batch_size: int) -> NestedTensor:
+        """Zeros ``[batch_size, ...]`` of ``unroll_state_spec``."""
+        return _zeros(self.unroll_state_spec, batch_size)
 
     def get_initial_predict_state(self, batch_size: int) -> NestedTensor:
         """Zeros ``[batch_size, ...]`` of ``predict_state_spec``."""

@@ -195,10 +195,22 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
             exists = ~is_first(inputs.step_type[1:])
             error = self._forward_loss(feature[:-shape[1]], rows(action[1:]), feature[shape[1]:]).reshape(shape)
             reward = self._normalized_reward(error, exists, update=True)
-        steps = nest.map_structure(lambda x: x.reshape(len(action), shape[1], *x.shape[1:]), seen)
-        info = ICMPair(both=nest.map_structure(lambda x: torch.stack((x, next_row(x)), 2), steps),
-                       action=next_row(action), exists=torch.cat((exists, torch.zeros_like(exists[:1]))))
-        return AlgStep(torch.cat((torch.zeros_like(reward[:1]), reward)), (), info)
+        return AlgStep(torch.cat((torch.zeros_like(reward[:1]), reward)), (), _pairs(seen, action, exists))
+
+    def pairs_of_unroll(self, inputs: TimeStep) -> NestedTensor:
+        """Return the ``ICMPair`` of each step of an unroll and the next one; see the base class."""
+        return _pairs(self._prepared(nest.map_structure(rows, inputs.observation)),
+                      self._action_encoder(inputs.prev_action), ~is_first(inputs.step_type[1:]))
+
+    def features(self, observation: NestedTensor) -> Tensor:
+        """Add new observations ``[B, ...]`` to the statistics, and return their features ``[B, F]``."""
+        self._update_statistics(observation)
+        return self._encoded(self._prepared(observation))
+
+    @property
+    def num_features(self) -> int:
+        """F, the number of features."""
+        return self.train_state_spec.feature.numel
 
     def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any = ()) -> AlgStep:
         """Compute the losses of both models.
@@ -292,6 +304,19 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
     def _info(self, before: Tensor, action: Tensor, feature: Tensor, exists: Tensor, ends: Any = ()) -> Any:
         return ICMInfo(self._forward_loss(before, action, feature), self._inverse_loss(before, feature, action), exists,
                        is_last=ends)
+
+
+def _pairs(seen: NestedTensor, action: Tensor, exists: Tensor) -> NestedTensor:
+    """Return the ``ICMPair`` of each step and the next one.
+
+    Args:
+        seen: inputs of the encoding network, flattened to ``[(T + 1) * B, ...]``.
+        action: encoded action that led to each step, ``[T + 1, B, A]``.
+        exists: bool ``[T, B]``: the next step belongs to the same episode.
+    """
+    steps = nest.map_structure(lambda x: x.reshape(*action.shape[:2], *x.shape[1:]), seen)
+    return ICMPair(both=nest.map_structure(lambda x: torch.stack((x, next_row(x)), 2), steps),
+                   action=next_row(action), exists=torch.cat((exists, torch.zeros_like(exists[:1]))))
 
 
 def _has_previous_step(inputs: TimeStep, state: Any) -> Tensor:

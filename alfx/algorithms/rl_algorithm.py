@@ -173,6 +173,22 @@ class RLAlgorithm(Algorithm):
         """
         return rollout_info
 
+    def postprocess_steps(self, inputs: TimeStep, rollout_info: NestedTensor,
+                          state: NestedTensor | None) -> tuple[NestedTensor, NestedTensor]:
+        """Do the same as :meth:`postprocess_unroll` with a state; called instead of it if there is an
+        ``unroll_state_spec``.
+
+        Args:
+            inputs: transformed time steps ``[T, B, ...]``. If ``unrolls_end_with_bootstrap``, the last row is the first
+                row of the next unroll as well.
+            rollout_info: infos of ``rollout_step`` ``[T, B, ...]``.
+            state: result of the previous call ``[B, ...]``; ``None`` if there is none, so that all rows are new.
+
+        Returns:
+            The infos to store, and the next state.
+        """
+        raise NotImplementedError(f'{type(self).__name__}.postprocess_steps')
+
     def has_multidim_reward(self) -> bool:
         """Return whether the reward has more than one dimension."""
         return self._reward_spec.numel > 1
@@ -243,6 +259,7 @@ class RLAlgorithm(Algorithm):
             check_sequences(self._config, self.capabilities)
         super().finalize()
         self._check_statistics()
+        self._check_unroll_states()
         self._check_action_mask()
         self._prepare_auxiliary_phase()
         if self._config is not None and self._config.compile:
@@ -272,6 +289,14 @@ class RLAlgorithm(Algorithm):
             raise ConfError([problem_at('TrainerConfig', 'data_transformer_ctor', "looks at stored data "
                                         "(DatasetRewardScaling, or ObservationNormalizer.update_mode = 'offline'), but "
                                         'TrainerConfig.offline_buffer_dir is not set', 'name a dataset there')])
+
+    def _check_unroll_states(self) -> None:
+        algorithms = (x for x in self.modules() if isinstance(x, Algorithm))
+        part = next((x for x in algorithms if nest.flatten(x.unroll_state_spec)), None)
+        if part is not None and not nest.flatten(self.unroll_state_spec):
+            raise ConfError([problem_at('TrainerConfig', 'algorithm_ctor', f'makes {type(self).__name__}, which does '
+                                        f'not carry the state of {type(part).__name__} from one unroll to the next',
+                                        'use @Agent')])
 
     @property
     def offline_replay_buffer(self) -> ReplayBuffer | None:

@@ -178,9 +178,17 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
             is_rewarded = ~is_first(inputs.step_type)
             is_rewarded[0] = False
             reward = self._normalized_reward(error, is_rewarded, update=True)
-        info = nest.map_structure(lambda x: next_row(x.reshape(*reward.shape, *x.shape[1:])),
-                                  RNDTarget(observation, target))
-        return AlgStep(reward, (), info)
+        return AlgStep(reward, (), _of_next_steps(observation, target, reward.shape))
+
+    def pairs_of_unroll(self, inputs: TimeStep) -> NestedTensor:
+        """Return the ``RNDTarget`` of the next step for each step of an unroll; see the base class."""
+        return _of_next_steps(*self._predicted(nest.map_structure(rows, inputs.observation)), inputs.step_type.shape)
+
+    def novelty(self, observation: NestedTensor) -> Tensor:
+        """Add new observations ``[B, ...]`` to the statistics, and return the norms of their prediction errors
+        ``[B]``."""
+        self._update_statistics(self._last_frames(observation))
+        return self._error(*self._predicted(observation)).sqrt()
 
     def train_step(self, inputs: TimeStep, state: NestedTensor = (), rollout_info: Any = ()) -> AlgStep:
         """Compute the prediction error to train on.
@@ -233,6 +241,11 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
         """Return the squared error ``[B]`` of the predictor."""
         error = F.mse_loss(self._predictor_net(observation)[0], target, reduction='none')
         return error.sum(-1) if error.ndim == 2 else error.flatten(1).sum(-1)
+
+
+def _of_next_steps(observation: NestedTensor, target: Tensor, shape: torch.Size) -> NestedTensor:
+    """Return the ``RNDTarget`` ``[T + 1, B, ...]`` of the next steps from flattened inputs and targets of all steps."""
+    return nest.map_structure(lambda x: next_row(x.reshape(*shape, *x.shape[1:])), RNDTarget(observation, target))
 
 
 def _later_rows(x: Tensor) -> Tensor:

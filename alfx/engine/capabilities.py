@@ -36,7 +36,7 @@ class _Fields(NamedTuple):
         traceable_prediction: (actors) ``predict_step`` is stateless and reads only the observation and the action
             mask. It executes the same tensor operations every time, except through ``prediction_graph_key``, so that it
             can be traced. Evaluation then reads nothing from its info.
-        postprocesses_unrolls: (any) ``postprocess_unroll`` adds something.
+        postprocesses_unrolls: (any) ``postprocess_unroll`` or ``postprocess_steps`` adds something.
         has_offline_hooks: (any) ``train_step_offline`` or ``calc_loss_offline`` differs from ``train_step`` or
             ``calc_loss``, so stored datasets cannot be trained on in one batch with collected experience.
     """

@@ -14,7 +14,8 @@ from alfx.data_structures import Experience, StepType, TimeStep
 from alfx.engine import probe
 from alfx.engine.contract import Acts
 from alfx.engine.remote.remote_unroll import RemoteUnroll, UnrollSource
-from alfx.engine.rollout import RolloutState, Steps, rollout, start
+from alfx.engine.rollout import RolloutState, Steps, postprocessed, rollout, start
+from alfx.tensor_specs import NestedTensor
 
 
 class Due(NamedTuple):
@@ -42,6 +43,8 @@ class Collector:
         position: current position of the rollout; ``None`` before the first step.
         remote: source of the steps of other processes; ``None`` if this process steps the environments.
         inputs: transformed time steps of the latest unroll if ``Capabilities.needs_unroll_inputs``, else ``None``.
+        unroll_state: nest ``[B, ...]`` of ``unroll_state_spec`` after the latest unroll; ``None`` before the first one
+            and after new episodes have been started.
     """
 
     def __init__(self, algorithm: Acts, settings: TrainerConfig):
@@ -49,6 +52,7 @@ class Collector:
         self.position: RolloutState | None = None
         self.remote: RemoteUnroll | None = None
         self.inputs: TimeStep | None = None
+        self.unroll_state: NestedTensor | None = None
         self._debt = 0.0  # fraction of a step that a later unroll has to add
 
     def use_source(self, source: UnrollSource, update_period: int) -> None:
@@ -120,7 +124,8 @@ class Collector:
         if algorithm.capabilities.postprocesses_unrolls:
             assert steps.inputs is not None, 'needs_unroll_inputs is set'
             with context.rollout_context(), torch.no_grad():
-                rollout_info = algorithm.postprocess_unroll(steps.inputs, experience.rollout_info)
+                rollout_info, self.unroll_state = postprocessed(algorithm, steps.inputs, experience.rollout_info,
+                                                                self.unroll_state)
             experience = experience._replace(rollout_info=rollout_info)
         if not algorithm.on_policy:
             stores_bootstrap = self._settings.trains_on_whole_unrolls
@@ -148,6 +153,8 @@ class Collector:
         if self.position is not None:
             now = self.position
             state['cursor'] = nest.flatten((now.time_step, now.inputs, now.state, now.transform_state))
+            if self.unroll_state is not None:
+                state['unroll_state'] = nest.flatten(self.unroll_state)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -157,23 +164,20 @@ class Collector:
             return
         with probe.unchanged(self._algorithm):  # a data transformer, for instance, updates its statistics here
             like = start(self._algorithm, self._algorithm.environment)
-        parts = (like.time_step, like.inputs, like.state, like.transform_state)
-        leaves = nest.flatten(parts)
-        for x, saved in zip(leaves, state['cursor'], strict=True):
-            if x.shape != saved.shape or x.dtype != saved.dtype:
-                raise ValueError(f'rollout: expected {x.dtype} {tuple(x.shape)}, found {saved.dtype} '
-                                 f'{tuple(saved.shape)}')
-        time_step, inputs, policy_state, transform_state = nest.pack_sequence_as(
-            parts, [x.to(like.device) for x, like in zip(state['cursor'], leaves)])  # loaded into host memory
+        time_step, inputs, policy_state, transform_state = _loaded(
+            (like.time_step, like.inputs, like.state, like.transform_state), state['cursor'])
         self.position = replace(like, time_step=time_step, inputs=inputs, state=policy_state,
                                 transform_state=transform_state)
+        zeros = self._algorithm.get_initial_unroll_state(time_step.step_type.shape[0])
+        saved = state.get('unroll_state')
+        self.unroll_state = None if saved is None else _loaded(zeros, saved)
 
     def start_new_episodes(self, state: dict[str, Any]) -> None:
         """Resume from :meth:`state_dict` with environments whose state could not be restored.
 
         The newest steps in the replay buffer become the LAST steps of truncated episodes.
         """
-        self._debt = state['unroll_debt']
+        self._debt, self.unroll_state = state['unroll_debt'], None
         buffer = self._algorithm.replay_buffer
         if buffer is None:
             return
@@ -181,3 +185,16 @@ class Collector:
         if env_ids.numel():
             last = torch.full((env_ids.numel(), ), StepType.LAST, dtype=torch.int32)
             buffer.set_field('time_step.step_type', env_ids, buffer.current_pos[env_ids] - 1, last)
+
+
+def _loaded(like: Any, saved: list[torch.Tensor]) -> Any:
+    """Return tensors of a checkpoint, which are in host memory, as a nest like ``like``.
+
+    Raises:
+        ValueError: their number, a shape or a dtype differs.
+    """
+    leaves = nest.flatten(like)
+    for x, found in zip(leaves, saved, strict=True):
+        if x.shape != found.shape or x.dtype != found.dtype:
+            raise ValueError(f'rollout: expected {x.dtype} {tuple(x.shape)}, found {found.dtype} {tuple(found.shape)}')
+    return nest.pack_sequence_as(like, [found.to(x.device) for x, found in zip(leaves, saved)])

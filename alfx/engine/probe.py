@@ -11,7 +11,7 @@ import torch
 from alfx import context, nest
 from alfx.data_structures import AlgStep, Experience, StepType, TimeStep
 from alfx.engine.contract import Acts
-from alfx.engine.rollout import Steps, acting_step, map_steps, metric_fields
+from alfx.engine.rollout import Steps, acting_step, map_steps, metric_fields, postprocessed
 from alfx.tensor_specs import NestedTensorSpec, SpecError, TensorSpec, extract_spec, nearest_zeros
 
 _BATCH = 2
@@ -38,7 +38,8 @@ def _rollout_step(algorithm: Acts, step_spec: TimeStep) -> AlgStep:
         if not algorithm.capabilities.postprocesses_unrolls:
             return step
         inputs, info = nest.map_structure(lambda x: torch.stack((x, x)), (time_step, step.info))
-        return step._replace(info=nest.map_structure(lambda x: x[0], algorithm.postprocess_unroll(inputs, info)))
+        info, _ = postprocessed(algorithm, inputs, info, None)
+        return step._replace(info=nest.map_structure(lambda x: x[0], info))
 
 
 def rollout_info_spec(algorithm: Acts, step_spec: TimeStep) -> NestedTensorSpec:

@@ -131,6 +131,18 @@ def rollout(algorithm: Acts, env: Any, position: RolloutState, length: int, *, w
     return Steps(experience, own, experience.time_step if same else nest.stack(inputs))
 
 
+def postprocessed(algorithm: Acts, inputs: TimeStep, rollout_info: NestedTensor,
+                  unroll_state: NestedTensor | None) -> tuple[NestedTensor, NestedTensor | None]:
+    """Call ``postprocess_unroll``, or ``postprocess_steps`` if the algorithm has a state between unrolls.
+
+    Returns:
+        The infos to store, and the next state; ``None`` for an algorithm without this state.
+    """
+    if not nest.flatten(algorithm.unroll_state_spec):
+        return algorithm.postprocess_unroll(inputs, rollout_info), None
+    return algorithm.postprocess_steps(inputs, rollout_info, unroll_state)
+
+
 def map_steps(func: Callable[..., Any], *steps: Steps) -> Steps:
     """Apply ``func`` to the corresponding tensors of ``steps``."""
     mapped: Any = [None if parts[0] is None else nest.map_structure(func, *parts) for parts in zip(*steps)]

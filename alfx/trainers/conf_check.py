@@ -144,8 +144,8 @@ def preparation_lines(algorithm: nn.Module) -> list[str]:
     return [header, *done] if done else []
 
 
-def memory_lines(algorithm: nn.Module) -> list[str]:
-    """Describe the memory of the replay buffers when they are full."""
+def memory_lines(algorithm: Any) -> list[str]:
+    """Describe the memory of the replay buffers when they are full, and of the state between unrolls."""
     lines = []
     for path, module in algorithm.named_modules():
         buffer = module.replay_buffer if isinstance(module, Algorithm) else None
@@ -154,7 +154,12 @@ def memory_lines(algorithm: nn.Module) -> list[str]:
             where = path or type(module).__name__
             lines.append(f'replay buffer of {where}: {size:,} bytes ({size / 2**20:.1f} MiB): {buffer.max_length:,} '
                          f'steps of {buffer.num_environments} environments')
-    return lines or ['replay buffer: none']
+    lines = lines or ['replay buffer: none']
+    env, spec = algorithm.environment, algorithm.unroll_state_spec
+    if env is not None and nest.flatten(spec):
+        size = replay_bytes(spec, env.batch_size, 1)
+        lines.append(f'state between unrolls: {size:,} bytes ({size / 2**20:.1f} MiB) of {env.batch_size} environments')
+    return lines
 
 
 def replay_bytes(data_spec: NestedTensorSpec, num_environments: int, max_length: int) -> int:

@@ -49,7 +49,7 @@ def batch_moments(tensor: Tensor, spec: TensorSpec) -> tuple[Tensor, Tensor]:
     return mean, variance
 
 
-def _count_and_moments(tensor: Tensor, spec: TensorSpec) -> Tensor:
+def count_and_moments(tensor: Tensor, spec: TensorSpec) -> Tensor:
     """Number of elements, means and variances, float64 ``[1 + 2 * spec.numel]``."""
     size = spec.numel
     row = torch.zeros(1 + 2 * size, dtype=torch.float64, device=tensor.device)
@@ -60,7 +60,7 @@ def _count_and_moments(tensor: Tensor, spec: TensorSpec) -> Tensor:
     return row
 
 
-def _joined(rows: Tensor) -> Tensor:
+def joined_moments(rows: Tensor) -> Tensor:
     """Combine ``rows [K, 1 + 2 * size]`` to the row of all their elements as one batch (Chan et al. 1979)."""
     size = (rows.shape[1] - 1) // 2
     count, means, variances = rows[:, :1], rows[:, 1:1 + size], rows[:, 1 + size:]
@@ -72,7 +72,7 @@ def _joined(rows: Tensor) -> Tensor:
 
 def _moments_of_row(row: Tensor, spec: TensorSpec, ranks: Any) -> tuple[Tensor, Tensor] | None:
     if ranks is not None:
-        row = _joined(ranks.gather(row))
+        row = joined_moments(ranks.gather(row))
     if not row[0]:
         return None
     mean, variance = row[1:].view(2, *spec.shape)
@@ -84,7 +84,7 @@ def _pooled_moments(tensor: Tensor, spec: TensorSpec, ranks: Any) -> tuple[Tenso
 
     The ranks may have different numbers of elements.
     """
-    return _moments_of_row(_count_and_moments(tensor, spec), spec, ranks)
+    return _moments_of_row(count_and_moments(tensor, spec), spec, ranks)
 
 
 class _Waiting:
@@ -100,14 +100,14 @@ class _Waiting:
             self._reduce()
 
     def row(self) -> Tensor:
-        """Row of all deferred batches, see :func:`_count_and_moments`."""
+        """Row of all deferred batches, see :func:`count_and_moments`."""
         self._reduce()
-        return _joined(torch.stack(self._rows)) if len(self._rows) > 1 else self._rows[0]
+        return joined_moments(torch.stack(self._rows)) if len(self._rows) > 1 else self._rows[0]
 
     def _reduce(self) -> None:
         if self._batches:
             elements = torch.cat([batch.reshape(-1, *self._spec.shape) for batch in self._batches])
-            self._rows.append(_count_and_moments(elements, self._spec))
+            self._rows.append(count_and_moments(elements, self._spec))
             self._batches, self._size = [], 0
 
 

@@ -74,6 +74,11 @@ class IntrinsicRewardAlgorithm(Algorithm):
         return self.on_policy is not False
 
     @property
+    def normalizes_reward(self) -> bool:
+        """Return whether rewards are normalized."""
+        return self._reward_normalizer is not None
+
+    @property
     def rewards_unrolls_at_once(self) -> bool:
         """Return whether the class implements :meth:`reward_unroll`."""
         return type(self).reward_unroll is not IntrinsicRewardAlgorithm.reward_unroll
@@ -93,6 +98,55 @@ class IntrinsicRewardAlgorithm(Algorithm):
             trained on yet.
         """
         raise NotImplementedError(f'{type(self).__name__}.reward_unroll')
+
+    def reward_steps(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
+        """Reward steps, each of which is passed once, with a state between the calls.
+
+        It is used instead of :meth:`reward_unroll` and ``rollout_step`` for a module with an ``unroll_state_spec``.
+        Wherever the steps of a run are cut into calls, the rewards are the same, apart from statistics.
+
+        Args:
+            inputs: time steps ``[T, B, ...]`` that follow those of the previous call.
+            state: result of the previous call ``[B, ...]``; zeros for the first one.
+
+        Returns:
+            ``output``: the rewards ``[T, B]`` for arriving at the steps; ``state``: nest ``[B, ...]``.
+        """
+        raise NotImplementedError(f'{type(self).__name__}.reward_steps')
+
+    def pairs_of_unroll(self, inputs: TimeStep) -> NestedTensor:
+        """Return what ``train_step`` needs to train on arriving at the next step, for each step of an unroll.
+
+        Args:
+            inputs: time steps ``[T + 1, B, ...]``.
+
+        Returns:
+            Nest ``[T + 1, B, ...]``, the ``rollout_info`` of ``train_step``; ``()`` if nothing is trained.
+        """
+        return ()
+
+    def reward_rows(self, inputs: TimeStep, state: NestedTensor | None, overlaps: bool) -> AlgStep:
+        """Reward an unroll, by :meth:`reward_steps` if there is a state and by :meth:`reward_unroll` otherwise.
+
+        Args:
+            inputs: time steps ``[T, B, ...]``.
+            state: result of the previous call ``[B, ...]``; ``None`` if all rows are new.
+            overlaps: the last row is the first row of the next unroll as well.
+
+        Returns:
+            ``output``: the rewards ``[T, B]``, 0 in a first row that has been rewarded before; ``state``: ``[B, ...]``;
+            ``info``: nest ``[T, B, ...]``, the ``rollout_info`` of ``train_step``.
+        """
+        if not nest.flatten(self.unroll_state_spec):
+            return self.reward_unroll(inputs)
+        new = inputs
+        if state is None:
+            state = self.get_initial_unroll_state(inputs.step_type.shape[1])
+        elif overlaps:
+            new = nest.map_structure(lambda x: x[1:], inputs)
+        step = self.reward_steps(new, state)
+        reward = step.output if new is inputs else torch.cat((torch.zeros_like(step.output[:1]), step.output))
+        return AlgStep(reward, step.state, self.pairs_of_unroll(inputs) if overlaps else ())
 
     def _update_statistics(self, observation: NestedTensor) -> None:
         """Update the statistics with observations ``[..., *spec.shape]``."""

@@ -1,0 +1,243 @@
+"""Exploration bonuses with a memory of the episode, as products of factors.
+
+    r[t] = normalize(prod_i factor_i[t]),  0 without a previous step in the episode
+
+Each published reward is a list of factors; the confs that ship with alfx name the papers. The factors compare what a
+step arrives at with the earlier steps of the same episode. Their memory is carried from one unroll to the next
+(``unroll_state_spec``), and the rewards of an unroll are computed at once, when it is complete.
+"""
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from alfx import nest
+from alfx.algorithms.agent_helpers import AgentHelper
+from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.exploration.factors import Factor, Seen
+from alfx.algorithms.exploration.memory import places_of
+from alfx.algorithms.exploration.normalization import RewardNormalization
+from alfx.algorithms.icm_algorithm import ICMAlgorithm
+from alfx.algorithms.intrinsic.intrinsic_reward import (IntrinsicRewardAlgorithm, NetworkOrConstructor, make_network,
+                                                        output_tensor_spec, rows)
+from alfx.algorithms.rnd_algorithm import RNDAlgorithm
+from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
+from alfx.engine.capabilities import Capabilities
+from alfx.engine.loss_reduction import NonFiniteLossError
+from alfx.gin_utils import ConfError, configurable
+from alfx.gin_utils.value_checks import Fraction, problem_at
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+
+logger = logging.getLogger(__name__)
+
+BonusState = namedtuple('BonusState', ['length', 'factors', 'normalization'], default_value=())
+"""State of each environment: steps of the episode so far, int64 ``[B]``; the states of the factors, a tuple; the state
+of the normalization."""
+
+BonusInfo = namedtuple('BonusInfo', ['inverse_model', 'error_model'], default_value=())
+"""Infos of the parts that are trained."""
+
+_BLOCK = 64
+"""Most steps that are compared with each other at once."""
+
+
+@configurable
+class ExplorationBonus(IntrinsicRewardAlgorithm):
+    """Intrinsic reward that is a product of factors, see :mod:`alfx.algorithms.exploration.factors`.
+
+    It needs a policy algorithm that trains on stored experience, such as PPO, IMPALA, DQN or SAC: the rewards of an
+    unroll are computed before it is stored.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        action_spec: nest of specs of the action.
+        factors: constructors of factors, called as ``(observation_spec=, num_features=)``.
+        inverse_model: constructor of an ``ICMAlgorithm``, called as ``(observation_spec=, action_spec=)``. Its features
+            are those of the factors; its own reward is not used.
+        random_network: instead of ``inverse_model``, network with random weights whose output is the feature; a network
+            or a constructor, called as ``(input_tensor_spec=)``.
+        error_model: constructor of an ``RNDAlgorithm``, called like ``inverse_model``; its prediction error is the
+            novelty of factors, its own reward is not used.
+        normalization: rule of :class:`~alfx.algorithms.exploration.normalization.RewardNormalization`.
+        return_discount: of the sum of rewards with ``normalization = 'return_std'``.
+        clip_value: if positive, clip normalized rewards to plus and minus this value.
+        name: name of this algorithm.
+
+    Raises:
+        ConfError: there are no factors, or they do not fit the models.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec = None,
+                 factors: Sequence[Callable[..., Any]] = (), inverse_model: Callable[..., Any] | None = None,
+                 random_network: NetworkOrConstructor | None = None, error_model: Callable[..., Any] | None = None,
+                 normalization: str = 'none', return_discount: Fraction = 0.99, clip_value: float = -1.0,
+                 name: str = 'ExplorationBonus'):
+        super().__init__(observation_spec, None, None, None, False, name=name)
+        owner = type(self).__name__
+        if not factors:
+            raise ConfError([problem_at(owner, 'factors', 'is empty', 'set it to (@EpisodicCount, ), for example')])
+        if inverse_model is not None and random_network is not None:
+            raise ConfError([problem_at(owner, 'random_network', 'is set, but the features are those of inverse_model',
+                                        'leave one of them out')])
+        self._inverse_model = _made(inverse_model, 'inverse_model', ICMAlgorithm, observation_spec, action_spec)
+        self._error_model = _made(error_model, 'error_model', RNDAlgorithm, observation_spec, action_spec)
+        self._random_network = None
+        num_features = 0 if self._inverse_model is None else self._inverse_model.num_features
+        if random_network is not None:
+            where = owner, 'random_network'
+            self._random_network = make_network(random_network, observation_spec, where)
+            num_features = output_tensor_spec(self._random_network, where).numel
+        made: list[Factor] = [factor(observation_spec=observation_spec, num_features=num_features)
+                              for factor in factors]
+        features = 'inverse_model' if random_network is None else 'random_network'
+        _check_needs(made, 'feature', features, bool(num_features))
+        _check_needs(made, 'error', 'error_model', error_model is not None)
+        self._factors = nn.ModuleList(made)
+        self._normalization = RewardNormalization(normalization, return_discount, clip_value, owner)
+        self._capacity = min((factor.capacity for factor in made if factor.capacity), default=None)
+        self._block = min(_BLOCK, self._capacity or _BLOCK)
+        self._helper, self._trained_parts = AgentHelper(BonusInfo), list[Algorithm]()
+        for field, part in (('inverse_model', self._inverse_model), ('error_model', self._error_model)):
+            if part is not None:
+                self._helper.register_algorithm(part, field)
+                self._trained_parts.append(part)
+
+    def set_on_policy(self, is_on_policy: bool) -> None:
+        """Set :attr:`on_policy`, also of the models."""
+        super().set_on_policy(is_on_policy)
+        for part in self._trained_parts:
+            part.set_on_policy(is_on_policy)
+
+    def _trainable_attributes_to_ignore(self) -> list[str]:
+        """Return the name of the random network."""
+        return ['_random_network']
+
+    def own_capabilities(self) -> Capabilities:
+        """Return the capabilities; those of the models are joined."""
+        return super().own_capabilities()._replace(traceable_update=True)
+
+    # Rewards ---------------------------------------------------------------------------------------------------
+
+    @property
+    def rewards_unrolls_at_once(self) -> bool:
+        """Return True."""
+        return True
+
+    @property
+    def unroll_state_spec(self) -> NestedTensorSpec:
+        """Spec of ``BonusState``."""
+        factors: Any = self._factors
+        return BonusState(TensorSpec((), torch.int64), tuple(factor.state_spec for factor in factors),
+                          self._normalization.state_spec)
+
+    def reward_steps(self, inputs: TimeStep, state: Any) -> AlgStep:
+        """Reward steps ``[T, B]`` after ``state``, a ``BonusState``; see the base class.
+
+        Raises:
+            NonFiniteLossError: a factor is NaN or infinite; the message names it.
+        """
+        products, follow, normalization_state = [], [], state.normalization
+        leaves, structure = nest.flatten_with_structure(self._seen(inputs))
+        for block in zip(*(x.split(self._block) for x in leaves)):
+            step_type, observation, feature, error = nest.unflatten(structure, block)
+            places = places_of(step_type, state.length)
+            seen = Seen(observation, places, feature, error)
+            product, factor_states = torch.ones(step_type.shape, device=step_type.device), []
+            for factor, factor_state in zip(self._factors, state.factors):
+                value, factor_state = factor(seen, factor_state)
+                product = product * value
+                factor_states.append(factor_state)
+                if not value[places.follows].isfinite().all():
+                    raise NonFiniteLossError(f'{self.path or self.name}: {type(factor).__name__} is NaN or infinite')
+            products.append(product.masked_fill(~places.follows, 0))
+            follow.append(places.follows)
+            state = BonusState(places.next_length, tuple(factor_states))
+        reward, normalization_state = self._normalization(torch.cat(products), torch.cat(follow), normalization_state)
+        if self._capacity is not None and state.length.max() > self._capacity:
+            logger.warning('%s: an episode is longer than the %d steps that are remembered, so that its first ones are '
+                           'forgotten; increase the capacity of the factors', self.path or self.name, self._capacity)
+            self._capacity = None  # say it once
+        return AlgStep(reward, state._replace(normalization=normalization_state))
+
+    def _seen(self, inputs: TimeStep) -> tuple[Tensor, NestedTensor, Any, Any]:
+        """Return step types ``[T, B]``, observations, features and errors of ``inputs``; ``()`` for missing ones."""
+        shape, flat = inputs.step_type.shape, nest.map_structure(rows, inputs.observation)
+        feature: Any = ()
+        error: Any = ()
+        if self._inverse_model is not None:
+            feature = self._inverse_model.features(flat).reshape(*shape, -1)
+        elif self._random_network is not None:
+            feature = self._random_network(flat)[0].reshape(*shape, -1)
+        if self._error_model is not None:
+            error = self._error_model.novelty(flat).reshape(shape)
+        return inputs.step_type, inputs.observation, feature, error
+
+    # Training --------------------------------------------------------------------------------------------------
+
+    def pairs_of_unroll(self, inputs: TimeStep) -> NestedTensor:
+        """Return a ``BonusInfo`` of what the models train on; see the base class."""
+        return self._of_parts(lambda part, _: part.pairs_of_unroll(inputs))
+
+    def train_step(self, inputs: TimeStep, state: NestedTensor = (), rollout_info: Any = ()) -> AlgStep:
+        """Run ``train_step`` of the models; ``info``: ``BonusInfo`` ``[B, ...]``.
+
+        Args:
+            inputs: time step ``[B, ...]``.
+            state: ``()``.
+            rollout_info: ``BonusInfo`` of :meth:`pairs_of_unroll`, or ``()``.
+        """
+        batch = inputs.step_type.shape[0]
+        return AlgStep(info=self._of_parts(lambda part, field: part.train_step(
+            inputs, part.get_initial_train_state(batch), rollout_info and getattr(rollout_info, field)).info))
+
+    def train_sequence(self, inputs: TimeStep, state: NestedTensor = (), rollout_info: Any = ()) -> AlgStep:
+        """Run ``train_sequence`` of the models, whose first step has no previous one; ``[T, B, ...]``."""
+        length, batch = inputs.step_type.shape
+
+        def train(part: Algorithm, field: str) -> NestedTensor:
+            zeros = nest.map_structure(lambda x: x.expand(length, *x.shape), part.get_initial_train_state(batch))
+            return part.train_sequence(inputs, zeros, rollout_info and getattr(rollout_info, field)).info
+
+        return AlgStep(info=self._of_parts(train))
+
+    def calc_loss(self, info: Any) -> LossInfo:
+        """Return the sum of the losses of the models, ``[T, B]``; empty without models."""
+        return self._helper.accumulate_loss_info(self._trained_parts, info)
+
+    def _of_parts(self, function: Callable[[Any, str], NestedTensor]) -> NestedTensor:
+        """Return a ``BonusInfo`` of ``function(part, field)``; ``()`` if nothing is trained."""
+        if not self._trained_parts:
+            return ()
+        fields = [self._helper.field(part) for part in self._trained_parts]
+        return BonusInfo(**{field: function(part, field) for field, part in zip(fields, self._trained_parts)})
+
+
+def _made(constructor: Callable[..., Any] | None, argument: str, cls: Any, observation_spec: NestedTensorSpec,
+          action_spec: NestedTensorSpec) -> Any:
+    """Return a model from an argument of the constructor.
+
+    Raises:
+        ConfError: it is of another class, or normalizes its own reward, which is not used.
+    """
+    if constructor is None:
+        return None
+    part = constructor(observation_spec=observation_spec, action_spec=action_spec)
+    if not isinstance(part, cls):
+        raise ConfError([problem_at('ExplorationBonus', argument, f'expected @{cls.__name__}, found '
+                                    f'{type(part).__name__}')])
+    if part.normalizes_reward:
+        raise ConfError([problem_at(cls.__name__, 'reward_adapt_speed', f'normalizes a reward that '
+                                    f'ExplorationBonus.{argument} does not use', 'set it to None')])
+    return part
+
+
+def _check_needs(factors: list[Factor], need: str, argument: str, is_given: bool) -> None:
+    """Reject factors without the model that they need, and a model that no factor needs."""
+    users = [type(factor).__name__ for factor in factors if factor.needs == need]
+    if users and not is_given:
+        raise ConfError([problem_at('ExplorationBonus', argument, f'= None, but {users[0]} needs it',
+                                    'include the conf of a complete bonus, such as e3b.gin')])
+    if is_given and not users:
+        raise ConfError([problem_at('ExplorationBonus', argument, 'is set, but no factor uses it', 'leave it out')])
