@@ -140,7 +140,8 @@ class _Parser(config_parser.ConfigParser):
         return True, self._delegate.configurable_reference(name, evaluate, arguments)
 
     def _is_path(self) -> bool:
-        return re.match(r'(torch|alfx)\.(?!b?float|u?int|bool)\w', self._current_token.line[self._current_token.start[1]:]) is not None
+        rest = self._current_token.line[self._current_token.start[1]:]
+        return re.match(r'(torch|alfx)\.(?!b?float|u?int|bool)\w', rest) is not None
 
     def _maybe_parse_basic_type(self):
         if self._is_path():
