@@ -7,7 +7,7 @@ import torch
 from helpers.sac_agents import make_agent
 
 from alfx import context
-from alfx.algorithms.transformers.return_scaling import DiscountedReturnScaling
+from alfx.algorithms.return_scaling import DiscountedReturnScaling
 from alfx.data_structures import Experience, StepType, TimeStep
 from alfx.tensor_specs import TensorSpec
 

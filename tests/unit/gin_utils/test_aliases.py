@@ -30,7 +30,7 @@ def message_of(tmp_path):
 def test_an_unknown_name_raises_with_a_suggestion(name, message_of):
     owner, _, parameter = name.rpartition('.')
     if owner:
-        line = f'{OWNERS.get(name, "Agent")}.{parameter} = 1'
+        line = f'{OWNERS.get(name, "Agent" if owner == "*" else owner)}.{parameter} = 1'
     else:
         line = f'Agent.name = @{name + ".load" if name.startswith("suite_") else name}'
     assert message_of(line).endswith(f'\n  {INSTEAD[name]}')
