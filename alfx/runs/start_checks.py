@@ -12,7 +12,7 @@ from alfx.config import TrainerConfig
 from alfx.algorithms.td_loss import TDLoss
 from alfx.experience_replayers.packed_storage import memory_of
 from alfx.gin_utils import ConfError, Problem, locations, static_check, supplied_arguments
-from alfx.gin_utils.value_checks import problem_at
+from alfx.gin_utils.value_checks import log_unused, problem_at
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 
 logger = logging.getLogger(__name__)
@@ -20,6 +20,8 @@ _GIBIBYTE = 2**30
 _SHARE_OF_MEMORY = 0.5
 _MANY_PROCESSES = 4  # per core
 _NOT_OF_AN_ALGORITHM = {'lstm_hidden_size', 'last_activation'}  # parameters of recurrent networks and of encoders
+_OF_REPLAY = {'mini_batch_length', 'mini_batch_size', 'num_updates_per_train_iter', 'priority_replay',
+              'replay_buffer_length'}
 _OTHER_LAYERS = 'encoding_network_ctor'  # argument by which a conf adds layers in another way
 
 
@@ -49,6 +51,13 @@ def describe_run(algorithm: Any, has_environment: bool) -> str:
     main = getattr(algorithm, 'policy', algorithm)
     count = sum(parameter.numel() for parameter in algorithm.parameters())
     return ', '.join([*tasks, type(main).__name__, f'{count:,} parameters', str(context.get_default_device())])
+
+
+def log_settings_of_replay(algorithm: Any) -> None:
+    """Log the settings of replay that the conf sets, for an algorithm that trains on each unroll once."""
+    name = type(getattr(algorithm, 'policy', algorithm)).__name__
+    bound = {binding.name for binding in locations.bindings() if binding.selector.endswith('.TrainerConfig')}
+    log_unused('TrainerConfig', sorted(bound & _OF_REPLAY), f'{name} learns on-policy, once from each unroll')
 
 
 def warn_of_linear_networks() -> None:

@@ -544,6 +544,8 @@ class RLTrainer(Trainer):
         self._check_length()
         if not self._algorithm.on_policy:
             start_checks.warn_of_mini_batch(self._num_environments(), config)
+        elif not config.offline_buffer_dir:
+            start_checks.log_settings_of_replay(self._algorithm)
         acting.check(self._algorithm, config)
 
     def _create_environment(self) -> Any:

@@ -385,6 +385,7 @@ def test_actions_of_another_kind_are_refused(action_spec, message):
     (dict(reproduce_locomotion=True, train_actor_on_last_step=False), 'train_actor_on_last_step'),
     (dict(target_entropy=(-1.0, -2.0)), 'mixed'),
     (dict(action_spec=CHOICE, q_network_cls=None), 'q_network_cls'),
+    (dict(actor_network_cls=None), 'continuous actions needs actor_network_cls'),
     (dict(critic_network_cls=partial(CriticNetwork, output_tensor_spec=TensorSpec((5, )))), 'shape'),
     (dict(action_spec=CHOICE, q_network_cls=partial(QNetwork, num_atoms=5)), 'shape'),
 ])
@@ -472,3 +473,8 @@ def test_it_learns_a_one_step_task(environment):
             reward = time_step.reward if time_step.reward.ndim == 1 else time_step.reward[:, 0]
             rewards.append(reward[time_step.step_type != StepType.FIRST])
     assert torch.cat(rewards).mean() > 0.9
+
+
+def test_discrete_actions_need_neither_actor_nor_critic_class():
+    agent = SacAlgorithm(TensorSpec((3, )), CHOICE, actor_network_cls=None, critic_network_cls=None)
+    assert agent._actor_network is None and agent._critic_networks is not None

@@ -14,9 +14,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from alfx import gin_utils
+from alfx import BoundedTensorSpec, gin_utils
+from alfx.distributions.truncated import TruncatedCauchy
 from alfx.gin_utils import ConfError, configurable, parsing, static_check
 from alfx.gin_utils.value_checks import Fraction, Range
+from alfx.networks import TruncatedProjectionNetwork
 from alfx.networks.actor_networks import ActorNetwork
 
 
@@ -198,6 +200,13 @@ def test_arguments_of_a_reference_may_lack_their_names(conf):
     assert (Car().engine.power, Car().engine.cylinders) == (2.5, 6) and unused() == []
     gin_utils.load(conf('Car.engine = functools.partial(@Engine, 3, 8)'))
     assert (Car().engine().power, Car().engine().cylinders) == (3, 8) and unused() == []
+
+
+def test_a_class_of_distributions_is_a_constructor(conf):
+    gin_utils.load(conf('race.car_ctor = @Car\nTruncatedProjectionNetwork.dist_ctor = @TruncatedCauchy'))
+    network = TruncatedProjectionNetwork(3, BoundedTensorSpec((2, ), torch.float32, -1.0, 1.0))
+    assert isinstance(network(torch.zeros(4, 3))[0], TruncatedCauchy)
+    assert 'is a function of tensors' in message_of(conf('TruncatedProjectionNetwork.dist_ctor = @torch.relu_'))
 
 
 def test_references_to_torch_and_alfx_may_lack_the_at_sign(conf):

@@ -106,3 +106,13 @@ def test_the_first_line_of_a_run_names_the_tasks_also_of_macros(tmp_path, value,
         create_environment(env_load_fn=lambda *args, **kwargs: WalkEnv(), num_parallel_environments=1, nonparallel=True)
         line = start_checks.describe_run(torch.nn.Linear(2, 3), True)
     assert line == f'{shown}Linear, 9 parameters, cpu'
+
+
+@pytest.mark.parametrize('conf, logged', [('ac_cart_pole', {'mini_batch_size', 'num_updates_per_train_iter'}),
+                                          ('dqn_cart_pole', set())])
+def test_settings_of_replay_of_an_algorithm_without_replay_are_logged(make_trainer, caplog, conf, logged):
+    caplog.set_level(logging.INFO, 'alfx')
+    make_trainer(f"include '{conf}.gin'\nTrainerConfig.mini_batch_size = 64\n"
+                 'TrainerConfig.num_updates_per_train_iter = 2')
+    message = ' is not used: ActorCriticAlgorithm learns on-policy, once from each unroll'
+    assert {line.removesuffix(message).rpartition('.')[2] for line in caplog.messages if message in line} == logged
