@@ -65,7 +65,7 @@ class Outcome(NamedTuple):
 
     @property
     def differs(self) -> bool:
-        """Whether a checkpoint or a row of ``progress.csv`` differs."""
+        """Return whether a checkpoint or a row of ``progress.csv`` differs."""
         return self.first is not None or bool(self.rows)
 
 

@@ -152,16 +152,16 @@ def write_operative(root_dir: str) -> str:
 
 
 def stored_conf(root_dir: Optional[str]) -> str:
-    """Return the path of the conf of an existing run: ``operative.gin``, else ``config.gin``.
+    """Return the path of the conf of an existing run: ``operative.gin``, or ``config.gin`` if that is missing or blank.
 
     Raises:
         ConfError: ``root_dir`` contains neither.
     """
     for name in ('operative.gin', 'config.gin'):
         path = os.path.join(root_dir or '.', 'conf', name)
-        if os.path.isfile(path):
+        if os.path.isfile(path) and stored_files.read_text(path).strip():
             return os.path.abspath(path)
-    raise ConfError(f'{root_dir} is not a run folder: it has no conf/operative.gin',
+    raise ConfError(f'{root_dir} is not a run folder: it has no conf/operative.gin, or the file is blank',
                     'pass --conf FILE, or the root_dir of an existing run')
 
 

@@ -33,7 +33,7 @@ figure{margin:0}svg{width:100%;height:auto;display:block}svg text{fill:var(--fai
 th,td{padding:.3rem .7rem;border-bottom:1px solid var(--line);text-align:right;vertical-align:top;
 font-variant-numeric:tabular-nums}
 th{background:var(--head)}th:first-child,td:first-child,.text td,.text th{text-align:left}
-td{max-width:30rem;overflow-wrap:anywhere}
+td{max-width:30rem}.text td{min-width:6rem;overflow-wrap:anywhere}
 COLORS
 @media print{body{max-width:none}.table{overflow:visible}}
 '''

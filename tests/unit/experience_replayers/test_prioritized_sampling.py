@@ -89,6 +89,15 @@ def test_new_steps_get_the_largest_priority_of_one_update():
     assert weights == pytest.approx({0: 4 * 0.5 / 10.5, 1: 16 / 10.5, 2: 8 / 10.5, 3: 16 / 10.5})
 
 
+def test_a_step_of_one_environment_sets_no_other_priority():
+    buffer = filled(4, envs=2, max_length=4)
+    set_priorities(buffer, {0: 5.0, 1: 1.0, 2: 2.0, 3: 3.0}, env=1)
+    set_priorities(buffer, dict.fromkeys(range(4), 0.0))
+    buffer.add_batch(torch.tensor([104]), torch.tensor([1]))
+    # Sequences of 2 begin at 3 steps of each environment: N P = 6 p / 6.
+    assert {key: w for key, (_, w) in shares(buffer, 2).items()} == {(1, 1): 1.0, (1, 2): 2.0, (1, 3): 3.0}
+
+
 def test_a_priority_of_a_step_without_room_for_a_sequence_waits():
     """Sequences of 2 begin at 0 and 1 of 3 steps; the priority set at 2 counts once there is a fourth step."""
     buffer = filled(3)

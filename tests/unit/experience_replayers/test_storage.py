@@ -81,6 +81,8 @@ def test_single_steps_are_stored_where_longer_sequences_are(spec):
         assert all(torch.equal(a, b) for a, b in zip(buffers[0]._store.blocks, buffer._store.blocks))
     with pytest.raises(SpecError, match='add_sequence'):
         buffers[0].add_sequence({name: x[:, :1] for name, x in sequence.items()})
+    with pytest.raises(SpecError, match='add_sequence.*, found float64'):
+        buffers[0].add_sequence({name: x.double() for name, x in sequence.items()})
 
 
 def test_a_folder_that_is_too_small_is_refused_before_collection(tmp_path):

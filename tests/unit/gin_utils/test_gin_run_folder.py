@@ -157,6 +157,17 @@ def test_a_folder_without_a_run_raises(conf, tmp_path):
         gin_utils.load(None, root_dir=str(tmp_path))
 
 
+def test_a_blank_operative_conf_is_passed_over(conf):
+    start_run(conf)
+    for name in ('operative.gin', 'config.gin'):
+        with open(f'run/conf/{name}', 'w') as file:
+            file.write('\n \n')
+        if name == 'operative.gin':
+            assert gin_utils.stored_conf('run').endswith('config.gin')
+    with pytest.raises(ConfError, match='run is not a run folder: .*operative.gin, or the file is blank'):
+        gin_utils.stored_conf('run')
+
+
 def test_resuming_a_stored_conf_adds_only_command_line_changes(conf):
     start_run(conf)
     before, files = read('config.gin'), sorted(os.listdir('run/conf'))
