@@ -90,6 +90,8 @@ class BatchNorm(nn.Module):
         r_max: bound of r, at least 1.
         d_max: bound of d.
         warm_up: number of updates with plain batch norm (r = 1, d = 0) at first.
+        unit: keep the sum of squares of weight and bias at ``size``, the initial value, after each update that trains
+            them.
         n: number of stacked layers with separate statistics; ``None`` for a single layer.
     """
 
@@ -98,12 +100,14 @@ class BatchNorm(nn.Module):
     num_updates: torch.Tensor
 
     def __init__(self, size: Count, momentum: Fraction = 0.01, eps: Positive = 1e-3, renorm: bool = False,
-                 r_max: Positive = 3.0, d_max: NonNegative = 5.0, warm_up: int = 100000, n: Count | None = None):
+                 r_max: Positive = 3.0, d_max: NonNegative = 5.0, warm_up: int = 100000, unit: bool = False,
+                 n: Count | None = None):
         super().__init__()
         if r_max < 1.0:
             raise ValueError(f'BatchNorm.r_max: expected at least 1, found {r_max}')
         self._config: dict[str, Any] = dict(size=size, momentum=momentum, eps=eps, renorm=renorm, r_max=r_max,
-                                            d_max=d_max, warm_up=warm_up)
+                                            d_max=d_max, warm_up=warm_up, unit=unit)
+        self.projects_parameters = unit
         self._n, self._size, self._momentum, self._eps = n, size, momentum, eps
         self._renorm, self._r_max, self._d_max, self._warm_up = renorm, r_max, d_max, warm_up
         total = size if n is None else n * size
@@ -119,6 +123,14 @@ class BatchNorm(nn.Module):
         for x, value in ((self.weight, 1), (self.bias, 0), (self.running_var, 1), (self.running_mean, 0)):
             x.fill_(value)
         self.num_updates.zero_()
+
+    @torch.no_grad()
+    def project_parameters(self) -> None:
+        """Scale weight and bias so that the sum of their squares is ``size``."""
+        weight, bias = self.weight.view(-1, self._size), self.bias.view(-1, self._size)
+        norm = torch.linalg.vector_norm(torch.cat((weight, bias), 1), dim=1, keepdim=True)
+        factor = self._size**0.5 / norm.clamp_(min=1e-12)
+        weight.mul_(factor), bias.mul_(factor)
 
     def make_parallel(self, n: int) -> 'BatchNorm':
         """Create ``n`` stacked layers like this one, with separate parameters and statistics."""
@@ -226,6 +238,40 @@ class _Normalized(torch.autograd.Function):
         of_x = of_x.mul_(1.0 / len(grad) if shares is None else shares).neg_().add_(grad).mul_(weight * ratio)
         of_weight = product * ratio
         return of_x, of_weight if d is None else torch.addcmul(of_weight, total, d), total, *[None] * 5
+
+
+class RmsNorm(nn.Module):
+    """Root mean square norm (Zhang and Sennrich 2019, arXiv:1910.07467): ``y = weight * x / sqrt(mean(x^2) + eps)``.
+
+    Args:
+        size: number of features.
+        eps: added to the mean square.
+        unit: keep the sum of squares of the weight at ``size``, the initial value, after each update that trains it.
+        n: number of stacked layers; ``None`` for a single layer.
+    """
+
+    def __init__(self, size: int, eps: float = 1e-6, unit: bool = False, n: int | None = None):
+        super().__init__()
+        self._size, self._eps, self.projects_parameters = size, eps, unit
+        self.weight = nn.Parameter(torch.ones((size, ) if n is None else (n, size)))
+
+    def reset_parameters(self) -> None:
+        """Reset to scale 1."""
+        nn.init.ones_(self.weight)
+
+    @torch.no_grad()
+    def project_parameters(self) -> None:
+        """Scale the weight so that the sum of its squares is ``size``."""
+        norm = torch.linalg.vector_norm(self.weight, dim=-1, keepdim=True)
+        self.weight.mul_(self._size**0.5 / norm.clamp_(min=1e-12))
+
+    def make_parallel(self, n: int) -> 'RmsNorm':
+        """Create ``n`` stacked layers like this one."""
+        return RmsNorm(self._size, self._eps, self.projects_parameters, n)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Normalize ``[..., size]``, or ``[..., n, size]`` with ``n``."""
+        return inputs * torch.rsqrt(inputs.square().mean(-1, keepdim=True) + self._eps) * self.weight
 
 
 def is_batch_norm(module: nn.Module) -> bool:

@@ -45,7 +45,7 @@ ALGORITHMS = 'algorithms'
 PAGES = {
     'transformers': Page('Data transformers', 'Values of `TrainerConfig.data_transformer_ctor`, one or a list. They '
                          'transform observations and rewards before the algorithm receives them.',
-                         (_TRANSFORMERS, 'alfx.algorithms.transformers')),
+                         (_TRANSFORMERS, 'alfx.algorithms.return_scaling')),
     'environments': Page('Environments and wrappers', 'Functions that load environments '
                          '(`create_environment.env_load_fn`), and wrappers: of a single gymnasium environment '
                          '(`suite_gym.load.gym_env_wrappers`) and of a whole batch '

@@ -194,6 +194,24 @@ class BootstrappedAlgorithm(Algorithm):
         """Compute :meth:`trained_values` of ``trained`` and :meth:`bootstrap_values` of ``later`` together."""
         raise NotImplementedError(f'{type(self).__name__}.joint_values')
 
+    def _joint_critics(self, trained: NestedTensor, later: NestedTensor) -> tuple[Tensor, Tensor]:
+        """Call the critics, and the target critics if there are any, once for two sets of rows.
+
+        Args:
+            trained: pair of nests (observation, action) of ``[N, ...]``.
+            later: the same, of the steps to bootstrap from.
+
+        Returns:
+            values of ``trained`` by the critics, and of ``later`` by the target critics, without gradient.
+        """
+        both = nest.map_structure(lambda a, b: torch.cat((a, b.detach())), trained, later)
+        with norm_layers.repeated_rows(2):
+            values, bootstrapped = self.critics(both)[0].chunk(2)
+            if self.target_critics is not None:
+                with torch.no_grad():
+                    bootstrapped = self.target_critics(both)[0].chunk(2)[1]
+        return values, bootstrapped.detach()
+
     def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
         """Return the output and the info of ``train_step`` ``[B, ...]`` or ``train_sequence`` ``[T, B, ...]``.
 

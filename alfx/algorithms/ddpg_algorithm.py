@@ -20,6 +20,8 @@ from alfx.algorithms.base.exploration_noise import ActionBounds, GaussianNoise, 
 from alfx.algorithms.base import critic_values
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
+from alfx.algorithms.sac.actions import ActionParts
+from alfx.algorithms.sac.states import check_batches
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable
 from alfx.gin_utils.value_checks import Count, Fraction, NonNegative, problem_at
@@ -99,6 +101,8 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             trained because there is no next step to bootstrap from.
         exploration_noise_ctor: called with ``action_spec``; creates other exploration noise, such as
             :class:`~alfx.algorithms.base.exploration_noise.GaussianNoise`. ``None``: Ornstein-Uhlenbeck noise.
+        critic_batches: ``'apart'`` or ``'joint'``, see :class:`~alfx.algorithms.sac_algorithm.SacAlgorithm`.
+        use_target_critics: bootstrap from target critics, see ``SacAlgorithm``.
 
     Raises:
         ConfError: a number is out of range, or ``exploration_noise_ctor`` is given together with ``ou_stddev`` or
@@ -121,7 +125,8 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                  action_l2: NonNegative = 0.0, actor_optimizer: Any = None, critic_optimizer: Any = None,
                  checkpoint: str | None = None, debug_summaries: bool = False, name: str = 'DdpgAlgorithm',
                  train_actor_on_last_step: bool = True,
-                 exploration_noise_ctor: Callable[[NestedTensorSpec], Any] | None = None):
+                 exploration_noise_ctor: Callable[[NestedTensorSpec], Any] | None = None,
+                 critic_batches: str = 'apart', use_target_critics: bool = True):
         owner = type(self).__name__
         bounds = ActionBounds(action_spec, owner)
         if exploration_noise_ctor is None:
@@ -146,10 +151,14 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._actor_network = actor
         self._critic_networks = critics
         self._target_actor_network = actor.copy(name='target_' + actor.name)
-        self._target_critic_networks = critics.copy(name='target_' + critics.name)
-        self._update_target = TargetUpdater([actor, critics], [self._target_actor_network,
-                                                               self._target_critic_networks],
-                                            tau=target_update_tau, period=target_update_period)
+        check_batches(owner, ActionParts(action_spec), critic_batches, use_target_critics, 1, train_state_spec,
+                      norm_layers.has_batch_norm(critics))
+        self._joins_batches = critic_batches == 'joint'
+        self._target_critic_networks = critics.copy(name='target_' + critics.name) if use_target_critics else None
+        sources, targets = [actor, critics], [self._target_actor_network, self._target_critic_networks]
+        number = 2 if use_target_critics else 1
+        self._update_target = TargetUpdater(sources[:number], targets[:number], tau=target_update_tau,
+                                            period=target_update_period)
         self._add_given_optimizers((actor_optimizer, actor), (critic_optimizer, critics))
         self._critic_loss = (critic_loss_ctor or OneStepTDLoss)(debug_summaries=debug_summaries,
                                                                 name=f'{name}/critic_loss')
@@ -166,7 +175,7 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._policy = self._noisy_policy = None
         if not self._is_recurrent and is_traceable(actor):
             self._policy = self.recorded(self._best_action, actor)
-            if getattr(type(exploration), 'forward', None) is GaussianNoise.forward:
+            if getattr(type(exploration), 'forward', None) is GaussianNoise.forward and exploration.state_spec == ():
                 self._noisy_policy = self.recorded(self._noisy_action, actor, exploration)
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
@@ -244,6 +253,15 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         target, target_actor, target_critics = self._target_values(rows, state.critics)
         return target, state._replace(critics=DdpgCriticState(state.critics.critics, target_actor, target_critics))
 
+    def joint_values(self, trained: Rows, later: Rows, policy: Any) -> tuple[Tensor, Tensor]:
+        """Compute the critics of the action taken and the values to bootstrap from by one call of each network."""
+        with torch.no_grad():
+            action, _ = self._next_action(later, ())
+        values, bootstrapped = self._joint_critics((trained.observation, trained.rollout_info.action),
+                                                   (later.observation, action))
+        value = critic_values.min_q(bootstrapped, self._reward_weights)
+        return values, self._regularized_target(value, action, later).detach()
+
     def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
         """Return the action of the policy and a :class:`DdpgInfo`."""
         action, actor_loss = terms.loss
@@ -255,12 +273,17 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     @torch.no_grad()
     def _target_values(self, rows: Rows, state: Any) -> tuple[Tensor, NestedTensor, NestedTensor]:
         """Compute values ``[B]`` or ``[B, K]`` to bootstrap from, and the states of target actor and target critics."""
-        with norm_layers.running_statistics():
-            action, actor_state = self._target_actor_network(rows.observation, state.target_actor)
-        action = self._target_action(action)
-        q_values, critics_state = self._target_critic_networks((rows.observation, action), state.target_critics)
+        action, actor_state = self._next_action(rows, state.target_actor)
+        critics = self._critic_networks if self._target_critic_networks is None else self._target_critic_networks
+        q_values, critics_state = critics((rows.observation, action), state.target_critics)
         value = critic_values.min_q(q_values, self._reward_weights)
         return self._regularized_target(value, action, rows), actor_state, critics_state
+
+    def _next_action(self, rows: Rows, state: NestedTensor) -> tuple[NestedTensor, NestedTensor]:
+        """Return the action to bootstrap from, ``[N, ...]``, and the state of the target actor."""
+        with norm_layers.running_statistics():
+            action, state = self._target_actor_network(rows.observation, state)
+        return self._target_action(action), state
 
     def _target_action(self, action: NestedTensor) -> NestedTensor:
         """Return the action to bootstrap from, given the action of the target actor."""

@@ -36,14 +36,16 @@ class OacAlgorithm(SacAlgorithm):
             explore further.
         beta_ub: number of standard deviations of Q between its mean and its upper bound.
         kwargs: arguments of :class:`~alfx.algorithms.sac_algorithm.SacAlgorithm`, except
-            ``normalize_entropy_reward``, ``reproduce_locomotion`` and ``rollout_noise_correlation``.
+            ``normalize_entropy_reward``, ``reproduce_locomotion``, ``rollout_noise_correlation`` and
+            ``rollout_noise_repeat``.
 
     Raises:
         ValueError: ``explore`` is set with an unsupported action, policy or critic, or an argument is out of range.
     """
 
     @takes_arguments_of(
-        SacAlgorithm, without=('normalize_entropy_reward', 'reproduce_locomotion', 'rollout_noise_correlation'),
+        SacAlgorithm, without=('normalize_entropy_reward', 'reproduce_locomotion', 'rollout_noise_correlation',
+                               'rollout_noise_repeat'),
         defaults={'name': 'OacAlgorithm'}, after={'explore': 'initial_log_alpha'})
     def __init__(self, action_spec: NestedTensorSpec, name: str, explore: bool = True, explore_delta: NonNegative = 6.8,
                  beta_ub: float = 4.6, **kwargs: Any):

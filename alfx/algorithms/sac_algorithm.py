@@ -30,6 +30,7 @@ from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.config import TrainerConfig
 from alfx.algorithms.base import critic_values
+from alfx.algorithms.base.exploration_noise import ZetaRepeat
 from alfx.algorithms.base.time_slices import pad_end, pad_start
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
@@ -37,6 +38,7 @@ from alfx.algorithms.sac import actions as sac_actions
 from alfx.algorithms.sac import soft_losses as sac_losses
 from alfx.algorithms.sac.actions import ActionParts, ActionType, Choice, TargetEntropy
 from alfx.algorithms.sac.critics import ActionValues
+from alfx.algorithms.sac.states import OF_BATCHES as OF_BATCHES
 from alfx.algorithms.sac.states import (SacActionState, SacActorInfo, SacCriticInfo, SacCriticState, SacInfo,
                                         SacLossInfo, SacPolicy, SacState, check_arguments, check_batches,
                                         check_ensemble, check_normal_actor, initial_log_alphas, state_specs,
@@ -52,9 +54,6 @@ from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils import dist_utils
 from alfx.utils.averager import ScalarAdaptiveAverager
 from alfx.utils.target_updater import TargetUpdater
-
-# Arguments of SacAlgorithm that subclasses with other losses of the critics do not support.
-OF_BATCHES = ('critic_batches', 'use_target_critics', 'policy_update_period')
 
 
 @configurable
@@ -125,6 +124,8 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         bootstrap_critics: targets bootstrap from the ``'min'`` or the ``'mean'`` of the target critics' values.
         num_bootstrap_critics: number of critics that targets bootstrap from, a random subset in every update (Chen et
             al. 2021, arXiv:2101.05982, algorithm 1); ``None``: all. Smaller numbers underestimate less.
+        rollout_noise_repeat: holds the noise in the actions of the rollout for several steps, such as
+            :class:`~alfx.algorithms.base.exploration_noise.ZetaRepeat`, instead of ``rollout_noise_correlation``.
 
     Raises:
         SpecError: an action or a network is not supported.
@@ -155,10 +156,10 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                  train_actor_on_last_step: bool = True, rollout_noise_correlation: Fraction = 0.0,
                  critic_batches: str = 'apart', use_target_critics: bool = True, policy_update_period: Count = 1,
                  policy_critics: str = 'min', bootstrap_critics: str = 'min',
-                 num_bootstrap_critics: Count | None = None):
+                 num_bootstrap_critics: Count | None = None, rollout_noise_repeat: ZetaRepeat | None = None):
         parts = ActionParts(action_spec)
         check_arguments(name, parts, num_critic_replicas, prior_actor_ctor, target_entropy, reproduce_locomotion,
-                        train_actor_on_last_step, rollout_noise_correlation)
+                        train_actor_on_last_step, rollout_noise_correlation, rollout_noise_repeat)
         check_ensemble(name, num_critic_replicas, policy_critics, bootstrap_critics, num_bootstrap_critics)
         actor = critics = None
         action_values = ActionValues(parts, num_critic_replicas, reward_spec, self._num_quantiles)
@@ -175,7 +176,8 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
                          is_eval=critics is None, reward_weights=reward_weights, env=env, config=config,
                          checkpoint=checkpoint, debug_summaries=debug_summaries, name=name,
-                         **state_specs(parts, actor, critics, rollout_noise_correlation > 0.0))
+                         **state_specs(parts, actor, critics, sac_actions.noise_state_spec(
+                             parts, rollout_noise_correlation, rollout_noise_repeat)))
         self._parts = parts
         self._action_values = action_values
         self._actor_network: Any = actor
@@ -190,9 +192,9 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._max_log_alpha = max_log_alpha
         self._reproduce_locomotion = reproduce_locomotion
         self._train_actor_on_last_step = train_actor_on_last_step
-        self._noise_correlation = rollout_noise_correlation
-        if rollout_noise_correlation:
-            check_normal_actor(f'{name}.rollout_noise_correlation', actor)
+        self._noise = rollout_noise_correlation, rollout_noise_repeat
+        if any(self._noise):
+            check_normal_actor(f"{name}.rollout_noise_{'correlation' if self._noise[0] else 'repeat'}", actor)
         self._reductions = policy_critics, bootstrap_critics
         self._num_bootstrap_critics = num_bootstrap_critics
         self._keeps_distribution = config is not None and config.summarize_action_distributions
@@ -263,18 +265,16 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         if self._sampled_action is not None and not self._reproduce_locomotion:
             action = self._sampled_action(inputs.observation)
             return AlgStep(action, state, SacInfo(action=action))
-        noise = state.noise
-        if self._noise_correlation:
-            move = partial(sac_actions.next_noise, correlation=self._noise_correlation, is_first=inputs.is_first())
-            noise = nest.map_structure(move, noise)
-
+        noise, noise_state = (), state.noise
+        if any(self._noise):
+            noise, noise_state = sac_actions.rollout_noise(noise_state, inputs.is_first(), *self._noise)
         draw = partial(self._draw_rollout_action, inputs, noise)
         choice = self._choose(inputs.observation, state.action, draw, mask=inputs.action_mask)
         action = choice.action
         if self._reproduce_locomotion and not self._training_started:
             action = sac_actions.uniform_actions(self._action_spec, inputs.step_type.shape[0], self.device)
             action = self._parts.with_valid_choice(action, inputs.action_mask)
-        new_state = SacState(choice.state, state.actor, state.critic, noise)
+        new_state = SacState(choice.state, state.actor, state.critic, noise_state)
         if self._is_recurrent and self.need_full_rollout_state():
             new_state = self._with_critic_states(inputs.observation, action, new_state)
         distribution = choice.distribution if self._keeps_distribution else ()
@@ -282,9 +282,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     def _draw_rollout_action(self, inputs: TimeStep, noise: NestedTensor, distribution: Any) -> NestedTensor:
         """Return the continuous action ``[B, ...]`` of the rollout; a subclass may explore differently."""
-        if not self._noise_correlation:
-            return dist_utils.sample_action_distribution(distribution)
-        return nest.map_structure(sac_actions.sample_from_noise, distribution, noise, is_leaf=nest.is_distribution)
+        return sac_actions.sample(distribution, noise)
 
     def _choose(self, observation: NestedTensor, state: Any, draw: Callable[[Any], NestedTensor] | None = None,
                 draw_discrete: Callable[[Any], Tensor] = dist_utils.sample_action_distribution,
@@ -366,7 +364,8 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     def policy_terms(self, rows: Rows, state: Any) -> tuple[Any, Any, Any]:
         """Return an action of the policy with its log-probability, as a :class:`SacPolicy`, and its ``Choice``."""
-        self._require_critics()
+        if self._critic_networks is None:
+            raise RuntimeError(f'{self._name} has no critics (critic_network_cls=None): it can act, but not be trained')
         choice = self._choose(rows.observation, state.action, mask=rows.action_mask)
         policy = SacPolicy(choice.distribution, choice.action, choice.probs, self._log_pi(choice, rows))
         return policy, choice, state._replace(action=choice.state)
@@ -402,15 +401,9 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     def joint_values(self, trained: Rows, later: Rows, policy: Any) -> tuple[Tensor, Tensor]:
         """Return the critics of the action taken, and the value of the policy: each network is called for both."""
-        pairs = ((trained.observation, trained.rollout_info.action), (later.observation, later.of(policy.action)))
-        both = nest.map_structure(lambda a, b: torch.cat((a, b.detach())), *pairs)
-        with norm_layers.repeated_rows(2):
-            critics, _ = self._critic_networks(both)
-            values, bootstrapped = critics.chunk(2)
-            if self._target_critic_networks is not None:
-                with torch.no_grad():
-                    bootstrapped = self._target_critic_networks(both)[0].chunk(2)[1]
-        return values, self._bootstrap_value(bootstrapped.detach())
+        values, bootstrapped = self._joint_critics((trained.observation, trained.rollout_info.action),
+                                                   (later.observation, later.of(policy.action)))
+        return values, self._bootstrap_value(bootstrapped)
 
     def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
         """Return an action of the policy, and a :class:`SacInfo` with the loss of alpha."""
@@ -434,10 +427,6 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         if not self._is_actor_trained():
             return 0, length - 1
         return super().num_steps_with_gradient(length) if self._actor_network is not None else (length - 1, length - 1)
-
-    def _require_critics(self) -> None:
-        if self._critic_networks is None:
-            raise RuntimeError(f'{self._name} has no critics (critic_network_cls=None): it can act, but not be trained')
 
     def _actor_loss(self, observation: NestedTensor, choice: Choice, log_pi: Tensor,
                     state: NestedTensor) -> tuple[Any, NestedTensor]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from alfx import context
 from alfx.config import TrainerConfig
 from alfx.algorithms.ddpg_algorithm import DdpgAlgorithm
-from alfx.algorithms.base.exploration_noise import GaussianNoise, gaussian_like
+from alfx.algorithms.base.exploration_noise import GaussianNoise, ZetaRepeat, gaussian_like
 from alfx.data_structures import AlgStep, LossInfo, TimeStep
 from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.gin_utils.value_checks import Count, NonNegative
@@ -42,6 +42,8 @@ class Td3Algorithm(DdpgAlgorithm):
         noise_clip: bound of that noise, in the same units.
         rollout_random_action: probability of a uniformly random action in the rollout after the first
             ``config.initial_collect_steps``, a number or a schedule.
+        rollout_noise_repeat: holds the exploration noise for several steps, such as
+            :class:`~alfx.algorithms.base.exploration_noise.ZetaRepeat`; ``None``: new noise at each step.
         kwargs: arguments of :class:`~alfx.algorithms.ddpg_algorithm.DdpgAlgorithm`, except ``ou_stddev``,
             ``ou_damping`` and ``exploration_noise_ctor``. The defaults are 2 for ``num_critic_replicas``, 0.005 for
             ``target_update_tau`` and 2 for ``target_update_period``.
@@ -61,9 +63,9 @@ class Td3Algorithm(DdpgAlgorithm):
                'target_noise': 'target_update_period'})
     def __init__(self, config: TrainerConfig | None, exploration_noise: NonNegative | Callable[[], NonNegative] = 0.1,
                  policy_update_period: Count = 2, target_noise: NonNegative = 0.2, noise_clip: NonNegative = 0.5,
-                 **kwargs: Any):
-        super().__init__(config=config, exploration_noise_ctor=partial(GaussianNoise, stddev=exploration_noise),
-                         **kwargs)
+                 rollout_noise_repeat: ZetaRepeat | None = None, **kwargs: Any):
+        noise = partial(GaussianNoise, stddev=exploration_noise, repeat=rollout_noise_repeat)
+        super().__init__(config=config, exploration_noise_ctor=noise, **kwargs)
         self._set_policy_update_period(policy_update_period, num_losses=1)
         self._target_noise, self._noise_clip = target_noise, noise_clip
         # The count covers all processes.

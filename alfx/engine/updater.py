@@ -53,6 +53,7 @@ class Updater:
         self._averager: GradientAverager | None = None
         self._plans: dict[Losses, Eager] = {}
         self._parts_with_graph_keys: list[Any] | None = None
+        self._projected_layers: list[Any] | None = None
 
     # Update ----------------------------------------------------------------------------------------------------
 
@@ -129,12 +130,25 @@ class Updater:
             self.averager.average()
         if self.scaler is not None:
             self.scaler.step(optimizers)
+            self._project_parameters()
             return
         if context.should_record_summaries():
             updated = {p for optimizer in optimizers for group in optimizer.param_groups for p in group['params']}
             summary_utils.summarize_gradient_norm(p for p in self._algorithm.parameters() if p in updated)
         for optimizer in optimizers:
             optimizer.step()
+        self._project_parameters()
+
+    @torch.no_grad()
+    def _project_parameters(self) -> None:
+        """Let layers with constrained parameters restore the constraints, if the update had gradients for them."""
+        if self._projected_layers is None:
+            own = {p for _, p in self._algorithm.optimized_parameters()[1]}
+            self._projected_layers = [layer for layer in cast(nn.Module, self._algorithm).modules() if getattr(
+                layer, 'projects_parameters', False) and own.intersection(layer.parameters(recurse=False))]
+        for layer in self._projected_layers:
+            if any(p.grad is not None for p in layer.parameters(recurse=False)):
+                layer.project_parameters()
 
     # Plans -----------------------------------------------------------------------------------------------------
 
@@ -165,7 +179,7 @@ class Updater:
 
     def invalidate_caches(self) -> None:
         """Drop all plans, because the tensors of the algorithm have been moved."""
-        self._plans = {}
+        self._plans, self._projected_layers = {}, None
 
     @staticmethod
     def _given_batch(loss_info: LossInfo, masks: torch.Tensor | None, weight: float, batch_info: BatchInfo | None

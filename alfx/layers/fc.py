@@ -39,6 +39,8 @@ class FC(nn.Module):
             ``use_bn`` and ``use_ln``.
         norm_position: apply ``norm`` ``'before'`` or ``'after'`` the activation.
         dropout: rate of :class:`~alfx.layers.Dropout` of ``W x + b``, before norm and activation.
+        unit_weights: keep the weights of each output at norm 1: initially and after each update that trains them. The
+            layer then has no bias if ``norm`` follows directly.
 
     Raises:
         ValueError: two arguments exclude each other.
@@ -61,7 +63,8 @@ class FC(nn.Module):
                  bias_opt_args: dict | None = None,
                  norm: w.Norm | None = None,
                  norm_position: str = 'before',
-                 dropout: Fraction = 0.0):
+                 dropout: Fraction = 0.0,
+                 unit_weights: bool = False):
         super().__init__()
         w.check_init_arguments('FC', use_torch_init, kernel_initializer, use_bn, use_ln, norm, norm_position)
         self._config: dict[str, Any] = dict(
@@ -69,11 +72,13 @@ class FC(nn.Module):
             kernel_initializer=kernel_initializer, kernel_init_gain=kernel_init_gain,
             bias_init_value=bias_init_value, bias_initializer=bias_initializer, use_torch_init=use_torch_init,
             weight_opt_args=weight_opt_args, bias_opt_args=bias_opt_args, norm=norm, norm_position=norm_position,
-            dropout=dropout)
+            dropout=dropout, unit_weights=unit_weights)
         self._input_size, self._output_size = input_size, output_size
         self._activation = activation
         self.weight = w.parameter((output_size, input_size), weight_opt_args)
+        use_bias = use_bias and not (unit_weights and norm is not None and norm_position == 'before')
         self.bias = w.parameter((output_size, ), bias_opt_args) if use_bias else None
+        self.projects_parameters = unit_weights
         self._norm: Any = w.fc_norm(output_size, None, use_bn, use_ln, bn_ctor, norm)
         self._dropout = Dropout(dropout) if dropout else None
         self._has_norm = self._norm is not None
@@ -97,7 +102,13 @@ class FC(nn.Module):
                       c['use_torch_init'])
         if self.bias is not None:
             w.init_bias(self.bias, self.weight, c['bias_initializer'], c['bias_init_value'], c['use_torch_init'])
+        if self.projects_parameters:
+            self.project_parameters()
         w.reset_norm(self._norm)
+
+    def project_parameters(self) -> None:
+        """Divide the weights of each output by their norm."""
+        w.project_rows(self.weight)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Map ``[B, ..., input_size]`` to ``[B, ..., output_size]``."""
@@ -141,7 +152,7 @@ class ParallelFC(nn.Module):
     @takes_arguments_of(FC, after={'n': 'output_size', 'bias_initializer': 'use_torch_init'})
     def __init__(self, input_size: Count, output_size: Count, n: Count, activation: w.Activation, use_bias: bool,
                  use_bn: bool, use_ln: bool, use_torch_init: bool, norm: w.Norm | None, norm_position: str,
-                 dropout: Fraction, **kwargs: Any):
+                 dropout: Fraction, unit_weights: bool, **kwargs: Any):
         super().__init__()
         w.check_init_arguments('ParallelFC', use_torch_init, kwargs['kernel_initializer'], use_bn, use_ln, norm,
                                norm_position)
@@ -158,7 +169,9 @@ class ParallelFC(nn.Module):
         self._use_bn, self._has_own_norm = use_bn, norm is not None
         self._normalizes_first, self._normalizes_last = normalizes_first, norm is not None and not normalizes_first
         self.weight = w.parameter((n, output_size, input_size), kwargs['weight_opt_args'])
+        use_bias = use_bias and not (unit_weights and norm is not None and norm_position == 'before')
         self.bias = w.parameter((n, output_size), kwargs['bias_opt_args']) if use_bias else None
+        self.projects_parameters = unit_weights
         self._norm: Any = w.fc_norm(output_size, n, use_bn, use_ln, kwargs['bn_ctor'], norm)
         self.reset_parameters()
 
@@ -179,7 +192,13 @@ class ParallelFC(nn.Module):
             w.init_kernel(self.weight[i], *self._init_kernel)
             if self.bias is not None:
                 w.init_bias(self.bias[i], self.weight[i], *self._init_bias)
+        if self.projects_parameters:
+            self.project_parameters()
         w.reset_norm(self._norm)
+
+    def project_parameters(self) -> None:
+        """Divide the weights of each output by their norm."""
+        w.project_rows(self.weight)
 
     def forward(self, inputs: torch.Tensor, first: int | None = None) -> torch.Tensor:
         """Map ``[B, n, input_size]``, or ``[B, input_size]`` shared by all layers, to ``[B, n, output_size]``.

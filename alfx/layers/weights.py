@@ -78,6 +78,12 @@ def init_bias(bias: torch.Tensor, weight: torch.Tensor, initializer: Initializer
             bias.fill_(value)
 
 
+@torch.no_grad()
+def project_rows(weight: torch.Tensor) -> None:
+    """Divide the weights ``[..., out, in]`` of each output by their norm, in place."""
+    weight.div_(torch.linalg.vector_norm(weight, dim=-1, keepdim=True).clamp_(min=1e-12))
+
+
 def fc_norm(size: int, n: int | None, use_bn: bool, use_ln: bool, bn_ctor: Norm, norm: Norm | None = None
             ) -> nn.Module | None:
     """The normalization behind a fully connected layer, or behind ``n`` stacked ones."""

@@ -63,9 +63,9 @@ class ActorDistributionNetworkBase(_EncoderAndHead):
     """
 
     def __init__(self, input_tensor_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
-                 encoding_network_ctor: Callable[..., Network],
-                 discrete_projection_net_ctor: Callable[..., Network],
-                 continuous_projection_net_ctor: Callable[..., Network],
+                 encoding_network_ctor: Callable[..., Network] = EncodingNetwork,
+                 discrete_projection_net_ctor: Callable[..., Network] = CategoricalProjectionNetwork,
+                 continuous_projection_net_ctor: Callable[..., Network] = NormalProjectionNetwork,
                  name: str = 'ActorDistributionNetworkBase', **encoder_kwargs: Any):
         super().__init__(input_tensor_spec, (), name)
         encoder = encoding_network_ctor(input_tensor_spec, **encoder_kwargs)

@@ -186,6 +186,9 @@ class CriticNetwork(_CriticBase):
         norm_position: apply ``norm`` ``'before'`` or ``'after'`` the activation.
         input_norm: creates a norm of the combined encodings, the input of the joint layers.
         dropout: rate of :class:`~alfx.layers.Dropout` in all fully connected layers except the last, before their norm.
+        joint_encoder_ctor: creates the joint layers, including the last one, such as
+            :class:`~alfx.networks.block_networks.BlockEncodingNetwork`; called with the arguments of
+            ``EncodingNetwork``. It excludes ``joint_fc_layer_params`` and the arguments of norms and of dropout.
 
     Raises:
         SpecError: the encoders do not support an input; the message says what to do.
@@ -218,7 +221,8 @@ class CriticNetwork(_CriticBase):
                  norm: Norm | None = None,
                  norm_position: str = 'before',
                  input_norm: Norm | None = None,
-                 dropout: Fraction = 0.0):
+                 dropout: Fraction = 0.0,
+                 joint_encoder_ctor: Callable[..., Network] | None = None):
         super().__init__(input_tensor_spec, (), name)
         layers: dict[str, Any] = dict(activation=activation, kernel_initializer=kernel_initializer,
                                       use_fc_bn=use_fc_bn, use_fc_ln=use_fc_ln, norm=norm, norm_position=norm_position,
@@ -232,13 +236,21 @@ class CriticNetwork(_CriticBase):
             action_input_processors_ctor=action_input_processors_ctor,
             action_preprocessing_combiner=action_preprocessing_combiner,
             action_fc_layer_params=action_fc_layer_params)
-        joint_encoder = EncodingNetwork(
-            (observation_encoder.output_spec, action_encoder.output_spec), output_tensor_spec,
-            preprocessing_combiner=observation_action_combiner or NestConcat(),
-            fc_layer_params=joint_fc_layer_params, last_layer_size=output_tensor_spec.numel,
-            last_activation=last_layer_activation, last_kernel_initializer=_last_kernel_initializer,
-            last_use_fc_bn=last_use_fc_bn, last_use_fc_ln=last_use_fc_ln, name=f'{name}.joint', input_norm=input_norm,
-            **layers)
+        common: dict[str, Any] = dict(
+            input_tensor_spec=(observation_encoder.output_spec, action_encoder.output_spec),
+            output_tensor_spec=output_tensor_spec, preprocessing_combiner=observation_action_combiner or NestConcat(),
+            last_layer_size=output_tensor_spec.numel, last_activation=last_layer_activation,
+            last_kernel_initializer=_last_kernel_initializer, name=f'{name}.joint')
+        if joint_encoder_ctor is None:
+            joint_encoder: Network = EncodingNetwork(
+                fc_layer_params=joint_fc_layer_params, last_use_fc_bn=last_use_fc_bn, last_use_fc_ln=last_use_fc_ln,
+                input_norm=input_norm, **common, **layers)
+        elif (joint_fc_layer_params or use_fc_bn or use_fc_ln or last_use_fc_bn or last_use_fc_ln or dropout
+              or not norm is input_norm is None):
+            raise ValueError(f'{name}: joint_encoder_ctor creates all joint layers; remove it, or '
+                             'joint_fc_layer_params and the arguments of norms and of dropout')
+        else:
+            joint_encoder = joint_encoder_ctor(**common)
         self._set_parts(observation_encoder, action_encoder, joint_encoder)
         self._use_naive_parallel_network = use_naive_parallel_network
 
@@ -269,7 +281,7 @@ class CriticRNNNetwork(_CriticBase):
         CriticNetwork, without=('observation_input_processors_ctor', 'action_input_processors_ctor',
                                 'observation_action_combiner', 'use_fc_bn', 'use_fc_ln', 'last_use_fc_bn',
                                 'last_use_fc_ln', 'last_layer_activation', 'use_naive_parallel_network',
-                                *NORM_ARGUMENTS),
+                                'joint_encoder_ctor', *NORM_ARGUMENTS),
         defaults={'name': 'CriticRNNNetwork'})
     def __init__(self, input_tensor_spec: NestedTensorSpec, output_tensor_spec: TensorSpec, activation: Activation,
                  kernel_initializer: Initializer | None, name: str, joint_fc_layer_params: Sequence[Count] | None,
@@ -373,7 +385,7 @@ class CriticQuantileNetwork(_QuantileCriticBase):
 
     @takes_arguments_of(
         CriticNetwork, without=('joint_fc_layer_params', 'activation', 'last_use_fc_bn', 'last_use_fc_ln',
-                                'last_layer_activation', *NORM_ARGUMENTS),
+                                'last_layer_activation', 'joint_encoder_ctor', *NORM_ARGUMENTS),
         defaults={'use_fc_ln': True, 'name': 'CriticQuantileNetwork'},
         after={'tau_spec': 'input_tensor_spec', 'obs_act_joint_fc_layer_params': 'observation_action_combiner',
                'kernel_initializer': 'use_fc_ln', 'last_kernel_initializer': 'kernel_initializer'})

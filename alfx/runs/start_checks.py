@@ -22,7 +22,7 @@ _MANY_PROCESSES = 4  # per core
 _NOT_OF_AN_ALGORITHM = {'lstm_hidden_size', 'last_activation'}  # parameters of recurrent networks and of encoders
 _OF_REPLAY = {'mini_batch_length', 'mini_batch_size', 'num_updates_per_train_iter', 'priority_replay',
               'replay_buffer_length'}
-_OTHER_LAYERS = 'encoding_network_ctor'  # argument by which a conf adds layers in another way
+_OTHER_LAYERS = {'encoding_network_ctor', 'joint_encoder_ctor'}  # arguments by which a conf adds layers in another way
 
 
 def check_environment_is_named() -> None:
@@ -72,7 +72,7 @@ def warn_of_linear_networks() -> None:
         if not main or not any('conv' in name for name in sizes) or parameters.keys() & _NOT_OF_AN_ALGORITHM:
             continue
         bound = locations.bindings_in_effect(selector, scope.split('/') if scope else ())
-        if not any(arguments.get(name, True) for name in sizes) and not bound.keys() & {*sizes, _OTHER_LAYERS}:
+        if not any(arguments.get(name, True) for name in sizes) and not bound.keys() & (sizes | _OTHER_LAYERS):
             binding = f'{selector.rsplit(".", 1)[-1]}.{min(main)}'
             logger.warning('%s is not set, so the network is linear: set %s = (256, 256), or () for a linear network',
                            binding, binding)

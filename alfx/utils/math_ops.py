@@ -24,6 +24,13 @@ def identity(x: Any) -> Any:
 
 
 @register_function
+def squashed_exp(value: Tensor, low: float = -10.0, high: float = 2.0) -> Tensor:
+    """Compute ``exp(low + (high - low) (1 + tanh(value)) / 2)``, a standard deviation between ``exp(low)`` and
+    ``exp(high)``."""
+    return torch.exp(low + 0.5 * (high - low) * (1.0 + torch.tanh(value)))
+
+
+@register_function
 def clipped_exp(value: Tensor, clip_value_min: float = -20, clip_value_max: float = 2) -> Tensor:
     """Exponential of clipped values, ``exp(min(max(value, clip_value_min), clip_value_max))``; elementwise."""
     return torch.exp(value.clamp(clip_value_min, clip_value_max))

@@ -4,17 +4,17 @@ Noise is in units of half the range of each action, so that the same number suit
 range. Noisy actions are clipped to the bounds.
 """
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from alfx import nest
 from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Fraction, NonNegative
+from alfx.gin_utils.value_checks import Count, Fraction, NonNegative, Positive
 from alfx.networks.action_specs import action_range
 from alfx.networks.ou_process import OUProcess
-from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.utils.discrete_action import suited_algorithms
 from alfx.utils.schedulers import as_scheduler
 
@@ -83,6 +83,47 @@ def choose(probability: float, first: NestedTensor, second: NestedTensor) -> Nes
     leaf = nest.flatten(first)[0]
     chosen = torch.rand(leaf.shape[0], device=leaf.device) < probability
     return nest.map_structure(lambda a, b: torch.where(chosen.view(-1, *[1] * (a.ndim - 1)), a, b), first, second)
+
+
+class HeldNoise(NamedTuple):
+    """State of :class:`ZetaRepeat`: standard normal noise, nest of ``[B, ...]``, and the number of further steps int64
+    ``[B]`` for which it is held."""
+
+    noise: NestedTensor
+    steps_left: Any
+
+
+@configurable
+class ZetaRepeat:
+    """Exploration noise that is held for a random number n of steps, with ``P(n) ~ n ** -exponent``.
+
+    Noise that is kept for several steps moves the state further than independent noise, while the distribution of each
+    action by itself stays the same. FlashSAC explores in this way, with the defaults; Dabney et al. 2021
+    (arXiv:2006.01782) do so with random discrete actions. Each environment holds its own noise, and draws a new one at
+    the first step of an episode.
+
+    Args:
+        exponent: larger values give shorter repetitions.
+        max_length: largest number of steps.
+    """
+
+    def __init__(self, exponent: Positive = 2.0, max_length: Count = 16):
+        weights = torch.arange(1, max_length + 1, dtype=torch.float64) ** -exponent
+        self._cumulative = (weights.cumsum(0) / weights.sum()).float()[:-1]
+
+    def state_spec(self, specs: NestedTensorSpec) -> HeldNoise:
+        """Return the spec of the state for actions of ``specs``; the state is zeros at the first step of an episode."""
+        return HeldNoise(nest.map_structure(TensorSpec.from_spec, specs), TensorSpec((), torch.int64))
+
+    def __call__(self, state: HeldNoise) -> tuple[NestedTensor, HeldNoise]:
+        """Return standard normal noise, nest of ``[B, ...]``, and the next state."""
+        left = state.steps_left
+        self._cumulative = self._cumulative.to(left.device)
+        lengths = 1 + torch.searchsorted(self._cumulative, torch.rand(left.shape, device=left.device))
+        is_new = left <= 0
+        noise = nest.map_structure(lambda x: torch.where(
+            is_new.view(-1, *[1] * (x.ndim - 1)), torch.randn_like(x), x), state.noise)
+        return noise, HeldNoise(noise, torch.where(is_new, lengths, left) - 1)
 
 
 class ExplorationNoise(nn.Module):
@@ -156,19 +197,23 @@ class OrnsteinUhlenbeckNoise(ExplorationNoise):
 
 @configurable
 class GaussianNoise(ExplorationNoise):
-    """Normally distributed noise, independent in time.
+    """Normally distributed noise, independent in time by default.
 
     Args:
         action_spec: nest of ``BoundedTensorSpec`` of floats.
         stddev: standard deviation in units of half the range, a number or a schedule.
+        repeat: holds the noise for several steps; ``None``: new noise at each step.
 
     Raises:
         SpecError: an action is discrete, or a bound is missing or infinite.
         ValueError: ``stddev`` is negative.
     """
 
-    def __init__(self, action_spec: NestedTensorSpec, stddev: NonNegative | Callable[[], NonNegative] = 0.1):
+    def __init__(self, action_spec: NestedTensorSpec, stddev: NonNegative | Callable[[], NonNegative] = 0.1,
+                 repeat: ZetaRepeat | None = None):
         super().__init__(action_spec)
+        self._repeat = repeat
+        self._state_spec = () if repeat is None else repeat.state_spec(action_spec)
         if not callable(stddev) and not stddev >= 0:
             raise ValueError(f'GaussianNoise.stddev: expected a number of at least 0, found {stddev}')
         self._stddev = as_scheduler(stddev)
@@ -176,10 +221,18 @@ class GaussianNoise(ExplorationNoise):
         self._stddev_now: Tensor
         self.register_buffer('_stddev_now', torch.tensor(0.0 if callable(stddev) else float(stddev)), persistent=False)
 
+    @property
+    def state_spec(self) -> NestedTensorSpec:
+        """Nest of specs of the noise that is held; ``()`` without ``repeat``."""
+        return self._state_spec
+
     def forward(self, action: NestedTensor, state: NestedTensor) -> tuple[NestedTensor, NestedTensor]:
         """Add noise to actions, see the base class."""
         self.follow_schedule()
-        return self.noisy(action), state
+        if self._repeat is None:
+            return self.noisy(action), state
+        noise, state = self._repeat(state)
+        return self._bounds.add_noise(action, nest.map_structure(lambda x: x * self._stddev_now, noise)), state
 
     def follow_schedule(self) -> None:
         """Update the standard deviation from its schedule, which a traced graph does not do."""

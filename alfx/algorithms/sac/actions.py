@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from alfx import nest
-from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError
+from alfx.algorithms.base.exploration_noise import HeldNoise, ZetaRepeat
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.utils import dist_utils
 from alfx.utils.discrete_action import random_valid, suited_algorithms
 
@@ -199,6 +200,36 @@ def next_noise(noise: Tensor, correlation: float, is_first: Tensor) -> Tensor:
     fresh = torch.randn_like(noise)
     moved = noise * correlation + fresh * math.sqrt(1.0 - correlation**2)
     return torch.where(is_first.reshape(-1, *[1] * (noise.ndim - 1)), fresh, moved)
+
+
+def noise_state_spec(parts: ActionParts, correlation: float, repeat: ZetaRepeat | None) -> NestedTensorSpec:
+    """Return the spec of the state of :func:`rollout_noise`; ``()`` without such noise."""
+    if repeat is not None:
+        return repeat.state_spec(parts.continuous)
+    return nest.map_structure(TensorSpec.from_spec, parts.continuous) if correlation else ()
+
+
+def rollout_noise(state: Any, is_first: Tensor, correlation: float, repeat: ZetaRepeat | None
+                  ) -> tuple[NestedTensor, Any]:
+    """Return the standard normal noise of an action, nest of ``[B, ...]``, and the next state.
+
+    Args:
+        state: state returned by the previous call, of :func:`noise_state_spec`.
+        is_first: bool ``[B]``.
+        correlation: see :func:`next_noise`.
+        repeat: holds the noise for several steps; excludes ``correlation``.
+    """
+    if isinstance(state, HeldNoise) and repeat is not None:
+        return repeat(state)
+    noise = nest.map_structure(lambda x: next_noise(x, correlation, is_first), state)
+    return noise, noise
+
+
+def sample(distribution: Any, noise: NestedTensor) -> NestedTensor:
+    """Return the samples for a nest of standard normal noise, or independent ones if it is ``()``."""
+    if isinstance(noise, tuple) and noise == ():
+        return dist_utils.sample_action_distribution(distribution)
+    return nest.map_structure(sample_from_noise, distribution, noise, is_leaf=nest.is_distribution)
 
 
 def sample_from_noise(distribution: Any, noise: Tensor) -> Tensor:

@@ -11,9 +11,11 @@ from torch import Tensor
 from alfx import nest
 from alfx.algorithms.sac.actions import ActionParts, ActionType, is_normal, target_entropies
 from alfx.data_structures import namedtuple
-from alfx.tensor_specs import TensorSpec
 
 logger = logging.getLogger(__name__)
+
+# Arguments of SacAlgorithm that subclasses with other losses of the critics do not support.
+OF_BATCHES = ('critic_batches', 'use_target_critics', 'policy_update_period')
 
 SacActionState = namedtuple('SacActionState', ['actor_network', 'critic'], default_value=())
 """State for choosing an action: of the actor, and of the Q networks if they choose a discrete action."""
@@ -23,7 +25,8 @@ SacCriticState = namedtuple('SacCriticState', ['critics', 'target_critics'], def
 
 SacState = namedtuple('SacState', ['action', 'actor', 'critic', 'noise'], default_value=())
 """``action``: :class:`SacActionState`; ``actor``: state of the critics in the actor's loss; ``critic``:
-:class:`SacCriticState`; ``noise``: only in the rollout, see ``rollout_noise_correlation``."""
+:class:`SacCriticState`; ``noise``: only in the rollout, see ``rollout_noise_correlation`` and
+``rollout_noise_repeat``."""
 
 
 SacCriticInfo = namedtuple('SacCriticInfo', ['critics', 'target_critic'], default_value=())
@@ -50,14 +53,14 @@ SacLossInfo = namedtuple('SacLossInfo', ['actor', 'critic', 'alpha'], default_va
 """Parts of the loss, for summaries."""
 
 
-def state_specs(parts: ActionParts, actor: Any, critics: Any, has_noise: bool) -> dict[str, Any]:
+def state_specs(parts: ActionParts, actor: Any, critics: Any, noise_spec: Any) -> dict[str, Any]:
     """Return the specs of the states of the three kinds of steps, as arguments of ``Algorithm``.
 
     Args:
         parts: kind and parts of the action.
         actor: actor network, or ``None``.
         critics: network of all critics, or ``None``.
-        has_noise: the noise of a rollout step depends on the noise of the previous step.
+        noise_spec: spec of the state of noise that depends on the previous step; ``()`` without it.
     """
     critic_spec = () if critics is None else critics.state_spec
     continuous = parts.type == ActionType.Continuous
@@ -66,14 +69,13 @@ def state_specs(parts: ActionParts, actor: Any, critics: Any, has_noise: bool) -
     critic = SacCriticState(critics=() if parts.type == ActionType.Discrete else critic_spec,
                             target_critics=critic_spec)
     train = SacState(action=action, actor=critic_spec if continuous else (), critic=critic)
-    noise = nest.map_structure(TensorSpec.from_spec, parts.continuous) if has_noise else ()
-    return dict(train_state_spec=train, rollout_state_spec=train._replace(noise=noise),
+    return dict(train_state_spec=train, rollout_state_spec=train._replace(noise=noise_spec),
                 predict_state_spec=SacState(action=action))
 
 
 def check_arguments(name: str, parts: ActionParts, num_critic_replicas: int, prior_actor_ctor: Any,
                     target_entropy: Any, reproduce_locomotion: bool, train_actor_on_last_step: bool,
-                    noise_correlation: float) -> None:
+                    noise_correlation: float, noise_repeat: Any) -> None:
     """Reject arguments of ``SacAlgorithm`` that are out of range or contradict each other.
 
     Raises:
@@ -84,8 +86,11 @@ def check_arguments(name: str, parts: ActionParts, num_critic_replicas: int, pri
     if not 0.0 <= noise_correlation < 1.0:
         raise ValueError(f'{name}.rollout_noise_correlation: expected a number in [0, 1), found '
                          f'{noise_correlation}')
-    if noise_correlation and parts.type == ActionType.Discrete:
-        raise ValueError(f'{name}.rollout_noise_correlation needs continuous actions, found {parts.discrete}')
+    for argument, is_given in (('correlation', noise_correlation), ('repeat', noise_repeat is not None)):
+        if is_given and parts.type == ActionType.Discrete:
+            raise ValueError(f'{name}.rollout_noise_{argument} needs continuous actions, found {parts.discrete}')
+    if noise_correlation and noise_repeat is not None:
+        raise ValueError(f'{name}: rollout_noise_repeat and rollout_noise_correlation exclude each other')
     if prior_actor_ctor is not None and parts.type != ActionType.Continuous:
         raise ValueError(f'{name}.prior_actor_ctor needs continuous actions, found {parts.type.name.lower()}')
     if prior_actor_ctor is not None and target_entropy is not None:

@@ -11,7 +11,9 @@ from helpers.sac_agents import ENVIRONMENTS, make_agent, networks, random_steps,
 
 from alfx import context, norm_layers
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
+from alfx.algorithms.base.exploration_noise import ZetaRepeat
 from alfx.algorithms.bootstrapped_algorithm import Rows
+from alfx.algorithms.ddpg_algorithm import DdpgInfo
 from alfx.algorithms.oac_algorithm import OacAlgorithm
 from alfx.algorithms.qrsac_algorithm import QrsacAlgorithm
 from alfx.algorithms.sac_algorithm import SacAlgorithm, SacInfo
@@ -108,6 +110,23 @@ def test_joint_values_equal_one_call_for_both_rows(has_targets):
     torch.testing.assert_close(found.critics[0], wanted[0])
     torch.testing.assert_close(found.target_critic[1], wanted[1])
     assert not found.target_critic.requires_grad
+
+
+def test_joint_batches_of_td3_differ_from_apart_ones_by_statistics_only():
+    env, found = ENVIRONMENTS['continuous'](batch_size=1), []
+    args = dict(actor_network_ctor=partial(ActorNetwork, fc_layer_params=(16, ), **NORMS), target_noise=0.0,
+                critic_network_ctor=partial(CRITIC, **NORMS))
+    joint, apart = (Td3Algorithm(env.observation_spec(), env.action_spec(), critic_batches=how, **args)
+                    for how in ('joint', 'apart'))
+    apart.load_state_dict(joint.state_dict())
+    steps, action = random_steps(joint, 2, 16)
+    for algorithm in (joint, apart):
+        for given in (norm_layers.running_statistics, context.replay_context):
+            with given():
+                found.append(algorithm.train_sequence(steps, algorithm.train_state_spec, DdpgInfo(action=action))
+                             .info.critic)
+    torch.testing.assert_close(found[0], found[2])
+    assert not torch.allclose(found[1].q_values, found[3].q_values, atol=1e-3)
 
 
 def test_without_target_critics_there_are_no_parameters_of_them():
@@ -212,13 +231,16 @@ def test_on_policy_training_refuses_batch_norm():
         ActorCriticAlgorithm(env.observation_spec(), env.action_spec(), actor_network_ctor=partial(ACTOR, **NORMS))
 
 
-def test_td3_with_batch_norm_is_replayed_bit_for_bit(warm_up, caplog):
+@pytest.mark.parametrize('args', [{}, dict(critic_batches='joint'), dict(
+    critic_batches='joint', use_target_critics=False, rollout_noise_repeat=ZetaRepeat())])
+def test_td3_with_batch_norm_is_replayed_bit_for_bit(args, warm_up, caplog):
     made = []
     networks_of_td3 = dict(actor_network_ctor=partial(ActorNetwork, fc_layer_params=(16, ), **NORMS),
                            critic_network_ctor=partial(CRITIC, **NORMS))
     for count in (1, 10**9):
         warm_up(count)
-        made.append(make_deterministic_agent(Td3Algorithm, **networks_of_td3)[0])
+        made.append(make_deterministic_agent(Td3Algorithm, **networks_of_td3, **args)[0])
         train(made[-1:], 30)
+    assert (made[0].policy_algorithm.target_critics is None) == ('use_target_critics' in args)
     assert num_graphs(made[0]) == 2 and not warnings_in(caplog)
     assert_same_parameters(made, atol=0.0, rtol=0.0)

@@ -2,8 +2,8 @@
 import pytest
 import torch
 
-from alfx.algorithms.base.exploration_noise import (ActionBounds, GaussianNoise, OrnsteinUhlenbeckNoise, choose,
-                                               gaussian_like)
+from alfx.algorithms.base.exploration_noise import (ActionBounds, GaussianNoise, HeldNoise, OrnsteinUhlenbeckNoise,
+                                                    ZetaRepeat, choose, gaussian_like)
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 
 UNIT = BoundedTensorSpec((3, ), torch.float32, -1, 1)
@@ -90,3 +90,37 @@ def test_a_choice_is_made_for_all_actions_of_a_nest_together():
     chosen = choose(0.3, ones, zeros)
     assert torch.equal(chosen['a'], chosen['b'].unsqueeze(-1).expand(-1, 2))
     assert chosen['b'].mean().item() == pytest.approx(0.3, abs=0.04)
+
+
+def test_lengths_of_held_noise_have_their_frequencies():
+    repeat = ZetaRepeat(exponent=2.0, max_length=3)  # P(1), P(2), P(3) are 36/49, 9/49, 4/49
+    state = HeldNoise(torch.zeros(20000, *UNIT.shape), torch.zeros(20000, dtype=torch.int64))
+    _, state = repeat(state)
+    counts = torch.bincount(state.steps_left, minlength=3) / 20000
+    torch.testing.assert_close(counts, torch.tensor([36.0, 9.0, 4.0]) / 49, atol=0.015, rtol=0)
+    assert ZetaRepeat(max_length=1)(state)[1].steps_left.max() == 1
+
+
+def test_noise_is_held_until_its_last_step():
+    repeat = ZetaRepeat()
+    state = HeldNoise(torch.zeros(50, *UNIT.shape), torch.zeros(50, dtype=torch.int64))
+    for _ in range(40):
+        before = state
+        noise, state = repeat(before)
+        is_held = before.steps_left > 0
+        assert torch.equal(noise[is_held], before.noise[is_held])
+        assert (noise[~is_held] != before.noise[~is_held]).all()
+        assert torch.equal(state.steps_left[is_held], before.steps_left[is_held] - 1)
+    assert (state.steps_left >= 0).all() and noise.std().item() == pytest.approx(1.0, abs=0.2)
+
+
+def test_held_gaussian_noise_is_scaled_and_clipped():
+    noise = GaussianNoise(UNIT, stddev=0.5, repeat=ZetaRepeat())
+    action = torch.zeros(20000, *UNIT.shape)
+    state = HeldNoise(torch.zeros_like(action), torch.zeros(20000, dtype=torch.int64))
+    taken, state = noise(action, state)
+    torch.testing.assert_close(taken, (state.noise * 0.5).clamp(-1.0, 1.0))
+    again, _ = noise(action, state)
+    is_held = state.steps_left > 0
+    assert torch.equal(again[is_held], taken[is_held]) and is_held.any()
+    assert noise.state_spec == ZetaRepeat().state_spec(UNIT)

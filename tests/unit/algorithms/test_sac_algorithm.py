@@ -9,6 +9,7 @@ from alfx import context, nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.prior_actor import SameActionPriorActor, UniformPriorActor
+from alfx.algorithms.base.exploration_noise import ZetaRepeat
 from alfx.algorithms.sac.actions import ActionParts, ActionType, next_noise, target_entropies
 from alfx.algorithms.sac_algorithm import SacActionState, SacAlgorithm, SacCriticState, SacInfo, SacState
 from alfx.algorithms.td_loss import TDLoss
@@ -332,6 +333,20 @@ def test_correlated_actions_have_the_distribution_of_the_policy():
     agent.train_iter()
 
 
+def test_held_noise_repeats_actions_and_keeps_their_distribution():
+    agent, env = make_agent(batch_size=4000, rollout_noise_repeat=ZetaRepeat())
+    time_step, state = env.current_time_step(), agent.get_initial_rollout_state(4000)
+    first = agent.rollout_step(time_step, state)
+    second = agent.rollout_step(time_step, first.state)
+    is_held = nest.get_field(first.state, 'rl.noise.steps_left') > 0
+    assert torch.equal(second.output[is_held], first.output[is_held]) and is_held.any()
+    assert not (second.output[~is_held] == first.output[~is_held]).any()
+    expected = dist_utils.sample_action_distribution(agent.policy.actor(time_step.observation)[0])
+    for output in (first.output, second.output):
+        assert output.std().item() == pytest.approx(expected.std().item(), rel=0.05)
+    agent.train_iter()
+
+
 def test_summarizing_action_distributions_keeps_them():
     agent, env = make_agent('mixed', config_args=dict(summarize_action_distributions=True))
     info = agent.rollout_step(env.current_time_step(), agent.get_initial_rollout_state(4)).info.rl
@@ -380,6 +395,8 @@ def test_actions_of_another_kind_are_refused(action_spec, message):
     (dict(num_critic_replicas=0), 'num_critic_replicas'),
     (dict(rollout_noise_correlation=1.0), 'rollout_noise_correlation'),
     (dict(action_spec=CHOICE, rollout_noise_correlation=0.5), 'rollout_noise_correlation'),
+    (dict(action_spec=CHOICE, rollout_noise_repeat=ZetaRepeat()), 'rollout_noise_repeat needs continuous'),
+    (dict(rollout_noise_repeat=ZetaRepeat(), rollout_noise_correlation=0.5), 'exclude each other'),
     (dict(action_spec=CHOICE, prior_actor_ctor=UniformPriorActor), 'prior_actor_ctor needs continuous'),
     (dict(prior_actor_ctor=UniformPriorActor, target_entropy=-1.0), 'target_kld_per_dim'),
     (dict(reproduce_locomotion=True, train_actor_on_last_step=False), 'train_actor_on_last_step'),
