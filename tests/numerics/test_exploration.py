@@ -191,7 +191,7 @@ def test_elliptical_novelty_adds_up_to_the_growth_of_the_matrix():
 
 
 def test_elliptical_novelty_of_one_hot_features_counts_visits():
-    """With a small regularization it is the inverse of the number of earlier visits, if there are any."""
+    """The novelty is the inverse of the number of earlier visits, if there are any and the regularization is small."""
     cells = torch.tensor([0, 1, 0, 0, 1, 0])
     inputs = random_steps(6, 1, observation_spec=TensorSpec((2, )), step_type=[[0], [1], [1], [1], [1], [1]])
     inputs = inputs._replace(observation=torch.nn.functional.one_hot(cells, 2).float().unsqueeze(1))

@@ -19,7 +19,7 @@ from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 
 
 class Seen(NamedTuple):
-    """What factors see of a block of steps.
+    """Data about a block of steps that factors read.
 
     Attributes:
         observation: nest ``[T, B, ...]``.
