@@ -5,15 +5,16 @@ import pytest
 import torch
 from helpers.intrinsic_reward_contract import ACTION, random_steps
 
-from alfx import nest
+from alfx import context, nest
 from alfx.algorithms.exploration.bonus import ExplorationBonus
 from alfx.algorithms.exploration.factors import (EllipticalNovelty, EpisodicCount, Impact, LifelongNovelty,
                                                  NearestNeighbors, NoveltyGain)
 from alfx.algorithms.exploration.memory import EpisodicMemory, ObservationHash, places_of
-from alfx.algorithms.exploration.normalization import RewardNormalization
+from alfx.algorithms.exploration.normalization import Moments, RewardNormalization
 from alfx.algorithms.rnd_algorithm import RNDAlgorithm
 from alfx.layers import Cast
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
+from alfx.utils.running_stats import count_and_moments
 
 CELLS = BoundedTensorSpec((2, ), torch.int64, 0, 1)  # of which an episode visits some several times
 LENGTH, BATCH = 80, 3
@@ -328,3 +329,25 @@ def test_equal_rewards_or_none_are_normalized_to_finite_numbers(rule):
     assert torch.equal(found, nothing)
     found, _ = module(torch.ones(3, 2), torch.ones(3, 2, dtype=torch.bool), state)
     assert found.isfinite().all() and found.abs().max() < 10
+
+
+def test_observations_of_one_number_are_counted():
+    """Numbers 5, 5, 6, 5 in one episode."""
+    spec = BoundedTensorSpec((), torch.int64, 0, 9)
+    inputs = random_steps(4, 1, observation_spec=spec, step_type=[[0], [1], [1], [1]])
+    inputs = inputs._replace(observation=torch.tensor([5, 5, 6, 5]).reshape(4, 1))
+    assert rewarded(bonus(EpisodicCount, observation_spec=spec), inputs).flatten().tolist() == [0, 0, 1, 0]
+
+
+def test_statistics_are_those_of_all_ranks(monkeypatch):
+    mine, theirs = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 6.0, 6.0])
+    row = count_and_moments(theirs, TensorSpec(())).unsqueeze(0)
+    monkeypatch.setattr(context, 'cat_over_ranks', lambda own: torch.cat((own, row)))
+    moments = Moments()
+    moments.update(mine)
+    both = torch.cat((mine, theirs)).double()
+    assert moments.row.tolist() == pytest.approx([5, both.mean().item(), both.var(correction=0).item()])
+    monkeypatch.setattr(context, 'cat_over_ranks', lambda own: torch.cat((own, 2 * own)))
+    rewards, everywhere = torch.tensor([[0.0, 0.5], [1.0, 1.5]]), torch.ones(2, 2, dtype=torch.bool)
+    found, _ = RewardNormalization('min_max', 0.9, -1.0, 'test')(rewards, everywhere, ())
+    assert torch.equal(found, rewards / 3)
