@@ -47,8 +47,8 @@ _BLOCK = 64
 class ExplorationBonus(IntrinsicRewardAlgorithm):
     """Intrinsic reward that is a product of factors, see :mod:`alfx.algorithms.exploration.factors`.
 
-    It needs a policy algorithm that trains on stored experience, such as PPO, IMPALA, DQN or SAC: the rewards of an
-    unroll are computed before it is stored.
+    The rewards of an unroll are computed before it is trained on or stored, so the policy algorithm must not need them
+    while it acts: a recurrent policy that trains on-policy does.
 
     Args:
         observation_spec: nest of specs of the observation.
