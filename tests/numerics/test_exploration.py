@@ -7,10 +7,11 @@ from helpers.intrinsic_reward_contract import ACTION, random_steps
 
 from alfx import context, nest
 from alfx.algorithms.exploration.bonus import ExplorationBonus
-from alfx.algorithms.exploration.factors import (EllipticalNovelty, EpisodicCount, Impact, LifelongNovelty,
-                                                 NearestNeighbors, NoveltyGain)
+from alfx.algorithms.exploration.factors import (Disagreement, EllipticalNovelty, EpisodicCount, Impact,
+                                                 LifelongNovelty, NearestNeighbors, NoveltyGain)
 from alfx.algorithms.exploration.memory import EpisodicMemory, ObservationHash, places_of
 from alfx.algorithms.exploration.normalization import Moments, RewardNormalization
+from alfx.algorithms.icm_algorithm import ICMAlgorithm
 from alfx.algorithms.rnd_algorithm import RNDAlgorithm
 from alfx.layers import Cast
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
@@ -50,7 +51,10 @@ def bonus(*factors, observation_spec=CELLS, **arguments):
     """Return a bonus with the models that its factors need."""
     torch.manual_seed(0)
     needs = {getattr(factor, 'func', factor).needs for factor in factors}
-    if 'feature' in needs:
+    if Disagreement in factors:
+        arguments['inverse_model'] = partial(ICMAlgorithm, hidden_size=4, encoding_net=network(), num_forward_models=3,
+                                             reward_adapt_speed=None, observation_adapt_speed=None)
+    elif 'feature' in needs:
         arguments.setdefault('random_network', network())
     if 'error' in needs:
         arguments.setdefault('error_model', partial(RNDAlgorithm, network(), network(), keep_stacked_frames=0))
@@ -82,6 +86,7 @@ BONUSES = {'episodic count': (EpisodicCount, ), 'root of count': (partial(Episod
            'forgetful count': (partial(EpisodicCount, capacity=5), ),
            'e3b': (EllipticalNovelty, ), 'noveld': (NoveltyGain, EpisodicCount),
            'ride': (Impact, partial(EpisodicCount, decay='inverse_sqrt')),
+           'disagreement': (Disagreement, ),
            'neighbors': (partial(NearestNeighbors, kind='log', num_neighbors=3), ),
            'forgetful neighbors': (partial(NearestNeighbors, kind='log', num_neighbors=3, capacity=5), )}
 
@@ -263,6 +268,25 @@ def test_gain_impact_and_counts_match_loops():
         assert found[t, b].item() == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
+def test_disagreement_is_the_variance_of_models_and_their_loss_a_mean():
+    module, inputs = bonus(Disagreement), steps()
+    model, found = module._inverse_model, rewarded(module, inputs)
+    phi = model.features(inputs.observation.flatten(0, 1)).detach().reshape(LENGTH, BATCH, -1)
+    for t, b, earlier in episodes(inputs):
+        if not earlier or t % 9:
+            continue
+        action = model._action_encoder(inputs.prev_action[t, b:b + 1])
+        with torch.no_grad():
+            predictions = model._forward_net([phi[t - 1, b:b + 1], action])[0][0]
+        assert predictions.shape == (3, 4)
+        mean = sum(predictions) / 3
+        expected = sum((p - mean).square() for p in predictions) / 3
+        assert found[t, b].item() == pytest.approx(expected.mean().item(), rel=1e-4)
+        errors_ = [0.5 * (p - phi[t, b]).square().sum().item() for p in predictions]
+        loss = model._forward_loss(phi[t - 1, b:b + 1], action, phi[t, b:b + 1])
+        assert loss.item() == pytest.approx(sum(errors_) / 3, rel=1e-4)
+
+
 def test_lifelong_novelty_modulates_by_standardized_squared_errors():
     inputs = steps()
     module = bonus(partial(LifelongNovelty, maximum=1.5))
@@ -351,3 +375,11 @@ def test_statistics_are_those_of_all_ranks(monkeypatch):
     rewards, everywhere = torch.tensor([[0.0, 0.5], [1.0, 1.5]]), torch.ones(2, 2, dtype=torch.bool)
     found, _ = RewardNormalization('min_max', 0.9, -1.0, 'test')(rewards, everywhere, ())
     assert torch.equal(found, rewards / 3)
+
+
+def test_the_kernel_does_not_depend_on_the_scale_of_the_features():
+    numbers = torch.tensor([0.0, 3.0, 3.1, 1.0, 2.0, 0.5]).reshape(-1, 1, 1)
+    inputs = random_steps(6, 1, observation_spec=TensorSpec((1, )), step_type=[[0]] + [[1]] * 5)
+    found = [rewarded(bonus(NearestNeighbors, observation_spec=TensorSpec((1, )), random_network=torch.nn.Identity()),
+                      inputs._replace(observation=scale * numbers)) for scale in (1.0, 1e-3)]
+    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-4)

@@ -8,8 +8,8 @@ from helpers.plans import num_graphs
 
 from alfx import nest
 from alfx.algorithms.exploration.bonus import ExplorationBonus
-from alfx.algorithms.exploration.factors import (EllipticalNovelty, EpisodicCount, Impact, LifelongNovelty,
-                                                 NearestNeighbors, NoveltyGain)
+from alfx.algorithms.exploration.factors import (Disagreement, EllipticalNovelty, EpisodicCount, Impact,
+                                                 LifelongNovelty, NearestNeighbors, NoveltyGain)
 from alfx.algorithms.icm_algorithm import ICMAlgorithm
 from alfx.algorithms.rnd_algorithm import RNDAlgorithm
 from alfx.data_structures import TimeStep
@@ -30,6 +30,8 @@ BONUSES = {
                     normalization='standard'),
     'ngu': partial(ExplorationBonus, factors=(NearestNeighbors, LifelongNovelty), inverse_model=INVERSE,
                    error_model=ERROR, normalization='std'),
+    'disagreement': partial(ExplorationBonus, factors=(Disagreement, ), normalization='std',
+                            inverse_model=partial(INVERSE, num_forward_models=3)),
     're3': partial(ExplorationBonus, factors=(partial(NearestNeighbors, kind='log', num_neighbors=2), ),
                    random_network=NETWORK, normalization='min_max')}
 
@@ -180,6 +182,7 @@ def test_a_reward_that_is_not_finite_names_module_and_factor():
      r'num_neighbors must be an int in \[1, 8\]'),
     (dict(name=partial(BONUSES['re3'], inverse_model=INVERSE)), 'random_network is set, but the features'),
     (dict(name=partial(BONUSES['e3b'], inverse_model=None)), 'inverse_model = None, but EllipticalNovelty needs it'),
+    (dict(name=partial(BONUSES['disagreement'], inverse_model=INVERSE)), 'Disagreement, which needs several forward'),
     (dict(name=partial(BONUSES['count'], inverse_model=INVERSE)), 'inverse_model is set, but no factor uses it'),
     (dict(name=partial(BONUSES['noveld'], error_model=None)), 'error_model = None, but NoveltyGain needs it'),
     (dict(name=partial(BONUSES['noveld'], error_model=INVERSE)), 'expected @RNDAlgorithm, found ICMAlgorithm'),
