@@ -341,8 +341,8 @@ def test_each_rule_of_normalization():
     found = stream([LENGTH], 'standard')[1]
     torch.testing.assert_close(found[is_rewarded], (chosen - mean) / variance.sqrt())
     assert (found[~is_rewarded] == 0).all()
-    found = stream([LENGTH], 'std', clip_value=2.0)[1]
-    assert found.max() == 2
+    assert stream([LENGTH], 'std', clip_value=2.0)[1].max() == 2
+    assert stream([LENGTH], 'standard', clip_value=0.5)[1].max() == 0.5
 
 
 @pytest.mark.parametrize('rule', ['std', 'standard', 'return_std', 'min_max'])
