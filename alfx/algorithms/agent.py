@@ -32,8 +32,11 @@ AgentState = namedtuple('AgentState', ['rl', 'irm', 'goal_generator', 'repr', 'r
 """The state of each part."""
 
 AgentInfo = namedtuple('AgentInfo', ['rl', 'irm', 'goal_generator', 'entropy_target', 'repr', 'rw', 'rewards',
-                                     'policy_loss_addons'], default_value=())
-"""The info of each part, and the rewards ``[B]`` by the name of the part that gives them."""
+                                     'policy_loss_addons', 'training_reward'], default_value=())
+"""The info of each part, and the rewards ``[B]`` by the name of the part that gives them.
+
+``training_reward``: what the policy is trained on, if it is known only when an on-policy unroll is complete.
+"""
 
 
 class Connection(NamedTuple):
@@ -249,6 +252,10 @@ class Agent(RLAlgorithm):
         """Set the paths of the parts and whether they train on-policy, then finalize as ``RLAlgorithm`` does."""
         self._set_parts_on_policy(bool(self.on_policy))
         self.set_path(self.path)
+        if self._rewards_unrolls and self.on_policy and not self.capabilities.recomputes_rollout_info:
+            raise ConfError([problem_at('Agent', 'intrinsic_reward_module', f'= {type(self._irm).__name__}, which '
+                                        'rewards whole unrolls, but this on-policy agent needs the reward of each step '
+                                        'while it acts', 'use networks that are not recurrent, or PPO')])
         super().finalize()
         if self._env is not None:
             for part in self._parts():
@@ -414,6 +421,8 @@ class Agent(RLAlgorithm):
         if is_rollout and self.on_policy and self._changes_reward:
             with context.record_if(False):  # summarize_rollout writes it once for the whole unroll
                 time_step = time_step._replace(reward=self._training_reward(time_step.reward, rewards))
+        elif isinstance(getattr(rollout_info, 'training_reward', ()), torch.Tensor):
+            time_step = time_step._replace(reward=rollout_info.training_reward)
         rl_step = run(self._rl_algorithm, time_step, state.rl)
         if is_auxiliary:
             return AlgStep(rl_step.output, AgentState(**{**new_state, 'rw': state.rw}), AgentInfo(**info))
@@ -462,7 +471,12 @@ class Agent(RLAlgorithm):
                           state: NestedTensor | None) -> tuple[Any, NestedTensor]:
         """Add the intrinsic rewards of steps ``[T, B, ...]``; 0 for a first row that has been rewarded before."""
         step = self._irm.reward_rows(inputs, state, self.unrolls_end_with_bootstrap)
-        return rollout_info._replace(irm=step.info, rewards=rewards_by_name(step.output)), step.state
+        rollout_info = rollout_info._replace(irm=step.info, rewards=rewards_by_name(step.output))
+        if self.on_policy:
+            with context.record_if(False):
+                total = self._training_reward(inputs.reward, rollout_info.rewards)
+            rollout_info = rollout_info._replace(training_reward=total)
+        return rollout_info, step.state
 
     def _check_trains_offline(self) -> None:
         super()._check_trains_offline()

@@ -94,6 +94,7 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
             normalization.
         observation_clip_value: clip normalized observations to plus and minus this value; ``None``: no clipping.
         reward_zero_mean: subtract the mean when rewards are normalized.
+        num_forward_models: number of forward models with different initial weights, whose errors are averaged.
 
     Raises:
         ConfError: an argument is out of range, or ``observation_spec`` is missing although it is needed.
@@ -105,7 +106,8 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
                  encoding_net: NetworkOrConstructor | None = None, forward_net: NetworkOrConstructor | None = None,
                  inverse_net: NetworkOrConstructor | None = None, activation: Callable = torch.relu_,
                  optimizer: Any = None, name: str = 'ICMAlgorithm', observation_adapt_speed: Positive | None = 8.0,
-                 observation_clip_value: Positive | None = 5.0, reward_zero_mean: bool = True):
+                 observation_clip_value: Positive | None = 5.0, reward_zero_mean: bool = True,
+                 num_forward_models: Count = 1):
         owner = type(self).__name__
         if observation_spec is None:
             observation_adapt_speed = None
@@ -122,6 +124,9 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
         self._encoding_net = encoder
         self._forward_net = _model(forward_net, [feature_spec, action], feature_spec, sizes, activation,
                                    (owner, 'forward_net'))
+        if num_forward_models > 1:
+            self._forward_net = self._forward_net.make_parallel(num_forward_models)
+        self._num_forward_models = num_forward_models
         self._inverse_net = _model(inverse_net, [feature_spec, feature_spec], action, sizes, activation,
                                    (owner, 'inverse_net'))
 
@@ -207,6 +212,25 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
         self._update_statistics(observation)
         return self._encoded(self._prepared(observation))
 
+    def disagreement(self, before: Tensor, prev_action: NestedTensor) -> Tensor:
+        """Return the variance of the predictions of several forward models, averaged over the features.
+
+        Args:
+            before: features of the previous steps, ``[B, F]``.
+            prev_action: actions since then, nest of ``[B, ...]``.
+
+        Returns:
+            ``[B]``; no gradient.
+        """
+        with torch.no_grad():
+            prediction = self._forward_net([before, self._action_encoder(prev_action)])[0]
+            return prediction.var(1, correction=0).mean(-1)
+
+    @property
+    def num_forward_models(self) -> int:
+        """Number of forward models."""
+        return self._num_forward_models
+
     @property
     def num_features(self) -> int:
         """F, the number of features."""
@@ -288,8 +312,11 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
 
     def _forward_loss(self, before: Tensor, action: Tensor, feature: Tensor) -> Tensor:
         """Compute half the squared error of the forward model, ``[B]``, without gradient to the features."""
-        prediction = self._forward_net([before.detach(), action])[0]
-        return 0.5 * F.mse_loss(prediction, feature.detach(), reduction='none').sum(-1)
+        prediction, target = self._forward_net([before.detach(), action])[0], feature.detach()
+        if self._num_forward_models > 1:  # [B, N, F]
+            target = target.unsqueeze(1).expand_as(prediction)
+        error = 0.5 * F.mse_loss(prediction, target, reduction='none').sum(-1)
+        return error.mean(1) if self._num_forward_models > 1 else error
 
     def _inverse_loss(self, before: Tensor, feature: Tensor, action: Tensor) -> Tensor:
         """Compute the loss of predicting the action by the inverse model, ``[B]``."""

@@ -35,6 +35,7 @@ FAMILIES = {
         'mbpo_pendulum', ('TrainerConfig.num_env_steps=900', 'ModelBasedPolicyAlgorithm.max_model_updates=50',
                           'ModelBasedPolicyAlgorithm.num_rollouts=400',
                           'TrainerConfig.num_updates_per_train_iter=2'), 1),
+    'memories of episodes': ('ppo_noveld_corridor', ('TrainerConfig.num_env_steps=20000', ), 1),
     'ppo in two processes': ('ppo_cart_pole', ('TrainerConfig.num_env_steps=10000',
                                                'TrainerConfig.num_updates_per_train_iter=2'), 2),
 }

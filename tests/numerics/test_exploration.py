@@ -5,15 +5,17 @@ import pytest
 import torch
 from helpers.intrinsic_reward_contract import ACTION, random_steps
 
-from alfx import nest
+from alfx import context, nest
 from alfx.algorithms.exploration.bonus import ExplorationBonus
-from alfx.algorithms.exploration.factors import (EllipticalNovelty, EpisodicCount, Impact, LifelongNovelty,
-                                                 NearestNeighbors, NoveltyGain)
+from alfx.algorithms.exploration.factors import (Disagreement, EllipticalNovelty, EpisodicCount, Impact,
+                                                 LifelongNovelty, NearestNeighbors, NoveltyGain)
 from alfx.algorithms.exploration.memory import EpisodicMemory, ObservationHash, places_of
-from alfx.algorithms.exploration.normalization import RewardNormalization
+from alfx.algorithms.exploration.normalization import Moments, RewardNormalization
+from alfx.algorithms.icm_algorithm import ICMAlgorithm
 from alfx.algorithms.rnd_algorithm import RNDAlgorithm
 from alfx.layers import Cast
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
+from alfx.utils.running_stats import count_and_moments
 
 CELLS = BoundedTensorSpec((2, ), torch.int64, 0, 1)  # of which an episode visits some several times
 LENGTH, BATCH = 80, 3
@@ -49,7 +51,10 @@ def bonus(*factors, observation_spec=CELLS, **arguments):
     """Return a bonus with the models that its factors need."""
     torch.manual_seed(0)
     needs = {getattr(factor, 'func', factor).needs for factor in factors}
-    if 'feature' in needs:
+    if Disagreement in factors:
+        arguments['inverse_model'] = partial(ICMAlgorithm, hidden_size=4, encoding_net=network(), num_forward_models=3,
+                                             reward_adapt_speed=None, observation_adapt_speed=None)
+    elif 'feature' in needs:
         arguments.setdefault('random_network', network())
     if 'error' in needs:
         arguments.setdefault('error_model', partial(RNDAlgorithm, network(), network(), keep_stacked_frames=0))
@@ -81,6 +86,7 @@ BONUSES = {'episodic count': (EpisodicCount, ), 'root of count': (partial(Episod
            'forgetful count': (partial(EpisodicCount, capacity=5), ),
            'e3b': (EllipticalNovelty, ), 'noveld': (NoveltyGain, EpisodicCount),
            'ride': (Impact, partial(EpisodicCount, decay='inverse_sqrt')),
+           'disagreement': (Disagreement, ),
            'neighbors': (partial(NearestNeighbors, kind='log', num_neighbors=3), ),
            'forgetful neighbors': (partial(NearestNeighbors, kind='log', num_neighbors=3, capacity=5), )}
 
@@ -191,7 +197,7 @@ def test_elliptical_novelty_adds_up_to_the_growth_of_the_matrix():
 
 
 def test_elliptical_novelty_of_one_hot_features_counts_visits():
-    """With a small regularization it is the inverse of the number of earlier visits, if there are any."""
+    """The novelty is the inverse of the number of earlier visits, if there are any and the regularization is small."""
     cells = torch.tensor([0, 1, 0, 0, 1, 0])
     inputs = random_steps(6, 1, observation_spec=TensorSpec((2, )), step_type=[[0], [1], [1], [1], [1], [1]])
     inputs = inputs._replace(observation=torch.nn.functional.one_hot(cells, 2).float().unsqueeze(1))
@@ -262,6 +268,25 @@ def test_gain_impact_and_counts_match_loops():
         assert found[t, b].item() == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
+def test_disagreement_is_the_variance_of_models_and_their_loss_a_mean():
+    module, inputs = bonus(Disagreement), steps()
+    model, found = module._inverse_model, rewarded(module, inputs)
+    phi = model.features(inputs.observation.flatten(0, 1)).detach().reshape(LENGTH, BATCH, -1)
+    for t, b, earlier in episodes(inputs):
+        if not earlier or t % 9:
+            continue
+        action = model._action_encoder(inputs.prev_action[t, b:b + 1])
+        with torch.no_grad():
+            predictions = model._forward_net([phi[t - 1, b:b + 1], action])[0][0]
+        assert predictions.shape == (3, 4)
+        mean = sum(predictions) / 3
+        expected = sum((p - mean).square() for p in predictions) / 3
+        assert found[t, b].item() == pytest.approx(expected.mean().item(), rel=1e-4)
+        errors_ = [0.5 * (p - phi[t, b]).square().sum().item() for p in predictions]
+        loss = model._forward_loss(phi[t - 1, b:b + 1], action, phi[t, b:b + 1])
+        assert loss.item() == pytest.approx(sum(errors_) / 3, rel=1e-4)
+
+
 def test_lifelong_novelty_modulates_by_standardized_squared_errors():
     inputs = steps()
     module = bonus(partial(LifelongNovelty, maximum=1.5))
@@ -316,8 +341,8 @@ def test_each_rule_of_normalization():
     found = stream([LENGTH], 'standard')[1]
     torch.testing.assert_close(found[is_rewarded], (chosen - mean) / variance.sqrt())
     assert (found[~is_rewarded] == 0).all()
-    found = stream([LENGTH], 'std', clip_value=2.0)[1]
-    assert found.max() == 2
+    assert stream([LENGTH], 'std', clip_value=2.0)[1].max() == 2
+    assert stream([LENGTH], 'standard', clip_value=0.5)[1].max() == 0.5
 
 
 @pytest.mark.parametrize('rule', ['std', 'standard', 'return_std', 'min_max'])
@@ -328,3 +353,33 @@ def test_equal_rewards_or_none_are_normalized_to_finite_numbers(rule):
     assert torch.equal(found, nothing)
     found, _ = module(torch.ones(3, 2), torch.ones(3, 2, dtype=torch.bool), state)
     assert found.isfinite().all() and found.abs().max() < 10
+
+
+def test_observations_of_one_number_are_counted():
+    """Numbers 5, 5, 6, 5 in one episode."""
+    spec = BoundedTensorSpec((), torch.int64, 0, 9)
+    inputs = random_steps(4, 1, observation_spec=spec, step_type=[[0], [1], [1], [1]])
+    inputs = inputs._replace(observation=torch.tensor([5, 5, 6, 5]).reshape(4, 1))
+    assert rewarded(bonus(EpisodicCount, observation_spec=spec), inputs).flatten().tolist() == [0, 0, 1, 0]
+
+
+def test_statistics_are_those_of_all_ranks(monkeypatch):
+    mine, theirs = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 6.0, 6.0])
+    row = count_and_moments(theirs, TensorSpec(())).unsqueeze(0)
+    monkeypatch.setattr(context, 'cat_over_ranks', lambda own: torch.cat((own, row)))
+    moments = Moments()
+    moments.update(mine)
+    both = torch.cat((mine, theirs)).double()
+    assert moments.row.tolist() == pytest.approx([5, both.mean().item(), both.var(correction=0).item()])
+    monkeypatch.setattr(context, 'cat_over_ranks', lambda own: torch.cat((own, 2 * own)))
+    rewards, everywhere = torch.tensor([[0.0, 0.5], [1.0, 1.5]]), torch.ones(2, 2, dtype=torch.bool)
+    found, _ = RewardNormalization('min_max', 0.9, -1.0, 'test')(rewards, everywhere, ())
+    assert torch.equal(found, rewards / 3)
+
+
+def test_the_kernel_does_not_depend_on_the_scale_of_the_features():
+    numbers = torch.tensor([0.0, 3.0, 3.1, 1.0, 2.0, 0.5]).reshape(-1, 1, 1)
+    inputs = random_steps(6, 1, observation_spec=TensorSpec((1, )), step_type=[[0]] + [[1]] * 5)
+    found = [rewarded(bonus(NearestNeighbors, observation_spec=TensorSpec((1, )), random_network=torch.nn.Identity()),
+                      inputs._replace(observation=scale * numbers)) for scale in (1.0, 1e-3)]
+    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-4)

@@ -47,8 +47,8 @@ _BLOCK = 64
 class ExplorationBonus(IntrinsicRewardAlgorithm):
     """Intrinsic reward that is a product of factors, see :mod:`alfx.algorithms.exploration.factors`.
 
-    It needs a policy algorithm that trains on stored experience, such as PPO, IMPALA, DQN or SAC: the rewards of an
-    unroll are computed before it is stored.
+    The rewards of an unroll are computed before it is trained on or stored, so the policy algorithm must not need them
+    while it acts: a recurrent policy that trains on-policy does.
 
     Args:
         observation_spec: nest of specs of the observation.
@@ -94,6 +94,11 @@ class ExplorationBonus(IntrinsicRewardAlgorithm):
         features = 'inverse_model' if random_network is None else 'random_network'
         _check_needs(made, 'feature', features, bool(num_features))
         _check_needs(made, 'error', 'error_model', error_model is not None)
+        ensemble = self._inverse_model is not None and self._inverse_model.num_forward_models > 1
+        users = [type(factor).__name__ for factor in made if factor.needs_ensemble]
+        if users and not ensemble:
+            raise ConfError([problem_at(owner, 'factors', f'has {users[0]}, which needs several forward models',
+                                        'set inverse_model = @ICMAlgorithm and ICMAlgorithm.num_forward_models = 5')])
         self._factors = nn.ModuleList(made)
         self._normalization = RewardNormalization(normalization, return_discount, clip_value, owner)
         self._capacity = min((factor.capacity for factor in made if factor.capacity), default=None)
@@ -141,9 +146,9 @@ class ExplorationBonus(IntrinsicRewardAlgorithm):
         products, follow, normalization_state = [], [], state.normalization
         leaves, structure = nest.flatten_with_structure(self._seen(inputs))
         for block in zip(*(x.split(self._block) for x in leaves)):
-            step_type, observation, feature, error = nest.unflatten(structure, block)
+            step_type, observation, feature, error, action = nest.unflatten(structure, block)
             places = places_of(step_type, state.length)
-            seen = Seen(observation, places, feature, error)
+            seen = Seen(observation, places, feature, error, action, self._inverse_model)
             product, factor_states = torch.ones(step_type.shape, device=step_type.device), []
             for factor, factor_state in zip(self._factors, state.factors):
                 value, factor_state = factor(seen, factor_state)
@@ -161,8 +166,8 @@ class ExplorationBonus(IntrinsicRewardAlgorithm):
             self._capacity = None  # say it once
         return AlgStep(reward, state._replace(normalization=normalization_state))
 
-    def _seen(self, inputs: TimeStep) -> tuple[Tensor, NestedTensor, Any, Any]:
-        """Return step types ``[T, B]``, observations, features and errors of ``inputs``; ``()`` for missing ones."""
+    def _seen(self, inputs: TimeStep) -> tuple[Tensor, NestedTensor, Any, Any, NestedTensor]:
+        """Return step types ``[T, B]``, observations, features, errors (``()`` for missing ones) and actions."""
         shape, flat = inputs.step_type.shape, nest.map_structure(rows, inputs.observation)
         feature: Any = ()
         error: Any = ()
@@ -172,7 +177,7 @@ class ExplorationBonus(IntrinsicRewardAlgorithm):
             feature = self._random_network(flat)[0].reshape(*shape, -1)
         if self._error_model is not None:
             error = self._error_model.novelty(flat).reshape(shape)
-        return inputs.step_type, inputs.observation, feature, error
+        return inputs.step_type, inputs.observation, feature, error, inputs.prev_action
 
     # Training --------------------------------------------------------------------------------------------------
 

@@ -13,25 +13,30 @@ from torch import Tensor, nn
 from alfx import nest
 from alfx.algorithms.exploration.memory import EpisodicMemory, ObservationHash, Places, previous_rows
 from alfx.algorithms.exploration.normalization import Moments
+from alfx.algorithms.intrinsic.intrinsic_reward import rows
 from alfx.gin_utils import check_value, configurable
 from alfx.gin_utils.value_checks import Count, Fraction, Positive, Range
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 
 
 class Seen(NamedTuple):
-    """What factors see of a block of steps.
+    """Data about a block of steps that factors read.
 
     Attributes:
         observation: nest ``[T, B, ...]``.
         places: places of the steps in their episodes.
         feature: ``[T, B, F]``; ``()`` unless a factor ``needs`` it.
         error: ``[T, B]``; ``()`` unless a factor ``needs`` it.
+        prev_action: nest of ``[T, B, ...]``.
+        inverse_model: the ``ICMAlgorithm`` of the features, if there is one.
     """
 
     observation: NestedTensor
     places: Places
     feature: Any = ()
     error: Any = ()
+    prev_action: NestedTensor = ()
+    inverse_model: Any = None
 
 
 class Factor(nn.Module):
@@ -45,11 +50,13 @@ class Factor(nn.Module):
         needs: 'feature' or 'error', what the factor needs besides observations; '' for neither.
         state_spec: spec of the state of each environment between blocks.
         capacity: most steps of a block; ``None``: any number.
+        needs_ensemble: the factor needs an ``inverse_model`` with several forward models.
     """
 
     needs = ''
     state_spec: NestedTensorSpec = ()
     capacity: int | None = None
+    needs_ensemble = False
 
     def __init__(self, observation_spec: NestedTensorSpec, num_features: int):
         super().__init__()
@@ -212,6 +219,31 @@ class Impact(Factor):
     def forward(self, seen: Seen, state: NestedTensor) -> tuple[Tensor, NestedTensor]:
         """Return the change ``[T, B]`` and the latest features ``[B, F]``; see the base class."""
         return (seen.feature - previous_rows(seen.feature, state)).norm(dim=-1), seen.feature[-1]
+
+
+@configurable
+class Disagreement(Factor):
+    """Variance of several forward models that predict the feature (Pathak et al. 2019, arXiv:1906.04161).
+
+    With f_n the models, it is ``mean_F Var_n f_n(phi[t - 1], action)``. The models differ in their initial weights, and
+    learn from the same steps.
+
+    Args:
+        observation_spec: not used.
+        num_features: F.
+    """
+
+    needs, needs_ensemble = 'feature', True
+
+    def __init__(self, observation_spec: NestedTensorSpec, num_features: int):
+        super().__init__(observation_spec, num_features)
+        self.state_spec = TensorSpec((num_features, ))
+
+    def forward(self, seen: Seen, state: NestedTensor) -> tuple[Tensor, NestedTensor]:
+        """Return the variance ``[T, B]`` and the latest features ``[B, F]``; see the base class."""
+        before, action = nest.map_structure(rows, (previous_rows(seen.feature, state), seen.prev_action))
+        variance = seen.inverse_model.disagreement(before, action)
+        return variance.reshape(seen.feature.shape[:2]), seen.feature[-1]
 
 
 @configurable

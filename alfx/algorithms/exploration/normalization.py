@@ -46,7 +46,7 @@ class Moments(nn.Module):
 
     @property
     def std(self) -> Tensor:
-        """Standard deviation, float32; 1 in place of 0."""
+        """Standard deviation, float32; 1 if that is 0."""
         return torch.where(self.row[2] > 0, self.row[2], 1.0).sqrt().float()
 
 

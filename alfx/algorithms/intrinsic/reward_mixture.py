@@ -122,8 +122,10 @@ def rewards_by_name(reward: Any) -> dict[str, Tensor]:
 
 def rewards_unrolls_at_once(module: Any, rl_algorithm: Any, config: Any) -> bool:
     """Return whether the rewards of an unroll can be computed when it is complete."""
-    if not getattr(module, 'rewards_unrolls_at_once', False) or config is None or rl_algorithm.on_policy is not False:
+    if not getattr(module, 'rewards_unrolls_at_once', False) or config is None:
         return False
+    if rl_algorithm.on_policy is not False:
+        return bool(nest.flatten(module.unroll_state_spec))
     return config.trains_on_whole_unrolls or (not _without_memory(module) and not config.unroll_with_grad)
 
 
@@ -137,8 +139,6 @@ def why_not_at_once(module: Any, rl_algorithm: Any, is_first_part: bool, config:
     """Return why a module with a state between unrolls cannot be used."""
     if not is_first_part:
         return 'there is a representation learner or a goal generator in front of it'
-    if rl_algorithm.on_policy is not False:
-        return f'{type(rl_algorithm).__name__} trains on-policy, where each step is rewarded alone'
     if config is None or config.unroll_with_grad:
         return 'there is no TrainerConfig, or TrainerConfig.unroll_with_grad is set'
     return f'{_without_memory(module)[0]} rewards each step of {type(rl_algorithm).__name__} alone'

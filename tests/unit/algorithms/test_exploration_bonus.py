@@ -4,11 +4,12 @@ from functools import partial
 import pytest
 import torch
 from helpers import agents, sac_agents
+from helpers.plans import num_graphs
 
 from alfx import nest
 from alfx.algorithms.exploration.bonus import ExplorationBonus
-from alfx.algorithms.exploration.factors import (EllipticalNovelty, EpisodicCount, Impact, LifelongNovelty,
-                                                 NearestNeighbors, NoveltyGain)
+from alfx.algorithms.exploration.factors import (Disagreement, EllipticalNovelty, EpisodicCount, Impact,
+                                                 LifelongNovelty, NearestNeighbors, NoveltyGain)
 from alfx.algorithms.icm_algorithm import ICMAlgorithm
 from alfx.algorithms.rnd_algorithm import RNDAlgorithm
 from alfx.data_structures import TimeStep
@@ -29,6 +30,8 @@ BONUSES = {
                     normalization='standard'),
     'ngu': partial(ExplorationBonus, factors=(NearestNeighbors, LifelongNovelty), inverse_model=INVERSE,
                    error_model=ERROR, normalization='std'),
+    'disagreement': partial(ExplorationBonus, factors=(Disagreement, ), normalization='std',
+                            inverse_model=partial(INVERSE, num_forward_models=3)),
     're3': partial(ExplorationBonus, factors=(partial(NearestNeighbors, kind='log', num_neighbors=2), ),
                    random_network=NETWORK, normalization='min_max')}
 
@@ -65,7 +68,7 @@ def collected(agent, iterations):
     return nest.map_structure(lambda *x: torch.cat(x), *steps), joined.get('irm', joined)
 
 
-@pytest.mark.parametrize('algorithm', ['ppo', 'ppg', 'impala', 'sac'])
+@pytest.mark.parametrize('algorithm', ['ppo', 'ppg', 'impala', 'actor-critic', 'sac'])
 def test_rewards_of_a_run_are_those_of_one_long_unroll(algorithm):
     agent, _ = make('count', algorithm)
     steps, found = collected(agent, 4)
@@ -75,7 +78,7 @@ def test_rewards_of_a_run_are_those_of_one_long_unroll(algorithm):
     assert 0 < found.mean() < 1 and len(found) == (16 if algorithm == 'sac' else 25)
 
 
-@pytest.mark.parametrize('algorithm', ['ppo', 'impala', 'sac'])
+@pytest.mark.parametrize('algorithm', ['ppo', 'impala', 'actor-critic', 'sac'])
 @pytest.mark.parametrize('name', BONUSES)
 def test_a_run_resumes_exactly(name, algorithm):
     agent, env = make(name, algorithm)
@@ -134,7 +137,7 @@ def test_rewards_do_not_read_those_of_the_task():
     assert torch.equal(module.reward_steps(steps, module.get_initial_unroll_state(4)).output, found)
 
 
-@pytest.mark.parametrize('algorithm', ['ppo', 'impala', 'sac'])
+@pytest.mark.parametrize('algorithm', ['ppo', 'impala', 'actor-critic', 'sac'])
 @pytest.mark.parametrize('name', BONUSES)
 def test_the_models_are_trained_and_the_random_network_is_not(name, algorithm):
     agent, _ = make(name, algorithm)
@@ -167,7 +170,7 @@ def test_a_reward_that_is_not_finite_names_module_and_factor():
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [
-    (dict(algorithm='actor-critic'), 'ActorCriticAlgorithm trains on-policy'),
+    (dict(algorithm='actor-critic', environment='recurrent'), 'on-policy agent needs the reward of each step'),
     (dict(config_args=dict(whole_replay_buffer_training=False, clear_replay_buffer=False, unroll_with_grad=True,
                            replay_buffer_length=100, mini_batch_length=2)), 'unroll_with_grad is set'),
     (dict(name=partial(ExplorationBonus, factors=())), 'ExplorationBonus.factors is empty'),
@@ -179,6 +182,7 @@ def test_a_reward_that_is_not_finite_names_module_and_factor():
      r'num_neighbors must be an int in \[1, 8\]'),
     (dict(name=partial(BONUSES['re3'], inverse_model=INVERSE)), 'random_network is set, but the features'),
     (dict(name=partial(BONUSES['e3b'], inverse_model=None)), 'inverse_model = None, but EllipticalNovelty needs it'),
+    (dict(name=partial(BONUSES['disagreement'], inverse_model=INVERSE)), 'Disagreement, which needs several forward'),
     (dict(name=partial(BONUSES['count'], inverse_model=INVERSE)), 'inverse_model is set, but no factor uses it'),
     (dict(name=partial(BONUSES['noveld'], error_model=None)), 'error_model = None, but NoveltyGain needs it'),
     (dict(name=partial(BONUSES['noveld'], error_model=INVERSE)), 'expected @RNDAlgorithm, found ICMAlgorithm'),
@@ -208,8 +212,7 @@ def trained(algorithm='ppo', iterations=3, **arguments):
 
 @pytest.mark.parametrize('algorithm', ['ppo', 'sac', 'actor-critic'])
 def test_a_mixture_of_one_is_the_module_alone(algorithm):
-    module = SIMPLE if algorithm == 'actor-critic' else BONUSES['ngu']
-    agents_ = []
+    module, agents_ = BONUSES['ngu'], []
     for arguments in (dict(name=module), dict(name=[module])):
         agents_.append(trained(algorithm, **arguments))
     assert all(torch.equal(a, b) for a, b in zip(*(parameters(agent) for agent in agents_)))
@@ -218,7 +221,8 @@ def test_a_mixture_of_one_is_the_module_alone(algorithm):
 
 @pytest.mark.parametrize(('algorithm', 'modules'), [
     ('ppo', ['count', 'e3b', SIMPLE]), ('ppo', [SIMPLE, INVERSE]), ('impala', ['ngu', 'noveld']),
-    ('sac', ['ride', 'count']), ('sac', [SIMPLE, INVERSE]), ('actor-critic', [SIMPLE, INVERSE])])
+    ('sac', ['ride', 'count']), ('sac', [SIMPLE, INVERSE]), ('actor-critic', [SIMPLE, INVERSE]),
+    ('actor-critic', ['count', SIMPLE])])
 def test_rewards_of_a_mixture_are_those_of_its_modules(algorithm, modules):
     made = [named(module) if isinstance(module, str) else module for module in modules]
     agent, _ = make(made, algorithm, **({} if algorithm == 'sac' else dict(intrinsic_reward_coef=[1.0] * len(made))))
@@ -290,3 +294,28 @@ def test_the_bytes_of_the_state_are_announced():
     state = nest.flatten(agent.learner.collector.unroll_state)
     size = sum(x.numel() * x.element_size() for x in state)
     assert f'state between unrolls: {size:,} bytes' in '\n'.join(memory_lines(agent))
+
+
+def test_an_on_policy_agent_trains_on_the_sum_of_rewards(monkeypatch):
+    agent, seen = make('count', 'actor-critic', intrinsic_reward_coef=0.5, extrinsic_reward_coef=3.0)[0], []
+    original = agent.policy.calc_loss
+    monkeypatch.setattr(agent.policy, 'calc_loss', lambda info: seen.append(info.reward) or original(info))
+    extrinsic, step = [], agent.environment.step
+    monkeypatch.setattr(agent.environment, 'step', lambda action: extrinsic.append(step(action)) or extrinsic[-1])
+    _, found = collected(agent, 1)
+    expected = 3 * torch.stack([time_step.reward for time_step in extrinsic]) + 0.5 * found[1:]
+    assert torch.equal(seen[-1][1:], expected)
+
+
+def test_replayed_updates_of_an_on_policy_agent_follow_a_schedule(warm_up):
+    results = []
+    for updates_before in (2, 10**6):
+        warm_up(updates_before)
+        weight = [0.5]
+        agent, _ = make('ngu', 'actor-critic', intrinsic_reward_coef=lambda weight=weight: weight[0])
+        for _ in range(5):
+            agent.train_iter()
+            weight[0] += 0.25
+        assert bool(num_graphs(agent)) == (updates_before == 2)
+        results.append(parameters(agent))
+    assert all(torch.equal(a, b) for a, b in zip(*results))
