@@ -140,6 +140,10 @@ class PPGAlgorithm(PPOAlgorithm):
         recomputes = self._is_stateless and not self._has_batch_dependence and self._has_own_steps(PPGAlgorithm)
         return super().own_capabilities()._replace(recomputes_rollout_info=recomputes)
 
+    def _stores_returns(self) -> bool:
+        """The auxiliary phase needs the returns, even if the loss of PPO computes its own."""
+        return True
+
     def optimizers(self, recurse: bool = True, include_ignored_attributes: bool = False) -> list[Any]:
         """Return the optimizers; the auxiliary one only for checkpoints, because it takes no part in other updates."""
         own = super().optimizers(recurse, include_ignored_attributes)

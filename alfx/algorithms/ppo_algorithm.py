@@ -71,7 +71,7 @@ class PPOAlgorithm(ActorCriticAlgorithm):
             info = PPOInfo(action=rollout_info.action, rollout_log_prob=self._rollout_log_prob(rollout_info),
                            rollout_action_distribution=rollout_info.action_distribution,
                            old_value=value if self._loss.value_clipping is not None else ())
-            if not self._loss.compute_advantages_internally:
+            if self._stores_returns():
                 time_major = ActorCriticInfo(step_type=root_inputs.step_type.transpose(0, 1),
                                              discount=root_inputs.discount.transpose(0, 1),
                                              reward=root_inputs.reward.transpose(0, 1),
@@ -79,6 +79,9 @@ class PPOAlgorithm(ActorCriticAlgorithm):
                 returns, advantages = self._loss.calc_rollout_returns_and_advantages(time_major)
                 info = info._replace(returns=returns.transpose(0, 1), advantages=advantages.transpose(0, 1))
             return root_inputs, info
+
+    def _stores_returns(self) -> bool:
+        return not self._loss.compute_advantages_internally
 
     def _values(self, root_inputs: TimeStep) -> torch.Tensor:
         """Return values of ``[B, T, ...]`` steps with one call of the network."""

@@ -20,7 +20,7 @@ from alfx.utils import dist_utils
 
 
 def make(environment='discrete', aux_learning_rate=None, kl_weight=1.0, interval=3, length=2, batch=4, epochs=2,
-         **kwargs):
+         loss_class=None, **kwargs):
     """Return an agent with auxiliary phases."""
     algorithm = partial(
         ppg, partial(ActorDistributionNetwork, fc_layer_params=(16, )), partial(ValueNetwork, fc_layer_params=(16, )),
@@ -28,6 +28,8 @@ def make(environment='discrete', aux_learning_rate=None, kl_weight=1.0, interval
                                   num_updates_per_train_iter=epochs),
         aux_optimizer=None if aux_learning_rate is None else SGD(lr=aux_learning_rate),
         aux_loss_class=partial(PPGAuxPhaseLoss, policy_kl_loss_weight=kl_weight))
+    if loss_class is not None:
+        algorithm = partial(algorithm, loss_class=loss_class)
     agent, _ = make_agent('ppg', environment, rl_algorithm_cls=algorithm, **kwargs)
     return agent
 
@@ -42,6 +44,19 @@ def watched(agent):
 
     agent.calc_auxiliary_loss = calc_auxiliary_loss
     return seen
+
+
+def test_phases_have_targets_if_the_loss_computes_its_own_advantages():
+    seen = {}
+    for inside in (False, True):
+        agent = make(interval=2, loss_class=partial(PPOLoss, compute_advantages_internally=inside),
+                     mini_batch_length=3)
+        infos = watched(agent)
+        for _ in range(2):
+            agent.train_iter()
+        seen[inside] = [info.rl.returns for info, _ in infos]
+    assert len(seen[True]) == len(seen[False]) > 0
+    assert all(x.abs().sum() > 0 and x.shape == y.shape for x, y in zip(seen[True], seen[False]))
 
 
 def parameters(module):
