@@ -366,7 +366,7 @@ class Trainer:
             self._team.agree(self._state.iteration, False)  # exchanges the counters
             self._saved_counter = counter
             self._display.message(f'resuming from {self._checkpointer.path(step)}, {self.progress():.1%} done')
-            reproducibility.warn_on_resume(self._algorithm, self._config)
+            reproducibility.warn_on_resume(self._algorithm, self._config, self.current_env_steps())
         reproducibility.warn_at_start(self._algorithm, self._config, self._num_environments())
         if self._team.writes:
             self._cut_files(saved_at, counter)

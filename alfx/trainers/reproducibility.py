@@ -38,10 +38,16 @@ def warn_at_start(algorithm: nn.Module, config: TrainerConfig, num_environments:
                            config.replay_checkpoint_megabytes, size)
 
 
-def warn_on_resume(algorithm: nn.Module, config: TrainerConfig) -> None:
-    """Log warnings about state that was missing in the loaded checkpoint."""
+def warn_on_resume(algorithm: nn.Module, config: TrainerConfig, env_steps: int) -> None:
+    """Log warnings about state that was missing in the loaded checkpoint.
+
+    Args:
+        algorithm: root algorithm.
+        config: configuration of the run.
+        env_steps: environment steps so far; before the first one replay buffers are empty.
+    """
     for buffer in _sampled_buffers(algorithm, config):
-        if not buffer.total_size:
+        if env_steps and not buffer.total_size:
             logger.warning('%s was not in the checkpoint: it starts empty, and the results will differ from an '
                            'uninterrupted run; see TrainerConfig.replay_checkpoint_megabytes and '
                            'ReplayBuffer.enable_checkpoint', buffer.name)
