@@ -3,7 +3,8 @@
 The critics are those of C51 (Bellemare et al. 2017, arXiv:1707.06887) with an action as input, as in XQC, SimbaV2 and
 FlashSAC. The target is the distribution of ``r + gamma (Z - alpha log pi)``, projected onto the atoms, where Z is the
 distribution with the lowest mean among the target critics. Returns outside of ``[v_min, v_max]`` cannot be represented:
-scale the rewards with :class:`~alfx.algorithms.return_scaling.DiscountedReturnScaling`. Read next
+scale the rewards with :class:`~alfx.algorithms.return_scaling.DiscountedReturnScaling`, and start with a small alpha,
+because the entropy is part of these returns. Read next
 :mod:`alfx.algorithms.categorical_td_loss`.
 """
 from collections.abc import Callable

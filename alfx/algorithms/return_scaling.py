@@ -28,7 +28,7 @@ class DiscountedReturnScaling(DataTransformer):
 
     Args:
         observation_spec: nest of specs of the observation.
-        gamma: discount of G; use that of the critics' loss.
+        gamma: discount of G; usually the discount of the critics' loss.
         max_return: largest absolute value of the scaled G; ``None``: divide by the standard deviation only.
     """
 

@@ -117,7 +117,7 @@ def test_a_critic_with_another_number_of_outputs_is_refused():
 
 @pytest.mark.slow
 def test_the_mean_of_a_recurring_state_is_its_soft_value():
-    # one state and reward 1 for ever with gamma 0.5: V = 1 + 0.5 (V + alpha H), for a uniform policy of entropy H
+    # one state and reward 1 at every step with gamma 0.5: V = 1 + 0.5 (V + alpha H), for a uniform policy of entropy H
     algorithm = CategoricalSacAlgorithm(
         *SPECS, num_atoms=41, v_min=-5.0, v_max=5.0, initial_log_alpha=-1.0, target_update_tau=0.2,
         critic_network_cls=partial(CriticNetwork, joint_fc_layer_params=(16, )),
