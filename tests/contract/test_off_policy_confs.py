@@ -23,7 +23,7 @@ CONFS = [
     'taac_pendulum', 'taacl_pendulum', 'taacq_pendulum', 'td3_pendulum', 'trac_cart_pole'
 ]
 ON_POLICY = ['q_learning_frozen_lake', 'trac_cart_pole']
-STEP_BY_STEP = ['q_learning_frozen_lake', 'rainbow_cart_pole', 'trac_cart_pole']
+STEP_BY_STEP = ['q_learning_frozen_lake', 'trac_cart_pole']
 SMALL = [
     'TrainerConfig.random_seed = 3', 'TrainerConfig.num_iterations = 8', 'TrainerConfig.num_env_steps = 0',
     'TrainerConfig.num_updates_per_train_iter = 2', 'TrainerConfig.num_checkpoints = 2',

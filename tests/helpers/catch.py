@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from alfx.environments.own_suites import make_load
+from alfx.environments.suite_helpers import make_load
 
 
 class Catch(gymnasium.Env):

@@ -109,7 +109,7 @@ def test_evaluate_and_plot_accept_the_run_and_play_refuses_with_a_hint(tmp_path)
             playing.make_policy(root_dir, 1)
     picture = tmp_path / 'curve.png'
     said = program('plot', root_dir, '--x', 'iteration', '--y', 'test_accuracy', '--output', str(picture)).stdout
-    assert f"{float(expected['test_accuracy']):.6g} at 4" in said and picture.stat().st_size
+    assert f"{float(expected['test_accuracy']):.5g} at 4" in said and picture.stat().st_size
 
 
 def test_an_update_that_cannot_be_compiled_is_refused_before_training(tmp_path):
