@@ -42,7 +42,7 @@ def train(root_dir: str) -> int:
         root_dir: folder of the run folders.
 
     Returns:
-        The exit code: 0 if all runs are complete, otherwise that of a run that failed or was stopped.
+        The exit code: 0 if all runs are complete, otherwise the code of a run that failed or was stopped.
 
     Raises:
         ConfError: the seeds are not different numbers, or other flags contradict ``--seeds``.
