@@ -190,10 +190,12 @@ class Agent(RLAlgorithm):
         self._policy_acts_alone = False  # until it is known whether it is on-policy
         self._changes_reward = irm is not None or goals is not None or extrinsic_reward_coef != 1.0
         self._intrinsic_reward_as_dimension = intrinsic_reward_as_dimension
+        self._dimension_weights: list[float] = []
         if reward_weight_algorithm is not None:
             rl_algorithm.set_reward_weights(reward_weight_algorithm.reward_weights)
         elif intrinsic_reward_as_dimension:
             self._weight_dimensions()
+            self._dimension_weights = []  # set them again after a checkpoint, which contains others, is loaded
         known = {connection.field: connection.part for connection in parts.connections}
         for part in known.values():
             part.on_parts_built(known)
@@ -224,8 +226,12 @@ class Agent(RLAlgorithm):
         return coefficients | {name: coefficient() for name, coefficient in self._intrinsic_reward_coefs.items()}
 
     def _weight_dimensions(self) -> None:
-        own, *intrinsic = self.reward_coefficients().values()
-        self._rl_algorithm.set_reward_weights(torch.tensor([*[own] * self._reward_spec.numel, *intrinsic]))
+        """Set the reward weights to the coefficients, if a schedule has changed them."""
+        coefficients = list(self.reward_coefficients().values())
+        if coefficients != self._dimension_weights:
+            self._dimension_weights = coefficients
+            own, *intrinsic = coefficients
+            self._rl_algorithm.set_reward_weights(torch.tensor([*[own] * self._reward_spec.numel, *intrinsic]))
 
     def set_path(self, path: str) -> None:
         """Set the paths of all parts below ``path``."""
@@ -493,7 +499,7 @@ class Agent(RLAlgorithm):
         if self._intrinsic_reward_as_dimension:
             for name, value in (('extrinsic', reward), *rewards.items()):
                 summary_utils.add_mean_hist_summary(f'reward/{name}', value)
-            self._weight_dimensions()  # which may follow a schedule
+            self._weight_dimensions()
             intrinsic = torch.stack([rewards[name] for name in self._intrinsic_reward_coefs], -1)
             own = reward if reward.ndim == intrinsic.ndim else reward.unsqueeze(-1)
             return torch.cat((own, intrinsic), -1)

@@ -17,7 +17,8 @@ from torch import Tensor
 from alfx.algorithms.bootstrapped_algorithm import Rows
 from alfx.algorithms.offline.offline_losses import StoredActions, advantage_weights
 from alfx.algorithms.sac.actions import ActionParts, ActionType, Choice
-from alfx.algorithms.sac_algorithm import OF_BATCHES, SacAlgorithm
+from alfx.algorithms.sac.states import OF_BATCHES
+from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.gin_utils import ConfError, configurable, takes_arguments_of
 from alfx.gin_utils.value_checks import Positive, problem_at
 from alfx.tensor_specs import NestedTensorSpec

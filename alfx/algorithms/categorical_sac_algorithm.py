@@ -59,7 +59,7 @@ class CategoricalSacAlgorithm(SacAlgorithm):
             raise ValueError(f'{name}: num_atoms requires a scalar reward, found {reward_spec}; use QrsacAlgorithm')
         if critic_network_cls is not None:
             critic_network_cls = partial(critic_with_outputs, critic_network_cls, num_atoms)
-        self._num_quantiles = num_atoms
+        self._num_outputs = num_atoms
         super().__init__(
             action_spec=action_spec, reward_spec=reward_spec, critic_network_cls=critic_network_cls, q_network_cls=None,
             critic_loss_ctor=partial(critic_loss_ctor or partial(CategoricalTDLoss, td_lambda=0.0), v_min=v_min,

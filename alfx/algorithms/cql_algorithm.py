@@ -29,7 +29,8 @@ from alfx.algorithms.base import critic_values
 from alfx.algorithms.base import q_values
 from alfx.algorithms.offline.offline_losses import log_integral_exp
 from alfx.algorithms.sac.actions import ActionParts, ActionType, Choice
-from alfx.algorithms.sac_algorithm import OF_BATCHES, SacAlgorithm, SacInfo, SacLossInfo
+from alfx.algorithms.sac.states import OF_BATCHES
+from alfx.algorithms.sac_algorithm import SacAlgorithm, SacInfo, SacLossInfo
 from alfx.data_structures import BatchInfo, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable, takes_arguments_of
 from alfx.gin_utils.value_checks import Count, NonNegative, problem_at

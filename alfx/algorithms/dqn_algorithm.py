@@ -130,7 +130,7 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                             EpsilonZGreedy(discrete, exploration_length_exponent, name))
         atoms = _make_atoms(num_atoms, v_min, v_max, reward_spec, name)
         critics = make_critics(q_network_cls, observation_spec, discrete.spec, num_critic_replicas * reward_spec.numel,
-                                num_atoms, name)
+                               num_atoms, name)
         super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
                          predict_state_spec=critics.state_spec, reward_weights=reward_weights,
                          train_state_spec=DqnState(critics.state_spec, critics.state_spec), env=env, config=config,
@@ -373,7 +373,7 @@ def _make_atoms(num_atoms: int | None, v_min: float | None, v_max: float | None,
 
 
 def make_critics(q_network_cls: Callable[..., Any], observation_spec: NestedTensorSpec, action: BoundedTensorSpec,
-                  count: int, num_atoms: int | None, name: str) -> Any:
+                 count: int, num_atoms: int | None, name: str) -> Any:
     """Create ``count`` critics as one network, after checking the output of one critic."""
     distribution = {} if num_atoms is None else {'num_atoms': num_atoms}
     network = q_network_cls(input_tensor_spec=observation_spec, action_spec=action, **distribution)

@@ -56,11 +56,11 @@ class QrsacAlgorithm(SacAlgorithm):
                  num_dropped_quantiles: int | None = None, **kwargs: Any):
         require_continuous_actions(name, action_spec)
         loss = (critic_loss_ctor or OneStepTDQRLoss)(debug_summaries=debug_summaries, name='critic_loss')
-        self._num_quantiles = _num_quantiles_of(loss, name)
+        self._num_outputs = _num_quantiles_of(loss, name)
         if critic_network_cls is not None:
-            critic_network_cls = partial(critic_with_outputs, critic_network_cls, self._num_quantiles)
+            critic_network_cls = partial(critic_with_outputs, critic_network_cls, self._num_outputs)
         if num_dropped_quantiles is not None:
-            _check_truncation(name, num_dropped_quantiles, self._num_quantiles,
+            _check_truncation(name, num_dropped_quantiles, self._num_outputs,
                               min_critic_by_critic_mean or bootstrap_critics == 'mean')
         elif min_critic_by_critic_mean and bootstrap_critics == 'mean':
             raise ValueError(f"{name}: min_critic_by_critic_mean and bootstrap_critics = 'mean' exclude each other")

@@ -38,7 +38,6 @@ from alfx.algorithms.sac import actions as sac_actions
 from alfx.algorithms.sac import soft_losses as sac_losses
 from alfx.algorithms.sac.actions import ActionParts, ActionType, Choice, TargetEntropy
 from alfx.algorithms.sac.critics import ActionValues
-from alfx.algorithms.sac.states import OF_BATCHES as OF_BATCHES
 from alfx.algorithms.sac.states import (SacActionState, SacActorInfo, SacCriticInfo, SacCriticState, SacInfo,
                                         SacLossInfo, SacPolicy, SacState, check_arguments, check_batches,
                                         check_ensemble, check_normal_actor, initial_log_alphas, state_specs,
@@ -162,7 +161,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                         train_actor_on_last_step, rollout_noise_correlation, rollout_noise_repeat)
         check_ensemble(name, num_critic_replicas, policy_critics, bootstrap_critics, num_bootstrap_critics)
         actor = critics = None
-        action_values = ActionValues(parts, num_critic_replicas, reward_spec, self._num_quantiles)
+        action_values = ActionValues(parts, num_critic_replicas, reward_spec, self._num_outputs)
         if parts.type != ActionType.Discrete:
             if actor_network_cls is None:
                 raise ValueError(f'{name}: a policy over continuous actions needs actor_network_cls')
@@ -225,7 +224,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                                                 period=target_update_period)
         self._critic_loss = (critic_loss_ctor or OneStepTDLoss)(debug_summaries=debug_summaries, name='critic_loss')
 
-    _num_quantiles: int | None = None  # of the critics, set by a subclass
+    _num_outputs: int | None = None  # of a critic with a distribution of values, set by a subclass
     _has_temperature = True  # False in a subclass without entropy regularization
 
     def _trainable_attributes_to_ignore(self) -> list[str]:

@@ -6,7 +6,6 @@ which has the range of float32, wherever the device supports it. Elsewhere it is
 small gradients do not vanish (Micikevicius et al. 2018, arXiv:1710.03740).
 """
 import logging
-import platform
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from alfx import context, nest
 from alfx.engine.loss_reduction import NonFiniteLossError
+from alfx.engine.plan import torch_internals
 from alfx.networks.network import Network
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class MixedPrecision:
     def __init__(self, module: nn.Module, device: torch.device, dtype: torch.dtype | None = None):
         self.dtype = _best_dtype(device) if dtype is None else dtype
         self.scaler = LossScaler(device.type) if self.dtype is torch.float16 else None
-        if device.type == 'cpu' and not _has_bfloat16_instructions():
+        if device.type == 'cpu' and not torch_internals.has_bfloat16_instructions():
             logger.warning('TrainerConfig.enable_amp is set, but this CPU has no instructions for bfloat16: networks '
                            'compute more slowly than in float32; set enable_amp to False')
         networks = [part for part in module.modules() if isinstance(part, Network)]
@@ -135,12 +135,6 @@ class _Autocast:
 
 def _single(x: Any) -> Any:
     return x.float() if isinstance(x, Tensor) and x.dtype in _HALF else x
-
-
-def _has_bfloat16_instructions() -> bool:
-    """Return whether the CPU computes in bfloat16; True for CPUs about which torch does not know."""
-    known = getattr(torch.cpu, '_is_avx512_bf16_supported', None)
-    return known is None or platform.machine() not in ('x86_64', 'AMD64') or known()
 
 
 def _best_dtype(device: torch.device) -> torch.dtype:

@@ -449,9 +449,8 @@ class DMAtariPreprocessing(gymnasium.Wrapper):
         emulator = getattr(env.unwrapped, 'ale', None)
         sticky = emulator.getFloat('repeat_action_probability') if emulator is not None else 0.0
         # the game misses FIRE in all of n frames with probability sticky ** n
-        self._fire_frames = max(1, math.ceil(math.log(1e-4) / math.log(sticky))) if 0.0 < sticky < 1.0 else 1
-        if len(meanings) < 2 or meanings[1] != 'FIRE':
-            self._fire_frames = 0
+        frames = max(1, math.ceil(math.log(1e-4) / math.log(sticky))) if 0.0 < sticky < 1.0 else 1
+        self._fire_frames = frames if meanings[1:2] == ['FIRE'] else 0
 
     def fire(self, observation: np.ndarray, info: dict[str, Any]) -> tuple[np.ndarray, dict[str, Any]]:
         """Press FIRE in games that have it as action 1; reset again if this ends the episode."""

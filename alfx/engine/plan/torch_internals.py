@@ -3,6 +3,7 @@
 No other module of :mod:`alfx.engine` imports a private module of torch or reads a private attribute of its objects.
 """
 import functools
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import BuiltinFunctionType
@@ -15,6 +16,12 @@ from torch.utils.weak import WeakTensorKeyDictionary as TensorKeyDictionary  # n
 
 below_autograd = torch._C._AutoDispatchBelowAutograd
 """Context manager in which operations bypass autograd; as in :mod:`alfx.optimizers.autograd`."""
+
+
+def has_bfloat16_instructions() -> bool:
+    """Return whether the CPU computes in bfloat16; True for CPUs about which torch does not know."""
+    known = getattr(torch.cpu, '_is_avx512_bf16_supported', None)
+    return known is None or platform.machine() not in ('x86_64', 'AMD64') or known()
 
 
 def storage_key(x: Tensor) -> int:

@@ -14,9 +14,8 @@ from alfx.data_structures import LossInfo
 from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.engine.capabilities import Capabilities
 from alfx.engine.updater import Updater
-from alfx.engine import mixed_precision
 from alfx.engine.mixed_precision import LossScaler, MixedPrecision
-from alfx.engine.plan import TracedPlan
+from alfx.engine.plan import TracedPlan, torch_internals
 from alfx.layers import FC
 from alfx.networks.value_networks import ValueNetwork
 from alfx.tensor_specs import TensorSpec
@@ -248,6 +247,6 @@ def _with_gradient(weight, value):
 
 @pytest.mark.parametrize('has_instructions', [True, False])
 def test_a_warning_names_a_cpu_without_bfloat16_instructions(has_instructions, monkeypatch, caplog):
-    monkeypatch.setattr(mixed_precision, '_has_bfloat16_instructions', lambda: has_instructions)
+    monkeypatch.setattr(torch_internals, 'has_bfloat16_instructions', lambda: has_instructions)
     MixedPrecision(ValueNetwork(TensorSpec((3, ))), CPU)
     assert ('no instructions for bfloat16' in caplog.text) != has_instructions
