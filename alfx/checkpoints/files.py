@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 
 import torch
+from torch import Tensor
 
+from alfx import nest
 from alfx.gin_utils import stored_files
 
 FORMAT = 1
@@ -84,7 +86,7 @@ class _HashingWriter:
 
     def save(self, content: Any) -> None:
         try:
-            torch.save(content, self)  # type: ignore[arg-type]
+            torch.save(_with_one_dtype_per_storage(content), self)  # type: ignore[arg-type]
             self._file.flush()
         except RuntimeError as error:
             if self._error is None:
@@ -105,6 +107,25 @@ class _HashingWriter:
 
     def hexdigest(self) -> str:
         return self._digest.hexdigest()
+
+
+def _with_one_dtype_per_storage(content: Any) -> Any:
+    """Copy the tensors that are views of memory with tensors of other dtypes, which torch cannot save.
+
+    Tensors that were transferred to a GPU together are such views.
+    """
+    dtypes: dict[int, set[torch.dtype]] = {}
+    for x in nest.flatten(content):
+        if isinstance(x, Tensor) and x.layout == torch.strided:
+            dtypes.setdefault(x.untyped_storage().data_ptr(), set()).add(x.dtype)
+    if all(len(found) == 1 for found in dtypes.values()):
+        return content
+
+    def separate(x: Any) -> Any:
+        is_strided = isinstance(x, Tensor) and x.layout == torch.strided
+        return x.clone() if is_strided and len(dtypes[x.untyped_storage().data_ptr()]) > 1 else x
+
+    return nest.map_structure(separate, content)
 
 
 class _TemporaryFile(NamedTuple):

@@ -36,19 +36,20 @@ def to_device(nested: Any, device: torch.device) -> Any:
 
 def copied_to(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Return ``tensors`` on ``device``, see :func:`to_device`."""
-    if device.type != 'cuda':
+    if device.type == 'cpu':
         return [x.to(device) for x in tensors]
+    pins = device.type == 'cuda'
     here = [i for i, x in enumerate(tensors) if x.device.type == 'cpu']
     small = [i for i in here if tensors[i].nbytes <= _LARGEST_PACKED]
     result = [x if i in here else x.to(device, non_blocking=True) for i, x in enumerate(tensors)]
     if len(small) > 1:
-        block, layout = packed([tensors[i] for i in small], pinned=True)
+        block, layout = packed([tensors[i] for i in small], pinned=pins)
         for i, x in zip(small, unpacked(send(block, device), layout)):
             result[i] = x
     for i in here:
         if len(small) <= 1 or i not in small:
             x = tensors[i]
-            result[i] = send(pinned_like(x).copy_(x), device)
+            result[i] = send(pinned_like(x).copy_(x), device) if pins else x.to(device)
     return result
 
 
@@ -58,7 +59,12 @@ def pinned_like(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
 
 
 def send(pinned: Tensor, device: torch.device) -> Tensor:
-    """Copy pinned memory to a GPU in a separate stream; work queued there afterwards waits only for this copy."""
+    """Copy pinned memory to a GPU in a separate stream; work queued there afterwards waits only for this copy.
+
+    A device without streams receives an ordinary copy.
+    """
+    if device.type != 'cuda':
+        return pinned.to(device)
     computing = torch.cuda.current_stream(device)
     if device not in _copy_streams:
         _copy_streams[device] = torch.cuda.Stream(device)

@@ -586,3 +586,20 @@ def test_a_disk_that_fails_while_reading_leads_to_the_older_checkpoint(tmp_path,
     assert loaded(tmp_path)[0] == 1 and 'Input/output error' in caplog.text
     with pytest.raises(CheckpointError, match='ckpt-2 is damaged: .*Input/output error'):
         loaded(tmp_path, 2)
+
+
+@pytest.mark.parametrize('sparse', [False, True])
+def test_views_of_one_memory_with_several_dtypes_are_saved(tmp_path, sparse):
+    # as on a GPU, where a time step arrives as one block of bytes
+    block = torch.arange(32, dtype=torch.uint8)
+    state = {'flag': block[:4].view(torch.bool), 'number': block[16:].view(torch.int64), 'own': torch.rand(2)}
+    if sparse:
+        state['sparse'] = torch.eye(3).to_sparse()
+    counter = Counter()
+    counter.value = state
+    checkpointer = Checkpointer(str(tmp_path), counter=counter)
+    checkpointer.save(1)
+    counter.value = None
+    checkpointer.load(1)
+    for name, x in state.items():
+        assert counter.value[name].dtype == x.dtype and torch.equal(counter.value[name].to_dense(), x.to_dense())
