@@ -92,7 +92,8 @@ def main() -> None:
         print(json.dumps(measure(args.confs[0], *args.one, args.set, args.warm_up, args.seconds)))
         return
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else 'no GPU'
-    print(f'torch {torch.__version__}, {name}\n\n| conf | device | mode | steps/s | ratio |\n| --- | --- | --- | ---: | ---: |')
+    print(f'torch {torch.__version__}, {name}\n')
+    print('| conf | device | mode | steps/s | ratio |\n| --- | --- | --- | ---: | ---: |')
     for conf in args.confs:
         first = None
         for device in args.devices:
