@@ -252,10 +252,11 @@ class ImageScaleTransformer(SimpleDataTransformer):
         observation_spec: nest of specs of the observation.
         min: value of the lower bound after scaling.
         max: value of the upper bound after scaling.
-        fields: paths of the images; None if the observation is one image.
+        fields: paths of the images; None for the observation, or for all its parts ``(C, H, W)`` of integers.
 
     Raises:
-        SpecError: a field does not exist, or is not an image of integers with bounds at most 65,535 apart.
+        SpecError: a field does not exist, there is no image, or one is not an image of integers with bounds at most
+            65,535 apart.
         ValueError: ``min`` is not less than ``max``.
     """
 

@@ -122,9 +122,10 @@ class EncodingNetwork(PreprocessorNetwork):
         output_tensor_spec: reshapes the output to the shape of this spec.
         input_preprocessors: see :class:`~alfx.networks.preprocessor_networks.PreprocessorNetwork`.
         input_preprocessors_ctor: creates ``input_preprocessors``, called with ``input_tensor_spec``.
-        preprocessing_combiner: see ``PreprocessorNetwork``; needed for a nested input with images. Without combiner and
-            preprocessors, :func:`~alfx.networks.input_preparation.prepare_inputs` chooses both where it can.
-        conv_layer_params: see :class:`ImageEncodingNetwork`.
+        preprocessing_combiner: see ``PreprocessorNetwork``. Without combiner and preprocessors,
+            :func:`~alfx.networks.input_preparation.prepare_inputs` chooses both where it can.
+        conv_layer_params: see :class:`ImageEncodingNetwork`. Each image of a nested input passes through such
+            convolutions.
         fc_layer_params: sizes of the fully connected layers.
         activation: activation of all layers except the last layer.
         kernel_initializer: initializes the weights of a layer in place; ``None`` uses variance scaling.
@@ -195,8 +196,10 @@ class EncodingNetwork(PreprocessorNetwork):
         prepared = ''
         is_plain = isinstance(input_tensor_spec, TensorSpec) and input_tensor_spec.is_continuous
         if input_preprocessors is None and not is_plain:
-            input_preprocessors, preprocessing_combiner, prepared = prepare_inputs(input_tensor_spec,
-                                                                                   preprocessing_combiner)
+            input_preprocessors, preprocessing_combiner, prepared, has_convolutions = prepare_inputs(
+                input_tensor_spec, preprocessing_combiner, **(
+                    {'conv_layer_params': conv_layer_params} if conv_layer_params else {}))
+            conv_layer_params = None if has_convolutions else conv_layer_params
         super().__init__(input_tensor_spec, input_preprocessors, preprocessing_combiner, name)
         self.prepared = prepared
         spec = self._processed_input_tensor_spec

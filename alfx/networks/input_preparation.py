@@ -1,9 +1,10 @@
-"""Automatic preprocessing of inputs that an encoder does not support directly: categories and nests of vectors.
+"""Automatic preprocessing of inputs that an encoder does not support directly: categories and nests.
 
-Bounded integers become one-hot vectors, and the vectors of a nest are concatenated. Images, and integers with very many
-values, need preprocessors in the conf. ``prepare_inputs.enabled = False`` disables all of this.
+Bounded integers become one-hot vectors, images in a nest pass through convolutions, and the resulting vectors of a nest
+are concatenated. Integers with very many values need preprocessors in the conf, and images of integers a data
+transformer that scales them. ``prepare_inputs.enabled = False`` disables all of this.
 """
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +12,9 @@ import torch
 
 from alfx import nest
 from alfx.gin_utils import configurable
-from alfx.layers import ElementwiseLayerBase, Reshape
+from alfx.layers import FC, ElementwiseLayerBase, Reshape, Sequential
 from alfx.nest.utils import NestConcat
+from alfx.networks.image_layers import conv_layers
 from alfx.tensor_specs import BoundedTensorSpec, Nested, NestedTensorSpec, TensorSpec
 
 
@@ -46,15 +48,18 @@ class Prepared(NamedTuple):
         preprocessors: ``input_preprocessors`` of a network, or None.
         combiner: ``preprocessing_combiner`` of a network, or None.
         description: summary of the automatic preprocessing, '' for none.
+        has_convolutions: the preprocessors include the convolutions of the network.
     """
     preprocessors: Nested
     combiner: Callable | None
     description: str
+    has_convolutions: bool = False
 
 
 @configurable
 def prepare_inputs(spec: NestedTensorSpec, combiner: Callable | None = None, enabled: bool = True,
-                   most_values: int = 1024) -> Prepared:
+                   most_values: int = 1024, conv_layer_params: Sequence[tuple] | None = None,
+                   image_features: int = 256) -> Prepared:
     """Choose preprocessors for an input without preprocessors in the conf.
 
     Args:
@@ -62,21 +67,32 @@ def prepare_inputs(spec: NestedTensorSpec, combiner: Callable | None = None, ena
         combiner: combiner of the conf, if any.
         enabled: pass False to choose none.
         most_values: integers with more values, counted over all components, are not encoded.
+        conv_layer_params: convolutions for each image ``(C, H, W)`` of a nest without combiner. By default, images of
+            at least 36 x 36 pixels get those of Mnih et al. 2015 (32 filters of 8 x 8, 64 of 4 x 4 and 64 of 3 x 3 with
+            strides of 4, 2 and 1), and smaller images 16 and 32 filters of 3 x 3 with strides of 1 and 2.
+        image_features: units of the layer behind the convolutions of an image.
     """
     leaves = nest.flatten_with_path(spec)
     if not enabled or not _can_be_prepared(spec, combiner):
         return Prepared(None, combiner, '')
-    layers = [_layer_for(leaf, most_values, isinstance(spec, TensorSpec)) for _, leaf in leaves]
-    said = [f"{f'{path!r}: ' if path else ''}{_text(leaf)} as one-hot"
-            for (path, leaf), layer in zip(leaves, layers) if isinstance(layer, Categories)]
-    are_vectors = all(isinstance(layer, (Categories, Reshape)) or leaf.ndim == 1 and leaf.is_continuous
-                      for (_, leaf), layer in zip(leaves, layers))
+    is_alone = isinstance(spec, TensorSpec)
+    # a combiner of the conf may combine the images themselves, such as NestConcat(dim=-3)
+    images = set() if is_alone or combiner is not None else {path for path, leaf in leaves
+                                                             if leaf.is_continuous and leaf.ndim == 3}
+    layers = [_convolutions(leaf, path, conv_layer_params, image_features) if path in images else
+              _layer_for(leaf, most_values, is_alone) for path, leaf in leaves]
+    said = [f"{f'{path!r}: ' if path else ''}" +
+            (f'image {list(leaf.shape)} through convolutions' if path in images else f'{_text(leaf)} as one-hot')
+            for (path, leaf), layer in zip(leaves, layers) if path in images or isinstance(layer, Categories)]
+    are_vectors = all(path in images or isinstance(layer, (Categories, Reshape)) or
+                      leaf.ndim == 1 and leaf.is_continuous for (path, leaf), layer in zip(leaves, layers))
     if combiner is None and not isinstance(spec, TensorSpec) and are_vectors:
         combiner = NestConcat()
         if len(leaves) > 1:
             said.append(', '.join(repr(path) for path, _ in leaves) + ' concatenated')
     is_used = any(layer is not None for layer in layers) and (combiner is not None or isinstance(spec, TensorSpec))
-    return Prepared(nest.structure(spec).unflatten(layers) if is_used else None, combiner, '; '.join(said))
+    return Prepared(nest.structure(spec).unflatten(layers) if is_used else None, combiner, '; '.join(said),
+                    bool(images))
 
 
 def _can_be_prepared(spec: NestedTensorSpec, combiner: Any) -> bool:
@@ -93,6 +109,16 @@ def _layer_for(spec: TensorSpec, most_values: int, alone: bool) -> Any:
         return None
     count = float(np.max(np.asarray(spec.maximum, np.float64) - np.asarray(spec.minimum, np.float64), initial=0)) + 1
     return Categories(spec) if count * spec.numel <= most_values else None
+
+
+def _convolutions(spec: TensorSpec, path: str, conv_layer_params: Sequence[tuple] | None, features: int) -> Sequential:
+    """Create the layers that map an image ``(C, H, W)`` to a vector of ``features`` numbers."""
+    if not conv_layer_params:
+        is_large = min(spec.shape[1:]) >= 36
+        conv_layer_params = ((32, 8, 4), (64, 4, 2), (64, 3, 1)) if is_large else ((16, 3, 1, 1), (32, 3, 2, 1))
+    layers, shape = conv_layers(spec.shape, conv_layer_params, False, torch.relu_, None, f'the image {path!r}')
+    size = TensorSpec(shape).numel
+    return Sequential(*layers, Reshape(size), FC(size, features, torch.relu_))
 
 
 def _text(spec: Any) -> str:

@@ -174,6 +174,10 @@ def _check_combinable(combiner: NestCombiner, nested: NestedTensor, where: str) 
 
 def _several_tensors(name: str, spec: NestedTensorSpec) -> str:
     parts = [f"'{path}': {leaf}" for path, leaf in nest.flatten_with_path(spec)]
+    if any(leaf.dtype == torch.uint8 and leaf.ndim == 3 for leaf in nest.flatten(spec)):
+        return (f'{name}: expected one tensor, found a nest of {len(parts)}: {nest.listed(parts)}. Images are not '
+                'converted silently: add @ImageScaleTransformer to TrainerConfig.data_transformer_ctor, which scales '
+                'them to floats; then each image passes through convolutions')
     return (f'{name}: expected one tensor, found a nest of {len(parts)}: {nest.listed(parts)}. Choose how to combine '
             'them: preprocessing_combiner=@NestConcat() concatenates their last dimensions, which is not automatic '
             'here; for images or integers add input_preprocessors, '

@@ -66,18 +66,21 @@ def check_mask_field(owner: str, observation_spec: NestedTensorSpec, field: str)
 
 def check_images(owner: str, observation_spec: NestedTensorSpec, fields: Optional[Sequence[str]], low: float,
                  high: float) -> tuple[dict[str, tuple[int, int]], NestedTensorSpec]:
-    """Check the fields that contain images of integers.
+    """Check the fields that contain images of integers; without fields, find them in a nest.
 
     Returns:
         The smallest and the largest value of each path, and the spec of the observation with images scaled to
         ``[low, high]``.
 
     Raises:
-        SpecError: a field does not exist or is not an image of bounded integers.
+        SpecError: a field does not exist or is not an image of bounded integers, or there is none.
         ValueError: ``low`` is not less than ``high``.
     """
     if not low < high:
         raise ValueError(f'{owner}: expected min < max, found min={low}, max={high}')
+    if fields is None and nest.is_nested(observation_spec):
+        images = [path for path, x in nest.flatten_with_path(observation_spec) if x.is_discrete and x.ndim == 3]
+        fields = images or None
     ranges = {}
     for field in check_fields(owner, observation_spec, fields):
         spec = nest.get_field(observation_spec, field)

@@ -174,6 +174,14 @@ class TestFields:
             cls(NESTED, fields='speed')
 
 
+def test_without_fields_all_images_of_a_nest_are_scaled():
+    spec = {'camera': BoundedTensorSpec((3, 4, 4), torch.uint8, 0, 255), 'joints': TensorSpec((2, )),
+            'kind': BoundedTensorSpec((), torch.int64, 0, 5)}
+    scaled = ImageScaleTransformer(spec, min=0.0).transformed_observation_spec
+    assert scaled['camera'] == BoundedTensorSpec((3, 4, 4), torch.float32, 0, 1)
+    assert scaled['kind'] == spec['kind'] and scaled['joints'] == spec['joints']
+
+
 @pytest.mark.parametrize('cls', [FrameStacker, ImageScaleTransformer])
 def test_a_nested_observation_needs_fields(cls):
     with pytest.raises(SpecError, match='camera.back'):

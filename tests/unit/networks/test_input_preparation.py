@@ -1,10 +1,10 @@
-"""What encoders do unasked: one-hot vectors of categories, vectors of a nest side by side."""
+"""What encoders do unasked: one-hot vectors of categories, convolutions of images, vectors of a nest side by side."""
 import gymnasium
 import pytest
 import torch
 
 from alfx import gin_utils, nest
-from alfx.layers import Cast
+from alfx.layers import Cast, Conv2D
 from alfx.nest.utils import NestConcat, NestSum
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.encoding_networks import EncodingNetwork, LSTMEncodingNetwork
@@ -44,7 +44,8 @@ def test_the_vectors_of_a_nest_are_concatenated_in_the_order_of_the_nest():
     assert 'concatenated' in net.prepared
 
 
-@pytest.mark.parametrize('spec', [CATEGORY, {'a': CATEGORY, 'b': VECTOR}, [VECTOR, VECTOR]])
+@pytest.mark.parametrize('spec', [CATEGORY, {'a': CATEGORY, 'b': VECTOR}, [VECTOR, VECTOR],
+                                  {'image': TensorSpec((2, 5, 5)), 'b': VECTOR}])
 def test_a_stack_of_encoders_prepares_shared_and_separate_inputs_alike(spec):
     net = EncodingNetwork(spec, fc_layer_params=(4, ))
     stack = net.make_parallel(3)
@@ -70,10 +71,39 @@ def test_combiners_and_preprocessors_of_the_conf_take_precedence():
                            ).output_spec.shape == (1, )
 
 
+@pytest.mark.parametrize('size, filters', [(8, [16, 32]), (35, [16, 32]), (36, [32, 64, 64])])
+def test_images_of_a_nest_pass_through_convolutions(size, filters):
+    net = EncodingNetwork({'image': TensorSpec((3, size, size)), 'b': VECTOR}, fc_layer_params=(7, ))
+    assert net.processed_input_tensor_spec.shape == (256 + 3, ) and net.output_spec.shape == (7, )
+    assert [m.weight.shape[0] for m in net.modules() if isinstance(m, Conv2D)] == filters
+    assert f"'image': image [3, {size}, {size}] through convolutions" in net.prepared
+
+
+def test_the_convolutions_of_the_conf_are_those_of_each_image():
+    spec = {'a': TensorSpec((3, 8, 8)), 'b': TensorSpec((1, 6, 6)), 'c': CATEGORY}
+    net = EncodingNetwork(spec, conv_layer_params=((5, 3, 1), ))
+    assert sorted(tuple(m.weight.shape[:2]) for m in net.modules() if isinstance(m, Conv2D)) == [(5, 1), (5, 3)]
+    with gin_utils.loaded('ppo_cart_pole', ['prepare_inputs.image_features = 9']):
+        assert EncodingNetwork(spec).output_spec.shape == (9 + 9 + 4, )
+
+
+def test_each_part_of_a_nest_with_images_reaches_the_output():
+    spec = {'image': TensorSpec((1, 6, 6)), 'b': VECTOR}
+    net = EncodingNetwork(spec)
+    inputs = nest.map_structure(lambda x: torch.rand(4, *x.shape, requires_grad=True), spec)
+    net(inputs)[0].square().sum().backward()
+    assert all(x.grad.flatten(1).abs().sum(1).gt(0).all() for x in inputs.values())
+
+
+def test_images_of_integers_in_a_nest_need_a_transformer():
+    with pytest.raises(SpecError, match='@ImageScaleTransformer'):
+        EncodingNetwork({'image': BoundedTensorSpec((3, 8, 8), torch.uint8, 0, 255), 'b': VECTOR})
+
+
 @pytest.mark.parametrize('spec', [
-    {'image': TensorSpec((3, 8, 8)), 'b': VECTOR}, TensorSpec((), torch.int64),
+    {'grid': TensorSpec((8, 8)), 'b': VECTOR}, TensorSpec((), torch.int64),
     BoundedTensorSpec((), torch.int64, 0, 5000), BoundedTensorSpec((3, 8, 8), torch.uint8, 0, 255)])
-def test_images_and_large_or_unbounded_integers_are_left_to_the_conf(spec):
+def test_grids_and_large_or_unbounded_integers_are_left_to_the_conf(spec):
     with pytest.raises(SpecError):
         EncodingNetwork(spec)
 
