@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from alfx import gin_utils
+from alfx import gin_utils, summary
 from alfx.algorithms.config import TrainerConfig
 from alfx.trainers.policy_trainer import RLTrainer, SLTrainer
 
@@ -68,6 +68,47 @@ def test_the_algorithms_of_the_tutorial_learn(conf, steps, reached, tmp_path, mo
         returns = [float(row['average_return']) for row in csv.DictReader(file) if row['average_return']]
     # a random policy gets 22 from CartPole
     assert max(returns) > reached
+
+
+def trained(page, conf, bindings, tmp_path, monkeypatch):
+    """Train a conf of a page and return the algorithm."""
+    for name, text in files_of(page).items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    gin_utils.load(conf, [*bindings, 'TrainerConfig.num_checkpoints = 1', 'TrainerConfig.random_seed = 1'])
+    trainer = RLTrainer(TrainerConfig(root_dir='run'))
+    trainer.train()
+    return trainer.algorithm
+
+
+SHORT_SAC = ('TrainerConfig.initial_collect_steps = 40', 'TrainerConfig.num_iterations = 60',
+             'TrainerConfig.num_env_steps = 0', 'TrainerConfig.mini_batch_size = 16', 'TrainerConfig.num_summaries = 2')
+
+
+def test_the_penalty_of_the_extended_algorithm_shrinks_the_actor(tmp_path, monkeypatch):
+    sizes = []
+    for penalty in (0, 1000):
+        (folder := tmp_path / str(penalty)).mkdir()
+        algorithm = trained('write_an_algorithm.md', 'regularized_sac_pendulum.gin',
+                            [*SHORT_SAC, f'RegularizedSac.penalty = {penalty}'], folder, monkeypatch)
+        sizes.append(sum(float(p.detach().square().sum()) for p in algorithm.policy.actor.parameters()))
+    assert sizes[1] < 0.98 * sizes[0]
+
+
+def test_the_custom_network_is_trained(tmp_path, monkeypatch):
+    algorithm = trained('extend.md', 'residual_cart_pole.gin', [
+        'TrainerConfig.num_iterations = 3', 'TrainerConfig.initial_collect_steps = 100',
+        'TrainerConfig.unroll_length = 8', 'TrainerConfig.num_updates_per_train_iter = 2'], tmp_path, monkeypatch)
+    networks = [m for m in algorithm.modules() if type(m).__name__ == 'ResidualQNetwork']
+    assert len(networks) >= 2 and all(len(network._layers) == 3 for network in networks)
+
+
+def test_the_custom_scalar_is_logged(tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(summary, 'scalar', lambda name, *args, **kwargs: written.append(name))
+    trained('extend.md', 'logged_sac_pendulum.gin', SHORT_SAC, tmp_path, monkeypatch)
+    assert 'critic_weight_norm' in written
 
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
