@@ -1,7 +1,11 @@
 """The files of the repository root: README, citation, architecture, and the metadata of the package."""
 import configparser
+import os
 import pathlib
 import re
+import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -62,3 +66,28 @@ def test_ci_runs_every_python_version_of_the_classifiers():
     supported = re.findall(r'Python :: (3\.\d+)', setup['metadata']['classifiers'])
     workflow = (ROOT / '.github' / 'workflows' / 'ci.yml').read_text()
     assert re.findall(r"'(3\.\d+)'", re.search(r'python: \[(.*?)\]', workflow).group(1)) == supported
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_an_installed_wheel_trains_and_evaluates(tmp_path):
+    source, site = tmp_path / 'source', tmp_path / 'site'
+    shutil.copytree(ROOT / 'alfx', source / 'alfx', ignore=shutil.ignore_patterns('__pycache__'))
+    for name in ('setup.cfg', 'setup.py', 'pyproject.toml', 'README.md', 'LICENSE'):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, '-m', 'pip', '-q', '--disable-pip-version-check']
+    subprocess.run([*pip, 'wheel', '--no-deps', '--no-build-isolation', '-w', tmp_path, source], check=True)
+    wheel, = tmp_path.glob('alfx-*.whl')
+    subprocess.run([*pip, 'install', '--no-deps', '--no-index', '--target', site, wheel], check=True)
+    environment = {**os.environ, 'PYTHONPATH': str(site)}
+
+    def output_of(*arguments):
+        return subprocess.run([sys.executable, *arguments], cwd=tmp_path, env=environment, check=True, text=True,
+                              capture_output=True).stdout
+
+    assert str(site) in output_of('-c', 'import alfx; print(alfx.__file__)')
+    assert (site / 'alfx' / 'py.typed').exists() and (site / 'alfx' / 'tree_search' / 'kernel.c').exists()
+    assert {path.name for path in (site / 'alfx').rglob('*.gin')} == {
+        path.name for path in (ROOT / 'alfx').rglob('*.gin')}
+    output_of('-m', 'alfx.bin.train', '--conf', 'ppo_cart_pole', '--root_dir', 'run', 'TrainerConfig.num_env_steps=600')
+    assert '2 episodes' in output_of('-m', 'alfx.bin.evaluate', '--root_dir', 'run', '--num_episodes', '2')
