@@ -87,8 +87,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = [('conf', 'task', 'algorithm', 'steps', 'expected'),
             *((head.name, head.task or 'base', head.algorithm, head.steps, head.expected) for head in heads)]
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
-    if not args.wide:
-        widths = _fitting(widths, shutil.get_terminal_size((120, 24)).columns)
+    columns = shutil.get_terminal_size((120, 24)).columns
+    if not args.wide and sum(widths) + 8 > columns:
+        rows = [(name, task, algorithm, _short_steps(steps), _short_result(expected))
+                for name, task, algorithm, steps, expected in rows]
+        widths = _fitting([max(len(row[i]) for row in rows) for i in range(5)], columns)
     for row in rows:
         cells = [_cut(text, width) for text, width in zip(row, widths)]
         aligned = [cell.rjust(width) if i == 3 else cell.ljust(width) for i, (cell, width) in
@@ -97,17 +100,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _short_steps(steps: str) -> str:
+    """Return '300k' for '300,000' and '50k updates' for '50,000 updates'."""
+    return re.sub(r'(\d),000\b', r'\1k', re.sub(r'(\d),000,000\b', r'\1M', steps))
+
+
+def _short_result(expected: str) -> str:
+    """Return the measure and its first number, for example 'return 500'."""
+    result = re.match(r'\S+ (?:at most )?-?[\d,.]*\d', expected)
+    return result[0].replace('normalized_score', 'score') if result else expected
+
+
 def _fitting(widths: list[int], total: int) -> list[int]:
-    """Return widths of the columns that fit into ``total`` characters; 0 for the algorithm if there is no room."""
-    name, task, algorithm, steps, _ = widths
-    left = total - name - steps - 8
-    algorithm = min(algorithm, left // 3) if left >= 48 else 0
-    task = min(task, (left - algorithm) // 2)
-    return [name, task, algorithm, steps, max(left - task - algorithm + (0 if algorithm else 2), 4)]
+    """Return widths of the columns that fit into ``total`` characters; 0 for a column without room."""
+    name, task, algorithm, steps, expected = widths
+    left = total - name - steps - 4
+    if left < 24:  # both would be unreadable
+        return [name, min(task, max(left, 4)), 0, steps, 0]
+    expected = min(expected, left - 2 - min(task, left // 2 - 1))
+    left -= expected + 2
+    task, algorithm = (min(task, left // 2), algorithm) if left >= 40 else (min(task, left), 0)
+    return [name, task, algorithm and min(algorithm, left - task - 2), steps, expected]
 
 
 def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[:max(width - 3, 0)] + '...'
+    return text if len(text) <= width else text[:max(width - 1, 0)].rstrip() + '\u2026'
 
 
 def _is_meant(head: Head, args: argparse.Namespace) -> bool:
