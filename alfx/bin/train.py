@@ -61,12 +61,15 @@ def main(argv: list[str]) -> int:
 
 def _train(conf: Any, root_dir: str, rank: int = -1) -> int:
     """Train in one process (``rank`` -1) or as one of several ranks, of which rank 0 writes; return the exit code."""
+    from alfx.trainers import devices
     policy_flags.set_up_logging()
     if rank > 0:
         ranks.set_up_logging()
         with run_lock.held(root_dir):
             return _run(_make_trainer(root_dir, conf.conf_file, rank), root_dir)
     print(f'run folder: {root_dir}', flush=True)
+    if not FLAGS['device'].present and (gpu := devices.unused_gpu()):
+        print(f'networks compute on the CPU; --device cuda selects the {gpu}', flush=True)
     with run_files.created_folder(root_dir), run_lock.held(root_dir):
         open_log = policy_flags.log_to_file_later()
         trainer = _make_trainer(root_dir, conf.conf_file, rank)

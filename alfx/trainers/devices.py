@@ -43,3 +43,9 @@ def _available_devices() -> str:
         return f'{reason}: use --device=cpu'
     names = ', '.join(f'cuda:{i} ({torch.cuda.get_device_name(i)})' for i in range(count))
     return f'available devices: cpu, {names}'
+
+
+def unused_gpu() -> str:
+    """Return the name of the first GPU if networks compute on the CPU although there is a GPU, otherwise ''."""
+    is_unused = context.get_default_device().type == 'cpu' and torch.cuda.is_available()
+    return torch.cuda.get_device_name(0) if is_unused else ''

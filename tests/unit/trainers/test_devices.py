@@ -62,3 +62,13 @@ def test_every_program_refuses_a_missing_gpu_before_it_writes_anything(program, 
     assert found.returncode == 2, found.stderr
     assert '--device=cuda:99: this GPU does not exist' in found.stderr and 'Traceback' not in found.stderr
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize('count, device, found', [(0, 'cpu', ''), (1, 'cpu', 'GPU number 0'), (1, 'meta', '')])
+def test_a_gpu_that_is_not_used_is_named(gpus, count, device, found):
+    gpus(count)
+    context.set_default_device(torch.device(device))
+    try:
+        assert devices.unused_gpu() == found
+    finally:
+        context.reset()
