@@ -1,8 +1,11 @@
 """Profile of a run (``TrainerConfig.profiling``)."""
 import contextlib
 import cProfile
+import logging
 import pstats
 from collections.abc import Iterator
+
+logger = logging.getLogger(__name__)
 
 _LINES = 100
 
@@ -28,3 +31,4 @@ def profiled(path: str | None) -> Iterator[None]:
             statistics = pstats.Stats(profile, stream=file)
             statistics.sort_stats('tottime').print_stats(_LINES)
             statistics.sort_stats('cumulative').print_stats(_LINES)
+        logger.info('the profile is in %s', path)

@@ -273,8 +273,10 @@ def test_the_event_file_has_conf_networks_code_and_times(tmp_path):
     assert tags['histograms']
 
 
-def test_profile_is_written(tmp_path):
+def test_profile_is_written_and_its_path_logged(tmp_path, caplog):
+    caplog.set_level(logging.INFO, 'alfx')
     run(tmp_path, profiling=True)
+    assert 'the profile is in ' in caplog.text
     assert 'train_iter' in (tmp_path / 'py_train.INFO').read_text()
 
 
