@@ -20,7 +20,7 @@ CONFS = [
     'mdq_pendulum', 'mpo_cart_pole', 'mpo_pendulum', 'oac_pendulum', 'ppg_cart_pole', 'ppo_cart_pole',
     'ppo_cart_pole_rnn', 'ppo_pendulum', 'q_learning_frozen_lake', 'qrsac_pendulum', 'rainbow_cart_pole',
     'sac_cart_pole', 'sac_mixed_actions', 'sac_mountain_car_continuous', 'sac_pendulum', 'sarsa_pendulum',
-    'taac_pendulum', 'taacl_pendulum', 'taacq_pendulum', 'td3_pendulum', 'trac_cart_pole'
+    'taac_pendulum', 'taacl_pendulum', 'taacq_pendulum', 'td3_pendulum', 'td7_pendulum', 'trac_cart_pole'
 ]
 ON_POLICY = ['q_learning_frozen_lake', 'trac_cart_pole']
 STEP_BY_STEP = ['q_learning_frozen_lake', 'trac_cart_pole']
