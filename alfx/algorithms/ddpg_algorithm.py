@@ -196,6 +196,9 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         """Return the action of the policy ``[B, ...]`` and the next state of the actor."""
         return self._actor_network(observation, state)
 
+    def _act_in_evaluation(self, observation: NestedTensor, state: NestedTensor) -> tuple[NestedTensor, NestedTensor]:
+        return self._act(observation, state)
+
     def _best_action(self, observation: NestedTensor) -> NestedTensor:
         return self._act(observation)[0]
 
@@ -204,7 +207,7 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
         """Return the action of the policy ``[B, ...]``; with probability ``epsilon_greedy`` noise is added to it."""
-        action, state = self._act(inputs.observation, state)
+        action, state = self._act_in_evaluation(inputs.observation, state)
         output = action
         if self._epsilon_greedy > 0:
             output = choose(self._epsilon_greedy, self._exploration.first_step(action), action)

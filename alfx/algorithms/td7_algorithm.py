@@ -13,8 +13,9 @@ sampled in proportion to ``max(|error|, 1)^0.4`` without importance weights (LAP
 arXiv:2007.06049), see the conf ``td7.gin``.
 
 Differences from the paper: encoder, critics and policy take their steps together, from the same parameters, instead of
-one after the other; and there are no policy checkpoints (section 4.2), for which whole episodes are collected between
-updates. TD3's differences apply as well. The networks are in :mod:`alfx.networks.sale_networks`.
+one after the other; training begins after ``initial_collect_steps``, not at the end of that episode; and policy
+checkpoints (section 4.2) are optional, see :mod:`alfx.algorithms.base.policy_checkpoints`. TD3's differences apply as
+well. The networks are in :mod:`alfx.networks.sale_networks`.
 """
 import copy
 from collections.abc import Callable
@@ -22,14 +23,16 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from alfx import context, nest
+from alfx.algorithms.base.policy_checkpoints import PolicyCheckpoints
 from alfx.algorithms.bootstrapped_algorithm import Rows
+from alfx.config import TrainerConfig
 from alfx.algorithms.ddpg_algorithm import DdpgCriticInfo
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.td3_algorithm import Td3Algorithm
-from alfx.data_structures import LossInfo, StepType, namedtuple
+from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable, takes_arguments_of
 from alfx.gin_utils.value_checks import Count, problem_at
 from alfx.networks.sale_networks import EmbeddedCritic, SaleActorNetwork, SaleCriticNetwork, SaleEncoder
@@ -61,11 +64,15 @@ class Td7Algorithm(Td3Algorithm):
             but are less stable.
         encoder_ctor: called with ``observation_spec`` and ``action_spec``; creates the encoder.
         encoder_optimizer: owns the parameters of the encoder.
+        policy_checkpoints: schedule by which policies are assessed between updates and kept for evaluation. It needs
+            one environment, ``unroll_length = 1`` and a rollout in this process; the returns are those of the rollout,
+            with exploration noise. ``None``: train in each iteration, and evaluate the current policy.
         kwargs: arguments of :class:`~alfx.algorithms.td3_algorithm.Td3Algorithm`, except ``reward_weights``,
             ``target_update_tau``, ``critic_batches`` and ``use_target_critics``.
 
     Raises:
-        ConfError: a number is out of range, there are several rewards, or a network is recurrent.
+        ConfError: a number is out of range, there are several rewards, a network is recurrent, or the settings of the
+            run do not suit ``policy_checkpoints``.
         SpecError: an action is discrete, or has no finite bounds.
     """
 
@@ -77,11 +84,13 @@ class Td7Algorithm(Td3Algorithm):
         defaults={'actor_network_ctor': SaleActorNetwork, 'critic_network_ctor': SaleCriticNetwork,
                   'calculate_priority': True, 'target_update_period': 250, 'train_actor_on_last_step': False,
                   'name': 'Td7Algorithm'},
-        after={'encoder_ctor': 'critic_network_ctor', 'encoder_optimizer': 'critic_optimizer'})
+        after={'encoder_ctor': 'critic_network_ctor', 'encoder_optimizer': 'critic_optimizer',
+               'policy_checkpoints': 'encoder_optimizer'})
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec, reward_spec: TensorSpec,
                  actor_network_ctor: Callable[..., Any], critic_network_ctor: Callable[..., Any],
-                 critic_loss_ctor: Callable[..., Any] | None, target_update_period: Count,
-                 encoder_ctor: Callable[..., Any] = SaleEncoder, encoder_optimizer: Any = None, **kwargs: Any):
+                 critic_loss_ctor: Callable[..., Any] | None, target_update_period: Count, config: TrainerConfig | None,
+                 encoder_ctor: Callable[..., Any] = SaleEncoder, encoder_optimizer: Any = None,
+                 policy_checkpoints: PolicyCheckpoints | None = None, **kwargs: Any):
         owner = type(self).__name__
         if reward_spec.ndim:
             raise ConfError([problem_at(owner, 'reward_spec', f'expected a reward of rank 0, found {reward_spec.numel} '
@@ -100,7 +109,7 @@ class Td7Algorithm(Td3Algorithm):
                          actor_network_ctor=make_actor, critic_network_ctor=make_critic,
                          critic_loss_ctor=critic_loss_ctor or partial(
                              OneStepTDLoss, td_error_loss_fn=losses.element_wise_huber_loss),
-                         target_update_tau=1.0, target_update_period=target_update_period, **kwargs)
+                         target_update_tau=1.0, target_update_period=target_update_period, config=config, **kwargs)
         if nest.flatten(self.train_state_spec):
             raise ConfError([problem_at(owner, 'actor_network_ctor', 'or critic_network_ctor is recurrent',
                                         'use feed-forward networks')])
@@ -108,10 +117,17 @@ class Td7Algorithm(Td3Algorithm):
         self._add_given_optimizers((encoder_optimizer, encoder))
         # fixed and fixed target encoder start as copies, as the target networks do
         self._update_fixed_encoder = TargetUpdater(encoder, self._critic_networks.encoder)
-        TargetUpdater(encoder, self._target_critic_networks.encoder)
+        TargetUpdater(encoder, self.target_critics.encoder)
         self._target_update_period = target_update_period
         self.register_buffer('_seen_targets', torch.tensor([torch.inf, -torch.inf]))
         self.register_buffer('_target_range', torch.zeros(2))
+        self._checkpoints = policy_checkpoints
+        self._kept_policy: Any = None
+        if policy_checkpoints is not None:
+            _check_settings(owner, config)
+            acting = self._acting_networks()
+            self._kept_policy = nn.ModuleList(network.copy() for network in acting)
+            self._keep_policy = TargetUpdater(acting, list(self._kept_policy))
 
     # Acting ----------------------------------------------------------------------------------------------------
 
@@ -120,6 +136,35 @@ class Td7Algorithm(Td3Algorithm):
 
     def _act(self, observation: NestedTensor, state: NestedTensor = ()) -> tuple[NestedTensor, NestedTensor]:
         return self._actor_network((observation, self._critic_networks.encoder.embed_state(observation)), state)
+
+    def _act_in_evaluation(self, observation: NestedTensor, state: NestedTensor) -> tuple[NestedTensor, NestedTensor]:
+        if self._kept_policy is None:
+            return self._act(observation, state)
+        actor, encoder = self._kept_policy
+        return actor((observation, encoder.embed_state(observation)), state)
+
+    def rollout_step(self, inputs: TimeStep, state: Any = None) -> AlgStep:
+        """Return the action of the rollout ``[B, ...]``, and keep the policy if ``policy_checkpoints`` decides so."""
+        step = super().rollout_step(inputs, state)
+        if self._checkpoints is not None and not self._has_random_steps_left:
+            self._assess(inputs)
+        return step
+
+    def _assess(self, inputs: TimeStep) -> None:
+        count = len(inputs.step_type)
+        if count == 1:
+            if self._checkpoints.observe(int(inputs.step_type), float(inputs.reward)):
+                self._keep_policy()
+        elif (inputs.step_type != StepType.FIRST).any():  # specs are found by a call on several first steps
+            raise ConfError([problem_at(type(self).__name__, 'policy_checkpoints', f'needs one environment, found '
+                                        f'{count}', 'set create_environment.num_parallel_environments = 1, or remove '
+                                        'it')])
+
+    def num_updates_due(self, count: int) -> int:
+        """Return ``count``, or the number of updates that ``policy_checkpoints`` asks for, 0 during an assessment."""
+        if self._checkpoints is None or self._updates is None:
+            return count
+        return self._checkpoints.updates_due(self._updates.value, count)
 
     # Training --------------------------------------------------------------------------------------------------
 
@@ -141,7 +186,7 @@ class Td7Algorithm(Td3Algorithm):
     @torch.no_grad()
     def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
         """Compute the values ``[N]`` to bootstrap from, with the fixed target encoder, and the encoder's z."""
-        z = self._target_critic_networks.encoder.embed_state(rows.observation)
+        z = self.target_critics.encoder.embed_state(rows.observation)
         value, state = super().bootstrap_values(_embedded(rows, z), policy, state)
         return (value, self._encoder.embed_state(rows.observation)), state
 
@@ -186,6 +231,20 @@ class Td7Algorithm(Td3Algorithm):
             self._update_fixed_encoder()
             seen = context.cat_over_ranks(self._seen_targets[None])
             self._target_range.copy_(torch.stack([seen[:, 0].amin(), seen[:, 1].amax()]))
+
+
+def _check_settings(owner: str, config: TrainerConfig | None) -> None:
+    """Reject settings with which updates cannot be made between episodes."""
+    if config is None:
+        return
+    wrong = {'unroll_length': config.unroll_length != 1, 'whole_replay_buffer_training':
+             config.whole_replay_buffer_training, config.async_actor_field: bool(config.async_actor_field)}
+    for name in (name for name, is_wrong in wrong.items() if is_wrong):
+        raise ConfError([problem_at(owner, 'policy_checkpoints', f'is not supported with TrainerConfig.{name} = '
+                                    f'{getattr(config, name)!r}', 'remove one of them; unroll_length must be 1')])
+    if context.num_ranks() > 1:
+        raise ConfError([problem_at(owner, 'policy_checkpoints', 'is not supported with several processes',
+                                    'remove it, or train in one process')])
 
 
 def _embedded(rows: Rows, z: Tensor) -> Rows:

@@ -241,8 +241,8 @@ def test_the_priority_is_the_largest_error_of_the_critics():
 
 
 def test_sampling_by_priority_is_a_loss_on_uniform_samples():
-    """The expected gradient of the Huber loss is that of e^2/2 up to 1 and |e|^1.4/1.4 beyond, over a constant (Fujimoto
-    et al. 2020, theorem 1 and equation 19)."""
+    """The expected gradient of the Huber loss is that of e^2/2 up to 1 and |e|^1.4/1.4 beyond, over a constant
+    (Fujimoto et al. 2020, section 5)."""
     errors = torch.tensor([-6.0, -1.5, -0.4, 0.2, 0.9, 1.0, 4.0], requires_grad=True)
     priority = lap_priority(errors.detach().abs()[None], torch.ones(1, 7, dtype=torch.bool))**0.4
     sampled = (priority / priority.sum() * element_wise_huber_loss(errors, torch.zeros(7))).sum()
