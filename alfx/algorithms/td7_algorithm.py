@@ -147,13 +147,13 @@ class Td7Algorithm(Td3Algorithm):
         """Return the action of the rollout ``[B, ...]``, and keep the policy if ``policy_checkpoints`` decides so."""
         step = super().rollout_step(inputs, state)
         if self._checkpoints is not None and not self._has_random_steps_left:
-            self._assess(inputs)
+            self._assess(self._checkpoints, inputs)
         return step
 
-    def _assess(self, inputs: TimeStep) -> None:
+    def _assess(self, checkpoints: PolicyCheckpoints, inputs: TimeStep) -> None:
         count = len(inputs.step_type)
         if count == 1:
-            if self._checkpoints.observe(int(inputs.step_type), float(inputs.reward)):
+            if checkpoints.observe(int(inputs.step_type), float(inputs.reward)):
                 self._keep_policy()
         elif (inputs.step_type != StepType.FIRST).any():  # specs are found by a call on several first steps
             raise ConfError([problem_at(type(self).__name__, 'policy_checkpoints', f'needs one environment, found '

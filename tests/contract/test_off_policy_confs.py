@@ -134,8 +134,8 @@ def test_same_seed_same_parameters_also_when_replayed_and_when_resumed(conf, tmp
 
 def test_a_run_with_policy_checkpoints_can_be_resumed_within_an_episode(tmp_path):
     more = ['Td7Algorithm.policy_checkpoints = @PolicyCheckpoints()', 'PolicyCheckpoints.num_episodes = 2',
-            'TrainerConfig.unroll_length = 1', 'TrainerConfig.num_iterations = 44', 'TrainerConfig.summary_interval = 11',
-            'suite_gym.load.max_episode_steps = 5']
+            'TrainerConfig.unroll_length = 1', 'TrainerConfig.num_iterations = 44',
+            'TrainerConfig.summary_interval = 11', 'suite_gym.load.max_episode_steps = 5']
     first, resumed = tmp_path / 'first', tmp_path / 'resumed'
     expected = train('td7_pendulum', first, more)
     [progress] = [x.tolist() for name, x in expected.items() if name.endswith('_checkpoints._progress')]

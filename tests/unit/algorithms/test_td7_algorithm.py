@@ -193,7 +193,7 @@ def test_everything_is_copied_at_every_third_update():
 
 def test_values_are_clipped_to_the_targets_seen_up_to_the_latest_copy():
     agent, _ = make_agent(updates=1, target_update_period=3)
-    rl, targets = agent.policy, []
+    rl, targets, expected = agent.policy, [], (0.0, 0.0)  # targets are rewards until the first copy
     record = rl._record_targets
     agent.unroll(8)
     with mock.patch.object(rl, '_record_targets', lambda x, valid: (targets.extend(x[valid].tolist()),
@@ -202,10 +202,7 @@ def test_values_are_clipped_to_the_targets_seen_up_to_the_latest_copy():
             values = torch.tensor([-1e6, 1e6])
             low, high = rl._regularized_target(values, (), None).tolist()
             agent.train_from_replay_buffer()
-            if update <= 3:
-                assert low == high == 0.0  # targets are rewards until the first copy
-            else:
-                assert (low, high) == expected and low < high
+            assert (low, high) == expected and (low < high) == (update > 3)
             if update % 3 == 0:
                 expected = min(targets), max(targets)
 
