@@ -59,7 +59,7 @@ class Td7Algorithm(Td3Algorithm):
         calculate_priority: compute priorities for prioritized replay: ``max(|error|, 1)``, where the error is the
             largest of all critics and the mean over a sequence. A sequence without targets has priority 0.
         critic_loss_ctor: called as ``(debug_summaries=, name=)``; creates the critic loss. ``None``: ``OneStepTDLoss``
-            with the Huber loss.
+            with the Huber loss, which ``OneStepTDLoss.td_error_loss_fn`` does not change.
         target_update_period: number of training updates between two copies of all networks. Smaller values learn faster
             but are less stable.
         encoder_ctor: called with ``observation_spec`` and ``action_spec``; creates the encoder.
@@ -234,7 +234,7 @@ class Td7Algorithm(Td3Algorithm):
 
 
 def _check_settings(owner: str, config: TrainerConfig | None) -> None:
-    """Reject settings with which updates cannot be made between episodes."""
+    """Reject settings that do not allow updates between episodes."""
     if config is None:
         return
     wrong = {'unroll_length': config.unroll_length != 1, 'whole_replay_buffer_training':
