@@ -52,7 +52,8 @@ _SMALL = ('create_environment.num_parallel_environments = 2', 'create_environmen
           'TrainerConfig.offline_buffer_dir = None', 'TrainerConfig.random_seed = 1')
 _RECURRENT = {'ActorDistributionNetwork': 'ActorDistributionRNNNetwork', 'ActorNetwork': 'ActorRNNNetwork',
               'CriticNetwork': 'CriticRNNNetwork', 'EncodingNetwork': 'LSTMEncodingNetwork',
-              'QNetwork': 'QRNNNetwork', 'ValueNetwork': 'ValueRNNNetwork'}
+              'QNetwork': 'QRNNNetwork', 'SaleActorNetwork': 'ActorRNNNetwork',
+              'SaleCriticNetwork': 'CriticRNNNetwork', 'ValueNetwork': 'ValueRNNNetwork'}
 _NETWORK = re.compile(r'^((?:\S*_)?network_(?:ctor|cls)) = (@(?:\w+/)?)(\w+)$')
 _REFUSED = re.compile(r'discrete action|continuous|one action|nested action|memory|recurrent|feed-forward|without it')
 _DATA = "TrainerConfig.offline_buffer_dir = 'data'"
@@ -125,6 +126,7 @@ PROBES = {
     'TaacQAlgorithm': Probe('taacq_pendulum'),
     'Td3Algorithm': Probe('td3'),
     'Td3BcAlgorithm': Probe('td3_bc'),
+    'Td7Algorithm': Probe('td7'),
     'TracAlgorithm': Probe('trac_cart_pole'),
 }
 # policies of some confs that do not learn

@@ -330,6 +330,10 @@ class Agent(RLAlgorithm):
         """Return the batch sources of the policy algorithm."""
         return self._rl_algorithm.batch_sources(source)
 
+    def num_updates_due(self, count: int) -> int:
+        """Return the number of updates that the policy algorithm wants."""
+        return self._rl_algorithm.num_updates_due(count)
+
     def demonstration_batch(self, root: Any, collected: Experience, transformed: Experience) -> Experience | None:
         """Return the demonstrations of the policy algorithm."""
         return self._rl_algorithm.demonstration_batch(root, collected, transformed)

@@ -524,6 +524,14 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         """
         return [source]
 
+    def num_updates_due(self, count: int) -> int:
+        """Return the number of updates of this iteration; called once in each one that trains on sampled experience.
+
+        Args:
+            count: ``TrainerConfig.num_updates_per_train_iter``.
+        """
+        return count
+
     def prepare(self, root: 'Algorithm') -> None:
         """Prepare for training, for example by reading demonstrations; called once, before the first rollout.
 

@@ -484,6 +484,10 @@ class RLAlgWrapper(_Wrapper, RLAlgorithm):
         """Return the sources that the wrapped algorithm mixes into minibatches."""
         return self._alg.batch_sources(source)
 
+    def num_updates_due(self, count: int) -> int:
+        """Return the number of updates that the wrapped algorithm wants."""
+        return self._alg.num_updates_due(count)
+
     def auxiliary_reference(self, info: NestedTensor) -> NestedTensor:
         """Call ``auxiliary_reference`` of the wrapped algorithm."""
         return self._alg.auxiliary_reference(info)

@@ -173,10 +173,10 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._train_actor_on_last_step = train_actor_on_last_step
         self._is_recurrent = bool(nest.flatten(train_state_spec))
         self._policy = self._noisy_policy = None
-        if not self._is_recurrent and is_traceable(actor):
-            self._policy = self.recorded(self._best_action, actor)
+        if not self._is_recurrent and all(map(is_traceable, self._acting_networks())):
+            self._policy = self.recorded(self._best_action, *self._acting_networks())
             if getattr(type(exploration), 'forward', None) is GaussianNoise.forward and exploration.state_spec == ():
-                self._noisy_policy = self.recorded(self._noisy_action, actor, exploration)
+                self._noisy_policy = self.recorded(self._noisy_action, *self._acting_networks(), exploration)
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         """Return the attributes of the target networks."""
@@ -188,15 +188,26 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     # Acting ----------------------------------------------------------------------------------------------------
 
+    def _acting_networks(self) -> list[Any]:
+        """Return the networks that :meth:`_act` calls."""
+        return [self._actor_network]
+
+    def _act(self, observation: NestedTensor, state: NestedTensor = ()) -> tuple[NestedTensor, NestedTensor]:
+        """Return the action of the policy ``[B, ...]`` and the next state of the actor."""
+        return self._actor_network(observation, state)
+
+    def _act_in_evaluation(self, observation: NestedTensor, state: NestedTensor) -> tuple[NestedTensor, NestedTensor]:
+        return self._act(observation, state)
+
     def _best_action(self, observation: NestedTensor) -> NestedTensor:
-        return self._actor_network(observation)[0]
+        return self._act(observation)[0]
 
     def _noisy_action(self, observation: NestedTensor) -> NestedTensor:
         return self._exploration.noisy(self._best_action(observation))
 
     def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
         """Return the action of the policy ``[B, ...]``; with probability ``epsilon_greedy`` noise is added to it."""
-        action, state = self._actor_network(inputs.observation, state)
+        action, state = self._act_in_evaluation(inputs.observation, state)
         output = action
         if self._epsilon_greedy > 0:
             output = choose(self._epsilon_greedy, self._exploration.first_step(action), action)
@@ -213,7 +224,7 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         if self._policy is not None:
             action, actor_state = self._policy(inputs.observation), state.actor.actor
         else:
-            action, actor_state = self._actor_network(inputs.observation, state.actor.actor)
+            action, actor_state = self._act(inputs.observation, state.actor.actor)
         taken, noise_state = self._exploration(action, state.noise)
         if probability > 0:
             taken = choose(probability, self._bounds.sample_like(action), taken)

@@ -160,7 +160,9 @@ class Learner:
 
     def _train_on_samples(self, stage: Stage, counts: bool) -> int:
         sources, updates = self.batches.sources(stage), self._settings.num_updates_per_train_iter
-        if not sources:
+        if sources and stage in (Stage.ONLINE, Stage.HYBRID):
+            updates = self._algorithm.num_updates_due(updates)
+        if not sources or not updates:
             return 0
         every_update, records = self._records_every_update, context.should_record_summaries()
         only_offline = sources[0].is_offline and self._algorithm.capabilities.has_offline_hooks

@@ -5,7 +5,9 @@ step and with the requested length; only those steps have a weight in the sum tr
 drawn, at the two ends of each ring, so that storing costs almost nothing.
 
 Difference from the paper: new steps get the largest priority that was ever *set*, and ``initial_priority`` only until
-the first priority is set. New steps therefore stand out by the same amount whatever the scale of the priorities.
+the first priority is set. New steps therefore stand out by the same amount whatever the scale of the priorities. With
+``new_priority_period`` it is the largest of the stored ones at times, as in TD7 (Fujimoto et al. 2023,
+arXiv:2306.02451).
 """
 from collections.abc import Sequence
 from typing import Any
@@ -26,9 +28,11 @@ class Priorities(SharedArrays):
         rings: ring positions of the environments; read at each call, not modified.
         initial_priority: priority of new steps until one is set.
         shared: keep the state in shared memory.
+        new_priority_period: number of updates after which new steps get the largest stored priority; 0: never.
     """
 
-    def __init__(self, rings: RingIndex, initial_priority: float, shared: bool = False) -> None:
+    def __init__(self, rings: RingIndex, initial_priority: float, shared: bool = False,
+                 new_priority_period: int = 0) -> None:
         super().__init__(shared)
         num_slots = rings.max_length * rings.num_envs
         self._rings = rings
@@ -39,8 +43,9 @@ class Priorities(SharedArrays):
         self._end = self._allocate('_end', rings.num_envs, np.int64)
         self._same_for_all: tuple[int, int] | None = None  # first and end as numbers, where they can be
         self._length = self._allocate('_length', 1, np.int64, fill=1)
-        # the priority of new steps, and 1 if it was set or 0 if it is the initial one
-        self._newest = self._allocate('_newest', 2, np.float64)
+        self._period = new_priority_period
+        # the priority of new steps, 1 if it was set or 0 if it is the initial one, and the number of updates
+        self._newest = self._allocate('_newest', 3, np.float64)
         self._newest[0] = initial_priority
 
     @property
@@ -60,12 +65,14 @@ class Priorities(SharedArrays):
         if not len(priorities):
             return
         highest = float(priorities.max())
-        self._newest[:] = (max(highest, self._newest[0]) if self._newest[1] else highest), 1.0
+        self._newest[:] = (max(highest, self._newest[0]) if self._newest[1] else highest), 1.0, self._newest[2] + 1
         held = self._rings.holds(positions, env_ids)
         if not held.all():
             env_ids, positions, priorities = env_ids[held], positions[held], priorities[held]
         slots = self._rings.slots(positions, env_ids)
         self._priorities[slots] = priorities
+        if self._period and self._newest[2] % self._period == 0:
+            self._newest[0] = self._priorities.max()
         drawable = (positions >= self._first[env_ids]) & (positions < self._end[env_ids])
         if not drawable.all():
             slots = slots[drawable]
@@ -152,7 +159,8 @@ class Priorities(SharedArrays):
             return
         priorities = state_dict['priorities'].numpy()
         self._priorities[:len(priorities)] = priorities
-        self._newest[:] = state_dict['newest'].numpy()
+        newest = state_dict['newest'].numpy()
+        self._newest[:len(newest)] = newest  # older checkpoints lack the number of updates
 
 
 def join_priorities(states: Sequence[tuple[dict[str, Any], int]], num_rows: int) -> dict[str, Any]:

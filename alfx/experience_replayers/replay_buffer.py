@@ -45,6 +45,9 @@ class ReplayBuffer(RingBuffer):
         prioritized_sampling: sample sequences in proportion to their priorities, see :meth:`update_priority`.
         initial_priority: priority of new steps until the first :meth:`update_priority`, above 0. After that new steps
             get the largest priority set so far.
+        new_priority_period: number of calls of :meth:`update_priority` after which new steps get the largest of the
+            stored priorities instead, until a larger one is set; smaller values forget large errors of the past
+            earlier. 0: never.
         recent_data_steps: number of latest sequences of each environment that count as recent. With
             ``recent_data_steps = 1`` it is the sequence that ends with the newest step.
         recent_data_ratio: fraction of each batch that is drawn, uniformly, from the recent sequences alone, from 0 to
@@ -101,8 +104,13 @@ class ReplayBuffer(RingBuffer):
                  enable_checkpoint: Optional[bool] = None,
                  name: str = 'ReplayBuffer',
                  memory_map_dir: Optional[str] = None,
-                 return_after_truncation: Optional[float] = None) -> None:
-        require_at_least(name, 0, num_earliest_frames_ignored=num_earliest_frames_ignored)
+                 return_after_truncation: Optional[float] = None,
+                 new_priority_period: int = 0) -> None:
+        require_at_least(name, 0, num_earliest_frames_ignored=num_earliest_frames_ignored,
+                         new_priority_period=new_priority_period)
+        if new_priority_period and not prioritized_sampling:
+            raise ValueError(f'{name}.new_priority_period: expected 0 without prioritized_sampling, found '
+                             f'{new_priority_period}; set TrainerConfig.priority_replay = True or remove it')
         require_at_least(name, 1, recent_data_steps=recent_data_steps)
         if not 0.0 <= recent_data_ratio <= 1.0:
             raise ValueError(f'{name}.recent_data_ratio: expected a number from 0 to 1, found {recent_data_ratio}')
@@ -118,7 +126,8 @@ class ReplayBuffer(RingBuffer):
         self._initial_priority = initial_priority
         self._priorities = None
         if prioritized_sampling:
-            self._priorities = Priorities(self._rings, initial_priority, allow_multiprocess)
+            self._priorities = Priorities(self._rings, initial_priority, allow_multiprocess,
+                                          new_priority_period)
         self._sampler = SequenceSampler(self._rings, num_earliest_frames_ignored, with_replacement, recent_data_steps,
                                         recent_data_ratio, self._priorities)
         if recent_data_steps != 1 and not recent_data_ratio:

@@ -20,7 +20,7 @@ CONFS = [
     'mdq_pendulum', 'mpo_cart_pole', 'mpo_pendulum', 'oac_pendulum', 'ppg_cart_pole', 'ppo_cart_pole',
     'ppo_cart_pole_rnn', 'ppo_pendulum', 'q_learning_frozen_lake', 'qrsac_pendulum', 'rainbow_cart_pole',
     'sac_cart_pole', 'sac_mixed_actions', 'sac_mountain_car_continuous', 'sac_pendulum', 'sarsa_pendulum',
-    'taac_pendulum', 'taacl_pendulum', 'taacq_pendulum', 'td3_pendulum', 'trac_cart_pole'
+    'taac_pendulum', 'taacl_pendulum', 'taacq_pendulum', 'td3_pendulum', 'td7_pendulum', 'trac_cart_pole'
 ]
 ON_POLICY = ['q_learning_frozen_lake', 'trac_cart_pole']
 STEP_BY_STEP = ['q_learning_frozen_lake', 'trac_cart_pole']
@@ -58,12 +58,12 @@ def conf_params(conf):
     return params
 
 
-def train(conf, root):
+def train(conf, root, more=()):
     """Train in the run folder ``root``, from its newest checkpoint if it has one; return the checkpointed state."""
     if not (root / 'conf').exists():
-        gin_utils.write_conf(str(root), gin_utils.load(conf, conf_params(conf)))
+        gin_utils.write_conf(str(root), gin_utils.load(conf, [*conf_params(conf), *more]))
     else:
-        gin_utils.load(conf, conf_params(conf))
+        gin_utils.load(conf, [*conf_params(conf), *more])
     RLTrainer(TrainerConfig(root_dir=str(root))).train()
     gin_utils.clear()
     return contents(newest(root))
@@ -130,6 +130,22 @@ def test_same_seed_same_parameters_also_when_replayed_and_when_resumed(conf, tmp
     assert differences(expected, train(conf, second)) == [], 'the second run is another one'
     assert bool(recorded) == (conf not in STEP_BY_STEP)
     assert 'its result would be different' not in caplog.text
+
+
+def test_a_run_with_policy_checkpoints_can_be_resumed_within_an_episode(tmp_path):
+    more = ['Td7Algorithm.policy_checkpoints = @PolicyCheckpoints()', 'PolicyCheckpoints.num_episodes = 2',
+            'TrainerConfig.unroll_length = 1', 'TrainerConfig.num_iterations = 44',
+            'TrainerConfig.summary_interval = 11', 'suite_gym.load.max_episode_steps = 5']
+    first, resumed = tmp_path / 'first', tmp_path / 'resumed'
+    expected = train('td7_pendulum', first, more)
+    [progress] = [x.tolist() for name, x in expected.items() if name.endswith('_checkpoints._progress')]
+    assert progress[6] < 0 and int(expected['alg._rl_algorithm._num_updates']) > 20
+    shutil.copytree(first, resumed)
+    newest(resumed).unlink()
+    for path in (resumed / 'train/algorithm').glob('*44*'):
+        path.unlink()
+    assert [p.name for p in numbered(resumed)] == ['ckpt-22']
+    assert differences(expected, train('td7_pendulum', resumed, more)) == []
 
 
 @pytest.mark.parametrize('setting, at_start', [

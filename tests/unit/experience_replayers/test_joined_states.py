@@ -57,4 +57,4 @@ def test_a_priority_that_was_set_counts_more_than_an_initial_one():
         half.add_batch({'x': torch.zeros(1, 2), 'image': torch.zeros(1, 40, 40, dtype=torch.uint8)})
     halves[1].update_priority(torch.tensor([0]), torch.tensor([0]), torch.tensor([0.25]))
     joined.load_state_dict(joined.join_states([half.state_dict() for half in halves]))
-    assert joined.state_dict()['priorities']['newest'].tolist() == [0.25, 1.0]
+    assert joined.state_dict()['priorities']['newest'][:2].tolist() == [0.25, 1.0]

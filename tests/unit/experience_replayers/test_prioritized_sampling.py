@@ -1,4 +1,5 @@
 """Sampling by priority: what a user sees of it. Histories are compared in tests/numerics."""
+import copy
 import io
 import math
 
@@ -182,6 +183,39 @@ def test_priorities_are_saved_with_the_data_and_give_the_same_batches():
             batch, info = one.get_batch(32, length)
             batches.append((batch.tolist(), info.positions.tolist(), info.importance_weights.tolist()))
         assert batches[0] == batches[1]
+
+
+def test_new_steps_get_the_largest_stored_priority_at_every_third_update():
+    buffer = filled(4, new_priority_period=3, enable_checkpoint=True)
+    loaded = filled(0, new_priority_period=3, enable_checkpoint=True)
+
+    def of_new(one):
+        one.add_batch(torch.tensor([0]))
+        newest = int(one.current_pos[0]) - 1
+        return one.state_dict()['priorities']['priorities'][newest % 8].item()
+
+    set_priorities(buffer, {0: 9.0, 1: 1.0, 2: 1.0, 3: 2.0})
+    set_priorities(buffer, {0: 0.5})
+    assert of_new(buffer) == 9.0  # the largest one so far, at position 4
+    loaded.load_state_dict(copy.deepcopy(buffer.state_dict()))
+    for one in (buffer, loaded):
+        set_priorities(one, {4: 3.0})  # the third update: 0.5, 1, 1, 2, 3
+        assert of_new(one) == 3.0
+        set_priorities(one, {1: 4.0})
+        assert of_new(one) == 4.0  # a larger one was set
+
+
+def test_state_without_a_number_of_updates_can_be_loaded():
+    buffer = filled(4, enable_checkpoint=True)
+    state = copy.deepcopy(buffer.state_dict())
+    state['priorities']['newest'] = torch.tensor([7.0, 1.0], dtype=torch.float64)
+    buffer.load_state_dict(state)
+    assert buffer.state_dict()['priorities']['newest'].tolist() == [7.0, 1.0, 0.0]
+
+
+def test_a_period_without_priorities_is_refused():
+    with pytest.raises(ValueError, match='ReplayBuffer.new_priority_period: expected 0 without prioritized_sampling'):
+        ReplayBuffer(SPEC, 1, 4, new_priority_period=3)
 
 
 def test_contents_saved_without_priorities_get_the_initial_one():

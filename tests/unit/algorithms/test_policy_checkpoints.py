@@ -1,0 +1,149 @@
+"""Policy checkpoints of TD7: against a loop in the form of the paper's algorithm, and in a run."""
+import copy
+import random
+from functools import partial
+
+import pytest
+import torch
+from helpers.deterministic_agents import make_agent as make_deterministic_agent
+
+from alfx.algorithms.base.policy_checkpoints import PolicyCheckpoints
+from alfx.algorithms.td7_algorithm import Td7Algorithm
+from alfx.data_structures import StepType
+from alfx.gin_utils import ConfError
+from alfx.networks.sale_networks import SaleActorNetwork, SaleCriticNetwork, SaleEncoder
+
+make_agent = partial(
+    make_deterministic_agent, Td7Algorithm, batch_size=1, unroll_length=1, updates=1,
+    actor_network_ctor=partial(SaleActorNetwork, observation_layer_size=8, fc_layer_params=(8, )),
+    critic_network_ctor=partial(SaleCriticNetwork, pair_layer_size=8, joint_fc_layer_params=(8, )),
+    encoder_ctor=partial(SaleEncoder, embedding_size=6, fc_layer_params=(8, )))
+
+
+def play(checkpoints, rewards):
+    """Observe an episode; return whether the policy has to be kept."""
+    checkpoints.observe(int(StepType.FIRST), 99.0)  # the reward of a first step belongs to no episode
+    kept = [checkpoints.observe(int(StepType.MID), r) for r in rewards[:-1]]
+    assert not any(kept) and not checkpoints.updates_due(0, 1)
+    return checkpoints.observe(int(StepType.LAST), rewards[-1])
+
+
+def test_the_schedule_worked_out_by_hand():
+    checkpoints = PolicyCheckpoints(num_episodes=2, late_num_episodes=3, late_after=11, late_factor=0.5)
+    assert not play(checkpoints, [1.0, 1.0]) and checkpoints.updates_due(0, 1) == 0
+    assert play(checkpoints, [4.0, 4.0, 0.0])  # worst of 2 and 8: kept with 2
+    assert checkpoints.updates_due(0, 2) == 10 and checkpoints.updates_due(10, 2) == 0  # 5 steps
+    assert not play(checkpoints, [1.0])  # below 2: not kept, and trained without a second episode
+    assert checkpoints.updates_due(10, 2) == 2  # update 12 comes after 11: from now on 3 episodes exceed 2 * 0.5
+    for total in (1.5, 1.0):
+        assert not play(checkpoints, [total]) and checkpoints.updates_due(12, 2) == 0
+    assert play(checkpoints, [3.0])  # 1.0 is not below 1.0
+    assert checkpoints.updates_due(12, 2) == 6
+
+
+def slow_loop(episodes, num_episodes):
+    """Return the number of updates after each episode, and whether its policy was kept."""
+    best, found, since, worst = -float('inf'), [], 0, []
+    for rewards in episodes:
+        worst.append(sum(rewards))
+        since += len(rewards)
+        if min(worst) < best:
+            found.append((since, False))
+        elif len(worst) == num_episodes:
+            best = min(worst)
+            found.append((since, True))
+        else:
+            found.append((0, False))
+        if found[-1][0]:
+            since, worst = 0, []
+    return found
+
+
+@pytest.mark.parametrize('num_episodes', [1, 3])
+def test_the_schedule_matches_a_slow_loop_also_when_resumed(num_episodes):
+    random.seed(0)
+    episodes = [[float(random.randint(0, 9)) for _ in range(random.randint(1, 5))] for _ in range(60)]
+    checkpoints, found = PolicyCheckpoints(num_episodes), []
+    for rewards in episodes:
+        kept = play(checkpoints, rewards)
+        found.append((checkpoints.updates_due(0, 1), kept))
+        state = copy.deepcopy(checkpoints.state_dict())
+        checkpoints = PolicyCheckpoints(num_episodes)
+        checkpoints.load_state_dict(state)
+    assert found == slow_loop(episodes, num_episodes)
+    assert len({kept for _, kept in found}) == 2
+
+
+def test_an_episode_that_began_before_the_assessment_does_not_count():
+    checkpoints = PolicyCheckpoints()
+    assert not checkpoints.observe(int(StepType.MID), 5.0) and not checkpoints.observe(int(StepType.LAST), 5.0)
+    assert checkpoints.updates_due(0, 1) == 0
+
+
+def test_a_run_trains_after_episodes_only_and_evaluates_the_policy_kept():
+    agent, _ = make_agent(policy_checkpoints=PolicyCheckpoints(num_episodes=2, late_num_episodes=2))
+    rl, updates, kept = agent.policy, [], []
+
+    def outputs():
+        observation = torch.linspace(-1, 1, 5)[:, None]
+        with torch.no_grad():
+            return [act(observation, ())[0] for act in (rl._act, rl._act_in_evaluation)]
+
+    observe = rl._checkpoints.observe
+
+    def observe_and_note(*step):
+        is_kept = observe(*step)
+        if is_kept:
+            kept.append(outputs()[0])
+        return is_kept
+
+    rl._checkpoints.observe = observe_and_note
+    assert torch.equal(*outputs())
+    for _ in range(60):
+        before = rl._updates.value
+        agent.train_iter()
+        updates.append(rl._updates.value - before)
+    assert set(updates) == {0, 4, 8}  # an episode has four steps after its first one
+    assert len(kept) > 1 and sum(updates) == 4 * (60 // 5)
+    assert torch.equal(outputs()[1], kept[-1]) and not torch.equal(*outputs())
+
+
+def test_without_checkpoints_every_iteration_trains_and_the_current_policy_is_evaluated():
+    agent, _ = make_agent()
+    for _ in range(12):
+        agent.train_iter()
+    rl = agent.policy
+    assert rl._updates.value == 11  # the first iteration has no transition yet
+    observation = torch.randn(3, 1)
+    assert torch.equal(rl._act(observation)[0], rl._act_in_evaluation(observation, ())[0])
+
+
+def test_random_steps_are_not_assessed():
+    agent, _ = make_agent(policy_checkpoints=PolicyCheckpoints(), initial_collect_steps=9)
+    rl, first = agent.policy, None
+    for step in range(30):
+        agent.train_iter()
+        if rl._updates.value:
+            first = first or step
+    assert rl._updates.value and first >= 12  # episodes end at steps 5, 11, 17; the second began in the random phase
+
+
+@pytest.mark.parametrize('change, message', [
+    (dict(unroll_length=2), 'policy_checkpoints.*TrainerConfig.unroll_length = 2'),
+    (dict(num_ray_workers=2), 'policy_checkpoints.*TrainerConfig.num_ray_workers = 2')])
+def test_settings_that_do_not_suit_are_refused_by_name(change, message):
+    with pytest.raises(ConfError, match=message):
+        make_agent(policy_checkpoints=PolicyCheckpoints(), **change)
+
+
+def test_several_environments_are_refused_by_name():
+    agent, _ = make_agent(policy_checkpoints=PolicyCheckpoints(), batch_size=2)
+    with pytest.raises(ConfError, match='policy_checkpoints needs one environment, found 2'):
+        for _ in range(2):
+            agent.train_iter()
+
+
+@pytest.mark.parametrize('argument', ['num_episodes', 'late_num_episodes', 'late_after'])
+def test_numbers_out_of_range_are_refused_by_name(argument):
+    with pytest.raises(ConfError, match=f'PolicyCheckpoints.{argument}'):
+        PolicyCheckpoints(**{argument: 0})
