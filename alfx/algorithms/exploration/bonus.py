@@ -7,7 +7,6 @@ step arrives at with the earlier steps of the same episode. Their memory is carr
 (``unroll_state_spec``), and the rewards of an unroll are computed at once, when it is complete. Factors that depend on
 models only can be computed again whenever a step is trained on (``rewards = 'sampled'``).
 """
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from alfx import nest
 from alfx.algorithms.agent_helpers import AgentHelper
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.exploration.factors import Factor, Seen
-from alfx.algorithms.exploration.memory import places_of
+from alfx.algorithms.exploration.memory import longer_than_memory, places_of
 from alfx.algorithms.exploration.normalization import RewardNormalization
 from alfx.algorithms.icm_algorithm import ICMAlgorithm
 from alfx.algorithms.intrinsic.intrinsic_reward import (IntrinsicRewardAlgorithm, NetworkOrConstructor, make_network,
@@ -30,8 +29,6 @@ from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.gin_utils import ConfError, check_value, configurable
 from alfx.gin_utils.value_checks import Fraction, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-
-logger = logging.getLogger(__name__)
 
 BonusState = namedtuple('BonusState', ['length', 'factors', 'normalization'], default_value=())
 """State of each environment: steps of the episode so far, int64 ``[B]``; the states of the factors, a tuple; the state
@@ -186,15 +183,13 @@ class ExplorationBonus(IntrinsicRewardAlgorithm):
         reward, normalization_state = self._normalization(torch.cat(products), torch.cat(follow), state.normalization)
         if self.rewards_batches:
             reward = torch.cat(stored)
-        if self._capacity is not None and state.length.max() > self._capacity:
-            logger.warning('%s: an episode is longer than the %d steps that are remembered, so that its first ones are '
-                           'forgotten; increase the capacity of the factors', self.path or self.name, self._capacity)
-            self._capacity = None  # say it once
+        if self._capacity is not None and longer_than_memory(state.length, self._capacity, self.path or self.name):
+            self._capacity = None  # warn once
         return AlgStep(reward, state._replace(normalization=normalization_state))
 
     @torch.no_grad()
     def reward_batch(self, root: Any, inputs: TimeStep, stored: Any = ()) -> AlgStep:
-        """Reward sampled steps ``[B, T, ...]`` with ``rewards = 'sampled'``; see :class:`BatchRewards`.
+        """Reward sampled steps ``[B, T, ...]`` with ``rewards = 'sampled'``; see ``BatchRewards``.
 
         The first step of each sequence, whose previous step is not known, has no reward. Steps of datasets, for which
         nothing is ``stored``, have none either.

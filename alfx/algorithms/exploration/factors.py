@@ -53,8 +53,8 @@ class Factor(nn.Module):
         state_spec: spec of the state of each environment between blocks.
         capacity: most steps of a block; ``None``: any number.
         needs_ensemble: the factor needs an ``inverse_model`` with several forward models.
-        scope: 'episode': it depends on all earlier steps of the episode; 'step': only on the step, the one before and
-            the models; 'batch': it compares the steps of a sampled batch.
+        scope: 'episode': it depends on all earlier steps of the episode; 'step': only on the step, its previous step
+            and the models; 'batch': it compares the steps of a sampled batch.
     """
 
     needs = ''
