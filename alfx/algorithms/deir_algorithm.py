@@ -169,7 +169,7 @@ class DeirAlgorithm(IntrinsicRewardAlgorithm):
             raise NonFiniteLossError(f'{self.path or self.name}: the ratio of distances is NaN or infinite')
         self._moments.update(ratio[is_rewarded])
         chosen = is_rewarded & (ratio > self._moments.mean)
-        chosen = context.cat_over_ranks(chosen.flatten())
+        chosen = context.cat_over_ranks(chosen.flatten().int()).bool()
         self._queue.add(nest.map_structure(lambda x: context.cat_over_ranks(rows(x))[chosen], inputs.observation))
         reward, normalization_state = self._normalization(ratio, is_rewarded, state.normalization)
         self._warns = self._warns and not longer_than_memory(length, self._memory.capacity, self.path or self.name)

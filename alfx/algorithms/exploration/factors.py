@@ -246,8 +246,8 @@ class ParticleEntropy(Factor):
         """Return the factor ``[T, B]``, and ``()``; see the base class."""
         follows = seen.places.follows
         self.check_batch(follows[1:].numel())
-        feature = seen.feature[follows]
-        distance = torch.cdist(feature, feature, compute_mode='donot_use_mm_for_euclid_dist')  # 0 if equal
+        feature = seen.feature[follows].double()  # in float32 the products would be imprecise for small distances
+        distance = torch.cdist(feature, feature, compute_mode='use_mm_for_euclid_dist').float()
         distance.fill_diagonal_(torch.inf)
         nearest = distance.topk(min(self._num_neighbors, len(feature)), largest=False, sorted=False).values
         exists = nearest.isfinite()
