@@ -125,7 +125,7 @@ class AdversarialRewardAlgorithm(BatchRewards, RewardEstimationAlgorithm):
                            is_valid=is_valid.to(torch.float32))
 
     @torch.no_grad()
-    def reward_batch(self, root: Any, inputs: TimeStep) -> AlgStep:
+    def reward_batch(self, root: Any, inputs: TimeStep, stored: Any = ()) -> AlgStep:
         """Compute the rewards ``[B, T]`` for arriving at the steps of sequences ``[B, T, ...]``.
 
         The reward is 0 at the first step of a sequence and where an episode begins. ``info`` is

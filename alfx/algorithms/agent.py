@@ -16,8 +16,9 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.config import TrainerConfig
 from alfx.algorithms.entropy_target_algorithm import EntropyTargetAlgorithm, NestedEntropyTargetAlgorithm
 from alfx.algorithms.intrinsic.intrinsic_reward import BatchRewards
-from alfx.algorithms.intrinsic.reward_mixture import (Coefficient, modules_and_coefficients, rewards_by_name,
-                                                      rewards_unrolls_at_once, why_not_at_once)
+from alfx.algorithms.intrinsic.reward_mixture import (Coefficient, check_modules, modules_and_coefficients,
+                                                      rewards_batches, rewards_by_name, rewards_unrolls_at_once,
+                                                      why_not_at_once)
 from alfx.algorithms.composition.policy_loss_addons import PolicyLossAddOns
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep, namedtuple
@@ -157,6 +158,7 @@ class Agent(RLAlgorithm):
         reward_weight_algorithm = parts.add('rw', _made(
             reward_weight_algorithm_cls, reward_spec=reward_spec, debug_summaries=debug_summaries),
             reward_spec, 'reward weights')
+        check_modules(irm, rl_algorithm, config)
         is_first_part = representation_learner is None and goals is None
         rewards_unrolls = is_first_part and rewards_unrolls_at_once(irm, rl_algorithm, config)
         if not rewards_unrolls and irm is not None and nest.flatten(irm.unroll_state_spec):
@@ -518,9 +520,9 @@ class Agent(RLAlgorithm):
         """Add intrinsic rewards, then ``preprocess_experience`` of each part with its own infos."""
         if self._changes_reward:
             rewards = rollout_info.rewards if isinstance(rollout_info.rewards, dict) else {}
-            if isinstance(self._irm, BatchRewards):
-                step = self._irm.reward_batch(self, root_inputs)
-                rewards = {**rewards, 'irm': step.output}
+            if rewards_batches(self._irm):
+                step = self._irm.reward_batch(self, root_inputs, rewards.get('irm', ()))
+                rewards = {**rewards, **rewards_by_name(step.output)}
                 rollout_info = rollout_info._replace(irm=step.info)
             root_inputs = root_inputs._replace(reward=self._training_reward(root_inputs.reward, rewards))
         for part in self._parts():

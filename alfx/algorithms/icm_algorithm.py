@@ -207,9 +207,10 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
         return _pairs(self._prepared(nest.map_structure(rows, inputs.observation)),
                       self._action_encoder(inputs.prev_action), ~is_first(inputs.step_type[1:]))
 
-    def features(self, observation: NestedTensor) -> Tensor:
-        """Add new observations ``[B, ...]`` to the statistics, and return their features ``[B, F]``."""
-        self._update_statistics(observation)
+    def features(self, observation: NestedTensor, update: bool = True) -> Tensor:
+        """Return the features ``[B, F]`` of observations ``[B, ...]``; ``update``: add them to the statistics first."""
+        if update:
+            self._update_statistics(observation)
         return self._encoded(self._prepared(observation))
 
     def disagreement(self, before: Tensor, prev_action: NestedTensor) -> Tensor:

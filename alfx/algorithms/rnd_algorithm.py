@@ -184,10 +184,11 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
         """Return the ``RNDTarget`` of the next step for each step of an unroll; see the base class."""
         return _of_next_steps(*self._predicted(nest.map_structure(rows, inputs.observation)), inputs.step_type.shape)
 
-    def novelty(self, observation: NestedTensor) -> Tensor:
-        """Add new observations ``[B, ...]`` to the statistics, and return the norms of their prediction errors
-        ``[B]``."""
-        self._update_statistics(self._last_frames(observation))
+    def novelty(self, observation: NestedTensor, update: bool = True) -> Tensor:
+        """Return the norms ``[B]`` of the prediction errors of observations ``[B, ...]``; ``update``: add these to the
+        statistics first."""
+        if update:
+            self._update_statistics(self._last_frames(observation))
         return self._error(*self._predicted(observation)).sqrt()
 
     def train_step(self, inputs: TimeStep, state: NestedTensor = (), rollout_info: Any = ()) -> AlgStep:

@@ -87,6 +87,8 @@ def shortened(name):
     bound = {binding.text: binding.value for binding in conf.bindings}
     if any(text.startswith('ModelBasedPolicyAlgorithm.') for text in bound):
         params += ['ModelBasedPolicyAlgorithm.max_model_updates = 2', 'ModelBasedPolicyAlgorithm.num_rollouts = 8']
+    if 'ParticleEntropy.num_neighbors' in bound:  # of which a small batch has fewer
+        params.append('ParticleEntropy.num_neighbors = 3')
     load_fn = bound.get('create_environment.env_load_fn')
     suite = load_fn.selector if load_fn is not None else 'suite_gym.load'
     episode_limit = [] if suite == ENDS_BY_ITSELF else [f'{suite}.max_episode_steps = {EPISODE_STEPS}']

@@ -170,7 +170,8 @@ def test_the_same_run_resumes_with_or_without_an_asynchronous_actor(tmp_path, mo
 
 @pytest.mark.slow
 @pytest.mark.parametrize('conf', ['sac_pendulum', 'dqn_cart_pole', 'ppo_rnd_corridor', 'ppo_ngu_corridor',
-                                  'impala_cart_pole', 'ppg_cart_pole'])
+                                  'ppo_deir_corridor', 'sac_apt_mountain_car_continuous', 'impala_cart_pole',
+                                  'ppg_cart_pole'])
 def test_confs_of_all_ways_to_train_run_with_another_process_that_acts(tmp_path, conf):
     bindings = ('async_unroll=True', 'num_iterations=6', 'num_env_steps=0', 'initial_collect_steps=20',
                 'evaluate=False', 'summary_interval=2', 'unroll_queue_size=20')

@@ -8,11 +8,12 @@ from helpers.intrinsic_reward_contract import ACTION, random_steps
 from alfx import context, nest
 from alfx.algorithms.exploration.bonus import ExplorationBonus
 from alfx.algorithms.exploration.factors import (Disagreement, EllipticalNovelty, EpisodicCount, Impact,
-                                                 LifelongNovelty, NearestNeighbors, NoveltyGain)
+                                                 LifelongNovelty, NearestNeighbors, NoveltyGain, ParticleEntropy)
 from alfx.algorithms.exploration.memory import EpisodicMemory, ObservationHash, places_of
 from alfx.algorithms.exploration.normalization import Moments, RewardNormalization
 from alfx.algorithms.icm_algorithm import ICMAlgorithm
 from alfx.algorithms.rnd_algorithm import RNDAlgorithm
+from alfx.gin_utils import ConfError
 from alfx.layers import Cast
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 from alfx.utils.running_stats import count_and_moments
@@ -251,7 +252,7 @@ def test_the_kernel_of_never_give_up_at_its_limits():
 def test_novelty_is_gained_at_the_frontier_of_a_chain():
     """Errors 1, 1, 4, 4, 1 along a chain and back: gains 1 - 1/2, 4 - 1/2, 4 - 2, max(1 - 2, 0)."""
     module, inputs = bonus(NoveltyGain), random_steps(5, 1, observation_spec=CELLS, step_type=[[0], [1], [1], [1], [1]])
-    module._error_model.novelty = lambda observation: torch.tensor([1.0, 1, 4, 4, 1])
+    module._error_model.novelty = lambda observation, update: torch.tensor([1.0, 1, 4, 4, 1])
     assert rewarded(module, inputs).flatten().tolist() == [0, 0.5, 3.5, 2, 0]
 
 
@@ -296,6 +297,95 @@ def test_lifelong_novelty_modulates_by_standardized_squared_errors():
     score = 1 + (error - error[chosen].mean()) / error[chosen].std(correction=0)
     torch.testing.assert_close(found[chosen], score.clamp(1, 1.5)[chosen].float(), rtol=1e-4, atol=1e-5)
     assert found.max() == 1.5 and (found[chosen] == 1).any()
+
+
+# Rewards of sampled steps ----------------------------------------------------------------------------------------
+
+SAMPLED = {'noveld': (NoveltyGain, EpisodicCount), 'ride': (partial(EpisodicCount, decay='inverse_sqrt'), Impact),
+           'ngu': (partial(NearestNeighbors, kind='log'), LifelongNovelty), 'disagreement': (Disagreement, ),
+           'all': (Impact, EpisodicCount, NoveltyGain)}
+
+
+def frozen(monkeypatch):
+    monkeypatch.setattr(Moments, 'update', lambda self, x, momentum=None: None)
+
+
+def batch_rewards(module, inputs, stored):
+    """Return the rewards ``[T, B]`` of ``reward_batch``."""
+    inputs = nest.map_structure(lambda x: x.transpose(0, 1), inputs)
+    return module.reward_batch(None, inputs, stored.T).output.T
+
+
+@pytest.mark.parametrize('rule', ['none', 'std', 'standard', 'return_std'])
+@pytest.mark.parametrize('name', SAMPLED)
+def test_sampled_rewards_are_the_collected_ones_if_networks_are_frozen(name, rule, monkeypatch):
+    frozen(monkeypatch)
+    inputs, arguments = steps(), dict(normalization=rule, clip_value=3.0)
+    collected = rewarded(bonus(*SAMPLED[name], **arguments), inputs)
+    module = bonus(*SAMPLED[name], rewards='sampled', **arguments)
+    stored = rewarded(module, inputs)
+    for start in (0, 17, 40):
+        rows = slice(start, start + 6)
+        found = batch_rewards(module, nest.map_structure(lambda x, rows=rows: x[rows], inputs), stored[rows])
+        torch.testing.assert_close(found[1:], collected[rows][1:], rtol=1e-5, atol=1e-6)
+        assert (found[0] == 0).all() and (found[1:] != 0).any()
+
+
+def test_sampled_rewards_follow_the_networks_and_stored_ones_do_not():
+    module, inputs = bonus(NoveltyGain, EpisodicCount, rewards='sampled'), steps()
+    stored = rewarded(module, inputs)
+    counts = rewarded(bonus(EpisodicCount), inputs)
+    assert torch.equal(stored, counts)
+    before = batch_rewards(module, inputs, stored)
+    with torch.no_grad():
+        for p in module._error_model._predictor_net.parameters():
+            p.mul_(2)
+    after = batch_rewards(module, inputs, stored)
+    error = errors(module, inputs)
+    assert not torch.allclose(before, after)
+    gain = (error[1:] - 0.5 * error[:-1]).clamp(min=0).float()
+    torch.testing.assert_close(after[1:], gain * counts[1:], rtol=1e-4, atol=1e-5)
+
+
+def test_rewarding_a_batch_does_not_change_the_statistics():
+    module, inputs = bonus(LifelongNovelty, rewards='sampled', normalization='std',
+                           error_model=partial(RNDAlgorithm, network(), network(), keep_stacked_frames=0,
+                                               observation_adapt_speed=8.0)), steps()
+    stored = rewarded(module, inputs)
+    before, moments = [x.clone() for x in module.buffers()], module._normalization._moments.row.clone()
+    batch_rewards(module, inputs, stored)
+    assert all(torch.equal(a, b) for a, b in zip(before, module.buffers()))
+    rewarded(module, inputs)
+    assert not torch.equal(module._normalization._moments.row, moments)
+
+
+@pytest.mark.parametrize('num_neighbors', [1, 12])
+def test_particle_entropy_matches_a_search_of_all_pairs_of_the_batch(num_neighbors):
+    module = bonus(partial(ParticleEntropy, num_neighbors=num_neighbors), rewards='sampled')
+    inputs = steps()
+    phi, stored = features(module, inputs), rewarded(module, inputs)
+    found = batch_rewards(module, inputs, stored)
+    particles = [(t, b) for t, b, earlier in episodes(inputs) if earlier]
+    assert sorted(map(tuple, stored.nonzero().tolist())) == sorted(particles)
+    for t, b in particles[::7]:
+        nearest = sorted(float((phi[t, b] - phi[s, c]).norm()) for s, c in particles if (s, c) != (t, b))
+        expected = torch.tensor(nearest[:num_neighbors]).mean().log1p().item()
+        assert found[t, b].item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert (found[stored == 0] == 0).all()
+
+
+def test_particle_entropy_of_three_points_by_hand():
+    """Arrivals at 0, 1 and 3 with one neighbor: distances 1, 1 and 2; the start of the sequences does not count."""
+    inputs = random_steps(2, 3, observation_spec=TensorSpec((1, )), step_type=[[1] * 3] * 2)
+    inputs = inputs._replace(observation=torch.tensor([[9.0, 9, 9], [0, 1, 3]]).unsqueeze(-1))
+    module = bonus(partial(ParticleEntropy, num_neighbors=1), rewards='sampled', observation_spec=TensorSpec((1, )),
+                   random_network=torch.nn.Identity())
+    found = batch_rewards(module, inputs, torch.ones(2, 3))
+    torch.testing.assert_close(found, torch.tensor([[0.0, 0, 0], [1, 1, 2]]).log1p())
+    with pytest.raises(ConfError, match='3 neighbors of a step do not exist in a batch of 3 steps'):
+        batch_rewards(bonus(partial(ParticleEntropy, num_neighbors=3), rewards='sampled',
+                            observation_spec=TensorSpec((1, )), random_network=torch.nn.Identity()),
+                      inputs, torch.ones(2, 3))
 
 
 # Normalization ---------------------------------------------------------------------------------------------------

@@ -109,7 +109,12 @@ ICMAlgorithm.hidden_size = (64, 64)
 ICMAlgorithm.optimizer = @icm/Adam()
 icm/Adam.lr = 1e-3
 """,
+    # as shipped; the features of an inverse model have 32 numbers
+    'episodic_count': "include 'episodic_count.gin'\nEpisodicCount.resolution = 0.01\n",
+    'noveld': "include 'noveld.gin'\nEpisodicCount.resolution = 0.01\n",
+    **{name: f"include '{name}.gin'\n" for name in ('e3b', 'ngu', 're3', 'disagreement', 'deir')},
 }
+_WITH_BONUS = [name for name in _BONUSES if name]
 
 
 def run_bare(workload: Any, steps: int, seed: int) -> tuple[int, float]:
@@ -223,9 +228,9 @@ PEERS: dict[str, Callable[[Any, int, int], tuple[int, float]]] = {
     'alfx': run_alfx, 'eager': run_alfx_eager, 'compiled': partial(run_alfx, compile=True),
     'bfloat16': run_alfx_bfloat16, 'sb3': run_sb3, 'bare': run_bare, 'sbx': run_sbx,
     'd3rlpy': benchmark_offline.run_d3rlpy,
-    'rnd': partial(run_alfx, bonus='rnd'), 'icm': partial(run_alfx, bonus='icm')}
+    **{name: partial(run_alfx, bonus=name) for name in _WITH_BONUS}}
 
-OF_ALFX = ('alfx', 'eager', 'compiled', 'bfloat16', 'rnd', 'icm')  # peers that can be compared with another source tree
+OF_ALFX = ('alfx', 'eager', 'compiled', 'bfloat16', *_WITH_BONUS)  # peers that can be compared with another source tree
 
 
 def unavailable(peer: str, workload: Any) -> str:

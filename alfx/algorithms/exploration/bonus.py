@@ -4,9 +4,9 @@
 
 Each published reward is a list of factors; the confs that ship with alfx name the papers. The factors compare what a
 step arrives at with the earlier steps of the same episode. Their memory is carried from one unroll to the next
-(``unroll_state_spec``), and the rewards of an unroll are computed at once, when it is complete.
+(``unroll_state_spec``), and the rewards of an unroll are computed at once, when it is complete. Factors that depend on
+models only can be computed again whenever a step is trained on (``rewards = 'sampled'``).
 """
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +17,7 @@ from alfx import nest
 from alfx.algorithms.agent_helpers import AgentHelper
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.exploration.factors import Factor, Seen
-from alfx.algorithms.exploration.memory import places_of
+from alfx.algorithms.exploration.memory import longer_than_memory, places_of
 from alfx.algorithms.exploration.normalization import RewardNormalization
 from alfx.algorithms.icm_algorithm import ICMAlgorithm
 from alfx.algorithms.intrinsic.intrinsic_reward import (IntrinsicRewardAlgorithm, NetworkOrConstructor, make_network,
@@ -26,11 +26,9 @@ from alfx.algorithms.rnd_algorithm import RNDAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.engine.capabilities import Capabilities
 from alfx.engine.loss_reduction import NonFiniteLossError
-from alfx.gin_utils import ConfError, configurable
+from alfx.gin_utils import ConfError, check_value, configurable
 from alfx.gin_utils.value_checks import Fraction, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-
-logger = logging.getLogger(__name__)
 
 BonusState = namedtuple('BonusState', ['length', 'factors', 'normalization'], default_value=())
 """State of each environment: steps of the episode so far, int64 ``[B]``; the states of the factors, a tuple; the state
@@ -64,16 +62,20 @@ class ExplorationBonus(IntrinsicRewardAlgorithm):
         return_discount: of the sum of rewards with ``normalization = 'return_std'``.
         clip_value: if positive, clip normalized rewards to plus and minus this value.
         name: name of this algorithm.
+        rewards: 'collected': rewards are computed once, when steps are collected. 'sampled': only the product of the
+            factors of scope 'episode' is; each time a step is sampled from the replay buffer, it is multiplied by the
+            other factors, which the current models compute. Rewards then follow the models, and each update takes
+            longer. The statistics are still those of collected steps.
 
     Raises:
-        ConfError: there are no factors, or they do not fit the models.
+        ConfError: there are no factors, or they do not fit the models or ``rewards``.
     """
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec = None,
                  factors: Sequence[Callable[..., Any]] = (), inverse_model: Callable[..., Any] | None = None,
                  random_network: NetworkOrConstructor | None = None, error_model: Callable[..., Any] | None = None,
                  normalization: str = 'none', return_discount: Fraction = 0.99, clip_value: float = -1.0,
-                 name: str = 'ExplorationBonus'):
+                 name: str = 'ExplorationBonus', rewards: str = 'collected'):
         super().__init__(observation_spec, None, None, None, False, name=name)
         owner = type(self).__name__
         if not factors:
@@ -99,6 +101,9 @@ class ExplorationBonus(IntrinsicRewardAlgorithm):
         if users and not ensemble:
             raise ConfError([problem_at(owner, 'factors', f'has {users[0]}, which needs several forward models',
                                         'set inverse_model = @ICMAlgorithm and ICMAlgorithm.num_forward_models = 5')])
+        check_value(owner, 'rewards', rewards, str, choices=('collected', 'sampled'))
+        self.rewards_batches = rewards == 'sampled'
+        _check_scopes(made, self.rewards_batches, normalization)
         self._factors = nn.ModuleList(made)
         self._normalization = RewardNormalization(normalization, return_discount, clip_value, owner)
         self._capacity = min((factor.capacity for factor in made if factor.capacity), default=None)
@@ -123,6 +128,24 @@ class ExplorationBonus(IntrinsicRewardAlgorithm):
         """Return the capabilities; those of the models are joined."""
         return super().own_capabilities()._replace(traceable_update=True)
 
+    def check_use(self, rl_algorithm: Any, config: Any) -> None:
+        """Reject ``rewards = 'sampled'`` for an algorithm without a replay buffer, for relabeled goals, and for too
+        small batches; see the base class."""
+        if not self.rewards_batches:
+            return
+        transformer, problem = getattr(config, 'data_transformer', None), ''
+        if rl_algorithm.on_policy is not False or config is None or config.trains_on_whole_unrolls:
+            problem = f'{type(rl_algorithm).__name__} trains on what it has just collected'
+        elif transformer is not None and any(getattr(part, 'goal_fields', ()) for part in transformer.modules()):
+            problem = 'the goals of sampled steps, which the models see, are relabeled in hindsight'
+        if problem:
+            raise ConfError([problem_at('ExplorationBonus', 'rewards', f"= 'sampled', but {problem}",
+                                        'choose another bonus, or another policy algorithm')])
+        if config.mini_batch_size:
+            factors: Any = self._factors
+            for factor in factors:
+                factor.check_batch(config.mini_batch_size * ((config.mini_batch_length or 1) - 1))
+
     # Rewards ---------------------------------------------------------------------------------------------------
 
     @property
@@ -140,43 +163,76 @@ class ExplorationBonus(IntrinsicRewardAlgorithm):
     def reward_steps(self, inputs: TimeStep, state: Any) -> AlgStep:
         """Reward steps ``[T, B]`` after ``state``, a ``BonusState``; see the base class.
 
+        With ``rewards = 'sampled'``, the output is the product of the factors of scope 'episode'.
+
         Raises:
             NonFiniteLossError: a factor is NaN or infinite; the message names it.
         """
-        products, follow, normalization_state = [], [], state.normalization
+        products, stored, follow = [], [], []
         leaves, structure = nest.flatten_with_structure(self._seen(inputs))
         for block in zip(*(x.split(self._block) for x in leaves)):
             step_type, observation, feature, error, action = nest.unflatten(structure, block)
             places = places_of(step_type, state.length)
             seen = Seen(observation, places, feature, error, action, self._inverse_model)
-            product, factor_states = torch.ones(step_type.shape, device=step_type.device), []
-            for factor, factor_state in zip(self._factors, state.factors):
-                value, factor_state = factor(seen, factor_state)
-                product = product * value
-                factor_states.append(factor_state)
-                if not value[places.follows].isfinite().all():
-                    raise NonFiniteLossError(f'{self.path or self.name}: {type(factor).__name__} is NaN or infinite')
-            products.append(product.masked_fill(~places.follows, 0))
+            episodic, factor_states = self._product(seen, state.factors, ('episode', ))
+            others, factor_states = self._product(seen, factor_states, ('step', ))
+            products.append(episodic * others)
+            stored.append(episodic)
             follow.append(places.follows)
-            state = BonusState(places.next_length, tuple(factor_states))
-        reward, normalization_state = self._normalization(torch.cat(products), torch.cat(follow), normalization_state)
-        if self._capacity is not None and state.length.max() > self._capacity:
-            logger.warning('%s: an episode is longer than the %d steps that are remembered, so that its first ones are '
-                           'forgotten; increase the capacity of the factors', self.path or self.name, self._capacity)
-            self._capacity = None  # say it once
+            state = BonusState(places.next_length, factor_states, state.normalization)
+        reward, normalization_state = self._normalization(torch.cat(products), torch.cat(follow), state.normalization)
+        if self.rewards_batches:
+            reward = torch.cat(stored)
+        if self._capacity is not None and longer_than_memory(state.length, self._capacity, self.path or self.name):
+            self._capacity = None  # warn once
         return AlgStep(reward, state._replace(normalization=normalization_state))
 
-    def _seen(self, inputs: TimeStep) -> tuple[Tensor, NestedTensor, Any, Any, NestedTensor]:
+    @torch.no_grad()
+    def reward_batch(self, root: Any, inputs: TimeStep, stored: Any = ()) -> AlgStep:
+        """Reward sampled steps ``[B, T, ...]`` with ``rewards = 'sampled'``; see ``BatchRewards``.
+
+        The first step of each sequence, whose previous step is not known, has no reward. Steps of datasets, for which
+        nothing is ``stored``, have none either.
+        """
+        if not isinstance(stored, Tensor):
+            return AlgStep()
+        steps = nest.map_structure(lambda x: x.transpose(0, 1), TimeStep(
+            step_type=inputs.step_type, observation=inputs.observation, prev_action=inputs.prev_action))
+        step_type, observation, feature, error, action = self._seen(steps, is_new=False)
+        zeros = step_type.new_zeros(len(inputs.step_type), dtype=torch.int64)
+        places = places_of(step_type, zeros)
+        seen = Seen(observation, places, feature, error, action, self._inverse_model, is_new=False)
+        factors: Any = self._factors
+        states = [() if factor.scope == 'episode' else nest.map_structure(
+            lambda spec: zeros.new_zeros(len(zeros), *spec.shape, dtype=spec.dtype), factor.state_spec)
+            for factor in factors]
+        others, _ = self._product(seen, states, ('step', 'batch'))
+        return AlgStep(self._normalization.transform(stored.T * others, places.follows).T)
+
+    def _product(self, seen: Seen, states: Sequence[NestedTensor], scopes: tuple[str, ...]) -> tuple[Tensor, Any]:
+        """Return the product ``[T, B]`` of the factors of some scopes, and the states of all factors."""
+        follows, following = seen.places.follows, []
+        product = follows.float()
+        for factor, state in zip(self._factors, states):
+            if factor.scope in scopes:
+                value, state = factor(seen, state)
+                if not value[follows].isfinite().all():
+                    raise NonFiniteLossError(f'{self.path or self.name}: {type(factor).__name__} is NaN or infinite')
+                product = product * value
+            following.append(state)
+        return product.masked_fill(~follows, 0), tuple(following)
+
+    def _seen(self, inputs: TimeStep, is_new: bool = True) -> tuple[Tensor, NestedTensor, Any, Any, NestedTensor]:
         """Return step types ``[T, B]``, observations, features, errors (``()`` for missing ones) and actions."""
         shape, flat = inputs.step_type.shape, nest.map_structure(rows, inputs.observation)
         feature: Any = ()
         error: Any = ()
         if self._inverse_model is not None:
-            feature = self._inverse_model.features(flat).reshape(*shape, -1)
+            feature = self._inverse_model.features(flat, is_new).reshape(*shape, -1)
         elif self._random_network is not None:
             feature = self._random_network(flat)[0].reshape(*shape, -1)
         if self._error_model is not None:
-            error = self._error_model.novelty(flat).reshape(shape)
+            error = self._error_model.novelty(flat, is_new).reshape(shape)
         return inputs.step_type, inputs.observation, feature, error, inputs.prev_action
 
     # Training --------------------------------------------------------------------------------------------------
@@ -236,6 +292,23 @@ def _made(constructor: Callable[..., Any] | None, argument: str, cls: Any, obser
         raise ConfError([problem_at(cls.__name__, 'reward_adapt_speed', f'normalizes a reward that '
                                     f'ExplorationBonus.{argument} does not use', 'set it to None')])
     return part
+
+
+def _check_scopes(factors: list[Factor], is_sampled: bool, normalization: str) -> None:
+    """Reject factors and a normalization that do not go with ``rewards``."""
+    users = [type(factor).__name__ for factor in factors if factor.scope == 'batch']
+    if users and not is_sampled:
+        raise ConfError([problem_at('ExplorationBonus', 'rewards', f"= 'collected', but {users[0]} compares the steps "
+                                    'of a sampled batch', "set it to 'sampled'")])
+    if users and normalization != 'none':
+        raise ConfError([problem_at('ExplorationBonus', 'normalization', f'= {normalization!r}, but {users[0]} has no '
+                                    'value for collected steps, of which the statistics are', "set it to 'none'")])
+    if is_sampled and all(factor.scope == 'episode' for factor in factors):
+        raise ConfError([problem_at('ExplorationBonus', 'rewards', "= 'sampled', but no factor changes after a step is "
+                                    'collected: all compare with the episode', "set it to 'collected'")])
+    if is_sampled and normalization == 'min_max':
+        raise ConfError([problem_at('ExplorationBonus', 'normalization', "= 'min_max' depends on the other steps of an "
+                                    "unroll, but rewards = 'sampled'", "choose 'std', for example")])
 
 
 def _check_needs(factors: list[Factor], need: str, argument: str, is_given: bool) -> None:

@@ -14,8 +14,8 @@ from alfx import nest
 from alfx.algorithms.exploration.memory import EpisodicMemory, ObservationHash, Places, previous_rows
 from alfx.algorithms.exploration.normalization import Moments
 from alfx.algorithms.intrinsic.intrinsic_reward import rows
-from alfx.gin_utils import check_value, configurable
-from alfx.gin_utils.value_checks import Count, Fraction, Positive, Range
+from alfx.gin_utils import ConfError, check_value, configurable
+from alfx.gin_utils.value_checks import Count, Fraction, Positive, Range, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 
 
@@ -29,6 +29,7 @@ class Seen(NamedTuple):
         error: ``[T, B]``; ``()`` unless a factor ``needs`` it.
         prev_action: nest of ``[T, B, ...]``.
         inverse_model: the ``ICMAlgorithm`` of the features, if there is one.
+        is_new: the steps have just been collected, and enter the statistics.
     """
 
     observation: NestedTensor
@@ -37,6 +38,7 @@ class Seen(NamedTuple):
     error: Any = ()
     prev_action: NestedTensor = ()
     inverse_model: Any = None
+    is_new: bool = True
 
 
 class Factor(nn.Module):
@@ -51,15 +53,25 @@ class Factor(nn.Module):
         state_spec: spec of the state of each environment between blocks.
         capacity: most steps of a block; ``None``: any number.
         needs_ensemble: the factor needs an ``inverse_model`` with several forward models.
+        scope: 'episode': it depends on all earlier steps of the episode; 'step': only on the step, its previous step
+            and the models; 'batch': it compares the steps of a sampled batch.
     """
 
     needs = ''
     state_spec: NestedTensorSpec = ()
     capacity: int | None = None
     needs_ensemble = False
+    scope = 'episode'
 
     def __init__(self, observation_spec: NestedTensorSpec, num_features: int):
         super().__init__()
+
+    def check_batch(self, num_steps: int) -> None:
+        """Reject a number of rewarded steps in a sampled batch.
+
+        Raises:
+            ConfError: a factor of scope 'batch' needs more.
+        """
 
     def forward(self, seen: Seen, state: NestedTensor) -> tuple[Tensor, NestedTensor]:
         """Return the factor ``[T, B]`` and the next state ``[B, ...]``; the factor is ignored at FIRST."""
@@ -201,6 +213,49 @@ class NearestNeighbors(Factor):
 
 
 @configurable
+class ParticleEntropy(Factor):
+    """Distance of a feature from its nearest neighbors in the sampled batch (Liu and Abbeel 2021, APT,
+    arXiv:2103.04551, eq. 5): ``log(1 + mean_k |phi - phi_k|)``.
+
+    The average over the batch estimates the entropy of the states in the replay buffer. The neighbors are steps that
+    are rewarded; a step is not its own neighbor, but equal features of other steps are.
+
+    Args:
+        observation_spec: not used.
+        num_features: F.
+        num_neighbors: number of neighbors; more make the reward less noisy and less local.
+
+    Raises:
+        ConfError: later: a batch has too few steps.
+    """
+
+    needs, scope = 'feature', 'batch'
+
+    def __init__(self, observation_spec: NestedTensorSpec, num_features: int, num_neighbors: Count = 12):
+        super().__init__(observation_spec, num_features)
+        self._num_neighbors = num_neighbors
+
+    def check_batch(self, num_steps: int) -> None:
+        """Reject batches with fewer than ``num_neighbors + 1`` steps."""
+        if num_steps <= self._num_neighbors:
+            raise ConfError([problem_at(type(self).__name__, 'num_neighbors', f'= {self._num_neighbors} neighbors of a '
+                                        f'step do not exist in a batch of {num_steps} steps (mini_batch_size times '
+                                        'mini_batch_length - 1)', 'increase TrainerConfig.mini_batch_size')])
+
+    def forward(self, seen: Seen, state: NestedTensor) -> tuple[Tensor, NestedTensor]:
+        """Return the factor ``[T, B]``, and ``()``; see the base class."""
+        follows = seen.places.follows
+        self.check_batch(follows[1:].numel())
+        feature = seen.feature[follows].double()  # in float32 the products would be imprecise for small distances
+        distance = torch.cdist(feature, feature, compute_mode='use_mm_for_euclid_dist').float()
+        distance.fill_diagonal_(torch.inf)
+        nearest = distance.topk(min(self._num_neighbors, len(feature)), largest=False, sorted=False).values
+        exists = nearest.isfinite()
+        mean = nearest.masked_fill(~exists, 0).sum(-1) / exists.sum(-1).clamp(min=1)
+        return torch.zeros_like(follows, dtype=mean.dtype).masked_scatter(follows, mean.log1p()), state
+
+
+@configurable
 class Impact(Factor):
     """Change of the feature by a step (Raileanu and Rocktäschel 2020, RIDE, arXiv:2002.12292):
     ``|phi[t] - phi[t - 1]|``.
@@ -210,7 +265,7 @@ class Impact(Factor):
         num_features: F.
     """
 
-    needs = 'feature'
+    needs, scope = 'feature', 'step'
 
     def __init__(self, observation_spec: NestedTensorSpec, num_features: int):
         super().__init__(observation_spec, num_features)
@@ -233,7 +288,7 @@ class Disagreement(Factor):
         num_features: F.
     """
 
-    needs, needs_ensemble = 'feature', True
+    needs, scope, needs_ensemble = 'feature', 'step', True
 
     def __init__(self, observation_spec: NestedTensorSpec, num_features: int):
         super().__init__(observation_spec, num_features)
@@ -257,7 +312,7 @@ class NoveltyGain(Factor):
         share: share of the previous novelty to subtract; with 1 only an increase is rewarded.
     """
 
-    needs, state_spec = 'error', TensorSpec(())
+    needs, scope, state_spec = 'error', 'step', TensorSpec(())
 
     def __init__(self, observation_spec: NestedTensorSpec, num_features: int = 0, share: Fraction = 0.5):
         super().__init__(observation_spec, num_features)
@@ -281,7 +336,7 @@ class LifelongNovelty(Factor):
         maximum: maximum of the factor.
     """
 
-    needs = 'error'
+    needs, scope = 'error', 'step'
 
     def __init__(self, observation_spec: NestedTensorSpec, num_features: int = 0,
                  maximum: Annotated[float, Range(above=1)] = 5.0):
@@ -291,5 +346,6 @@ class LifelongNovelty(Factor):
     def forward(self, seen: Seen, state: NestedTensor) -> tuple[Tensor, NestedTensor]:
         """Return the modulation ``[T, B]`` and ``()``; see the base class."""
         square = seen.error.square()
-        self._moments.update(square[seen.places.follows])
+        if seen.is_new:
+            self._moments.update(square[seen.places.follows])
         return (1 + (square - self._moments.mean) / self._moments.std).clamp(1, self._maximum), ()

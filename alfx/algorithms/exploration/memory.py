@@ -4,6 +4,7 @@ Rewards are computed for a *block* of consecutive steps ``[T, B]`` at once. A bl
 environment; no step is compared with a step of another episode. Read next
 :mod:`alfx.algorithms.exploration.factors`.
 """
+import logging
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,9 @@ from alfx.algorithms.intrinsic.intrinsic_reward import is_first
 from alfx.gin_utils import ConfError
 from alfx.gin_utils.value_checks import problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+
+
+logger = logging.getLogger(__name__)
 
 
 class Places(NamedTuple):
@@ -51,6 +55,15 @@ def places_of(step_type: Tensor, length: Tensor) -> Places:
 def previous_rows(x: Tensor, before: Tensor) -> Tensor:
     """Shift ``x [T, ...]`` by one step; ``before [...]`` is the row before the first one."""
     return torch.cat((before.unsqueeze(0), x[:-1]))
+
+
+def longer_than_memory(length: Tensor, capacity: int, path: str) -> bool:
+    """Return whether an episode of ``length [B]`` steps is longer than a memory; log a warning if so."""
+    is_longer = bool(length.max() > capacity)
+    if is_longer:
+        logger.warning('%s: an episode is longer than the %d steps that are remembered, so that its first ones are '
+                       'forgotten; increase the capacity', path, capacity)
+    return is_longer
 
 
 class EpisodicMemory:

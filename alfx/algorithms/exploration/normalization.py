@@ -92,23 +92,27 @@ class RewardNormalization(nn.Module):
         chosen, moments = reward[is_rewarded], self._moments
         if self._rule == 'std':
             moments.update(chosen)
-            reward = reward / moments.std
         elif self._rule == 'standard':
             moments.update(chosen, _MOMENTUM)
-            reward = (reward - moments.mean) / moments.std
         elif self._rule == 'return_std':
             sums = []
             for row in reward:
                 state = self._discount * state + row
                 sums.append(state)
             moments.update(torch.stack(sums))
-            reward = reward / moments.std
         elif self._rule == 'min_max':
             everything = context.cat_over_ranks(torch.where(is_rewarded, reward, torch.nan))
             everything = everything[~everything.isnan()]
             if len(everything):
                 low, high = everything.aminmax()
                 reward = (reward - low) / torch.where(high > low, high - low, 1.0)
+        return self.transform(reward, is_rewarded), state
+
+    def transform(self, reward: Tensor, is_rewarded: Tensor) -> Tensor:
+        """Normalize rewards of any shape by the current statistics; 0 where ``is_rewarded`` is False."""
+        if self._rule == 'standard':
+            reward = reward - self._moments.mean
+        reward = reward / self._moments.std  # 1 without statistics
         if self._clip_value > 0:
             reward = reward.clamp(-self._clip_value, self._clip_value)
-        return reward * is_rewarded, state
+        return reward * is_rewarded

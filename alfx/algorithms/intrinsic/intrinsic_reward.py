@@ -46,6 +46,7 @@ class IntrinsicRewardAlgorithm(Algorithm):
     """
 
     updates_are_traceable = False
+    rewards_batches = False  # has BatchRewards.reward_batch
 
     def __init__(self, observation_spec: NestedTensorSpec | None, observation_adapt_speed: float | None,
                  observation_clip_value: float | None, reward_adapt_speed: float | None, reward_zero_mean: bool,
@@ -82,6 +83,17 @@ class IntrinsicRewardAlgorithm(Algorithm):
     def rewards_unrolls_at_once(self) -> bool:
         """Return whether the class implements :meth:`reward_unroll`."""
         return type(self).reward_unroll is not IntrinsicRewardAlgorithm.reward_unroll
+
+    def check_use(self, rl_algorithm: Any, config: Any) -> None:
+        """Reject a policy algorithm or a configuration that this module cannot be used with.
+
+        Args:
+            rl_algorithm: the policy algorithm.
+            config: ``TrainerConfig`` or ``None``.
+
+        Raises:
+            ConfError: it is one of these.
+        """
 
     def reward_unroll(self, inputs: TimeStep) -> AlgStep:
         """Compute ``rollout_step`` for all steps of an unroll at once.
@@ -197,16 +209,19 @@ class BatchRewards(Algorithm):
     """Base class of intrinsic reward modules that reward steps when they are trained on, not when they are
     collected."""
 
-    def reward_batch(self, root: Any, inputs: TimeStep) -> AlgStep:
+    rewards_batches = True
+
+    def reward_batch(self, root: Any, inputs: TimeStep, stored: Any = ()) -> AlgStep:
         """Reward a batch of stored steps.
 
         Args:
             root: the agent.
             inputs: time steps ``[B, T, ...]``, transformed.
+            stored: output of the rollout for them ``[B, T]``; ``()`` if there is none.
 
         Returns:
-            ``output``: the rewards ``[B, T]`` of arriving at them; ``info``: nest ``[B, T, ...]``, the ``rollout_info``
-            of ``train_step``.
+            ``output``: the rewards ``[B, T]`` of arriving at them, or ``()``; ``info``: nest ``[B, T, ...]``, the
+            ``rollout_info`` of ``train_step``.
         """
         raise NotImplementedError(f'{type(self).__name__}.reward_batch')
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.containers import AlgorithmContainer
-from alfx.algorithms.intrinsic.intrinsic_reward import BatchRewards
+from alfx.algorithms.intrinsic.intrinsic_reward import IntrinsicRewardAlgorithm
 from alfx.data_structures import AlgStep, TimeStep
 from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import ConfError
@@ -38,7 +38,7 @@ class RewardMixture(AlgorithmContainer):
                 raise ConfError([problem_at('Agent', 'intrinsic_reward_module', f"has two modules named '{name}'",
                                             f'set {name}.name, in a scope for each of them')])
         for module in modules:
-            if isinstance(module, BatchRewards):
+            if rewards_batches(module):
                 raise ConfError([problem_at('Agent', 'intrinsic_reward_module', 'is a list with '
                                             f'{type(module).__name__}, which rewards stored steps', 'use it alone')])
         parts = dict(zip(names, modules))
@@ -118,6 +118,18 @@ def rewards_by_name(reward: Any) -> dict[str, Tensor]:
     """Return the output of an intrinsic reward module as rewards by name, without empty ones."""
     rewards = reward if isinstance(reward, dict) else {'irm': reward}
     return {name: value for name, value in rewards.items() if isinstance(value, Tensor)}
+
+
+def rewards_batches(module: Any) -> bool:
+    """Return whether the module rewards stored steps when they are trained on."""
+    return getattr(module, 'rewards_batches', False)
+
+
+def check_modules(module: Any, rl_algorithm: Any, config: Any) -> None:
+    """Run ``check_use`` of a module, or of the parts of a mixture."""
+    for part in module.modules_by_name.values() if isinstance(module, RewardMixture) else [module]:
+        if isinstance(part, IntrinsicRewardAlgorithm):
+            part.check_use(rl_algorithm, config)
 
 
 def rewards_unrolls_at_once(module: Any, rl_algorithm: Any, config: Any) -> bool:

@@ -9,7 +9,8 @@ from helpers.plans import num_graphs
 from alfx import nest
 from alfx.algorithms.exploration.bonus import ExplorationBonus
 from alfx.algorithms.exploration.factors import (Disagreement, EllipticalNovelty, EpisodicCount, Impact,
-                                                 LifelongNovelty, NearestNeighbors, NoveltyGain)
+                                                 LifelongNovelty, NearestNeighbors, NoveltyGain, ParticleEntropy)
+from alfx.algorithms.data_transformer import DataTransformer
 from alfx.algorithms.icm_algorithm import ICMAlgorithm
 from alfx.algorithms.rnd_algorithm import RNDAlgorithm
 from alfx.data_structures import TimeStep
@@ -190,6 +191,88 @@ def test_a_reward_that_is_not_finite_names_module_and_factor():
      'ICMAlgorithm.reward_adapt_speed normalizes a reward'),
 ])
 def test_what_does_not_fit_is_refused_by_name(arguments, message):
+    with pytest.raises(ConfError, match=message):
+        make(**arguments)
+
+
+# Rewards of sampled steps ----------------------------------------------------------------------------------------
+
+NO_STATISTICS = partial(RNDAlgorithm, NETWORK, NETWORK, keep_stacked_frames=0)
+APT = partial(ExplorationBonus, factors=(partial(ParticleEntropy, num_neighbors=3), ), inverse_model=INVERSE,
+              rewards='sampled')
+NOVELD = partial(BONUSES['noveld'], error_model=NO_STATISTICS, normalization='none')
+
+
+def stored_rewards(rewards):
+    """Return an agent that has not trained yet, all steps that it has stored, and the rewards it trains on."""
+    agent, _ = make(partial(NOVELD, rewards=rewards), 'sac', config_args=dict(initial_collect_steps=1000))
+    for _ in range(4):
+        agent.train_iter()
+    experience, batch_info = agent.replay_buffer.gather_all()
+    inputs, _ = agent.preprocess_experience(experience.time_step, experience.rollout_info, batch_info)
+    return experience, inputs.reward
+
+
+def test_an_agent_trains_on_sampled_rewards_that_are_the_collected_ones_before_training():
+    (collected, expected), (sampled, found) = stored_rewards('collected'), stored_rewards('sampled')
+    torch.testing.assert_close(found[:, 1:], expected[:, 1:], rtol=1e-5, atol=1e-6)
+    factor = sampled.rollout_info.rewards['irm']
+    assert set(factor.unique().tolist()) == {0.0, 1.0} and factor.dtype == torch.float32
+    assert not torch.equal(factor, collected.rollout_info.rewards['irm'])
+    bonus_ = found - sampled.time_step.reward
+    assert (bonus_[:, 1:] != 0).any()
+
+
+@pytest.mark.parametrize('module', [APT, partial(BONUSES['ngu'], rewards='sampled'),
+                                    partial(BONUSES['disagreement'], rewards='sampled'),
+                                    partial(BONUSES['noveld'], rewards='sampled')])
+@pytest.mark.parametrize('arguments', [{}, dict(mini_batch_length=3), dict(environment='continuous')])
+def test_models_of_sampled_rewards_are_trained(module, arguments):
+    agent, _ = make(module, 'sac', **arguments)
+    before = {key: p.detach().clone() for key, p in agent.intrinsic_reward.named_parameters()}
+    for _ in range(3):
+        agent.train_iter()
+    for key, p in agent.intrinsic_reward.named_parameters():
+        assert torch.equal(p, before[key]) == ('_target_net' in key), key
+    assert all(p.isfinite().all() for p in agent.parameters())
+
+
+def test_a_run_with_sampled_rewards_resumes_exactly():
+    BONUSES['sampled'] = APT
+    try:
+        test_a_run_resumes_exactly('sampled', 'sac')
+    finally:
+        del BONUSES['sampled']
+
+
+def test_sampled_rewards_can_be_a_dimension_of_the_reward():
+    agent, _ = make(APT, 'sac')
+    agent_, _ = sac_agents.make_agent('discrete', agent_args=dict(
+        intrinsic_reward_module=APT, intrinsic_reward_as_dimension=True, intrinsic_reward_coef=0.5))
+    for made in (agent, agent_):
+        made.train_iter()
+    assert agent_.policy.reward_weights.tolist() == [1.0, 0.5]
+
+
+def hindsight(env):
+    class Relabel(DataTransformer):
+        goal_fields = ('goal', )
+    return Relabel(env.observation_spec(), ())
+
+
+@pytest.mark.parametrize(('arguments', 'message'), [
+    (dict(name=APT), 'PPOAlgorithm trains on what it has just collected'),
+    (dict(name=APT, algorithm='actor-critic'), 'ActorCriticAlgorithm trains on what it has just collected'),
+    (dict(name=partial(BONUSES['count'], rewards='sampled'), algorithm='sac'), 'no factor changes after'),
+    (dict(name=partial(APT, rewards='collected'), algorithm='sac'), 'ParticleEntropy compares the steps of a sampled'),
+    (dict(name=partial(APT, rewards='later'), algorithm='sac'), 'rewards must be one of'),
+    (dict(name=partial(APT, normalization='std'), algorithm='sac'), 'ParticleEntropy has no value for collected steps'),
+    (dict(name=partial(NOVELD, rewards='sampled', normalization='min_max'), algorithm='sac'), "'min_max' depends on"),
+    (dict(name=APT, algorithm='sac', mini_batch_size=3), '3 neighbors of a step do not exist in a batch of 3 steps'),
+    (dict(name=APT, algorithm='sac', data_transformer=hindsight), 'relabeled in hindsight'),
+    (dict(name=[APT, NO_STATISTICS], algorithm='sac'), 'a list with ExplorationBonus, which rewards stored steps'),
+])
+def test_sampled_rewards_that_do_not_fit_are_refused_by_name(arguments, message):
     with pytest.raises(ConfError, match=message):
         make(**arguments)
 

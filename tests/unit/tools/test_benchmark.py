@@ -152,7 +152,7 @@ def test_offline_algorithms_are_measured_on_datasets_only(monkeypatch):
     assert 'D3RLPY_PYTHON' in unavailable('d3rlpy', WORKLOADS['iql_half_cheetah'])
 
 
-@pytest.mark.parametrize('bonus', ['alfx', 'rnd', 'icm'])
+@pytest.mark.parametrize('bonus', ['alfx', 'rnd', 'icm', 'noveld', 'deir'])
 def test_bonus_costs_are_measured_on_iterations_of_equal_work(bonus):
     from benchmark_peers import PEERS, WORKLOADS, unavailable
 
