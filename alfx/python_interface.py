@@ -19,11 +19,13 @@ from alfx.gin_utils.python_values import binding_lines
 from alfx.utils import random_state
 from alfx.utils.exclusive import exclusive
 from alfx.runs import run_files
+from alfx.runs.callbacks import Callback
 from alfx.runs import run_lock
 from alfx.runs.policy import Policy
 from alfx.trainers.policy_trainer import RLTrainer, SLTrainer
 
 __all__ = ['load', 'read_progress', 'train']
+_CALLBACKS = 'TrainerConfig.callbacks'
 
 
 def load(run: str | os.PathLike[str], checkpoint_step: int | str = 'latest', epsilon_greedy: float | None = 0.0,
@@ -32,7 +34,7 @@ def load(run: str | os.PathLike[str], checkpoint_step: int | str = 'latest', eps
 
     Args:
         run: run folder. Its conf may import modules, so load only folders that you trust.
-        checkpoint_step: checkpoint to load: the N of ``ckpt-N``, or 'latest'.
+        checkpoint_step: checkpoint to load: the N of ``ckpt-N``, 'latest', or 'best' (see ``KeepBestCheckpoint``).
         epsilon_greedy: probability of sampling an action instead of taking the most likely action; None for the value
             in the conf.
         device: device of the networks: 'cpu', 'cuda', 'cuda:N', or 'auto' for the first GPU if one is available.
@@ -46,7 +48,7 @@ def load(run: str | os.PathLike[str], checkpoint_step: int | str = 'latest', eps
     if not os.path.isdir(run):
         raise gin_utils.ConfError(f'run folder {run} does not exist', 'set root_dir to the folder of a run')
     gin_utils.check_value('alfx.load', 'epsilon_greedy', epsilon_greedy, float, minimum=0, maximum=1, optional=True)
-    if checkpoint_step != 'latest':
+    if checkpoint_step not in ('latest', run_files.BEST):
         gin_utils.check_value('alfx.load', 'checkpoint_step', checkpoint_step, int, minimum=0)
     with (exclusive('alfx.load'), gin_utils.loaded(None, root_dir=run, same_run=False, allow_unused=True),
           random_state.preserved()):
@@ -67,6 +69,8 @@ def train(conf: str | os.PathLike[str], params: Mapping[str, Any] | Sequence[str
         conf: path of a conf, or the name of a conf included in alfx.
         params: bindings that override the conf: ``{'ppo/Adam.lr': 1e-4}``, or gin text ``['ppo/Adam.lr = 1e-4']``. A
             value may be a number or an array of numpy, a path, or a function or class of an importable module.
+            ``TrainerConfig.callbacks`` may be a list of objects, which the conf of the run then does not contain: pass
+            them again to resume it.
         root_dir: run folder; None for a new folder below ``runs``.
         device: device of the networks, see :func:`load`.
 
@@ -79,7 +83,13 @@ def train(conf: str | os.PathLike[str], params: Mapping[str, Any] | Sequence[str
         KeyboardInterrupt: the user interrupted the run; the same call resumes it from its checkpoint.
     """
     conf = os.fspath(conf)
-    lines = binding_lines(params) if isinstance(params, Mapping) else [params] if isinstance(params, str) else [*params]
+    callbacks: Sequence[Any] = ()
+    if isinstance(params, Mapping):
+        given = params.get(_CALLBACKS, ())
+        if isinstance(given, (list, tuple)) and any(isinstance(callback, Callback) for callback in given):
+            callbacks, params = given, {name: value for name, value in params.items() if name != _CALLBACKS}
+        params = binding_lines(params)
+    lines = [params] if isinstance(params, str) else [*params]
     if root_dir is None:
         name = os.path.splitext(os.path.basename(conf))[0]
         root_dir = os.path.join('runs', f'{name}-{time.strftime("%Y%m%d-%H%M%S")}')
@@ -89,6 +99,7 @@ def train(conf: str | os.PathLike[str], params: Mapping[str, Any] | Sequence[str
         devices.use_device(devices.find_device(device))
         with run_files.created_folder(root_dir), run_lock.held(root_dir):
             config = TrainerConfig(root_dir=root_dir, conf_file=loaded.conf_file)
+            config.callbacks = callbacks or config.callbacks
             trainer = RLTrainer(config) if config.ml_type == 'rl' else SLTrainer(config)
             gin_utils.write_conf(root_dir, loaded, ['alfx.train', conf, *lines])
             trainer.train()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from alfx.checkpoints.checkpointer import Checkpointer
+from alfx.checkpoints.files import CheckpointError
 from alfx.config import TrainerConfig
 from alfx.data_structures import TimeStep
 from alfx.environments.environment_errors import UnsupportedOperationError
@@ -32,7 +33,7 @@ def load_for_play(root_dir: str, algorithm: Any, checkpoint_step: int | str = 'l
     Args:
         root_dir: run folder.
         algorithm: algorithm created from the conf of the run.
-        checkpoint_step: checkpoint to load: the N of ``ckpt-N``, or 'latest'.
+        checkpoint_step: checkpoint to load: the N of ``ckpt-N``, 'latest', or 'best' (see ``KeepBestCheckpoint``).
         ignored_parameter_prefixes: parameters ``alg.<name>`` that start with one of these prefixes are not loaded.
 
     Returns:
@@ -41,7 +42,13 @@ def load_for_play(root_dir: str, algorithm: Any, checkpoint_step: int | str = 'l
     Raises:
         CheckpointError: the checkpoint does not exist or does not match the algorithm.
     """
-    checkpointer = Checkpointer(run_files.checkpoint_dir(root_dir), alg=algorithm)
+    folder = run_files.checkpoint_dir(root_dir)
+    if checkpoint_step == run_files.BEST:
+        folder, checkpoint_step = run_files.best_checkpoint_dir(root_dir), 'latest'
+        if not os.path.isdir(folder):
+            raise CheckpointError(f'{root_dir} has no best checkpoint; TrainerConfig.callbacks = '
+                                  '(@KeepBestCheckpoint(),) writes one during training')
+    checkpointer = Checkpointer(folder, alg=algorithm)
     return checkpointer.load(checkpoint_step, ignored_parameter_prefixes, ignore_unexpected=True,
                              load_options={'alg': {'skip_preloded': False}})
 
@@ -102,7 +109,7 @@ def play(root_dir: str, env: Any, algorithm: Any, checkpoint_step: int | str = '
         env: single environment (batch size 1).
         algorithm: algorithm created from the conf of the run. Images (``summary.render.Image``) in the info of its
             ``predict_step`` are shown next to the environment in the video.
-        checkpoint_step: checkpoint to load: the N of ``ckpt-N``, or 'latest'.
+        checkpoint_step: checkpoint to load, see :func:`load_for_play`.
         num_episodes: number of episodes.
         sleep_time_per_step: seconds to wait after each step in a window.
         record_file: video file to write, ``.mp4`` or ``.gif``, instead of opening a window.
