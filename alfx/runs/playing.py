@@ -70,7 +70,8 @@ def run_config(root_dir: str, random_seed: int | None = None) -> TrainerConfig:
 
 
 def make_policy(root_dir: str, num_environments: int, random_seed: int | None = None,
-                epsilon_greedy: float | None = None, renders: bool | None = None) -> tuple[Any, Any]:
+                epsilon_greedy: float | None = None, renders: bool | None = None,
+                nonparallel: bool | None = None) -> tuple[Any, Any]:
     """Create the environments and the algorithm of a run from its loaded conf, without loading a checkpoint.
 
     Args:
@@ -80,6 +81,7 @@ def make_policy(root_dir: str, num_environments: int, random_seed: int | None = 
         epsilon_greedy: probability of sampling an action instead of taking the most likely action; None for the value
             in the conf.
         renders: whether the environments will be rendered; None: unknown.
+        nonparallel: whether to create the environments in this process; None for the setting of the conf.
 
     Returns:
         Environments and algorithm.
@@ -91,7 +93,7 @@ def make_policy(root_dir: str, num_environments: int, random_seed: int | None = 
     if config.ml_type != 'rl':
         raise ConfError(f'{root_dir} contains a supervised learning run, which has no policy to play',
                         f'evaluate it: python -m alfx.bin.evaluate --root_dir {root_dir}')
-    env = building.create_eval_environment(config, num_environments, renders=renders)
+    env = building.create_eval_environment(config, num_environments, nonparallel, renders=renders)
     algorithm = building.create_algorithm(config, env, trains=False)
     if epsilon_greedy is not None:
         building.set_epsilon_greedy(algorithm, epsilon_greedy)
