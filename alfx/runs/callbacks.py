@@ -270,11 +270,11 @@ class EpisodeLog(_Settings):
         if os.path.basename(self.file) != self.file or not self.file.endswith('.csv') or self.file == 'progress.csv':
             raise gin_utils.ConfError('EpisodeLog.file: expected the name of a .csv file in the run folder, other '
                                       f'than progress.csv, found {self.file!r}')
-        self._count = 0
 
     def on_training_start(self, run: TrainingRun) -> None:
         self._table = run_files.ProgressLog(os.path.join(run.root_dir, self.file),
                                             ('episode', 'env_steps', 'return', 'length', 'seconds'))
+        self._count = run.episodes
         self._table.cut('episode', self._count)
 
     def on_episode_end(self, run: TrainingRun, episode: Episode) -> None:
@@ -282,9 +282,3 @@ class EpisodeLog(_Settings):
         self._table.append({'episode': self._count, 'env_steps': run.env_steps,
                             'return': float(episode.episode_return.sum()), 'length': episode.length,
                             'seconds': round(run.seconds, 3)})
-
-    def state_dict(self) -> dict[str, Any]:
-        return {'count': self._count}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._count = state['count']

@@ -109,7 +109,9 @@ class CallbackRunner:
                 self.stopped_by = name
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all callbacks, for a checkpoint."""
+        """Return the states of all callbacks, for a checkpoint; empty in other ranks than rank 0."""
+        if not self._team.writes:
+            return {}
         states = {}
         for name, callback in self._callbacks.items():
             with _named(name, 'state_dict'):
