@@ -1,8 +1,8 @@
 """alfx: a config-driven reinforcement-learning experiment runner for PyTorch.
 
-From Python, :func:`load` returns the trained policy of a run, :func:`train` trains from a conf, and
-:func:`read_progress` reads the learning curve of a run (``docs/use_from_python.md``). Every name is imported on first
-use, so ``import alfx`` alone is fast and does not import torch.
+From Python, :func:`train` trains from a conf, :func:`check` checks one, :func:`load` returns the trained policy of a
+run, and :func:`evaluate`, :func:`plot` and :func:`read_progress` read its results (``docs/use_from_python.md``). Every
+name is imported on first use, so ``import alfx`` alone is fast and does not import torch.
 """
 import importlib
 import sys
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 __version__ = '0.8.8'
 __all__ = [
-    'AlgStep', 'BatchInfo', 'BoundedTensorSpec', 'Experience', 'LossInfo', 'StepType', 'TensorSpec', 'TimeStep', 'load',
-    'nest', 'read_progress', 'train'
+    'AlgStep', 'BatchInfo', 'BoundedTensorSpec', 'Experience', 'LossInfo', 'StepType', 'TensorSpec', 'TimeStep',
+    'check', 'evaluate', 'load', 'nest', 'plot', 'read_progress', 'train'
 ]
 _DEFINED_IN = {
     **dict.fromkeys(('AlgStep', 'BatchInfo', 'Experience', 'LossInfo', 'StepType', 'TimeStep'), 'data_structures'),
     **dict.fromkeys(('BoundedTensorSpec', 'TensorSpec'), 'tensor_specs'),
-    **dict.fromkeys(('load', 'read_progress', 'train'), 'python_interface'),
+    **dict.fromkeys(('check', 'evaluate', 'load', 'plot', 'read_progress', 'train'), 'python_interface'),
 }
 
 

@@ -40,6 +40,8 @@ class TrainerConfig:
         num_iterations: stop after this number of iterations ('sl': epochs); 0 for no limit.
         num_episodes: stop at the end of the iteration in which this number of episodes has ended, summed over
             environments; 0 for no limit.
+        callbacks: objects whose hooks are called during the run, such as ``(@KeepBestCheckpoint(), @EpisodeLog())``, or
+            their classes; see docs/callbacks.md.
         stop_at_return: stop after an evaluation whose mean return, summed over the dimensions of the reward, is at
             least this; None for no limit. Needs evaluate.
         num_env_steps: stop acting after this number of environment steps, summed over environments; 0 for no limit.
@@ -112,7 +114,8 @@ class TrainerConfig:
         num_eval_episodes: episodes of an evaluation.
         num_eval_environments: environments that an evaluation runs in parallel.
         eval_video_steps: length in steps of a video of each evaluation, written to its event file; 0 for none.
-        async_eval: evaluate in a separate process while training continues.
+        async_eval: evaluate in a separate process while training continues. Callbacks that react to evaluations need
+            them in the training process, which then evaluates whatever this is.
 
     Logging:
         num_summaries: summaries in the whole run; replaces summary_interval.
@@ -176,6 +179,7 @@ class TrainerConfig:
     num_env_steps: int = setting(0, minimum=0, may_change=True)
     num_episodes: int = setting(0, minimum=0, may_change=True)
     stop_at_return: Optional[float] = setting(None, may_change=True)
+    callbacks: Sequence[Any] = setting((), may_change=True)
     unroll_length: float = setting(8, minimum=0)
     unroll_with_grad: bool = False
     async_unroll: bool = setting(False, may_change=True)

@@ -35,19 +35,11 @@ def main(argv: list[str]) -> int:
         with tempfile.TemporaryDirectory(prefix='alfx_check_') as root_dir:
             for line in conf_check.check(root_dir, conf.conf_file):
                 print(line, flush=True)
-        unused = gin_utils.unused_bindings()
-        mistakes = gin_utils.mistakes_of_unused(unused)
+        result = conf_check.unused()
     finally:
         gin_utils.clear()
-    for binding, hint in mistakes:
-        print(f'unused: {binding.location}: {binding}\n  {hint}')
-    wrong = [binding for binding, _ in mistakes]
-    for binding in unused:
-        if binding not in wrong:
-            print(f'note: unused so far: {binding.location}: {binding}')
-    count = f'{len(wrong)} unused binding' + ('s' if len(wrong) > 1 else '')
-    print('all bindings are used' if not unused else count if wrong else 'all bindings of this conf are used')
-    return 1 if wrong else 0
+    print(result)
+    return 1 if result.mistakes else 0
 
 
 if __name__ == '__main__':

@@ -17,7 +17,8 @@ from alfx.bin import flags, policy_flags
 
 flags.define_conf_flags()
 flags.define_untrusted_flag()
-absl_flags.DEFINE_string('checkpoint_step', 'latest', "checkpoint to export: the N of ckpt-N, or 'latest'")
+absl_flags.DEFINE_string('checkpoint_step', 'latest', "checkpoint to export: the N of ckpt-N, 'latest', or 'best' "
+                         'for that of KeepBestCheckpoint')
 absl_flags.DEFINE_string('output', None, 'the file to write, .pt2 or .onnx; default: policy.pt2 in the run folder')
 absl_flags.DEFINE_integer('num_steps', 10_000, 'number of environment steps to compare', lower_bound=1)
 absl_flags.DEFINE_float('tolerance', 1e-5, 'largest allowed difference between the outputs of the file and the '

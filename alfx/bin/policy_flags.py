@@ -21,7 +21,8 @@ def define_policy_flags() -> None:
     """Define ``--device``, ``--checkpoint_step``, ``--random_seed``, ``--epsilon_greedy`` and ``--untrusted``."""
     flags.define_device_flag()
     flags.define_untrusted_flag()
-    absl_flags.DEFINE_string('checkpoint_step', 'latest', "checkpoint to load: the N of ckpt-N, or 'latest'")
+    absl_flags.DEFINE_string('checkpoint_step', 'latest', "checkpoint to load: the N of ckpt-N, 'latest', or 'best' "
+                             'for that of KeepBestCheckpoint')
     absl_flags.DEFINE_integer('random_seed', None, 'seed of the environments and of sampled actions; default: the seed '
                               'of the run', lower_bound=0, upper_bound=2**32 - 1)
     flags.define_seed_flag()
@@ -79,12 +80,14 @@ def checkpoint_step_from_flags() -> int | str:
     """Return the value of ``--checkpoint_step``.
 
     Raises:
-        ConfError: the value is neither a number nor 'latest'.
+        ConfError: the value is not a number, 'latest' or 'best'.
     """
-    if FLAGS.checkpoint_step == 'latest' or FLAGS.checkpoint_step.isdecimal():
-        return FLAGS.checkpoint_step if FLAGS.checkpoint_step == 'latest' else int(FLAGS.checkpoint_step)
-    raise gin_utils.ConfError(f"--checkpoint_step: expected a number or 'latest', found {FLAGS.checkpoint_step!r}",
-                              'the number of ckpt-100 is 100')
+    if FLAGS.checkpoint_step in ('latest', 'best'):
+        return FLAGS.checkpoint_step
+    if FLAGS.checkpoint_step.isdecimal():
+        return int(FLAGS.checkpoint_step)
+    raise gin_utils.ConfError("--checkpoint_step: expected a number, 'latest' or 'best', found "
+                              f'{FLAGS.checkpoint_step!r}', 'the number of ckpt-100 is 100')
 
 
 def check_run_folder(root_dir: str) -> None:

@@ -61,13 +61,15 @@ class Checkpointer:
         """Return whether there is a checkpoint of ``global_step``, or any checkpoint for ``'latest'``."""
         return bool(self.steps()) if global_step == 'latest' else int(global_step) in self.steps()
 
-    def save(self, global_step: int, environment_state: Any = None, temporary: bool = False) -> str:
+    def save(self, global_step: int, environment_state: Any = None, temporary: bool = False,
+             subfolder: str = '') -> str:
         """Write a checkpoint; earlier checkpoints are unchanged if it fails.
 
         Args:
             global_step: number of the checkpoint. A checkpoint with the same number is replaced.
             environment_state: picklable state for the file next to the checkpoint; ``None`` for no such file.
             temporary: allow ``remove_temporaries`` to remove the checkpoint.
+            subfolder: write the checkpoint there instead, without replay buffers, and remove all others from there.
 
         Returns:
             The path of the checkpoint.
@@ -75,7 +77,7 @@ class Checkpointer:
         Raises:
             CheckpointError: the checkpoint cannot be written (disk full, no permission).
         """
-        self._write(global_step, self._states(), environment_state, temporary)
+        self._write(global_step, self._states(), environment_state, temporary, subfolder)
         return self.path(global_step)
 
     def _states(self) -> dict[str, dict[str, Any]]:
@@ -83,10 +85,17 @@ class Checkpointer:
         return {name: state_of(module) for name, module in self._modules.items()}
 
     def _write(self, global_step: int, states: dict[str, dict[str, Any]], environment_state: Any,
-               temporary: bool) -> None:
+               temporary: bool, subfolder: str = '') -> None:
         """Write ``states``; see :meth:`save`."""
         path = self.path(global_step)
         states, replay = take_replay_out(states)
+        if subfolder:
+            single = Checkpointer(os.path.join(self._dir, subfolder))
+            single._write(global_step, states, environment_state, False)
+            for step in single.steps():
+                if step != global_step:
+                    single._remove(step)
+            return
         try:
             os.makedirs(self._dir, exist_ok=True)
             self._remove_unfinished()
@@ -166,10 +175,13 @@ class Checkpointer:
         temporaries = sorted(self._temporaries() & set(self.steps()))
         old = temporaries[:-keep] if keep else temporaries
         for step in old:
-            for ending in ('', '.env', '.replay'):
-                remove(self.path(step) + ending)
+            self._remove(step)
         if old:
             self._write_temporaries(set(temporaries) - set(old))
+
+    def _remove(self, step: int) -> None:
+        for ending in ('', '.env', '.replay'):
+            remove(self.path(step) + ending)
 
     def _read(self, global_step: int | str) -> tuple[int, str, dict[str, Any]]:
         """Return step, path and states of the requested checkpoint."""

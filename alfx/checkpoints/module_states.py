@@ -58,8 +58,10 @@ def _left_out(module: nn.Module) -> tuple[str, ...]:
 def check_keys(path: str, name: str, module: Any, state: dict[str, Any]) -> None:
     """Raise an error that names missing and unexpected entries, before anything is loaded."""
     own = module.state_dict()
-    problems = [f'{what} {", ".join(keys)}' for what, keys in (('missing:', [k for k in own if k not in state]),
-                                                             ('unexpected:', [k for k in state if k not in own]))
+    optional: frozenset[str] = getattr(module, 'optional_keys', frozenset())
+    problems = [f'{what} {", ".join(keys)}' for what, keys in (
+        ('missing:', [k for k in own if k not in state and k not in optional]),
+        ('unexpected:', [k for k in state if k not in own and k not in optional]))
                 if keys]
     if problems:
         raise mismatch_error(path, name, '; '.join(problems))

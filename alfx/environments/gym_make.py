@@ -1,5 +1,6 @@
 """Creation of gymnasium environments by name; errors suggest the package to install or a similar name."""
 import importlib
+import inspect
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,15 +24,17 @@ _PLUGINS = {'ale_py': r'ALE/|.*NoFrameskip-v', 'minigrid': r'MiniGrid-|BabyAI-',
 # prefix of an entry point: the extra that installs what it needs
 _EXTRAS = {'gymnasium.envs.box2d': 'box2d', 'gymnasium.envs.mujoco': 'mujoco', 'ale_py': 'atari',
            'minigrid': 'minigrid', 'gymnasium_robotics': 'robotics'}
+EnvCtor = Callable[..., gymnasium.Env]
 RENDER_MODES = ('rgb_array', 'human', None)
 
 
-def make_env(environment_name: str, max_episode_steps: int | None = None, render_mode: str | None = 'rgb_array',
-             env_args: Mapping[str, Any] | None = None) -> gymnasium.Env:
+def make_env(environment_name: str | EnvCtor, max_episode_steps: int | None = None,
+             render_mode: str | None = 'rgb_array', env_args: Mapping[str, Any] | None = None) -> gymnasium.Env:
     """Create the gymnasium environment ``environment_name``.
 
     Args:
-        environment_name: a registered id, or 'module:id', which imports the module first.
+        environment_name: a registered id; 'module:id', which imports the module first; or a class or function that
+            returns an environment.
         max_episode_steps: steps after which an episode is truncated; ``None``: as registered; 0: never.
         render_mode: 'human' shows every step; 'rgb_array' allows images. It becomes ``None`` in environments that
             cannot be rendered, or whose constructor raises with it but not without.
@@ -42,8 +45,10 @@ def make_env(environment_name: str, max_episode_steps: int | None = None, render
     """
     if render_mode not in RENDER_MODES:
         raise EnvironmentLoadError(f'render_mode: expected one of {RENDER_MODES}, found {render_mode!r}')
-    spec = find_spec(environment_name)
     arguments = dict(env_args or {})
+    if callable(environment_name):
+        return _made_by(environment_name, max_episode_steps, render_mode, arguments)
+    spec = find_spec(environment_name)
     if 'xml_file' in arguments:
         gin_utils.require_trust(f'the model xml_file = {arguments["xml_file"]!r} of {environment_name}')
     with _translated_errors(environment_name, spec):
@@ -55,6 +60,21 @@ def make_env(environment_name: str, max_episode_steps: int | None = None, render
                 render_mode == 'human' and 'rgb_array' in modes):
             return make()
         return make_rendered(make, render_mode, environment_name)
+
+
+def _made_by(ctor: EnvCtor, max_episode_steps: int | None, render_mode: str | None,
+             arguments: dict[str, Any]) -> gymnasium.Env:
+    """Create an environment with a class or function of the user; see :func:`make_env`."""
+    name = getattr(ctor, '__qualname__', str(ctor))
+    make = partial(ctor, **arguments)
+    if render_mode is not None and 'render_mode' in inspect.signature(ctor).parameters:
+        env = make_rendered(make, render_mode, name)
+    else:
+        env = make()
+    if not isinstance(env, gymnasium.Env):
+        raise EnvironmentLoadError(f'create_environment.env_name = {name}: expected a function that returns a '
+                                   f'gymnasium.Env, found one that returns a {type(env).__name__}')
+    return gymnasium.wrappers.TimeLimit(env, max_episode_steps) if max_episode_steps else env
 
 
 def make_rendered(make: Callable[..., gymnasium.Env], render_mode: str, name: str) -> gymnasium.Env:

@@ -31,7 +31,7 @@ VectorEnvCtor = Callable[[Sequence[Callable[[], gymnasium.Env]]], VectorEnv]
 
 
 @gin_utils.configurable
-def load(environment_name: str, env_id: int | None = None, discount: float = 1.0,
+def load(environment_name: str | gym_make.EnvCtor, env_id: int | None = None, discount: float = 1.0,
          max_episode_steps: StepLimit | Sequence[StepLimit] | None = None, gym_env_wrappers: Sequence[EnvWrapper] = (),
          alf_env_wrappers: Sequence[AlfWrapper] = (), image_channel_first: bool = True, batch_size: int = 1,
          vector_env: VectorEnvCtor = SerialVectorEnv, native: bool = False, env_args: Mapping[str, Any] | None = None,
@@ -43,7 +43,8 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
     ``wrap_env.clip_action``.
 
     Args:
-        environment_name: a registered id, or 'module:id', which imports the module first.
+        environment_name: a registered id; 'module:id', which imports the module first; or a class or function that
+            returns an environment.
         env_id: ``TimeStep.env_id`` of the first environment.
         discount: the discount of every step that is neither FIRST nor a termination.
         max_episode_steps: steps after which an episode is truncated; ``None``: as registered; 0: never; a sequence:
@@ -68,11 +69,15 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
         raise EnvironmentLoadError(f'batch_size: expected at least 1, found {batch_size}')
     _warn_of_statistics(gym_env_wrappers)
     if native:
+        if callable(environment_name):
+            raise EnvironmentLoadError('native=True: only registered ids have a natively batched implementation, found '
+                                       'a function')
         vectorized = _native(environment_name, max_episode_steps, gym_env_wrappers, image_channel_first, batch_size,
                              env_args)
     else:
         # raises for an unknown name in this process, not in a worker
-        env_info_keys = _infos(env_info_keys, gym_make.find_spec(environment_name))
+        spec = None if callable(environment_name) else gym_make.find_spec(environment_name)
+        env_info_keys = _infos(env_info_keys, spec)
         if max_episode_steps is None or isinstance(max_episode_steps, int):
             max_episode_steps = [max_episode_steps] * batch_size  # type: ignore[list-item]
         if len(max_episode_steps) != batch_size:

@@ -30,7 +30,8 @@ EnvLoadFn = Callable[..., Any]
 
 @gin_utils.configurable
 @changeable('max_restarts', 'worker_timeout')
-def create_environment(env_name: str | Sequence[str] = 'CartPole-v1', env_load_fn: EnvLoadFn = suite_gym.load,
+def create_environment(env_name: str | Callable[..., Any] | Sequence[str] = 'CartPole-v1',
+                       env_load_fn: EnvLoadFn = suite_gym.load,
                        eval_env_load_fn: EnvLoadFn | None = None, for_evaluation: bool = False,
                        num_parallel_environments: int = 30, batch_size_per_env: int | None = None,
                        eval_batch_size_per_env: int | None = None, nonparallel: bool = False, flatten: bool = True,
@@ -52,8 +53,9 @@ def create_environment(env_name: str | Sequence[str] = 'CartPole-v1', env_load_f
       ``gymnasium.Env``, to which ``wrap_env`` is applied, or an :class:`AlfEnvironment` with ``nonparallel``.
 
     Args:
-        env_name: first argument of ``env_load_fn``; a list of names for ``MultitaskWrapper.load``; or 'offline' for a
-            run without an environment, which learns from datasets alone and takes its specs from them.
+        env_name: first argument of ``env_load_fn``: for ``suite_gym.load`` a registered id, or a class or function that
+            returns a gymnasium environment; a list of names for ``MultitaskWrapper.load``; or 'offline' for a run
+            without an environment, which learns from datasets alone and takes its specs from them.
         env_load_fn: see above.
         eval_env_load_fn: function for evaluation environments; ``None``: ``env_load_fn``. Unused bindings in its scope,
             or in ``evaluation/``, are reported after the first evaluation, not before.

@@ -12,6 +12,9 @@ from typing import NamedTuple, Optional, Union
 __all__ = ['Problem', 'ConfError', 'nearest_name', 'hint_nearest', 'plain_text']
 
 
+_MOST_LINES = 10  # in a notebook
+
+
 class Problem(NamedTuple):
     """One mistake in a conf.
 
@@ -53,6 +56,14 @@ class ConfError(ValueError):
 
     def __str__(self) -> str:
         return '\n'.join(str(problem) for problem in self.problems)
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that a notebook shows instead of a traceback, at most ten."""
+        lines = f'ConfError: {self}'.split('\n')
+        if len(lines) > _MOST_LINES:
+            lines = [*lines[:_MOST_LINES - 1], f'... and {len(lines) - _MOST_LINES + 1} more lines: catch the error to '
+                     'print all of it']
+        return lines
 
     def __reduce__(self):
         return ConfError, (self.problems,)

@@ -1,6 +1,8 @@
 """Values of a Python program as gin text, so that a program can set what a conf file can."""
 import inspect
+import logging
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,27 +15,39 @@ from alfx.gin_utils.conf_error import ConfError
 
 __all__ = ['binding_lines']
 
+_log = logging.getLogger(__name__)
+
 _HINT = 'pass a number, a text, None, a function or class that a conf can name, or lists, tuples and dicts of these'
 gin.constant('alfx.infinity', float('inf'))
 gin.constant('alfx.minus_infinity', float('-inf'))
 
 
-def binding_lines(params: Mapping[str, Any]) -> list[str]:
+class _Modules(dict[str, None]):
+    """Modules to import, and the module of the running program; see :func:`binding_lines`."""
+
+    def __init__(self, main: str | None):
+        super().__init__()
+        self.main = main
+
+
+def binding_lines(params: Mapping[str, Any], main_module: str | None = None) -> list[str]:
     """Return bindings as gin text, preceded by the imports of the modules whose functions and classes they name.
 
     Args:
         params: ``{'scope/Name.argument': value}``. Numbers and arrays of numpy become Python numbers and lists, paths
-            become text, functions and classes become references.
+            become text, functions and classes become references, as do texts like '@Name' and '@Name()'.
+        main_module: module as which another process can import the running program; None if it cannot. Functions of
+            the program then belong to ``__main__``, and only this program can load the run.
 
     Raises:
         ConfError: a value cannot be written in a conf; the message names the binding.
     """
-    modules: dict[str, None] = {}
+    modules = _Modules(main_module)
     bindings = [f'{key} = {_text(key, value, modules)}' for key, value in params.items()]
     return [*(f'import {module}' for module in modules), *bindings]
 
 
-def _text(key: str, value: Any, modules: dict[str, None]) -> str:
+def _text(key: str, value: Any, modules: '_Modules') -> str:
     """Return one value as gin text, and add the module that has to be imported for it to ``modules``."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
@@ -42,6 +56,8 @@ def _text(key: str, value: Any, modules: dict[str, None]) -> str:
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     kind: Any
+    if isinstance(value, str) and re.fullmatch(r'@[\w./]+(\(\))?', value):
+        return value  # a reference
     for kind in (bool, int, float, str, bytes):
         if isinstance(value, kind):
             return _number(key, float(value)) if kind is float else repr(kind(value))
@@ -63,15 +79,21 @@ def _number(key: str, value: float) -> str:
     return repr(value) if abs(value) != float('inf') else f'%alfx.{"minus_" if value < 0 else ""}infinity'
 
 
-def _selector(key: str, value: Any, modules: dict[str, None]) -> str:
+def _selector(key: str, value: Any, modules: '_Modules') -> str:
     """Return the name by which a conf refers to a function or class."""
     selector = next(_registered_names(value), '')
     module, name = getattr(value, '__module__', None) or '', getattr(value, '__qualname__', '')
     if not selector and getattr(sys.modules.get(module), name, None) is value:
         selector = f'{module}.{name}'
-    if not selector or module == '__main__':
+    if not selector:
         raise ConfError(f'{key} = {value!r}: a conf cannot name it, because another process that evaluates or resumes '
-                        'the run cannot import it', 'define it in a module of its own, at the top level')
+                        'the run cannot import it', 'define it at the top level of a module')
+    if module == '__main__':
+        module = modules.main or module
+        selector = f'{module}.{name}'
+        if modules.main is None:
+            _log.warning('%s = %r belongs to this program: other programs, such as alfx play, cannot load the run; '
+                         'define it in a module of its own', key, value)
     if module.partition('.')[0] not in ('alfx', 'torch', 'builtins'):
         modules[module] = None
     return selector

@@ -195,6 +195,7 @@ class AverageEpisodicAggregationMetric(MergesEpisodes, StepMetric):
         example = self._example_values(example_time_step)
         leaves = nest.flatten_with_path(example)
         self._structure = nest.map_structure(lambda x: 0, example)
+        self.finished: list[np.ndarray] | None = None  # a list collects the values of each episode that ends
         self._reductions = [reduction_of(path) for path, _ in leaves]
         self._length = np.zeros(batch_size, dtype=np.int64)
         self._accumulated = [np.full((batch_size, *leaf.shape[1:]), INITIAL[reduction])
@@ -229,7 +230,10 @@ class AverageEpisodicAggregationMetric(MergesEpisodes, StepMetric):
             if positions.length is not None and steps.num_ended:
                 length = positions.length[ended]
                 done = self._mean(total[ended], length) if reduction == 'mean' else total[ended]
-                buffer.extend(self._finish(done, length))
+                finished = self._finish(done, length)
+                buffer.extend(finished)
+                if self.finished is not None:
+                    self.finished.extend(finished)
         self._length[...] = positions.final
 
     def _finish(self, total: np.ndarray, length: np.ndarray) -> np.ndarray:

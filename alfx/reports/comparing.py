@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from alfx.gin_utils import stored_files
+from alfx.gin_utils import ConfError, stored_files
 from alfx.reports import curves
 from alfx.runs import run_files
 from alfx.utils.confidence import confidence_interval
@@ -90,6 +90,36 @@ def labels(root_dirs: Sequence[str], names: Sequence[str], most: int = 3) -> lis
             folder = os.path.basename(os.path.normpath(root_dirs[i]))
             result[i] = f'{name}: {bound if 0 < len(unequal) <= most else folder}'
     return result
+
+
+def labelled_groups(folders: Sequence[str], group_by: str = 'conf', names: Sequence[str] = ()) -> dict[str, list[str]]:
+    """Return the run folders of each curve, by its label.
+
+    Args:
+        folders: run folders, or folders that contain them.
+        group_by: 'conf' for a curve of all runs of a conf, 'none' for a curve of each run.
+        names: labels of the curves in the order of the folders; empty for the names of the confs, with the bindings
+            that differ between confs of the same name.
+
+    Raises:
+        ConfError: a folder is or contains no run, or the number of labels is wrong.
+    """
+    if not folders:
+        raise ConfError('no run folder is given', 'name at least one')
+    root_dirs = list(dict.fromkeys(root_dir for folder in folders for root_dir in run_files.run_folders(folder)))
+    groups = [[root_dir] for root_dir in root_dirs]
+    if group_by == 'conf':
+        groups = list(curves.group_runs(root_dirs).values())
+    if names:
+        if len(names) != len(groups) or len(set(names)) < len(groups):
+            raise ConfError(f'labels: expected {len(groups)} different names, found {len(names)}: {", ".join(names)}',
+                            'the curves are, in this order: ' + '; '.join(', '.join(group) for group in groups))
+        return dict(zip(names, groups))
+    first = [group[0] for group in groups]
+    if group_by == 'none':
+        return dict(zip(first, groups))
+    found = labels(first, [curves.conf_name(root_dir) for root_dir in first])
+    return {label if found.count(label) == 1 else group[0]: group for label, group in zip(found, groups)}
 
 
 def _short(value: str) -> str:

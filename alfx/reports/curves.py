@@ -5,8 +5,10 @@ only in their seed and folder form a group. The band around the curve of a group
 (Student's t).
 """
 import glob
+import itertools
 import os
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -223,28 +225,76 @@ def columns(root_dirs: list[str]) -> list[str]:
     return list(found)
 
 
+def read_panels(groups: Mapping[str, Sequence[str]], x: str | None, y: Sequence[str],
+                smoothing: int = 1) -> tuple[str, dict[str, dict[str, Band]]]:
+    """Read the curves of runs and average them over each group.
+
+    Args:
+        groups: run folders by label, see :func:`alfx.reports.comparing.labelled_groups`.
+        x: column for the horizontal axis; None for :func:`axis_of`.
+        y: columns for the vertical axes, or ``['all']``.
+        smoothing: number of points of the moving average.
+
+    Returns:
+        The column of the horizontal axis, and bands by title of the panel and label.
+
+    Raises:
+        ConfError: no run has such data.
+    """
+    all_runs = [root_dir for group in groups.values() for root_dir in group]
+    x = x or axis_of(all_runs)
+    panels: dict[str, dict[str, Band]] = {}
+    has_all = list(y) == ['all']
+    for name, evaluation in itertools.product(columns(all_runs) if has_all else y, (False, True)):
+        if evaluation and x == 'seconds':
+            continue  # the table of evaluations has no such column
+        for label, root_dirs in groups.items():
+            found = [curve for root_dir in root_dirs if (
+                has_column(root_dir, name, evaluation)  # it is enough if one of the two tables has the column
+                or not has_all and not has_column(root_dir, name, not evaluation))
+                     and (curve := read_curve(root_dir, x, name, evaluation)) is not None]
+            if found:
+                title = f'{name} in {"evaluation" if evaluation else "training"}'
+                panels.setdefault(title, {})[label] = average(found, smoothing)
+    if not panels:
+        raise ConfError(f'no run has data for {", ".join(y)} over {x} yet', 'train longer, or choose other columns for '
+                        'x and y')
+    return x, panels
+
+
 def draw(panels: dict[str, dict[str, Band]], x_label: str, path: str) -> None:
-    """Plot bands to a file.
+    """Plot bands to a file; see :func:`figure_of`.
 
     Args:
         panels: bands by title of the panel (``'QUANTITY in ...'``) and name of the group.
         x_label: label of the horizontal axis.
         path: file to write; the suffix determines the format.
     """
-    import matplotlib
-    matplotlib.use('Agg')
-    from matplotlib import pyplot
-    from matplotlib.ticker import EngFormatter
-    formats = pyplot.figure().canvas.get_supported_filetypes()
-    pyplot.close()
+    from matplotlib.backend_bases import FigureCanvasBase
+    formats = FigureCanvasBase.get_supported_filetypes()
     if os.path.isdir(path) or os.path.splitext(path)[1].lower().removeprefix('.') not in formats:
         raise ConfError(f'--output {path}: expected a file name that ends with one of '
                         f'{", ".join(f".{name}" for name in sorted(formats))}')
+    figure = figure_of(panels, x_label)
+    with stored_files.replacing(path) as temporary:
+        figure.savefig(temporary, dpi=120)
+
+
+def figure_of(panels: dict[str, dict[str, Band]], x_label: str) -> Any:
+    """Plot bands to a ``matplotlib.figure.Figure``, which matplotlib does not show by itself.
+
+    Args:
+        panels: bands by title of the panel (``'QUANTITY in ...'``) and name of the group.
+        x_label: label of the horizontal axis.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
     across = min(len(panels), _MOST_COLUMNS)
     down = -(-len(panels) // across)
     names = list(dict.fromkeys(name for bands in panels.values() for name in bands))
     height = 4.4 * down + 0.2 * len(names)  # the legend is below the panels, so that it covers no curve
-    figure, axes = pyplot.subplots(down, across, figsize=(6.4 * across, height), squeeze=False, layout='constrained')
+    figure = Figure(figsize=(6.4 * across, height), layout='constrained')
+    axes = figure.subplots(down, across, squeeze=False)
     for axis in axes.flat[len(panels):]:
         axis.set_axis_off()
     for axis, (title, bands) in zip(axes.flat, panels.items()):
@@ -257,9 +307,7 @@ def draw(panels: dict[str, dict[str, Band]], x_label: str, path: str) -> None:
         axis.grid(alpha=0.3)
     lines = {line.get_label(): line for axis in axes.flat for line in axis.get_lines()}
     figure.legend(lines.values(), lines, loc='outside lower center', fontsize='small', frameon=False)
-    with stored_files.replacing(path) as temporary:
-        figure.savefig(temporary, dpi=120)
-    pyplot.close(figure)
+    return figure
 
 
 def _draw_band(axis: Any, name: str, band: Band, color: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from alfx.checkpoints.checkpointer import Checkpointer
+from alfx.checkpoints.files import CheckpointError
 from alfx.config import TrainerConfig
 from alfx.data_structures import TimeStep
 from alfx.environments.environment_errors import UnsupportedOperationError
@@ -32,7 +33,7 @@ def load_for_play(root_dir: str, algorithm: Any, checkpoint_step: int | str = 'l
     Args:
         root_dir: run folder.
         algorithm: algorithm created from the conf of the run.
-        checkpoint_step: checkpoint to load: the N of ``ckpt-N``, or 'latest'.
+        checkpoint_step: checkpoint to load: the N of ``ckpt-N``, 'latest', or 'best' (see ``KeepBestCheckpoint``).
         ignored_parameter_prefixes: parameters ``alg.<name>`` that start with one of these prefixes are not loaded.
 
     Returns:
@@ -41,7 +42,13 @@ def load_for_play(root_dir: str, algorithm: Any, checkpoint_step: int | str = 'l
     Raises:
         CheckpointError: the checkpoint does not exist or does not match the algorithm.
     """
-    checkpointer = Checkpointer(run_files.checkpoint_dir(root_dir), alg=algorithm)
+    folder = run_files.checkpoint_dir(root_dir)
+    if checkpoint_step == run_files.BEST:
+        folder, checkpoint_step = run_files.best_checkpoint_dir(root_dir), 'latest'
+        if not os.path.isdir(folder):
+            raise CheckpointError(f'{root_dir} has no best checkpoint; TrainerConfig.callbacks = '
+                                  '(@KeepBestCheckpoint(),) writes one during training')
+    checkpointer = Checkpointer(folder, alg=algorithm)
     return checkpointer.load(checkpoint_step, ignored_parameter_prefixes, ignore_unexpected=True,
                              load_options={'alg': {'skip_preloded': False}})
 
@@ -63,7 +70,8 @@ def run_config(root_dir: str, random_seed: int | None = None) -> TrainerConfig:
 
 
 def make_policy(root_dir: str, num_environments: int, random_seed: int | None = None,
-                epsilon_greedy: float | None = None, renders: bool | None = None) -> tuple[Any, Any]:
+                epsilon_greedy: float | None = None, renders: bool | None = None,
+                nonparallel: bool | None = None) -> tuple[Any, Any]:
     """Create the environments and the algorithm of a run from its loaded conf, without loading a checkpoint.
 
     Args:
@@ -73,6 +81,7 @@ def make_policy(root_dir: str, num_environments: int, random_seed: int | None = 
         epsilon_greedy: probability of sampling an action instead of taking the most likely action; None for the value
             in the conf.
         renders: whether the environments will be rendered; None: unknown.
+        nonparallel: whether to create the environments in this process; None for the setting of the conf.
 
     Returns:
         Environments and algorithm.
@@ -84,7 +93,7 @@ def make_policy(root_dir: str, num_environments: int, random_seed: int | None = 
     if config.ml_type != 'rl':
         raise ConfError(f'{root_dir} contains a supervised learning run, which has no policy to play',
                         f'evaluate it: python -m alfx.bin.evaluate --root_dir {root_dir}')
-    env = building.create_eval_environment(config, num_environments, renders=renders)
+    env = building.create_eval_environment(config, num_environments, nonparallel, renders=renders)
     algorithm = building.create_algorithm(config, env, trains=False)
     if epsilon_greedy is not None:
         building.set_epsilon_greedy(algorithm, epsilon_greedy)
@@ -102,7 +111,7 @@ def play(root_dir: str, env: Any, algorithm: Any, checkpoint_step: int | str = '
         env: single environment (batch size 1).
         algorithm: algorithm created from the conf of the run. Images (``summary.render.Image``) in the info of its
             ``predict_step`` are shown next to the environment in the video.
-        checkpoint_step: checkpoint to load: the N of ``ckpt-N``, or 'latest'.
+        checkpoint_step: checkpoint to load, see :func:`load_for_play`.
         num_episodes: number of episodes.
         sleep_time_per_step: seconds to wait after each step in a window.
         record_file: video file to write, ``.mp4`` or ``.gif``, instead of opening a window.

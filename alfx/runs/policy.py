@@ -17,7 +17,7 @@ class PolicyState(NamedTuple):
     """State of a policy between two steps.
 
     Attributes:
-        transform: state of the data transformer, nest ``[1, ...]``.
+        transform: state of the data transformer, nest ``[N, ...]``; N is 1 without a batch size.
         predict: state of the algorithm.
         prev_action: previous action; before the first action the one nearest to zeros.
     """
@@ -32,11 +32,14 @@ class Policy:
     It can be pickled, for example to use it in another process.
 
     Args:
-        env: single environment with the wrappers used in training; only its specs are used.
+        env: environments with the wrappers used in training, as many as ``batch_size``; only their specs are used.
         algorithm: algorithm with its parameters loaded.
+        batch_size: number of environments, N, of a policy for batches; None for a policy without batch dimension.
     """
 
-    def __init__(self, env: AlfEnvironment, algorithm: Any):
+    def __init__(self, env: AlfEnvironment, algorithm: Any, batch_size: int | None = None):
+        self._batch_size = batch_size
+        self._size = batch_size or 1
         self._algorithm = algorithm.eval()
         self._specs = env.observation_spec(), env.action_spec(), env.reward_spec(), env.env_info_spec()
         inner: Any = env
@@ -73,58 +76,81 @@ class Policy:
         named += [(name, x, ~x.isnan()) for name, x in self._algorithm.named_buffers() if x.is_floating_point()]
         return [name for name, x, is_good in named if x.data_ptr() in places and not is_good.all()]
 
-    def reset(self) -> None:
-        """Start a new episode and reset the state."""
-        self._state = self.initial_state()
-        self._is_first = True
+    def __repr__(self) -> str:
+        batch = '' if self._batch_size is None else f', batch_size={self._batch_size}'
+        return (f'Policy({type(self._algorithm).__name__}, observation={self.observation_spec}, '
+                f'action={self.action_spec}{batch})')
+
+    def reset(self, is_new: Any = None) -> None:
+        """Start a new episode and reset the state.
+
+        Args:
+            is_new: bool ``[N]``, the environments in which an episode starts; None for all.
+
+        Raises:
+            SpecError: ``is_new`` has another shape.
+        """
+        if is_new is None:
+            self._state, self._is_first = self.initial_state(), torch.ones(self._size, dtype=torch.bool)
+            return
+        mask = torch.as_tensor(np.asarray(is_new))
+        if mask.dtype != torch.bool or mask.shape != (self._size, ):
+            raise SpecError(f'is_new: expected bools of shape ({self._size},), found {mask.dtype} of shape '
+                            f'{tuple(mask.shape)}')
+        self._state = nest.map_structure(
+            lambda new, old: torch.where(mask.to(old.device).reshape(-1, *(1, ) * (old.ndim - 1)), new, old),
+            self.initial_state(), self._state)
+        self._is_first = self._is_first | mask
 
     def initial_state(self) -> PolicyState:
         """Return the state before the first step of an episode."""
-        return PolicyState(self._algorithm.get_initial_transform_state(1), self._algorithm.get_initial_predict_state(1),
-                           nearest_zeros(self.action_spec, 1))
+        return PolicyState(self._algorithm.get_initial_transform_state(self._size),
+                           self._algorithm.get_initial_predict_state(self._size),
+                           nearest_zeros(self.action_spec, self._size))
 
-    def predict(self, observation: Any, reward: float = 0.0) -> Any:
+    def predict(self, observation: Any, reward: Any = 0.0) -> Any:
         """Return the action for the next observation of an episode.
 
         Args:
             observation: observation of a single environment without batch dimension: arrays in the structure of the
-                gymnasium space, after the wrappers of the conf.
-            reward: reward of the transition to this observation, for policies that use it.
+                gymnasium space, after the wrappers of the conf. With a batch size, arrays ``[N, ...]``.
+            reward: reward of the transition to this observation, for policies that use it; ``[N]`` with a batch size.
 
         Returns:
-            An action for the gymnasium environment: an int, an array, or a dict or tuple of them.
+            An action for the gymnasium environment: an int, an array, or a dict or tuple of them. With a batch size,
+            the action of a gymnasium vector environment: arrays ``[N, ...]``.
 
         Raises:
             SpecError: the structure or shape of the observation differs from :attr:`observation_spec`, or a number is
                 NaN, infinite or not a value of that spec.
             ConfError: another thread of this process trains.
         """
-        step_type = StepType.FIRST if self._is_first else StepType.MID
+        step_type = torch.where(self._is_first, int(StepType.FIRST), int(StepType.MID)).to(torch.int32)
         inputs = self._batched(observation)
-        rewards = self.reward_spec.zeros((1, )) + _checked('reward', torch.as_tensor(reward))
+        rewards = self.reward_spec.zeros((self._size, )) + _checked('reward', torch.as_tensor(reward))
         with exclusive('Policy.predict', loads_conf=False):
-            action, self._state = self.step(torch.tensor([int(step_type)], dtype=torch.int32), rewards, inputs,
-                                            self._state)
-        self._is_first = False
-        return _unbatched(action if self._codec is None else self._codec.encode(action)[0])
+            action, self._state = self.step(step_type, rewards, inputs, self._state)
+        self._is_first = torch.zeros(self._size, dtype=torch.bool)
+        action = action if self._codec is None else self._codec.encode(action)[0]
+        return _unbatched(action) if self._batch_size is None else nest.map_structure(np.asarray, action)
 
     def step(self, step_type: torch.Tensor, reward: torch.Tensor, observation: NestedTensor,
              state: PolicyState) -> tuple[NestedTensor, PolicyState]:
         """Compute one step as a pure function, with the state as argument and result.
 
         Args:
-            step_type: int32 ``[1]``, FIRST or MID.
-            reward: ``[1]`` or ``[1, K]``.
-            observation: nest ``[1, ...]``.
+            step_type: int32 ``[N]``, FIRST or MID; N is 1 without a batch size.
+            reward: ``[N]`` or ``[N, K]``.
+            observation: nest ``[N, ...]``.
             state: state returned by the previous step, or :meth:`initial_state`.
 
         Returns:
-            The action of the algorithm, a nest ``[1, ...]``, and the next state.
+            The action of the algorithm, a nest ``[N, ...]``, and the next state.
         """
         device = self._device
-        time_step = TimeStep(step_type, reward, torch.ones(1), observation, state.prev_action,
-                             torch.zeros(1, dtype=torch.int64), (),
-                             nest.map_structure(lambda spec: spec.zeros((1, )), self._specs[3]))
+        time_step = TimeStep(step_type, reward, torch.ones(self._size), observation, state.prev_action,
+                             torch.zeros(self._size, dtype=torch.int64), (),
+                             nest.map_structure(lambda spec: spec.zeros((self._size, )), self._specs[3]))
         with torch.no_grad(), context.eval_context(), context.record_if(False), context.device(device):
             inputs, transform_state = self._algorithm.transform_timestep(
                 nest.map_structure(lambda x: x.to(device), time_step), state.transform)
@@ -137,13 +163,16 @@ class Policy:
         return action if self._codec is None else self._codec.in_bounds(action)
 
     def _batched(self, observation: Any) -> Any:
+        batch = () if self._batch_size is None else (self._batch_size, )
+
         def convert(path: str, spec: Any, value: Any) -> torch.Tensor:
             name = f'observation[{path!r}]' if path else 'observation'
             tensor = torch.as_tensor(np.asarray(value))
-            if tensor.shape != spec.shape:
+            if tensor.shape != (*batch, *spec.shape):
+                what = f'{self._batch_size} observations' if batch else 'a single observation'
                 raise SpecError(f'{name}: expected {spec}, found an array of shape {tuple(tensor.shape)}; predict '
-                                'takes a single observation, after the wrappers of the conf')
-            return _checked(name, tensor, spec).unsqueeze(0)
+                                f'takes {what}, after the wrappers of the conf')
+            return _checked(name, tensor if batch else tensor.unsqueeze(0), spec)
 
         try:
             return nest.py_map_structure_with_path(convert, self.observation_spec, observation)

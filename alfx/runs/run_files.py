@@ -19,8 +19,11 @@ from typing import Any
 from alfx.gin_utils import ConfError, stored_files
 
 logger = logging.getLogger(__name__)
+BEST = 'best'  # folder of the best checkpoint, and its name for the user
 _MOST_TABLE_BYTES = 2**28
 _MOST_THREADS = 4096
+PROGRESS_COLUMNS = ('iteration', 'global_counter', 'env_steps', 'episodes', 'seconds', 'average_return',
+                    'average_length', 'steps_per_second')  # first columns of progress.csv
 _COUNTS = frozenset(('iteration', 'global_counter', 'env_steps', 'episodes', 'seconds'))  # columns with finite numbers
 
 
@@ -42,6 +45,11 @@ def eval_table(root_dir: str) -> str:
 def checkpoint_dir(root_dir: str) -> str:
     """Return the folder of the checkpoints."""
     return os.path.join(root_dir, 'train', 'algorithm')
+
+
+def best_checkpoint_dir(root_dir: str) -> str:
+    """Return the folder of the best checkpoint, see :class:`alfx.runs.callbacks.KeepBestCheckpoint`."""
+    return os.path.join(checkpoint_dir(root_dir), BEST)
 
 
 def explain_folder_error(root_dir: str, error: OSError) -> None:

@@ -47,7 +47,8 @@ def describe_run(algorithm: Any, has_environment: bool) -> str:
     created = [copy.deepcopy(arguments['env_name'])  # a copy has the values of macros
                for (_, selector), arguments in supplied_arguments().items()
                if has_environment and selector.endswith('.create_environment') and 'env_name' in arguments]
-    tasks = [created[0]] if created and isinstance(created[0], str) else [*map(str, created[0])] if created else []
+    names = created[:1] if created and (isinstance(created[0], str) or callable(created[0])) else created and created[0]
+    tasks = [getattr(name, '__name__', str(name)) for name in names]
     main = getattr(algorithm, 'policy', algorithm)
     count = sum(parameter.numel() for parameter in algorithm.parameters())
     return ', '.join([*tasks, type(main).__name__, f'{count:,} parameters', str(context.get_default_device())])

@@ -6,13 +6,13 @@
 import copy
 import math
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from alfx import nest
+from alfx import gin_utils, nest
 from alfx.algorithms.agent import Agent
 from alfx.algorithms.algorithm import Algorithm
 from alfx.config import TrainerConfig
@@ -21,16 +21,52 @@ from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 from alfx.trainers.acting import unroll_sources as acting
 from alfx.trainers.agent_drawing import agent_lines, describe
 
-__all__ = ['check', 'shorten', 'spec_lines', 'parameter_lines', 'preparation_lines', 'memory_lines',
-           'nested_spec_lines', 'replay_bytes']
+__all__ = ['CheckResult', 'check', 'shorten', 'unused', 'spec_lines', 'parameter_lines', 'preparation_lines',
+           'memory_lines', 'nested_spec_lines', 'replay_bytes']
 
 
-def check(root_dir: str, conf_file: str = '') -> Iterator[str]:
+class CheckResult(NamedTuple):
+    """Result of the check of a conf.
+
+    Attributes:
+        description: lines about specs, parameters and memory.
+        mistakes: bindings of the conf or of ``params`` that had no effect, with file, line and what to do.
+        notes: bindings of included confs that had no effect; they may be meant for other confs.
+    """
+    description: tuple[str, ...]
+    mistakes: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Return the text that ``alfx check`` prints."""
+        count = f'{len(self.mistakes)} unused binding' + ('s' if len(self.mistakes) > 1 else '')
+        end = ('all bindings are used' if not self.mistakes + self.notes else
+               count if self.mistakes else 'all bindings of this conf are used')
+        return '\n'.join([*self.description, *(f'unused: {text}' for text in self.mistakes),
+                          *(f'note: unused so far: {text}' for text in self.notes), end])
+
+
+def unused(description: Sequence[str] = ()) -> CheckResult:
+    """Return the bindings of the loaded conf that :func:`check` did not use.
+
+    Args:
+        description: lines to include in the result.
+    """
+    found = gin_utils.unused_bindings()
+    mistakes = gin_utils.mistakes_of_unused(found)
+    wrong = [binding for binding, _ in mistakes]
+    return CheckResult(tuple(description),
+                       tuple(f'{binding.location}: {binding}\n  {hint}' for binding, hint in mistakes),
+                       tuple(f'{binding.location}: {binding}' for binding in found if binding not in wrong))
+
+
+def check(root_dir: str, conf_file: str = '', callbacks: Sequence[Any] = ()) -> Iterator[str]:
     """Build the algorithm of the loaded conf and train until the first parameter update.
 
     Args:
         root_dir: empty folder for the files of the run.
         conf_file: path of the conf, for ``TrainerConfig.conf_file``.
+        callbacks: callbacks of the run instead of those of the conf.
 
     Yields:
         Lines of text.
@@ -40,6 +76,7 @@ def check(root_dir: str, conf_file: str = '') -> Iterator[str]:
     """
     from alfx.trainers.policy_trainer import RLTrainer, SLTrainer
     config = TrainerConfig(root_dir=root_dir, conf_file=conf_file)
+    config.callbacks = callbacks or config.callbacks
     as_given = copy.copy(config)
     acting.act_here(config)
     is_rl = config.ml_type == 'rl'

@@ -4,6 +4,7 @@
 :mod:`alfx.trainers.run_state` contains the state that is saved in checkpoints.
 """
 import contextlib
+import itertools
 import logging
 import math
 import os
@@ -24,6 +25,7 @@ from alfx.runs import building, forking, run_files, run_lock, start_checks
 from alfx.trainers import reproducibility
 from alfx.trainers.acting import unroll_sources as acting
 from alfx.trainers.async_evaluator import Evaluator
+from alfx.trainers.callback_runner import CallbackRunner
 from alfx.trainers.environment_state import EnvironmentState
 from alfx.runs.evaluator import RunEvaluator, SupervisedEvaluator, SyncEvaluator, read_results
 from alfx.runs.playing import play
@@ -104,6 +106,10 @@ class Trainer:
         self._checkpointer = self._team.checkpointer(run_files.checkpoint_dir(config.root_dir), alg=self._algorithm,
                                                      trainer=self._state)
         self._summary = self._team.summary(config, self._algorithm, self._metrics())
+        self._callbacks = CallbackRunner(config, self._algorithm, self._team) if config.callbacks else None
+        if self._callbacks is not None:
+            self._state.callbacks = self._callbacks.state_dict
+        self._is_stopped = False  # by a callback
         self._signals = self._team.signals()
         self._evaluator: RunEvaluator | None = None
         self._unroll_source: Any = None
@@ -131,19 +137,22 @@ class Trainer:
                 user's conf.
             LostProcessError: a process of the run is lost; a checkpoint was written.
             CheckpointError: a checkpoint cannot be written or loaded.
+            CallbackError: a callback raised an error.
             ParameterMismatchError: the parameters differ between the ranks of distributed training.
         """
         with self._running():
             self._resume()
             self._unroll_source = self._start_acting()
             self._config.freeze()
-            while not self._is_finished() and self._signals.stop_signal is None:
+            while not (self._is_stopped or self._is_finished()) and self._signals.stop_signal is None:
                 with context.record_if(self._summary_is_due()):
                     self._train_iter()        # unroll, then update the parameters
+                    self._call_back()         # on_episode_end and on_iteration_end of the callbacks
                     self._summarize()         # every summary_interval iterations
                 self._advance()               # the counters and the progress for schedules
                 if self._eval_is_due():       # every eval_interval iterations
                     self._evaluate()
+                self._obey_callbacks()        # stop, or keep the best checkpoint
                 if self._checkpoint_is_due():  # num_checkpoints times, and after a signal
                     self._save_checkpoint()
                 elif self._temporary_checkpoint_is_due():  # every two minutes
@@ -170,7 +179,35 @@ class Trainer:
         with context.record_if(True):
             if self._env is not None:
                 self._team.summarize_metrics(self._algorithm)
-            self._summary.write(self._state.iteration, self._state.seconds, self._team.final_infos(self._env))
+            infos = self._team.gather([] if self._env is None else self._env.latest_final_infos())
+            self._summary.write(self._state.iteration, self._state.seconds, [*itertools.chain(*infos)],
+                                self._take_logged())
+
+    def _take_logged(self) -> dict[str, float]:
+        """Return the scalars that callbacks have logged since the last call."""
+        if self._callbacks is None:
+            return {}
+        logged, self._callbacks.run.logged = self._callbacks.run.logged, {}
+        return logged
+
+    def _call_back(self) -> None:
+        if self._callbacks is not None:
+            iteration = self._state.iteration + 1
+            progress = self._progress_after(self.current_env_steps(), iteration)
+            self._callbacks.end_iteration(iteration, self._state.seconds, progress)
+
+    def _obey_callbacks(self) -> None:
+        """Carry out what callbacks have requested, in all ranks."""
+        if self._callbacks is None:
+            return
+        run, stopped_by = self._callbacks.run, self._callbacks.stopped_by
+        self._is_stopped, keeps_best = self._team.decide(lambda: (bool(stopped_by), run.keeps_best))
+        if keeps_best:
+            self._checkpointer.save(context.get_global_counter(), subfolder=run_files.BEST)
+        run.keeps_best = False
+        if run.stop_reason is not None:
+            self._display.message(f'{stopped_by} stops the run: {run.stop_reason}')
+            run.stop_reason = None
 
     def _advance(self) -> None:
         self._state.iteration += 1
@@ -208,6 +245,12 @@ class Trainer:
         self._evaluated_at = self._state.iteration
         self._team.evaluate(self._algorithm, self._evaluate_here)
         self._show_messages()
+        if self._callbacks is not None:
+            self._callbacks.end_evaluation(self._latest_evaluation())
+
+    def _latest_evaluation(self) -> dict[str, float] | None:
+        results = read_results(self._config.root_dir)
+        return results[-1] if results else None
 
     def _evaluate_here(self) -> bool:
         """Evaluate, or request an evaluation from another process; return whether it was done in this process."""
@@ -375,6 +418,10 @@ class Trainer:
         if counter >= 0:
             self._tell_of_schedules(percent_before)
         self._checkpoints_done = self._checkpoints_to_be_done()
+        if self._callbacks is not None:
+            self._callbacks.start(self._state.loaded_callbacks, self._state.iteration, self._state.seconds,
+                                  self.progress(), self._latest_evaluation())
+            self._obey_callbacks()
         if counter >= 0 and self._eval_is_due() and not self._team.decide(self._has_evaluation):
             self._evaluate()
 
@@ -425,13 +472,28 @@ class Trainer:
         evaluates = self._config.evaluate or self._config.eval_uncertainty
         if stop_signal is None and evaluates and not self._team.decide(self._has_evaluation):
             self._evaluate()
+            self._obey_callbacks()
+        if stop_signal is None:
+            self._log_rest()
         if self._saved_counter != context.get_global_counter():
             if stop_signal is None:
                 self._environment_state.finish()
             self._save_checkpoint()
+        if self._callbacks is not None:
+            self._callbacks.run.is_interrupted = stop_signal is not None
+            self._callbacks.call('on_training_end')
+            self._obey_callbacks()
+            self._log_rest()
         self._display.show(self.progress(), self._count(), self._progress_values())
         if stop_signal is not None:
             self._display.message(f'stopped at {self.progress():.1%}; the same command resumes the run')
+
+    def _log_rest(self) -> None:
+        """Log what callbacks have logged after the last summary."""
+        logged = self._take_logged()
+        if logged and self._state.iteration:
+            with context.record_if(True):
+                self._summary.complete(self._state.iteration - 1, logged)
 
     def _close(self, wait: bool) -> None:
         if self._unroll_source is not None:
@@ -557,7 +619,10 @@ class RLTrainer(Trainer):
 
     def _create_evaluator(self) -> RunEvaluator:
         conf_file = os.path.join(self._config.root_dir, 'conf', 'config.gin')
-        if self._config.async_eval and os.path.isfile(conf_file):
+        users = [] if self._callbacks is None else self._callbacks.users_of('on_evaluation_end')
+        if self._config.async_eval and users:
+            logger.info('evaluations run in the training process, because %s reacts to them', users[0])
+        elif self._config.async_eval and os.path.isfile(conf_file):
             reason = lost_program()
             if not reason:
                 return Evaluator(self._config, conf_file)

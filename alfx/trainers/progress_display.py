@@ -1,4 +1,4 @@
-"""Progress of a run: a progress bar on a terminal, otherwise a line every few seconds."""
+"""Progress of a run: a progress bar on a terminal or in a notebook, otherwise a line every few seconds."""
 import logging
 import sys
 import time
@@ -18,14 +18,15 @@ class ProgressDisplay:
     """Display of the progress of a run.
 
     Args:
-        stream: output stream; None for stderr. A terminal gets a progress bar.
+        stream: output stream; None for stderr, or for a notebook. A terminal and a notebook get a progress bar.
         unit: unit of the rate, ``'steps'`` or ``'iterations'``.
     """
 
     def __init__(self, stream: TextIO | None = None, unit: str = 'steps'):
         self._stream = sys.stderr if stream is None else stream
         self._unit = unit
-        self._is_terminal = self._stream.isatty()
+        self._is_notebook = stream is None and 'ipykernel' in sys.modules
+        self._is_terminal = self._is_notebook or self._stream.isatty()
         self._bar: Any = None
         self._next = time.monotonic() + (_BAR_SECONDS if self._is_terminal else _FIRST_LINE_SECONDS)
         self._samples: list[tuple[float, float, float]] = []  # time, percent, count
@@ -83,9 +84,10 @@ class ProgressDisplay:
 
     def _show_bar(self, percent: float, text: str) -> None:
         if self._bar is None:
-            from tqdm import tqdm
-            self._bar = tqdm(total=100, file=self._stream, dynamic_ncols=True, leave=True,
-                             bar_format='{percentage:3.0f}%|{bar:10}| {desc}')
+            from tqdm import auto, std
+            bar, size = (auto.tqdm, '') if self._is_notebook else (std.tqdm, ':10')
+            self._bar = bar(total=100, file=self._stream, dynamic_ncols=True, leave=True,
+                            bar_format=f'{{percentage:3.0f}}%|{{bar{size}}}| {{desc}}')
         self._bar.n = round(100 * percent, 1)
         self._bar.set_description_str(text, refresh=True)
 

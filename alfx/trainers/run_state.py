@@ -24,7 +24,8 @@ from alfx.trainers.progress_display import ProgressDisplay
 logger = logging.getLogger(__name__)
 _STATE = {'iteration': range(2**62), 'global_counter': range(2**62), 'progresses': {str: float}, 'seconds': float,
           'saved_at': float, 'tuning': list, 'rollout': dict, 'random': dict,
-          'last_summary?': range(-1, 2**62), 'steps_of_iteration?': range(2**62)}
+          'last_summary?': range(-1, 2**62), 'steps_of_iteration?': range(2**62),
+          'callbacks?': dict}
 _REJOINED = 7  # stream of the seeds of ranks that resume from the checkpoint of other ranks
 
 
@@ -38,6 +39,8 @@ class RunState:
         tuning: CPU settings of torch.
         last_summary: global counter of the latest row of ``progress.csv``; -1 for none.
         steps_of_iteration: environment steps of the latest iteration.
+        callbacks: function that returns the state of the callbacks; None for no callbacks.
+        loaded_callbacks: state of the callbacks in the checkpoint from which the run was resumed.
 
     Args:
         algorithm: root algorithm.
@@ -45,6 +48,8 @@ class RunState:
         tuning: CPU settings of torch.
         random_seed: random seed of the run.
     """
+
+    optional_keys = frozenset({'callbacks'})  # a resumed run may have other callbacks
 
     def __init__(self, algorithm: Any, env: Any, tuning: Tuning, random_seed: int):
         self._algorithm = algorithm
@@ -58,6 +63,8 @@ class RunState:
         self.tuning = tuning
         self.last_summary = -1
         self.steps_of_iteration = 0
+        self.callbacks: Callable[[], dict[str, Any]] | None = None
+        self.loaded_callbacks: dict[str, Any] = {}
 
     @property
     def seconds(self) -> float:
@@ -79,6 +86,8 @@ class RunState:
             'rollout': self._algorithm.learner.state_dict(),
             'random': random_state.capture()
         }
+        if self.callbacks is not None:
+            state['callbacks'] = self.callbacks()
         precision = self._algorithm.updater.precision
         if precision is not None and precision.scaler is not None:
             state['mixed_precision'] = precision.state_dict()
@@ -95,6 +104,7 @@ class RunState:
         self.tuning = Tuning(*state['tuning'])
         self.last_summary = state.get('last_summary', state['global_counter'] - 1)
         self.steps_of_iteration = state.get('steps_of_iteration', 0)
+        self.loaded_callbacks = state.get('callbacks', {})
         self._loaded_seconds, self._start = state['seconds'], time.monotonic()
         context.set_global_counter(state['global_counter'])
         context.update_all_progresses(state['progresses'])

@@ -22,8 +22,6 @@ from alfx.runs.evaluator import read_results
 
 logger = logging.getLogger(__name__)
 
-_COLUMNS = ('iteration', 'global_counter', 'env_steps', 'episodes', 'seconds', 'average_return', 'average_length',
-            'steps_per_second')
 _LONGEST_SETTING = 100  # characters
 _IN_TABLE = re.compile(r'(^|/)(((scalar_)?loss|alpha)(/|$)|train/)')
 
@@ -50,17 +48,21 @@ class RunSummary:
             trackers.check_servers(config.loggers)
         self._trackers: trackers.Trackers | None = None
         self._tracked_evaluation = -1.0  # counter of the latest evaluation sent to the trackers
-        self._table = run_files.ProgressLog(os.path.join(config.root_dir, 'progress.csv'), _COLUMNS)
+        self._table = run_files.ProgressLog(os.path.join(config.root_dir, 'progress.csv'),
+                                            run_files.PROGRESS_COLUMNS)
+        self._row: dict[str, Any] = {}
         self._last: tuple[float, int, int] | None = None
         self._is_first = True
 
-    def write(self, iteration: int, seconds: float, final_infos: Sequence[dict[str, float]] = ()) -> None:
+    def write(self, iteration: int, seconds: float, final_infos: Sequence[dict[str, float]] = (),
+              logged: dict[str, float] | None = None) -> None:
         """Log the metrics of the run at the end of an iteration that records summaries.
 
         Args:
             iteration: number of completed iterations before this iteration.
             seconds: training time so far.
             final_infos: numbers in the final infos of the latest episodes.
+            logged: scalars of callbacks.
         """
         if self._is_first:
             self._write_once()
@@ -77,18 +79,46 @@ class RunSummary:
             summary.scalar(f'Metrics/{name}', value)
         for name, value in self._learning().items():
             summary.scalar(f'train/{name}', value)
+        for name, value in (logged or {}).items():
+            summary.scalar(name, value)
         scalars = dict(self.writer.latest_scalars)
         learning = {tag: value for tag, value in scalars.items() if _IN_TABLE.search(tag)}
         self.writer.latest_scalars.clear()
         if not self._has_table:
             return
-        try:
-            self._table.append({**row, **learning})
-        except OSError as error:  # as for event files, continue; a full disk makes the next checkpoint fail
-            logger.error('progress.csv cannot be written: %s', error)
+        self._row = {**row, **learning, **(logged or {})}
+        self._append()
         if self._trackers is not None:
             self._track({**row, **scalars})
             self._track_evaluations()
+
+    def complete(self, iteration: int, logged: dict[str, float]) -> None:
+        """Log scalars of callbacks at the end of a run, after its last row, and add them to that row.
+
+        Args:
+            iteration: number of completed iterations before the last iteration.
+            logged: the scalars.
+        """
+        for name, value in logged.items():
+            summary.scalar(name, value)
+        self.writer.latest_scalars.clear()
+        if not self._has_table:
+            return
+        if self._row.get('iteration') != iteration:  # the last iteration wrote no summary
+            self._row = {'iteration': iteration, 'global_counter': context.get_global_counter(),
+                         'env_steps': self.count('EnvironmentSteps'), 'episodes': self.count('NumberOfEpisodes'),
+                         **self.episode_averages()}
+        self._row |= logged
+        self.cut(iteration - 1)
+        self._append()
+        if self._trackers is not None:
+            self._track({**{name: self._row[name] for name in ('global_counter', 'env_steps')}, **logged})
+
+    def _append(self) -> None:
+        try:
+            self._table.append(self._row)
+        except OSError as error:  # as for event files, continue; a full disk makes the next checkpoint fail
+            logger.error('progress.csv cannot be written: %s', error)
 
     def start_trackers(self, global_counter: int) -> None:
         """Start or resume the trackers of ``TrainerConfig.loggers``.

@@ -1,4 +1,5 @@
 """Several ranks do what one process does with the whole, and none of them outlives the others."""
+import csv
 import json
 import os
 import random
@@ -220,6 +221,26 @@ def test_a_run_resumes_with_another_number_of_processes(tmp_path):
     assert all(later - before > 80 for before, later in zip([0, *steps], steps)), steps  # 2 * 16 * 4, less FIRST
     assert (tmp_path / 'progress.csv').read_text().count('\n') == 9
     assert not list(tmp_path.glob('train/rank-*.log'))
+
+
+@pytest.mark.slow
+def test_callbacks_see_the_episodes_of_all_ranks_and_stop_all_ranks(tmp_path):
+    """Run callbacks in rank 0: the log has the episodes of both ranks, and both stop, also when they are resumed."""
+    params = ['TrainerConfig.callbacks = (@KeepBestCheckpoint(), @EpisodeLog(), @StopWithoutImprovement())',
+              'StopWithoutImprovement.patience = 1', 'StopWithoutImprovement.min_delta = 1e9',
+              'TrainerConfig.evaluate = True', 'TrainerConfig.num_evals = None', 'TrainerConfig.eval_interval = 2',
+              'TrainerConfig.num_eval_episodes = 1']
+    for reason in ('has not improved', 'as before'):
+        code, words = finish('two', tmp_path, 20, *params)
+        assert code == 0 and words.count('StopWithoutImprovement stops the run') == 1 and reason in words, words
+    with open(tmp_path / 'progress.csv') as file:
+        last = list(csv.DictReader(file))[-1]
+    episodes = (tmp_path / 'episodes.csv').read_text().splitlines()
+    assert last['iteration'] == '3' and int(last['episodes']) == len(episodes) - 1 > 0
+    assert newest_checkpoint(tmp_path)['trainer']['callbacks']['stopped_by'] == 'StopWithoutImprovement'
+    with open(tmp_path / 'eval/progress.csv') as file:
+        best = max(csv.DictReader(file), key=lambda row: float(row['average_return']))
+    assert [path.name for path in (tmp_path / 'train/algorithm/best').iterdir()] == [f"ckpt-{best['global_counter']}"]
 
 
 @pytest.mark.slow

@@ -46,17 +46,18 @@ class JointCheckpointer(Checkpointer):
         """Return whether this rank writes checkpoints."""
         return self._ranks.rank == (0 if self._counters is None else self._ranks.survivors()[0])
 
-    def save(self, global_step: int, environment_state: Any = None, temporary: bool = False) -> str:
+    def save(self, global_step: int, environment_state: Any = None, temporary: bool = False,
+             subfolder: str = '') -> str:
         """Save the joined state of all ranks; see the base class."""
         if self._counters is None:
-            self._save_together(global_step, environment_state, temporary)
+            self._save_together(global_step, environment_state, temporary, subfolder)
         elif self.writes:
             logger.info('other ranks are lost: the checkpoint contains the state of rank %d, and its replay buffer '
                         'replaces the replay buffers of the lost ranks', self._ranks.rank)
-            self._write(global_step, self._joined(super()._states(), None), None, temporary)
+            self._write(global_step, self._joined(super()._states(), None), None, temporary, subfolder)
         return self.path(global_step)
 
-    def _save_together(self, global_step: int, environment_state: Any, temporary: bool) -> None:
+    def _save_together(self, global_step: int, environment_state: Any, temporary: bool, subfolder: str) -> None:
         states = super()._states()
         own = joint_state.own_share(self._alg, states[_ALGORITHM])
         parts = self._ranks.gather_objects((own, states[_TRAINER]['rollout'], states[_TRAINER]['random'],
@@ -65,7 +66,8 @@ class JointCheckpointer(Checkpointer):
             return
         environments = [part[-1] for part in parts]
         self._write(global_step, self._joined(states, parts),
-                    None if any(state is None for state in environments) else environments, temporary)
+                    None if any(state is None for state in environments) else environments, temporary,
+                    subfolder)
 
     def _joined(self, states: dict[str, Any], parts: list[Any] | None) -> dict[str, Any]:
         """Return the state of this rank joined with the states of all ranks.

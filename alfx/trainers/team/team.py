@@ -6,7 +6,6 @@ ranks, only rank 0 writes and evaluates, and one small exchange per iteration ma
 """
 import copy
 import io
-import itertools
 import logging
 import time
 from collections.abc import Callable
@@ -99,9 +98,9 @@ class SingleProcess:
         """Log the averages of the latest episodes."""
         algorithm.summarize_metrics()
 
-    def final_infos(self, env: Any) -> list[dict[str, float]]:
-        """Return the numbers in the final infos of the latest episodes; empty if ``env`` is None."""
-        return [] if env is None else env.latest_final_infos()
+    def gather(self, value: T) -> list[T]:
+        """Return ``[value]``."""
+        return [value]
 
     def evaluate(self, algorithm: Any, run: Callable[[], bool]) -> None:
         """Call ``run()``, which returns whether the evaluation was done in this process."""
@@ -237,10 +236,9 @@ class Distributed:
             for metric in self._global_metrics:
                 metric.gen_summaries(step_metrics=counters)
 
-    def final_infos(self, env: Any) -> list[dict[str, float]]:
-        """Return the numbers in the final infos of all ranks in rank 0; empty in other ranks."""
-        infos = self._ranks.gather_objects([] if env is None else env.latest_final_infos())
-        return list(itertools.chain(*infos or ()))
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all ranks in rank 0; empty in other ranks."""
+        return self._ranks.gather_objects(value) or []
 
     def evaluate(self, algorithm: Any, run: Callable[[], bool]) -> None:
         """Evaluate in rank 0, and copy the buffers that this changes (such as reward averages) to the other ranks."""

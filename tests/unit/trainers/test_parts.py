@@ -183,6 +183,26 @@ def test_progress_is_printed_in_lines_without_a_terminal(monkeypatch):
     assert not display.is_due()
 
 
+def test_progress_is_a_bar_of_tqdm_auto_in_a_notebook(monkeypatch, capsys):
+    bars = []
+
+    class Bar:
+        def __init__(self, **options):
+            bars.append(options)
+
+        clear = close = set_description_str = lambda *args, **kwargs: None
+
+    monkeypatch.setitem(sys.modules, 'ipykernel', object())
+    monkeypatch.setattr('tqdm.auto.tqdm', Bar)
+    ProgressDisplay(io.StringIO()).show(0.5, 10, {})  # a stream of its own is not the notebook
+    assert not bars
+    display = ProgressDisplay()
+    display.show(0.5, 10, {'return': '12'})
+    display.message('evaluation')
+    display.close()
+    assert len(bars) == 1 and '{bar}' in bars[0]['bar_format'] and capsys.readouterr().err == 'evaluation\n'
+
+
 class Terminal(io.StringIO):
     """A stream that says that it is a terminal."""
 

@@ -4,6 +4,8 @@ import pathlib
 import pickle
 import re
 import signal
+import sys
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import gymnasium
@@ -115,7 +117,8 @@ class OwnText(str):
     (torch.tensor(2), '2'), (np.str_('a'), "'a'"), (OwnText('b'), "'b'"), (signal.SIGINT, '2'),
     (pathlib.Path('a b'), "'a b'"), (np.array([1, 2]), '[1, 2]'), ((np.int32(1), ), '(1,)'), ((), '()'),
     ({np.int64(1): [pathlib.Path('x')]}, "{1: ['x']}"), (None, 'None'), (float('inf'), '%alfx.infinity'),
-    (-np.inf, '%alfx.minus_infinity'), (torch.relu, '@torch.relu'),
+    (-np.inf, '%alfx.minus_infinity'), (torch.relu, '@torch.relu'), ('@torch.relu', '@torch.relu'),
+    ('@actor/Adam()', '@actor/Adam()'), ('a@b', "'a@b'"), ('@ b', "'@ b'"),
     (TrainerConfig, '@alfx.algorithms.config.TrainerConfig'),
     (gymnasium.wrappers.TimeLimit, '@gymnasium.wrappers.common.TimeLimit'),
 ])
@@ -168,7 +171,7 @@ class FourStates(Policy):
     observation_spec = BoundedTensorSpec((), 'uint8', 0, 3)
 
     def __init__(self):
-        pass
+        self._batch_size = None
 
 
 def test_a_pickled_policy_acts_the_same(masked_run):
@@ -214,3 +217,136 @@ def test_a_program_that_cannot_be_imported_evaluates_itself(tmp_path, monkeypatc
                                          'TrainerConfig.num_eval_environments': 1}, tmp_path / 'run')
     assert alfx.read_progress(tmp_path / 'run', evaluation=True)['average_return'][-1] == pytest.approx(value)
     assert 'evaluations run in this process' in capsys.readouterr().err
+
+
+# Evaluate, plot, check -------------------------------------------------------------------------------------------
+
+
+def test_evaluate_plays_the_chosen_number_of_episodes_reproducibly(masked_run):
+    result, again, other = (alfx.evaluate(masked_run, 3, 2, epsilon_greedy=1.0, random_seed=seed)
+                            for seed in (None, 1, 2))  # the seed of the run is 1
+    assert result.returns.shape == (3, ) and result.statistics()['episodes'] == 3
+    assert np.array_equal(result.returns, again.returns) and not np.array_equal(result.returns, other.returns)
+    assert str(result).startswith('return ') and gin_utils.config_str() == ''
+
+
+@pytest.mark.parametrize('argument', [dict(num_episodes=0), dict(num_environments=1.5), dict(random_seed=-1),
+                                      dict(checkpoint_step='newest'), dict(epsilon_greedy=2.0)])
+def test_evaluate_refuses_arguments_out_of_range(masked_run, argument):
+    with pytest.raises(gin_utils.ConfError, match=f'alfx.evaluate.{next(iter(argument))} must be'):
+        alfx.evaluate(masked_run, **argument)
+
+
+def test_plot_returns_a_figure_and_writes_a_file(tmp_path):
+    for name, slope in (('a', 1), ('b', 2)):
+        (tmp_path / name).mkdir()
+        rows = ''.join(f'{10 * i},{slope * i},{i}\n' for i in range(4))
+        (tmp_path / name / 'progress.csv').write_text(f'env_steps,average_return,loss\n{rows}')
+    figure = alfx.plot([tmp_path / 'a', tmp_path / 'b'], y=['average_return', 'loss'], group_by='none',
+                       labels=['one', 'two'], output=tmp_path / 'curves.svg')
+    assert [axis.get_title() for axis in figure.axes] == ['average return in training', 'loss in training']
+    assert {line.get_label(): line.get_ydata()[-1] for line in figure.axes[0].get_lines()} == {'one': 3, 'two': 6}
+    assert (tmp_path / 'curves.svg').read_text().startswith('<?xml')
+    assert len(alfx.plot(tmp_path, y='all').axes) == 2
+    for arguments, message in ((dict(y='reward'), 'reward'), (dict(smoothing=0), 'alfx.plot.smoothing'),
+                               (dict(group_by='seed'), 'alfx.plot.group_by'), (dict(labels=['x'] * 9), 'labels: exp'),
+                               (dict(output=tmp_path / 'c.xyz'), 'c.xyz: expected a file name')):
+        with pytest.raises(gin_utils.ConfError, match=message):
+            alfx.plot(tmp_path, **arguments)
+
+
+def test_check_describes_the_conf_and_lists_bindings_without_effect():
+    result = alfx.check('ppo_cart_pole', {**SMALL, 'actr/Adam.lr': 0.1})
+    assert any('parameters:' in line for line in result.description)
+    assert len(result.mistakes) == 1 and 'actr/Adam.lr = 0.1' in result.mistakes[0]
+    assert str(result).endswith('1 unused binding') and f'unused: {result.mistakes[0]}' in str(result)
+    assert alfx.check('ppo_cart_pole', SMALL).mistakes == ()
+    with pytest.raises(gin_utils.ConfError, match="did you mean 'lr'"):
+        alfx.check('ppo_cart_pole', {'ppo/Adam.lrr': 0.1})
+
+
+# Environments, functions of the program, batches -----------------------------------------------------------------
+
+
+class Corridor(gymnasium.Env):
+    """Environment in which each of the steps 1 to ``length`` yields the reward 1."""
+
+    observation_space, action_space = gymnasium.spaces.Box(0, 9, (1, ), np.float32), gymnasium.spaces.Discrete(2)
+
+    def __init__(self, length=4):
+        self.length = length
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.full(1, self.steps, np.float32), 1.0, self.steps == self.length, False, {}
+
+
+def make_no_environment():
+    return 3
+
+
+def test_an_environment_is_given_by_its_class(tmp_path, capsys):
+    params = {**SMALL, 'create_environment.env_name': Corridor, 'suite_gym.load.env_args': {'length': 6}}
+    alfx.train('ppo_cart_pole', params, tmp_path / 'a')
+    assert capsys.readouterr().err.startswith('Corridor, PPOAlgorithm')
+    assert alfx.evaluate(tmp_path / 'a', 2).returns.tolist() == [6, 6]
+    alfx.train('ppo_cart_pole', {**params, 'suite_gym.load.max_episode_steps': 3}, tmp_path / 'b')
+    assert alfx.evaluate(tmp_path / 'b', 2).returns.tolist() == [3, 3]
+    with pytest.raises(gin_utils.ConfError, match='make_no_environment: expected .*returns a int'):
+        alfx.train('ppo_cart_pole', {**SMALL, 'create_environment.env_name': make_no_environment}, tmp_path / 'c')
+    with pytest.raises(gin_utils.ConfError, match='native=True: only registered ids'):
+        alfx.train('ppo_cart_pole', {**params, 'suite_gym.load.native': True}, tmp_path / 'c')
+
+
+def test_an_environment_object_stands_for_its_id_and_arguments(tmp_path):
+    env = gymnasium.make('MountainCarContinuous-v0', goal_velocity=0.01, render_mode='rgb_array')
+    alfx.train('ppo_pendulum', {**SMALL, 'create_environment.env_name': env}, tmp_path / 'run')
+    conf = (tmp_path / 'run/conf/operative.gin').read_text()
+    assert "create_environment.env_name = 'MountainCarContinuous-v0'" in conf
+    assert "load.env_args = {'goal_velocity': 0.01}" in conf
+    for other in (Corridor(), gymnasium.wrappers.ClipReward(env, 0, 1)):
+        with pytest.raises(gin_utils.ConfError, match='pass its class, or a function'):
+            alfx.train('ppo_pendulum', {**SMALL, 'create_environment.env_name': other}, tmp_path / 'other')
+
+
+def test_functions_of_the_program_are_imported_from_its_file(monkeypatch, caplog):
+    def wave(x):
+        return torch.sin(x)
+
+    wave.__module__, wave.__qualname__ = '__main__', 'wave'
+    main = types.ModuleType('__main__')
+    main.wave = wave
+    monkeypatch.setitem(sys.modules, '__main__', main)
+    assert binding_lines({'A.b': wave}, 'program') == ['import program', 'A.b = @program.wave'] and not caplog.text
+    assert binding_lines({'A.b': wave}) == ['import __main__', 'A.b = @__main__.wave']
+    assert 'other programs, such as alfx play, cannot load the run' in caplog.text
+
+
+def test_a_batched_policy_acts_like_one_policy_for_each_row(masked_run):
+    batched, singles = alfx.load(masked_run, batch_size=3), [alfx.load(masked_run) for _ in range(3)]
+    observations = np.random.default_rng(0).uniform(-0.2, 0.2, (6, 3, 2))
+    for step, observation in enumerate(observations):
+        if step == 3:  # a new episode in the second environment
+            batched.reset([False, True, False])
+            singles[1].reset()
+        action = batched.predict(observation, reward=np.ones(3))
+        assert action.shape == (3, ) and action.dtype.kind == 'i'
+        assert action.tolist() == [policy.predict(row, reward=1.0) for policy, row in zip(singles, observation)]
+        for own, rows in zip(alfx.nest.flatten(batched._state), zip(*(alfx.nest.flatten(p._state) for p in singles))):
+            torch.testing.assert_close(own, torch.cat(rows))
+    assert 'batch_size=3' in repr(batched)
+    with pytest.raises(SpecError, match='found an array of shape .2,.; predict takes 3 observations'):
+        batched.predict(observations[0, 0])
+    with pytest.raises(SpecError, match=r'is_new: expected bools of shape \(3,\)'):
+        batched.reset([True])
+
+
+def test_a_notebook_shows_at_most_ten_lines_of_a_conf_error():
+    short = gin_utils.ConfError('wrong', 'right')
+    assert short._render_traceback_() == ['ConfError: wrong', '  right']
+    lines = gin_utils.ConfError([gin_utils.Problem('', f'problem {i}', 'hint') for i in range(9)])._render_traceback_()
+    assert len(lines) == 10 and lines[8] == 'problem 4' and lines[9].startswith('... and 9 more lines')

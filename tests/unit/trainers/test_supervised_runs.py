@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers import warm_starts
 
+import alfx
 from alfx import context, gin_utils
 from alfx.algorithms.config import TrainerConfig
 from alfx.gin_utils import ConfError
@@ -92,6 +93,17 @@ def test_evaluations_are_in_a_table_with_outlier_detection_scores(tmp_path):
     assert 'loss' in table(tmp_path / 'run/progress.csv')[0]
 
 
+def test_the_checkpoint_with_the_best_measure_is_kept(tmp_path):
+    more = PARTICLES['more'] + '\nTrainerConfig.callbacks = (@KeepBestCheckpoint(),)\nTrainerConfig.eval_interval = 1\n'
+    train(tmp_path, 'run', name=PARTICLES['name'], more=more + 'KeepBestCheckpoint.metric = "test_nll"\n'
+          'KeepBestCheckpoint.mode = "min"')
+    losses = [float(row['test_nll']) for row in table(tmp_path / 'run/eval/progress.csv')]
+    assert len(losses) == 4
+    assert alfx.evaluate(tmp_path / 'run', checkpoint_step='best')['test_nll'] == pytest.approx(min(losses), rel=1e-5)
+    with pytest.raises(ConfError, match='on_episode_end would never be called'):
+        train(tmp_path, 'other', name=PARTICLES['name'], more='TrainerConfig.callbacks = (@EpisodeLog(),)')
+
+
 def program(name, *arguments):
     return warm_starts.run([sys.executable, '-m', f'alfx.bin.{name}', *arguments], capture_output=True, text=True,
                           timeout=100)
@@ -104,6 +116,9 @@ def test_evaluate_and_plot_accept_the_run_and_play_refuses_with_a_hint(tmp_path)
     measures = json.loads(program('evaluate', '--root_dir', root_dir, '--json', '-').stdout)['measures']
     assert measures['test_accuracy'] == pytest.approx(float(expected['test_accuracy']))
     assert measures['auroc_variance'] == pytest.approx(float(expected['auroc_variance']), rel=1e-6)
+    assert alfx.evaluate(root_dir) == pytest.approx(measures)
+    with pytest.raises(ConfError, match='has no episodes'):
+        alfx.evaluate(root_dir, num_episodes=3)
     with gin_utils.loaded(None, [], root_dir, same_run=False):
         with pytest.raises(ConfError, match='which has no policy to play\n.*alfx.bin.evaluate'):
             playing.make_policy(root_dir, 1)

@@ -1,0 +1,336 @@
+"""Callbacks: order of the hooks, counts, logged scalars, stop, state in checkpoints, errors, and the shipped ones."""
+import csv
+import os
+import shutil
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import alfx
+from alfx import gin_utils
+from alfx.checkpoints.checkpointer import Checkpointer
+from alfx.checkpoints.files import CheckpointError
+from alfx.gin_utils import ConfError
+from alfx.metrics.metrics import AverageEpisodeLengthMetric, AverageReturnMetric, EnvironmentSteps, NumberOfEpisodes
+from alfx.runs import run_files
+from alfx.runs.callbacks import Callback, EpisodeLog, KeepBestCheckpoint, StopWithoutImprovement, TrainingRun
+from alfx.runs.evaluator import read_results
+from alfx.trainers.callback_runner import CallbackError, CallbackRunner
+
+SMALL = {'create_environment.num_parallel_environments': 2, 'TrainerConfig.num_iterations': 6,
+         'TrainerConfig.num_env_steps': 0, 'TrainerConfig.unroll_length': 32, 'TrainerConfig.mini_batch_size': 32,
+         'TrainerConfig.num_updates_per_train_iter': 1, 'TrainerConfig.random_seed': 1, 'TrainerConfig.num_threads': 1,
+         'TrainerConfig.num_summaries': None, 'TrainerConfig.summary_interval': 1, 'TrainerConfig.num_checkpoints': 3,
+         'TrainerConfig.evaluate': True, 'TrainerConfig.num_evals': None, 'TrainerConfig.eval_interval': 2,
+         'TrainerConfig.num_eval_episodes': 2, 'TrainerConfig.async_eval': False}
+
+
+def train(root_dir, *callbacks, **params):
+    params = {f'TrainerConfig.{name}': value for name, value in params.items()}
+    return alfx.train('ppo_cart_pole', {**SMALL, 'TrainerConfig.callbacks': callbacks, **params}, root_dir)
+
+
+def rows(path):
+    with open(path) as file:
+        return list(csv.DictReader(file))
+
+
+def repeatable(table):
+    without = 'seconds', 'steps_per_second', 'best/average_return'  # evaluation environments are not in checkpoints
+    return [{name: x for name, x in row.items() if name not in without} for row in table]
+
+
+class Recorder(Callback):
+    """Callback that records every call, and logs and stores what it has seen."""
+
+    def __init__(self):
+        self.calls, self.lengths, self.total = [], [], 0.0
+
+    def on_training_start(self, run):
+        self.calls.append(('start', run.iteration, run.evaluation is None))
+
+    def on_iteration_end(self, run):
+        self.calls.append(('iteration', run.iteration, run.env_steps))
+        run.log('mine/iteration', run.iteration)
+
+    def on_episode_end(self, run, episode):
+        self.lengths.append(episode.length)
+        self.total += float(episode.episode_return)
+
+    def on_evaluation_end(self, run):
+        self.calls.append(('evaluation', run.iteration, run.evaluation['average_return']))
+        run.log('mine/evaluation', run.iteration)
+
+    def on_training_end(self, run):
+        self.calls.append(('end', run.iteration, run.is_interrupted))
+        run.log('mine/end', 7)
+        assert isinstance(run.algorithm, torch.nn.Module) and 0 < run.seconds and run.progress == 1.0
+
+
+def test_hooks_are_called_in_order_with_counts_and_results(tmp_path):
+    recorder = Recorder()
+    train(tmp_path, recorder)
+    order = [call[:2] for call in recorder.calls]
+    assert order == [('start', 0), ('iteration', 1), ('iteration', 2), ('evaluation', 2), ('iteration', 3),
+                     ('iteration', 4), ('evaluation', 4), ('iteration', 5), ('iteration', 6), ('evaluation', 6),
+                     ('end', 6)]
+    table = rows(tmp_path / 'progress.csv')
+    assert [call[2] for call in recorder.calls if call[0] == 'iteration'] == [int(row['env_steps']) for row in table]
+    assert [call[2] for call in recorder.calls if call[0] == 'evaluation'] == [
+        result['average_return'] for result in read_results(str(tmp_path))]
+    # the steps of finished episodes, each of which has the reward 1, and at most two episodes in progress
+    assert len(recorder.lengths) == int(table[-1]['episodes']) and sum(recorder.lengths) == recorder.total
+    assert 0 <= int(table[-1]['env_steps']) - sum(recorder.lengths) < 2 * 500
+
+
+def test_logged_scalars_are_columns_in_the_row_of_their_iteration(tmp_path):
+    train(tmp_path, Recorder())
+    table = rows(tmp_path / 'progress.csv')
+    assert [row['mine/iteration'] for row in table] == ['1', '2', '3', '4', '5', '6']
+    # an evaluation comes after the row of its iteration; the last one is added to the last row
+    assert [row['mine/evaluation'] for row in table] == ['', '', '2', '', '4', '6']
+    assert [row['mine/end'] for row in table] == ['', '', '', '', '', '7'] and table[-1]['average_return']
+    curve = alfx.read_progress(tmp_path)['mine/iteration']
+    assert curve.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_with_callbacks_equals_a_run_without(tmp_path):
+    expected = train(tmp_path / 'a')
+    assert train(tmp_path / 'b', Recorder(), KeepBestCheckpoint(), EpisodeLog()) == expected
+    one, two = (repeatable(rows(tmp_path / name / 'progress.csv')) for name in 'ab')
+    assert [{name: row[name] for name in one[0]} for row in two] == one
+
+
+def test_a_run_without_callbacks_stores_nothing_of_them(tmp_path):
+    train(tmp_path, evaluate=False, num_iterations=1, num_checkpoints=1)
+    state = Checkpointer(run_files.checkpoint_dir(str(tmp_path)))._read('latest')[2]['trainer']
+    assert 'callbacks' not in state
+
+
+class Counter(Callback):
+    def __init__(self, stop_at=None):
+        self.count, self.stop_at = 0, stop_at
+
+    def on_iteration_end(self, run):
+        self.count += 1
+        run.log('count', self.count)
+        if self.count == self.stop_at:
+            run.stop('enough')
+
+    def state_dict(self):
+        return {'count': self.count, 'sizes': [torch.ones(2)]}
+
+    def load_state_dict(self, state):
+        assert torch.equal(state['sizes'][0], torch.ones(2))
+        self.count = state['count']
+
+
+def test_a_callback_stops_the_run_and_it_stays_stopped(tmp_path, capsys):
+    train(tmp_path, Counter(stop_at=3))
+    assert 'Counter stops the run: enough' in capsys.readouterr().err
+    assert [row['count'] for row in rows(tmp_path / 'progress.csv')] == ['1', '2', '3']
+    assert [result['iteration'] for result in read_results(str(tmp_path))] == [2, 3]  # evaluated at its end
+    train(tmp_path, Counter(stop_at=3))
+    assert len(rows(tmp_path / 'progress.csv')) == 3 and 'leave the callback out' in capsys.readouterr().err
+    train(tmp_path)
+    assert len(rows(tmp_path / 'progress.csv')) == 6
+
+
+def test_a_resumed_run_continues_with_the_states_of_its_callbacks(tmp_path):
+    def callbacks():
+        return Counter(), KeepBestCheckpoint(), EpisodeLog(), Counter()
+
+    class Copier(Callback):
+        def on_iteration_end(self, run):
+            if run.iteration == 5:  # a killed run has written more than its latest checkpoint, ckpt-4
+                shutil.copytree(run.root_dir, tmp_path / 'killed', ignore=shutil.ignore_patterns('train.lock'))
+
+    train(tmp_path / 'run', *callbacks(), Copier())
+    train(tmp_path / 'killed', *callbacks())
+    for name in ('progress.csv', 'episodes.csv'):
+        one, two = (repeatable(rows(tmp_path / run / name)) for run in ('run', 'killed'))
+        assert one == two and len(one) >= 6
+    assert [row['iteration'] for row in rows(tmp_path / 'killed/eval/progress.csv')] == ['2', '4', '6']
+
+
+class Broken(Callback):
+    def __init__(self, hook):
+        def fail(*args):
+            raise KeyError('no such key')
+
+        setattr(self, hook, fail)
+
+    on_iteration_end = on_training_start = on_training_end = on_evaluation_end = on_episode_end = lambda *args: None
+
+
+@pytest.mark.parametrize('hook', ['on_training_start', 'on_iteration_end', 'on_episode_end', 'on_evaluation_end',
+                                  'on_training_end', 'state_dict'])
+def test_an_error_in_a_hook_names_the_callback_and_the_hook(tmp_path, hook):
+    with pytest.raises(CallbackError, match=f"Broken.{hook} of TrainerConfig.callbacks raised KeyError: 'no such key'"):
+        train(tmp_path, Counter(), Broken(hook))
+
+
+@pytest.mark.parametrize('state, found', [({'a': np.float64(1)}, 'numpy.float64'), ({'a': [{1, 2}]}, 'builtins.set')])
+def test_a_state_that_a_checkpoint_cannot_hold_is_refused(tmp_path, state, found):
+    class Unsaved(Callback):
+        def state_dict(self):
+            return state
+
+    with pytest.raises(CallbackError, match=f'Unsaved.state_dict .*found {found}'):
+        train(tmp_path, Unsaved(), num_iterations=1, evaluate=False)
+
+
+@pytest.mark.parametrize('callbacks, params, message', [
+    ([Counter(), 3], {}, 'contains int 3, which is not a callback'),
+    ([Counter(), KeepBestCheckpoint()], {'evaluate': False}, 'KeepBestCheckpoint, whose on_evaluation_end would never'),
+])
+def test_callbacks_that_cannot_work_are_refused(tmp_path, callbacks, params, message):
+    with pytest.raises(ConfError, match=message):
+        train(tmp_path, *callbacks, **params)
+
+
+def test_names_and_values_that_cannot_be_logged_are_refused():
+    run = TrainingRun('', None)
+    with pytest.raises(ValueError, match="'env_steps' is a column that alfx writes"):
+        run.log('env_steps', 1)
+    with pytest.raises(ValueError, match="x: expected a number, found 'much'"):
+        run.log('x', 'much')
+
+
+# The callbacks that alfx ships ------------------------------------------------------------------------------------
+
+
+class FixedReturns(Callback):
+    """Callback that replaces the results of evaluations by given ones, for the callbacks after it."""
+
+    def __init__(self, *returns):
+        self.returns = list(returns)
+
+    def on_evaluation_end(self, run):
+        run.evaluation = {**run.evaluation, 'average_return': self.returns.pop(0)}
+
+
+def test_the_best_checkpoint_is_kept_and_loaded_by_name(tmp_path):
+    parameters = {}
+
+    class Copier(Callback):
+        def on_evaluation_end(self, run):
+            parameters[run.iteration] = [p.detach().clone() for p in run.algorithm.parameters()]
+
+    train(tmp_path, FixedReturns(1.0, 9.0, 9.0), KeepBestCheckpoint(), Copier(), num_checkpoints=1)
+    assert os.listdir(tmp_path / 'train/algorithm/best') == ['ckpt-4']  # the first of equal results
+    assert Checkpointer(run_files.checkpoint_dir(str(tmp_path))).steps() == [6]
+    best, latest = (alfx.load(tmp_path, step) for step in ('best', 'latest'))
+    for policy, iteration in ((best, 4), (latest, 6)):
+        assert all(torch.equal(x, y) for x, y in zip(policy._algorithm.parameters(), parameters[iteration]))
+    # '' where it is unchanged: the result of iteration 4 is logged in the row of the next iteration
+    assert [row['best/average_return'] for row in rows(tmp_path / 'progress.csv')] == ['', '', '1', '', '9', '']
+
+
+def test_a_run_without_best_checkpoint_says_how_to_get_one(tmp_path):
+    train(tmp_path, evaluate=False, num_iterations=1)
+    with pytest.raises(CheckpointError, match='has no best checkpoint.*KeepBestCheckpoint'):
+        alfx.load(tmp_path, 'best')
+
+
+@pytest.mark.parametrize('mode, values, kept', [('max', [3, float('nan'), 2, 4, 4], [3, 4]),
+                                                ('min', [3, float('nan'), 2, 4, 2], [3, 2])])
+def test_the_best_result_follows_the_mode_and_ignores_nan(mode, values, kept):
+    callback, run, found = KeepBestCheckpoint(metric='x', mode=mode), TrainingRun('', None), []
+    for value in values:
+        run.evaluation, run.keeps_best = {'x': value}, False
+        callback.on_evaluation_end(run)
+        found += [value] * run.keeps_best
+    assert found == kept
+
+
+def test_an_unknown_metric_is_refused_with_the_nearest_name():
+    run = TrainingRun('', None, evaluation={'average_return': 1.0, 'average_length': 2.0})
+    with pytest.raises(ConfError, match="no result 'average_retrun'\n  did you mean 'average_return'"):
+        KeepBestCheckpoint(metric='average_retrun').on_evaluation_end(run)
+
+
+@pytest.mark.parametrize('make', [lambda: KeepBestCheckpoint(mode='most'), lambda: StopWithoutImprovement(patience=0),
+                                  lambda: EpisodeLog(file='progress.csv'), lambda: EpisodeLog(file='../e.csv')])
+def test_wrong_settings_of_callbacks_are_refused(make):
+    with pytest.raises(ConfError, match='KeepBestCheckpoint.mode|StopWithoutImprovement.patience|EpisodeLog.file'):
+        make()
+
+
+def test_a_run_stops_without_improvement(tmp_path, capsys):
+    train(tmp_path, FixedReturns(5.0, 5.5, 4.0, 9.0), StopWithoutImprovement(patience=2, min_delta=1.0),
+          num_iterations=8)
+    assert 'has not improved on 5.0 in 2 evaluations' in capsys.readouterr().err
+    assert [result['iteration'] for result in read_results(str(tmp_path))] == [2, 4, 6]
+
+
+def test_the_episode_log_has_a_row_for_each_episode(tmp_path):
+    recorder = Recorder()
+    train(tmp_path, recorder, EpisodeLog(file='games.csv'))
+    table = rows(tmp_path / 'games.csv')
+    assert list(table[0]) == ['episode', 'env_steps', 'return', 'length', 'seconds']
+    assert [int(row['length']) for row in table] == recorder.lengths == [int(row['return']) for row in table]
+    assert [int(row['episode']) for row in table] == list(range(1, len(table) + 1))
+
+
+def test_callbacks_of_a_conf_are_references(tmp_path):
+    path = tmp_path / 'my.gin'
+    path.write_text("include 'ppo_cart_pole.gin'\n"
+                    'TrainerConfig.callbacks = (@KeepBestCheckpoint(), @EpisodeLog, @StopWithoutImprovement())\n'
+                    'StopWithoutImprovement.patience = 1\n')
+    run = tmp_path / 'run'
+    alfx.train(path, SMALL, run)
+    assert 'StopWithoutImprovement.patience = 1' in (run / 'conf/operative.gin').read_text()
+    assert (run / 'episodes.csv').exists() and (run / 'train/algorithm/best').is_dir()
+    # settings of callbacks and the callbacks may change when the run is resumed
+    alfx.train(path, {**SMALL, 'StopWithoutImprovement.patience': 3}, run)
+    alfx.train(path, {**SMALL, 'TrainerConfig.callbacks': [EpisodeLog]}, run)
+
+
+# Several ranks ----------------------------------------------------------------------------------------------------
+
+
+class ThreadTeam:
+    """Team of ranks that are threads of this process."""
+
+    def __init__(self, rank, shared):
+        self.rank, self.shared, self.writes = rank, shared, rank == 0
+
+    def gather(self, value):
+        self.shared.values[self.rank] = value
+        self.shared.barrier.wait(30)
+        return list(self.shared.values) if self.writes else []
+
+
+def test_hooks_run_in_rank_0_with_the_counts_and_episodes_of_all_ranks():
+    shared = SimpleNamespace(values=[None, None], barrier=threading.Barrier(2))
+    recorders = [Recorder(), Recorder()]
+
+    def rank(number):
+        steps, episodes = EnvironmentSteps(), NumberOfEpisodes()
+        example = SimpleNamespace(step_type=torch.zeros(1, dtype=torch.int32), reward=torch.zeros(1))
+        metrics = [steps, episodes, AverageReturnMetric(example), AverageEpisodeLengthMetric(example)]
+        algorithm = SimpleNamespace(get_metrics=lambda: metrics)
+        config = SimpleNamespace(callbacks=[recorders[number]], root_dir='', ml_type='rl', collects=True, evaluate=True)
+        runner = CallbackRunner(config, algorithm, ThreadTeam(number, shared))
+        steps._add(10 * (number + 1))
+        metrics[2].finished.append(np.float64(4 + number))
+        metrics[3].finished.append(np.float64(10 + number))
+        runner.end_iteration(1, 0.5, 0.1)
+
+    threads = [threading.Thread(target=rank, args=(number, )) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert recorders[0].calls == [('iteration', 1, 30)] and recorders[0].lengths == [10, 11]
+    assert recorders[0].total == 9.0 and recorders[1].calls == recorders[1].lengths == []
+
+
+@pytest.fixture(autouse=True)
+def empty_gin():
+    yield
+    gin_utils.clear()
