@@ -5,6 +5,7 @@ only in their seed and folder form a group. The band around the curve of a group
 (Student's t).
 """
 import glob
+import io
 import itertools
 import os
 import re
@@ -289,11 +290,19 @@ def figure_of(panels: dict[str, dict[str, Band]], x_label: str) -> Any:
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
+
+    class ShownFigure(Figure):
+        """Figure that a notebook shows although pyplot, which would register it, is not used."""
+
+        def _repr_png_(self) -> bytes:
+            self.savefig(image := io.BytesIO(), format='png', dpi=90)
+            return image.getvalue()
+
     across = min(len(panels), _MOST_COLUMNS)
     down = -(-len(panels) // across)
     names = list(dict.fromkeys(name for bands in panels.values() for name in bands))
     height = 4.4 * down + 0.2 * len(names)  # the legend is below the panels, so that it covers no curve
-    figure = Figure(figsize=(6.4 * across, height), layout='constrained')
+    figure = ShownFigure(figsize=(6.4 * across, height), layout='constrained')
     axes = figure.subplots(down, across, squeeze=False)
     for axis in axes.flat[len(panels):]:
         axis.set_axis_off()

@@ -247,7 +247,8 @@ def test_plot_returns_a_figure_and_writes_a_file(tmp_path):
     assert [axis.get_title() for axis in figure.axes] == ['average return in training', 'loss in training']
     assert {line.get_label(): line.get_ydata()[-1] for line in figure.axes[0].get_lines()} == {'one': 3, 'two': 6}
     assert (tmp_path / 'curves.svg').read_text().startswith('<?xml')
-    assert len(alfx.plot(tmp_path, y='all').axes) == 2
+    assert len((figure := alfx.plot(tmp_path, y='all')).axes) == 2
+    assert figure._repr_png_().startswith(b'\x89PNG')  # what a notebook shows
     for arguments, message in ((dict(y='reward'), 'reward'), (dict(smoothing=0), 'alfx.plot.smoothing'),
                                (dict(group_by='seed'), 'alfx.plot.group_by'), (dict(labels=['x'] * 9), 'labels: exp'),
                                (dict(output=tmp_path / 'c.xyz'), 'c.xyz: expected a file name')):
