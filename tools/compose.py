@@ -1,13 +1,14 @@
 """Test all combinations of policy algorithms, intrinsic rewards and representations, composed by confs.
 
-    python tools/compose.py                                     # test all combinations and print the table
-    python tools/compose.py --markdown docs/composition.md      # also write the page
-    python tools/compose.py --policy ppo --intrinsic rnd icm    # test some combinations
+    python tools/compose.py                                        # test all combinations and print the table
+    python tools/compose.py --all --markdown docs/composition.md   # also write the page
+    python tools/compose.py --policy ppo --intrinsic rnd icm       # test some combinations
 
 Each cell of the table is a conf of includes and bindings, which is trained for a few iterations on a small task. It
 must train with finite losses, use every binding, train each parameter with exactly one optimizer, end with the same
 parameters when it is repeated with the same seed, load its checkpoint into a new algorithm, and play an episode.
 Unsupported combinations must be rejected before the first environment step, with a message that gives the reason.
+With --all, exploration bonuses and variants of policy algorithms are tested as well, in smaller tables.
 """
 import argparse
 import itertools
@@ -126,6 +127,28 @@ POLICIES = {
 }
 _OPTIMIZER = 'Agent.optimizer = @parts/Adam()\nparts/Adam.lr = 1e-3\n'  # if the policy has its own
 INTRINSIC = {'none': '', 'icm': "include 'icm.gin'\n", 'rnd': "include 'rnd.gin'\n", 'diayn': "include 'diayn.gin'\n"}
+_CRITIC_NETWORKS = ('ActorDistributionNetwork.fc_layer_params', 'CriticNetwork.joint_fc_layer_params')
+VARIANTS = {  # policy algorithms that are tested with feed-forward networks and without representation
+    'pqn': Policy('pqn.gin', _CART_POLE + _PPO.replace('length = 2', 'length = 1'), ('QNetwork.fc_layer_params', ),
+                  None, (), False),
+    'munchausen dqn': Policy('munchausen_dqn_minatar_breakout.gin', _CART_POLE + 'QNetwork.conv_layer_params = None\n'
+                             'create_environment.env_load_fn = @suite_gym.load\n'
+                             'TrainerConfig.data_transformer_ctor = None\n', ('QNetwork.fc_layer_params', ), None, ()),
+    'qrsac': Policy('qrsac.gin', _PENDULUM, _CRITIC_NETWORKS, None, ()),
+    'tqc': Policy('tqc.gin', _PENDULUM, _CRITIC_NETWORKS, None, ()),
+    'categorical sac': Policy('categorical_sac.gin', _PENDULUM, _CRITIC_NETWORKS, None, ()),
+    'crossq': Policy('crossq.gin', _PENDULUM, _CRITIC_NETWORKS, None, ()),
+    'droq': Policy('droq.gin', _PENDULUM, _CRITIC_NETWORKS, None, ()),
+    'simba': Policy('simba.gin', _PENDULUM + 'actor/BlockEncodingNetwork.hidden_size = 16\n'
+                    'critic/BlockEncodingNetwork.hidden_size = 16\n', (), None, ()),
+    'td7': Policy('td7.gin', _PENDULUM, ('SaleActorNetwork.fc_layer_params', 'SaleCriticNetwork.joint_fc_layer_params'),
+                  None, ()),
+}
+BONUSES = {name: f"include '{name}.gin'\n" for name in (
+    'episodic_count', 'e3b', 'noveld', 'ride', 'pseudo_count', 'ngu', 're3', 'disagreement', 'apt', 'deir')}
+for _name in ('episodic_count', 'noveld', 'ride'):
+    BONUSES[_name] += 'EpisodicCount.resolution = 0.1\n'  # for observations that are floats
+BONUSES['apt'] += 'ParticleEntropy.num_neighbors = 2\n'  # for minibatches of four sequences
 _ENCODING = """
 Agent.representation_learner_cls = @EncodingAlgorithm
 EncodingAlgorithm.encoder_cls = @representation/EncodingNetwork
@@ -176,12 +199,12 @@ class Outcome(NamedTuple):
 
 def conf_of(cell: Cell) -> str:
     """Return the conf of a cell, which consists of includes and bindings."""
-    policy = POLICIES[cell.policy]
+    policy = (POLICIES | VARIANTS)[cell.policy]
     recurrent = cell.form == 'recurrent'
     task = next(task for task in _OBSERVATION_SIZE if task in policy.task)
     lines = [f"include '{policy.include}'\n",
              REPRESENTATION[cell.representation].format(size=_OBSERVATION_SIZE[task]),
-             INTRINSIC[cell.intrinsic], _COMMON, policy.task]
+             (INTRINSIC | BONUSES)[cell.intrinsic], _COMMON, policy.task]
     if cell.representation == 'predictive':
         lines.append(_ACTION_INPUTS[task])
     if policy.replay:
@@ -217,7 +240,31 @@ def expected_refusal(cell: Cell) -> str | None:
     """Return text that the error message of an unsupported combination must contain; ``None`` if it must work."""
     if cell.representation == 'predictive' and cell.policy == 'actor-critic':
         return 'on-policy'  # its targets are future steps, which an on-policy unroll does not contain
+    replays = (POLICIES | VARIANTS)[cell.policy].replay
+    if cell.intrinsic == 'deir' and replays:
+        return 'sampled steps'  # their trajectories are not known
+    if cell.intrinsic == 'apt' and not replays:
+        return 'rewards'  # it compares the steps of a sampled batch
     return None
+
+
+def bonus_cells() -> list[Cell]:
+    """Return the combinations of exploration bonuses with policies that train on unrolls and on samples."""
+    return [Cell(policy, bonus, 'none', form) for policy, form in (
+        ('ppo', 'feed-forward'), ('ppo', 'recurrent'), ('dqn', 'feed-forward'), ('sac continuous', 'feed-forward'))
+        for bonus in BONUSES]
+
+
+def variant_cells() -> list[Cell]:
+    """Return the combinations of variants of policy algorithms with some intrinsic rewards."""
+    return [Cell(policy, reward, 'none', 'feed-forward') for policy in VARIANTS
+            for reward in ('none', 'rnd', 'episodic_count', 'e3b')]
+
+
+def sample_of_bonuses() -> list[Cell]:
+    """Return a cell for each bonus and for each variant."""
+    return [*(Cell('sac continuous' if bonus == 'apt' else 'ppo', bonus, 'none', 'feed-forward') for bonus in BONUSES),
+            *(Cell(policy, 'e3b', 'none', 'feed-forward') for policy in VARIANTS)]
 
 
 def covering_sample() -> list[Cell]:
@@ -327,7 +374,7 @@ includes and bindings only, and tests it. The columns are *intrinsic reward + re
   episode.
 - *refused*: the combination is rejected before the first environment step, with the message below the table.
 
-`python tools/compose.py --markdown FILE` writes this page. See also [Compose an agent](compose_an_agent.md).
+`python tools/compose.py --all --markdown FILE` writes this page. See also [Compose an agent](compose_an_agent.md).
 
 """
 
@@ -335,7 +382,7 @@ includes and bindings only, and tests it. The columns are *intrinsic reward + re
 def table(outcomes: dict[Cell, Outcome]) -> str:
     """Return a Markdown table with a row per policy and form, and a column per intrinsic reward and representation."""
     columns = sorted({(cell.intrinsic, cell.representation) for cell in outcomes},
-                     key=lambda c: (list(INTRINSIC).index(c[0]), list(REPRESENTATION).index(c[1])))
+                     key=lambda c: (list(INTRINSIC | BONUSES).index(c[0]), list(REPRESENTATION).index(c[1])))
     lines = ['| policy | form | ' + ' | '.join(f'{i} + {r}' for i, r in columns) + ' |',
              '| --- | --- |' + ' --- |' * len(columns)]
     for policy, form in dict.fromkeys((cell.policy, cell.form) for cell in outcomes):
@@ -358,20 +405,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument('--representation', nargs='+', choices=REPRESENTATION, default=list(REPRESENTATION))
     parser.add_argument('--form', nargs='+', choices=FORMS, default=list(FORMS))
     parser.add_argument('--markdown', help='write the page to this file')
+    parser.add_argument('--bonuses', action='store_true', help='test exploration bonuses and variants instead')
+    parser.add_argument('--all', action='store_true', help='test exploration bonuses and variants as well')
     parser.add_argument('--show', action='store_true', help='only print the confs')
     arguments = parser.parse_args(argv)
     chosen = cells(arguments.policy, arguments.intrinsic, arguments.representation, arguments.form)
     if arguments.show:
         print('\n'.join(f'# {" + ".join(cell)}\n{conf_of(cell)}' for cell in chosen))
         return 0
+    parts = {'': chosen}
+    if arguments.bonuses or arguments.all:
+        parts = {**(parts if arguments.all else {}), '## Exploration bonuses': bonus_cells(),
+                 '## Variants of policy algorithms': variant_cells()}
     outcomes: dict[Cell, Outcome] = {}
+    chosen = list(itertools.chain(*parts.values()))
     for number, cell in enumerate(chosen, 1):
         folder, started = Path(tempfile.mkdtemp(prefix='alfx_compose_')), time.perf_counter()
         outcomes[cell] = try_cell(cell, folder)
         shutil.rmtree(folder)
         print(f'[{number}/{len(chosen)}] {" + ".join(cell)}: {outcomes[cell].verdict} {outcomes[cell].message}'
               f' ({time.perf_counter() - started:.1f} s)', flush=True)
-    text = '\n'.join([table(outcomes), *reasons(outcomes)])
+    text = '\n'.join(itertools.chain(*(
+        [*([title, ''] if title else []), table(part := {cell: outcomes[cell] for cell in group}), *reasons(part), '']
+        for title, group in parts.items()))).rstrip('\n')
     print(text)
     if arguments.markdown:
         Path(arguments.markdown).write_text(_HEAD + text + '\n')
