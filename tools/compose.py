@@ -405,20 +405,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument('--representation', nargs='+', choices=REPRESENTATION, default=list(REPRESENTATION))
     parser.add_argument('--form', nargs='+', choices=FORMS, default=list(FORMS))
     parser.add_argument('--markdown', help='write the page to this file')
-    parser.add_argument('--bonuses', action='store_true', help='test exploration bonuses and variants instead')
+    parser.add_argument('--bonuses', action='store_true', help='test exploration bonuses and variants instead, '
+                        'whatever is selected')
     parser.add_argument('--all', action='store_true', help='test exploration bonuses and variants as well')
     parser.add_argument('--show', action='store_true', help='only print the confs')
     arguments = parser.parse_args(argv)
     chosen = cells(arguments.policy, arguments.intrinsic, arguments.representation, arguments.form)
-    if arguments.show:
-        print('\n'.join(f'# {" + ".join(cell)}\n{conf_of(cell)}' for cell in chosen))
-        return 0
     parts = {'': chosen}
     if arguments.bonuses or arguments.all:
         parts = {**(parts if arguments.all else {}), '## Exploration bonuses': bonus_cells(),
                  '## Variants of policy algorithms': variant_cells()}
-    outcomes: dict[Cell, Outcome] = {}
     chosen = list(itertools.chain(*parts.values()))
+    if arguments.show:
+        print('\n'.join(f'# {" + ".join(cell)}\n{conf_of(cell)}' for cell in chosen))
+        return 0
+    outcomes: dict[Cell, Outcome] = {}
     for number, cell in enumerate(chosen, 1):
         folder, started = Path(tempfile.mkdtemp(prefix='alfx_compose_')), time.perf_counter()
         outcomes[cell] = try_cell(cell, folder)

@@ -197,8 +197,9 @@ class EncodingNetwork(PreprocessorNetwork):
         is_plain = isinstance(input_tensor_spec, TensorSpec) and input_tensor_spec.is_continuous
         if input_preprocessors is None and not is_plain:
             input_preprocessors, preprocessing_combiner, prepared, has_convolutions = prepare_inputs(
-                input_tensor_spec, preprocessing_combiner, **(
-                    {'conv_layer_params': conv_layer_params} if conv_layer_params else {}))
+                input_tensor_spec, preprocessing_combiner, activation=activation, use_conv_ln=use_conv_ln,
+                kernel_initializer=kernel_initializer,
+                **({'conv_layer_params': conv_layer_params} if conv_layer_params else {}))
             conv_layer_params = None if has_convolutions else conv_layer_params
         super().__init__(input_tensor_spec, input_preprocessors, preprocessing_combiner, name)
         self.prepared = prepared

@@ -13,6 +13,7 @@ import torch
 from alfx import nest
 from alfx.gin_utils import configurable
 from alfx.layers import FC, ElementwiseLayerBase, Reshape, Sequential
+from alfx.layers.weights import Activation, Initializer
 from alfx.nest.utils import NestConcat
 from alfx.networks.image_layers import conv_layers
 from alfx.tensor_specs import BoundedTensorSpec, Nested, NestedTensorSpec, TensorSpec
@@ -59,7 +60,8 @@ class Prepared(NamedTuple):
 @configurable
 def prepare_inputs(spec: NestedTensorSpec, combiner: Callable | None = None, enabled: bool = True,
                    most_values: int = 1024, conv_layer_params: Sequence[tuple] | None = None,
-                   image_features: int = 256) -> Prepared:
+                   image_features: int = 256, activation: Activation = torch.relu_,
+                   kernel_initializer: Initializer | None = None, use_conv_ln: bool = False) -> Prepared:
     """Choose preprocessors for an input without preprocessors in the conf.
 
     Args:
@@ -71,6 +73,9 @@ def prepare_inputs(spec: NestedTensorSpec, combiner: Callable | None = None, ena
             at least 36 x 36 pixels get those of Mnih et al. 2015 (32 filters of 8 x 8, 64 of 4 x 4 and 64 of 3 x 3 with
             strides of 4, 2 and 1), and smaller images 16 and 32 filters of 3 x 3 with strides of 1 and 2.
         image_features: units of the layer behind the convolutions of an image.
+        activation: activation of these layers.
+        kernel_initializer: see ``EncodingNetwork``.
+        use_conv_ln: see ``EncodingNetwork``.
     """
     leaves = nest.flatten_with_path(spec)
     if not enabled or not _can_be_prepared(spec, combiner):
@@ -79,8 +84,8 @@ def prepare_inputs(spec: NestedTensorSpec, combiner: Callable | None = None, ena
     # a combiner of the conf may combine the images themselves, such as NestConcat(dim=-3)
     images = set() if is_alone or combiner is not None else {path for path, leaf in leaves
                                                              if leaf.is_continuous and leaf.ndim == 3}
-    layers = [_convolutions(leaf, path, conv_layer_params, image_features) if path in images else
-              _layer_for(leaf, most_values, is_alone) for path, leaf in leaves]
+    layers = [_convolutions(leaf, path, conv_layer_params, image_features, activation, kernel_initializer, use_conv_ln)
+              if path in images else _layer_for(leaf, most_values, is_alone) for path, leaf in leaves]
     said = [f"{f'{path!r}: ' if path else ''}" +
             (f'image {list(leaf.shape)} through convolutions' if path in images else f'{_text(leaf)} as one-hot')
             for (path, leaf), layer in zip(leaves, layers) if path in images or isinstance(layer, Categories)]
@@ -111,14 +116,16 @@ def _layer_for(spec: TensorSpec, most_values: int, alone: bool) -> Any:
     return Categories(spec) if count * spec.numel <= most_values else None
 
 
-def _convolutions(spec: TensorSpec, path: str, conv_layer_params: Sequence[tuple] | None, features: int) -> Sequential:
+def _convolutions(spec: TensorSpec, path: str, conv_layer_params: Sequence[tuple] | None, features: int,
+                  activation: Activation, initializer: Initializer | None, use_ln: bool) -> Sequential:
     """Create the layers that map an image ``(C, H, W)`` to a vector of ``features`` numbers."""
     if not conv_layer_params:
         is_large = min(spec.shape[1:]) >= 36
         conv_layer_params = ((32, 8, 4), (64, 4, 2), (64, 3, 1)) if is_large else ((16, 3, 1, 1), (32, 3, 2, 1))
-    layers, shape = conv_layers(spec.shape, conv_layer_params, False, torch.relu_, None, f'the image {path!r}')
+    layers, shape = conv_layers(spec.shape, conv_layer_params, False, activation, initializer, f'the image {path!r}',
+                                use_ln=use_ln)
     size = TensorSpec(shape).numel
-    return Sequential(*layers, Reshape(size), FC(size, features, torch.relu_))
+    return Sequential(*layers, Reshape(size), FC(size, features, activation, kernel_initializer=initializer))
 
 
 def _text(spec: Any) -> str:

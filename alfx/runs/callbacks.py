@@ -76,7 +76,7 @@ class TrainingRun:
         Raises:
             ValueError: ``value`` is not a number, or ``name`` is a column that alfx writes.
         """
-        if name in run_files.PROGRESS_COLUMNS:
+        if name in run_files.PROGRESS_COLUMNS or run_files.LEARNING_COLUMN.search(name):
             raise ValueError(f'{name!r} is a column that alfx writes to progress.csv; choose another name')
         try:
             self.logged[name] = float(value)
@@ -91,7 +91,7 @@ class TrainingRun:
         Args:
             reason: text for the log.
         """
-        self.stop_reason = reason
+        self.stop_reason = self.stop_reason or reason
 
     def keep_as_best(self) -> None:
         """Store the current state as the best checkpoint, which replaces the best checkpoint so far.
@@ -111,7 +111,10 @@ class Callback:
     """
 
     def on_training_start(self, run: TrainingRun) -> None:
-        """Called before the first iteration, also of a resumed run, after :meth:`load_state_dict`."""
+        """Called before the first iteration, also of a resumed run, after :meth:`load_state_dict`.
+
+        An object that is used in several runs resets its state here if ``run.iteration`` is 0.
+        """
 
     def on_iteration_end(self, run: TrainingRun) -> None:
         """Called after each iteration: an unroll and the updates on it ('sl': an epoch)."""
@@ -160,6 +163,10 @@ class _Improvement(_Settings):
         super().__post_init__()
         self._best: float | None = None
 
+    def on_training_start(self, run: TrainingRun) -> None:
+        if run.iteration == 0:  # the same object may have been used in another run
+            self._best = None
+
     def improves(self, run: TrainingRun) -> bool:
         """Return whether the latest evaluation is better than all before; NaN never is."""
         results = run.evaluation or {}
@@ -202,6 +209,7 @@ class KeepBestCheckpoint(_Improvement):
     mode: str = setting('max', choices=('max', 'min'), may_change=True)
 
     def on_training_start(self, run: TrainingRun) -> None:
+        super().on_training_start(run)
         if self._best is not None and not os.path.isdir(run_files.best_checkpoint_dir(run.root_dir)):
             _log.info('the best checkpoint is missing: the next evaluation becomes the best')  # removed, or a fork
             self._best = None
@@ -236,6 +244,11 @@ class StopWithoutImprovement(_Improvement):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._num_without = 0
+
+    def on_training_start(self, run: TrainingRun) -> None:
+        super().on_training_start(run)
+        if run.iteration == 0:
+            self._num_without = 0
 
     def on_evaluation_end(self, run: TrainingRun) -> None:
         self._num_without = 0 if self.improves(run) else self._num_without + 1

@@ -12,6 +12,7 @@ import math
 import mmap
 import logging
 import os
+import re
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 BEST = 'best'  # folder of the best checkpoint, and its name for the user
 _MOST_TABLE_BYTES = 2**28
 _MOST_THREADS = 4096
+LEARNING_COLUMN = re.compile(r'(^|/)(((scalar_)?loss|alpha)(/|$)|train/)')  # scalars of learning in progress.csv
 PROGRESS_COLUMNS = ('iteration', 'global_counter', 'env_steps', 'episodes', 'seconds', 'average_return',
                     'average_length', 'steps_per_second')  # first columns of progress.csv
 _COUNTS = frozenset(('iteration', 'global_counter', 'env_steps', 'episodes', 'seconds'))  # columns with finite numbers
@@ -181,6 +183,11 @@ class ProgressLog:
             self._rewrite(read_table(self._path) if os.path.isfile(self._path) else [])
         with open(self._path, 'a', newline='', encoding='utf8') as file:
             csv.writer(file).writerow([_text(row.get(name, '')) for name in self._columns])
+
+    def last_row(self) -> dict[str, Any]:
+        """Return the last row as texts; empty if there is none."""
+        rows = read_table(self._path) if os.path.isfile(self._path) else []
+        return dict(rows[-1]) if rows else {}
 
     def cut(self, column: str, last: float) -> None:
         """Remove the rows in which ``column`` exceeds ``last``, and an incomplete last row."""

@@ -9,7 +9,7 @@ import torch
 from alfx.config import TrainerConfig
 from alfx.gin_utils import ConfError
 from alfx.gin_utils.value_checks import describe, problem_at
-from alfx.runs.callbacks import Callback, Episode, TrainingRun
+from alfx.runs.callbacks import Callback, Episode, EpisodeLog, TrainingRun
 
 _PLAIN = (int, float, str, bool, type(None), torch.Tensor)
 
@@ -147,6 +147,9 @@ def _by_name(given: Any) -> dict[str, Callback]:
                                         'callback', 'derive its class from alfx.runs.callbacks.Callback')])
         name = type(callback).__name__
         number = sum(type(other).__name__ == name for other in found.values()) + 1
+        if isinstance(callback, EpisodeLog) and callback.file in [getattr(x, 'file', '') for x in found.values()]:
+            raise ConfError([problem_at('TrainerConfig', 'callbacks', f'contains two callbacks with the file '
+                                        f'{callback.file}', 'set EpisodeLog.file of one of them')])
         found[f'{name}_{number}' if number > 1 else name] = callback
     return found
 

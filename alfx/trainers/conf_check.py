@@ -103,6 +103,8 @@ def check(root_dir: str, conf_file: str = '', callbacks: Sequence[Any] = ()) -> 
     yield f'{config.num_iterations} {unit} in {time.perf_counter() - started:.1f} seconds'
     if algorithm.train_info_spec is not None:
         yield from nested_spec_lines('train info', algorithm.train_info_spec)
+    else:
+        yield 'note: no update was made, so that mistakes in the losses are not found'
 
 
 _UNROLLED, _UPDATES = 10, 2  # an agent that repeats its actions stores fewer decisions than steps

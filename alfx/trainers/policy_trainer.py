@@ -424,6 +424,7 @@ class Trainer:
             self._obey_callbacks()
         if counter >= 0 and self._eval_is_due() and not self._team.decide(self._has_evaluation):
             self._evaluate()
+            self._obey_callbacks()  # before the parameters change
 
     def _tell_of_schedules(self, percent: float) -> None:
         """Print the values that schedules jump to because the length of the run was changed."""
@@ -483,7 +484,8 @@ class Trainer:
             self._callbacks.run.is_interrupted = stop_signal is not None
             self._callbacks.call('on_training_end')
             self._obey_callbacks()
-            self._log_rest()
+            if stop_signal is None:  # otherwise the resumed run logs the values, which are in the checkpoint
+                self._log_rest()
         self._display.show(self.progress(), self._count(), self._progress_values())
         if stop_signal is not None:
             self._display.message(f'stopped at {self.progress():.1%}; the same command resumes the run')

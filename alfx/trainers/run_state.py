@@ -18,6 +18,7 @@ from alfx.environments.seeding import derived_seed
 from alfx.gin_utils import ConfError, stored_files
 from alfx.runs import run_files
 from alfx.utils import random_state
+from alfx.trainers.callback_runner import CallbackError
 from alfx.trainers.cpu_tuning import Tuning
 from alfx.trainers.progress_display import ProgressDisplay
 
@@ -196,5 +197,7 @@ def save_crash(error: Exception, folder: str, algorithm: Any, state: RunState, c
         display.message(f'{type(error).__name__}: {error}\nsave a checkpoint of the state after the error? [y/N]')
         if sys.stdin.readline().strip().lower() not in ('y', 'yes'):
             return
+    if isinstance(error, CallbackError):  # its state may be what cannot be saved
+        state.callbacks = None
     path = Checkpointer(os.path.join(folder, 'crash'), alg=algorithm, trainer=state).save(context.get_global_counter())
     display.message(f'the state after the crash is saved in {path}')

@@ -1,7 +1,6 @@
 """Logging of a run: metrics, throughput, network outputs, the conf and ``progress.csv``."""
 import logging
 import os
-import re
 import time
 from collections.abc import Sequence
 from functools import cached_property
@@ -23,7 +22,6 @@ from alfx.runs.evaluator import read_results
 logger = logging.getLogger(__name__)
 
 _LONGEST_SETTING = 100  # characters
-_IN_TABLE = re.compile(r'(^|/)(((scalar_)?loss|alpha)(/|$)|train/)')
 
 
 class RunSummary:
@@ -82,7 +80,7 @@ class RunSummary:
         for name, value in (logged or {}).items():
             summary.scalar(name, value)
         scalars = dict(self.writer.latest_scalars)
-        learning = {tag: value for tag, value in scalars.items() if _IN_TABLE.search(tag)}
+        learning = {tag: value for tag, value in scalars.items() if run_files.LEARNING_COLUMN.search(tag)}
         self.writer.latest_scalars.clear()
         if not self._has_table:
             return
@@ -104,10 +102,12 @@ class RunSummary:
         self.writer.latest_scalars.clear()
         if not self._has_table:
             return
-        if self._row.get('iteration') != iteration:  # the last iteration wrote no summary
-            self._row = {'iteration': iteration, 'global_counter': context.get_global_counter(),
-                         'env_steps': self.count('EnvironmentSteps'), 'episodes': self.count('NumberOfEpisodes'),
-                         **self.episode_averages()}
+        if self._row.get('iteration') != iteration:  # the last iteration wrote no summary, or another process did
+            last = self._table.last_row()
+            self._row = last if last.get('iteration') == str(iteration) else {
+                'iteration': iteration, 'global_counter': context.get_global_counter() - 1,
+                'env_steps': self.count('EnvironmentSteps'), 'episodes': self.count('NumberOfEpisodes'),
+                **self.episode_averages()}
         self._row |= logged
         self.cut(iteration - 1)
         self._append()

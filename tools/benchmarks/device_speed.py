@@ -73,7 +73,7 @@ def _measure_in_a_process(args: argparse.Namespace, conf: str, device: str, mode
                '--seconds', str(args.seconds), '--set', *args.set]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        return done.stderr.strip().splitlines()[-1]
+        return (done.stderr.strip().splitlines() or [f'exit code {done.returncode}'])[-1]
     return json.loads(done.stdout.splitlines()[-1])
 
 

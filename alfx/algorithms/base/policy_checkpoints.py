@@ -41,7 +41,8 @@ class PolicyCheckpoints(nn.Module):
         late_num_episodes: episodes of an assessment from update ``late_after`` on.
         late_after: number of updates.
         late_factor: factor of the worst return of the policy that was kept when ``late_num_episodes`` comes into
-            effect, so that a return of a single lucky episode can be exceeded.
+            effect, so that a return of a single lucky episode can be exceeded. A negative return is lowered by the
+            same share, where the paper's code raises it.
 
     Raises:
         ConfError: a number is out of range.
@@ -90,6 +91,6 @@ class PolicyCheckpoints(nn.Module):
         due = int(now.num_steps) * per_step
         now = now._replace(num_episodes=0.0, num_steps=0.0, least_return=math.inf, is_due=0.0)
         if not now.is_late and num_updates + due > self._late_after:
-            now = now._replace(is_late=1.0, best=now.best * self._late_factor)
+            now = now._replace(is_late=1.0, best=now.best - (1 - self._late_factor) * abs(now.best))
         self._set(now)
         return due

@@ -41,6 +41,13 @@ def test_the_schedule_worked_out_by_hand():
     assert checkpoints.updates_due(12, 2) == 6
 
 
+def test_a_negative_return_to_exceed_is_lowered_as_well():
+    checkpoints = PolicyCheckpoints(num_episodes=1, late_num_episodes=1, late_after=1, late_factor=0.9)
+    assert play(checkpoints, [-200.0]) and checkpoints.updates_due(0, 2) == 2  # the bar is now -220
+    assert play(checkpoints, [-219.0]) and checkpoints.updates_due(2, 2) == 2
+    assert not play(checkpoints, [-220.0])
+
+
 def slow_loop(episodes, num_episodes):
     """Return the number of updates after each episode, and whether its policy was kept."""
     best, found, since, worst = -float('inf'), [], 0, []

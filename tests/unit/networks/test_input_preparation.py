@@ -87,6 +87,16 @@ def test_the_convolutions_of_the_conf_are_those_of_each_image():
         assert EncodingNetwork(spec).output_spec.shape == (9 + 9 + 4, )
 
 
+def test_the_arguments_of_the_network_hold_for_the_convolutions_of_images():
+    spec = {'a': TensorSpec((1, 6, 6)), 'b': VECTOR}
+    net = EncodingNetwork(spec, conv_layer_params=((2, 3, 1), ), activation=torch.tanh, use_conv_ln=True,
+                          kernel_initializer=torch.nn.init.ones_)
+    conv, = (m for m in net.modules() if isinstance(m, Conv2D))
+    assert (conv.weight == 1).all() and len([m for m in net.modules() if isinstance(m, torch.nn.GroupNorm)]) == 1
+    outputs, _ = net({'a': torch.rand(3, 1, 6, 6) - 0.5, 'b': torch.zeros(3, 3)})
+    assert outputs.min() < 0  # tanh, not relu
+
+
 def test_each_part_of_a_nest_with_images_reaches_the_output():
     spec = {'image': TensorSpec((1, 6, 6)), 'b': VECTOR}
     net = EncodingNetwork(spec)

@@ -2,6 +2,7 @@
 import csv
 import os
 import shutil
+import signal
 import threading
 from types import SimpleNamespace
 
@@ -183,9 +184,25 @@ def test_a_state_that_a_checkpoint_cannot_hold_is_refused(tmp_path, state, found
         train(tmp_path, Unsaved(), num_iterations=1, evaluate=False)
 
 
+def test_the_training_is_saved_although_a_state_cannot_be(tmp_path):
+    class Unsaved(Callback):
+        state = 1.0
+
+        def on_iteration_end(self, run):
+            self.state = object()
+
+        def state_dict(self):
+            return {'state': self.state}
+
+    with pytest.raises(CallbackError, match='Unsaved.state_dict .*found builtins.object'):
+        train(tmp_path, Unsaved(), num_iterations=2, num_checkpoints=1, evaluate=False)
+    assert 'ckpt-2' in os.listdir(tmp_path / 'train/algorithm/crash')
+
+
 @pytest.mark.parametrize('callbacks, params, message', [
     ([Counter(), 3], {}, 'contains int 3, which is not a callback'),
     ([Counter(), KeepBestCheckpoint()], {'evaluate': False}, 'KeepBestCheckpoint, whose on_evaluation_end would never'),
+    ([EpisodeLog(), EpisodeLog()], {}, 'two callbacks with the file episodes.csv'),
 ])
 def test_callbacks_that_cannot_work_are_refused(tmp_path, callbacks, params, message):
     with pytest.raises(ConfError, match=message):
@@ -196,8 +213,51 @@ def test_names_and_values_that_cannot_be_logged_are_refused():
     run = TrainingRun('', None)
     with pytest.raises(ValueError, match="'env_steps' is a column that alfx writes"):
         run.log('env_steps', 1)
+    with pytest.raises(ValueError, match="'loss/policy' is a column that alfx writes"):
+        run.log('loss/policy', 1)
     with pytest.raises(ValueError, match="x: expected a number, found 'much'"):
         run.log('x', 'much')
+
+
+class LogsAlways(Callback):
+    """Callback that logs in every iteration and at the end, and sends a signal at an iteration."""
+
+    def __init__(self, signal_at=0):
+        self.signal_at = signal_at
+
+    def on_iteration_end(self, run):
+        run.log('mine/iteration', run.iteration)
+        if run.iteration == self.signal_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_training_end(self, run):
+        run.log('mine/end', run.iteration)
+
+
+@pytest.mark.parametrize('interval', [1, 4])
+def test_the_table_of_a_finished_run_does_not_change(tmp_path, interval):
+    """The same command, given again, trains nothing."""
+    tables = []
+    for _ in range(2):
+        train(tmp_path, LogsAlways(), evaluate=False, summary_interval=interval)
+        tables.append(rows(tmp_path / 'progress.csv'))
+    assert tables[0] == tables[1] and tables[0][-1]['mine/end'] == '6'
+
+
+def test_a_signal_leaves_no_row_that_an_uninterrupted_run_does_not_have(tmp_path):
+    train(tmp_path / 'a', LogsAlways(), evaluate=False, summary_interval=3)
+    for signal_at in (5, 0):
+        train(tmp_path / 'b', LogsAlways(signal_at), evaluate=False, summary_interval=3)
+    whole, parts = (repeatable(rows(tmp_path / name / 'progress.csv')) for name in 'ab')
+    assert [row['iteration'] for row in whole] == ['0', '3', '5'] and whole == parts
+    assert all(row['global_counter'] == row['iteration'] for row in whole)
+
+
+def test_the_first_reason_to_stop_is_the_one_reported():
+    run = TrainingRun('', None)
+    run.stop('enough')
+    run.stop('too late')
+    assert run.stop_reason == 'enough'
 
 
 # The callbacks that alfx ships ------------------------------------------------------------------------------------
@@ -228,6 +288,19 @@ def test_the_best_checkpoint_is_kept_and_loaded_by_name(tmp_path):
         assert all(torch.equal(x, y) for x, y in zip(policy._algorithm.parameters(), parameters[iteration]))
     # '' where it is unchanged: the result of iteration 4 is logged in the row of the next iteration
     assert [row['best/average_return'] for row in rows(tmp_path / 'progress.csv')] == ['', '', '1', '', '9', '']
+
+
+def test_the_best_checkpoint_of_an_evaluation_at_resume_is_the_one_evaluated(tmp_path):
+    train(tmp_path, evaluate=False, num_iterations=4)
+    train(tmp_path, FixedReturns(9.0, 1.0), KeepBestCheckpoint(), eval_interval=4, num_iterations=6)
+    assert os.listdir(tmp_path / 'train/algorithm/best') == ['ckpt-4']
+
+
+def test_a_callback_object_starts_afresh_in_the_next_run(tmp_path):
+    stop = StopWithoutImprovement(patience=2, min_delta=1000.0)
+    for seed in range(2):
+        train(tmp_path / str(seed), stop, num_iterations=8)
+        assert [result['iteration'] for result in read_results(str(tmp_path / str(seed)))] == [2, 4, 6]
 
 
 def test_a_run_without_best_checkpoint_says_how_to_get_one(tmp_path):
