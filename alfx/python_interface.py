@@ -6,7 +6,6 @@ Threads of one process take turns, see :mod:`alfx.utils.exclusive`.
 import contextlib
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from alfx.trainers import conf_check, devices
 from alfx.runs import building, evaluator, playing
 from alfx.runs.evaluator import EvalResult, evaluate_supervised
 from alfx.gin_utils.python_values import binding_lines
+from alfx.gin_utils.registry import program_module
 from alfx.utils import processes, random_state
 from alfx.utils.exclusive import exclusive
 from alfx.runs import run_files
@@ -183,18 +183,13 @@ def _lines(params: Mapping[str, Any] | Sequence[str]) -> tuple[list[str], Sequen
         given = params.get(_CALLBACKS, ())
         if isinstance(given, (list, tuple)) and any(isinstance(callback, Callback) for callback in given):
             callbacks, params = given, {name: value for name, value in params.items() if name != _CALLBACKS}
-        params = binding_lines(_without_environments(params), _main_module())
+        main = None if processes.lost_program() else program_module() or None
+        params = binding_lines(_without_environments(params), main)
     return [params] if isinstance(params, str) else [*params], callbacks
 
 
-def _main_module() -> str | None:
-    """Return the module as which another process can import the running program, or None."""
-    stem = os.path.splitext(os.path.basename(getattr(sys.modules['__main__'], '__file__', None) or ''))[0]
-    return stem if stem.isidentifier() and not processes.lost_program() else None
-
-
 def _without_environments(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace environment objects by their ids, with ``suite_gym.load.env_args`` for their arguments."""
+    """Replace environment objects by their ids, with bindings of ``suite_gym.load`` for their arguments."""
     found: dict[str, Any] = {}
     for name, value in params.items():
         if isinstance(value, gymnasium.Env):
@@ -203,9 +198,18 @@ def _without_environments(params: Mapping[str, Any]) -> dict[str, Any]:
                 raise gin_utils.ConfError(
                     f'{name} = {value!r}: a run creates several environments, and this one cannot be created from its '
                     'id alone', 'pass its class, or a function that creates and wraps it')
+            registered, scope = gymnasium.spec(spec.id), name[:name.rfind('/') + 1]
             given = {key: x for key, x in spec.kwargs.items()
-                     if key != 'render_mode' and gymnasium.spec(spec.id).kwargs.get(key) != x}
-            found |= {'suite_gym.load.env_args': given} if given else {}
+                     if key != 'render_mode' and registered.kwargs.get(key) != x}
+            new: dict[str, Any] = {'env_args': given} if given else {}
+            if spec.max_episode_steps != registered.max_episode_steps:
+                new['max_episode_steps'] = spec.max_episode_steps or 0  # 0: never
+            spellings = {f'{scope}{path}load.{argument}' for argument in new for path in (
+                '', 'suite_gym.', 'environments.suite_gym.', 'alfx.environments.suite_gym.')}
+            if twice := spellings & params.keys():
+                raise gin_utils.ConfError(f'{name} = {value!r} also sets {min(twice)}', 'leave out one of the two, or '
+                                          f'pass the id {spec.id!r} instead of the environment')
+            found |= {f'{scope}suite_gym.load.{argument}': x for argument, x in new.items()}
             value = spec.id
         found[name] = value
     return found

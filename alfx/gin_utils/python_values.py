@@ -85,12 +85,12 @@ def _selector(key: str, value: Any, modules: '_Modules') -> str:
     module, name = getattr(value, '__module__', None) or '', getattr(value, '__qualname__', '')
     if not selector and getattr(sys.modules.get(module), name, None) is value:
         selector = f'{module}.{name}'
-    if not selector:
+    if not selector or '<locals>' in name:
         raise ConfError(f'{key} = {value!r}: a conf cannot name it, because another process that evaluates or resumes '
                         'the run cannot import it', 'define it at the top level of a module')
     if module == '__main__':
         module = modules.main or module
-        selector = f'{module}.{name}'
+        selector = selector.replace('__main__', module, 1)  # a registered name is not always that of the class
         if modules.main is None:
             _log.warning('%s = %r belongs to this program: other programs, such as alfx play, cannot load the run; '
                          'define it in a module of its own', key, value)

@@ -9,10 +9,12 @@ bindings), so that calls at every step do not go through gin.
 import functools
 import importlib
 import inspect
+import os
 import re
+import sys
 import types
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, Optional, Union
 
 import gin
@@ -20,7 +22,7 @@ import gin
 from alfx.gin_utils import locations, trust
 from alfx.gin_utils import value_checks
 
-__all__ = ['configurable', 'named_by_path', 'register_by_path', 'register_function', 'raw_functions',
+__all__ = ['configurable', 'named_by_path', 'program_module', 'register_by_path', 'register_function', 'raw_functions',
            'registered_selectors', 'step_function_of']
 
 # Keyword that asks a registered step function for the plain function.
@@ -28,6 +30,7 @@ _RESOLVE = '_alfx_resolve_'
 _STEP_FUNCTION = '_alfx_step_function_'
 _step_functions: dict[str, Callable] = {}
 _by_path: set[str] = set()
+_PROGRAM = ('__main__', '__mp_main__')  # module of the running program, and of its copy in a spawned process
 _qualified_names: dict[str, tuple] = {}  # selector -> module and qualified name of the registered object
 
 
@@ -285,13 +288,32 @@ def _signature_without_defaults(fn, parameters):
     return signature.replace(parameters=[p.replace(default=kind.empty) for p in signature.parameters.values()])
 
 
+@contextmanager
 def _replacing_own_name(selector, target):
     """Context manager in which gin lets ``target`` replace an earlier definition of itself.
 
-    A reloaded module, or a class defined in a function that is called again, has the same module and qualified name.
-    Any other object with the same selector is still an error.
+    A reloaded module, or a class defined in a function that is called again, has the same module and qualified name, as
+    does the running program if it is imported under its own name. Names without a module then refer to this import. Any
+    other object with the same selector is still an error.
     """
-    qualified = (getattr(target, '__module__', None), getattr(target, '__qualname__', None))
+    module, own = getattr(target, '__module__', None), program_module()
+    qualified = (own if own and module in _PROGRAM else module, getattr(target, '__qualname__', None))
     again = _qualified_names.get(selector) == qualified
     _qualified_names.setdefault(selector, qualified)
-    return gin.config.interactive_mode() if again else nullcontext()
+    with gin.config.interactive_mode() if again else nullcontext():
+        yield
+    known, name = gin.config._REGISTRY, selector.rpartition('.')[2]
+    for program in _PROGRAM:
+        if f'{program}.{name}' in known and f'{own}.{name}' in known:
+            # gin finds shortened names in a tree; the complete name stays valid
+            known._selector_tree[name][program][gin.selector_map._TERMINAL_KEY] = None
+
+
+def program_module() -> str:
+    """Return the name by which another process can import the running program; '' if it has none, as in a notebook."""
+    main = sys.modules['__main__']
+    spec = getattr(main, '__spec__', None)  # of 'python -m package.module'
+    name = spec.name if spec else '__main__'
+    if name == '__main__':  # also the name of the spec if the program is a folder
+        name = os.path.splitext(os.path.basename(getattr(main, '__file__', None) or ''))[0]
+    return name if name != '__main__' and name.replace('.', '_').isidentifier() else ''

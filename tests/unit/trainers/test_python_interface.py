@@ -7,6 +7,7 @@ import signal
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
+from importlib.machinery import ModuleSpec
 
 import gymnasium
 import numpy as np
@@ -14,9 +15,10 @@ import pytest
 import torch
 
 import alfx
-from alfx import gin_utils
+from alfx import gin_utils, python_interface
 from alfx.config import TrainerConfig
 from alfx.gin_utils.python_values import binding_lines
+from alfx.gin_utils.registry import program_module
 from alfx.runs.policy import Policy
 from alfx.tensor_specs import BoundedTensorSpec, SpecError
 from alfx.trainers.policy_trainer import RLTrainer
@@ -312,6 +314,99 @@ def test_an_environment_object_stands_for_its_id_and_arguments(tmp_path):
     for other in (Corridor(), gymnasium.wrappers.ClipReward(env, 0, 1)):
         with pytest.raises(gin_utils.ConfError, match='pass its class, or a function'):
             alfx.train('ppo_pendulum', {**SMALL, 'create_environment.env_name': other}, tmp_path / 'other')
+
+
+@pytest.mark.parametrize('steps, bound', [(50, 50), (-1, 0), (500, None)])
+def test_the_step_limit_of_an_environment_object_is_used(tmp_path, steps, bound):
+    env = gymnasium.make('CartPole-v1', max_episode_steps=steps)  # registered with a limit of 500
+    lines, _ = python_interface._lines({'create_environment.env_name': env})
+    limit = [] if bound is None else [f'suite_gym.load.max_episode_steps = {bound}']
+    assert lines == [*limit, "create_environment.env_name = 'CartPole-v1'"]
+
+
+def test_arguments_of_an_environment_object_are_not_bound_twice():
+    name, args, steps = 'create_environment.env_name', 'suite_gym.load.env_args', 'suite_gym.load.max_episode_steps'
+    env = gymnasium.make('MountainCarContinuous-v0', goal_velocity=0.01, max_episode_steps=50)
+    for binding in (args, steps, f'alfx.environments.{args}', 'load.max_episode_steps'):
+        for params in ({name: env, binding: None}, {binding: None, name: env}):
+            with pytest.raises(gin_utils.ConfError, match=f'also sets {binding}'):
+                alfx.check('ppo_pendulum', params)
+    plain = gymnasium.make('MountainCarContinuous-v0')
+    assert python_interface._lines({name: plain, steps: 20})[0][-1] == f'{steps} = 20'
+    lines, _ = python_interface._lines({f'evaluation/{name}': env, steps: 20})
+    assert f'evaluation/{steps} = 50' in lines and f'{steps} = 20' in lines
+
+
+PROGRAM = """
+from alfx.gin_utils import configurable, register_function
+from alfx.runs.callbacks import Callback
+
+@configurable
+class {0}Limited(Callback):
+    def __init__(self, limit=1.0):
+        limits.append(limit)
+
+class Outer:
+    @configurable('{0}Renamed', module='{0}_names')
+    class Inner({0}Limited):
+        pass
+
+def in_function():
+    @configurable
+    class {0}Local(Callback):
+        pass
+    return {0}Local
+
+limits = []
+"""
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch, request):
+    """A running program with a guard."""
+    name = f'program_of_{request.node.name.split("_")[-1]}'
+    code = PROGRAM.format(name) + "if __name__ == '__main__':\n    pass\n"
+    path = tmp_path / f'{name}.py'
+    path.write_text(code)
+    main = types.ModuleType('__main__')
+    main.__file__ = str(path)
+    monkeypatch.setitem(sys.modules, '__main__', main)
+    monkeypatch.syspath_prepend(tmp_path)
+    exec(compile(code, path, 'exec'), vars(main))
+    return types.SimpleNamespace(name=name, main=main, limited=getattr(main, f'{name}Limited'))
+
+
+def test_a_registered_class_of_the_program_is_used_with_its_bindings(program, tmp_path):
+    def train(callback, name, limit):
+        params = {**SMALL, 'TrainerConfig.callbacks': [callback], f'{name}.limit': limit}
+        alfx.train('ppo_cart_pole', params, tmp_path / str(limit))
+        return sys.modules[program.name].limits, program.main.limits
+
+    name = f'{program.name}Limited'
+    assert train(program.limited, name, 2.0) == ([2], [])
+    assert train(f'@{name}()', name, 3.0) == ([2, 3], [])
+    assert train(program.main.Outer.Inner, f'{program.name}Renamed', 4.0) == ([2, 3, 4], [])
+    assert train(f'@__main__.{name}()', f'__main__.{name}', 5.0) == ([2, 3, 4], [5])
+    assert f'\n__main__.{name}.limit = 5.0' in (tmp_path / '5.0/conf/operative.gin').read_text()
+
+
+def test_a_registered_class_of_a_function_is_refused(program):
+    assert binding_lines({'A.b': program.limited}, program.name)[-1] == f'A.b = @{program.name}.{program.name}Limited'
+    for main in (None, program.name):
+        with pytest.raises(gin_utils.ConfError, match='A.b = .*Local.*\n.*top level of a module'):
+            binding_lines({'A.b': program.main.in_function()}, main)
+
+
+@pytest.mark.parametrize('spec, file, module', [
+    (None, 'prog.py', 'prog'), ('package.prog', 'prog.py', 'package.prog'), ('__main__', 'prog.py', 'prog'),
+    ('package.__main__', '__main__.py', 'package.__main__'), ('__main__', '__main__.py', None),
+    (None, 'my-prog.py', None), ('package.my-prog', 'my-prog.py', None)])
+def test_the_program_is_imported_by_the_name_that_it_was_started_with(monkeypatch, tmp_path, spec, file, module):
+    (tmp_path / file).write_text("if __name__ == '__main__':\n    pass\n")
+    main = types.ModuleType('__main__')
+    main.__file__, main.__spec__ = str(tmp_path / file), spec and ModuleSpec(spec, None)
+    monkeypatch.setitem(sys.modules, '__main__', main)
+    assert (program_module() or None) == module
 
 
 def test_functions_of_the_program_are_imported_from_its_file(monkeypatch, caplog):
