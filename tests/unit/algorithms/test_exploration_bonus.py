@@ -213,7 +213,7 @@ def stored_rewards(rewards):
     return experience, inputs.reward
 
 
-def test_an_agent_trains_on_sampled_rewards_that_are_the_collected_ones_before_training():
+def test_sampled_rewards_are_the_collected_ones_before_training():
     (collected, expected), (sampled, found) = stored_rewards('collected'), stored_rewards('sampled')
     torch.testing.assert_close(found[:, 1:], expected[:, 1:], rtol=1e-5, atol=1e-6)
     factor = sampled.rollout_info.rewards['irm']

@@ -115,7 +115,7 @@ def test_a_run_trains_after_episodes_only_and_evaluates_the_policy_kept():
     assert torch.equal(outputs()[1], kept[-1]) and not torch.equal(*outputs())
 
 
-def test_without_checkpoints_every_iteration_trains_and_the_current_policy_is_evaluated():
+def test_without_checkpoints_every_iteration_trains_the_evaluated_policy():
     agent, _ = make_agent()
     for _ in range(12):
         agent.train_iter()

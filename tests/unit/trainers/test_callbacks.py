@@ -290,7 +290,7 @@ def test_the_best_checkpoint_is_kept_and_loaded_by_name(tmp_path):
     assert [row['best/average_return'] for row in rows(tmp_path / 'progress.csv')] == ['', '', '1', '', '9', '']
 
 
-def test_the_best_checkpoint_of_an_evaluation_at_resume_is_the_one_evaluated(tmp_path):
+def test_the_best_checkpoint_at_resume_is_the_one_evaluated(tmp_path):
     train(tmp_path, evaluate=False, num_iterations=4)
     train(tmp_path, FixedReturns(9.0, 1.0), KeepBestCheckpoint(), eval_interval=4, num_iterations=6)
     assert os.listdir(tmp_path / 'train/algorithm/best') == ['ckpt-4']
