@@ -20,7 +20,7 @@ __all__ = ['Mismatch', 'check']
 _SEQUENCES = (list, tuple, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
 _MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 _ANYTHING = (inspect.Parameter.empty, Any, object)
-_LITERALS = (int, float, bool, str, list, tuple, dict, type(None))
+_LITERALS = (int, float, bool, str, bytes, list, tuple, dict, type(None))
 
 
 class Mismatch(NamedTuple):
