@@ -262,9 +262,9 @@ def variant_cells() -> list[Cell]:
 
 
 def sample_of_bonuses() -> list[Cell]:
-    """Return a cell for each bonus and for each variant."""
-    return [*(Cell('sac continuous' if bonus == 'apt' else 'ppo', bonus, 'none', 'feed-forward') for bonus in BONUSES),
-            *(Cell(policy, 'e3b', 'none', 'feed-forward') for policy in VARIANTS)]
+    """Return some cells with bonuses that carry state, rewards of samples, and variants of each kind."""
+    return [Cell(policy, bonus, 'none', 'feed-forward') for policy, bonus in (
+        ('ppo', 'deir'), ('ppo', 'ngu'), ('sac continuous', 'apt'), ('pqn', 'e3b'), ('crossq', 'e3b'), ('td7', 'e3b'))]
 
 
 def covering_sample() -> list[Cell]:
