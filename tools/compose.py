@@ -262,9 +262,9 @@ def variant_cells() -> list[Cell]:
 
 
 def sample_of_bonuses() -> list[Cell]:
-    """Return some cells with bonuses that carry state, rewards of samples, and variants of each kind."""
+    """Return some cells with a bonus that carries state, and with variants of different kinds."""
     return [Cell(policy, bonus, 'none', 'feed-forward') for policy, bonus in (
-        ('ppo', 'deir'), ('ppo', 'ngu'), ('sac continuous', 'apt'), ('pqn', 'e3b'), ('crossq', 'e3b'), ('td7', 'e3b'))]
+        ('ppo', 'episodic_count'), ('pqn', 'rnd'), ('crossq', 'rnd'), ('td7', 'rnd'))]
 
 
 def covering_sample() -> list[Cell]:

@@ -45,7 +45,7 @@ DOCUMENTED = dict(
     normalize_importance_weights_by_max=False, clear_replay_buffer=True, num_ray_workers=0, ray_address='',
     offline_mini_batch_size=None, offline_loss_weight=1.0,
     num_threads=None, float32_matmul_precision=None, compile=False, replay_checkpoint_megabytes=256,
-    environment_checkpoint_megabytes=32, save_environment_state=True)
+    environment_checkpoint_megabytes=32, save_environment_state=True, callbacks=())
 
 
 def test_every_field_has_its_documented_default():
