@@ -148,9 +148,7 @@ def plot(runs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], y: str
     folders = [os.fspath(run) for run in ([runs] if isinstance(runs, (str, os.PathLike)) else runs)]
     groups = comparing.labelled_groups(folders, group_by, labels)
     x, panels = curves.read_panels(groups, x, [y] if isinstance(y, str) else y, smoothing)
-    if output is not None:
-        curves.draw(panels, x, os.fspath(output))
-    return curves.figure_of(panels, x)
+    return curves.figure_of(panels, x) if output is None else curves.draw(panels, x, os.fspath(output))
 
 
 def check(conf: str | os.PathLike[str], params: Mapping[str, Any] | Sequence[str] = (),

@@ -17,7 +17,7 @@ features therefore keep what a trajectory and an action determine. Differs from 
 
 * The discriminator is trained on the minibatches of the policy algorithm, as often as the policy, and not in epochs of
   its own. Its other observations are drawn once for each step, when the step is collected.
-* Gradients pass through one step of the recurrent network, whose state before it is that of the rollout.
+* Gradients pass through one step of the recurrent network, which starts from the state of the rollout.
 * There is no batch norm, unless ``encoding_net`` has it.
 """
 from collections.abc import Sequence

@@ -90,7 +90,7 @@ def _selector(key: str, value: Any, modules: '_Modules') -> str:
                         'the run cannot import it', 'define it at the top level of a module')
     if module == '__main__':
         module = modules.main or module
-        selector = selector.replace('__main__', module, 1)  # a registered name is not always that of the class
+        selector = selector.replace('__main__', module, 1)  # may be registered under another name
         if modules.main is None:
             _log.warning('%s = %r belongs to this program: other programs, such as alfx play, cannot load the run; '
                          'define it in a module of its own', key, value)

@@ -263,8 +263,8 @@ def read_panels(groups: Mapping[str, Sequence[str]], x: str | None, y: Sequence[
     return x, panels
 
 
-def draw(panels: dict[str, dict[str, Band]], x_label: str, path: str) -> None:
-    """Plot bands to a file; see :func:`figure_of`.
+def draw(panels: dict[str, dict[str, Band]], x_label: str, path: str) -> Any:
+    """Plot bands to a file and return the figure; see :func:`figure_of`.
 
     Args:
         panels: bands by title of the panel (``'QUANTITY in ...'``) and name of the group.
@@ -279,6 +279,7 @@ def draw(panels: dict[str, dict[str, Band]], x_label: str, path: str) -> None:
     figure = figure_of(panels, x_label)
     with stored_files.replacing(path) as temporary:
         figure.savefig(temporary, dpi=120)
+    return figure
 
 
 def figure_of(panels: dict[str, dict[str, Band]], x_label: str) -> Any:

@@ -226,3 +226,13 @@ class IntrinsicRewardContract:
         one_by_one = agent.learner.losses.train_info(experience).irm
         for a, b in zip(nest.flatten(at_once), nest.flatten(one_by_one)):
             torch.testing.assert_close(a, b)
+
+
+def rewarded(module, inputs, sizes=None):
+    """Return the rewards of steps that are passed in parts of these sizes."""
+    state, rewards = module.get_initial_unroll_state(inputs.step_type.shape[1]), []
+    for part in zip(*(x.split(sizes or [len(x)]) for x in nest.flatten(inputs))):
+        step = module.reward_steps(nest.pack_sequence_as(inputs, part), state)
+        state = step.state
+        rewards.append(step.output)
+    return torch.cat(rewards)

@@ -3,7 +3,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.intrinsic_reward_contract import ACTION, random_steps
+from helpers.intrinsic_reward_contract import ACTION, random_steps, rewarded
 
 from alfx import context, nest
 from alfx.algorithms.exploration.bonus import ExplorationBonus
@@ -70,16 +70,6 @@ def features(module, inputs):
 def errors(module, inputs):
     with torch.no_grad():
         return module._error_model.novelty(inputs.observation.flatten(0, 1)).reshape(LENGTH, BATCH).double()
-
-
-def rewarded(module, inputs, sizes=None):
-    """Return the rewards of steps that are passed in parts of these sizes."""
-    state, rewards = module.get_initial_unroll_state(inputs.step_type.shape[1]), []
-    for part in zip(*(x.split(sizes or [len(x)]) for x in nest.flatten(inputs))):
-        step = module.reward_steps(nest.pack_sequence_as(inputs, part), state)
-        state = step.state
-        rewards.append(step.output)
-    return torch.cat(rewards)
 
 
 CUTS = {'one step': [1] * LENGTH, 'sevens': [7] * 11 + [3], 'ends': [31, 1, 1, 40, 6, 1]}

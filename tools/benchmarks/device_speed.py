@@ -15,6 +15,7 @@ import tempfile
 import time
 
 import torch
+from benchmark_peers import play_nothing
 
 from alfx import gin_utils
 from alfx.config import TrainerConfig
@@ -47,8 +48,7 @@ def measure(conf: str, device_name: str, mode: str, bindings: list[str], warm_up
         seconds: length of the timed part.
     """
     if mode == 'eager':
-        from alfx.engine.plan import backends
-        backends.WARM_UP = backends.WarmUp(*[sys.maxsize] * len(backends.WarmUp._fields))
+        play_nothing()
     device = find_device(device_name)
     use_device(device)
     with tempfile.TemporaryDirectory() as folder:

@@ -4,7 +4,7 @@ from functools import partial
 import pytest
 import torch
 from helpers import agents, sac_agents
-from helpers.intrinsic_reward_contract import ACTION, random_steps
+from helpers.intrinsic_reward_contract import ACTION, random_steps, rewarded
 from helpers.plans import num_graphs
 
 from alfx import nest
@@ -37,16 +37,6 @@ def make(**arguments):
     network = torch.nn.Sequential(Cast(), torch.nn.Linear(2, 4), torch.nn.Tanh())
     return DeirAlgorithm(CELLS, ACTION, network, **dict(
         dict(trajectory_size=5, hidden_size=8, normalization='none', queue_capacity=50), **arguments))
-
-
-def rewarded(module, inputs, sizes=None):
-    """Return the rewards of steps that are passed in parts of these sizes."""
-    state, rewards = module.get_initial_unroll_state(inputs.step_type.shape[1]), []
-    for part in zip(*(x.split(sizes or [len(x)]) for x in nest.flatten(inputs))):
-        step = module.reward_steps(nest.pack_sequence_as(inputs, part), state)
-        state = step.state
-        rewards.append(step.output)
-    return torch.cat(rewards)
 
 
 def expected_rewards(module, inputs, capacity=1000):
