@@ -36,6 +36,7 @@ import make_datasets
 import numpy as np
 from make_datasets import run_program as _run
 from pictures import as_curves, draw_curves
+from suites import SUITES, suite_table
 
 from alfx import gin_utils
 from alfx.reports import curves
@@ -66,6 +67,9 @@ action, as its conf sets it (`TrainerConfig.epsilon_greedy`).
 
 The learning curves show the return of the latest training episodes over environment steps: the mean over seeds, and
 each seed as a thin line.
+
+The first tables compare all algorithms on a suite: the interquartile mean over the seeds with its 95% bootstrap
+interval, and below it seeds and steps.
 
 `python tools/results.py --conf NAME --seeds N` writes a row. The numbers are in [results.json](results.json), and the
 curves in [curves.json](curves.json).
@@ -155,6 +159,8 @@ def read_task(conf: str) -> Task:
     bindings = {str(binding).split(' = ', 1)[0]: str(binding) for binding in loaded.bindings}
     data = next((value for name, value in bindings.items() if name.endswith('.data_creator')), ' = ?')
     text = bindings.get('create_environment.env_name', data).split(' = ', 1)[1].strip("'\"")
+    if bindings.get('create_environment.env_load_fn', '').endswith('@suite_minatar.load'):
+        text = f'MinAtar {text}'  # its names, such as 'breakout', do not name the suite
     fingerprint = hashlib.sha256('\n'.join(sorted(bindings.values())).encode()).hexdigest()[:8]
     bars = stated_results(Path(loaded.conf_file).read_text())
     epsilon_greedy = bindings.get('TrainerConfig.epsilon_greedy', ' = 0').split(' = ', 1)[1]
@@ -286,7 +292,8 @@ def format_minutes(seconds: float) -> str:
     return f'{seconds / 60:.0f} min' if seconds < 100 * 60 else f'{seconds / 3600:.1f} h'
 
 
-def write_table(stored: dict[str, Any], path: Path, learning_curves: dict[str, Any] | None = None) -> None:
+def write_table(stored: dict[str, Any], path: Path, learning_curves: dict[str, Any] | None = None,
+                changed: str | None = None) -> None:
     """Write docs/results.md and its figures.
 
     Args:
@@ -294,6 +301,7 @@ def write_table(stored: dict[str, Any], path: Path, learning_curves: dict[str, A
         path: path of the page. Figures of tasks are written to ``images/results`` in the same folder, figures of confs
             to ``images/curves``.
         learning_curves: content of docs/curves.json.
+        changed: conf whose results changed; only its figures are drawn. None: all figures are drawn.
     """
     tasks: dict[str, list[str]] = {}
     for name, entry in sorted(stored.items()):
@@ -304,12 +312,14 @@ def write_table(stored: dict[str, Any], path: Path, learning_curves: dict[str, A
     for task, names in sorted(tasks.items(), key=lambda item: item[0].lower()):
         rows = [row for name in names for row in rows_of(name, stored[name])]
         if rows:
-            picture = _draw_task(task, names, learning_curves or {}, path.parent / 'images' / 'results')
+            picture = _draw_task(task, names, learning_curves or {}, path.parent / 'images' / 'results',
+                                 draw=changed is None or changed in names)
             table = [f"| {' | '.join(row[i] for i in shown)} |\n" for row in [*head, *rows]]
             sections.append(f'## {task}\n\n' + ''.join(table) + picture)
-    path.write_text(_HEAD + '\n'.join(sections))
+    tables = [suite_table(suite, stored, lambda run: mean_over_episodes(run, _RETURN)) for suite in SUITES]
+    path.write_text(_HEAD + '\n'.join([*filter(None, tables), *sections]))
     for name, entry in (learning_curves or {}).items():
-        if runs := as_curves(entry):
+        if changed in (None, name) and (runs := as_curves(entry)):
             draw_curves(picture_of(name, path.parent), [(f"{name} ({entry['env_name']})", [('', runs)])])
 
 
@@ -318,14 +328,15 @@ def picture_of(conf: str, docs: Path = ROOT / 'docs') -> Path:
     return docs / 'images' / 'curves' / f'{conf}.svg'
 
 
-def _draw_task(task: str, names: Sequence[str], learning_curves: dict[str, Any], folder: Path) -> str:
-    """Draw the figure of a task and return its Markdown line; '' if there are no curves."""
+def _draw_task(task: str, names: Sequence[str], learning_curves: dict[str, Any], folder: Path, draw: bool) -> str:
+    """Draw the figure of a task, if ``draw`` is set, and return its Markdown line; '' if there are no curves."""
     lines = [(name, as_curves(learning_curves[name])) for name in names if name in learning_curves]
     lines = [(name, runs) for name, runs in lines if runs]
     if not lines:
         return ''
-    picture = folder / f'{task}.svg'
-    draw_curves(picture, [(task if len(lines) > 1 else f'{lines[0][0]} ({task})', lines)])
+    picture = folder / f"{task.replace(' ', '-')}.svg"
+    if draw:
+        draw_curves(picture, [(task if len(lines) > 1 else f'{lines[0][0]} ({task})', lines)])
     return f'\n![Learning curves of {task}](images/results/{picture.name})\n'
 
 
@@ -400,16 +411,16 @@ class Store:
         self.confs[task.name] = {'fingerprint': task.fingerprint, 'env_name': task.env_name,
                                  'bars': [dataclasses.asdict(bar) for bar in task.bars],
                                  'runs': dict(sorted(runs.items(), key=lambda item: int(item[0])))}
-        self.write()
+        self.write(changed=task.name)
 
-    def write(self) -> None:
-        """Write the JSON files and the page."""
+    def write(self, changed: str | None = None) -> None:
+        """Write the JSON files and the page; with ``changed``, draw the figures of this conf only."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_text(json.dumps(dict(sorted(self.confs.items())), indent=1) + '\n')
         if self.curves:
             lines = [f' {json.dumps(name)}: {json.dumps(entry)}' for name, entry in sorted(self.curves.items())]
             self._curves_path.write_text('{\n' + ',\n'.join(lines) + '\n}\n')
-        write_table(self.confs, self._path.with_suffix('.md'), self.curves)
+        write_table(self.confs, self._path.with_suffix('.md'), self.curves, changed)
 
 
 def run_all(tasks: list[Task], seeds: int, store: Store, folder: Path, episodes: int, jobs: int,

@@ -217,3 +217,38 @@ def test_offline_runs_are_measured_in_updates_and_may_state_a_score(results, tmp
     assert stored['env_steps'] == 20000 and results.mean_over_episodes(stored, 'normalized_score') == 90.0
     iql = results.read_task('iql_finetune_pendulum')
     assert (iql.datasets, iql.updates_per_iteration) == (('pendulum/replay', ), 100)
+
+
+def test_a_new_result_draws_only_the_figures_of_its_conf_and_task(results, tmp_path):
+    store = results.Store(tmp_path / 'results.json')
+    other = dataclasses.replace(a_task(results), name='other_conf', env_name='Other-v1')
+    for task in (a_task(results), other):
+        store.add(task, 0, {**a_run([1.0]), 'curve': [[1, 2.0], [2, 3.0]]})
+    drawn = [tmp_path / 'images' / name for name in ('curves/some_conf.svg', 'results/Some-v1.svg',
+                                                     'curves/other_conf.svg', 'results/Other-v1.svg')]
+    for picture in drawn:
+        picture.unlink()
+    store.add(other, 1, {**a_run([1.0]), 'curve': [[1, 2.0], [2, 3.0]]})
+    assert [picture.exists() for picture in drawn] == [False, False, True, True]
+    assert (tmp_path / 'results.md').read_text().count('](images/results/') == 2
+    store.write()
+    assert all(picture.exists() for picture in drawn)
+
+
+def test_games_of_minatar_are_named_with_their_suite(results):
+    pytest.importorskip('minatar')
+    assert results.read_task('pqn_minatar_breakout').env_name == 'MinAtar breakout'
+
+
+def test_a_suite_has_a_row_for_each_algorithm_and_a_column_for_each_task(results):
+    from suites import Suite, suite_table
+    runs = {str(seed): a_run([value]) for seed, value in enumerate([1.0, 2.0, 30.0, 4.0])}
+    stored = {'dqn_one': {'env_name': 'One-v1', 'runs': runs},
+              'ppo_two': {'env_name': 'Two-v1', 'runs': {'0': {**a_run([5.0]), 'env_steps': 1_000_250}}},
+              'ppo_three': {'env_name': 'Three-v1', 'runs': runs}}
+    suite = Suite('Some', {'one': 'One-v1', 'two': 'Two-v1', 'four': 'Four-v1'}, 'A note.')
+    lines = suite_table(suite, stored, lambda run: results.mean_over_episodes(run, 'return')).splitlines()
+    assert lines[:5] == ['## Some: all algorithms', '', 'A note.', '', '| algorithm | One | Two |']
+    assert lines[6].startswith('| `dqn` | 3 [1') and lines[6].endswith('<br>4 x 1k |  |')  # IQM: the mean of 2 and 4
+    assert lines[7:] == ['| `ppo` |  | 5<br>1 x 1M |']
+    assert suite_table(Suite('None', {'none': 'None-v1'}), stored, len) == ''

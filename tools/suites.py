@@ -1,0 +1,75 @@
+"""Summary tables of the results: one per suite, with a row for each algorithm and a column for each task."""
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from alfx.reports.aggregates import bootstrap_interval, interquartile_mean
+
+
+class Suite(NamedTuple):
+    """Tasks that are compared in one table.
+
+    Attributes:
+        name: heading.
+        tasks: environment name by the suffix of its confs: ``{'half_cheetah': 'HalfCheetah-v5'}``.
+        note: sentence below the heading.
+    """
+    name: str
+    tasks: Mapping[str, str]
+    note: str = ''
+
+
+SUITES = (
+    Suite('MuJoCo', {'half_cheetah': 'HalfCheetah-v5', 'hopper': 'Hopper-v5', 'walker2d': 'Walker2d-v5',
+                     'ant': 'Ant-v5', 'humanoid': 'Humanoid-v5'},
+          'Offline algorithms state the number of updates instead of environment steps.'),
+    Suite('MinAtar', {game: f'MinAtar {game}' for game in ('asterix', 'breakout', 'freeway', 'seaquest',
+                                                           'space_invaders')},
+          'Actions stick with a probability of 0.1, as in the original games.'),
+    Suite('Exploration', {'corridor': 'Corridor', 'minigrid_doorkey_8x8': 'MiniGrid-DoorKey-8x8-v0',
+                          'minigrid_key_corridor': 'MiniGrid-KeyCorridorS3R2-v0',
+                          'minigrid_multi_room': 'MiniGrid-MultiRoom-N6-v0'},
+          'Random actions practically never find the reward.'),
+)
+
+
+def suite_table(suite: Suite, stored: Mapping[str, Any], mean_of: Callable[[Any], float]) -> str:
+    """Return the Markdown section of a suite; '' if no result of it is stored.
+
+    A cell has the interquartile mean over the seeds with its 95% bootstrap interval (Agarwal et al. 2021,
+    arXiv:2108.13264), the number of seeds, and the steps. With fewer than four seeds the interquartile mean is the mean.
+
+    Args:
+        suite: the suite.
+        stored: content of docs/results.json.
+        mean_of: returns the mean return of a stored run.
+    """
+    rows: dict[str, dict[str, str]] = {}
+    for suffix, env_name in suite.tasks.items():
+        for conf, entry in stored.items():
+            if entry['env_name'] == env_name and conf.endswith(f'_{suffix}') and entry['runs']:
+                runs = list(entry['runs'].values())
+                rows.setdefault(conf.removesuffix(f'_{suffix}'), {})[suffix] = _cell([mean_of(run) for run in runs],
+                                                                                     [run['env_steps'] for run in runs])
+    if not rows:
+        return ''
+    shown = [suffix for suffix in suite.tasks if any(suffix in row for row in rows.values())]
+    head = ['algorithm', *(re.sub(r'^(MinAtar |MiniGrid-)|-v\d+$', '', suite.tasks[suffix]) for suffix in shown)]
+    table = [head, ['---', *['---:'] * len(shown)]]
+    table += [[f'`{name}`', *(row.get(suffix, '') for suffix in shown)] for name, row in sorted(rows.items())]
+    lines = ''.join(f"| {' | '.join(row)} |\n" for row in table)
+    return f'## {suite.name}: all algorithms\n\n{suite.note}\n\n{lines}'
+
+
+def _cell(means: Sequence[float], steps: Sequence[int]) -> str:
+    values = np.asarray(means)
+    low, high = bootstrap_interval(lambda runs: float(interquartile_mean(runs[0])), [values])
+    spread = f' [{low:,.4g}, {high:,.4g}]' if len(values) > 1 else ''
+    return f'{float(interquartile_mean(values)):,.4g}{spread}<br>{len(values)} x {_short(float(np.median(steps)))}'
+
+
+def _short(steps: float) -> str:
+    """Format a number of steps as 5k, 500k, 1M or 1.5M."""
+    return f'{steps / 1e6:.3g}M' if steps >= 995_000 else f'{steps / 1e3:.0f}k'
