@@ -39,7 +39,8 @@ def suite_table(suite: Suite, stored: Mapping[str, Any], mean_of: Callable[[Any]
     """Return the Markdown section of a suite; '' if no result of it is stored.
 
     A cell has the interquartile mean over the seeds with its 95% bootstrap interval (Agarwal et al. 2021,
-    arXiv:2108.13264), the number of seeds, and the steps. With fewer than four seeds the interquartile mean is the mean.
+    arXiv:2108.13264), the number of seeds, and the steps. With fewer than four seeds the interquartile
+    mean is the mean.
 
     Args:
         suite: the suite.
