@@ -84,7 +84,7 @@ def completions(path: str, texts: Mapping[str, str], line: int, column: int) -> 
 def definition(path: str, texts: Mapping[str, str], line: int, column: int) -> Optional[tuple[str, int]]:
     """Return file and line that define the name at a position, or ``None``; for the arguments see :func:`hover`.
 
-    The place of an argument is that of its class or function.
+    An argument is defined by its class or function.
     """
     name = name_at(texts[path], line, column)
     if name.kind == 'include' and (included := find_included(name.name, path)):

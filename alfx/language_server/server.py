@@ -1,4 +1,7 @@
-"""Connection of the language server to an editor: pygls over the standard streams."""
+"""Connection of the language server to an editor: pygls over the standard streams.
+
+Modules that import torch are imported after the answer to ``initialize``, for which some editors wait 20 seconds only.
+"""
 import os
 import sys
 from typing import Any, Optional
@@ -8,9 +11,6 @@ from pygls import uris
 from pygls.lsp.server import LanguageServer
 
 import alfx
-from alfx import gin_utils
-from alfx.language_server import answers
-from alfx.language_server.problems import mistakes
 
 
 def serve(import_modules: bool) -> None:
@@ -27,11 +27,12 @@ def serve(import_modules: bool) -> None:
         return {document.path: document.source.replace('\r\n', '\n')
                 for document in server.workspace.text_documents.values()}
 
-    def ask(function: Any, params: Any) -> Any:
+    def ask(function: str, params: Any) -> Any:
         """Return the result of a function of ``answers`` for a position of an open document."""
+        from alfx.language_server import answers
         document = server.workspace.get_text_document(params.text_document.uri)
         at = document.position_codec.position_from_client_units(texts()[document.path].split('\n'), params.position)
-        return function(document.path, texts(), at.line, at.character)
+        return getattr(answers, function)(document.path, texts(), at.line, at.character)
 
     def range_in(document: Any, line: int, start: int, end: int) -> types.Range:
         """Return a range of columns in the units of the editor."""
@@ -39,6 +40,7 @@ def serve(import_modules: bool) -> None:
 
     @server.feature(types.INITIALIZED)
     def initialized(_: types.InitializedParams) -> None:
+        from alfx import gin_utils
         if os.path.isdir(server.workspace.root_path or ''):
             os.chdir(server.workspace.root_path)  # confs also include files of the working directory
         gin_utils.import_configurables()
@@ -47,6 +49,7 @@ def serve(import_modules: bool) -> None:
     @server.feature(types.TEXT_DOCUMENT_DID_CHANGE)
     @server.feature(types.TEXT_DOCUMENT_DID_SAVE)
     def check(_: Any) -> None:
+        from alfx.language_server.problems import mistakes
         for document in server.workspace.text_documents.values():  # any of them may include the changed one
             found = [types.Diagnostic(range_in(document, *place), message, types.DiagnosticSeverity.Error,
                                       source='alfx')
@@ -60,7 +63,7 @@ def serve(import_modules: bool) -> None:
 
     @server.feature(types.TEXT_DOCUMENT_HOVER)
     def hover(params: types.HoverParams) -> Optional[types.Hover]:
-        text = ask(answers.hover, params)
+        text = ask('hover', params)
         return types.Hover(types.MarkupContent(types.MarkupKind.Markdown, text)) if text else None
 
     @server.feature(types.TEXT_DOCUMENT_COMPLETION, types.CompletionOptions(trigger_characters=list('.@%/\'"(')))
@@ -68,14 +71,14 @@ def serve(import_modules: bool) -> None:
         document = server.workspace.get_text_document(params.text_document.uri)
         return [types.CompletionItem(
             item.name, kind=types.CompletionItemKind[item.kind], detail=item.detail,
-            documentation=types.MarkupContent(types.MarkupKind.Markdown, item.meaning),
+            documentation=types.MarkupContent(types.MarkupKind.Markdown, item.meaning) if item.meaning else None,
             text_edit=types.TextEdit(types.Range(
                 range_in(document, params.position.line, item.start, item.start).start, params.position), item.name))
-            for item in ask(answers.completions, params)]
+            for item in ask('completions', params)]
 
     @server.feature(types.TEXT_DOCUMENT_DEFINITION)
     def definition(params: types.DefinitionParams) -> Optional[types.Location]:
-        path, line = ask(answers.definition, params) or ('', 0)
+        path, line = ask('definition', params) or ('', 0)
         start = types.Position(line, 0)
         return types.Location(uris.from_fs_path(path) or '', types.Range(start, start)) if path else None
 

@@ -98,6 +98,11 @@ def test_modules_of_the_user_are_imported_only_on_request(client, folder):
         importing.kill()
 
 
+def test_the_server_answers_before_it_imports_torch():
+    program = "import sys, alfx.language_server.server; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, '-c', program], timeout=300).returncode == 0
+
+
 def test_without_pygls_the_extra_is_named():
     program = "import sys; sys.modules['pygls'] = None; from alfx.bin import lsp; sys.exit(lsp.main([]))"
     result = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, timeout=300)
