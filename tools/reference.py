@@ -6,21 +6,19 @@ Each page covers one kind of object. The content comes from signatures and docst
 """
 import argparse
 import importlib
-import inspect
 import re
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from alfx import gin_utils
 from alfx.bin import help as described
+from alfx.gin_utils.describe import SECTION
 
 ROOT = Path(__file__).resolve().parent.parent
 _GIVEN = {'observation_spec', 'action_spec', 'reward_spec', 'env', 'config', 'debug_summaries', 'name'}
-_SECTION = re.compile(r'^(Args|Arguments|Attributes|Returns|Raises|Yields|Example|Examples):$', re.MULTILINE)
-_ARGUMENT = re.compile(r'^    (\*{0,2}\w+(?:, \*{0,2}\w+)*): ', re.MULTILINE)
 _ROLE = re.compile(r':\w+:`~?(?:[\w.]*\.)?(\w+)`')
 _REMARK = ('Written by `python tools/reference.py`. `alfx help NAME` prints the same, and the confs that bind it.',
            'Arguments that alfx passes itself, such as `observation_spec`, `env` and `name`, are omitted.')
@@ -93,7 +91,7 @@ def _heading(entry: described.Entry) -> str:
 def introduction(entry: described.Entry) -> Iterator[str]:
     """Return the lines of the docstring before the arguments."""
     importlib.import_module(entry.module)
-    return as_markdown(_SECTION.split(gin_utils.describe(entry.selector).docstring)[0])
+    return as_markdown(SECTION.split(gin_utils.describe(entry.selector).docstring)[0])
 
 
 def arguments(entry: described.Entry) -> Iterator[str]:
@@ -114,22 +112,7 @@ def arguments(entry: described.Entry) -> Iterator[str]:
 def meanings(entry: described.Entry) -> dict[str, str]:
     """Return the meaning of each argument by name, from the docstrings of the class and its bases."""
     importlib.import_module(entry.module)
-    return _meanings(getattr(sys.modules[entry.module], entry.defined_as),
-                     gin_utils.describe(entry.selector).docstring)
-
-
-def _meanings(target: Any, docstring: str) -> dict[str, str]:
-    classes = inspect.getmro(target)[1:] if inspect.isclass(target) else ()
-    texts = [docstring, *(inspect.getdoc(x) or '' for x in classes if x.__module__.startswith('alfx.'))]
-    meanings: dict[str, str] = {}
-    for text in texts:
-        parts = _SECTION.split(text)
-        for title, body in zip(parts[1::2], parts[2::2]):
-            found = _ARGUMENT.split(body) if title in ('Args', 'Arguments', 'Attributes') else []
-            for names, meaning in zip(found[1::2], found[2::2]):
-                for name in names.split(', '):
-                    meanings.setdefault(name.lstrip('*'), ' '.join(meaning.split()))
-    return meanings
+    return gin_utils.meanings(entry.selector)
 
 
 def as_markdown(docstring: str) -> Iterator[str]:

@@ -18,9 +18,9 @@
 """
 
 from alfx.gin_utils.value_checks import Count, Fraction, NonNegative, Positive, StepLimit, check_value
-from .describe import describe, flat_lines
+from .describe import describe, flat_lines, meanings
 from alfx.gin_utils.conf_error import ConfError, Problem, plain_text
-from alfx.gin_utils.conf_loading import clear, import_configurables, load, loaded
+from alfx.gin_utils.conf_loading import check_file, clear, import_configurables, load, loaded
 from .locations import is_explained
 from .operative import (config_str, mistakes_of_unused, operative_config_str, refuse_unused, supplied_arguments,
                         unused_bindings, warn_of_unused)
@@ -34,12 +34,12 @@ from .torch_functions import register_torch_functions
 from .trust import is_trusted, may_import, require_trust
 
 __all__ = [
-    'Conf', 'ConfError', 'Count', 'Fraction', 'NonNegative', 'Positive', 'Problem', 'StepLimit', 'check_same_conf',
-    'check_value', 'clear', 'config_str', 'configurable', 'copy_conf', 'declare_scope', 'describe', 'flat_lines',
-    'has_checkpoint', 'import_configurables', 'is_explained', 'is_own_conf', 'is_trusted', 'load', 'loaded',
-    'may_import', 'mistakes_of_unused', 'operative_config_str', 'plain_text', 'raw_functions', 'refuse_unused',
-    'register_function', 'require_trust', 'rewrite_conf', 'stored_conf', 'stored_info', 'supplied_arguments',
-    'takes_arguments_of', 'unused_bindings', 'warn_of_unused', 'write_conf', 'write_operative'
+    'Conf', 'ConfError', 'Count', 'Fraction', 'NonNegative', 'Positive', 'Problem', 'StepLimit', 'check_file',
+    'check_same_conf', 'check_value', 'clear', 'config_str', 'configurable', 'copy_conf', 'declare_scope', 'describe',
+    'flat_lines', 'has_checkpoint', 'import_configurables', 'is_explained', 'is_own_conf', 'is_trusted', 'load',
+    'loaded', 'may_import', 'meanings', 'mistakes_of_unused', 'operative_config_str', 'plain_text', 'raw_functions',
+    'refuse_unused', 'register_function', 'require_trust', 'rewrite_conf', 'stored_conf', 'stored_info',
+    'supplied_arguments', 'takes_arguments_of', 'unused_bindings', 'warn_of_unused', 'write_conf', 'write_operative'
 ]
 
 register_torch_functions()

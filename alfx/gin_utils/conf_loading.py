@@ -5,12 +5,13 @@ The conf is passed to gin only after it has passed all checks, so a conf with mi
 
 import contextlib
 import importlib
+import importlib.util
 import logging
 import os
 import pkgutil
 import re
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Optional
 
 import gin
@@ -21,12 +22,12 @@ from alfx.gin_utils.aliases import instead_of
 from alfx.gin_utils.parsing import (Conf, Macro, Reader, Reference, Statement, find_conf, is_shipped, iterate_nested,
                                     substitute)
 
-__all__ = ['load', 'loaded', 'clear', 'import_configurables']
+__all__ = ['load', 'loaded', 'check_file', 'clear', 'import_configurables']
 
 _logger = logging.getLogger(__name__)
 _unavailable: dict[str, str] = {}
 _imported = False
-_NOT_WALKED = ('alfx.bin', 'alfx.examples', 'alfx.gin_utils')
+_NOT_WALKED = ('alfx.bin', 'alfx.examples', 'alfx.gin_utils', 'alfx.language_server')
 
 
 def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optional[str] = None,
@@ -64,14 +65,10 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
     reader.read_file(path)
     for param in conf_params:
         reader.read_param(param)
-    complete = not reader.problems
     kept = run_folder.conf_folder(root_dir) if root_dir is not None and same_run else None
-    imports, modules, problems = _do_imports(reader.statements, kept)
-    rest = [s for s in reader.statements if s.kind != 'import']
-    resolved, more = static_check.check(rest, _unavailable, complete and not problems)
-    problems = reader.problems + problems + more + _two_algorithms(reader)
+    resolved, imports, modules, problems = _check(reader, kept)
     if problems:
-        raise ConfError(_merged([_with_odd_characters(problem, reader) for problem in problems]))
+        raise ConfError(_merged(problems))
     _apply(resolved, imports)
     if conf is not None and not is_shipped(path):
         locations.written_by_user(path)
@@ -85,6 +82,54 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
             clear()
             raise
     return result
+
+
+def check_file(path: str, unsaved: Mapping[str, str], import_modules: bool = False) -> tuple[Reader, list[Problem]]:
+    """Check a conf file without loading it.
+
+    Unless ``import_modules`` is set, no code of the user is executed: modules outside alfx are not imported, and names
+    that such a module may register are not reported.
+
+    Args:
+        path: path of the file.
+        unsaved: text of files, by path, that replaces their contents on disk.
+        import_modules: import the modules that the conf imports, as :func:`load` does.
+
+    Returns:
+        The reader, which has the statements and their files, and the problems.
+    """
+    import_configurables()
+    reader = Reader(unsaved)
+    reader.read_file(path)
+    trust.set_trusted(import_modules)
+    imports = [s for s in reader.statements if s.kind == 'import' and not trust.may_import(s.selector)]
+    reader.statements = [s for s in reader.statements if s not in imports]
+    try:
+        problems = _check(reader, None)[-1]
+    finally:
+        trust.set_trusted(True)
+    return reader, [p for p in problems if import_modules or not _may_be_right(p, bool(imports))]
+
+
+def _may_be_right(problem: Problem, imports_modules: bool) -> bool:
+    """Return whether a problem may vanish once modules that the conf imports, or names by its path, are imported."""
+    unknown = re.match(r"there is no configurable '@?(?:(?!alfx\.|__main__\.)(\w+)\.)?|no reference uses the scope",
+                       problem.message)
+    return unknown is not None and (imports_modules or bool(unknown[1] and importlib.util.find_spec(unknown[1])))
+
+
+def _check(reader: Reader, kept: Optional[str]) -> tuple[list[static_check.Resolved], list[str], tuple, list[Problem]]:
+    """Carry out the imports and check every name.
+
+    Returns:
+        The resolved bindings, followed by the results of :func:`_do_imports` with the problems of all checks.
+    """
+    complete = not reader.problems
+    imports, modules, problems = _do_imports(reader.statements, kept)
+    rest = [s for s in reader.statements if s.kind != 'import']
+    resolved, more = static_check.check(rest, _unavailable, complete and not problems)
+    problems = reader.problems + problems + more + _two_algorithms(reader)
+    return resolved, imports, modules, [_with_odd_characters(problem, reader) for problem in problems]
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Descriptions for people: the parameters of a configurable, and the bindings of a conf."""
 import inspect
 import os
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -9,7 +10,11 @@ from alfx.gin_utils.conf_error import ConfError
 from .reference_types import resolve
 from .parsing import Conf, Reader, is_shipped, show_path
 
-__all__ = ['Description', 'describe', 'flat_lines']
+__all__ = ['Description', 'describe', 'flat_lines', 'meanings']
+
+SECTION = re.compile(r'^(Args|Arguments|Attributes|Returns|Raises|Yields|Example|Examples):$', re.MULTILINE)
+"""Heading of a section of a docstring."""
+_ARGUMENT = re.compile(r'^    (\*{0,2}\w+(?:, \*{0,2}\w+)*): ', re.MULTILINE)
 
 
 class Description(NamedTuple):
@@ -47,6 +52,26 @@ def describe(name: str) -> Description:
     texts = [inspect.getdoc(part) for part in documented if getattr(part, '__doc__', None)]
     return Description(found.selector, found.selector.rsplit('.', 1)[-1], _parameters(found, target),
                        '\n\n'.join(text for text in texts if text) or 'has no docstring')
+
+
+def meanings(name: str) -> dict[str, str]:
+    """Return the meaning of each argument by name, from the docstrings of a class and its bases, or of a function.
+
+    Raises:
+        ConfError: no imported module defines ``name``, or several do.
+    """
+    found: dict[str, str] = {}
+    described = describe(name)
+    target: Any = registry.step_function_of(described.selector) or resolve(described.selector).wrapped
+    bases = [x for x in target.__mro__[1:] if x.__module__.startswith('alfx.')] if inspect.isclass(target) else []
+    for text in (described.docstring, *(inspect.getdoc(base) or '' for base in bases)):
+        parts = SECTION.split(text)
+        for title, body in zip(parts[1::2], parts[2::2]):
+            entries = _ARGUMENT.split(body) if title in ('Args', 'Arguments', 'Attributes') else []
+            for names, meaning in zip(entries[1::2], entries[2::2]):
+                for argument in names.split(', '):
+                    found.setdefault(argument.lstrip('*'), ' '.join(meaning.split()))
+    return found
 
 
 def _parameters(found: Any, target: Any) -> dict[str, inspect.Parameter]:

@@ -9,9 +9,10 @@ import glob
 import io
 import logging
 import os
+import pathlib
 import re
 import tokenize
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Optional
 
 from gin import config_parser
@@ -22,8 +23,8 @@ from .user_modules import OwnFile
 from .syntax_problems import odd_characters, syntax_problem
 
 __all__ = [
-    'Conf', 'Reference', 'Macro', 'Statement', 'Source', 'Reader', 'find_conf', 'is_shipped', 'iterate_nested',
-    'substitute'
+    'Conf', 'Reference', 'Macro', 'Statement', 'Source', 'Reader', 'find_conf', 'find_included', 'is_shipped',
+    'iterate_nested', 'substitute'
 ]
 
 _MOST_BYTES = 2**24  # of a conf file
@@ -200,6 +201,9 @@ class _Delegate(config_parser.ParserDelegate):
 class Reader:
     """Reader of a conf file, its includes and ``--conf_param``; it collects mistakes instead of raising.
 
+    Args:
+        unsaved: text of files, by path, that replaces their contents on disk.
+
     Attributes:
         statements: statements in the order in which they take effect.
         sources: files that were read.
@@ -208,7 +212,8 @@ class Reader:
         odd_characters: for each location, hints about characters that only look like those of a conf.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, unsaved: Optional[Mapping[str, str]] = None) -> None:
+        self._unsaved = unsaved or {}
         self.included_by: dict[str, set[str]] = {}
         self.odd_characters: dict[str, str] = {}
         self.statements: list[Statement] = []
@@ -234,8 +239,8 @@ class Reader:
             return
         self.included_by.setdefault(path, set()).update(including)
         try:
-            with open(path, encoding='utf-8-sig') as file:  # Windows editors write a byte order mark
-                text = file.read()
+            text = self._unsaved[path] if path in self._unsaved else pathlib.Path(path).read_text(
+                encoding='utf-8-sig')  # Windows editors write a byte order mark
         except OSError as error:
             self.problems.append(Problem(show_path(path), f'cannot be read: {error}'))
             return
@@ -310,15 +315,9 @@ class Reader:
         return value
 
     def _include(self, name: str, location: str, including: tuple[str, ...]) -> None:
-        """Read the file beside the including file, else in the working directory (as gin), else the shipped conf.
-
-        A file that includes its own name means another one of that name.
-        """
-        folder = os.path.dirname(including[-1]) if including else os.getcwd()
-        folders = [folder, CONFS] if including and is_shipped(including[-1]) else [folder, os.getcwd(), CONFS]
-        candidates = [os.path.join(place, os.path.expanduser(name)) for place in folders]
-        existing = [os.path.abspath(candidate) for candidate in candidates if os.path.isfile(candidate)]
-        found = next((path for path in existing if path not in including[-1:]), next(iter(existing), None))
+        """Read an included file, see :func:`find_included`."""
+        folders = folders_of_includes(*including[-1:])
+        folder, found = folders[0], find_included(name, *including[-1:])
         if found and is_shipped(found) and not (including and is_shipped(including[-1])):
             near = [os.path.join(folder, '..', name), *(os.path.join(os.path.dirname(path), name)
                                                         for path in including),
@@ -357,6 +356,33 @@ def find_conf(name: str) -> tuple[Optional[str], Optional[Problem]]:
     folder = os.path.dirname(name) or '.'
     return None, Problem('', f"there is no conf file '{name}', neither in {os.path.abspath(folder)} nor among the "
                          'confs that come with alfx', _hint_file(name, folder))
+
+
+def folders_of_includes(including: str = '') -> list[str]:
+    """Return the folders in which an included file is searched, in this order.
+
+    These are the folder of the including file, the working directory (as in gin), and the folder of the shipped confs.
+    A shipped conf does not include files of the working directory.
+
+    Args:
+        including: path of the file that includes; '' for the command line.
+    """
+    folder = os.path.dirname(including) if including else os.getcwd()
+    return [folder, CONFS] if including and is_shipped(including) else [folder, os.getcwd(), CONFS]
+
+
+def find_included(name: str, including: str = '') -> Optional[str]:
+    """Return the path of an included file, or ``None`` if it does not exist.
+
+    A file that includes its own name means another one of that name.
+
+    Args:
+        name: name or path, as written in the conf.
+        including: path of the file that includes it; '' for the command line.
+    """
+    candidates = [os.path.join(folder, os.path.expanduser(name)) for folder in folders_of_includes(including)]
+    existing = [os.path.abspath(candidate) for candidate in candidates if os.path.isfile(candidate)]
+    return next((path for path in existing if path != including), next(iter(existing), None))
 
 
 def is_shipped(path: str) -> bool:

@@ -14,7 +14,7 @@ LAYERS = [
     {'networks', 'engine', 'environments', 'offline'},
     {'algorithms'},
     {'trainers'},
-    {'search'},
+    {'search', 'language_server'},
     {'bin'},
 ]
 

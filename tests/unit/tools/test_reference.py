@@ -3,6 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from alfx import gin_utils
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -23,7 +25,7 @@ def test_the_pages_are_current(reference):
     assert ' at 0x' not in ''.join(made.values())
 
 
-def test_forwarded_arguments_are_described_by_the_base_class(reference):
+def test_forwarded_arguments_are_described_by_the_base_class():
     class Base:
         """A base.
 
@@ -35,6 +37,7 @@ def test_forwarded_arguments_are_described_by_the_base_class(reference):
 
     Base.__module__ = 'alfx.base'
 
+    @gin_utils.configurable(module='test_reference')
     class Derived(Base):
         """Another.
 
@@ -45,8 +48,8 @@ def test_forwarded_arguments_are_described_by_the_base_class(reference):
             first: no argument.
         """
 
-    meanings = reference._meanings(Derived, reference.inspect.getdoc(Derived))
-    assert meanings == {'rate': 'how slow.', 'first': 'both of them.', 'second': 'both of them.'}
+    assert gin_utils.meanings('test_reference.Derived') == {
+        'rate': 'how slow.', 'first': 'both of them.', 'second': 'both of them.'}
 
 
 def test_a_list_in_a_docstring_begins_after_an_empty_line(reference):
