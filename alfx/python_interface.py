@@ -27,7 +27,7 @@ from alfx.utils import processes, random_state
 from alfx.utils.exclusive import exclusive
 from alfx.runs import run_files
 from alfx.runs.callbacks import Callback
-from alfx.runs import run_lock
+from alfx.runs import run_lock, zoo
 from alfx.runs.policy import Policy
 from alfx.trainers.policy_trainer import RLTrainer, SLTrainer
 
@@ -40,7 +40,8 @@ def load(run: str | os.PathLike[str], checkpoint_step: int | str = 'latest', eps
     """Load the trained policy of a run.
 
     Args:
-        run: run folder. Its conf may import modules, so load only folders that you trust.
+        run: run folder, or ``zoo:NAME`` for a trained agent of alfx. A conf may import modules, so load only folders
+            that you trust.
         checkpoint_step: checkpoint to load: the N of ``ckpt-N``, 'latest', or 'best' (see ``KeepBestCheckpoint``).
         epsilon_greedy: probability of sampling an action instead of taking the most likely action; None for the value
             in the conf.
@@ -67,7 +68,7 @@ def load(run: str | os.PathLike[str], checkpoint_step: int | str = 'latest', eps
 def _stored(caller: str, run: str | os.PathLike[str], checkpoint_step: int | str, epsilon_greedy: float | None,
             device: str) -> Iterator[str]:
     """Check the arguments of ``caller``, load the conf of a run, and yield the path of its folder."""
-    root_dir = os.path.abspath(os.path.expanduser(run))
+    root_dir = os.path.abspath(zoo.run_folder(os.fspath(run)))
     if not os.path.isdir(root_dir):
         raise gin_utils.ConfError(f'run folder {root_dir} does not exist', 'set root_dir to the folder of a run')
     gin_utils.check_value(caller, 'epsilon_greedy', epsilon_greedy, float, minimum=0, maximum=1, optional=True)

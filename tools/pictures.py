@@ -90,7 +90,7 @@ def draw_curves(path: Path, panels: Sequence[tuple[str, Sequence[tuple[str, list
         pyplot.close(figure)
 
 
-def film_of(root_dir: str, episodes: int) -> list[np.ndarray]:
+def film_of(root_dir: str, episodes: int, max_frames: int = 20_000) -> list[np.ndarray]:
     """Return the frames, uint8 ``[H, W, 3]``, of a video of the agent of a run, at :data:`_FPS` frames per second.
 
     Raises:
@@ -100,8 +100,8 @@ def film_of(root_dir: str, episodes: int) -> list[np.ndarray]:
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, 'film.mp4')
         done = subprocess.run([sys.executable, '-m', 'alfx.bin.play', '--root_dir', root_dir, '--num_episodes',
-                               str(episodes), '--record_file', path, '--random_seed', '1'], capture_output=True,
-                              text=True, check=False)
+                               str(episodes), '--record_file', path, '--random_seed', '1', '--max_frames',
+                               str(max_frames)], capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f'{root_dir} cannot be played:\n{done.stderr[-2000:]}')
         with imageio.get_reader(path) as reader:

@@ -1,4 +1,4 @@
-"""Train shipped confs with several seeds, evaluate each run, and write docs/results.md.
+"""Train shipped confs with several seeds, evaluate each run, and write docs/results.md and docs/results/.
 
     python tools/results.py --conf ppo_cart_pole --seeds 5 --jobs 2
     python tools/results.py --conf ppo_cart_pole ppo_pendulum --seeds 3
@@ -36,7 +36,7 @@ import make_datasets
 import numpy as np
 from make_datasets import run_program as _run
 from pictures import as_curves, draw_curves
-from suites import SUITES, suite_table
+from suites import FAMILIES, SUITES, family_of, suite_table
 
 from alfx import gin_utils
 from alfx.reports import curves
@@ -56,7 +56,17 @@ Results of the shipped confs. Each row evaluates the greedy policy at the end of
 per seed. With *epsilon 0.1*, the policy samples its action with this probability instead of taking the most likely
 action, as its conf sets it (`TrainerConfig.epsilon_greedy`).
 
-- *measure*: the return of an episode, or a metric of the environment or the algorithm, such as success. A
+`python tools/results.py --conf NAME --seeds N` writes a row. The numbers are in [results.json](results.json), and the
+curves in [curves.json](curves.json). The rows of each conf, with learning curves:
+
+"""
+_SUITES_HEAD = """
+The tables below compare all algorithms on a suite. A cell has the interquartile mean over the seeds with its 95%
+bootstrap interval (Agarwal et al. 2021, arXiv:2108.13264), and below it seeds and steps. With fewer than four seeds the
+interquartile mean is the mean.
+
+"""
+_FAMILY_HEAD = """- *measure*: the return of an episode, or a metric of the environment or the algorithm, such as success. A
   *normalized_score* is 0 for a random policy and 100 for an expert.
 - *mean*, *95% interval*: mean over seeds and its interval (Student's t). *worst* is the worst seed.
 - *required*: the lower end of the result stated in the header comment of the conf, or the upper end if less is better.
@@ -66,13 +76,7 @@ action, as its conf sets it (`TrainerConfig.epsilon_greedy`).
   marks runs with `TrainerConfig.compile`, which learn the same in less time.
 
 The learning curves show the return of the latest training episodes over environment steps: the mean over seeds, and
-each seed as a thin line.
-
-The first tables compare all algorithms on a suite: the interquartile mean over the seeds with its 95% bootstrap
-interval, and below it seeds and steps.
-
-`python tools/results.py --conf NAME --seeds N` writes a row. The numbers are in [results.json](results.json), and the
-curves in [curves.json](curves.json).
+each seed as a thin line. [All results](../results.md)
 
 """
 _COLUMNS = ('conf', 'environment', 'steps', 'seeds', 'wall time', 'measure', 'mean', '95% interval', 'worst',
@@ -294,7 +298,7 @@ def format_minutes(seconds: float) -> str:
 
 def write_table(stored: dict[str, Any], path: Path, learning_curves: dict[str, Any] | None = None,
                 changed: str | None = None) -> None:
-    """Write docs/results.md and its figures.
+    """Write docs/results.md, the pages in docs/results, and their figures.
 
     Args:
         stored: content of docs/results.json.
@@ -308,16 +312,23 @@ def write_table(stored: dict[str, Any], path: Path, learning_curves: dict[str, A
         tasks.setdefault(entry['env_name'].lstrip('@').rsplit('/', 1)[-1], []).append(name)
     head: list[Sequence[str]] = [_COLUMNS, ['---:' if column in _NUMBERS else '---' for column in _COLUMNS]]
     shown = [_COLUMNS.index(column) for column in _SHOWN]
-    sections = []
+    sections: dict[str, list[str]] = {}
     for task, names in sorted(tasks.items(), key=lambda item: item[0].lower()):
         rows = [row for name in names for row in rows_of(name, stored[name])]
         if rows:
             picture = _draw_task(task, names, learning_curves or {}, path.parent / 'images' / 'results',
                                  draw=changed is None or changed in names)
             table = [f"| {' | '.join(row[i] for i in shown)} |\n" for row in [*head, *rows]]
-            sections.append(f'## {task}\n\n' + ''.join(table) + picture)
+            sections.setdefault(family_of(task).file, []).append(f'## {task}\n\n' + ''.join(table) + picture)
+    pages = path.with_suffix('')
+    pages.mkdir(exist_ok=True)
+    links = []
+    for family in FAMILIES:
+        if found := sections.get(family.file):
+            (pages / family.file).write_text(f'# Results: {family.name}\n\n{_FAMILY_HEAD}' + '\n'.join(found))
+            links.append(f'- [{family.name}]({pages.name}/{family.file})\n')
     tables = [suite_table(suite, stored, lambda run: mean_over_episodes(run, _RETURN)) for suite in SUITES]
-    path.write_text(_HEAD + '\n'.join([*filter(None, tables), *sections]))
+    path.write_text(_HEAD + ''.join(links) + _SUITES_HEAD + '\n'.join(filter(None, tables)))
     for name, entry in (learning_curves or {}).items():
         if changed in (None, name) and (runs := as_curves(entry)):
             draw_curves(picture_of(name, path.parent), [(f"{name} ({entry['env_name']})", [('', runs)])])
@@ -337,7 +348,7 @@ def _draw_task(task: str, names: Sequence[str], learning_curves: dict[str, Any],
     picture = folder / f"{task.replace(' ', '-')}.svg"
     if draw:
         draw_curves(picture, [(task if len(lines) > 1 else f'{lines[0][0]} ({task})', lines)])
-    return f'\n![Learning curves of {task}](images/results/{picture.name})\n'
+    return f'\n![Learning curves of {task}](../images/results/{picture.name})\n'
 
 
 class Store:

@@ -1,4 +1,4 @@
-"""Summary tables of the results: one per suite, with a row for each algorithm and a column for each task."""
+"""Parts of the results: a summary table for each suite, and a page for each family of tasks."""
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -33,6 +33,35 @@ SUITES = (
                           'minigrid_multi_room': 'MiniGrid-MultiRoom-N6-v0'},
           'Random actions practically never find the reward.'),
 )
+
+
+class Family(NamedTuple):
+    """Tasks whose results share a page.
+
+    Attributes:
+        name: heading.
+        file: name of the page in docs/results.
+        tasks: regular expression for the beginning of the names of its environments.
+    """
+    name: str
+    file: str
+    tasks: str
+
+
+FAMILIES = (
+    Family('MuJoCo and robotics', 'mujoco.md',
+           'Ant|Fetch|HalfCheetah|Hopper|Humanoid|Inverted|PointMaze|Reacher|Swimmer|Walker2d'),
+    Family('Classic control, Box2D and tables', 'classic_control.md',
+           'Acrobot|CartPole|Cliff|FrozenLake|LunarLander|MountainCar|Pendulum|Taxi'),
+    Family('Games from images', 'images.md', r'ALE|MinAtar|\w+NoFrameskip'),
+    Family('Exploration and memory', 'exploration.md', 'BitFlip|Corridor|MiniGrid|TMaze'),
+    Family('Other tasks', 'other.md', ''),
+)
+
+
+def family_of(task: str) -> Family:
+    """Return the family of a task, given the name of its environment."""
+    return next(family for family in FAMILIES if re.match(family.tasks, task))
 
 
 def suite_table(suite: Suite, stored: Mapping[str, Any], mean_of: Callable[[Any], float]) -> str:

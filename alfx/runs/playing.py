@@ -18,7 +18,7 @@ from alfx.gin_utils import ConfError
 from alfx.summary.render import Image, enable_rendering, is_rendering_enabled
 from alfx.runs import building
 from alfx.utils import random_state
-from alfx.runs import run_files
+from alfx.runs import run_files, zoo
 from alfx.runs.evaluator import EvalResult, evaluate
 
 _log = logging.getLogger(__name__)
@@ -49,7 +49,8 @@ def load_for_play(root_dir: str, algorithm: Any, checkpoint_step: int | str = 'l
             raise CheckpointError(f'{root_dir} has no best checkpoint; TrainerConfig.callbacks = '
                                   '(@KeepBestCheckpoint(),) writes one during training')
     checkpointer = Checkpointer(folder, alg=algorithm)
-    return checkpointer.load(checkpoint_step, ignored_parameter_prefixes, ignore_unexpected=True,
+    omitted = [f'alg.{name}.' for name in zoo.read_card(root_dir).get('omitted', ())]
+    return checkpointer.load(checkpoint_step, [*ignored_parameter_prefixes, *omitted], ignore_unexpected=True,
                              load_options={'alg': {'skip_preloded': False}})
 
 

@@ -51,8 +51,8 @@ def test_the_results_page_has_a_picture_for_tasks_with_curves(tools, tmp_path):
         task = results.Task(name, name, env_name, (results.Bar(), ), 'f')
         store.add(task, 0, {'returns': [1.0], 'env_steps': 10, 'seconds': 1.0, 'jobs': 1, 'cores': 2, 'curve': curve,
                             'date': '2026-01-02', 'versions': {}})
-    page = (tmp_path / 'results.md').read_text()
-    assert page.count('](images/results/') == 1 and '](images/results/One-v1.svg)' in page
+    page = (tmp_path / 'results' / 'other.md').read_text()
+    assert page.count('](../images/results/') == 1 and '](../images/results/One-v1.svg)' in page
     assert (tmp_path / 'images' / 'results' / 'One-v1.svg').is_file()
     assert sorted(path.name for path in (tmp_path / 'images' / 'curves').iterdir()) == ['a.svg', 'b.svg']
     kept = json.loads((tmp_path / 'curves.json').read_text())

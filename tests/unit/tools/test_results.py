@@ -121,7 +121,7 @@ def test_stored_results_are_reused_until_the_conf_changes(results, tmp_path):
     assert not store.is_done(a_task(results, fingerprint='g'), 0)
     store.add(a_task(results, fingerprint='g'), 1, a_run([2.0]))
     assert list(json.loads((tmp_path / 'results.json').read_text())['some_conf']['runs']) == ['1']
-    assert '| `some_conf` |' in (tmp_path / 'results.md').read_text()
+    assert '| `some_conf` |' in (tmp_path / 'results' / 'other.md').read_text()
 
 
 def test_the_conf_fingerprint_depends_on_bindings_and_not_on_comments(results, tmp_path):
@@ -150,7 +150,7 @@ def test_a_conf_may_state_an_environment_metric_instead_of_the_return(results, t
     assert store.is_done(task, 1) and list(store.confs['some_conf']['runs']) == ['1', '2']
     row = only_row(results, store)
     assert (row[5], row[6], row[8], row[9], row[10]) == ('success', '0.75', '0.5', '0.9', 'missed')
-    assert '| success | 0.75 |' in (tmp_path / 'results.md').read_text()
+    assert '| success | 0.75 |' in (tmp_path / 'results' / 'other.md').read_text()
 
 
 def test_an_unknown_environment_metric_raises_with_the_known_ones(results, tmp_path,
@@ -230,7 +230,7 @@ def test_a_new_result_draws_only_the_figures_of_its_conf_and_task(results, tmp_p
         picture.unlink()
     store.add(other, 1, {**a_run([1.0]), 'curve': [[1, 2.0], [2, 3.0]]})
     assert [picture.exists() for picture in drawn] == [False, False, True, True]
-    assert (tmp_path / 'results.md').read_text().count('](images/results/') == 2
+    assert (tmp_path / 'results' / 'other.md').read_text().count('](../images/results/') == 2
     store.write()
     assert all(picture.exists() for picture in drawn)
 
@@ -252,3 +252,17 @@ def test_a_suite_has_a_row_for_each_algorithm_and_a_column_for_each_task(results
     assert lines[6].startswith('| `dqn` | 3 [1') and lines[6].endswith('<br>4 x 1k |  |')  # IQM: the mean of 2 and 4
     assert lines[7:] == ['| `ppo` |  | 5<br>1 x 1M |']
     assert suite_table(Suite('None', {'none': 'None-v1'}), stored, len) == ''
+
+
+def test_each_family_of_tasks_has_a_page_that_the_overview_links(results, tmp_path):
+    store = results.Store(tmp_path / 'results.json')
+    for name, env_name in (('a', 'InvertedPendulum-v5'), ('b', 'Pendulum-v1'), ('c', 'PongNoFrameskip-v4'),
+                           ('d', 'MinAtar breakout'), ('e', 'Corridor'), ('f', '@load_digits')):
+        store.add(dataclasses.replace(a_task(results), name=name, env_name=env_name), 0, a_run([1.0]))
+    tasks = {page.name: [line[3:] for line in page.read_text().splitlines() if line.startswith('## ')]
+             for page in (tmp_path / 'results').iterdir()}
+    assert tasks == {'mujoco.md': ['InvertedPendulum-v5'], 'classic_control.md': ['Pendulum-v1'],
+                     'images.md': ['MinAtar breakout', 'PongNoFrameskip-v4'], 'exploration.md': ['Corridor'],
+                     'other.md': ['load_digits']}
+    overview = (tmp_path / 'results.md').read_text()
+    assert all(f'](results/{name})' in overview for name in tasks)

@@ -1,0 +1,54 @@
+"""Trained agents that are part of alfx: ``alfx play zoo:ppo_lunar_lander``.
+
+An agent is a run folder that contains the conf, a checkpoint without critics, optimizers and replay buffers, and
+``card.json``, which states how the agent was trained and how well it does. `tools/zoo.py` creates them.
+"""
+import difflib
+import json
+import os
+from typing import Any
+
+from alfx.gin_utils import ConfError, stored_files
+
+PREFIX = 'zoo:'
+FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'examples', 'agents')
+CARD = 'card.json'
+
+
+def agents() -> dict[str, dict[str, Any]]:
+    """Return the card of each agent by its name.
+
+    A card has the keys ``conf``, ``environment``, ``seed``, ``steps``, ``returns`` (of the evaluation episodes),
+    ``epsilon_greedy``, ``parameters``, ``omitted`` (the modules that acting does not need), ``date`` and ``versions``.
+    """
+    names = sorted(os.listdir(FOLDER)) if os.path.isdir(FOLDER) else []
+    return {name: card for name in names if (card := read_card(os.path.join(FOLDER, name)))}
+
+
+def read_card(root_dir: str) -> dict[str, Any]:
+    """Return the card of an agent; empty for other run folders."""
+    try:
+        return stored_files.read_json(os.path.join(root_dir, CARD), {str: object})
+    except FileNotFoundError:
+        return {}
+
+
+def is_agent(run: str) -> bool:
+    """Return whether ``run`` has the form ``zoo:NAME``."""
+    return run.startswith(PREFIX)
+
+
+def run_folder(run: str) -> str:
+    """Return the run folder of ``zoo:NAME``, and any other path with ``~`` expanded.
+
+    Raises:
+        ConfError: alfx has no agent of this name.
+    """
+    if not is_agent(run):
+        return os.path.expanduser(run)
+    known, name = agents(), run.removeprefix(PREFIX)
+    if name in known:
+        return os.path.join(FOLDER, name)
+    nearest = difflib.get_close_matches(name, known, n=1)
+    raise ConfError(f'{run}: alfx has no trained agent of this name',
+                    (f'did you mean {PREFIX}{nearest[0]}? ' if nearest else '') + f'Agents: {", ".join(known) or "none"}')
