@@ -45,8 +45,8 @@ alfx play zoo:ppo_cart_pole
 alfx evaluate zoo:ppo_cart_pole --num_episodes 5
 ```
 
-In Python, `alfx.load('zoo:ppo_cart_pole')` returns its policy. An agent contains only what acting needs, so it cannot be
-trained further; its conf trains a new one.
+In Python, `alfx.load('zoo:ppo_cart_pole')` returns its policy. An agent contains only what acting needs, so it
+cannot be trained further; its conf trains a new one.
 
 *return* is the mean over {episodes} evaluation episodes and their standard deviation, of the best seed.
 `python tools/zoo.py` creates the agents and this page.
@@ -154,8 +154,8 @@ def write_page() -> None:
         film = FILMS / f'{name}.gif'
         shown = f'![{name} on {card["environment"]}](images/agents/{film.name})' if film.exists() else ''
         returns = np.array(card['returns'])
-        lines.append(f"| `zoo:{name}` | {shown} | {card['environment']} | {returns.mean():,.4g} +- {returns.std():,.3g} | "
-                     f"{card['steps']:,} | {card['parameters']:,} | {card['versions']['alfx']} |\n")
+        lines.append(f"| `zoo:{name}` | {shown} | {card['environment']} "
+                     f"| {returns.mean():,.4g} +- {returns.std():,.3g} | {card['steps']:,} | {card['parameters']:,} | {card['versions']['alfx']} |\n")
     (ROOT / 'docs' / 'agents.md').write_text(''.join(lines))
 
 

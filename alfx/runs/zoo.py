@@ -4,7 +4,6 @@ An agent is a run folder that contains the conf, a checkpoint without critics, o
 ``card.json``, which states how the agent was trained and how well it does. `tools/zoo.py` creates them.
 """
 import difflib
-import json
 import os
 from typing import Any
 
@@ -50,5 +49,5 @@ def run_folder(run: str) -> str:
     if name in known:
         return os.path.join(FOLDER, name)
     nearest = difflib.get_close_matches(name, known, n=1)
-    raise ConfError(f'{run}: alfx has no trained agent of this name',
-                    (f'did you mean {PREFIX}{nearest[0]}? ' if nearest else '') + f'Agents: {", ".join(known) or "none"}')
+    hint = f'did you mean {PREFIX}{nearest[0]}? ' if nearest else ''
+    raise ConfError(f'{run}: alfx has no trained agent of this name', f'{hint}Agents: {", ".join(known) or "none"}')
