@@ -66,8 +66,8 @@ bootstrap interval (Agarwal et al. 2021, arXiv:2108.13264), and below it seeds a
 interquartile mean is the mean.
 
 """
-_FAMILY_HEAD = """- *measure*: the return of an episode, or a metric of the environment or the algorithm, such as success.
-  A *normalized_score* is 0 for a random policy and 100 for an expert.
+_FAMILY_HEAD = """- *measure*: the return of an episode, or a metric of the environment or the algorithm, such as
+  success. A *normalized_score* is 0 for a random policy and 100 for an expert.
 - *mean*, *95% interval*: mean over seeds and its interval (Student's t). *worst* is the worst seed.
 - *required*: the lower end of the result stated in the header comment of the conf, or the upper end if less is better.
   A conf that states several results has several rows.

@@ -154,8 +154,9 @@ def write_page() -> None:
         film = FILMS / f'{name}.gif'
         shown = f'![{name} on {card["environment"]}](images/agents/{film.name})' if film.exists() else ''
         returns = np.array(card['returns'])
-        lines.append(f"| `zoo:{name}` | {shown} | {card['environment']} "
-                     f"| {returns.mean():,.4g} +- {returns.std():,.3g} | {card['steps']:,} | {card['parameters']:,} | {card['versions']['alfx']} |\n")
+        cells = (f'`zoo:{name}`', shown, card['environment'], f'{returns.mean():,.4g} +- {returns.std():,.3g}',
+                 f"{card['steps']:,}", f"{card['parameters']:,}", card['versions']['alfx'])
+        lines.append(f"| {' | '.join(cells)} |\n")
     (ROOT / 'docs' / 'agents.md').write_text(''.join(lines))
 
 
