@@ -69,20 +69,21 @@ class CorridorEnv(gymnasium.Env):
 
             p[0, 0] = 1
             p[t + 1, c + 1] += p[t, c] / k              for each c except the last
-            p[t + 1, max(c - 1, 0)] += p[t, c] * (k - 1) / k
+            p[t + 1, max(c - 1, 0)] += p[t, c] * (k - 1) / k   (with an action that does not move: k + 1 below, and
+                                                                p[t + 1, c] += p[t, c] / (k + 1))
             success = p[num_steps, last],  steps = sum_{t < num_steps} (1 - p[t, last])
 
         Returns:
             The probability of reaching the end, and the expected number of steps of the episode.
         """
-        on = 1 / self._num_actions
+        on, stay = 1 / self.action_space.n, 1 - self._num_actions / self.action_space.n
         inside, success, steps = np.zeros(len(self._actions_on)), 0.0, 0.0
         inside[0] = 1
         for _ in range(self.num_steps):
             steps += 1 - success
             success += on * inside[-1]
-            back = (1 - on) * inside
-            inside = np.concatenate([back[:1], on * inside[:-1]]) + np.concatenate([back[1:], [0.0]])
+            back = (1 - on - stay) * inside
+            inside = stay * inside + np.concatenate([back[:1], on * inside[:-1]]) + np.concatenate([back[1:], [0.0]])
         return float(success), steps
 
     def goals_of_random_policy(self, steps: int) -> float:
@@ -91,4 +92,49 @@ class CorridorEnv(gymnasium.Env):
         return steps * success / steps_of_episode
 
 
-load = make_load(__name__, 'exploration task', {'Corridor': CorridorEnv})
+class NoisyCorridorEnv(CorridorEnv):
+    """:class:`CorridorEnv` with a distraction: a screen of random numbers, and an action that changes them.
+
+    The observation is the cell, one-hot, followed by ``noise_size`` numbers, uniform in [0, 1]. They change only at the
+    beginning of an episode and with the action "watch", the last one, which does not move. Bonuses for prediction
+    errors of the observation reward watching (Burda et al. 2018, arXiv:1808.04355, section 5); bonuses for what the
+    agent controls should not.
+
+    Args:
+        length: number of cells, at least 2.
+        num_actions: number of actions besides "watch", at least 2.
+        num_steps: number of steps of an episode, at least ``length - 1``.
+        layout_seed: seed of the actions that move forward.
+        noise_size: number of random numbers, at least 1.
+
+    Raises:
+        ValueError: a number is too small.
+    """
+
+    def __init__(self, length: int = 25, num_actions: int = 3, num_steps: int = 100, layout_seed: int = 0,
+                 noise_size: int = 16):
+        if noise_size < 1:
+            raise ValueError(f'NoisyCorridorEnv.noise_size: expected at least 1, found {noise_size}')
+        super().__init__(length, num_actions, num_steps, layout_seed)
+        self.observation_space = spaces.Box(0, 1, (length + noise_size, ), np.float32)
+        self.action_space = spaces.Discrete(num_actions + 1)
+        self._noise = np.zeros(noise_size, np.float32)
+
+    def reset(self, *, seed: int | None = None,
+              options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        cell, info = super().reset(seed=seed, options=options)
+        return self._with_noise(cell, new=True), info
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        if action == self._num_actions:
+            return self._with_noise(self._observations[self._cell], new=True), 0.0, False, False, {}
+        cell, *rest = super().step(action)
+        return self._with_noise(cell, new=False), *rest
+
+    def _with_noise(self, cell: np.ndarray, new: bool) -> np.ndarray:
+        if new:
+            self._noise = self.np_random.random(len(self._noise), dtype=np.float32)
+        return np.concatenate([cell, self._noise])
+
+
+load = make_load(__name__, 'exploration task', {'Corridor': CorridorEnv, 'NoisyCorridor': NoisyCorridorEnv})

@@ -9,7 +9,7 @@ from test_suites import run, same_continuation
 from alfx import gin_utils
 from alfx.environments import suite_exploration
 from alfx.environments.environment_errors import EnvironmentLoadError
-from alfx.environments.suite_exploration import CorridorEnv
+from alfx.environments.suite_exploration import CorridorEnv, NoisyCorridorEnv
 
 
 def episode(env, actions):
@@ -80,6 +80,35 @@ class TestCorridor:
             CorridorEnv(**arguments)
 
 
+class TestNoisyCorridor:
+
+    def test_only_the_last_action_changes_the_noise_and_it_does_not_move(self):
+        env = NoisyCorridorEnv(length=4, noise_size=5)
+        first, _ = env.reset(seed=0)
+        assert first.shape == (9, ) and env.action_space.n == 4 and first[:4].tolist() == [1, 0, 0, 0]
+        moved, *_ = env.step(env.actions_on[0])
+        assert moved[:4].tolist() == [0, 1, 0, 0] and np.array_equal(moved[4:], first[4:])
+        watched, *rest, _ = env.step(3)
+        assert watched[:4].tolist() == [0, 1, 0, 0] and (watched[4:] != first[4:]).all() and rest == [0, False, False]
+        assert ((watched[4:] >= 0) & (watched[4:] < 1)).all() and env.observation_space.contains(watched)
+        assert [env.step(action)[1:3] for action in env.actions_on[1:]] == [(0.0, False), (1.0, True)]
+
+    def test_the_noise_follows_the_seed(self):
+        env = NoisyCorridorEnv()
+        first, again, other = (env.reset(seed=seed)[0] for seed in (1, 1, 2))
+        assert np.array_equal(first, again) and not np.array_equal(first, other)
+
+    def test_the_random_policy_matches_a_count_of_all_action_sequences(self):
+        env = NoisyCorridorEnv(3, 2, 6)
+        episodes = [episode(env, actions) for actions in itertools.product(range(3), repeat=6)]
+        success, steps = np.mean(episodes, axis=0)
+        assert env.random_policy() == (pytest.approx(success), pytest.approx(steps))
+
+    def test_an_empty_screen_is_refused_by_name(self):
+        with pytest.raises(ValueError, match='NoisyCorridorEnv.noise_size: expected at least 1, found 0'):
+            NoisyCorridorEnv(noise_size=0)
+
+
 class TestRandomPolicy:
 
     def test_the_end_is_found_less_than_once_in_a_million_steps(self):
@@ -117,9 +146,10 @@ class TestRandomPolicy:
 
 class TestLoad:
 
-    def test_every_time_step_is_valid_and_a_saved_episode_resumes(self):
-        run(suite_exploration.load('Corridor', batch_size=3), steps=120)
-        same_continuation(lambda: suite_exploration.load('Corridor', batch_size=2), before=90)
+    @pytest.mark.parametrize('name', ['Corridor', 'NoisyCorridor'])
+    def test_every_time_step_is_valid_and_a_saved_episode_resumes(self, name):
+        run(suite_exploration.load(name, batch_size=3), steps=120)
+        same_continuation(lambda: suite_exploration.load(name, batch_size=2), before=90)
 
     def test_an_episode_terminates_at_the_end_and_is_truncated_after_its_steps(self):
         env = suite_exploration.load('Corridor', env_args={'length': 3, 'num_steps': 4})
