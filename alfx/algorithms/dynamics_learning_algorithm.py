@@ -172,14 +172,6 @@ class DynamicsLearningAlgorithm(Algorithm):
         """Return the state with the feature of the current observation ``[B, D]``, from which to predict."""
         return state._replace(feature=time_step.observation)
 
-    def predict_step(self, time_step: TimeStep, state: Any) -> AlgStep:
-        """Predict the feature that follows ``state.feature`` after ``time_step.prev_action``."""
-        raise NotImplementedError(f'{type(self).__name__}.predict_step')
-
-    def train_step(self, time_step: TimeStep, state: Any, rollout_info: Any = ()) -> AlgStep:
-        """Compute the loss of predicting the feature of ``time_step``."""
-        raise NotImplementedError(f'{type(self).__name__}.train_step')
-
     # Statistics and held-out data -----------------------------------------------------------------------------
 
     def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,

@@ -253,11 +253,6 @@ class TruncatedDistribution(td.Distribution):
         value = self._loc + self._scale * torch.where(mirrored, -x, x)
         return value.clamp(self._lower, self._upper)
 
-    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Return samples ``[*sample_shape, ..., D]`` without gradient."""
-        with torch.no_grad():
-            return self.rsample(sample_shape)
-
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log-density of ``value [..., D]``, summed over the components; ``value`` must be inside the box.
         """

@@ -28,11 +28,6 @@ class _EncoderAndHead(Network):
         self._head_has_state = head.is_rnn
         self._state_spec = (encoder.state_spec, head.state_spec) if self._head_has_state else encoder.state_spec
 
-    @property
-    def state_spec(self) -> NestedTensorSpec:
-        """Spec of the state of the encoder; ``(encoder, head)`` if the head is recurrent."""
-        return self._state_spec
-
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
         """Map a nest of observations ``[B, ...]`` to a nest of distributions with batch shape ``[B]``."""
         if self._head_has_state:
