@@ -130,7 +130,6 @@ class DynamicsLearningAlgorithm(Algorithm):
                                         'selected by held-out transitions, but holdout is 0', 'set holdout = 0.1')])
         self._num_elites = num_replicas if num_elites is None else num_elites
         self._bootstrap = bootstrap and num_replicas > 1
-        self._feature_spec = feature_spec
         self._action_encoder = SimpleActionEncoder(action_spec)
         if dynamics_network is None:
             dynamics_network = self._default_network((feature_spec, self._action_encoder.output_spec), feature_spec,

@@ -118,10 +118,6 @@ class GymVectorEnvironment(AlfEnvironment):
         """Return actions ``[B, ...]`` in the format and bounds of the vector environment."""
         return self._actions.encode(action)[0]
 
-    def action_in_bounds(self, action: NestedTensor) -> NestedTensor:
-        """Return actions in the bounds of the vector environment as tensors, without leaving torch."""
-        return self._actions.in_bounds(action)
-
     # Stepping --------------------------------------------------------------------------------------------------
 
     def _reset(self) -> TimeStep:
