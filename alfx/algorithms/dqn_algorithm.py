@@ -118,11 +118,6 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                  epsilon_greedy: Fraction | None = None, reward_weights: list[float] | None = None,
                  exploration_length_exponent: float | None = None):
         discrete = DiscreteAction(action_spec, name)
-        if num_critic_replicas < 1:
-            raise ValueError(f'{name}.num_critic_replicas: expected at least 1, found {num_critic_replicas}')
-        if not callable(rollout_epsilon_greedy) and not 0.0 <= rollout_epsilon_greedy <= 1.0:
-            raise ValueError(f'{name}.rollout_epsilon_greedy: expected a probability in [0, 1], found '
-                             f'{rollout_epsilon_greedy}')
         if config is not None and config.mini_batch_length == 1:
             raise ValueError(f'{name}: TrainerConfig.mini_batch_length is 1, but a target needs the next step; '
                              'set it to 2 for one-step targets')

@@ -30,7 +30,7 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
 from alfx.distributions.continuous import DiagMultivariateNormal
-from alfx.gin_utils import ConfError, configurable
+from alfx.gin_utils import ConfError, configurable, takes_arguments_of
 from alfx.gin_utils.value_checks import check_value, problem_at
 from alfx.networks.action_encoder import SimpleActionEncoder
 from alfx.networks.dynamics_networks import BoundedVarianceProjectionNetwork, DynamicsNetwork
@@ -130,7 +130,6 @@ class DynamicsLearningAlgorithm(Algorithm):
                                         'selected by held-out transitions, but holdout is 0', 'set holdout = 0.1')])
         self._num_elites = num_replicas if num_elites is None else num_elites
         self._bootstrap = bootstrap and num_replicas > 1
-        self._feature_spec = feature_spec
         self._action_encoder = SimpleActionEncoder(action_spec)
         if dynamics_network is None:
             dynamics_network = self._default_network((feature_spec, self._action_encoder.output_spec), feature_spec,
@@ -171,14 +170,6 @@ class DynamicsLearningAlgorithm(Algorithm):
     def update_state(self, time_step: TimeStep, state: Any) -> Any:
         """Return the state with the feature of the current observation ``[B, D]``, from which to predict."""
         return state._replace(feature=time_step.observation)
-
-    def predict_step(self, time_step: TimeStep, state: Any) -> AlgStep:
-        """Predict the feature that follows ``state.feature`` after ``time_step.prev_action``."""
-        raise NotImplementedError(f'{type(self).__name__}.predict_step')
-
-    def train_step(self, time_step: TimeStep, state: Any, rollout_info: Any = ()) -> AlgStep:
-        """Compute the loss of predicting the feature of ``time_step``."""
-        raise NotImplementedError(f'{type(self).__name__}.train_step')
 
     # Statistics and held-out data -----------------------------------------------------------------------------
 
@@ -407,15 +398,11 @@ class StochasticDynamicsAlgorithm(DeterministicDynamicsAlgorithm):
 
     _is_stochastic = True
 
-    def __init__(self, action_spec: NestedTensorSpec, feature_spec: TensorSpec,
-                 hidden_size: int | Sequence[int] = 256, num_replicas: int = 1,
-                 dynamics_network_ctor: Callable[..., Network] | None = None,
-                 name: str = 'StochasticDynamicsAlgorithm', normalize: bool = True, bootstrap: bool = True,
-                 holdout: float = 0.0, num_elites: int | None = None, checkpoint: str | None = None,
-                 logvar_bounds: tuple[float, float] = (-10.0, 0.5)):
+    @takes_arguments_of(DeterministicDynamicsAlgorithm, defaults={'name': 'StochasticDynamicsAlgorithm'},
+                        after={'logvar_bounds': 'checkpoint'})
+    def __init__(self, logvar_bounds: tuple[float, float] = (-10.0, 0.5), **kwargs: Any):
         self._logvar_bounds = logvar_bounds
-        super().__init__(action_spec, feature_spec, hidden_size, num_replicas, dynamics_network_ctor, name, normalize,
-                         bootstrap, holdout, num_elites, checkpoint)
+        super().__init__(**kwargs)
 
     def _default_network(self, input_spec: NestedTensorSpec, output_spec: TensorSpec,
                          sizes: Sequence[int]) -> Network:

@@ -85,9 +85,8 @@ def _default_target_entropy(action_spec: NestedTensorSpec) -> float:
     return sum(dist_utils.calc_default_target_entropy(spec) for spec in nest.flatten(action_spec))
 
 
-def _check_alpha(name: str, initial_alpha: float) -> None:
-    if not initial_alpha > 0:
-        raise ValueError(f'{name}.initial_alpha: expected a number above 0, found {initial_alpha}')
+def _scheduled_target(action_spec: NestedTensorSpec, target_entropy: Any) -> Callable[[], float]:
+    return as_scheduler(_default_target_entropy(action_spec) if target_entropy is None else target_entropy)
 
 
 @configurable
@@ -148,13 +147,10 @@ class EntropyTargetAlgorithm(_EntropyAlgorithm):
                  average_window: Count = 2,
                  debug_summaries: bool = False, name: str = 'EntropyTargetAlgorithm') -> None:
         super().__init__(debug_summaries=debug_summaries, name=name)
-        _check_alpha(name, initial_alpha)
         if not slow_update_rate <= fast_update_rate:
             raise ValueError(f'{name}: expected slow_update_rate <= fast_update_rate, found {slow_update_rate} and '
                              f'{fast_update_rate}')
-        if target_entropy is None:
-            target_entropy = _default_target_entropy(action_spec)
-        self._get_target_entropy = as_scheduler(target_entropy)
+        self._get_target_entropy = _scheduled_target(action_spec, target_entropy)
         if max_entropy is not None and self._get_target_entropy() > max_entropy:
             raise ValueError(f'{name}: expected target_entropy <= max_entropy, found {self._get_target_entropy()} and '
                              f'{max_entropy}')
@@ -371,11 +367,8 @@ class SGDEntropyTargetAlgorithm(_EntropyAlgorithm):
                  optimizer: Optional[torch.optim.Optimizer] = None, debug_summaries: bool = False,
                  name: str = 'SGDEntropyTargetAlgorithm') -> None:
         super().__init__(optimizer=optimizer, debug_summaries=debug_summaries, name=name)
-        _check_alpha(name, initial_alpha)
         self._log_alpha = nn.Parameter(torch.tensor(math.log(initial_alpha)))
-        if target_entropy is None:
-            target_entropy = _default_target_entropy(action_spec)
-        self._get_target_entropy = as_scheduler(target_entropy)
+        self._get_target_entropy = _scheduled_target(action_spec, target_entropy)
         self._avg_entropy = ScalarWindowAverager(window_size)
 
     def calc_loss(self, info: Any) -> LossInfo:

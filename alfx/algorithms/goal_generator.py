@@ -93,11 +93,11 @@ class RandomCategoricalGoalGenerator(_RandomGoalGenerator):
     def __init__(self, observation_spec: NestedTensorSpec, num_of_goals: Count,
                  name: str = 'RandomCategoricalGoalGenerator', action_spec: NestedTensorSpec = None):
         super().__init__(observation_spec, BoundedTensorSpec((num_of_goals, ), torch.float32, 0.0, 1.0), name)
-        self._num_of_goals = num_of_goals
 
     def _draw(self, batch_size: int, device: torch.device) -> Tensor:
-        goals = torch.zeros(batch_size, self._num_of_goals, device=device)
-        return goals.scatter_(1, torch.randint(self._num_of_goals, (batch_size, 1), device=device), 1.0)
+        count = self.action_spec.numel
+        goals = torch.zeros(batch_size, count, device=device)
+        return goals.scatter_(1, torch.randint(count, (batch_size, 1), device=device), 1.0)
 
 
 @configurable
@@ -114,7 +114,6 @@ class RandomContinuousGoalGenerator(_RandomGoalGenerator):
     def __init__(self, observation_spec: NestedTensorSpec, goal_size: Count,
                  name: str = 'RandomContinuousGoalGenerator', action_spec: NestedTensorSpec = None):
         super().__init__(observation_spec, BoundedTensorSpec((goal_size, ), torch.float32, -1.0, 1.0), name)
-        self._goal_size = goal_size
 
     def _draw(self, batch_size: int, device: torch.device) -> Tensor:
-        return torch.rand(batch_size, self._goal_size, device=device) * 2.0 - 1.0
+        return torch.rand(batch_size, self.action_spec.numel, device=device) * 2.0 - 1.0

@@ -228,10 +228,6 @@ class LagrangianPredRewardWeightAlgorithm(LagrangianRewardWeightAlgorithm):
         self._averager = pred_rewards_averager_ctor(reward_spec)
         self.register_buffer('_is_evaluated', torch.zeros((), dtype=torch.bool))
 
-    def own_capabilities(self) -> Capabilities:
-        """Return the capabilities; updates are traceable because this algorithm takes no part in them."""
-        return super().own_capabilities()._replace(traceable_update=True)
-
     def check_config(self, config: TrainerConfig) -> None:
         """Reject a configuration without evaluation in this process.
 

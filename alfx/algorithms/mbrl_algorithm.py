@@ -26,7 +26,7 @@ from alfx.algorithms.planning_algorithm import PlanAlgorithm
 from alfx.algorithms.predictive_representation_learner import PredictiveRepresentationLearner
 from alfx.algorithms.world_models import LearnsModel, termination_function
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, configurable
+from alfx.gin_utils import ConfError, configurable, takes_arguments_of
 from alfx.gin_utils.value_checks import Fraction, check_value, problem_at
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.engine.capabilities import Capabilities
@@ -242,15 +242,12 @@ class LatentMbrlAlgorithm(MbrlAlgorithm):
         discount: gamma of the predicted rewards.
     """
 
-    def __init__(self, observation_spec: NestedTensorSpec, action_spec: BoundedTensorSpec,
-                 planner_module_ctor: Callable[..., PlanAlgorithm], reward_spec: TensorSpec = TensorSpec(()),
-                 env: Any = None, config: TrainerConfig | None = None, planner_optimizer: Any = None,
-                 debug_summaries: bool = False, name: str = 'LatentMbrlAlgorithm',
-                 epsilon_greedy: Fraction | None = None,
-                 discount: float = 1.0):
-        super().__init__(observation_spec, action_spec, None, planner_module_ctor, reward_spec=reward_spec, env=env,
-                         config=config, planner_optimizer=planner_optimizer, debug_summaries=debug_summaries, name=name,
-                         epsilon_greedy=epsilon_greedy, discount=discount)
+    @takes_arguments_of(MbrlAlgorithm, without=('reward_module', 'feature_spec', 'dynamics_module_ctor',
+                                                'particles_per_replica', 'dynamics_optimizer', 'reward_optimizer',
+                                                'checkpoint', 'termination_fn', 'optimizer'),
+                        defaults={'name': 'LatentMbrlAlgorithm'}, after={'epsilon_greedy': 'name'})
+    def __init__(self, **kwargs: Any):
+        super().__init__(reward_module=None, **kwargs)
         self._representation: tuple[Any, ...] = ()  # a tuple, because the module belongs to the agent
 
     def _make_dynamics(self, ctor: Any, feature_spec: Any, action_spec: Any) -> None:

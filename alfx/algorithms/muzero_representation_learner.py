@@ -32,7 +32,7 @@ from alfx.algorithms.data_transformer import DataTransformer, UntransformedTimeS
 from alfx.algorithms.mcts_models import MCTSModel
 from alfx.algorithms.muzero.representation import LinearTdStepFunc, MuzeroInfo, MuzeroRepresentationImpl
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
-from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep
+from alfx.data_structures import AlgStep, Experience, LossInfo, TimeStep
 from alfx.gin_utils import ConfError, configurable
 from alfx.gin_utils.value_checks import problem_at
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, extract_spec
@@ -175,17 +175,9 @@ class MuzeroRepresentationLearner(OffPolicyAlgorithm):
         """Return the representation ``[B, ...]`` without gradient."""
         return self.rollout_step(exp, state)
 
-    def preprocess_experience(self, root_inputs: TimeStep, rollout_info: NestedTensor,
-                              batch_info: BatchInfo) -> tuple[TimeStep, NestedTensor]:
-        """Return the inputs unchanged; the learner trains from its own replay buffer."""
-        return root_inputs, rollout_info
-
     def calc_loss(self, info: NestedTensor) -> LossInfo:
         """Return an empty loss; the learner trains separately from the policy."""
         return LossInfo()
-
-    def after_update(self, root_inputs: TimeStep, info: NestedTensor) -> None:
-        """Do nothing; :meth:`after_train_iter` updates the model."""
 
     def after_train_iter(self, experience: TimeStep | None, info: NestedTensor) -> None:
         """Store the unroll, and train.

@@ -49,8 +49,6 @@ class OacAlgorithm(SacAlgorithm):
         defaults={'name': 'OacAlgorithm'}, after={'explore': 'initial_log_alpha'})
     def __init__(self, action_spec: NestedTensorSpec, name: str, explore: bool = True, explore_delta: NonNegative = 6.8,
                  beta_ub: float = 4.6, **kwargs: Any):
-        if explore_delta < 0:
-            raise ValueError(f'{name}.explore_delta: expected at least 0, found {explore_delta}')
         if explore and ActionParts(action_spec).type != ActionType.Continuous:
             raise ValueError(f'{name}.explore needs continuous actions, found {action_spec}; set explore=False')
         super().__init__(action_spec=action_spec, name=name, **kwargs)

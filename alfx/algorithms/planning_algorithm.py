@@ -189,9 +189,6 @@ class RandomShootingAlgorithm(_TrajectoryPlanner):
     def _make_optimizer(self, problem: dict[str, Any]) -> TrajOptimizer:
         return RandomOptimizer(**problem)
 
-    def after_update(self, root_inputs: NestedTensor, info: NestedTensor) -> None:
-        """Do nothing."""
-
 
 @configurable
 class CEMPlanAlgorithm(RandomShootingAlgorithm):

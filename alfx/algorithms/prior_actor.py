@@ -88,7 +88,7 @@ class TruncatedNormal(td.Distribution):
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> 'TruncatedNormal':
         """Return the distributions with their dimensions expanded to ``batch_shape``."""
-        return _truncated_normal((self._vector.expand(batch_shape), ), None)
+        return dist_nests.rebuilt(TruncatedNormal, _vector=self._vector.expand(batch_shape))
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._vector!r})'
@@ -118,25 +118,12 @@ class BoxUniform(td.Uniform):
         return BoxUniform(self.low.expand(batch_shape), self.high.expand(batch_shape))
 
 
-def _truncated_normal(params: tuple[Any, ...], static: None) -> TruncatedNormal:
-    dist: Any = object.__new__(TruncatedNormal)
-    dist._vector = params[0]
-    return dist
-
-
-def _box_uniform(params: tuple[Any, ...], static: None) -> BoxUniform:
-    dist: Any = object.__new__(BoxUniform)
-    dist._batch_shape, dist._event_shape = dist_nests.shape_of(params[0]), torch.Size()
-    dist.low, dist.high = params
-    return dist
-
-
-def _register() -> None:
-    dist_nests.register(TruncatedNormal, ('vector', ), lambda d: ((d._vector, ), None), _truncated_normal)
-    dist_nests.register(BoxUniform, ('low', 'high'), lambda d: ((d.low, d.high), None), _box_uniform)
-
-
-_register()
+dist_nests.register(TruncatedNormal, ('vector', ), lambda d: ((d._vector, ), None),
+                    lambda p, _: dist_nests.rebuilt(TruncatedNormal, _vector=p[0]))
+dist_nests.register(
+    BoxUniform, ('low', 'high'), lambda d: ((d.low, d.high), None),
+    lambda p, _: dist_nests.rebuilt(BoxUniform, low=p[0], high=p[1], _batch_shape=dist_nests.shape_of(p[0]),
+                                    _event_shape=torch.Size()))
 
 
 class _PriorActor(Algorithm):
@@ -211,7 +198,7 @@ class SameActionPriorActor(_PriorActor):
 
     Raises:
         SpecError: an action is discrete or not bounded.
-        ValueError: ``same_action_noise`` is not above 0, or ``same_action_prob`` is not in [0, 1].
+        ValueError: ``same_action_noise`` is 0.
     """
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
@@ -219,8 +206,6 @@ class SameActionPriorActor(_PriorActor):
                  name: str = 'SameActionPriorActor'):
         if not same_action_noise > 0.0:
             raise ValueError(f'{name}: same_action_noise must be above 0, found {same_action_noise}')
-        if not 0.0 <= same_action_prob <= 1.0:
-            raise ValueError(f'{name}: same_action_prob must be in [0, 1], found {same_action_prob}')
         for spec in nest.flatten(action_spec):
             if not spec.is_continuous:
                 raise SpecError(f'{name} supports only continuous actions, found {spec}; use UniformPriorActor for '

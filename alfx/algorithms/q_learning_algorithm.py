@@ -86,10 +86,9 @@ class QLearningAlgorithm(OnPolicyAlgorithm):
         super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
                          train_state_spec=(), reward_weights=reward_weights, env=env, config=config,
                          checkpoint=checkpoint, debug_summaries=debug_summaries, name=name)
-        _check_range(name, 'lr', lr, lowest_excluded=True)
-        _check_range(name, 'epsilon_decay', epsilon_decay, lowest_excluded=True)
-        for what, value in (('discount', discount), ('epsilon_greedy', epsilon_greedy), ('epsilon_min', epsilon_min)):
-            _check_range(name, what, value)
+        for what, value in (('lr', lr), ('epsilon_decay', epsilon_decay)):
+            if not callable(value) and not 0.0 < value <= 1.0:
+                raise ValueError(f'{name}.{what}: expected a number in (0, 1], found {value}')
         self._grid = ObservationGrid(observation_spec, grid_size, grid_bounds, name)
         self._discrete = DiscreteAction(action_spec, name)
         num_cells, num_actions = self._grid.num_cells, self._discrete.num_actions
@@ -189,9 +188,3 @@ def learn(table: Tensor, cell: Tensor, action: Tensor, reward: Tensor, discount:
         same = (entry.unsqueeze(-1) == entry).to(moved.dtype)
         moved = same @ moved / same.sum(-1)
     values[entry] = moved
-
-
-def _check_range(owner: str, what: str, value: Any, lowest_excluded: bool = False) -> None:
-    if not callable(value) and not (0.0 <= value <= 1.0 and (value > 0.0 or not lowest_excluded)):
-        interval = '(0, 1]' if lowest_excluded else '[0, 1]'
-        raise ValueError(f'{owner}.{what}: expected a number in {interval}, found {value}')

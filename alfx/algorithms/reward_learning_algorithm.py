@@ -111,10 +111,6 @@ class FixedRewardFunction(RewardEstimationAlgorithm):
             raise ValueError(f'{self._name}.reward_func: expected rewards of shape [N] = [{count}], found {found}')
         return reward, obs if self._before_step else state
 
-    def train_step(self, time_step: TimeStep, state: NestedTensor = (), rollout_info: Any = None) -> AlgStep:
-        """Return an empty step; a given function is not trained."""
-        return AlgStep((), state, ())
-
 
 @configurable
 class LearnedReward(RewardEstimationAlgorithm):

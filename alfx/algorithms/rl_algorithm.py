@@ -209,10 +209,6 @@ class RLAlgorithm(Algorithm):
                              f'{self._reward_spec}')
         self._reward_weights.copy_(reward_weights)
 
-    def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
-        """One step of evaluation: ``output`` is the action ``[B, ...]``."""
-        raise NotImplementedError(f'{type(self).__name__}.predict_step')
-
     @property
     def prediction_graph_key(self) -> Hashable:
         """Key of the traced graph of ``predict_step``; see ``Capabilities.traceable_prediction``."""

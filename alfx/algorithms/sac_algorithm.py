@@ -157,8 +157,8 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                  policy_critics: str = 'min', bootstrap_critics: str = 'min',
                  num_bootstrap_critics: Count | None = None, rollout_noise_repeat: ZetaRepeat | None = None):
         parts = ActionParts(action_spec)
-        check_arguments(name, parts, num_critic_replicas, prior_actor_ctor, target_entropy, reproduce_locomotion,
-                        train_actor_on_last_step, rollout_noise_correlation, rollout_noise_repeat)
+        check_arguments(name, parts, prior_actor_ctor, target_entropy, reproduce_locomotion, train_actor_on_last_step,
+                        rollout_noise_correlation, rollout_noise_repeat)
         check_ensemble(name, num_critic_replicas, policy_critics, bootstrap_critics, num_bootstrap_critics)
         actor = critics = None
         action_values = ActionValues(parts, num_critic_replicas, reward_spec, self._num_outputs)

@@ -3,7 +3,6 @@
 They are subclasses of torch's distributions with closed forms instead of layers of wrappers, and their construction
 takes about a microsecond. All names are importable from :mod:`alfx.utils.dist_utils`.
 """
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from torch.distributions import constraints
 
 from alfx.distributions import nests as dist_nests
 from alfx.distributions.discrete import sum_event
-from alfx.distributions.nests import shape_of
+from alfx.distributions.nests import rebuilt, shape_of
 from alfx.gin_utils import register_function
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -265,7 +264,7 @@ class _Diagonal(_DiagonalBase):
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Any:
         """Return the distribution with its batch dimensions expanded to ``batch_shape``."""
-        return _with_base(type(self), self.base_dist.expand(torch.Size((*batch_shape, *self._event_shape))))
+        return rebuilt(type(self), base_dist=self.base_dist.expand(torch.Size((*batch_shape, *self._event_shape))))
 
 
 class DiagMultivariateBeta(_Diagonal):
@@ -336,47 +335,21 @@ class DiagMultivariateCauchy(_Diagonal):
         return self.base_dist.scale
 
 
-def _rebuild_normal(params: tuple[Any, ...], ndims: int) -> DiagMultivariateNormal:
-    dist = object.__new__(DiagMultivariateNormal)
-    dist.loc, dist.scale = params
-    dist.reinterpreted_batch_ndims = ndims
-    return dist
+dist_nests.register(
+    DiagMultivariateNormal, ('loc', 'scale'), lambda d: ((d.loc, d.scale), d.reinterpreted_batch_ndims),
+    lambda p, ndims: rebuilt(DiagMultivariateNormal, loc=p[0], scale=p[1], reinterpreted_batch_ndims=ndims))
+dist_nests.register(
+    Beta, ('concentration1', 'concentration0'), lambda d: ((d._concentration1, d._concentration0), d._eps),
+    lambda p, eps: rebuilt(Beta, _concentration1=p[0], _concentration0=p[1], _eps=eps))
+dist_nests.register(
+    StableCauchy, ('loc', 'scale'), lambda d: ((d.loc, d.scale), None),
+    lambda p, _: rebuilt(StableCauchy, loc=p[0], scale=p[1], _validate_args=False, _batch_shape=shape_of(p[0]),
+                         _event_shape=torch.Size()))
 
 
-def _rebuild_beta(params: tuple[Any, ...], eps: float | None) -> Beta:
-    dist = object.__new__(Beta)
-    dist._concentration1, dist._concentration0 = params
-    dist._eps = eps
-    return dist
+def _register_diagonal(cls: type[_Diagonal]) -> None:
+    dist_nests.register(cls, ('base', ), lambda d: ((d.base_dist, ), None), lambda p, _: rebuilt(cls, base_dist=p[0]))
 
 
-def _with_base(cls: type, base: Any) -> Any:
-    dist: Any = object.__new__(cls)
-    dist.base_dist = base
-    return dist
-
-
-def _rebuild_diagonal(cls: type, params: tuple[Any, ...], static: None) -> Any:
-    return _with_base(cls, params[0])
-
-
-def _rebuild_cauchy(params: tuple[Any, ...], static: None) -> StableCauchy:
-    dist = object.__new__(StableCauchy)
-    dist._validate_args = False
-    dist._batch_shape, dist._event_shape = shape_of(params[0]), torch.Size()
-    dist.loc, dist.scale = params
-    return dist
-
-
-def _register() -> None:
-    dist_nests.register(DiagMultivariateNormal, ('loc', 'scale'),
-                        lambda d: ((d.loc, d.scale), d.reinterpreted_batch_ndims), _rebuild_normal)
-    dist_nests.register(Beta, ('concentration1', 'concentration0'),
-                        lambda d: ((d._concentration1, d._concentration0), d._eps), _rebuild_beta)
-    dist_nests.register(StableCauchy, ('loc', 'scale'), lambda d: ((d.loc, d.scale), None), _rebuild_cauchy)
-    for cls in (DiagMultivariateBeta, DiagMultivariateCauchy):
-        dist_nests.register(cls, ('base', ), lambda d: ((d.base_dist, ), None),
-                            functools.partial(_rebuild_diagonal, cls))
-
-
-_register()
+_register_diagonal(DiagMultivariateBeta)
+_register_diagonal(DiagMultivariateCauchy)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from alfx.distributions import nests as dist_nests
+from alfx.distributions.nests import rebuilt
 from alfx.gin_utils import register_function
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 
@@ -140,9 +141,7 @@ class Categorical(td.Categorical):
         return self._like(self._param.expand(*batch_shape, self._num_events))
 
     def _like(self, logits: Any) -> 'Categorical':
-        new = object.__new__(type(self))
-        new._param = logits
-        return new
+        return rebuilt(type(self), _param=logits)
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Return samples, int64 ``[*sample_shape, ...]``."""
@@ -179,7 +178,7 @@ class ShiftedCategorical(Categorical):
         self.dtype = dtype
 
     def _like(self, logits: Any) -> 'ShiftedCategorical':
-        return _rebuild_shifted((logits, ), (self.start, self.dtype))
+        return rebuilt(type(self), _param=logits, start=self.start, dtype=self.dtype)
 
     @property
     def support(self) -> constraints.Constraint:
@@ -298,7 +297,7 @@ class DiagMultivariateCategorical(td.Independent):
         return self._like(self._base._param.expand(*batch_shape, *self._event_shape, self._base._num_events))
 
     def _like(self, logits: Tensor) -> 'DiagMultivariateCategorical':
-        return _rebuild_multivariate((logits, ), (self.reinterpreted_batch_ndims, self._start, self._dtype))
+        return rebuilt(type(self), **{**vars(self), '_base': self._base._like(logits)})
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}(logits: {dist_nests.shape_of(self._base._param)}, start: {self._start or 0})'
@@ -417,9 +416,7 @@ class OneHotCategoricalStraightThrough(td.OneHotCategoricalStraightThrough):
         return self._like(self._categorical.expand(batch_shape))
 
     def _like(self, categorical: Any) -> Any:
-        new = object.__new__(type(self))
-        new.__dict__.update(self.__dict__, _categorical=categorical)
-        return new
+        return rebuilt(type(self), **{**vars(self), '_categorical': categorical})
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}(logits: {dist_nests.shape_of(self._categorical._param)})'
@@ -466,46 +463,20 @@ def _kl_one_hot(p: Any, q: Any) -> Tensor:
     return _kl_categorical(p._categorical, q._categorical)
 
 
-def _rebuild_categorical(params: tuple[Any, ...], static: None) -> Categorical:
-    dist = object.__new__(Categorical)
-    dist._param = params[0]
-    return dist
-
-
-def _rebuild_shifted(params: tuple[Any, ...], static: tuple[int, torch.dtype]) -> ShiftedCategorical:
-    dist = object.__new__(ShiftedCategorical)
-    dist._param, (dist.start, dist.dtype) = params[0], static
-    return dist
-
-
-def _rebuild_multivariate(params: tuple[Any, ...],
-                          static: tuple[int, tuple[int, ...], torch.dtype]) -> DiagMultivariateCategorical:
-    dist = object.__new__(DiagMultivariateCategorical)
-    dist._base = _rebuild_categorical(params, None)
-    dist.reinterpreted_batch_ndims, dist._start, dist._dtype = static
-    return dist
-
-
-def _rebuild_one_hot(params: tuple[Any, ...], static: None) -> OneHotCategoricalStraightThrough:
-    dist = object.__new__(OneHotCategoricalStraightThrough)
-    dist._categorical = _rebuild_categorical(params, None)
-    return dist
-
-
-def _rebuild_gumbel(params: tuple[Any, ...], static: tuple[bool, float]) -> OneHotCategoricalGumbelSoftmax:
-    dist = object.__new__(OneHotCategoricalGumbelSoftmax)
-    dist._categorical = _rebuild_categorical(params, None)
-    dist._hard_sample, dist._tau = static
-    return dist
-
-
 _LOGITS = ('logits', )
-dist_nests.register(Categorical, _LOGITS, lambda d: ((d._param, ), None), _rebuild_categorical)
-dist_nests.register(ShiftedCategorical, _LOGITS, lambda d: ((d._param, ), (d.start, d.dtype)), _rebuild_shifted)
-dist_nests.register(DiagMultivariateCategorical, _LOGITS,
-                    lambda d: ((d._base._param, ), (d.reinterpreted_batch_ndims, d._start, d._dtype)),
-                    _rebuild_multivariate)
-dist_nests.register(OneHotCategoricalStraightThrough, _LOGITS, lambda d: ((d._categorical._param, ), None),
-                    _rebuild_one_hot)
-dist_nests.register(OneHotCategoricalGumbelSoftmax, _LOGITS,
-                    lambda d: ((d._categorical._param, ), (d._hard_sample, d._tau)), _rebuild_gumbel)
+dist_nests.register(Categorical, _LOGITS, lambda d: ((d._param, ), None),
+                    lambda p, _: rebuilt(Categorical, _param=p[0]))
+dist_nests.register(ShiftedCategorical, _LOGITS, lambda d: ((d._param, ), (d.start, d.dtype)),
+                    lambda p, static: rebuilt(ShiftedCategorical, _param=p[0], start=static[0], dtype=static[1]))
+dist_nests.register(
+    DiagMultivariateCategorical, _LOGITS,
+    lambda d: ((d._base._param, ), (d.reinterpreted_batch_ndims, d._start, d._dtype)),
+    lambda p, static: rebuilt(DiagMultivariateCategorical, _base=rebuilt(Categorical, _param=p[0]),
+                              reinterpreted_batch_ndims=static[0], _start=static[1], _dtype=static[2]))
+dist_nests.register(
+    OneHotCategoricalStraightThrough, _LOGITS, lambda d: ((d._categorical._param, ), None),
+    lambda p, _: rebuilt(OneHotCategoricalStraightThrough, _categorical=rebuilt(Categorical, _param=p[0])))
+dist_nests.register(
+    OneHotCategoricalGumbelSoftmax, _LOGITS, lambda d: ((d._categorical._param, ), (d._hard_sample, d._tau)),
+    lambda p, static: rebuilt(OneHotCategoricalGumbelSoftmax, _categorical=rebuilt(Categorical, _param=p[0]),
+                              _hard_sample=static[0], _tau=static[1]))

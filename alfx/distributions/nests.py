@@ -58,6 +58,13 @@ def shape_of(parameter: Any) -> torch.Size:
     return torch.Size(getattr(parameter, 'shape', ()))
 
 
+def rebuilt(cls: type, /, **attributes: Any) -> Any:
+    """Create a distribution from its attributes, without its constructor, which would check and broadcast them."""
+    dist: Any = object.__new__(cls)
+    dist.__dict__.update(attributes)
+    return dist
+
+
 class TransformChain:
     """A sequence of transforms that can be compared and hashed, unlike the transforms of torch.
 
@@ -111,23 +118,15 @@ def same_setting(a: Any, b: Any) -> bool:
 # Distributions of torch -------------------------------------------------------------------------------------------
 
 
-def _bare(cls: type[td.Distribution], batch_shape: torch.Size, event_shape: torch.Size = torch.Size()) -> Any:
-    dist: Any = cls.__new__(cls)
-    dist._validate_args = False
-    dist._batch_shape = batch_shape
-    dist._event_shape = event_shape
-    return dist
+def _of_torch(cls: type[td.Distribution], batch_shape: torch.Size, event_shape: torch.Size = torch.Size(), /,
+              **attributes: Any) -> Any:
+    return rebuilt(cls, _validate_args=False, _batch_shape=batch_shape, _event_shape=event_shape, **attributes)
 
 
 def _register_elementwise(cls: type[td.Distribution], names: tuple[str, ...]) -> None:
     """Register a distribution over numbers whose parameters are attributes with the shape of its samples."""
-
-    def rebuild(params: tuple[Any, ...], static: Any) -> Any:
-        dist = _bare(cls, shape_of(params[0]))
-        dist.__dict__.update(zip(names, params))
-        return dist
-
-    register(cls, names, lambda dist: (tuple(getattr(dist, name) for name in names), None), rebuild)
+    register(cls, names, lambda dist: (tuple(getattr(dist, name) for name in names), None),
+             lambda params, _: _of_torch(cls, shape_of(params[0]), **dict(zip(names, params))))
 
 
 def _parametrization(dist: Any) -> tuple[str]:
@@ -137,41 +136,30 @@ def _parametrization(dist: Any) -> tuple[str]:
 
 def _rebuild_categorical(cls: type[td.Distribution], params: tuple[Any, ...], name: str) -> Any:
     shape = shape_of(params[0])
-    dist = _bare(cls, shape[:-1])
-    dist.__dict__[name] = dist._param = params[0]
-    dist._num_events = shape[-1] if shape else 0
-    return dist
+    return _of_torch(cls, shape[:-1], _param=params[0], _num_events=shape[-1] if shape else 0, **{name: params[0]})
 
 
 def _rebuild_one_hot(cls: type[td.Distribution], params: tuple[Any, ...], name: str) -> Any:
     shape = shape_of(params[0])
-    dist = _bare(cls, shape[:-1], shape[-1:])
-    dist._categorical = _rebuild_categorical(td.Categorical, params, name)
-    return dist
+    return _of_torch(cls, shape[:-1], shape[-1:], _categorical=_rebuild_categorical(td.Categorical, params, name))
 
 
 def _rebuild_bernoulli(params: tuple[Any, ...], name: str) -> Any:
-    dist = _bare(td.Bernoulli, shape_of(params[0]))
-    dist.__dict__[name] = dist._param = params[0]
-    return dist
+    return _of_torch(td.Bernoulli, shape_of(params[0]), _param=params[0], **{name: params[0]})
 
 
 def _rebuild_beta(params: tuple[Any, ...], static: Any) -> Any:
     shape = shape_of(params[0])
-    dist = _bare(td.Beta, shape[:-1])
-    dist._dirichlet = _bare(td.Dirichlet, shape[:-1], shape[-1:])
-    dist._dirichlet.concentration = params[0]
-    return dist
+    dirichlet = _of_torch(td.Dirichlet, shape[:-1], shape[-1:], concentration=params[0])
+    return _of_torch(td.Beta, shape[:-1], _dirichlet=dirichlet)
 
 
 def _rebuild_independent(params: tuple[Any, ...], ndims: int) -> Any:
     base = params[0]
     batch_shape = getattr(base, 'batch_shape', torch.Size())
     cut = len(batch_shape) - ndims
-    dist = _bare(td.Independent, batch_shape[:cut], batch_shape[cut:] + getattr(base, 'event_shape', torch.Size()))
-    dist.base_dist = base
-    dist.reinterpreted_batch_ndims = ndims
-    return dist
+    return _of_torch(td.Independent, batch_shape[:cut], batch_shape[cut:] + getattr(base, 'event_shape', torch.Size()),
+                     base_dist=base, reinterpreted_batch_ndims=ndims)
 
 
 def _rebuild_transformed(params: tuple[Any, ...], static: tuple[TransformChain, torch.Size]) -> Any:
@@ -179,19 +167,16 @@ def _rebuild_transformed(params: tuple[Any, ...], static: tuple[TransformChain, 
     shape = getattr(base, 'batch_shape', torch.Size()) + getattr(base, 'event_shape', torch.Size())
     for transform in chain.transforms:
         shape = transform.forward_shape(shape) if len(shape) >= transform.domain.event_dim else shape
-    dist = _bare(td.TransformedDistribution, shape[:len(shape) - len(event_shape)], event_shape)
-    dist.base_dist = base
-    dist.transforms = chain.transforms
-    return dist
+    return _of_torch(td.TransformedDistribution, shape[:len(shape) - len(event_shape)], event_shape, base_dist=base,
+                     transforms=chain.transforms)
 
 
 def _rebuild_mixture(params: tuple[Any, ...], static: tuple[int, int, torch.Size]) -> Any:
     mixture, component = params
     num_component, event_ndims, event_shape = static
-    dist = _bare(td.MixtureSameFamily, getattr(mixture, 'batch_shape', torch.Size()), event_shape)
-    dist._mixture_distribution, dist._component_distribution = mixture, component
-    dist._num_component, dist._event_ndims = num_component, event_ndims
-    return dist
+    return _of_torch(td.MixtureSameFamily, getattr(mixture, 'batch_shape', torch.Size()), event_shape,
+                     _mixture_distribution=mixture, _component_distribution=component, _num_component=num_component,
+                     _event_ndims=event_ndims)
 
 
 def _register_torch() -> None:

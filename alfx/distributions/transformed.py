@@ -11,7 +11,7 @@ from torch import Tensor
 
 from alfx.distributions import nests as dist_nests
 from alfx.distributions.discrete import sum_event
-from alfx.distributions.nests import TransformChain
+from alfx.distributions.nests import TransformChain, rebuilt
 from alfx.distributions.transforms import AffineTransform, is_elementwise
 
 
@@ -117,9 +117,7 @@ class TransformedDistribution(td.TransformedDistribution):
         return self._like(self.base_dist.expand(torch.Size(batch_shape)))
 
     def _like(self, base_dist: Any) -> Any:
-        new = object.__new__(type(self))
-        new.base_dist, new.transforms = base_dist, self.transforms
-        return new
+        return rebuilt(type(self), base_dist=base_dist, transforms=self.transforms)
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k != '_last'}
@@ -176,15 +174,10 @@ class AffineTransformedDistribution(TransformedDistribution):
         return abs(self.scale) * self.base_dist.stddev
 
 
-def _register() -> None:
-    for cls in (TransformedDistribution, AffineTransformedDistribution):
-
-        def rebuild(params: tuple[Any, ...], chain: TransformChain, cls: type = cls) -> Any:
-            dist: Any = object.__new__(cls)
-            dist.base_dist, dist.transforms = params[0], chain.transforms
-            return dist
-
-        dist_nests.register(cls, ('base', ), lambda d: ((d.base_dist, ), TransformChain(d.transforms)), rebuild)
+def _register(cls: type[TransformedDistribution]) -> None:
+    dist_nests.register(cls, ('base', ), lambda d: ((d.base_dist, ), TransformChain(d.transforms)),
+                        lambda p, chain: rebuilt(cls, base_dist=p[0], transforms=chain.transforms))
 
 
-_register()
+_register(TransformedDistribution)
+_register(AffineTransformedDistribution)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from alfx.distributions import nests as dist_nests
+from alfx.distributions.nests import rebuilt
 from alfx.gin_utils import register_function
 
 
@@ -252,11 +253,6 @@ class TruncatedDistribution(td.Distribution):
         value = self._loc + self._scale * torch.where(mirrored, -x, x)
         return value.clamp(self._lower, self._upper)
 
-    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Return samples ``[*sample_shape, ..., D]`` without gradient."""
-        with torch.no_grad():
-            return self.rsample(sample_shape)
-
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log-density of ``value [..., D]``, summed over the components; ``value`` must be inside the box.
         """
@@ -277,9 +273,7 @@ class TruncatedDistribution(td.Distribution):
         return self._like(self._loc.expand(shape), self._scale.expand(shape))
 
     def _like(self, loc: Any, scale: Any) -> Any:
-        new = object.__new__(type(self))
-        new.__dict__.update(self.__dict__, _loc=loc, _scale=scale)
-        return new
+        return rebuilt(type(self), **{**vars(self), '_loc': loc, '_scale': scale})
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}(loc: {dist_nests.shape_of(self._loc)}, [{self._lower}, {self._upper}])'
@@ -359,16 +353,11 @@ class _Box:
         return hash(self.its)
 
 
-def _register() -> None:
-    for cls in (TruncatedDistribution, TruncatedNormal, TruncatedCauchy, TruncatedT2):
-
-        def rebuild(params: tuple[Any, ...], box: _Box, cls: type = cls) -> Any:
-            dist: Any = object.__new__(cls)
-            dist._loc, dist._scale = params
-            dist._lower, dist._upper, dist._its = box.lower, box.upper, box.its
-            return dist
-
-        dist_nests.register(cls, ('loc', 'scale'), lambda d: ((d._loc, d._scale), _Box(d)), rebuild)
+def _register(cls: type[TruncatedDistribution]) -> None:
+    dist_nests.register(
+        cls, ('loc', 'scale'), lambda d: ((d._loc, d._scale), _Box(d)),
+        lambda p, box: rebuilt(cls, _loc=p[0], _scale=p[1], _lower=box.lower, _upper=box.upper, _its=box.its))
 
 
-_register()
+for _cls in (TruncatedDistribution, TruncatedNormal, TruncatedCauchy, TruncatedT2):
+    _register(_cls)

@@ -228,7 +228,7 @@ class BoardGame(AlfEnvironment):
         self._board = np.zeros((batch_size, rules.rows, rules.columns), np.int8)
         self._agent = np.zeros(batch_size, np.int64)
         self._ended = np.zeros(batch_size, bool)  # by request_reset
-        self._window: Window | None = None
+        self._window = Window('board game')
         self._begin_sides()
 
     def _begin_sides(self) -> None:
@@ -374,15 +374,11 @@ class BoardGame(AlfEnvironment):
         """Show game 0 in a window ('human'), or return its image."""
         if mode == 'rgb_array':
             return picture(self._board[0])
-        if self._window is None:
-            self._window = Window('board game')
         self._window.show(picture(self._board[0]))
         return None
 
     def close(self) -> None:
-        if self._window is not None:
-            self._window.close()
-            self._window = None
+        self._window.close()
 
 
 def picture(board: np.ndarray, square: int = 32) -> np.ndarray:

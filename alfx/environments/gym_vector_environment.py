@@ -74,7 +74,7 @@ class GymVectorEnvironment(AlfEnvironment):
         self._first: np.ndarray | None = None  # environments whose next step is FIRST
         self._forced: np.ndarray | None = None  # of these, the ones that the vector environment will not reset itself
         self._seeds: list[int | None] | None = environment_seeds(seed, self._batch_size)
-        self._window: Window | None = None
+        self._window = Window(self.name)
         self._final_infos: dict[int, dict[str, float]] = {}
         self.recorder: Any = None  # see alfx.environments.state_check
 
@@ -118,10 +118,6 @@ class GymVectorEnvironment(AlfEnvironment):
         """Return actions ``[B, ...]`` in the format and bounds of the vector environment."""
         return self._actions.encode(action)[0]
 
-    def action_in_bounds(self, action: NestedTensor) -> NestedTensor:
-        """Return actions in the bounds of the vector environment as tensors, without leaving torch."""
-        return self._actions.in_bounds(action)
-
     # Stepping --------------------------------------------------------------------------------------------------
 
     def _reset(self) -> TimeStep:
@@ -131,10 +127,12 @@ class GymVectorEnvironment(AlfEnvironment):
         observation, infos = self._env.reset(seed=_seed_argument(self._env, seeds))
         self._first = self._forced = None
         self._final_infos = {}
+        return self._first_steps(self._decode(observation, 'reset()'), infos)
+
+    def _first_steps(self, observation: NestedTensor, infos: dict[str, Any]) -> TimeStep:
         count = self._batch_size
         return TimeStep(torch.zeros(count, dtype=torch.int32), self._reward_spec.zeros((count, )), torch.ones(count),
-                        self._decode(observation, 'reset()'),
-                        nearest_zeros(self._actions.spec, count), self._env_ids, (),
+                        observation, nearest_zeros(self._actions.spec, count), self._env_ids, (),
                         self._decode_infos(infos) if self._info_specs else ())
 
     def _step(self, action: NestedTensor) -> TimeStep:
@@ -258,11 +256,7 @@ class GymVectorEnvironment(AlfEnvironment):
         for name in ('_first', '_forced'):
             waiting = getattr(self, name)
             setattr(self, name, None if waiting is None or not (waiting & ~rows).any() else waiting & ~rows)
-        count = self._batch_size
-        fresh = TimeStep(torch.zeros(count, dtype=torch.int32), self._reward_spec.zeros((count, )), torch.ones(count),
-                         self._observations.decode(observation, False),
-                         nearest_zeros(self._actions.spec, count), self._env_ids, (),
-                         self._decode_infos(infos) if self._info_specs else ())
+        fresh = self._first_steps(self._observations.decode(observation, False), infos)
         self._current = select(mask.cpu(), fresh, current)
         return self._current
 
@@ -336,14 +330,11 @@ class GymVectorEnvironment(AlfEnvironment):
                                             f'{self._env.render_mode!r}: {frame}')
         if mode == 'rgb_array':
             return frame
-        if self._window is None:
-            self._window = Window(self.name)
         self._window.show(frame)
         return None
 
     def close(self) -> None:
-        if self._window is not None:
-            self._window.close()
+        self._window.close()
         self._env.close()
 
 

@@ -4,8 +4,6 @@ An episode has ``n = episode_length`` time steps, including FIRST and LAST, henc
 of the batch end together, by termination. With discount g, "return" below is the return from FIRST, and ``S(k) =
 1 + g + ... + g**(k-1) = (1 - g**k) / (1 - g)``. With ``reward_dim`` K > 1 rewards and returns have the components
 ``r, 2 r, ..., K r``.
-
-gymnasium environments for tests are in :mod:`alfx.environments.suite_unittest_gym`.
 """
 import enum
 from typing import Any

@@ -112,8 +112,6 @@ class ReplayBuffer(RingBuffer):
             raise ValueError(f'{name}.new_priority_period: expected 0 without prioritized_sampling, found '
                              f'{new_priority_period}; set TrainerConfig.priority_replay = True or remove it')
         require_at_least(name, 1, recent_data_steps=recent_data_steps)
-        if not 0.0 <= recent_data_ratio <= 1.0:
-            raise ValueError(f'{name}.recent_data_ratio: expected a number from 0 to 1, found {recent_data_ratio}')
         if not 0.0 < initial_priority < float('inf'):
             raise ValueError(f'{name}.initial_priority: expected a number above 0, found {initial_priority}')
         super().__init__(data_spec, num_environments, max_length, device, allow_multiprocess, memory_map_dir, name)
@@ -153,8 +151,6 @@ class ReplayBuffer(RingBuffer):
         if keep_episodic_info is False:
             raise ValueError(f'{self.name}.keep_episodic_info: expected True or None with record_episodic_return = '
                              'True, found False')
-        if not 0.0 <= gamma <= 1.0:
-            raise ValueError(f'{self.name}.gamma: expected a number from 0 to 1, found {gamma}')
         for argument, value in (('default_return', default_return),
                                 ('return_after_truncation', return_after_truncation)):
             if value is not None and not np.isfinite(value):

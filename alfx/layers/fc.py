@@ -15,8 +15,32 @@ from alfx.layers.elementwise import Dropout
 from alfx.utils.math_ops import identity
 
 
+class _FullyConnected(nn.Module):
+    """Base class of a fully connected layer and of a stack of them."""
+
+    weight: nn.Parameter
+
+    def __init__(self, input_size: int, output_size: int):
+        super().__init__()
+        self._input_size, self._output_size = input_size, output_size
+
+    @property
+    def input_size(self) -> int:
+        """Number of inputs of a layer."""
+        return self._input_size
+
+    @property
+    def output_size(self) -> int:
+        """Number of outputs of a layer."""
+        return self._output_size
+
+    def project_parameters(self) -> None:
+        """Divide the weights of each output by their norm."""
+        w.project_rows(self.weight)
+
+
 @configurable(module='alfx.layers')
-class FC(nn.Module):
+class FC(_FullyConnected):
     """``activation(norm(W x + b))``, or with ``norm_position = 'after'`` ``norm(activation(W x + b))``.
 
     Args:
@@ -65,7 +89,7 @@ class FC(nn.Module):
                  norm_position: str = 'before',
                  dropout: Fraction = 0.0,
                  unit_weights: bool = False):
-        super().__init__()
+        super().__init__(input_size, output_size)
         w.check_init_arguments('FC', use_torch_init, kernel_initializer, use_bn, use_ln, norm, norm_position)
         self._config: dict[str, Any] = dict(
             activation=activation, use_bias=use_bias, use_bn=use_bn, use_ln=use_ln, bn_ctor=bn_ctor,
@@ -73,7 +97,6 @@ class FC(nn.Module):
             bias_init_value=bias_init_value, bias_initializer=bias_initializer, use_torch_init=use_torch_init,
             weight_opt_args=weight_opt_args, bias_opt_args=bias_opt_args, norm=norm, norm_position=norm_position,
             dropout=dropout, unit_weights=unit_weights)
-        self._input_size, self._output_size = input_size, output_size
         self._activation = activation
         self.weight = w.parameter((output_size, input_size), weight_opt_args)
         use_bias = use_bias and not (unit_weights and norm is not None and norm_position == 'before')
@@ -85,16 +108,6 @@ class FC(nn.Module):
         self._normalizes_last = self._has_norm and norm_position == 'after'
         self.reset_parameters()
 
-    @property
-    def input_size(self) -> int:
-        """Number of inputs."""
-        return self._input_size
-
-    @property
-    def output_size(self) -> int:
-        """Number of outputs."""
-        return self._output_size
-
     def reset_parameters(self) -> None:
         """Draw new initial weights."""
         c = self._config
@@ -105,10 +118,6 @@ class FC(nn.Module):
         if self.projects_parameters:
             self.project_parameters()
         w.reset_norm(self._norm)
-
-    def project_parameters(self) -> None:
-        """Divide the weights of each output by their norm."""
-        w.project_rows(self.weight)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Map ``[B, ..., input_size]`` to ``[B, ..., output_size]``."""
@@ -139,7 +148,7 @@ _LARGE_BATCH = 32
 
 
 @configurable(module='alfx.layers')
-class ParallelFC(nn.Module):
+class ParallelFC(_FullyConnected):
     """``n`` fully connected layers computed as one batched product; ``weight [n, out, in]``, ``bias [n, out]``.
 
     Each layer is initialized separately, so its weights have the distribution of a single :class:`FC`.
@@ -153,12 +162,12 @@ class ParallelFC(nn.Module):
     def __init__(self, input_size: Count, output_size: Count, n: Count, activation: w.Activation, use_bias: bool,
                  use_bn: bool, use_ln: bool, use_torch_init: bool, norm: w.Norm | None, norm_position: str,
                  dropout: Fraction, unit_weights: bool, **kwargs: Any):
-        super().__init__()
+        super().__init__(input_size, output_size)
         w.check_init_arguments('ParallelFC', use_torch_init, kwargs['kernel_initializer'], use_bn, use_ln, norm,
                                norm_position)
         self._init_kernel = (kwargs['kernel_initializer'], kwargs['kernel_init_gain'], activation, use_torch_init)
         self._init_bias = (kwargs['bias_initializer'], kwargs['bias_init_value'], use_torch_init)
-        self._input_size, self._output_size, self._n = input_size, output_size, n
+        self._n = n
         # An elementwise activation is applied to the product itself, in place if it is an in-place function. Applied in
         # place to a view of the product, it would make the backward pass copy everything.
         normalizes_first = use_bn or use_ln or (norm is not None and norm_position == 'before')
@@ -175,16 +184,6 @@ class ParallelFC(nn.Module):
         self._norm: Any = w.fc_norm(output_size, n, use_bn, use_ln, kwargs['bn_ctor'], norm)
         self.reset_parameters()
 
-    @property
-    def input_size(self) -> int:
-        """Number of inputs of each layer."""
-        return self._input_size
-
-    @property
-    def output_size(self) -> int:
-        """Number of outputs of each layer."""
-        return self._output_size
-
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draw new initial weights."""
@@ -195,10 +194,6 @@ class ParallelFC(nn.Module):
         if self.projects_parameters:
             self.project_parameters()
         w.reset_norm(self._norm)
-
-    def project_parameters(self) -> None:
-        """Divide the weights of each output by their norm."""
-        w.project_rows(self.weight)
 
     def forward(self, inputs: torch.Tensor, first: int | None = None) -> torch.Tensor:
         """Map ``[B, n, input_size]``, or ``[B, input_size]`` shared by all layers, to ``[B, n, output_size]``.

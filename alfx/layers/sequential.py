@@ -1,6 +1,6 @@
 """Layers composed of layers, and stacks of ``n`` copies of a layer."""
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ from torch import nn
 
 from alfx import nest
 from alfx.layers.activations import is_elementwise, out_of_place
-from alfx.layers.steps import Results, add_child, parse_steps, register_steps
+from alfx.layers.steps import Results, Step, add_child, parse_steps, register_steps
 from alfx.tensor_specs import BoundedTensorSpec, Nested, NestedTensor, NestedTensorSpec, TensorSpec
 
 
@@ -79,6 +79,19 @@ def make_parallel_net(module: Callable[..., Any], n: int) -> Callable[..., Any]:
     if callable(make_parallel) and not overrides_forward_of_a_stackable(type(module)):
         return make_parallel(n)
     return module if is_elementwise(module) else NaiveParallelLayer(module, n)
+
+
+def parallel_elements(steps: Sequence[Step], n: int) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments, by position and by name, of a chain of ``n`` of each module of ``steps``."""
+    modules, named = [], {}
+    for step in steps:
+        module: Any = make_parallel_net(step.module, n)
+        element = module if step.inputs is None else (step.inputs, module)
+        if step.name:
+            named[step.name] = element
+        else:
+            modules.append(element)
+    return modules, named
 
 
 def overrides_forward_of_a_stackable(cls: type) -> bool:
@@ -224,14 +237,7 @@ class Sequential(nn.Module):
 
     def make_parallel(self, n: int) -> 'Sequential':
         """Create the layer for ``n`` of each module."""
-        modules, named = [], {}
-        for step in self._steps:
-            module: Any = make_parallel_net(step.module, n)
-            element = module if step.inputs is None else (step.inputs, module)
-            if step.name:
-                named[step.name] = element
-            else:
-                modules.append(element)
+        modules, named = parallel_elements(self._steps, n)
         return Sequential(*modules, output=self._output, **named)
 
     def __getitem__(self, i: int) -> Callable[..., Any]:

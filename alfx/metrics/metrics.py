@@ -331,7 +331,6 @@ class AverageDiscountedReturnMetric(AverageEpisodicAggregationMetric):
     @gin_utils.takes_arguments_of(AverageReturnMetric, defaults={'name': 'AverageDiscountedReturn'},
                                   after={'discount': 'dtype'})
     def __init__(self, name: str, discount: Fraction = 0.99, reward_transformer: Callable | None = None, **kwargs: Any):
-        _check_discount(name, discount)
         self._discount = discount
         super().__init__(name=name, **kwargs)
         self._reward_transformer = reward_transformer
@@ -365,7 +364,6 @@ class EpisodicStartAverageDiscountedReturnMetric(AverageEpisodicAggregationMetri
         AverageReturnMetric, without=('dtype', ), defaults={'name': 'EpisodicStartAverageDiscountedReturn'},
         after={'discount': 'buffer_size'})
     def __init__(self, name: str, discount: Fraction = 0.99, **kwargs: Any):
-        _check_discount(name, discount)
         self._discount = discount
         super().__init__(name=name, dtype=torch.float32, **kwargs)
 
@@ -447,8 +445,3 @@ class AverageEnvInfoMetric(AverageEpisodicAggregationMetric):
         values = nest.flatten(self._example_values(steps.time_step))
         return [steps.without_first(steps.host(value).astype(np.float64), INITIAL[reduction])
                 for value, reduction in zip(values, self._reductions)]
-
-
-def _check_discount(name: str, discount: float) -> None:
-    if not 0.0 <= discount <= 1.0:
-        raise ValueError(f'{name}.discount: expected a number in [0, 1], found {discount}')

@@ -11,11 +11,11 @@ from alfx.initializers import small_last_layer_init
 from alfx.layers import FC
 from alfx.networks.action_specs import require_continuous
 from alfx.networks.encoding_networks import (LAST_LAYER_ARGUMENTS, NORM_ARGUMENTS, UNFORWARDED_ARGUMENTS,
-                                             EncodingNetwork, LSTMEncodingNetwork)
+                                             EncodingNetwork, LSTMEncodingNetwork, vector_encoder)
 from alfx.networks.network import Network
 from alfx.networks.projection_networks import (CategoricalProjectionNetwork, NestedProjectionNetwork,
                                                NormalProjectionNetwork, make_projection_net)
-from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.dist_utils import DiagMultivariateNormal
 
 
@@ -27,11 +27,6 @@ class _EncoderAndHead(Network):
         self._projection_net = head
         self._head_has_state = head.is_rnn
         self._state_spec = (encoder.state_spec, head.state_spec) if self._head_has_state else encoder.state_spec
-
-    @property
-    def state_spec(self) -> NestedTensorSpec:
-        """Spec of the state of the encoder; ``(encoder, head)`` if the head is recurrent."""
-        return self._state_spec
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
         """Map a nest of observations ``[B, ...]`` to a nest of distributions with batch shape ``[B]``."""
@@ -68,13 +63,10 @@ class ActorDistributionNetworkBase(_EncoderAndHead):
                  continuous_projection_net_ctor: Callable[..., Network] = NormalProjectionNetwork,
                  name: str = 'ActorDistributionNetworkBase', **encoder_kwargs: Any):
         super().__init__(input_tensor_spec, (), name)
-        encoder = encoding_network_ctor(input_tensor_spec, **encoder_kwargs)
-        encoded = encoder.output_spec
-        if not isinstance(encoded, TensorSpec) or encoded.ndim != 1:
-            raise SpecError(f'{name}: the output of the encoder must be a vector, found {encoded}')
+        encoder, size = vector_encoder(encoding_network_ctor, input_tensor_spec, name, **encoder_kwargs)
         make_head = make_projection_net if isinstance(action_spec, TensorSpec) else NestedProjectionNetwork
         self._action_spec = action_spec
-        self._set_parts(encoder, make_head(encoded.numel, action_spec, discrete_projection_net_ctor,
+        self._set_parts(encoder, make_head(size, action_spec, discrete_projection_net_ctor,
                                            continuous_projection_net_ctor))
 
     @property

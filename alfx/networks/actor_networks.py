@@ -14,9 +14,10 @@ from alfx.layers.activations import out_of_place
 from alfx.layers.weights import Activation
 from alfx.networks.action_specs import action_range, require_continuous
 from alfx.networks.encoding_networks import (LAST_LAYER_ARGUMENTS, NORM_ARGUMENTS, UNFORWARDED_ARGUMENTS,
-                                             EncodingNetwork, LSTMEncodingNetwork)
+                                             EncodedNetwork, EncodingNetwork, LSTMEncodingNetwork,
+                                             vector_encoder)
 from alfx.networks.network import Network
-from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
+from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, TensorSpec
 
 # Initial actions near the middle of their bounds, where the squashing does not saturate (Lillicrap et al. 2016,
 # arXiv:1509.02971, section 7).
@@ -63,7 +64,7 @@ def _action_layer(input_size: int, spec: TensorSpec, squashing_func: Activation,
     return _ActionLayer(layers, out_of_place(squashing_func), middle, half)
 
 
-class _EncoderAndActions(Network):
+class _EncoderAndActions(EncodedNetwork):
     """Encoder followed by an output layer for each action."""
 
     def _set_parts(self, encoder: Network, layers: Nested) -> None:
@@ -71,11 +72,6 @@ class _EncoderAndActions(Network):
         self._structure = nest.structure(layers)
         self._action_list = nest.flatten(layers)
         self._action_layers = nn.ModuleList(self._action_list)
-
-    @property
-    def state_spec(self) -> NestedTensorSpec:
-        """Spec of the state of the encoder."""
-        return self._encoding_net.state_spec
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[NestedTensor, NestedTensor]:
         """Map a nest of observations ``[B, ...]`` to a nest of actions ``[B, ...]``."""
@@ -104,13 +100,10 @@ class ActorNetworkBase(_EncoderAndActions):
                  encoding_network_ctor: Callable[..., Network] = EncodingNetwork,
                  squashing_func: Activation = torch.tanh, name: str = 'ActorNetworkBase', **encoder_kwargs: Any):
         super().__init__(input_tensor_spec, (), name)
-        encoder = encoding_network_ctor(input_tensor_spec, **encoder_kwargs)
-        encoded = encoder.output_spec
-        if not isinstance(encoded, TensorSpec) or encoded.ndim != 1:
-            raise SpecError(f'{name}: the output of the encoder must be a vector, found {encoded}')
+        encoder, size = vector_encoder(encoding_network_ctor, input_tensor_spec, name, **encoder_kwargs)
         self._action_spec = action_spec
         self._set_parts(encoder, nest.map_structure(
-            lambda spec: _action_layer(encoded.numel, spec, squashing_func, name), action_spec))
+            lambda spec: _action_layer(size, spec, squashing_func, name), action_spec))
 
     @property
     def action_spec(self) -> NestedTensorSpec:

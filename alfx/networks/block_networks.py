@@ -48,28 +48,32 @@ class LayerNorm(nn.LayerNorm):
         return ParallelLayerNorm(n, self.normalized_shape[0], self.eps)
 
 
-class Residual(nn.Module):
+class _AroundLayers(nn.Module):
+    """Base class of modules that add a computation without weights to ``layers``."""
+
+    def __init__(self, layers: nn.Module):
+        super().__init__()
+        self._layers = layers
+
+    def reset_parameters(self) -> None:
+        """Draw new initial values."""
+        reset_parameters(self._layers)
+
+    def make_parallel(self, n: int) -> nn.Module:
+        """Create ``n`` stacked layers like this one."""
+        return type(self)(make_parallel_net(self._layers, n))  # type: ignore[arg-type]
+
+
+class Residual(_AroundLayers):
     """Residual connection ``x + layers(x)``.
 
     Args:
         layers: module with as many outputs as inputs.
     """
 
-    def __init__(self, layers: nn.Module):
-        super().__init__()
-        self._layers = layers
-
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Map ``[B, ..., size]`` to the same shape."""
         return inputs + self._layers(inputs)
-
-    def reset_parameters(self) -> None:
-        """Draw new initial values."""
-        reset_parameters(self._layers)
-
-    def make_parallel(self, n: int) -> 'Residual':
-        """Create ``n`` stacked layers like this one."""
-        return Residual(make_parallel_net(self._layers, n))  # type: ignore[arg-type]
 
 
 def _l2(x: torch.Tensor) -> torch.Tensor:
@@ -106,28 +110,16 @@ class HyperScale(nn.Module):
         return inputs * (self.weight * self._ratio)
 
 
-class HyperEmbedding(nn.Module):
+class HyperEmbedding(_AroundLayers):
     """``l2(c * W l2(cat(x, 3)))``: vectors of any length on the sphere, with their length relative to 3.
 
     Args:
         layers: the module ``c * W``.
     """
 
-    def __init__(self, layers: nn.Module):
-        super().__init__()
-        self._layers = layers
-
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Map ``[B, ..., size]`` to ``[B, ..., h]`` of norm 1."""
         return _l2(self._layers(_l2(F.pad(inputs, (0, 1), value=3.0))))
-
-    def reset_parameters(self) -> None:
-        """Draw new initial values."""
-        reset_parameters(self._layers)
-
-    def make_parallel(self, n: int) -> 'HyperEmbedding':
-        """Create ``n`` stacked layers like this one."""
-        return HyperEmbedding(make_parallel_net(self._layers, n))  # type: ignore[arg-type]
 
 
 class HyperBlock(nn.Module):

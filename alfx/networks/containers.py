@@ -3,10 +3,10 @@ from collections.abc import Callable
 from typing import Any
 
 from alfx import nest
-from alfx.layers import make_parallel_input, make_parallel_net, make_parallel_spec
+from alfx.layers import make_parallel_input, make_parallel_spec
 from alfx.layers.activations import out_of_place
-from alfx.layers.sequential import branches
-from alfx.layers.steps import Results, Step, add_child, parse_steps, register_steps
+from alfx.layers.sequential import branches, parallel_elements
+from alfx.layers.steps import Results, add_child, parse_steps, register_steps
 from alfx.networks.network import Network, get_input_tensor_spec, is_stacked, wrap_as_network
 from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec
 
@@ -87,19 +87,6 @@ class Sequential(Network):
         return len(self._steps)
 
 
-def _parallel_elements(steps: list[Step], n: int) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments, by position and by name, of a chain of ``n`` of each module of ``steps``."""
-    modules, named = [], {}
-    for step in steps:
-        module: Any = make_parallel_net(step.module, n)
-        element = module if step.inputs is None else (step.inputs, module)
-        if step.name:
-            named[step.name] = element
-        else:
-            modules.append(element)
-    return modules, named
-
-
 class ParallelSequential(Sequential):
     """Stack of ``n`` chains; each element is stacked.
 
@@ -110,7 +97,7 @@ class ParallelSequential(Sequential):
     """
 
     def __init__(self, network: Sequential, n: int, name: str = 'ParallelSequential'):
-        modules, named = _parallel_elements([step for step, _ in network._steps], n)
+        modules, named = parallel_elements([step for step, _ in network._steps], n)
         super().__init__(*modules, output=network._output, input_tensor_spec=network.input_tensor_spec, name=name,
                          **named)
         self._parallelism = n
@@ -126,7 +113,35 @@ class ParallelSequential(Sequential):
         raise ValueError(f'{self._name} is already a stack of networks')
 
 
-class Parallel(Network):
+class _Networks(Network):
+    """Nest of networks; the output is the nest of outputs, the state the nest of states."""
+
+    def __init__(self, networks: Nested, input_tensor_spec: NestedTensorSpec, name: str):
+        state_spec = _combined_state_spec(nest.map_structure(lambda net: net.state_spec, networks))
+        super().__init__(input_tensor_spec, state_spec, name)
+        self._has_state = state_spec != ()
+        self._nets = networks
+        for path, net in nest.flatten_with_path(networks):
+            add_child(self, path, net)
+
+    @property
+    def networks(self) -> Nested:
+        """The nest of networks."""
+        return self._nets
+
+    def _run(self, inputs: list[Any], state: NestedTensor) -> tuple[Any, NestedTensor]:
+        """Call each network with its input."""
+        networks = self._nets
+        nets = nest.flatten(networks)
+        states = nest.flatten_up_to(networks, state) if self._has_state else [()] * len(nets)
+        results = [net(x, s) for net, x, s in zip(nets, inputs, states)]
+        output = nest.pack_sequence_as(networks, [result[0] for result in results])
+        if self._has_state:
+            state = nest.pack_sequence_as(networks, [result[1] for result in results])
+        return output, state
+
+
+class Parallel(_Networks):
     """Nest of modules, each called with its part of the input.
 
     The output is the nest of outputs, the state the nest of states.
@@ -147,21 +162,11 @@ class Parallel(Network):
             input_tensor_spec = nest.map_structure(get_input_tensor_spec, networks)
         else:
             networks = nest.map_structure_up_to(modules, wrap_as_network, modules, input_tensor_spec)
-        state_spec = _combined_state_spec(nest.map_structure(lambda net: net.state_spec, networks))
-        super().__init__(input_tensor_spec, state_spec, name)
-        self._has_state = state_spec != ()
-        self._nets = networks
-        for path, net in nest.flatten_with_path(networks):
-            add_child(self, path, net)
-
-    @property
-    def networks(self) -> Nested:
-        """The nest of networks."""
-        return self._nets
+        super().__init__(networks, input_tensor_spec, name)
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
         """Map a nest of ``[B, ...]`` to the nest of outputs."""
-        return _run_nest(self._nets, nest.flatten_up_to(self._nets, inputs), state, self._has_state)
+        return self._run(nest.flatten_up_to(self._nets, inputs), state)
 
     def make_parallel(self, n: int) -> Network:
         """Create a stack of ``n`` networks like this one."""
@@ -183,16 +188,7 @@ class StackedParallel(Parallel):
         self._parallelism = n
 
 
-def _run_nest(networks: Nested, inputs: list[Any], state: NestedTensor, has_state: bool) -> tuple[Any, NestedTensor]:
-    """Call each network of a nest with its part of the input."""
-    nets = nest.flatten(networks)
-    states = nest.flatten_up_to(networks, state) if has_state else [()] * len(nets)
-    results = [net(x, s) for net, x, s in zip(nets, inputs, states)]
-    output = nest.pack_sequence_as(networks, [result[0] for result in results])
-    return output, nest.pack_sequence_as(networks, [result[1] for result in results]) if has_state else state
-
-
-class Branch(Network):
+class Branch(_Networks):
     """Several networks, layers or functions called with the same input.
 
     The output is the nest of outputs, the state the nest of states.
@@ -215,22 +211,11 @@ class Branch(Network):
         if input_tensor_spec is None and not known:
             raise ValueError(f'{name}: input_tensor_spec is required, because no module defines its input spec')
         spec = known[0] if input_tensor_spec is None else input_tensor_spec
-        networks = nest.map_structure(lambda m: wrap_as_network(m, spec), parts)
-        state_spec = _combined_state_spec(nest.map_structure(lambda net: net.state_spec, networks))
-        super().__init__(spec, state_spec, name)
-        self._has_state = state_spec != ()
-        self._nets = networks
-        for path, net in nest.flatten_with_path(networks):
-            add_child(self, path, net)
-
-    @property
-    def networks(self) -> Nested:
-        """The nest of networks."""
-        return self._nets
+        super().__init__(nest.map_structure(lambda m: wrap_as_network(m, spec), parts), spec, name)
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
         """Map a nest of ``[B, ...]`` to the nest of outputs."""
-        return _run_nest(self._nets, [inputs] * len(nest.flatten(self._nets)), state, self._has_state)
+        return self._run([inputs] * len(nest.flatten(self._nets)), state)
 
     def make_parallel(self, n: int) -> Network:
         """Create a stack of ``n`` networks like this one."""

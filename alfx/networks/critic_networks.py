@@ -94,7 +94,7 @@ def _aligned(observation: torch.Tensor, action: torch.Tensor, n: int) -> tuple[t
 
 
 class ParallelCriticNetwork(_CriticBase):
-    """Stack of ``n`` critics.
+    """Stack of ``n`` critics: a pair of nests of ``[B, ...]`` or ``[B, n, ...]`` to values ``[B, n, ...]``.
 
     Args:
         critic_network: network to stack.
@@ -105,10 +105,6 @@ class ParallelCriticNetwork(_CriticBase):
     def __init__(self, critic_network: _CriticBase, n: int, name: str = 'ParallelCriticNetwork'):
         super().__init__(critic_network.input_tensor_spec, (), name)
         self._stack_parts(critic_network, n)
-
-    def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
-        """Map a pair of nests of ``[B, ...]`` or ``[B, n, ...]`` to values ``[B, n, *output_tensor_spec.shape]``."""
-        return super().forward(inputs, state)
 
     def _first_networks(self, k: int) -> Callable[[NestedTensor], torch.Tensor] | None:
         """Compute only the first ``k`` networks; see the base class."""
@@ -328,7 +324,9 @@ class _QuantileCriticBase(_CriticBase):
 
 
 class ParallelCriticQuantileNetwork(_QuantileCriticBase):
-    """Stack of ``n`` quantile critics.
+    """Stack of ``n`` quantile critics: ``((observation, action), tau)`` to quantiles ``[B, n, ..., N]``.
+
+    The inputs are ``[B, ...]`` or ``[B, n, ...]``.
 
     Args:
         critic_network: network to stack.
@@ -342,13 +340,6 @@ class ParallelCriticQuantileNetwork(_QuantileCriticBase):
         self._set_quantile_parts(_stacked_encoder(critic_network._tau_embedding, n),
                                  critic_network._tau_encoder.make_parallel(n),
                                  critic_network._final_encoder.make_parallel(n))
-
-    def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
-        """Map ``((observation, action), tau)`` to quantiles ``[B, n, *output_tensor_spec.shape, N]``.
-
-        The inputs are ``[B, ...]`` or ``[B, n, ...]``.
-        """
-        return super().forward(inputs, state)
 
 
 @configurable

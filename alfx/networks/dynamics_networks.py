@@ -154,7 +154,7 @@ class DynamicsNetwork(_DynamicsBase):
 
 
 class ParallelDynamicsNetwork(_DynamicsBase):
-    """Stack of ``n`` dynamics networks.
+    """Stack of ``n`` dynamics networks: a pair of ``[B, ...]`` or ``[B, n, ...]`` to ``[B, n, ...]`` or a distribution.
 
     Args:
         dynamics_network: network to stack.
@@ -167,7 +167,3 @@ class ParallelDynamicsNetwork(_DynamicsBase):
         self._parallelism = n
         head = dynamics_network._head
         self._set_parts(dynamics_network._encoder.make_parallel(n), None if head is None else head.make_parallel(n))
-
-    def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
-        """Map a pair of ``[B, ...]`` or ``[B, n, ...]`` to ``[B, n, *output_tensor_spec.shape]`` or a distribution."""
-        return super().forward(inputs, state)

@@ -70,8 +70,6 @@ class ImageEncodingNetwork(LayersNetwork):
                  activation: Activation = torch.relu_, kernel_initializer: Initializer | None = None,
                  flatten_output: bool = False, name: str = 'ImageEncodingNetwork'):
         _refuse_batch_ensemble(use_batch_ensemble, ensemble_size, name)
-        if not conv_layer_params:
-            raise ValueError(f'{name}: expected at least one layer in conv_layer_params')
         spec = TensorSpec((input_channels, *pair(input_size)))
         super().__init__(spec, (), name)
         modules, shape = conv_layers(spec.shape, conv_layer_params, same_padding, activation, kernel_initializer,
@@ -315,6 +313,44 @@ def ParallelEncodingNetwork(n: Count, **kwargs: Any) -> StackedEncodingNetwork:
         kwargs: arguments of :class:`EncodingNetwork`, except ``input_preprocessors_ctor`` and those of ensembles.
     """
     return StackedEncodingNetwork(EncodingNetwork(**kwargs), n, kwargs['name'])
+
+
+class EncodedNetwork(Network):
+    """Network that starts with an encoder, ``_encoding_net``, which may be recurrent."""
+
+    _encoding_net: Network
+
+    @property
+    def state_spec(self) -> NestedTensorSpec:
+        """Spec of the state of the encoder."""
+        return self._encoding_net.state_spec
+
+    def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
+        """Map a nest of observations ``[B, ...]`` to the output of the encoder."""
+        return self._encoding_net(inputs, state)
+
+
+def vector_encoder(ctor: Callable[..., Network], input_tensor_spec: NestedTensorSpec, name: str, /,
+                   **arguments: Any) -> tuple[Network, int]:
+    """Create an encoder whose output is a vector.
+
+    Args:
+        ctor: creates the encoder; called with ``input_tensor_spec`` and ``arguments``.
+        input_tensor_spec: nest of specs of the input.
+        name: name of the network that contains it, for messages.
+        arguments: arguments of ``ctor``.
+
+    Returns:
+        The encoder and the size of its output.
+
+    Raises:
+        SpecError: the output is not a vector.
+    """
+    encoder = ctor(input_tensor_spec, **arguments)
+    encoded = encoder.output_spec
+    if not isinstance(encoded, TensorSpec) or encoded.ndim != 1:
+        raise SpecError(f'{name}: the output of the encoder must be a vector, found {encoded}')
+    return encoder, encoded.numel
 
 
 @configurable

@@ -32,6 +32,8 @@ def conv_layers(shape: Sequence[int], conv_layer_params: Sequence[tuple], same_p
                 kernel_initializer: Initializer | None, where: str, use_bias: bool | None = None,
                 use_ln: bool = False) -> tuple[list[nn.Module], tuple[int, int, int]]:
     """Create the convolutions; returns them and the ``(C, H, W)`` of their output."""
+    if not conv_layer_params:
+        raise ValueError(f'{where}: expected at least one layer in conv_layer_params')
     channels, height, width = shape
     modules: list[nn.Module] = []
     for i, params in enumerate(conv_layer_params):

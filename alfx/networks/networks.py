@@ -275,8 +275,6 @@ class NoisyFC(Network):
                  kernel_initializer: w.Initializer | None = None, kernel_init_gain: float = 1.0,
                  bias_init_value: float | None = None, bias_initializer: w.Initializer | None = None,
                  weight_opt_args: dict | None = None, bias_opt_args: dict | None = None):
-        if not 0 <= new_noise_prob <= 1:
-            raise ValueError(f'NoisyFC: new_noise_prob must be in [0, 1], found {new_noise_prob}')
         w.check_init_arguments('NoisyFC', False, kernel_initializer, use_bn, use_ln)
         noise_spec = (TensorSpec((input_size, )), TensorSpec((output_size, )))
         super().__init__(noise_spec[0], noise_spec, 'NoisyFC')

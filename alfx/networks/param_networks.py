@@ -170,8 +170,6 @@ class ParamConvNet(StackedParameters):
                  same_padding: bool = False, activation: Activation = torch.relu_, use_bias: bool = False,
                  use_ln: bool = False, n_groups: int | None = None, kernel_initializer: Initializer | None = None,
                  flatten_output: bool = False, name: str = 'ParamConvNet'):
-        if not conv_layer_params:
-            raise ValueError(f'{name}: expected at least one layer in conv_layer_params')
         spec = TensorSpec((input_channels, *pair(input_size)))
         modules, shape = conv_layers(spec.shape, conv_layer_params, same_padding, activation, kernel_initializer, name,
                                      use_bias, use_ln)

@@ -19,7 +19,8 @@ from alfx.layers import FC, make_parallel_net
 from alfx.layers.weights import Activation, Initializer
 from alfx.networks.action_specs import require_discrete
 from alfx.networks.encoding_networks import (LAST_LAYER_ARGUMENTS, NORM_ARGUMENTS, UNFORWARDED_ARGUMENTS,
-                                             EncodingNetwork, LSTMEncodingNetwork)
+                                             EncodedNetwork, EncodingNetwork, LSTMEncodingNetwork,
+                                             vector_encoder)
 from alfx.networks.network import NaiveParallelNetwork, Network
 from alfx.networks.networks import NoisyFC
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
@@ -107,17 +108,12 @@ def _make_head(input_size: int, num_actions: int, fc_layer_params: Sequence[int]
     return _QHead(hidden, last, num_actions, num_atoms, dueling and bool(hidden))
 
 
-class _EncoderAndHead(Network):
+class _EncoderAndHead(EncodedNetwork):
     """Encoder followed by the head."""
 
     def _set_parts(self, encoder: Network, head: _QHead) -> None:
         self._encoding_net = encoder
         self._head = head
-
-    @property
-    def state_spec(self) -> NestedTensorSpec:
-        """Spec of the state of the encoder."""
-        return self._encoding_net.state_spec
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
         """Map a nest of observations ``[B, ...]`` to ``[B, num_actions]`` or ``[B, num_actions, num_atoms]``."""
@@ -173,11 +169,8 @@ class QNetworkBase(_EncoderAndHead):
         self._use_naive_parallel_network = use_naive_parallel_network
         self._noisy = noisy
         noise = {} if noise_std is None else {'std_init': noise_std}
-        encoder = encoding_network_ctor(input_tensor_spec, **encoder_kwargs)
-        encoded = encoder.output_spec
-        if not isinstance(encoded, TensorSpec) or encoded.ndim != 1:
-            raise SpecError(f'{name}: the output of the encoder must be a vector, found {encoded}')
-        self._set_parts(encoder, _make_head(encoded.numel, self._num_actions, head_fc_layer_params, head_activation,
+        encoder, size = vector_encoder(encoding_network_ctor, input_tensor_spec, name, **encoder_kwargs)
+        self._set_parts(encoder, _make_head(size, self._num_actions, head_fc_layer_params, head_activation,
                                             head_kernel_initializer, dueling, noise if noisy else None, num_atoms))
 
     @property
@@ -203,7 +196,7 @@ class QNetworkBase(_EncoderAndHead):
 
 
 class ParallelQNetwork(_EncoderAndHead):
-    """Stack of ``n`` Q networks.
+    """Stack of ``n`` Q networks: ``[B, ...]`` or ``[B, n, ...]`` to ``[B, n, num_actions]``, or with atoms.
 
     Args:
         q_network: network to stack.
@@ -215,11 +208,6 @@ class ParallelQNetwork(_EncoderAndHead):
         super().__init__(q_network.input_tensor_spec, (), name)
         self._parallelism = n
         self._set_parts(q_network._encoding_net.make_parallel(n), q_network._head.make_parallel(n))
-
-    def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
-        """Map ``[B, ...]`` or ``[B, n, ...]`` to ``[B, n, num_actions]`` or ``[B, n, num_actions, num_atoms]``.
-        """
-        return super().forward(inputs, state)
 
 
 def _split_layers(fc_layer_params: Sequence[int] | None, dueling: bool, noisy: bool

@@ -2,15 +2,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.gin_utils.value_checks import Count
 from alfx.initializers import small_last_layer_init
 from alfx.networks.encoding_networks import (LAST_LAYER_ARGUMENTS, NORM_ARGUMENTS, UNFORWARDED_ARGUMENTS,
-                                             EncodingNetwork, LSTMEncodingNetwork)
+                                             EncodedNetwork, EncodingNetwork, LSTMEncodingNetwork)
 from alfx.networks.network import Network
-from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 from alfx.utils.math_ops import identity
 
 _SCALAR = TensorSpec(())
@@ -19,8 +17,8 @@ _last_kernel_initializer = small_last_layer_init(0.03)
 
 
 @configurable
-class ValueNetworkBase(Network):
-    """Encoder of any kind with a last layer of values.
+class ValueNetworkBase(EncodedNetwork):
+    """Encoder of any kind with a last layer of values ``[B, *output_tensor_spec.shape]``.
 
     Args:
         input_tensor_spec: nest of specs of the observation.
@@ -37,15 +35,6 @@ class ValueNetworkBase(Network):
         self._encoding_net = encoding_network_ctor(
             input_tensor_spec, output_tensor_spec=output_tensor_spec, last_layer_size=output_tensor_spec.numel,
             last_activation=identity, last_kernel_initializer=_last_kernel_initializer, **encoder_kwargs)
-
-    @property
-    def state_spec(self) -> NestedTensorSpec:
-        """Spec of the state of the encoder."""
-        return self._encoding_net.state_spec
-
-    def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
-        """Map a nest of observations ``[B, ...]`` to values ``[B, *output_tensor_spec.shape]``."""
-        return self._encoding_net(inputs, state)
 
     def make_parallel(self, n: int) -> Network:
         """Create a stack of ``n`` networks like this one."""
@@ -71,8 +60,8 @@ class ValueNetwork(ValueNetworkBase):
         super().__init__(output_tensor_spec=output_tensor_spec, encoding_network_ctor=EncodingNetwork, **kwargs)
 
 
-class ParallelValueNetwork(Network):
-    """Stack of ``n`` value networks.
+class ParallelValueNetwork(EncodedNetwork):
+    """Stack of ``n`` value networks: ``[B, ...]`` or ``[B, n, ...]`` to values ``[B, n, *output_tensor_spec.shape]``.
 
     Args:
         value_network: network to stack.
@@ -84,15 +73,6 @@ class ParallelValueNetwork(Network):
         super().__init__(value_network.input_tensor_spec, (), name)
         self._parallelism = n
         self._encoding_net = value_network._encoding_net.make_parallel(n)
-
-    @property
-    def state_spec(self) -> NestedTensorSpec:
-        """Spec of the state of the encoders."""
-        return self._encoding_net.state_spec
-
-    def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
-        """Map nests of ``[B, ...]`` or ``[B, n, ...]`` to values ``[B, n, *output_tensor_spec.shape]``."""
-        return self._encoding_net(inputs, state)
 
 
 @configurable

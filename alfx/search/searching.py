@@ -3,13 +3,11 @@
 :meth:`Searching.run` is the loop. Every decision is written to the study before it takes effect, so the
 hyperparameter search can be killed at any time and resumed.
 """
-import contextlib
 import dataclasses
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from alfx.gin_utils import ConfError
@@ -23,6 +21,7 @@ from alfx.search.search_conf import SearchConf
 from alfx.search.search_settings import Search
 from alfx.search.study import Study
 from alfx.runs import run_files
+from alfx.utils.processes import signal_handlers
 
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 120.0  # a run that takes longer to stop is killed
@@ -130,7 +129,7 @@ class Searching:
         Raises:
             ConfError: the first trials have all failed; the message contains the reason.
         """
-        with self._signals():
+        with signal_handlers({signal.SIGINT: self._on_signal, signal.SIGTERM: self._on_signal}):
             try:
                 self._resume()
                 while self._is_at_work():
@@ -325,19 +324,6 @@ class Searching:
         if self._stop_reason:
             for run in self._runs:
                 run.stop()
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM. Outside of the main thread, which Python does not allow, do nothing."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: Any) -> None:
         if self.stop_signal is not None and number == signal.SIGINT:

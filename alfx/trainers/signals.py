@@ -14,6 +14,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from alfx.utils.processes import signal_handlers
+
 
 class StopSignals:
     """Handler of signals, installed while ``handled()`` is active."""
@@ -46,13 +48,11 @@ class StopSignals:
                     signal.SIGUSR1: self._on_checkpoint_request}
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
             handlers[signal.SIGHUP] = self._on_hangup
-        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         dumps_stacks = _register_stack_dump()
         try:
-            yield
+            with signal_handlers(handlers):
+                yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
             if dumps_stacks:
                 faulthandler.unregister(signal.SIGUSR2)
 

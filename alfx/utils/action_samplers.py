@@ -63,7 +63,6 @@ class EpsilonGreedySampler(ActionSampler):
 
     def __init__(self, epsilon_greedy: Fraction = 0.1):
         super().__init__()
-        _check_probability('EpsilonGreedySampler.epsilon_greedy', epsilon_greedy)
         self._epsilon_greedy = epsilon_greedy
 
     def forward(self, probs: Tensor, state: NestedTensor = ()) -> tuple[Tensor, NestedTensor]:
@@ -94,10 +93,6 @@ class CategoricalSeedSampler(ActionSampler):
 
     def __init__(self, num_classes: Count, new_noise_prob: Fraction = 0.01, concentration: NonNegative = 1):
         super().__init__(TensorSpec((num_classes, )))
-        _check_probability('CategoricalSeedSampler.new_noise_prob', new_noise_prob)
-        if num_classes < 1 or concentration < 0:
-            raise ValueError('CategoricalSeedSampler: expected num_classes >= 1 and concentration >= 0, found '
-                             f'{num_classes} and {concentration}')
         self._new_noise_prob = new_noise_prob
         self._concentration = concentration
 
@@ -109,8 +104,3 @@ class CategoricalSeedSampler(ActionSampler):
         noise = torch.where(renew, torch.empty_like(probs).exponential_().clamp_min(tiny), state)
         log_probs = torch.where(probs > 0, self._concentration * probs.clamp_min(tiny).log(), -torch.inf)
         return (log_probs - noise.log()).argmax(-1), noise
-
-
-def _check_probability(name: str, value: float) -> None:
-    if not 0.0 <= value <= 1.0:
-        raise ValueError(f'{name}: expected a probability in [0, 1], found {value}')

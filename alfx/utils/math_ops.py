@@ -112,7 +112,7 @@ class Softsign(torch.autograd.Function):
         return grad * (1.0 - y.abs()).square()
 
 
-class Softsign_(torch.autograd.Function):
+class Softsign_(Softsign):
     """:class:`Softsign` in place; use ``Softsign_.apply``."""
 
     @staticmethod
@@ -122,12 +122,6 @@ class Softsign_(torch.autograd.Function):
         ctx.mark_dirty(x)
         ctx.save_for_backward(x)
         return x
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        """Multiply the gradient by ``dy/dx = (1 - |y|)^2``."""
-        (y, ) = ctx.saved_tensors
-        return grad * (1.0 - y.abs()).square()
 
 
 @register_function(module='alfx.math')  # without a module the name refers to torch.nn.functional.softsign

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
 from typing import Any
@@ -123,6 +123,24 @@ def is_running(pid: int) -> bool:
         except ProcessLookupError:
             return False
     return True
+
+
+@contextlib.contextmanager
+def signal_handlers(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
+    """Handle signals while the context is active, and restore the previous handlers afterwards.
+
+    Outside of the main thread, where Python does not allow it, do nothing.
+
+    Args:
+        handlers: handler by signal, as for ``signal.signal``.
+    """
+    is_allowed = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()} if is_allowed else {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 # Within a process that was started -------------------------------------------------------------------------------

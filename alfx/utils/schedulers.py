@@ -241,8 +241,6 @@ class CyclicalScheduler(Scheduler):
     def __init__(self, progress_type: str, base_lr: float, bound_lr: float, half_cycle_size: Positive,
                  switch_mode: str = 'step'):
         super().__init__(progress_type)
-        if not half_cycle_size > 0:
-            raise ValueError(f'CyclicalScheduler: half_cycle_size must be positive, found {half_cycle_size}')
         if switch_mode not in ('step', 'linear'):
             raise ValueError(f"CyclicalScheduler: switch_mode must be 'step' or 'linear', found {switch_mode!r}")
         self._base, self._bound = base_lr, bound_lr

@@ -42,8 +42,6 @@ class TargetUpdater(nn.Module):
         super().__init__()
         if not 0.0 < tau <= 1.0:
             raise ValueError(f'TargetUpdater.tau: expected a number in (0, 1], found {tau}')
-        if period < 1:
-            raise ValueError(f'TargetUpdater.period: expected at least 1, found {period}')
         self._tau = tau
         self._period = period
         # in tuples, so that the models are not registered as children of this module

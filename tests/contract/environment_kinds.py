@@ -9,6 +9,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
+from helpers.gym_environments import (ChainEnv, CountEnv, DictEnv, MultiRewardEnv, OffsetActionEnv)
 
 from alfx import nest
 from alfx.environments import (board_games, suite_ale_vector, suite_envpool, suite_gym, suite_tic_tac_toe,
@@ -17,7 +18,6 @@ from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
 from alfx.environments.process_vector_env import ProcessVectorEnv
 from alfx.environments.suite_unittest import ActionType
-from alfx.environments.suite_unittest_gym import (ChainEnv, CountEnv, DictEnv, MultiRewardEnv, OffsetActionEnv)
 from alfx.environments.vector_env import SerialVectorEnv
 from alfx.tensor_specs import BoundedTensorSpec
 

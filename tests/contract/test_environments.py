@@ -6,6 +6,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from helpers.gym_environments import CountEnv, DictEnv
 
 from alfx import nest
 from alfx.data_structures import StepType
@@ -14,7 +15,6 @@ from alfx.environments.alf_wrappers import CheckedEnvironment
 from alfx.environments.autoreset import can_reset_some
 from alfx.environments.environment_errors import UnsupportedOperationError
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
-from alfx.environments.suite_unittest_gym import CountEnv, DictEnv
 from alfx.tensor_specs import check_consistent
 from environment_kinds import (IN_PROCESS, IN_PROCESSES, KINDS, POOLED, BatchedCountEnv, assert_same, random_actions,
                                record, tiny)

@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from helpers.gym_environments import OffsetActionEnv
 from helpers.sac_agents import ENVIRONMENTS, networks
 
 from alfx import context, nest
@@ -23,7 +24,6 @@ from alfx.algorithms.td3_algorithm import Td3Algorithm
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import StepType, valid_masks
 from alfx.environments import suite_gym
-from alfx.environments.suite_unittest_gym import OffsetActionEnv
 from alfx.networks.actor_networks import ActorNetwork, ActorRNNNetwork
 from alfx.networks.critic_networks import CriticNetwork, CriticRNNNetwork
 from alfx.optimizers import Adam

@@ -214,8 +214,6 @@ class GaussianNoise(ExplorationNoise):
         super().__init__(action_spec)
         self._repeat = repeat
         self._state_spec = () if repeat is None else repeat.state_spec(action_spec)
-        if not callable(stddev) and not stddev >= 0:
-            raise ValueError(f'GaussianNoise.stddev: expected a number of at least 0, found {stddev}')
         self._stddev = as_scheduler(stddev)
         self._is_scheduled = callable(stddev)
         self._stddev_now: Tensor

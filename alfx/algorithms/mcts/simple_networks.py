@@ -109,8 +109,6 @@ class SimplePredictionNet(Network):
                  continuous_projection_net_ctor: Callable[..., Any] = StableNormalProjectionNetwork,
                  initial_game_over_bias: float = 0.0):
         super().__init__(observation_spec, (), 'SimplePredictionNet')
-        if num_quantiles < 1:
-            raise ValueError(f'SimplePredictionNet.num_quantiles: expected at least 1, found {num_quantiles}')
         self._trunk = trunk_net_ctor(input_tensor_spec=observation_spec)
         size = self._trunk.output_spec.numel
         # Initial predictions are 0, so that the first searches follow the prior.

@@ -221,11 +221,6 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
         return self._model.repr_spec
 
     @property
-    def on_policy(self) -> bool | None:
-        """Return ``False``, because the targets are looked up in the replay buffer."""
-        return False
-
-    @property
     def data_transformer(self) -> Any:
         """Data transformer of this learner, or of the run."""
         return super().data_transformer if self._own_transformer is None else self._own_transformer

@@ -73,16 +73,14 @@ def state_specs(parts: ActionParts, actor: Any, critics: Any, noise_spec: Any) -
                 predict_state_spec=SacState(action=action))
 
 
-def check_arguments(name: str, parts: ActionParts, num_critic_replicas: int, prior_actor_ctor: Any,
-                    target_entropy: Any, reproduce_locomotion: bool, train_actor_on_last_step: bool,
+def check_arguments(name: str, parts: ActionParts, prior_actor_ctor: Any, target_entropy: Any,
+                    reproduce_locomotion: bool, train_actor_on_last_step: bool,
                     noise_correlation: float, noise_repeat: Any) -> None:
     """Reject arguments of ``SacAlgorithm`` that are out of range or contradict each other.
 
     Raises:
         ValueError: an argument is invalid; the message names it.
     """
-    if num_critic_replicas < 1:
-        raise ValueError(f'{name}.num_critic_replicas: expected at least 1, found {num_critic_replicas}')
     if not 0.0 <= noise_correlation < 1.0:
         raise ValueError(f'{name}.rollout_noise_correlation: expected a number in [0, 1), found '
                          f'{noise_correlation}')

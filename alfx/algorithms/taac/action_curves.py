@@ -50,7 +50,6 @@ class Trajectory:
 
         Returns:
             A tensor with the shape of ``tau``.
-            A tensor of the shape of ``tau``.
         """
         return _clipped(output)
 

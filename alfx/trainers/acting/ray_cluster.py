@@ -14,7 +14,7 @@ from typing import Any
 
 from alfx.gin_utils import ConfError
 from alfx.utils.extras import pip_install
-from alfx.utils.processes import POLL_SECONDS, LostProcessError, is_running, read_proc
+from alfx.utils.processes import POLL_SECONDS, LostProcessError, is_running, read_proc, signal_handlers
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,8 @@ def connect(wanted_by: str, address: str = '', num_cpus: int = 1) -> RayConnecti
     logger.info('%s', 'starting a Ray cluster on this machine' if address == 'local' else
                 f'connecting to the Ray cluster at {address}')
     try:
-        with _preserved_signal_handlers(), _shared_module_path(address == 'local'):
+        unchanged = signal_handlers({signal.SIGTERM: signal.getsignal(signal.SIGTERM)})  # Ray replaces it
+        with unchanged, _shared_module_path(address == 'local'):
             ray.init(address=address, **options)
     except ConnectionError as error:
         raise ConfError(f'no Ray cluster answers at {address!r}: {error}',
@@ -131,19 +132,6 @@ def _shared_module_path(is_wanted: bool) -> Iterator[None]:
             os.environ['PYTHONPATH'] = before
         else:
             os.environ.pop('PYTHONPATH', None)
-
-
-@contextlib.contextmanager
-def _preserved_signal_handlers() -> Iterator[None]:
-    """Restore the signal handlers that Ray replaces."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def end_with_cluster(stop: threading.Event) -> None:

@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from helpers.gym_environments import ChainEnv, CountEnv, MultiRewardEnv
 
 from alfx import nest
 from alfx.data_structures import StepType, TimeStep
@@ -20,7 +21,6 @@ from alfx.environments.alf_wrappers import (
 from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
 from alfx.environments.suite_unittest import (ActionType, MixedPolicyUnittestEnv, PolicyUnittestEnv, ValueUnittestEnv)
-from alfx.environments.suite_unittest_gym import ChainEnv, CountEnv, MultiRewardEnv
 from alfx.environments.vector_env import SerialVectorEnv
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 

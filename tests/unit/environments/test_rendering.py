@@ -3,13 +3,13 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from helpers.gym_environments import ChainEnv
 
 from alfx.environments import rendering, suite_gym
 from alfx.environments.environment_errors import UnsupportedOperationError
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
 from alfx.environments.process_vector_env import ProcessVectorEnv
 from alfx.environments.rendering import as_frame, fitted, frame_rate
-from alfx.environments.suite_unittest_gym import ChainEnv
 from alfx.environments.utils import create_environment
 from alfx.environments.vector_env import SerialVectorEnv
 

@@ -13,10 +13,11 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.wrappers import TimeLimit, TransformReward
+from helpers.gym_environments import ChainEnv, CountEnv
 
 from alfx.environments import saved_state
 from alfx.environments.process_vector_env import ProcessVectorEnv
-from alfx.environments.suite_unittest_gym import ChainEnv, CountEnv
+from alfx.environments.suite_exploration import CorridorEnv
 from alfx.environments.vector_env import SerialVectorEnv
 
 
@@ -160,7 +161,7 @@ def test_environments_of_other_packages_need_a_check():
                Plain(part=types.SimpleNamespace())]
     for env in foreign:
         assert saved_state.needs_check({'a': [(saved_state.capture(env), 3)]})
-    for env in CountEnv(3), gymnasium.make('CartPole-v1'), gymnasium.make_vec('CartPole-v1', 2):
+    for env in CorridorEnv(), gymnasium.make('CartPole-v1'), gymnasium.make_vec('CartPole-v1', 2):
         assert not saved_state.needs_check([saved_state.capture(env)])
 
 

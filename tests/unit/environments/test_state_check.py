@@ -5,13 +5,14 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
+from helpers.gym_environments import CountEnv
 
 from alfx.environments import alf_wrappers
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
 from alfx.environments.multitask_wrappers import BatchEnvironmentWrapper
 from alfx.environments.process_vector_env import ProcessVectorEnv
+from alfx.environments.suite_exploration import CorridorEnv
 from alfx.environments.state_check import Recorder, gym_environments, replay
-from alfx.environments.suite_unittest_gym import CountEnv
 from alfx.environments.vector_env import SerialVectorEnv
 
 
@@ -167,7 +168,7 @@ def test_episodes_that_wrappers_end_are_recorded():
 
 
 def test_known_and_large_states_are_not_recorded():
-    recorder = recorded(adapter(lambda: CountEnv(5)))
+    recorder = recorded(adapter(lambda: CorridorEnv(5)))
     assert recorder.num_bytes > 0 and recorder.latest() is None
     env = adapter(Walk)
     recorder = recorded(env, max_bytes=100)

@@ -1,12 +1,12 @@
 """The environments whose values are known: they have these values."""
 import pytest
 import torch
+from helpers.gym_environments import ChainEnv, OffsetActionEnv
 
 from alfx import nest
 from alfx.environments.alf_wrappers import CheckedEnvironment
 from alfx.environments.suite_unittest import (ActionType, MixedPolicyUnittestEnv, PolicyUnittestEnv,
                                               RNNPolicyUnittestEnv, UnittestEnv, ValueUnittestEnv)
-from alfx.environments.suite_unittest_gym import ChainEnv, OffsetActionEnv
 from alfx.environments.suite_gym import wrap_env
 
 GAMMA = 0.9

@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from helpers.gym_environments import ChainEnv, CountEnv
 
 from alfx import nest
 from alfx.environments import saved_state, suite_atari, suite_gym, suite_minigrid
@@ -19,7 +20,6 @@ from alfx.environments.environment_errors import EnvironmentLoadError, Unsupport
 from alfx.environments.gym_wrappers import FrameStack, ObservationSubset
 from alfx.environments.gym_make import find_spec
 from alfx.environments.parallel_environment import ParallelAlfEnvironment
-from alfx.environments.suite_unittest_gym import ChainEnv, CountEnv
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 from alfx.utils.extras import pip_install
 

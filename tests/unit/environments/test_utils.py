@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from helpers.gym_environments import ChainEnv, CountEnv, RaisingEnv
 
 from alfx import gin_utils
 from alfx.environments import suite_gym, suite_unittest
@@ -14,7 +15,6 @@ from alfx.environments.alf_wrappers import (ActionObservationWrapper, BatchEnvir
                                             MultitaskWrapper)
 from alfx.environments.environment_errors import EnvironmentLoadError, EnvironmentStepError
 from alfx.environments.process_vector_env import ProcessVectorEnv
-from alfx.environments.suite_unittest_gym import ChainEnv, CountEnv, RaisingEnv
 from alfx.environments.utils import create_environment, load_with_random_max_episode_steps
 from alfx.environments.vector_env import SerialVectorEnv
 

@@ -18,12 +18,12 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from helpers.gym_environments import ChainEnv, CountEnv, DictEnv, RaisingEnv
 
 from alfx.environments.environment_group import EnvironmentGroup
 from alfx.environments.environment_errors import EnvironmentLoadError, EnvironmentStepError, UnsupportedOperationError
 from alfx.environments.process_vector_env import ProcessVectorEnv
 from alfx.environments.seeding import environment_seeds
-from alfx.environments.suite_unittest_gym import ChainEnv, CountEnv, DictEnv, RaisingEnv
 from alfx.environments.vector_env import SerialVectorEnv
 from alfx.gin_utils import ConfError
 from alfx.utils import processes
@@ -116,7 +116,7 @@ class TestErrors:
             steps(env, 5)
         error = caught.value
         assert error.index == 1 and error.name == 'CountEnv' and error.during == f'{where}()'
-        assert 'suite_unittest_gym.py' in error.details and f"raise RuntimeError('boom in {where}')" in error.details
+        assert 'gym_environments.py' in error.details and f"raise RuntimeError('boom in {where}')" in error.details
         assert 'environment_group.py' not in error.details
         assert 'max_restarts' in str(error)
         env.close()
@@ -444,13 +444,13 @@ class TestProcesses:
         program = textwrap.dedent('''
             import os, signal
             from alfx.environments.process_vector_env import ProcessVectorEnv
-            from alfx.environments.suite_unittest_gym import CountEnv
+            from helpers.gym_environments import CountEnv
             env = ProcessVectorEnv([CountEnv] * 2)
             os.write(1, repr(env.worker_pids).encode())
             os.kill(os.getpid(), signal.SIGKILL)
         ''')
         out = subprocess.run([sys.executable, '-c', program], capture_output=True, cwd=repository, timeout=60,
-                             env={**os.environ, 'PYTHONPATH': repository})
+                             env={**os.environ, 'PYTHONPATH': os.pathsep.join([repository, *sys.path])})
         pids = eval(out.stdout)
         deadline = time.monotonic() + 10
         while any(_runs(pid) for pid in pids) and time.monotonic() < deadline:

@@ -12,11 +12,11 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from helpers.gym_environments import CountEnv
 from helpers.trainer_fakes import WalkEnv, make_config
 
 from alfx.environments import suite_gym
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
-from alfx.environments.suite_unittest_gym import CountEnv
 from alfx.environments.vector_env import SerialVectorEnv
 from alfx.trainers import environment_state
 from alfx.trainers.environment_state import EnvironmentState
@@ -26,7 +26,7 @@ MODULE = '''
     import time
 
     import gymnasium
-    from alfx.environments.suite_unittest_gym import CountEnv
+    from helpers.gym_environments import CountEnv
 
     class Sound(CountEnv):
         clock = 0

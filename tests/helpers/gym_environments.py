@@ -1,4 +1,4 @@
-"""Tiny gymnasium environments for tests; each needs one special case of the adapter. They are not registered."""
+"""Tiny gymnasium environments; each needs one special case of the adapter. They are not registered."""
 import os
 import signal
 from typing import Any
