@@ -26,7 +26,7 @@ class Rollout(NamedTuple):
     next_value: torch.Tensor
 
 
-def _mlp(inputs: int, outputs: int, gain: float) -> nn.Sequential:
+def mlp(inputs: int, outputs: int, gain: float) -> nn.Sequential:
     """Return a network with two hidden layers of 64 tanh units and orthogonal initial weights."""
     layers = [nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs)]
     for layer, scale in zip(layers[::2], (2 ** 0.5, 2 ** 0.5, gain)):
@@ -51,8 +51,8 @@ class Collector:
                                   autoreset_mode=AutoresetMode.SAME_STEP)
         self.gamma = gamma
         observation_size = self.envs.single_observation_space.shape[0]
-        self.actor = _mlp(observation_size, int(self.envs.single_action_space.n), 0.01)
-        self.critic = _mlp(observation_size, 1, 1.0)
+        self.actor = mlp(observation_size, int(self.envs.single_action_space.n), 0.01)
+        self.critic = mlp(observation_size, 1, 1.0)
         shape = (length, num_envs)
         self.observation = torch.empty(*shape, observation_size)
         self.action = torch.empty(shape, dtype=torch.int64)
@@ -88,9 +88,14 @@ class Collector:
 
 def advantages(rollout: Rollout, td_lambda: float) -> torch.Tensor:
     """Return the generalized advantage estimates of the rollout, ``[T, B]``."""
-    next_value = torch.cat([rollout.value[1:], rollout.next_value[None]])
-    delta = (rollout.reward + rollout.discount * next_value - rollout.value).numpy()
-    decay = (td_lambda * rollout.discount).numpy()
+    return advantages_of(rollout.reward, rollout.discount, rollout.value, rollout.next_value, td_lambda)
+
+
+def advantages_of(reward: torch.Tensor, discount: torch.Tensor, value: torch.Tensor, next_value: torch.Tensor,
+                  td_lambda: float) -> torch.Tensor:
+    """Return generalized advantage estimates ``[T, B]``, given ``[T, B]`` and the value after the last step ``[B]``."""
+    delta = (reward + discount * torch.cat([value[1:], next_value[None]]) - value).numpy()
+    decay = (td_lambda * discount).numpy()
     result = np.empty_like(delta)
     running = np.zeros_like(delta[0])
     for t in range(len(delta) - 1, -1, -1):
