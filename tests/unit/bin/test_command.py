@@ -6,8 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from absl import flags as absl_flags
-from absl.testing import flagsaver
+from helpers.flag_values import flag_values
 
 import alfx
 from alfx import gin_utils
@@ -15,10 +14,8 @@ from alfx.bin import command, completion, flags, policy_flags
 from alfx.bin import help as help_program
 from alfx.bin import list as list_program
 
-flags.define_conf_flags()
-FLAGS = absl_flags.FLAGS
-if not FLAGS.is_parsed():
-    FLAGS(['test'])
+PARSER = flags.Parser('Test the command.', flags.CONF)
+flags.define_conf_flags(PARSER)
 
 
 def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess:
@@ -159,17 +156,17 @@ def test_show_prints_a_conf_with_the_same_bindings(tmp_path):
 
 
 def test_a_conf_or_a_run_folder_is_given_without_its_flag(tmp_path):
-    with flagsaver.flagsaver():
+    with flag_values(PARSER):
         assert flags.take_argument(['alfx', 'sac_pendulum'], 'conf') == ['alfx']
-        assert FLAGS.conf == 'sac_pendulum'
+        assert flags.FLAGS.conf == 'sac_pendulum'
         assert flags.take_argument(['alfx', 'another'], 'conf') == ['alfx', 'another']  # call() refuses it
     (tmp_path / 'conf').mkdir()
-    with flagsaver.flagsaver():
+    with flag_values(PARSER):
         assert flags.take_argument(['alfx', str(tmp_path)], 'conf') == ['alfx']
-        assert (FLAGS.conf, FLAGS.root_dir) == (None, str(tmp_path))
-    with flagsaver.flagsaver():
+        assert (flags.FLAGS.conf, flags.FLAGS.root_dir) == (None, str(tmp_path))
+    with flag_values(PARSER):
         assert flags.take_argument(['alfx', 'a', 'b'], 'conf') == ['alfx', 'b']  # call() names the excess argument
-        assert FLAGS.conf == 'a'
+        assert flags.FLAGS.conf == 'a'
 
 
 def test_the_options_that_are_completed_are_those_that_programs_have():
