@@ -147,7 +147,7 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == '__main__':
-    parser = flags.Parser(__doc__)
+    parser = flags.Parser(__file__, __doc__)
     parser.add('exhaustive', 'play all lines')
     parser.add('opponent random|minimax|search', 'without --exhaustive: the opponent', default='random')
     parser.add('games N', 'without --exhaustive: games on each side', number(int, 1), 500)

@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == '__main__':
-    parser = flags.Parser(__doc__)
+    parser = flags.Parser(__file__, __doc__)
     parser.add('steps N', 'actions before the search', number(int, 0), 0)
     parser.add('depth N', 'depth of the printed nodes', number(int, 1), 2)
     parser.add('min_visits N', 'skip nodes with fewer visits', number(int, 0), 1)

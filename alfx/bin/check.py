@@ -15,7 +15,7 @@ import tempfile
 import alfx
 from alfx.bin import flags, policy_flags
 
-PARSER = flags.Parser(__doc__, flags.CONF, {
+PARSER = flags.Parser(__file__, __doc__, flags.CONF, {
     'root_dir': 'check has no --root_dir, because it trains in a temporary folder; remove the flag'})
 flags.define_device_flag(PARSER)
 flags.define_conf_flags(PARSER, root_dir=False)

@@ -17,7 +17,7 @@ import alfx
 from alfx.bin import flags
 from alfx.bin.flags import FLAGS
 
-PARSER = flags.Parser(__doc__, ('RUN ...', 'run folders'))
+PARSER = flags.Parser(__file__, __doc__, ('RUN ...', 'run folders'))
 PARSER.add('sort COLUMN', "column to sort by, largest first; 'run' keeps the order of the arguments",
            default='final return')
 

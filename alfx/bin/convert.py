@@ -16,7 +16,7 @@ import alfx
 from alfx.bin import flags
 from alfx.bin.flags import FLAGS
 
-PARSER = flags.Parser(__doc__, ('PYTHON_CONF', 'Python conf of the Agent Learning Framework'), {
+PARSER = flags.Parser(__file__, __doc__, ('PYTHON_CONF', 'Python conf of the Agent Learning Framework'), {
     'untrusted': 'convert executes the Python code of the conf and has no --untrusted: read the file first'})
 flags.define_conf_flags(PARSER, root_dir=False)
 

@@ -15,7 +15,7 @@ import alfx
 from alfx.bin import flags, policy_flags
 from alfx.bin.flags import FLAGS, number
 
-PARSER = flags.Parser(__doc__, flags.RUN)
+PARSER = flags.Parser(__file__, __doc__, flags.RUN)
 PARSER.add('num_episodes N', 'number of episodes, over all environments', number(int, 1), 20)
 PARSER.add('num_environments N', 'number of environments', number(int, 1), 1)
 PARSER.add('mode both|greedy|sampled', 'take the most likely action (greedy), sample actions, or evaluate both ways '

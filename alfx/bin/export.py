@@ -14,7 +14,7 @@ import os
 from alfx.bin import flags, policy_flags
 from alfx.bin.flags import FLAGS, number
 
-PARSER = flags.Parser(__doc__, flags.RUN)
+PARSER = flags.Parser(__file__, __doc__, flags.RUN)
 PARSER.add('output FILE', 'the file to write, .pt2 or .onnx; default: policy.pt2 in the run folder')
 PARSER.add('num_steps N', 'number of environment steps to compare', number(int, 1), 10_000)
 PARSER.add('tolerance X', 'largest allowed difference between the outputs of the file and the policy',

@@ -50,18 +50,19 @@ class Parser(argparse.ArgumentParser):
     ``--noname`` set a flag of type :func:`boolean`. Any other flag takes the next word, or the text after ``=``.
 
     Args:
+        file: path of the program.
         docstring: docstring of the program: its purpose, examples and remarks.
         arguments: its positional arguments as shown to the user, and a description; '' if it has none. Uppercase words
             (``CONF``, ``KEY=VALUE``) say what to complete, see :mod:`alfx.bin.completion`.
         unknown: error messages for flags that other programs have but this one does not, by name.
     """
 
-    def __init__(self, docstring: Optional[str], arguments: tuple[str, str] = ('', ''),
+    def __init__(self, file: str, docstring: Optional[str], arguments: tuple[str, str] = ('', ''),
                  unknown: Mapping[str, str] = MappingProxyType({})):
         text = f'{docstring}\n'
         examples = _EXAMPLES.search(text)
-        folder, program = os.path.split(sys.argv[0])
-        program = f'alfx {program.removesuffix(".py")}' if os.path.basename(folder) == 'bin' else program
+        folder, program = os.path.split(file)
+        program = f'alfx {program.removesuffix(".py")}' if folder == os.path.dirname(__file__) else program
         super().__init__(program, f'{program} [options] {arguments[0]}'.rstrip(), _EXAMPLES.sub('', text),
                          f'examples:\n{examples[1].rstrip()}' if examples else None, formatter_class=_Formatter,
                          add_help=False, allow_abbrev=False)

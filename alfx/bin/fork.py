@@ -17,7 +17,7 @@ import alfx
 from alfx.bin import command, flags
 from alfx.bin.flags import FLAGS
 
-PARSER = flags.Parser(__doc__, ('RUN [KEY=VALUE ...]', 'folder of the run to fork, and bindings to change'))
+PARSER = flags.Parser(__file__, __doc__, ('RUN [KEY=VALUE ...]', 'folder of the run to fork, and bindings to change'))
 PARSER.add('at N', "checkpoint to fork from: the N of ckpt-N, or 'latest'", default='latest')
 PARSER.add('set KEY=VALUE...', "binding to change, --set 'Adam.lr=1e-4'; repeatable")
 PARSER.add('root_dir DIR', 'the new run folder; default: the folder of the original run with -fork-1 (-fork-2, ...) '

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from alfx.bin import flags
 from alfx.bin.flags import Parser
 
-PARSER = Parser(__doc__, ('[WORD ...]', 'list only confs whose line contains all of these words'))
+PARSER = Parser(__file__, __doc__, ('[WORD ...]', 'list only confs whose line contains all of these words'))
 PARSER.add('task NAME', 'list only confs whose task name contains this', default='')
 PARSER.add('algorithm NAME', 'list only confs of this algorithm: part of its full name or of a conf name (ppo, sac)',
            default='')

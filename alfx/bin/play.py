@@ -12,7 +12,7 @@ import sys
 from alfx.bin import flags, policy_flags
 from alfx.bin.flags import FLAGS, number
 
-PARSER = flags.Parser(__doc__, flags.RUN)
+PARSER = flags.Parser(__file__, __doc__, flags.RUN)
 PARSER.add('num_episodes N', 'number of episodes', number(int, 1), 10)
 PARSER.add('record_file FILE', 'record a video to this file, .mp4 or .gif, instead of opening a window')
 PARSER.add('sleep_time_per_step X', 'seconds to wait after each step in a window', number(float, 0), 0.01)

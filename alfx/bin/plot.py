@@ -11,7 +11,7 @@ draws every column in a separate panel.
 from alfx.bin import flags, policy_flags
 from alfx.bin.flags import FLAGS, number, words
 
-PARSER = flags.Parser(__doc__, ('RUN ...', 'run folders'))
+PARSER = flags.Parser(__file__, __doc__, ('RUN ...', 'run folders'))
 PARSER.add('output FILE', 'file to write: .png, .pdf or .svg', default='curves.png')
 PARSER.add('x COLUMN', 'horizontal axis: env_steps, iteration, seconds, ...; default: env_steps, or iteration if a run '
            'has no environment steps, as in offline training')

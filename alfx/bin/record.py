@@ -16,7 +16,7 @@ import alfx
 from alfx.bin import flags, policy_flags
 from alfx.bin.flags import FLAGS, number
 
-PARSER = flags.Parser(__doc__, ('[KEY=VALUE ...]', 'bindings to override'))
+PARSER = flags.Parser(__file__, __doc__, ('[KEY=VALUE ...]', 'bindings to override'))
 PARSER.add('dataset DIR', 'dataset folder to write')
 PARSER.add('num_steps N', 'number of steps, over all environments', number(int, 1), 10_000)
 PARSER.add('num_environments N', 'number of environments', number(int, 1), 1)

@@ -14,7 +14,7 @@ import alfx
 from alfx.bin import flags
 from alfx.bin.flags import FLAGS
 
-PARSER = flags.Parser(__doc__, ('RUN ...', 'run folders'))
+PARSER = flags.Parser(__file__, __doc__, ('RUN ...', 'run folders'))
 PARSER.add('output FILE', 'file to write', default='report.html')
 PARSER.add('title TEXT', 'heading of the report', default='Training report')
 PARSER.add('x COLUMN', 'horizontal axis: env_steps, iteration, seconds, ...; default: same as alfx plot')

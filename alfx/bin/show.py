@@ -12,7 +12,7 @@ import alfx
 from alfx.bin import flags
 from alfx.bin.flags import FLAGS
 
-PARSER = flags.Parser(__doc__, flags.RUN_OR_CONF)
+PARSER = flags.Parser(__file__, __doc__, flags.RUN_OR_CONF)
 flags.define_conf_flags(PARSER)
 flags.define_untrusted_flag(PARSER)
 

@@ -26,7 +26,7 @@ import alfx
 from alfx.bin import command, flags, policy_flags, ranks, seeds
 from alfx.bin.flags import FLAGS
 
-PARSER = flags.Parser(__doc__, flags.RUN_OR_CONF, {'list': 'alfx list shows the confs included in alfx'})
+PARSER = flags.Parser(__file__, __doc__, flags.RUN_OR_CONF, {'list': 'alfx list shows the confs included in alfx'})
 seeds.define_flags(PARSER)
 flags.define_device_flag(PARSER)
 ranks.define_flags(PARSER)

@@ -14,7 +14,7 @@ from alfx.bin import command, completion, flags, policy_flags
 from alfx.bin import help as help_program
 from alfx.bin import list as list_program
 
-PARSER = flags.Parser('Test the command.', flags.CONF)
+PARSER = flags.Parser('program.py', 'Test the command.', flags.CONF)
 flags.define_conf_flags(PARSER)
 
 

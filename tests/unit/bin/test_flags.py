@@ -17,7 +17,7 @@ from alfx.tensor_specs import SpecError
 from alfx.trainers import conf_check
 from alfx.trainers.team.team import ParameterMismatchError
 
-PARSER = conf_flags.Parser('Test the flags.', conf_flags.CONF)
+PARSER = conf_flags.Parser('program.py', 'Test the flags.', conf_flags.CONF)
 conf_flags.define_conf_flags(PARSER)
 
 
@@ -154,7 +154,7 @@ def test_a_flag_error_is_a_user_error(argument, said, capsys):
 
 def test_a_flag_that_other_programs_have_is_explained(capsys):
     with pytest.raises(SystemExit) as ended:
-        conf_flags.parse(conf_flags.Parser('', unknown={'rooot': 'check works elsewhere'}), ['check', '--rooot=3'])
+        conf_flags.parse(conf_flags.Parser('program.py', '', unknown={'rooot': 'check works elsewhere'}), ['check', '--rooot=3'])
     assert ended.value.code == 2 and capsys.readouterr().err == 'check works elsewhere\n'
 
 
