@@ -11,8 +11,10 @@ import importlib
 import inspect
 import math
 import os
+import re
 import sys
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,14 +40,15 @@ def describe(selector: str, module: str, name: str) -> Any:
         Exception: any, if the description depends on another package; importing the module then describes it.
     """
     target = load(module)[name]
-    if inspect.isclass(target) and load('alfx.gin_utils.registry')['construction_function'](target)[1] is Other.__init__:
+    constructor_of = load('alfx.gin_utils.registry')['construction_function']
+    if inspect.isclass(target) and constructor_of(target)[1] is Other.__init__:
         raise LookupError(f'the constructor of {name} is that of another package')
     found = SimpleNamespace(selector=selector, wrapped=target, allowlist=None, denylist=None)
     step_function = target if hasattr(target, '_is_step_function') else None
     described = load('alfx.gin_utils.describe')['description_of'](found, step_function)
     show = load('alfx.gin_utils.type_check')['show']
     return described._replace(parameters={
-        name: p if p.annotation is p.empty or isinstance(p.annotation, str) else p.replace(annotation=show(p.annotation))
+        name: p if p.annotation in (p.empty, str(p.annotation)) else p.replace(annotation=show(p.annotation))
         for name, p in described.parameters.items()})
 
 
@@ -96,18 +99,18 @@ class Module(dict):
         super().__init__(__name__=name)
         self._path, self._is_package = path_of(name), path_of(name).endswith('__init__.py')
         with open(self._path, encoding='utf8') as file:
-            self._statements = {defined: node for node in _statements(ast.parse(file.read()).body)
-                                for defined in _names_of(node)}
+            self._statements = dict(_statements(file.read()))
         if name == 'alfx.gin_utils.registry':
             self['configurable'], self['register_function'] = _configurable, _register_function
 
     def __missing__(self, name: str) -> Any:
-        node = self._statements.pop(name, None)
-        if node is None:
+        text = self._statements.pop(name, None)
+        if text is None:
             path = f"{self['__name__']}.{name}"
             if self._is_package and os.path.isfile(path_of(path)):
                 return _View(path)
             raise KeyError(name)
+        node = ast.parse(text).body[0]
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             alias = next(each for each in node.names if (each.asname or each.name.split('.')[0]) == name)
             self[name] = self._imported(node, alias)
@@ -150,19 +153,23 @@ def _module(name: str) -> Any:
     return _View(name) if root == 'alfx' else _other('.'.join(name.split('.')[:-1]), name.split('.')[-1])
 
 
-def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    for node in body:
-        yield from _statements(node.body) if isinstance(node, ast.Try) else [node]
-
-
-def _names_of(node: ast.stmt) -> Iterator[str]:
-    if isinstance(node, (ast.Import, ast.ImportFrom)):
-        yield from (alias.asname or alias.name.split('.')[0] for alias in node.names)
-    elif isinstance(node, (ast.ClassDef, ast.FunctionDef)):
-        yield node.name
-    elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        yield from (each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name))
+def _statements(text: str) -> Iterator[tuple[str, str]]:
+    """Yield name and text of each definition, assignment and import of a module, without parsing all of them."""
+    decorators = ''
+    for block in re.split(r'\n(?=[@\w])', text):
+        if block.startswith('@'):
+            decorators += f'{block}\n'
+            continue
+        if match := re.match(r'(?:class|def) (\w+)', block):
+            yield match[1], decorators + block
+        elif block.startswith('try:'):
+            yield from _statements(textwrap.dedent(block[5:]))
+        elif re.match(r'(?:from \S+ )?import ', block):
+            for name in re.sub(r'^(?:from \S+ )?import |#.*|[()]', '', block).split(','):
+                yield name.split()[-1].split('.')[0], block
+        elif match := re.match(r'(\w+(?:, \w+)*)(?:: [^=\n]*)? = ', block):
+            yield from ((name, block.split('\n"""')[0]) for name in match[1].split(', '))
+        decorators = ''
 
 
 def _used_by(node: ast.AST) -> Iterator[str]:

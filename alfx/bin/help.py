@@ -61,7 +61,8 @@ def _entries_of(module: str, text: str) -> Iterator[Entry]:
     for arguments, name in _REGISTERED.findall(text):
         own_name = re.match(r"\('([^']*)'", arguments)
         given = re.search(r"module=(?:'([^']*)'|(\w+))", arguments)
-        prefix = module if given is None else from_source.load(module)[given[2]] if given[2] else given[1]
+        constant = given and given[2] and re.search(rf"^{given[2]} = '([^']*)'", text, re.MULTILINE)
+        prefix = module if given is None else constant[1] if constant else given[1] or from_source.load(module)[given[2]]
         yield Entry('.'.join(filter(None, (prefix, own_name[1] if own_name else name))), module, name)
     for name in _LOADERS.findall(text):
         yield Entry(f'{module}.{name}', module, name)
@@ -174,14 +175,16 @@ def show_default(default: Any) -> str:
     """Return a default value in the syntax of confs."""
     if callable(default) and hasattr(default, '__name__'):
         return f'@{default.__name__}'
-    return re.sub(r"<class '(?:\w+\.)*(\w+)'>", r'\1', re.sub(r'<(?:\w+\.)*(\w+) object at 0x\w+>', r'\1()', repr(default)))
+    text = re.sub(r'<(?:\w+\.)*(\w+) object at 0x\w+>', r'\1()', repr(default))
+    return re.sub(r"<class '(?:\w+\.)*(\w+)'>", r'\1', text)
 
 
 def type_name(annotation: Any) -> str:
     """Return a type hint as text, without module names."""
-    from alfx.gin_utils import type_check
-    text = annotation if isinstance(annotation, str) else type_check.show(annotation)
-    return re.sub(r'\b(typing|collections\.abc|alfx(\.\w+)*|torch(\.\w+)*|gymnasium(\.\w+)*)\.', '', text)
+    if not isinstance(annotation, str):
+        from alfx.gin_utils import type_check
+        annotation = type_check.show(annotation)
+    return re.sub(r'\b(typing|collections\.abc|alfx(\.\w+)*|torch(\.\w+)*|gymnasium(\.\w+)*)\.', '', annotation)
 
 
 def _bound_lines(name: str) -> Iterator[str]:

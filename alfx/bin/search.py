@@ -17,8 +17,8 @@ import alfx
 from alfx.bin import command, flags, policy_flags
 from alfx.bin.flags import FLAGS
 
-PARSER = flags.Parser(__file__, __doc__, ('[SEARCH] [KEY=VALUE ...]', 'search conf: a file, or the name of one included in alfx; '
-                                'and bindings to override'))
+PARSER = flags.Parser(__file__, __doc__, ('[SEARCH] [KEY=VALUE ...]', 'search conf: a file, or the name of one '
+                                          'included in alfx; and bindings to override'))
 flags.define_conf_flags(PARSER)
 SEARCHES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'examples', 'searches')
 

@@ -154,7 +154,8 @@ def test_a_flag_error_is_a_user_error(argument, said, capsys):
 
 def test_a_flag_that_other_programs_have_is_explained(capsys):
     with pytest.raises(SystemExit) as ended:
-        conf_flags.parse(conf_flags.Parser('program.py', '', unknown={'rooot': 'check works elsewhere'}), ['check', '--rooot=3'])
+        parser = conf_flags.Parser('program.py', '', unknown={'rooot': 'check works elsewhere'})
+        conf_flags.parse(parser, ['check', '--rooot=3'])
     assert ended.value.code == 2 and capsys.readouterr().err == 'check works elsewhere\n'
 
 
