@@ -19,7 +19,7 @@ from alfx.bin import flags, policy_flags
 from alfx.bin.flags import FLAGS, number
 
 _COMMANDS = ('show', 'check', 'mix', 'filter', 'convert')
-PARSER = flags.Parser(__file__, __doc__, ('COMMAND DATASET ...', 'one of ' + ', '.join(_COMMANDS) + '; and datasets'))
+PARSER = flags.Parser(__file__, __doc__, ('|'.join(_COMMANDS) + ' DATASET ...', 'what to do, and datasets'))
 PARSER.add('output DIR', 'mix, filter, convert: the dataset folder to write')
 PARSER.add('top X', 'filter: keep this fraction of the episodes, those with the highest returns', number(float, 0, 1))
 PARSER.add('min_return X', 'filter: keep episodes with at least this return', number(float))

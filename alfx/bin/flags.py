@@ -99,7 +99,8 @@ class Parser(argparse.ArgumentParser):
             self.print_help()
             self.exit()
         flags: dict[str, list[str]] = {}
-        positional, rest = [], iter(arguments)
+        positional: list[str] = []
+        rest = iter(arguments)
         for word in rest:
             if word == '--':
                 positional += rest
@@ -122,8 +123,10 @@ class Parser(argparse.ArgumentParser):
     def _flag_of(self, name: str) -> argparse.Action:
         known = {action.dest: action for action in self._actions if action.option_strings}
         negated = known.get(name.removeprefix('no').removeprefix('_'))
-        if name in known or negated is not None and negated.type is boolean:
-            return known.get(name) or negated
+        if name in known:
+            return known[name]
+        if negated is not None and negated.type is boolean:
+            return negated
         if name in self._unknown:
             self.error(self._unknown[name], hint='')
         near = difflib.get_close_matches(name, known, n=1)

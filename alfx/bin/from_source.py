@@ -43,8 +43,8 @@ def describe(selector: str, module: str, name: str) -> Any:
     constructor_of = load('alfx.gin_utils.registry')['construction_function']
     if inspect.isclass(target) and constructor_of(target)[1] is Other.__init__:
         raise LookupError(f'the constructor of {name} is that of another package')
-    found = SimpleNamespace(selector=selector, wrapped=target, allowlist=None, denylist=None)
-    step_function = target if hasattr(target, '_is_step_function') else None
+    step_function = target if '_is_step_function' in vars(target) else None
+    found = SimpleNamespace(selector=selector, wrapped=None if step_function else target, allowlist=None, denylist=None)
     described = load('alfx.gin_utils.describe')['description_of'](found, step_function)
     show = load('alfx.gin_utils.type_check')['show']
     return described._replace(parameters={

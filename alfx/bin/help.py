@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from alfx.bin import command, flags, from_source
 from alfx.bin.list import CONFS
 
-PARSER = flags.Parser(__file__, __doc__, ('NAME', 'class, function, module or package of alfx, or command'))
+PARSER = flags.Parser(__file__, __doc__, ('CLASS', 'class, function, module or package of alfx, or command'))
 PARSER.add('module MODULE...', 'import this module first; repeatable')
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _REGISTERED = re.compile(r'^@(?:\w+\.)?(?:configurable|register_function)(\([^\n]*\))?(?:  #[^\n]*)?\n'
@@ -61,8 +61,7 @@ def _entries_of(module: str, text: str) -> Iterator[Entry]:
     for arguments, name in _REGISTERED.findall(text):
         own_name = re.match(r"\('([^']*)'", arguments)
         given = re.search(r"module=(?:'([^']*)'|(\w+))", arguments)
-        constant = given and given[2] and re.search(rf"^{given[2]} = '([^']*)'", text, re.MULTILINE)
-        prefix = module if given is None else constant[1] if constant else given[1] or from_source.load(module)[given[2]]
+        prefix = module if given is None else from_source.load(module)[given[2]] if given[2] else given[1]
         yield Entry('.'.join(filter(None, (prefix, own_name[1] if own_name else name))), module, name)
     for name in _LOADERS.findall(text):
         yield Entry(f'{module}.{name}', module, name)
@@ -122,15 +121,15 @@ def _lines_of_list(listed: Sequence[Entry]) -> Iterator[str]:
 def _lines_of_class(name: str, known: Sequence[Entry]) -> list[str]:
     """Return the help on a class or function. The first line starts with ``@`` or is an error message."""
     found = matching(name, known)
-    described = _described(found[0]) if len(found) == 1 and name != 'softsign' else None  # that of torch
-    if described is None:
+    description = described(found[0]) if len(found) == 1 and name != 'softsign' else None  # that of torch
+    if description is None:
         from alfx import gin_utils
         for entry in found:
             importlib.import_module(entry.module)
         if not found:
             gin_utils.import_configurables()
         try:
-            described = gin_utils.describe(name)
+            description = gin_utils.describe(name)
         except gin_utils.ConfError as error:
             own = sorted({entry.selector.rsplit('.', 1)[-1] for entry in known})
             modules = sorted({part for entry in known for part in entry.module.split('.')[1:]})
@@ -140,13 +139,15 @@ def _lines_of_class(name: str, known: Sequence[Entry]) -> list[str]:
             hint = str(error).partition('\n')[2] if is_ambiguous else f"  did you mean '{nearest[0]}'?"
             return [line for line in (str(error).partition('\n')[0], hint) if line]
     # A conf may not write a name that several modules define, such as load.
-    shortest = next(part for part in _endings(described.selector) if len(matching(part, known)) <= 1)
-    return [f'@{described.selector}', '', *_signature_lines(shortest, described.parameters), '',
-            *textwrap.dedent(_ROLE.sub(r'\1', described.docstring)).splitlines(), '', *_bound_lines(shortest)]
+    shortest = next(part for part in _endings(description.selector) if len(matching(part, known)) <= 1)
+    return [f'@{description.selector}', '', *_signature_lines(shortest, description.parameters), '',
+            *textwrap.dedent(_ROLE.sub(r'\1', description.docstring)).splitlines(), '', *_bound_lines(shortest)]
 
 
-def _described(entry: Entry) -> Any:
-    """Return the description of an entry from its source code, or None if it depends on other packages."""
+def described(entry: Entry) -> Any:
+    """Return the description of an entry from its source code; None if it needs other packages, or alfx is imported."""
+    if 'alfx.gin_utils' in sys.modules:
+        return None
     try:
         return from_source.describe(entry.selector, entry.module, entry.defined_as)
     except (LookupError, NameError, TypeError, ValueError, AttributeError, NotImplementedError, OSError):

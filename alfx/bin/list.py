@@ -20,8 +20,8 @@ from alfx.bin import flags
 from alfx.bin.flags import Parser
 
 PARSER = Parser(__file__, __doc__, ('[WORD ...]', 'list only confs whose line contains all of these words'))
-PARSER.add('task NAME', 'list only confs whose task name contains this', default='')
-PARSER.add('algorithm NAME', 'list only confs of this algorithm: part of its full name or of a conf name (ppo, sac)',
+PARSER.add('task TEXT', 'list only confs whose task name contains this', default='')
+PARSER.add('algorithm TEXT', 'list only confs of this algorithm: part of its full name or of a conf name (ppo, sac)',
            default='')
 PARSER.add('all', 'list base confs as well, which have no task')
 PARSER.add('wide', 'print complete columns, wider than the terminal')

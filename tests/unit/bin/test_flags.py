@@ -247,3 +247,67 @@ def test_an_unknown_flag_names_the_binding_that_it_may_mean(flag, binding, capsy
     with pytest.raises(SystemExit):
         conf_flags.parse(PARSER, ['train', flag])
     assert f'on the command line: {binding}=VALUE' in capsys.readouterr().err
+
+
+FLAGS_OF_A_PROGRAM = {
+    '--num_steps=3': ('num_steps', 3), '--num-steps 3': ('num_steps', 3), '-num_steps=3': ('num_steps', 3),
+    '--scale -0.5': ('scale', -0.5), '--names=a,b': ('names', ['a', 'b']), '--names=': ('names', []),
+    '--names -1,-2': ('names', ['-1', '-2']), '--each a --each=b': ('each', ['a', 'b']),
+    '--mode=fast': ('mode', 'fast'),
+    '--quiet': ('quiet', True), '--noquiet': ('quiet', False), '--no-quiet': ('quiet', False),
+    '--quiet=false': ('quiet', False), '--quiet=True': ('quiet', True), '--norender': ('render', False),
+    '--num_steps=3 --num_steps=4': ('num_steps', 4), 'a --num_steps=3 b': ('arguments', ['a', 'b']),
+    'a -- --quiet': ('arguments', ['a', '--quiet']), '--debug': ('debug', True),
+}
+
+
+@pytest.fixture
+def parser():
+    docstring = 'Do something.\n\nExample:\n\n  program a\n\nMore about it.\n'
+    made = conf_flags.Parser('program.py', docstring, ('[FILE]', 'it'))
+    made.add('num_steps N', 'a number', conf_flags.number(int, 1, 10), 5)
+    made.add('scale X', 'a number', conf_flags.number(float))
+    made.add('names A,B', 'several', conf_flags.words, ['x'])
+    made.add('each KEY...', 'repeatable')
+    made.add('mode fast|slow', 'how', default='slow')
+    made.add('quiet', 'on or off')
+    made.add('render', '100% on', default=True)
+    return made
+
+
+@pytest.mark.parametrize('line', FLAGS_OF_A_PROGRAM)
+def test_all_spellings_of_flags_are_read(parser, line):
+    name, value = FLAGS_OF_A_PROGRAM[line]
+    found = parser.read(line.split())
+    assert getattr(found, name) == value and (name == 'arguments' or found.given == (name, ))
+
+
+def test_flags_that_are_not_given_have_their_defaults(parser):
+    found = parser.read([])
+    assert (found.num_steps, found.scale, found.names, found.each, found.mode, found.quiet, found.render) == (
+        5, None, ['x'], [], 'slow', False, True)
+    assert found.given == () and found.arguments == []
+
+
+@pytest.mark.parametrize('line, said', [
+    ('--num_steps=0', "--num_steps: expected an integer in [1, 10], found '0'"), ('--num_steps', 'expected a value'),
+    ('--num_steps=x', "found 'x'"), ('--scale=nan', 'expected a number'), ('--mode=other', "'fast', 'slow'"),
+    ('--quiet=perhaps', 'expected true or false'), ('--num=3', 'unknown flag --num'), ('--nomode', 'unknown flag'),
+    ('--qiet', 'did you mean --quiet?'),
+])
+def test_mistakes_in_flags_say_what_is_expected(parser, line, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parser.read(line.split())
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('flag', ['--help', '-h', '-?', '-help'])
+def test_help_shows_usage_purpose_flags_and_examples(parser, flag, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parser.read(['--num_steps=0', flag])
+    said = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert said.startswith('usage: program.py [options] [FILE]\n\nDo something.\n\nMore about it.\n')
+    for line in ('--num_steps N', 'a number (default: 5)', '--mode fast|slow', '--[no]render', '100% on'):
+        assert line in said
+    assert said.endswith('examples:\n  program a\n')
