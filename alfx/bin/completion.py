@@ -23,22 +23,16 @@ from alfx.bin.list import CONFS
 PARSER = flags.Parser(__file__, __doc__, ('bash|zsh|fish', 'the shell'))
 PARSER.add('complete', 'used by the scripts: print the completions of the last of the words after --')
 _SCRIPTS = {
-    'bash': '''\
-_alfx() {
-  local IFS=$'\\n'
+    'bash': r'''_alfx() { local IFS=$'\n'
   COMPREPLY=($(alfx completion --complete -- "${COMP_WORDS[@]:1:$COMP_CWORD}" 2>/dev/null))
-  if [[ ${COMPREPLY[0]} == *[./=] ]]; then compopt -o nospace; fi
-}
+  if [[ ${COMPREPLY[0]} == *[./=] ]]; then compopt -o nospace; fi; }
 complete -o default -F _alfx alfx
-''', 'zsh': '''\
-_alfx() {
-  local -a found=(${(f)"$(alfx completion --complete -- "${(@)words[2,CURRENT]}" 2>/dev/null)"})
-  compadd -S '' -- ${(M)found:#*[.\\/=]}
-  compadd -- ${found:#*[.\\/=]}
-  (( $#found )) || _files
-}
+''',
+    'zsh': r'''_alfx() { local -a found=(${(f)"$(alfx completion --complete -- "${(@)words[2,CURRENT]}" 2>/dev/null)"})
+  compadd -S '' -- ${(M)found:#*[.\/=]}; compadd -- ${found:#*[.\/=]}; (( $#found )) || _files; }
 compdef _alfx alfx
-''', 'fish': '''\
+''',
+    'fish': '''\
 complete -c alfx -a '(alfx completion --complete -- (commandline -opc)[2..] (commandline -ct) 2>/dev/null)'
 '''}
 

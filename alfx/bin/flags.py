@@ -28,10 +28,6 @@ from typing import Any, NoReturn, Optional
 import alfx
 from alfx.bin import command
 
-__all__ = ['FLAGS', 'Parser', 'boolean', 'number', 'words', 'define_conf_flags', 'define_untrusted_flag',
-           'define_device_flag', 'define_unused_flag', 'conf_from_flags', 'device_from_flags', 'root_dir_from_flags',
-           'check_output', 'run']
-
 FLAGS = argparse.Namespace(given=())
 """Values of the flags of the running program; ``given`` has the names of those on its command line."""
 CONF = '[CONF] [KEY=VALUE ...]', 'conf file, or the name of a conf included in alfx, and bindings to override'
@@ -177,7 +173,6 @@ def words(text: str) -> list[str]:
 
 def number(kind: type, minimum: float = -math.inf, maximum: float = math.inf) -> Callable[[str], Any]:
     """Return the type of a flag whose value is an int or float (``kind``) in the given range."""
-    limits = f' in [{minimum}, {maximum}]' if maximum < math.inf else f' >= {minimum}' if minimum > -math.inf else ''
 
     def read(text: str) -> Any:
         try:
@@ -186,8 +181,7 @@ def number(kind: type, minimum: float = -math.inf, maximum: float = math.inf) ->
             value = math.nan
         if minimum <= value <= maximum:
             return value
-        name = 'an integer' if kind is int else 'a number'
-        raise argparse.ArgumentTypeError(f'expected {name}{limits}, found {text!r}')
+        raise argparse.ArgumentTypeError(f'expected {kind.__name__} in [{minimum}, {maximum}], found {text!r}')
 
     return read
 

@@ -44,7 +44,7 @@ def describe(selector: str, module: str, name: str) -> Any:
     if inspect.isclass(target) and constructor_of(target)[1] is Other.__init__:
         raise LookupError(f'the constructor of {name} is that of another package')
     step_function = target if '_is_step_function' in vars(target) else None
-    found = SimpleNamespace(selector=selector, wrapped=None if step_function else target, allowlist=None, denylist=None)
+    found = SimpleNamespace(selector=selector, wrapped=target, allowlist=None, denylist=None)
     described = load('alfx.gin_utils.describe')['description_of'](found, step_function)
     show = load('alfx.gin_utils.type_check')['show']
     return described._replace(parameters={
@@ -108,7 +108,7 @@ class Module(dict):
         if text is None:
             path = f"{self['__name__']}.{name}"
             if self._is_package and os.path.isfile(path_of(path)):
-                return _View(path)
+                return load(path)
             raise KeyError(name)
         node = ast.parse(text).body[0]
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -124,6 +124,9 @@ class Module(dict):
         exec(compile(ast.Module([node], []), self._path, 'exec'), self)
         return self[name]
 
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
     def _imported(self, node: ast.Import | ast.ImportFrom, alias: ast.alias) -> Any:
         if isinstance(node, ast.Import):
             return _module(alias.name if alias.asname else alias.name.split('.')[0])
@@ -136,21 +139,11 @@ class Module(dict):
 load = functools.cache(Module)
 
 
-class _View:
-    """A module of alfx with its names as attributes."""
-
-    def __init__(self, name: str):
-        self._name = name
-
-    def __getattr__(self, name: str) -> Any:
-        return load(self._name)[name]
-
-
 def _module(name: str) -> Any:
     root = name.split('.')[0]
     if root in sys.stdlib_module_names:
         return importlib.import_module(name)
-    return _View(name) if root == 'alfx' else _other('.'.join(name.split('.')[:-1]), name.split('.')[-1])
+    return load(name) if root == 'alfx' else _other('.'.join(name.split('.')[:-1]), name.split('.')[-1])
 
 
 def _statements(text: str) -> Iterator[tuple[str, str]]:

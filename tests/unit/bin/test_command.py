@@ -266,6 +266,7 @@ def test_the_source_code_describes_classes_as_imports_do():
     assert {name.rsplit('.', 1)[-1] for name in selectors - found.keys()} == OTHER_PACKAGES
     for selector, lines in found.items():
         imported = gin_utils.describe(selector)
+        imported.parameters.pop('kwargs', None)  # of a class that is registered as a function; it cannot be bound
         assert lines == [imported.docstring, *help_program._signature_lines('X', imported.parameters)], selector
 
 
