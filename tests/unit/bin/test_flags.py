@@ -291,7 +291,8 @@ def test_flags_that_are_not_given_have_their_defaults(parser):
 
 @pytest.mark.parametrize('line, said', [
     ('--num_steps=0', "--num_steps: expected int in [1, 10], found '0'"), ('--num_steps', 'expected a value'),
-    ('--num_steps=x', "found 'x'"), ('--scale=nan', 'expected float in [-inf, inf]'), ('--mode=other', "'fast', 'slow'"),
+    ('--num_steps=x', "found 'x'"), ('--scale=nan', 'expected float in [-inf, inf]'),
+    ('--mode=other', "'fast', 'slow'"),
     ('--quiet=perhaps', 'expected true or false'), ('--num=3', 'unknown flag --num'), ('--nomode', 'unknown flag'),
     ('--qiet', 'did you mean --quiet?'),
 ])
