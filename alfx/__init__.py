@@ -40,8 +40,8 @@ sys.meta_path.append(_FormerModules)
 
 
 def __getattr__(name: str) -> Any:
-    if name == 'nest':
-        return importlib.import_module('alfx.nest')
+    if name in ('nest', 'gin_utils'):
+        return importlib.import_module(f'alfx.{name}')
     if name not in _DEFINED_IN:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
     value = getattr(importlib.import_module(f'alfx.{_DEFINED_IN[name]}'), name)

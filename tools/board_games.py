@@ -14,15 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from absl import flags as absl_flags
 
 from alfx import nest
 from alfx.bin import flags, policy_flags
+from alfx.bin.flags import FLAGS, number
 from alfx.data_structures import StepType, TimeStep
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.board_games import BoardGame, MinimaxOpponent, Rules, SearchOpponent, random_opponent
 
-FLAGS = absl_flags.FLAGS
 Choose = Callable[[np.ndarray, Any], tuple[np.ndarray, Any]]
 """Function of boards ``[N, rows, columns]`` and a nest of states ``[N, ...]`` that returns actions ``[N]`` and the next
 states."""
@@ -148,11 +147,12 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == '__main__':
-    flags.define_conf_flags()
-    policy_flags.define_policy_flags()
-    absl_flags.DEFINE_boolean('exhaustive', False, 'play all lines')
-    absl_flags.DEFINE_enum('opponent', 'random', ['random', 'minimax', 'search'],
-                           'without --exhaustive: the opponent')
-    absl_flags.DEFINE_integer('games', 500, 'without --exhaustive: number of games on each side', lower_bound=1)
-    absl_flags.DEFINE_integer('simulations', 200, "simulations per move of the opponent 'search'", lower_bound=1)
-    flags.run(main)
+    parser = flags.Parser(__file__, __doc__)
+    parser.add('exhaustive', 'play all lines')
+    parser.add('opponent random|minimax|search', 'without --exhaustive: the opponent', default='random')
+    parser.add('games N', 'without --exhaustive: games on each side', number(int, 1), 500)
+    parser.add('simulations N', "simulations per move of 'search'", number(int, 1), 200)
+    policy_flags.define_policy_flags(parser)
+    flags.define_conf_flags(parser)
+    flags.define_untrusted_flag(parser)
+    flags.run(main, parser)

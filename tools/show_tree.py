@@ -11,16 +11,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from absl import flags as absl_flags
 
 from alfx.algorithms.mcts_algorithm import MCTSAlgorithm
 from alfx.bin import flags, policy_flags
+from alfx.bin.flags import FLAGS, number
 from alfx.environments.board_games import GameModel, Rules
 from alfx.tree_search.batched_search import TreeSearch
 from alfx.tree_search.drawing import tree_as_text
 from alfx.tree_search.trees import SearchSettings, Trees
 
-FLAGS = absl_flags.FLAGS
 
 
 def search_position(text: str, num_simulations: int) -> Trees:
@@ -77,11 +76,13 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == '__main__':
-    flags.define_conf_flags()
-    policy_flags.define_policy_flags()
-    absl_flags.DEFINE_integer('steps', 0, 'actions before the search', lower_bound=0)
-    absl_flags.DEFINE_integer('depth', 2, 'depth of the printed nodes', lower_bound=1)
-    absl_flags.DEFINE_integer('min_visits', 1, 'skip nodes with fewer visits', lower_bound=0)
-    absl_flags.DEFINE_string('position', None, 'TicTacToe position to search with the rules')
-    absl_flags.DEFINE_integer('simulations', 200, 'simulations with --position', lower_bound=1)
-    flags.run(main)
+    parser = flags.Parser(__file__, __doc__)
+    parser.add('steps N', 'actions before the search', number(int, 0), 0)
+    parser.add('depth N', 'depth of the printed nodes', number(int, 1), 2)
+    parser.add('min_visits N', 'skip nodes with fewer visits', number(int, 0), 1)
+    parser.add('position TEXT', 'TicTacToe position to search with the rules')
+    parser.add('simulations N', 'simulations with --position', number(int, 1), 200)
+    policy_flags.define_policy_flags(parser)
+    flags.define_conf_flags(parser)
+    flags.define_untrusted_flag(parser)
+    flags.run(main, parser)

@@ -12,11 +12,13 @@ included confs are only noted, because the conf may override what would use them
 
 import tempfile
 
-from alfx import gin_utils
+import alfx
 from alfx.bin import flags, policy_flags
 
-flags.define_conf_flags(root_dir=False)
-flags.define_device_flag()
+PARSER = flags.Parser(__file__, __doc__, flags.CONF, {
+    'root_dir': 'check has no --root_dir, because it trains in a temporary folder; remove the flag'})
+flags.define_device_flag(PARSER)
+flags.define_conf_flags(PARSER, root_dir=False)
 
 
 def main(argv: list[str]) -> int:
@@ -37,11 +39,10 @@ def main(argv: list[str]) -> int:
                 print(line, flush=True)
         result = conf_check.unused()
     finally:
-        gin_utils.clear()
+        alfx.gin_utils.clear()
     print(result)
     return 1 if result.mistakes else 0
 
 
 if __name__ == '__main__':
-    flags.run(main, {'root_dir': 'check has no --root_dir, because it trains in a temporary folder; remove the flag'},
-              argument='conf')
+    flags.run(main, PARSER, argument='conf')

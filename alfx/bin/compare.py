@@ -13,22 +13,20 @@ import os
 import sys
 from typing import Any
 
-from absl import flags as absl_flags
-
-from alfx import gin_utils
+import alfx
 from alfx.bin import flags
+from alfx.bin.flags import FLAGS
 
-absl_flags.DEFINE_string('sort', 'final return', "column to sort by, largest first; 'run' keeps the order "
-                         'of the arguments')
-absl_flags.DEFINE_bool('debug', False, 'show the traceback of every error')
-FLAGS = absl_flags.FLAGS
+PARSER = flags.Parser(__file__, __doc__, ('RUN ...', 'run folders'))
+PARSER.add('sort COLUMN', "column to sort by, largest first; 'run' keeps the order of the arguments",
+           default='final return')
 
 
 def main(argv: list[str]) -> int:
     """Print the comparison of the given runs and return the exit code."""
     from alfx.reports import comparing
     if not argv[1:]:
-        raise gin_utils.ConfError('no run folder is given', 'name at least one')
+        raise alfx.gin_utils.ConfError('no run folder is given', 'name at least one')
     folders = [os.path.expanduser(folder) for folder in argv[1:]]
     found = [folder for folder in folders if os.path.exists(os.path.join(folder, 'progress.csv'))]
     for folder in folders:
@@ -38,7 +36,7 @@ def main(argv: list[str]) -> int:
         return 2
     runs = [comparing.read_run(folder) for folder in found]
     if FLAGS.sort not in runs[0]:
-        raise gin_utils.ConfError(f'no column {FLAGS.sort!r}', f'available columns: {", ".join(runs[0])}')
+        raise alfx.gin_utils.ConfError(f'no column {FLAGS.sort!r}', f'available columns: {", ".join(runs[0])}')
     given = list(runs)
     if FLAGS.sort != 'run':
         runs.sort(key=lambda run: float('-inf') if run[FLAGS.sort] is None else run[FLAGS.sort], reverse=True)
@@ -76,4 +74,4 @@ def _table(rows: list[list[str]]) -> str:
 
 
 if __name__ == '__main__':
-    flags.run(main, argument='*')
+    flags.run(main, PARSER, argument='*')

@@ -1,83 +1,109 @@
-"""Print a script for bash or zsh that completes commands, options and conf names.
+"""Print a script for bash, zsh or fish that completes commands, flags, confs, classes and bindings.
 
 Examples:
 
   eval "$(alfx completion bash)"
   eval "$(alfx completion zsh)"
+  alfx completion fish > ~/.config/fish/completions/alfx.fish
 
-Add the line for your shell to ~/.bashrc or ~/.zshrc.
+Add the line for bash or zsh to ~/.bashrc or ~/.zshrc. Completed are also the values of flags, the names for alfx help,
+and bindings such as TrainerConfig.num_env_steps, as arguments and after --conf_param.
 """
 import argparse
-import re
+import glob
+import importlib
+import os
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
-from alfx.bin import command
+from alfx.bin import command, flags, help
 from alfx.bin.list import CONFS
 
-_SCRIPT = '''\
-_alfx() {{
-  local word=${{COMP_WORDS[COMP_CWORD]}} options confs
-  COMPREPLY=()
-  if [ "$COMP_CWORD" -eq 1 ]; then
-    COMPREPLY=($(compgen -W "{commands} --help --version" -- "$word"))
-    return
-  fi
-  case "${{COMP_WORDS[1]}}" in
-{options}
-  esac
-  case "$word" in
-    -*) COMPREPLY=($(compgen -W "$options --help" -- "$word")) ;;
-    *)
-      case "${{COMP_WORDS[1]}}" in
-        train|check|show) confs=$(cd {confs} && echo *.gin) ;;
-        help) confs="{commands}" ;;
-      esac
-      COMPREPLY=($(compgen -W "${{confs//.gin/}}" -- "$word") $(compgen -f -- "$word")) ;;
-  esac
-}}
-complete -o filenames -F _alfx alfx
-'''
+PARSER = flags.Parser(__file__, __doc__, ('bash|zsh|fish', 'the shell'))
+PARSER.add('complete', 'used by the scripts: print the completions of the last of the words after --')
+_SCRIPTS = {
+    'bash': r'''_alfx() { local IFS=$'\n'
+  COMPREPLY=($(alfx completion --complete -- "${COMP_WORDS[@]:1:$COMP_CWORD}" 2>/dev/null))
+  if [[ ${COMPREPLY[0]} == *[./=] ]]; then compopt -o nospace; fi; }
+complete -o default -F _alfx alfx
+''',
+    'zsh': r'''_alfx() { local -a found=(${(f)"$(alfx completion --complete -- "${(@)words[2,CURRENT]}" 2>/dev/null)"})
+  compadd -S '' -- ${(M)found:#*[.\/=]}; compadd -- ${found:#*[.\/=]}; (( $#found )) || _files; }
+compdef _alfx alfx
+''',
+    'fish': '''\
+complete -c alfx -a '(alfx completion --complete -- (commandline -opc)[2..] (commandline -ct) 2>/dev/null)'
+'''}
 
 
-def options_of(program: str) -> list[str]:
-    """Return the options of a program, read from its source code and from the functions that define shared options."""
-    shared = {}
-    for module in ('flags', 'policy_flags', 'ranks'):
-        for name, body in re.findall(r'^def (define_\w+)\(.*?\n(.*?)(?=^\S|\Z)', command.source(module),
-                                     re.MULTILINE | re.DOTALL):
-            shared[f'{module}.{name}'] = body
-    return sorted(set(_options_in(command.source(program), shared)))
+def completions(words: Sequence[str]) -> list[str]:
+    """Return the completions of the last of ``words``, which follow the command ``alfx``."""
+    *before, word = words or ['']
+    if not before:
+        found = [*command.programs(), '--help', '--version']
+    elif before[0] not in command.programs():
+        return []
+    else:
+        parser = importlib.import_module(f'alfx.bin.{before[0]}').PARSER
+        shown = {f'--{action.dest}': action for action in parser._actions if action.help != argparse.SUPPRESS}
+        if before[-1] == '=' or word == '=':  # bash makes it a word
+            before, word = [*before, ''][:-2 if before[-1] == '=' else -1], word.removeprefix('=')
+        flag, equals, value = word.partition('=') if word.startswith('-') else ('', '', word)
+        name = '--' + (flag or before[-1]).lstrip('-').replace('-', '_')
+        if flag and not equals:
+            return [text for text in shown if text.startswith(name) and text != '--arguments']
+        action = shown.get(name)
+        if action is None or action.type is flags.boolean or action.nargs is not None:
+            action = shown.get('--arguments')
+        found = [f'{flag}{equals}{text}' for text in _values(action.metavar if action else '', value)]
+    return sorted({text for text in found if text.startswith(word)})
 
 
-def _options_in(text: str, shared: dict[str, str]) -> list[str]:
-    found = re.findall(r"(?:DEFINE_\w+\(|_define\()'(\w+)'", text)
-    found += [name.removeprefix('--') for name in re.findall(r"add_argument\('(--[\w-]+)'", text)]
-    for called, arguments in re.findall(r'(\w+\.define_\w+)\(([^)]*)\)', text):
-        if called in shared:
-            options = _options_in(shared[called], shared)
-            found += [name for name in options if name != 'root_dir' or arguments != 'root_dir=False']
-    return [name for name in found if name not in ('gin_file', 'gin_param')]
+def _values(kinds: str, word: str) -> Iterator[str]:
+    """Yield values of the kinds that a flag or argument shows to the user: ``CONF``, ``KEY=VALUE``, ``a|b``, ..."""
+    for kind in kinds.replace(' | ', ' ').replace('[', '').replace(']', '').split():
+        if kind in ('CONF', 'SEARCH'):
+            folder = CONFS if kind == 'CONF' else os.path.join(os.path.dirname(CONFS), 'searches')
+            yield from (os.path.basename(path).removesuffix('.gin') for path in glob.glob(f'{folder}/*.gin'))
+        elif kind == 'CLASS':
+            yield from [*command.programs(), *_names(help.entries())]
+        elif kind == 'KEY=VALUE' and word:
+            yield from _bindings(word)
+        elif '|' in kind:
+            yield from kind.split('|')
+    if kinds != 'CLASS' and (' ' in kinds or '|' not in kinds):
+        yield from (f'{path}/' if os.path.isdir(path) else path for path in glob.glob(f'{glob.escape(word)}*'))
 
 
-def script(shell: str) -> str:
-    """Return the completion script for a shell, ``bash`` or ``zsh``."""
-    names = command.programs()
-    lines = [f"    {name}) options=\"{' '.join(f'--{option}' for option in options_of(name))}\" ;;" for name in names]
-    text = _SCRIPT.format(commands=' '.join(names), options='\n'.join(lines), confs=f"'{CONFS}'")
-    return text if shell == 'bash' else f'autoload -U +X bashcompinit && bashcompinit\n{text}'
+def _names(known: Sequence[help.Entry]) -> list[str]:
+    """Return the shortest unambiguous names of classes and functions."""
+    count = Counter(entry.selector.rsplit('.', 1)[-1] for entry in known)
+    return ['.'.join(parts[-1 if count[parts[-1]] == 1 else -2:]) for parts in (x.selector.split('.') for x in known)]
+
+
+def _bindings(word: str) -> Iterator[str]:
+    """Yield names of classes followed by a dot, or the parameters of the class that ``word`` names."""
+    scope, slash, name = word.rpartition('/')
+    known = help.entries()
+    yield from (f'{scope}{slash}{text}.' for text in _names(known))
+    owner = name.rpartition('.')[0]
+    found = help.matching(owner, known) if owner else []
+    described = help.described(found[0]) if len(found) == 1 else None
+    yield from (f'{scope}{slash}{owner}.{text}=' for text in (described.parameters if described else ()))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the script and return the exit code."""
-    assert __doc__
-    parser = argparse.ArgumentParser(prog='alfx completion', description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('shell', choices=('bash', 'zsh'))
-    sys.stdout.write(script(parser.parse_args(arguments).shell))
+    """Print the script or the completions, and return the exit code."""
+    args = PARSER.read(sys.argv[1:] if arguments is None else arguments)
+    if args.complete:
+        print('\n'.join(completions(args.arguments)))
+    elif len(args.arguments) != 1 or args.arguments[0] not in _SCRIPTS:
+        PARSER.error(f'expected one of {", ".join(_SCRIPTS)}')
+    else:
+        sys.stdout.write(_SCRIPTS[args.arguments[0]])
     return 0
 
 
 if __name__ == '__main__':
-    command.prepare_streams()
-    sys.exit(main())
+    flags.run(lambda _: main(), PARSER, argument='*')

@@ -12,21 +12,25 @@ exit code is 1. Complete the gin file, then run alfx check.
 """
 import sys
 
-from alfx import gin_utils
+import alfx
 from alfx.bin import flags
+from alfx.bin.flags import FLAGS
 
-flags.define_conf_flags(root_dir=False)
+PARSER = flags.Parser(__file__, __doc__, ('PYTHON_CONF', 'Python conf of the Agent Learning Framework'), {
+    'untrusted': 'convert executes the Python code of the conf and has no --untrusted: read the file first'})
+flags.define_conf_flags(PARSER, root_dir=False)
 
 
 def main(argv: list[str]) -> int:
     """Print the gin file for the Python conf that the flags name, and return the exit code."""
     del argv
     from alfx.gin_utils import python_to_gin
-    given = [*([flags.FLAGS.conf] if flags.FLAGS.conf else []), *flags.FLAGS.gin_file]
+    given = [*([FLAGS.conf] if FLAGS.conf else []), *FLAGS.gin_file]
     if len(given) != 1:
-        raise gin_utils.ConfError(f'expected one Python conf, found {len(given)}', 'alfx convert X_conf.py > X.gin')
+        raise alfx.gin_utils.ConfError(f'expected one Python conf, found {len(given)}',
+                                       'alfx convert X_conf.py > X.gin')
     print(f'# executing the Python code of {given[0]}', file=sys.stderr)
-    found = python_to_gin.convert(given[0], [*flags.FLAGS.conf_param, *flags.FLAGS.gin_param])
+    found = python_to_gin.convert(given[0], [*FLAGS.conf_param, *FLAGS.gin_param])
     sys.stdout.write(found.text)
     for note in found.notes:
         print(f'# note: {note}', file=sys.stderr)
@@ -36,5 +40,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == '__main__':
-    flags.run(main, {'untrusted': 'convert executes the Python code of the conf and has no --untrusted: read the file '
-                                  'first'}, argument='conf')
+    flags.run(main, PARSER, argument='conf')

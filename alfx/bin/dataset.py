@@ -14,26 +14,22 @@ import json
 import sys
 from typing import Any
 
-import numpy as np
-from absl import app
-from absl import flags as absl_flags
-
-from alfx import gin_utils
+import alfx
 from alfx.bin import flags, policy_flags
+from alfx.bin.flags import FLAGS, number
 
-flags.define_conf_flags()
-flags.define_untrusted_flag()
-absl_flags.DEFINE_string('output', None, 'mix, filter, convert: the dataset folder to write')
-policy_flags.define_dataset_flags()
-absl_flags.DEFINE_float('top', None, 'filter: keep this fraction of the episodes, those with the highest returns',
-                        lower_bound=0, upper_bound=1)
-absl_flags.DEFINE_float('min_return', None, 'filter: keep episodes with at least this return')
-absl_flags.DEFINE_float('max_return', None, 'filter: keep episodes with at most this return')
-absl_flags.DEFINE_integer('num_steps', None, 'filter, mix, convert: keep at most this many steps from the start of '
-                          'each dataset; the last episode is truncated', lower_bound=2)
-absl_flags.DEFINE_bool('json', False, 'show: print JSON')
-FLAGS = absl_flags.FLAGS
 _COMMANDS = ('show', 'check', 'mix', 'filter', 'convert')
+PARSER = flags.Parser(__file__, __doc__, ('|'.join(_COMMANDS) + ' DATASET ...', 'what to do, and datasets'))
+PARSER.add('output DIR', 'mix, filter, convert: the dataset folder to write')
+PARSER.add('top X', 'filter: keep this fraction of the episodes, those with the highest returns', number(float, 0, 1))
+PARSER.add('min_return X', 'filter: keep episodes with at least this return', number(float))
+PARSER.add('max_return X', 'filter: keep episodes with at most this return', number(float))
+PARSER.add('num_steps N', 'filter, mix, convert: keep at most this many steps from the start of each dataset; the last '
+           'episode is truncated', number(int, 2))
+PARSER.add('json', 'show: print JSON')
+policy_flags.define_dataset_flags(PARSER)
+flags.define_conf_flags(PARSER)
+flags.define_untrusted_flag(PARSER)
 
 
 def main(argv: list[str]) -> int:
@@ -44,11 +40,12 @@ def main(argv: list[str]) -> int:
     """
     command, names = argv[1] if len(argv) > 1 else None, argv[2:]
     if command not in _COMMANDS:
-        raise gin_utils.ConfError(f'expected one of {", ".join(_COMMANDS)}, found {command}', '--help shows examples')
+        raise alfx.gin_utils.ConfError(f'expected one of {", ".join(_COMMANDS)}, found {command}',
+                                       '--help shows examples')
     if not names:
-        raise gin_utils.ConfError('no dataset is given', f'alfx dataset {command} FOLDER')
+        raise alfx.gin_utils.ConfError('no dataset is given', f'alfx dataset {command} FOLDER')
     if command in ('filter', 'convert') and len(names) > 1:
-        raise gin_utils.ConfError(f'{command} takes one dataset, found {len(names)}', 'mix joins several into one')
+        raise alfx.gin_utils.ConfError(f'{command} takes one dataset, found {len(names)}', 'mix joins several into one')
     policy_flags.set_up_logging()
     if command == 'show':
         _show(names)
@@ -111,7 +108,7 @@ def _write(command: str, names: list[str]) -> None:
     from alfx.offline.dataset_files import Dataset, DatasetError, check_alike
     from alfx.offline.dataset_episodes import joined, shortened
     if not FLAGS.output:
-        raise gin_utils.ConfError(f'{command}: no output folder is given', 'add --output FOLDER')
+        raise alfx.gin_utils.ConfError(f'{command}: no output folder is given', 'add --output FOLDER')
     dataset_folder.check_writable(FLAGS.output, FLAGS.overwrite)
     reference = policy_flags.reference_returns()
     datasets = [dataset_sources.read(name) for name in names]
@@ -132,10 +129,11 @@ def _write(command: str, names: list[str]) -> None:
 
 def _filtered(dataset: Any) -> Any:
     """Return the episodes selected by the flags."""
+    import numpy as np
     episodes = dataset.episodes
     if FLAGS.top is None and FLAGS.min_return is None and FLAGS.max_return is None and FLAGS.num_steps is None:
-        raise gin_utils.ConfError('filter: no criterion is given',
-                                  'add --top, --min_return, --max_return or --num_steps')
+        raise alfx.gin_utils.ConfError('filter: no criterion is given',
+                                       'add --top, --min_return, --max_return or --num_steps')
     returns = episodes.returns()
     returns = returns if returns.ndim == 1 else returns.sum(1)
     low, high = (x if x is not None else sign * np.inf for x, sign in ((FLAGS.min_return, -1), (FLAGS.max_return, 1)))
@@ -147,4 +145,4 @@ def _filtered(dataset: Any) -> Any:
 
 
 if __name__ == '__main__':
-    app.run(lambda argv: flags.call(lambda _: main(argv), argv[:1]), flags_parser=flags.parse)
+    flags.run(main, PARSER, argument='*')

@@ -11,21 +11,21 @@ import json
 import sys
 from typing import Any
 
-from absl import flags as absl_flags
-
-from alfx import gin_utils
+import alfx
 from alfx.bin import flags, policy_flags
+from alfx.bin.flags import FLAGS, number
 
-flags.define_conf_flags()
-policy_flags.define_policy_flags()
-policy_flags.define_reference_flag()
-absl_flags.DEFINE_integer('num_episodes', 20, 'number of episodes, over all environments', lower_bound=1)
-absl_flags.DEFINE_integer('num_environments', 1, 'number of environments', lower_bound=1)
-absl_flags.DEFINE_enum('mode', 'both', ['both', 'greedy', 'sampled'], 'take the most likely action (greedy), sample '
-                       'actions, or evaluate both ways (only greedy for value-based algorithms, which have no action '
-                       'distribution); --epsilon_greedy overrides this')
-absl_flags.DEFINE_string('json', None, 'write the results to this file as JSON; with - print only JSON to stdout')
-FLAGS = absl_flags.FLAGS
+PARSER = flags.Parser(__file__, __doc__, flags.RUN)
+PARSER.add('num_episodes N', 'number of episodes, over all environments', number(int, 1), 20)
+PARSER.add('num_environments N', 'number of environments', number(int, 1), 1)
+PARSER.add('mode both|greedy|sampled', 'take the most likely action (greedy), sample actions, or evaluate both ways '
+           '(only greedy for value-based algorithms, which have no action distribution); --epsilon_greedy overrides '
+           'this', default='both')
+PARSER.add('json FILE', 'write the results to this file as JSON; with - print only JSON to stdout')
+policy_flags.define_reference_flag(PARSER)
+policy_flags.define_policy_flags(PARSER)
+flags.define_conf_flags(PARSER)
+flags.define_untrusted_flag(PARSER)
 
 
 def main(argv: list[str]) -> int:
@@ -104,9 +104,9 @@ def _write_json(results: dict[str, Any]) -> None:
     if FLAGS.json == '-':
         sys.stdout.write(text)
         return
-    with gin_utils.stored_files.replacing(FLAGS.json) as path, open(path, 'w', encoding='utf8') as file:
+    with alfx.gin_utils.stored_files.replacing(FLAGS.json) as path, open(path, 'w', encoding='utf8') as file:
         file.write(text)
 
 
 if __name__ == '__main__':
-    flags.run(main, argument='root_dir')
+    flags.run(main, PARSER, argument='root_dir')

@@ -11,19 +11,17 @@ written: both policies run on the same observations, and their outputs may diffe
 """
 import os
 
-from absl import flags as absl_flags
-
 from alfx.bin import flags, policy_flags
+from alfx.bin.flags import FLAGS, number
 
-flags.define_conf_flags()
-flags.define_untrusted_flag()
-absl_flags.DEFINE_string('checkpoint_step', 'latest', "checkpoint to export: the N of ckpt-N, 'latest', or 'best' "
-                         'for that of KeepBestCheckpoint')
-absl_flags.DEFINE_string('output', None, 'the file to write, .pt2 or .onnx; default: policy.pt2 in the run folder')
-absl_flags.DEFINE_integer('num_steps', 10_000, 'number of environment steps to compare', lower_bound=1)
-absl_flags.DEFINE_float('tolerance', 1e-5, 'largest allowed difference between the outputs of the file and the '
-                        'policy', lower_bound=0)
-FLAGS = absl_flags.FLAGS
+PARSER = flags.Parser(__file__, __doc__, flags.RUN)
+PARSER.add('output FILE', 'the file to write, .pt2 or .onnx; default: policy.pt2 in the run folder')
+PARSER.add('num_steps N', 'number of environment steps to compare', number(int, 1), 10_000)
+PARSER.add('tolerance X', 'largest allowed difference between the outputs of the file and the policy',
+           number(float, 0), 1e-05)
+policy_flags.define_checkpoint_flag(PARSER)
+flags.define_conf_flags(PARSER)
+flags.define_untrusted_flag(PARSER)
 
 
 def main(argv: list[str]) -> int:
@@ -58,4 +56,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == '__main__':
-    flags.run(main, argument='root_dir')
+    flags.run(main, PARSER, argument='root_dir')

@@ -1,83 +1,231 @@
-"""Flags shared by all programs, and exit codes.
+"""Command lines of the programs: declaration and parsing, flags that programs share, errors and exit codes.
+
+Each program declares its command line as ``PARSER``, a :class:`Parser`, and imports libraries only after it was parsed,
+so that ``--help`` and completion respond quickly. :func:`run` stores the values of the flags in :data:`FLAGS`.
 
 ``--conf FILE`` (alias ``--gin_file``) names the conf file; an argument ``X.y=z``, or ``--conf_param 'X.y=z'`` (alias
 ``--gin_param``, repeatable), overrides one of its bindings. A user error ends the program with one message on stderr
 and exit code 2, without a traceback; ``--debug`` shows the traceback as well.
 """
 
+import argparse
 import ast
+import difflib
 import errno
 import faulthandler
 import inspect
+import math
 import os
 import re
 import signal
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Optional
+from typing import Any, NoReturn, Optional
 
-from absl import flags
-
-from alfx import gin_utils
+import alfx
 from alfx.bin import command
-from alfx.gin_utils.aliases import ELSEWHERE
 
-# absl attributes a flag to the module that defines it; these flags belong to the program that requests them.
-flags.disclaim_key_flags()
-
-__all__ = ['define_conf_flags', 'define_untrusted_flag', 'define_device_flag', 'define_unused_flag', 'conf_from_flags',
-           'device_from_flags', 'root_dir_from_flags', 'check_output', 'run']
-
-FLAGS = flags.FLAGS
+FLAGS = argparse.Namespace(given=())
+"""Values of the flags of the running program; ``given`` has the names of those on its command line."""
+CONF = '[CONF] [KEY=VALUE ...]', 'conf file, or the name of a conf included in alfx, and bindings to override'
+RUN_OR_CONF = '[CONF | RUN] [KEY=VALUE ...]', CONF[1].replace(', and', ', or the folder of a run; and')
+RUN = '[RUN] [KEY=VALUE ...]', 'folder of a run, and bindings to override'
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.EACCES, errno.EPERM)
-_ALIASES = ('gin_file', 'gin_param')  # of --conf and --conf_param
 _TEXT = re.compile(r'^([^=]*= *)([A-Za-z][\w.:/-]*)$')  # an override whose value is a word
 _OVERRIDE = re.compile(r'[\w./]*\w\.\w+ *=')  # X.y=z or scope/X.y=z
+_EXAMPLES = re.compile(r'^Examples?:\n\n((?:  .*\n|\n(?=  ))+)\n?', re.MULTILINE)
 
 
-def define_conf_flags(root_dir: bool = True) -> None:
-    """Define ``--conf``, ``--conf_param``, their aliases, and ``--debug``. Call this when a program is imported.
+class Parser(argparse.ArgumentParser):
+    """Command line of a program.
+
+    Flags begin with one or two dashes, have hyphens or underscores, and may follow arguments. ``--name`` and
+    ``--noname`` set a flag of type :func:`boolean`. Any other flag takes the next word, or the text after ``=``.
 
     Args:
+        file: path of the program.
+        docstring: docstring of the program: its purpose, examples and remarks.
+        arguments: its positional arguments as shown to the user, and a description; '' if it has none. Uppercase words
+            (``CONF``, ``KEY=VALUE``) say what to complete, see :mod:`alfx.bin.completion`.
+        unknown: error messages for flags that other programs have but this one does not, by name.
+    """
+
+    def __init__(self, file: str, docstring: Optional[str], arguments: tuple[str, str] = ('', ''),
+                 unknown: Mapping[str, str] = MappingProxyType({})):
+        text = f'{docstring}\n'
+        examples = _EXAMPLES.search(text)
+        folder, program = os.path.split(file)
+        program = f'alfx {program.removesuffix(".py")}' if folder == os.path.dirname(__file__) else program
+        super().__init__(program, f'{program} [options] {arguments[0]}'.rstrip(), _EXAMPLES.sub('', text),
+                         f'examples:\n{examples[1].rstrip()}' if examples else None, formatter_class=_Formatter,
+                         add_help=False, allow_abbrev=False)
+        self._unknown = unknown
+        self.add_argument('arguments', nargs='*', metavar=arguments[0], help=arguments[1] or argparse.SUPPRESS)
+        self.group: argparse._ArgumentGroup = self._optionals
+        self.add_argument('--help', action='help', help='show this text')
+        self.add('debug', 'show the traceback of every error')
+
+    def add(self, flag: str, text: str, kind: Callable[[str], Any] = str, default: Any = None) -> None:
+        """Define a flag in the current group of flags.
+
+        Args:
+            flag: its name alone if it is on or off, otherwise name and value as shown to the user: ``'num_steps N'``,
+                ``'mode greedy|sampled'`` for the only valid values, ``'set KEY=VALUE...'`` for a repeatable flag.
+            text: description; '' hides the flag.
+            kind: function that returns the value for its text, or raises an ``argparse.ArgumentTypeError``.
+            default: value if the flag is not given; of a repeatable flag an empty list, of a flag without value False.
+        """
+        name, _, value = flag.partition(' ')
+        repeats, default = value.endswith('...'), default if value else bool(default)
+        options: dict[str, Any] = dict(action='append', default=[]) if repeats else dict(default=default)
+        self.group.add_argument(f'--{name}', metavar=value.removesuffix('...'), type=kind if value else boolean,
+                                choices=value.split('|') if '|' in value else None, help=text or argparse.SUPPRESS,
+                                **options)
+
+    def start_group(self, title: str) -> None:
+        """Show flags that are defined from now on under this title."""
+        self.group = self.add_argument_group(title)
+
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Return the values of the flags, and positional arguments as ``arguments``. Mistakes exit with code 2."""
+        if {'--help', '-help', '-h', '-?'}.intersection(arguments):
+            self.print_help()
+            self.exit()
+        flags: dict[str, list[str]] = {}
+        positional: list[str] = []
+        rest = iter(arguments)
+        for word in rest:
+            if word == '--':
+                positional += rest
+            elif not word.startswith('-') or word == '-':
+                positional.append(word)
+            else:
+                written, equals, value = word.lstrip('-').replace('-', '_').partition('=')
+                action = self._flag_of(written)
+                if equals:
+                    value = word.partition('=')[2]
+                elif action.type is boolean:
+                    value = str(action.dest == written)
+                elif (value := next(rest, '--')) == '--':
+                    self.error(f'--{written}: expected a value')
+                flags.setdefault(action.dest, []).append(f'--{action.dest}={value}')
+        found = self.parse_args([*(text for given in flags.values() for text in given), '--', *positional])
+        found.given = tuple(flags)
+        return found
+
+    def _flag_of(self, name: str) -> argparse.Action:
+        known = {action.dest: action for action in self._actions if action.option_strings}
+        negated = known.get(name.removeprefix('no').removeprefix('_'))
+        if name in known:
+            return known[name]
+        if negated is not None and negated.type is boolean:
+            return negated
+        if name in self._unknown:
+            self.error(self._unknown[name], hint='')
+        near = difflib.get_close_matches(name, known, n=1)
+        target = _binding_of(name) if 'conf_param' in known else ''
+        hint = f'did you mean --{near[0]}?' if near else '--help shows all flags'
+        self.error(f'unknown flag --{name}', f'set it in the conf, or on the command line: {target}=VALUE' if target
+                   else hint)
+
+    def error(self, message: str, hint: str = '--help shows all flags') -> NoReturn:
+        """Print a mistake in the command line and end the program with exit code 2."""
+        print('\n'.join(filter(None, (message.removeprefix('argument '), hint))), file=sys.stderr)
+        sys.exit(2)
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Help in the style ``--name VALUE   description (default: value)``, with paragraphs that fit the terminal."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=28)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = text.strip().split('\n\n')
+        return '\n\n'.join(part if '\n  ' in f'\n{part}' else textwrap.fill(part, width) for part in paragraphs)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if action.type is boolean and action.default:
+            return f'--[no]{action.dest}'
+        value = f' {action.metavar}' if action.metavar and action.option_strings else ''
+        return f'--{action.dest}{value}' if action.option_strings else str(action.metavar)
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        default = ','.join(action.default) if isinstance(action.default, list) else action.default
+        shown = action.option_strings and default not in (None, False, '', argparse.SUPPRESS)
+        return (f'{action.help} (default: {default})' if shown else str(action.help)).replace('%', '%%')
+
+
+def boolean(text: str) -> bool:
+    """Type of a flag that is given as ``--name`` or ``--noname``."""
+    if text.lower() in ('true', 't', '1', 'yes', 'y', 'false', 'f', '0', 'no', 'n'):
+        return text.lower() in ('true', 't', '1', 'yes', 'y')
+    raise argparse.ArgumentTypeError(f'expected true or false, found {text!r}')
+
+
+def words(text: str) -> list[str]:
+    """Type of a flag whose value is a comma-separated list."""
+    return [word.strip() for word in text.split(',')] if text else []
+
+
+def number(kind: type, minimum: float = -math.inf, maximum: float = math.inf) -> Callable[[str], Any]:
+    """Return the type of a flag whose value is an int or float (``kind``) in the given range."""
+
+    def read(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if minimum <= value <= maximum:
+            return value
+        raise argparse.ArgumentTypeError(f'expected {kind.__name__} in [{minimum}, {maximum}], found {text!r}')
+
+    return read
+
+
+def define_conf_flags(parser: Parser, root_dir: bool = True) -> None:
+    """Define ``--conf``, ``--conf_param`` and their aliases.
+
+    Args:
+        parser: command line of the program.
         root_dir: also define ``--root_dir``.
     """
-    _define('conf', flags.DEFINE_string, None, 'conf file: a path, or the name of a conf included in alfx')
-    _define('conf_param', flags.DEFINE_multi_string, [], "override a binding, --conf_param 'Adam.lr=1e-4'; repeatable")
-    _define('gin_file', flags.DEFINE_multi_string, [], 'same as --conf')
-    _define('gin_param', flags.DEFINE_multi_string, [], 'same as --conf_param')
-    _define('debug', flags.DEFINE_bool, False, 'show the traceback of every error')
+    parser.start_group('conf')
+    parser.add('conf CONF', 'conf file: a path, or the name of a conf included in alfx')
+    parser.add('conf_param KEY=VALUE...', "override a binding, --conf_param 'Adam.lr=1e-4'; repeatable")
+    for alias in ('gin_file CONF...', 'gin_param KEY=VALUE...'):
+        parser.add(alias, '')
     if root_dir:
-        _define('root_dir', flags.DEFINE_string, None, 'the run folder')
+        parser.add('root_dir RUN', 'the run folder')
 
 
-def define_untrusted_flag() -> None:
-    """Define ``--untrusted``, which :func:`conf_from_flags` applies. Call this when a program is imported."""
-    _define('untrusted', flags.DEFINE_bool, False, 'for run folders from untrusted sources: import only alfx and '
-            'gymnasium tasks, and reject confs that need more')
+def define_untrusted_flag(parser: Parser) -> None:
+    """Define ``--untrusted``, which :func:`conf_from_flags` applies."""
+    parser.add('untrusted', 'for run folders from untrusted sources: import only alfx and gymnasium tasks, and reject '
+               'confs that need more')
 
 
-def define_unused_flag() -> None:
-    """Define ``--allow_unused`` and ``--must_be_used`` for training programs. Call this when a program is imported."""
-    _define('allow_unused', flags.DEFINE_bool, False, 'train even if some bindings of the conf or of --conf_param are '
-            'unused; unused bindings are logged')
-    _define('must_be_used', flags.DEFINE_multi_string, [], 'with --allow_unused: a binding, given by its complete '
-            'selector, that must be used nevertheless; repeatable')
+def define_unused_flag(parser: Parser) -> None:
+    """Define ``--allow_unused`` and ``--must_be_used``, for training programs."""
+    parser.add('allow_unused', 'train even if some bindings of the conf or of --conf_param are unused; unused bindings '
+               'are logged')
+    parser.add('must_be_used KEY...', 'with --allow_unused: a binding, given by its complete selector, that must be '
+               'used nevertheless; repeatable')
 
 
-def define_seed_flag() -> None:
-    """Define ``--seed``. Call this when a program is imported."""
-    _define('seed', partial(flags.DEFINE_integer, lower_bound=0, upper_bound=2**32 - 1), None, 'random seed of the '
-            'run; same as --random_seed in programs that use a trained policy, otherwise TrainerConfig.random_seed=N')
+def define_seed_flag(parser: Parser) -> None:
+    """Define ``--seed``."""
+    parser.add('seed N', 'random seed of the run; same as --random_seed in programs that use a trained policy, '
+               'otherwise TrainerConfig.random_seed=N', number(int, 0, 2**32 - 1))
 
 
-def define_device_flag() -> None:
-    """Define ``--device`` for programs that build networks. Call this when a program is imported."""
-    _define('device', flags.DEFINE_string, 'cpu', 'device of the networks: cpu; cuda (the first GPU); cuda:N; auto '
-            '(the first GPU if one is available, otherwise the CPU)')
+def define_device_flag(parser: Parser) -> None:
+    """Define ``--device``, for programs that build networks."""
+    parser.add('device DEVICE', 'device of the networks: cpu; cuda (the first GPU); cuda:N; auto (the first GPU if one '
+               'is available, otherwise the CPU)', default='cpu')
 
 
 def device_from_flags() -> Any:
@@ -93,7 +241,7 @@ def device_from_flags() -> Any:
 
 
 def conf_from_flags(root_dir: Optional[str] = None, same_run: bool = True,
-                    allow_unused: bool = False) -> gin_utils.Conf:
+                    allow_unused: bool = False) -> Any:
     """Load and check the conf selected by the flags; with ``--untrusted`` it may not import modules.
 
     Args:
@@ -102,25 +250,25 @@ def conf_from_flags(root_dir: Optional[str] = None, same_run: bool = True,
         allow_unused: see :func:`alfx.gin_utils.load`.
 
     Returns:
-        The loaded conf.
+        The loaded :class:`alfx.gin_utils.Conf`.
 
     Raises:
         ConfError: the conf has errors, no conf is given, or the run folder belongs to another conf.
     """
     given = ([FLAGS.conf] if FLAGS.conf else []) + list(FLAGS.gin_file)
     if len(given) > 1:
-        raise gin_utils.ConfError(f'expected one conf file, found {len(given)}: {", ".join(given)}',
-                                  "put include '...' statements into one file")
+        raise alfx.gin_utils.ConfError(f'expected one conf file, found {len(given)}: {", ".join(given)}',
+                                       "put include '...' statements into one file")
     if not given and root_dir is None:
-        raise gin_utils.ConfError('no conf file is given', 'add --conf FILE')
-    must_be_used = FLAGS.must_be_used if 'must_be_used' in FLAGS else ()
-    return gin_utils.load(given[0] if given else None, [*FLAGS.conf_param, *FLAGS.gin_param], root_dir,
+        raise alfx.gin_utils.ConfError('no conf file is given', 'add --conf FILE')
+    must_be_used = getattr(FLAGS, 'must_be_used', ())
+    return alfx.gin_utils.load(given[0] if given else None, [*FLAGS.conf_param, *FLAGS.gin_param], root_dir,
                           same_run, allow_unused, not is_untrusted(), must_be_used)
 
 
 def is_untrusted() -> bool:
     """Return whether the program has the flag ``--untrusted`` and it is given."""
-    return 'untrusted' in FLAGS and bool(FLAGS.untrusted)
+    return getattr(FLAGS, 'untrusted', False)
 
 
 def root_dir_from_flags() -> str:
@@ -130,7 +278,7 @@ def root_dir_from_flags() -> str:
         ConfError: the flag is not given.
     """
     if not FLAGS.root_dir:
-        raise gin_utils.ConfError('no run folder is given', 'add --root_dir DIR')
+        raise alfx.gin_utils.ConfError('no run folder is given', 'add --root_dir DIR')
     return os.path.expanduser(FLAGS.root_dir)
 
 
@@ -140,15 +288,15 @@ def check_output(name: str) -> None:
     Raises:
         ConfError: the folder of the file does not exist, or the path is a folder.
     """
-    path = FLAGS[name].value
+    path = getattr(FLAGS, name)
     if path in (None, '-'):
         return
     folder = os.path.dirname(path)
     if os.path.isdir(path):
-        raise gin_utils.ConfError(f'--{name} {path} is a folder', 'name a file')
+        raise alfx.gin_utils.ConfError(f'--{name} {path} is a folder', 'name a file')
     if folder and not os.path.isdir(folder):
-        raise gin_utils.ConfError(f'--{name} {path}: folder {folder!r} does not exist',
-                                  'create it, or name another file')
+        raise alfx.gin_utils.ConfError(f'--{name} {path}: folder {folder!r} does not exist',
+                                       'create it, or name another file')
 
 
 class _Stopped(KeyboardInterrupt):
@@ -170,22 +318,20 @@ def stop_on_signals() -> None:
             signal.signal(number, stop)
 
 
-def run(main: Callable[[list[str]], Optional[int]], unknown: Mapping[str, str] = MappingProxyType({}),
-        argument: str = '') -> None:
-    """Parse the flags, call ``main(argv)`` and exit the process with the code it returns (None is 0).
+def run(main: Callable[[list[str]], Optional[int]], parser: Parser, argument: str = '') -> None:
+    """Parse the command line, call ``main(argv)`` and exit the process with the code it returns (None is 0).
 
     Args:
         main: the program.
-        unknown: error messages for flags that other programs have but this one does not, by flag name.
+        parser: its command line.
         argument: the flag that can be given without its name, as the only positional argument; '*' for a program with
             positional arguments, which ``main`` receives in ``argv[1:]``.
 
     Exit code 1 means that the work was done with a negative result, or that the program failed; 2 is a user error; 130
     is an interrupt.
     """
-    command.prepare_streams()
     faulthandler.enable()  # prints the Python traceback if a C library crashes
-    argv = parse(sys.argv, unknown)
+    argv = parse(parser, sys.argv)
     if argument == '*':
         code = call(lambda _: main(argv), argv[:1])
     else:
@@ -195,10 +341,10 @@ def run(main: Callable[[list[str]], Optional[int]], unknown: Mapping[str, str] =
     sys.exit(code)
 
 
-def parse(argv: list[str], unknown: Mapping[str, str] = MappingProxyType({})) -> list[str]:
-    """Parse the flags in ``argv`` and return the remaining arguments. An error exits with code 2; see :func:`run`.
+def parse(parser: Parser, argv: list[str]) -> list[str]:
+    """Set :data:`FLAGS` to the flags in ``argv`` and return the remaining arguments. Mistakes exit with code 2.
 
-    Hyphens in names of flags are underscores. Arguments ``X.y=z`` are overrides, and are not returned.
+    Arguments ``X.y=z`` are overrides, and are not returned.
     """
     command.prepare_streams()
     try:
@@ -207,29 +353,17 @@ def parse(argv: list[str], unknown: Mapping[str, str] = MappingProxyType({})) ->
         print(f'expected arguments and a working directory that are valid UTF-8, found {argv[1:]} in {os.getcwd()!r}\n'
               '  rename the file or folder, or set PYTHONUTF8=1', file=sys.stderr)
         sys.exit(2)
-    if {'--help', '-help', '-h', '-?'}.intersection(argv[1:]):
-        print(help_text(sys.modules['__main__'].__doc__ or '', argv[0]))
-        sys.exit(0)
-    try:
-        return _take_overrides(FLAGS([argv[0], *map(_with_underscores, argv[1:])]))
-    except flags.Error as error:
-        name = getattr(error, 'flagname', '')
-        hint = '--help shows all flags'
-        target = ELSEWHERE.get(name) or _config_field(name)
-        if target and 'conf_param' in FLAGS:
-            hint = f'set it in the conf, or on the command line: {target}=VALUE'
-        print(unknown[name] if name in unknown else f'{error}\n{hint}', file=sys.stderr)
-        sys.exit(2)
+    found = parser.read(argv[1:])
+    vars(FLAGS).clear()
+    vars(FLAGS).update(vars(found))
+    return _take_overrides([argv[0], *found.arguments])
 
 
-def _with_underscores(argument: str) -> str:
-    name, equals, value = argument.partition('=')
-    return name[:2] + name[2:].replace('-', '_') + equals + value if name.startswith('--') else argument
-
-
-def _config_field(name: str) -> str:
+def _binding_of(name: str) -> str:
+    """Return the binding that a flag with the name of a parameter, here or in other libraries, may mean; or ''."""
     from alfx.config import TrainerConfig
-    return f'TrainerConfig.{name}' if name in inspect.signature(TrainerConfig).parameters else ''
+    field = f'TrainerConfig.{name}' if name in inspect.signature(TrainerConfig).parameters else ''
+    return alfx.gin_utils.aliases.ELSEWHERE.get(name, field)
 
 
 def _take_overrides(argv: list[str]) -> list[str]:
@@ -241,7 +375,7 @@ def _take_overrides(argv: list[str]) -> list[str]:
     found = [argument for argument in argv[1:] if _OVERRIDE.match(argument) and not os.path.exists(argument)]
     if flag is None or not found:
         return argv
-    setattr(FLAGS, flag, [*(FLAGS[flag].value or []), *(_TEXT.sub(_quoted, argument) for argument in found)])
+    setattr(FLAGS, flag, [*getattr(FLAGS, flag), *(_TEXT.sub(_quoted, argument) for argument in found)])
     return [argument for argument in argv if argument not in found]
 
 
@@ -263,30 +397,10 @@ def take_argument(argv: list[str], name: str) -> list[str]:
         return argv
     if name == 'conf' and 'root_dir' in FLAGS and os.path.isdir(os.path.join(os.path.expanduser(argv[1]), 'conf')):
         name = 'root_dir'
-    if FLAGS[name].value or name == 'conf' and FLAGS.gin_file:
+    if getattr(FLAGS, name) or name == 'conf' and FLAGS.gin_file:
         return argv
-    FLAGS[name].parse(argv[1])
+    setattr(FLAGS, name, argv[1])
     return [argv[0], *argv[2:]]
-
-
-def help_text(description: str, program: str) -> str:
-    """Return the text of ``--help``: the docstring of a program and its flags.
-
-    Args:
-        description: docstring of the program.
-        program: name of the module that owns the flags, as absl names the running program.
-    """
-    lines = [description.strip(), '', 'Options:']
-    for flag in sorted(FLAGS.get_key_flags_for_module(program), key=lambda flag: flag.name):
-        if flag.name in _ALIASES:
-            continue
-        name = f'--[no]{flag.name}' if flag.boolean else f'--{flag.name}'
-        default = '' if flag.default in (None, False, []) else f' (default: {flag.default_as_str})'
-        description = ' '.join(flag.help.split()).removesuffix('; repeat this option to specify a list of values')
-        text = textwrap.fill(f'{description}{default}', 116, initial_indent=' ' * 26,
-                             subsequent_indent=' ' * 26)
-        lines.append(f'  {name:23} {text.lstrip()}')
-    return '\n'.join(lines)
 
 
 def call(main: Callable[[list[str]], Optional[int]], argv: list[str]) -> int:
@@ -308,8 +422,8 @@ def call(main: Callable[[list[str]], Optional[int]], argv: list[str]) -> int:
         return 1
     except (TypeError, ValueError, RuntimeError, AttributeError, LookupError, OSError) as error:
         code = _exit_code(error)
-        lines = [f'{type(error).__name__}: {gin_utils.plain_text(error)}', *getattr(error, '__notes__', ())]
-        if code is None and gin_utils.is_explained(error):  # most likely one of the listed bindings is wrong
+        lines = [f'{type(error).__name__}: {alfx.gin_utils.plain_text(error)}', *getattr(error, '__notes__', ())]
+        if code is None and alfx.gin_utils.is_explained(error):  # most likely one of the listed bindings is wrong
             code = 2
             where = traceback.extract_tb(error.__traceback__)[-1]
             lines.append(f'raised at {where.filename}:{where.lineno}; --debug shows the traceback')
@@ -317,7 +431,7 @@ def call(main: Callable[[list[str]], Optional[int]], argv: list[str]) -> int:
             lines.append('  free some space, correct the permissions, or use another folder')
         if code is None:
             raise
-        if FLAGS.debug:
+        if getattr(FLAGS, 'debug', False):
             traceback.print_exc()
         print('\n'.join(lines), file=sys.stderr)
         return code
@@ -335,7 +449,7 @@ def _exit_code(error: BaseException) -> Optional[int]:
     from alfx.trainers.team.team import ParameterMismatchError
     from alfx.utils.discrete_action import NoValidActionError
     from alfx.utils.processes import LostProcessError
-    mistakes = (gin_utils.ConfError, SpecError, OwnershipError, EnvironmentLoadError, UnsupportedOperationError,
+    mistakes = (alfx.gin_utils.ConfError, SpecError, OwnershipError, EnvironmentLoadError, UnsupportedOperationError,
                 FileNotFoundError, NotADirectoryError, PermissionError)
     if isinstance(error, mistakes):
         return 2
@@ -343,10 +457,3 @@ def _exit_code(error: BaseException) -> Optional[int]:
     broken = (EnvironmentStepError, NonFiniteLossError, CheckpointError, LostProcessError, NoValidActionError,
               ParameterMismatchError, SearchError)
     return 1 if disk or isinstance(error, broken) else None
-
-
-def _define(name: str, define: Callable, default: Any, text: str) -> None:
-    if name in FLAGS:
-        flags.declare_key_flag(name)
-    else:
-        define(name, default, text)

@@ -13,20 +13,18 @@ include the replay buffer; a run forked from an earlier checkpoint starts with a
 import os
 import sys
 
-from absl import flags as absl_flags
-
-from alfx import gin_utils
+import alfx
 from alfx.bin import command, flags
+from alfx.bin.flags import FLAGS
 
-absl_flags.DEFINE_string('at', 'latest', "checkpoint to fork from: the N of ckpt-N, or 'latest'")
-absl_flags.DEFINE_multi_string('set', [], "binding to change, --set 'Adam.lr=1e-4'; repeatable")
-absl_flags.DEFINE_string('root_dir', None, 'the new run folder; default: the folder of the original run with '
-                         '-fork-1 (-fork-2, ...) added to its name')
-absl_flags.DEFINE_bool('start', True, 'start training; --nostart only creates the folder')
-flags.define_device_flag()
-flags.define_untrusted_flag()
-absl_flags.DEFINE_bool('debug', False, 'show the traceback of every error')
-FLAGS = absl_flags.FLAGS
+PARSER = flags.Parser(__file__, __doc__, ('RUN [KEY=VALUE ...]', 'folder of the run to fork, and bindings to change'))
+PARSER.add('at N', "checkpoint to fork from: the N of ckpt-N, or 'latest'", default='latest')
+PARSER.add('set KEY=VALUE...', "binding to change, --set 'Adam.lr=1e-4'; repeatable")
+PARSER.add('root_dir DIR', 'the new run folder; default: the folder of the original run with -fork-1 (-fork-2, ...) '
+           'added to its name')
+PARSER.add('start', 'start training; --nostart only creates the folder', default=True)
+flags.define_device_flag(PARSER)
+flags.define_untrusted_flag(PARSER)
 
 
 def main(argv: list[str]) -> int:
@@ -34,11 +32,11 @@ def main(argv: list[str]) -> int:
     from alfx.runs import forking
     flags.stop_on_signals()
     if len(argv) != 2:
-        raise gin_utils.ConfError(f'expected one run folder, found {len(argv) - 1} arguments',
-                                  'alfx fork RUN --at N --set X.y=z')
+        raise alfx.gin_utils.ConfError(f'expected one run folder, found {len(argv) - 1} arguments',
+                                       'alfx fork RUN --at N --set X.y=z')
     if FLAGS.at != 'latest' and not FLAGS.at.isdecimal():
-        raise gin_utils.ConfError(f"--at: expected a number or 'latest', found {FLAGS.at!r}",
-                                  'the number of ckpt-100 is 100')
+        raise alfx.gin_utils.ConfError(f"--at: expected a number or 'latest', found {FLAGS.at!r}",
+                                       'the number of ckpt-100 is 100')
     run = os.path.abspath(os.path.expanduser(argv[1]))
     root_dir = os.path.abspath(os.path.expanduser(FLAGS.root_dir or _free_folder(run)))
     step = forking.branch(run, FLAGS.at if FLAGS.at == 'latest' else int(FLAGS.at), FLAGS.set, root_dir,
@@ -60,4 +58,4 @@ def _free_folder(run: str) -> str:
 
 
 if __name__ == '__main__':
-    flags.run(main, argument='*')
+    flags.run(main, PARSER, argument='*')

@@ -9,7 +9,6 @@ Examples:
 For a package or module of alfx (networks, ppo_loss, environments.suite_gym), lists the classes and functions that confs
 can use. For a command, shows its options. Use --module to import your own modules first.
 """
-import argparse
 import ast
 import difflib
 import glob
@@ -17,15 +16,16 @@ import importlib
 import inspect
 import os
 import re
-import runpy
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from alfx.bin import command
+from alfx.bin import command, flags, from_source
 from alfx.bin.list import CONFS
 
+PARSER = flags.Parser(__file__, __doc__, ('CLASS', 'class, function, module or package of alfx, or command'))
+PARSER.add('module MODULE...', 'import this module first; repeatable')
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _REGISTERED = re.compile(r'^@(?:\w+\.)?(?:configurable|register_function)(\([^\n]*\))?(?:  #[^\n]*)?\n'
                          r'(?:(?!class |def ).*\n)*?(?:class|def) (\w+)', re.MULTILINE)
@@ -61,25 +61,10 @@ def _entries_of(module: str, text: str) -> Iterator[Entry]:
     for arguments, name in _REGISTERED.findall(text):
         own_name = re.match(r"\('([^']*)'", arguments)
         given = re.search(r"module=(?:'([^']*)'|(\w+))", arguments)
-        prefix = module if given is None else _constant(given[2], text) if given[2] else given[1]
+        prefix = module if given is None else from_source.load(module)[given[2]] if given[2] else given[1]
         yield Entry('.'.join(filter(None, (prefix, own_name[1] if own_name else name))), module, name)
     for name in _LOADERS.findall(text):
         yield Entry(f'{module}.{name}', module, name)
-
-
-def _constant(name: str, text: str) -> str:
-    """Return the value of a string constant that a module defines or imports."""
-    if value := re.search(rf"^{name} = '([^']*)'", text, re.MULTILINE):
-        return value[1]
-    imported = re.search(rf'^from (alfx[\w.]*) import {name}\b', text, re.MULTILINE)
-    assert imported, name
-    with open(_path_of(imported[1]), encoding='utf8') as file:
-        return _constant(name, file.read())
-
-
-def _path_of(module: str) -> str:
-    path = os.path.join(_ROOT, *module.split('.')[1:])
-    return f'{path}.py' if os.path.isfile(f'{path}.py') else os.path.join(path, '__init__.py')
 
 
 def matching(name: str, known: Sequence[Entry]) -> list[Entry]:
@@ -95,23 +80,20 @@ def in_module(name: str, known: Sequence[Entry]) -> list[Entry]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the help and return the exit code."""
-    assert __doc__
-    parser = argparse.ArgumentParser(prog='alfx help', description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('name', help='class, function, module or package of alfx, or command')
-    parser.add_argument('--module', action='append', default=[], help='import this module first; repeatable')
-    args = parser.parse_args(arguments)
-    name = args.name.lstrip('@').removesuffix('()')
+    args = PARSER.read(sys.argv[1:] if arguments is None else arguments)
+    if len(args.arguments) != 1:
+        PARSER.error(f'expected one name, found {len(args.arguments)}')
+    name = args.arguments[0].lstrip('@').removesuffix('()')
     if name in command.programs():
-        sys.argv[1:] = ['--help']
-        runpy.run_module(f'alfx.bin.{name}', run_name='__main__', alter_sys=True)
+        importlib.import_module(f'alfx.bin.{name}').PARSER.print_help()
+        return 0
     known = entries()
     listed = in_module(name, known)
     if not args.module and listed and not matching(name, known):
         print('\n'.join(_lines_of_list(listed)))
         return 0
+    sys.path.insert(0, os.getcwd())
     for module in args.module:
-        sys.path.insert(0, os.getcwd())
         importlib.import_module(module)
     lines = _lines_of_class(name, known)
     print('\n'.join(lines), file=sys.stdout if lines[0].startswith('@') else sys.stderr)
@@ -125,7 +107,7 @@ def _lines_of_list(listed: Sequence[Entry]) -> Iterator[str]:
         if entry.module != module:
             module = entry.module
             yield f'{module}'
-            with open(_path_of(module), encoding='utf8') as file:
+            with open(from_source.path_of(module), encoding='utf8') as file:
                 nodes = {node.name: node for node in ast.parse(file.read()).body
                          if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
         node = nodes.get(entry.defined_as)
@@ -138,26 +120,38 @@ def _lines_of_list(listed: Sequence[Entry]) -> Iterator[str]:
 
 def _lines_of_class(name: str, known: Sequence[Entry]) -> list[str]:
     """Return the help on a class or function. The first line starts with ``@`` or is an error message."""
-    from alfx import gin_utils
     found = matching(name, known)
-    for entry in found:
-        importlib.import_module(entry.module)
-    if not found:
-        gin_utils.import_configurables()
-    try:
-        described = gin_utils.describe(name)
-    except gin_utils.ConfError as error:
-        own = sorted({entry.selector.rsplit('.', 1)[-1] for entry in known})
-        modules = sorted({part for entry in known for part in entry.module.split('.')[1:]})
-        nearest = [*sorted((other for other in own if other.lower().startswith(name.lower())), key=len),
-                   *difflib.get_close_matches(name, [*own, *modules], n=1, cutoff=0.5)]
-        is_ambiguous = bool(found) or not nearest
-        hint = str(error).partition('\n')[2] if is_ambiguous else f"  did you mean '{nearest[0]}'?"
-        return [line for line in (str(error).partition('\n')[0], hint) if line]
+    description = described(found[0]) if len(found) == 1 and name != 'softsign' else None  # that of torch
+    if description is None:
+        from alfx import gin_utils
+        for entry in found:
+            importlib.import_module(entry.module)
+        if not found:
+            gin_utils.import_configurables()
+        try:
+            description = gin_utils.describe(name)
+        except gin_utils.ConfError as error:
+            own = sorted({entry.selector.rsplit('.', 1)[-1] for entry in known})
+            modules = sorted({part for entry in known for part in entry.module.split('.')[1:]})
+            nearest = [*sorted((other for other in own if other.lower().startswith(name.lower())), key=len),
+                       *difflib.get_close_matches(name, [*own, *modules], n=1, cutoff=0.5)]
+            is_ambiguous = bool(found) or not nearest
+            hint = str(error).partition('\n')[2] if is_ambiguous else f"  did you mean '{nearest[0]}'?"
+            return [line for line in (str(error).partition('\n')[0], hint) if line]
     # A conf may not write a name that several modules define, such as load.
-    shortest = next(part for part in _endings(described.selector) if len(matching(part, known)) <= 1)
-    return [f'@{described.selector}', '', *_signature_lines(shortest, described.parameters), '',
-            *textwrap.dedent(_ROLE.sub(r'\1', described.docstring)).splitlines(), '', *_bound_lines(shortest)]
+    shortest = next(part for part in _endings(description.selector) if len(matching(part, known)) <= 1)
+    return [f'@{description.selector}', '', *_signature_lines(shortest, description.parameters), '',
+            *textwrap.dedent(_ROLE.sub(r'\1', description.docstring)).splitlines(), '', *_bound_lines(shortest)]
+
+
+def described(entry: Entry) -> Any:
+    """Return the description of an entry from its source code; None if it needs other packages, or alfx is imported."""
+    if 'alfx.gin_utils' in sys.modules:
+        return None
+    try:
+        return from_source.describe(entry.selector, entry.module, entry.defined_as)
+    except (LookupError, NameError, TypeError, ValueError, AttributeError, NotImplementedError, OSError):
+        return None
 
 
 def _endings(selector: str) -> Iterator[str]:
@@ -182,14 +176,16 @@ def show_default(default: Any) -> str:
     """Return a default value in the syntax of confs."""
     if callable(default) and hasattr(default, '__name__'):
         return f'@{default.__name__}'
-    return re.sub(r'<(?:\w+\.)*(\w+) object at 0x\w+>', r'\1()', repr(default))
+    text = re.sub(r'<(?:\w+\.)*(\w+) object at 0x\w+>', r'\1()', repr(default))
+    return re.sub(r"<class '(?:\w+\.)*(\w+)'>", r'\1', text)
 
 
 def type_name(annotation: Any) -> str:
     """Return a type hint as text, without module names."""
-    from alfx.gin_utils import type_check
-    text = annotation if isinstance(annotation, str) else type_check.show(annotation)
-    return re.sub(r'\b(typing|collections\.abc|alfx(\.\w+)*|torch(\.\w+)*)\.', '', text)
+    if not isinstance(annotation, str):
+        from alfx.gin_utils import type_check
+        annotation = type_check.show(annotation)
+    return re.sub(r'\b(typing|collections\.abc|alfx(\.\w+)*|torch(\.\w+)*|gymnasium(\.\w+)*)\.', '', annotation)
 
 
 def _bound_lines(name: str) -> Iterator[str]:
@@ -207,5 +203,4 @@ def _bound_lines(name: str) -> Iterator[str]:
 
 
 if __name__ == '__main__':
-    command.prepare_streams()
-    sys.exit(main())
+    flags.run(lambda _: main(), PARSER, argument='*')

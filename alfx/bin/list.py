@@ -8,17 +8,23 @@ Examples:
 A base conf holds the bindings that several confs share; --all lists base confs as well. The table fits the width of the
 terminal; --wide prints complete columns. alfx show NAME prints a conf.
 """
-import argparse
 import glob
 import os
 import re
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from alfx.bin import command
+from alfx.bin import flags
+from alfx.bin.flags import Parser
 
+PARSER = Parser(__file__, __doc__, ('[WORD ...]', 'list only confs whose line contains all of these words'))
+PARSER.add('task TEXT', 'list only confs whose task name contains this', default='')
+PARSER.add('algorithm TEXT', 'list only confs of this algorithm: part of its full name or of a conf name (ppo, sac)',
+           default='')
+PARSER.add('all', 'list base confs as well, which have no task')
+PARSER.add('wide', 'print complete columns, wider than the terminal')
 CONFS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'examples', 'confs')
 
 
@@ -70,16 +76,7 @@ def _bases(name: str, texts: dict[str, str]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the list and return the exit code."""
-    assert __doc__
-    parser = argparse.ArgumentParser(prog='alfx list', description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('text', nargs='*', help='list only confs whose line contains all of these words')
-    parser.add_argument('--task', default='', help='list only confs whose task name contains this')
-    parser.add_argument('--algorithm', default='', help='list only confs of this algorithm: part of its full name or '
-                        'of a conf name (ppo, sac)')
-    parser.add_argument('--all', action='store_true', help='list base confs as well, which have no task')
-    parser.add_argument('--wide', action='store_true', help='print complete columns, wider than the terminal')
-    args = parser.parse_args(arguments)
+    args = PARSER.read(sys.argv[1:] if arguments is None else arguments)
     heads = [head for head in read_heads() if (head.task or args.all) and _is_meant(head, args)]
     if not heads:
         print('no conf matches; without options all confs are listed', file=sys.stderr)
@@ -127,13 +124,12 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[:max(width - 1, 0)].rstrip() + '\u2026'
 
 
-def _is_meant(head: Head, args: argparse.Namespace) -> bool:
+def _is_meant(head: Head, args: Any) -> bool:
     names = ' '.join([head.name, head.algorithm, *head.bases]).lower()
     line = ' '.join([*head[:5], '' if head.task else 'base']).lower()
     return (args.task.lower() in head.task.lower() and args.algorithm.lower() in names
-            and all(text.lower() in line for text in args.text))
+            and all(text.lower() in line for text in args.arguments))
 
 
 if __name__ == '__main__':
-    command.prepare_streams()
-    sys.exit(main())
+    flags.run(lambda _: main(), PARSER, argument='*')

@@ -9,23 +9,21 @@ Examples:
 import os
 import sys
 
-from absl import flags as absl_flags
-
 from alfx.bin import flags, policy_flags
+from alfx.bin.flags import FLAGS, number
 
-flags.define_conf_flags()
-policy_flags.define_policy_flags()
-absl_flags.FLAGS['checkpoint_step'].help += "; 'all' plays all checkpoints in turn and records a video NAME-N of each"
-absl_flags.DEFINE_integer('num_episodes', 10, 'number of episodes', lower_bound=1)
-absl_flags.DEFINE_string('record_file', None, 'record a video to this file, .mp4 or .gif, instead of opening a window')
-absl_flags.DEFINE_float('sleep_time_per_step', 0.01, 'seconds to wait after each step in a window', lower_bound=0)
-absl_flags.DEFINE_integer('last_step_repeats', 0, 'number of times to repeat the last frame of each episode in the '
-                          'video', lower_bound=0)
-absl_flags.DEFINE_integer('append_blank_frames', 0, 'number of black frames after each episode in the video',
-                          lower_bound=0)
-absl_flags.DEFINE_integer('max_frames', 20_000, 'length at which the video ends', lower_bound=1)
-absl_flags.DEFINE_bool('render', True, 'show the environment; --norender only prints the episodes')
-FLAGS = absl_flags.FLAGS
+PARSER = flags.Parser(__file__, __doc__, flags.RUN)
+PARSER.add('num_episodes N', 'number of episodes', number(int, 1), 10)
+PARSER.add('record_file FILE', 'record a video to this file, .mp4 or .gif, instead of opening a window')
+PARSER.add('sleep_time_per_step X', 'seconds to wait after each step in a window', number(float, 0), 0.01)
+PARSER.add('last_step_repeats N', 'number of times to repeat the last frame of each episode in the video',
+           number(int, 0), 0)
+PARSER.add('append_blank_frames N', 'number of black frames after each episode in the video', number(int, 0), 0)
+PARSER.add('max_frames N', 'length at which the video ends', number(int, 1), 20_000)
+PARSER.add('render', 'show the environment; --norender only prints the episodes', default=True)
+policy_flags.define_policy_flags(PARSER, "; 'all' plays all checkpoints in turn and records a video NAME-N of each")
+flags.define_conf_flags(PARSER)
+flags.define_untrusted_flag(PARSER)
 
 
 def main(argv: list[str]) -> int:
@@ -78,4 +76,4 @@ def _has_display() -> bool:
 
 
 if __name__ == '__main__':
-    flags.run(main, argument='root_dir')
+    flags.run(main, PARSER, argument='root_dir')

@@ -8,25 +8,21 @@ A curve is the interquartile mean over the runs of a group, the band its 95% int
 evaluated, a second panel shows the evaluations. --x and --y are columns of progress.csv in the run folders; --y all
 draws every column in a separate panel.
 """
-from absl import flags as absl_flags
-
 from alfx.bin import flags, policy_flags
+from alfx.bin.flags import FLAGS, number, words
 
-absl_flags.DEFINE_string('output', 'curves.png', 'file to write: .png, .pdf or .svg')
-absl_flags.DEFINE_string('x', None, 'horizontal axis: env_steps, iteration, seconds, ...; default: env_steps, or '
-                         'iteration if a run has no environment steps, as in offline training')
-absl_flags.DEFINE_list('y', ['average_return'], 'vertical axis: average_return, average_length, loss, ...; several, '
-                       "comma-separated, or 'all'; each gets its own panel")
-absl_flags.DEFINE_enum('group_by', 'conf', ['conf', 'none'], 'average runs of the same conf, or draw each run '
-                       'separately')
-absl_flags.DEFINE_integer('smoothing', 1, 'smooth each curve with a moving average over this many points',
-                          lower_bound=1)
-absl_flags.DEFINE_list('labels', [], 'labels of the curves, comma-separated, in the order of the run folders; '
-                       'default: the names of the confs, with the bindings that differ between confs of the same name')
-absl_flags.DEFINE_bool('untrusted', False, 'accepted for run folders from untrusted sources, but without effect: '
-                       'plot never executes anything from a run folder')
-absl_flags.DEFINE_bool('debug', False, 'show the traceback of every error')
-FLAGS = absl_flags.FLAGS
+PARSER = flags.Parser(__file__, __doc__, ('RUN ...', 'run folders'))
+PARSER.add('output FILE', 'file to write: .png, .pdf or .svg', default='curves.png')
+PARSER.add('x COLUMN', 'horizontal axis: env_steps, iteration, seconds, ...; default: env_steps, or iteration if a run '
+           'has no environment steps, as in offline training')
+PARSER.add('y COLUMNS', "vertical axis: average_return, average_length, loss, ...; several, comma-separated, or 'all'; "
+           'each gets its own panel', words, ['average_return'])
+PARSER.add('group_by conf|none', 'average runs of the same conf, or draw each run separately', default='conf')
+PARSER.add('smoothing N', 'smooth each curve with a moving average over this many points', number(int, 1), 1)
+PARSER.add('labels LABELS', 'labels of the curves, comma-separated, in the order of the run folders; default: the '
+           'names of the confs, with the bindings that differ between confs of the same name', words, [])
+PARSER.add('untrusted', 'accepted for run folders from untrusted sources, but without effect: plot never executes '
+           'anything from a run folder')
 
 
 def main(argv: list[str]) -> int:
@@ -50,4 +46,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == '__main__':
-    flags.run(main, argument='*')
+    flags.run(main, PARSER, argument='*')

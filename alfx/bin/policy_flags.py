@@ -6,28 +6,32 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from absl import flags as absl_flags
-
-from alfx import gin_utils
+import alfx
 from alfx.bin import flags
-
-# absl attributes a flag to the module that defines it; these flags belong to the program that requests them.
-absl_flags.disclaim_key_flags()
-
-FLAGS = absl_flags.FLAGS
+from alfx.bin.flags import FLAGS, Parser, number
 
 
-def define_policy_flags() -> None:
-    """Define ``--device``, ``--checkpoint_step``, ``--random_seed``, ``--epsilon_greedy`` and ``--untrusted``."""
-    flags.define_device_flag()
-    flags.define_untrusted_flag()
-    absl_flags.DEFINE_string('checkpoint_step', 'latest', "checkpoint to load: the N of ckpt-N, 'latest', or 'best' "
-                             'for that of KeepBestCheckpoint')
-    absl_flags.DEFINE_integer('random_seed', None, 'seed of the environments and of sampled actions; default: the seed '
-                              'of the run', lower_bound=0, upper_bound=2**32 - 1)
-    flags.define_seed_flag()
-    absl_flags.DEFINE_float('epsilon_greedy', None, 'probability of sampling an action instead of taking the most '
-                            'likely one; default: the value in the conf', lower_bound=0, upper_bound=1)
+def define_policy_flags(parser: Parser, checkpoints: str = '') -> None:
+    """Define ``--device``, ``--checkpoint_step``, ``--random_seed``, ``--seed`` and ``--epsilon_greedy``.
+
+    Args:
+        parser: command line of the program.
+        checkpoints: more values of ``--checkpoint_step``, for its description.
+    """
+    parser.start_group('policy')
+    flags.define_device_flag(parser)
+    define_checkpoint_flag(parser, checkpoints)
+    parser.add('random_seed N', 'seed of the environments and of sampled actions; default: the seed of the run',
+               number(int, 0, 2**32 - 1))
+    flags.define_seed_flag(parser)
+    parser.add('epsilon_greedy X', 'probability of sampling an action instead of taking the most likely one; default: '
+               'the value in the conf', number(float, 0, 1))
+
+
+def define_checkpoint_flag(parser: Parser, more: str = '') -> None:
+    """Define ``--checkpoint_step``; ``more`` is added to its description."""
+    parser.add('checkpoint_step N', "checkpoint to load: the N of ckpt-N, 'latest', or 'best' for that of "
+               f'KeepBestCheckpoint{more}', default='latest')
 
 
 def random_seed() -> int | None:
@@ -35,16 +39,16 @@ def random_seed() -> int | None:
     return FLAGS.seed if FLAGS.random_seed is None else FLAGS.random_seed
 
 
-def define_dataset_flags() -> None:
+def define_dataset_flags(parser: Parser) -> None:
     """Define ``--overwrite`` and ``--reference_returns``, for programs that write datasets."""
-    absl_flags.DEFINE_bool('overwrite', False, 'replace an existing dataset')
-    define_reference_flag()
+    parser.add('overwrite', 'replace an existing dataset')
+    define_reference_flag(parser)
 
 
-def define_reference_flag() -> None:
+def define_reference_flag(parser: Parser) -> None:
     """Define ``--reference_returns``."""
-    absl_flags.DEFINE_list('reference_returns', None, 'the returns R,E of a random and of an expert policy, used to '
-                           'compute normalized scores')
+    parser.add('reference_returns R,E', 'the returns R,E of a random and of an expert policy, used to compute '
+               'normalized scores', flags.words)
 
 
 def reference_returns() -> tuple[float, float] | None:
@@ -62,8 +66,8 @@ def reference_returns() -> tuple[float, float] | None:
             return low, high
     except ValueError:
         pass
-    raise gin_utils.ConfError('--reference_returns: expected the return of a random policy and a larger return of an '
-                              f'expert, found {",".join(given)}', 'for example --reference_returns=-1200,-150')
+    raise alfx.gin_utils.ConfError('--reference_returns: expected the return of a random policy and a larger return of '
+                                   f'an expert, found {",".join(given)}', 'for example --reference_returns=-1200,-150')
 
 
 def reference_returns_of_run(root_dir: str) -> tuple[float, float] | None:
@@ -86,14 +90,14 @@ def checkpoint_step_from_flags() -> int | str:
         return FLAGS.checkpoint_step
     if FLAGS.checkpoint_step.isdecimal():
         return int(FLAGS.checkpoint_step)
-    raise gin_utils.ConfError("--checkpoint_step: expected a number, 'latest' or 'best', found "
-                              f'{FLAGS.checkpoint_step!r}', 'the number of ckpt-100 is 100')
+    raise alfx.gin_utils.ConfError("--checkpoint_step: expected a number, 'latest' or 'best', found "
+                                   f'{FLAGS.checkpoint_step!r}', 'the number of ckpt-100 is 100')
 
 
 def check_run_folder(root_dir: str) -> None:
     """Raise a ConfError if the run folder does not exist."""
     if not os.path.isdir(root_dir):
-        raise gin_utils.ConfError(f'run folder {root_dir} does not exist', 'set --root_dir to the folder of a run')
+        raise alfx.gin_utils.ConfError(f'run folder {root_dir} does not exist', 'set --root_dir to the folder of a run')
 
 
 def run_from_flags(root_dir: str) -> None:
@@ -145,7 +149,7 @@ def log_to_file_later() -> Callable[[str], None]:
 
     def open_file(path: str) -> None:
         logging.getLogger('alfx').removeHandler(buffer)
-        gin_utils.stored_files.check_regular(path)
+        alfx.gin_utils.stored_files.check_regular(path)
         file = logging.FileHandler(path)
         _add_handler(file)
         logging.getLogger('alfx.console').addHandler(file)  # progress lines of alfx.trainers.progress_display

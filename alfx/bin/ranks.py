@@ -14,26 +14,19 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-import gin
-from absl import flags as absl_flags
+import alfx
+from alfx.bin.flags import FLAGS, Parser, number
 
-from alfx import gin_utils
-
-# absl attributes a flag to the module that defines it; these flags belong to the program that requests them.
-absl_flags.disclaim_key_flags()
-
-FLAGS = absl_flags.FLAGS
 _UNSET = 'torchrun sets these variables; to train in one process: env -u RANK -u WORLD_SIZE ...'
 _STARTED_HERE = 'ALFX_STARTED_RANKS'  # environment variable of ranks started by this program
 
 
-def define_flags() -> None:
-    """Define ``--distributed`` and ``--num_processes``. Call this when a program is imported."""
-    absl_flags.DEFINE_enum('distributed', 'none', ['none', 'multi-gpu'], 'multi-gpu: train with one process per GPU of '
-                           'this machine, or with --num_processes processes')
-    absl_flags.DEFINE_integer('num_processes', None, 'train with this many processes on this machine, which split the '
-                              'environments and batches; with --device=cuda each process uses its own GPU',
-                              lower_bound=1)
+def define_flags(parser: Parser) -> None:
+    """Define ``--distributed`` and ``--num_processes``."""
+    parser.add('distributed none|multi-gpu', 'multi-gpu: train with one process per GPU of this machine, or with '
+               '--num_processes processes', default='none')
+    parser.add('num_processes N', 'train with this many processes on this machine, which split the environments and '
+               'batches; with --device=cuda each process uses its own GPU', number(int, 1))
 
 
 def is_rank() -> bool:
@@ -47,15 +40,15 @@ def is_rank() -> bool:
     _number_in_environment('RANK')
     missing = [name for name in ('MASTER_ADDR', 'MASTER_PORT') if name not in os.environ]
     if missing:
-        raise gin_utils.ConfError(f'the environment variables RANK and WORLD_SIZE are set, but not '
-                                  f'{" and ".join(missing)}', _UNSET)
+        raise alfx.gin_utils.ConfError(f'the environment variables RANK and WORLD_SIZE are set, but not '
+                                       f'{" and ".join(missing)}', _UNSET)
     return True
 
 
 def _number_in_environment(name: str, default: str = '') -> int:
     text = os.environ.get(name, default)
     if not text.isdecimal():
-        raise gin_utils.ConfError(f'environment variable {name}: expected a number, found {text!r}', _UNSET)
+        raise alfx.gin_utils.ConfError(f'environment variable {name}: expected a number, found {text!r}', _UNSET)
     return int(text)
 
 
@@ -68,18 +61,18 @@ def num_to_start() -> int:
     count, distributed = FLAGS.num_processes, FLAGS.distributed
     if is_rank():
         if _STARTED_HERE not in os.environ and (count is not None or distributed != 'none'):
-            raise gin_utils.ConfError('--num_processes and --distributed start processes, but torchrun has already '
-                                      'started the processes', 'remove the flags')
+            raise alfx.gin_utils.ConfError('--num_processes and --distributed start processes, but torchrun has '
+                                           'already started the processes', 'remove the flags')
         return 1
     if distributed == 'none':
-        if count is not None and count > 1 and FLAGS['distributed'].present:
-            raise gin_utils.ConfError(f'--distributed=none and --num_processes={count} contradict each other',
-                                      'remove one of them')
+        if count is not None and count > 1 and 'distributed' in FLAGS.given:
+            raise alfx.gin_utils.ConfError(f'--distributed=none and --num_processes={count} contradict each other',
+                                           'remove one of them')
         if (count or 1) == 1 or not FLAGS.device.startswith('cuda'):
             return count or 1
-    elif FLAGS['device'].present and FLAGS.device not in ('cuda', 'auto'):
-        raise gin_utils.ConfError(f'--distributed={distributed} and --device={FLAGS.device} contradict each other: '
-                                  'each process uses its own GPU', 'remove one of them')
+    elif 'device' in FLAGS.given and FLAGS.device not in ('cuda', 'auto'):
+        raise alfx.gin_utils.ConfError(f'--distributed={distributed} and --device={FLAGS.device} contradict each '
+                                       'other: each process uses its own GPU', 'remove one of them')
     return _num_on_gpus(count)
 
 
@@ -87,11 +80,12 @@ def _num_on_gpus(count: int | None) -> int:
     import torch
     available = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not available:
-        raise gin_utils.ConfError('--distributed=multi-gpu (--device=cuda): torch finds no GPU',
-                                  'on CPUs use --num_processes N, or torchrun --nproc_per_node=N -m alfx.bin.train')
+        raise alfx.gin_utils.ConfError('--distributed=multi-gpu (--device=cuda): torch finds no GPU',
+                                       'on CPUs use --num_processes N, or torchrun --nproc_per_node=N -m '
+                                       'alfx.bin.train')
     if count is not None and count > available:
-        raise gin_utils.ConfError(f'--num_processes={count}: torch finds {available} GPU(s), and each process needs '
-                                  f'one', f'use --num_processes={available}')
+        raise alfx.gin_utils.ConfError(f'--num_processes={count}: torch finds {available} GPU(s), and each process '
+                                       f'needs one', f'use --num_processes={available}')
     return count or available
 
 
@@ -117,6 +111,8 @@ def start(count: int, root_dir: str) -> int:
 
 
 def _num_environments() -> int:
+    import gin
+
     from alfx.environments.utils import create_environment
     name = 'num_parallel_environments'
     try:
@@ -145,7 +141,7 @@ def train_as_rank(load: Callable[[], tuple[Any, str]], train: Callable[[Any, str
         root_dir = output.root_dir = ranks.broadcast_from_rank0(root_dir)
         try:
             code = train(conf, root_dir, ranks.rank)
-        except gin_utils.ConfError:  # raised on all ranks; stop the communication threads before Python exits
+        except alfx.gin_utils.ConfError:  # raised on all ranks; stop the communication threads before Python exits
             data_parallel.leave()
             raise
         data_parallel.leave()
@@ -174,14 +170,15 @@ def device_of_rank(name: str, number: int) -> Any:
 
     from alfx.trainers.devices import find_device
     if name.startswith('cuda:'):
-        raise gin_utils.ConfError(f'--device={name}: each process needs its own GPU',
-                                  'use --device=cuda')
+        raise alfx.gin_utils.ConfError(f'--device={name}: each process needs its own GPU',
+                                       'use --device=cuda')
     if find_device(name).type == 'cpu':
         return torch.device('cpu')
     available = torch.cuda.device_count()
     if number >= available:
-        raise gin_utils.ConfError(f'--device={name}: no GPU is left for process {number} of this machine, torch '
-                                  f'finds {available} GPU(s)', f'start {available} process(es), or use --device=cpu')
+        raise alfx.gin_utils.ConfError(f'--device={name}: no GPU is left for process {number} of this machine, torch '
+                                       f'finds {available} GPU(s)',
+                                       f'start {available} process(es), or use --device=cpu')
     return torch.device('cuda', number)
 
 
@@ -208,7 +205,7 @@ class _Output:
             context.get_ranks().report(error)
         if not self._rank:
             return
-        if self.root_dir and not isinstance(error, (SystemExit, gin_utils.ConfError)):  # rank 0 reports it as well
+        if self.root_dir and not isinstance(error, (SystemExit, alfx.gin_utils.ConfError)):  # rank 0 reports it as well
             folder = os.path.join(self.root_dir, 'train')
             os.makedirs(folder, exist_ok=True)
             with open(os.path.join(folder, f'rank-{self._rank}.log'), 'a', encoding='utf8') as file:

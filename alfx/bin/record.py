@@ -12,24 +12,24 @@ stops the recording and keeps the completed episodes. The dataset is written ato
 import sys
 from typing import Any
 
-from absl import flags as absl_flags
-
-from alfx import gin_utils
+import alfx
 from alfx.bin import flags, policy_flags
+from alfx.bin.flags import FLAGS, number
 
-flags.define_conf_flags()
-policy_flags.define_policy_flags()
-absl_flags.DEFINE_string('dataset', None, 'dataset folder to write')
-absl_flags.DEFINE_integer('num_steps', 10000, 'number of steps, over all environments', lower_bound=1)
-absl_flags.DEFINE_integer('num_environments', 1, 'number of environments', lower_bound=1)
-absl_flags.DEFINE_enum('mode', 'sampled', ['sampled', 'greedy', 'random'], 'sample actions from the policy, take its '
-                       'most likely actions, or take uniformly random actions; --epsilon_greedy overrides this')
-absl_flags.DEFINE_float('noise', 0.0, 'standard deviation of noise on continuous actions, in units of half their '
-                        'range', lower_bound=0)
-absl_flags.DEFINE_float('correlated_noise', 0.0, 'the same as noise, but each noise sample is also added to the '
-                        'next action', lower_bound=0)
-policy_flags.define_dataset_flags()
-FLAGS = absl_flags.FLAGS
+PARSER = flags.Parser(__file__, __doc__, ('[KEY=VALUE ...]', 'bindings to override'))
+PARSER.add('dataset DIR', 'dataset folder to write')
+PARSER.add('num_steps N', 'number of steps, over all environments', number(int, 1), 10_000)
+PARSER.add('num_environments N', 'number of environments', number(int, 1), 1)
+PARSER.add('mode sampled|greedy|random', 'sample actions from the policy, take its most likely actions, or take '
+           'uniformly random actions; --epsilon_greedy overrides this', default='sampled')
+PARSER.add('noise X', 'standard deviation of noise on continuous actions, in units of half their range',
+           number(float, 0), 0.0)
+PARSER.add('correlated_noise X', 'the same as noise, but each noise sample is also added to the next action',
+           number(float, 0), 0.0)
+policy_flags.define_dataset_flags(PARSER)
+policy_flags.define_policy_flags(PARSER)
+flags.define_conf_flags(PARSER)
+flags.define_untrusted_flag(PARSER)
 
 
 def main(argv: list[str]) -> int:
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
     from alfx.offline.dataset_files import Dataset, DatasetError
     policy_flags.set_up_logging()
     if not FLAGS.dataset:
-        raise gin_utils.ConfError('no dataset folder is given', 'add --dataset FOLDER')
+        raise alfx.gin_utils.ConfError('no dataset folder is given', 'add --dataset FOLDER')
     reference = policy_flags.reference_returns()
     dataset_folder.check_writable(FLAGS.dataset, FLAGS.overwrite)
     env, act, about = _actor()
@@ -113,8 +113,8 @@ def _environments_of_conf() -> tuple[Any, Any]:
     flags.conf_from_flags()
     config = TrainerConfig(root_dir='')
     if config.ml_type != 'rl':
-        raise gin_utils.ConfError(f"{FLAGS.conf}: TrainerConfig.ml_type = '{config.ml_type}': this conf has no "
-                                  'environment', "name a conf with ml_type 'rl'")
+        raise alfx.gin_utils.ConfError(f"{FLAGS.conf}: TrainerConfig.ml_type = '{config.ml_type}': this conf has no "
+                                       'environment', "name a conf with ml_type 'rl'")
     if policy_flags.random_seed() is not None:
         config.random_seed = policy_flags.random_seed()
     config.random_seed = random_state.set_random_seed(config.random_seed)
@@ -134,4 +134,4 @@ def _record(env: Any, act: Any) -> Any:
 
 
 if __name__ == '__main__':
-    flags.run(main)
+    flags.run(main, PARSER)

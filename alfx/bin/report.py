@@ -10,17 +10,15 @@ file that opens without a network connection. Nothing from a run folder is execu
 """
 import os
 
-from absl import flags as absl_flags
-
-from alfx import gin_utils
+import alfx
 from alfx.bin import flags
+from alfx.bin.flags import FLAGS
 
-absl_flags.DEFINE_string('output', 'report.html', 'file to write')
-absl_flags.DEFINE_string('title', 'Training report', 'heading of the report')
-absl_flags.DEFINE_string('x', None, 'horizontal axis: env_steps, iteration, seconds, ...; default: same as alfx plot')
-absl_flags.DEFINE_string('y', 'average_return', 'metric to report: a column of progress.csv where larger is better')
-absl_flags.DEFINE_bool('debug', False, 'show the traceback of every error')
-FLAGS = absl_flags.FLAGS
+PARSER = flags.Parser(__file__, __doc__, ('RUN ...', 'run folders'))
+PARSER.add('output FILE', 'file to write', default='report.html')
+PARSER.add('title TEXT', 'heading of the report', default='Training report')
+PARSER.add('x COLUMN', 'horizontal axis: env_steps, iteration, seconds, ...; default: same as alfx plot')
+PARSER.add('y COLUMN', 'metric to report: a column of progress.csv where larger is better', default='average_return')
 
 
 def main(argv: list[str]) -> int:
@@ -35,10 +33,11 @@ def main(argv: list[str]) -> int:
     folders = list(dict.fromkeys(folder for argument in argv[1:] for folder in run_files.run_folders(argument)))
     folders = [folder for folder in folders if os.path.isfile(os.path.join(folder, 'progress.csv'))]
     if not folders:
-        raise gin_utils.ConfError('no given folder contains a run with a progress.csv', 'name at least one run folder')
+        raise alfx.gin_utils.ConfError('no given folder contains a run with a progress.csv',
+                                       'name at least one run folder')
     report = collecting.collect(folders, FLAGS.x or curves.axis_of(folders), FLAGS.y)
     text = page.render(report, FLAGS.title)
-    with gin_utils.stored_files.replacing(FLAGS.output) as path, open(path, 'w', encoding='utf8') as file:
+    with alfx.gin_utils.stored_files.replacing(FLAGS.output) as path, open(path, 'w', encoding='utf8') as file:
         file.write(text)
     for score in report.scores:
         between = '' if len(score.runs) == 1 else f' ({page.number(score.iqm.low)} to {page.number(score.iqm.high)})'
@@ -49,4 +48,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == '__main__':
-    flags.run(main, argument='*')
+    flags.run(main, PARSER, argument='*')

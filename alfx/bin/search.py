@@ -13,13 +13,13 @@ import glob
 import os
 import time
 
-from absl import flags as absl_flags
-
-from alfx import gin_utils
+import alfx
 from alfx.bin import command, flags, policy_flags
+from alfx.bin.flags import FLAGS
 
-flags.define_conf_flags()
-FLAGS = absl_flags.FLAGS
+PARSER = flags.Parser(__file__, __doc__, ('[SEARCH] [KEY=VALUE ...]', 'search conf: a file, or the name of one '
+                                          'included in alfx; and bindings to override'))
+flags.define_conf_flags(PARSER)
 SEARCHES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'examples', 'searches')
 
 
@@ -67,11 +67,11 @@ def _choose_conf(stored: str) -> None:
     """
     if FLAGS.conf is None and not FLAGS.gin_file:
         if not os.path.isfile(stored):
-            raise gin_utils.ConfError('no conf file is given, and the folder contains no hyperparameter search',
-                                      f'add --conf FILE; search confs included in alfx: {", ".join(_shipped())}')
-        FLAGS['conf'].value = stored
+            raise alfx.gin_utils.ConfError('no conf file is given, and the folder contains no hyperparameter search',
+                                           f'add --conf FILE; search confs included in alfx: {", ".join(_shipped())}')
+        FLAGS.conf = stored
     elif FLAGS.conf and not os.path.isfile(FLAGS.conf) and FLAGS.conf.removesuffix('.gin') in _shipped():
-        FLAGS['conf'].value = os.path.join(SEARCHES, FLAGS.conf.removesuffix('.gin') + '.gin')
+        FLAGS.conf = os.path.join(SEARCHES, FLAGS.conf.removesuffix('.gin') + '.gin')
 
 
 def _shipped() -> list[str]:
@@ -79,4 +79,4 @@ def _shipped() -> list[str]:
 
 
 if __name__ == '__main__':
-    flags.run(main, argument='conf')
+    flags.run(main, PARSER, argument='conf')

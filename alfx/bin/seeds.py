@@ -10,29 +10,23 @@ import sys
 import time
 from typing import Any
 
-from absl import flags as absl_flags
-
-from alfx import gin_utils
+import alfx
 from alfx.bin import command, flags, launch, ranks
+from alfx.bin.flags import FLAGS, Parser
 from alfx.utils import processes
 
-# absl attributes a flag to the module that defines it; these flags belong to the program that requests them.
-absl_flags.disclaim_key_flags()
 
-FLAGS = absl_flags.FLAGS
-
-
-def define_flags() -> None:
-    """Define ``--seed`` and ``--seeds``. Call this when a program is imported."""
-    flags.define_seed_flag()
-    absl_flags.DEFINE_list('seeds', [], 'train one run with each of these random seeds, --seeds 1,2,3, each in its own '
-                           'process and folder below --root_dir, as many at a time as there are cores')
+def define_flags(parser: Parser) -> None:
+    """Define ``--seed`` and ``--seeds``."""
+    flags.define_seed_flag(parser)
+    parser.add('seeds N,N', 'train one run with each of these random seeds, --seeds 1,2,3, each in its own process and '
+               'folder below --root_dir, as many at a time as there are cores', flags.words, [])
 
 
 def apply_seed() -> None:
     """Bind ``TrainerConfig.random_seed`` to ``--seed``, if the flag is given."""
     if FLAGS.seed is not None:
-        FLAGS['conf_param'].value = [*FLAGS.conf_param, f'TrainerConfig.random_seed={FLAGS.seed}']
+        FLAGS.conf_param = [*FLAGS.conf_param, f'TrainerConfig.random_seed={FLAGS.seed}']
 
 
 def train(root_dir: str) -> int:
@@ -83,11 +77,11 @@ def train(root_dir: str) -> int:
 def _seeds() -> list[int]:
     seeds = [int(text) if text.isdecimal() else -1 for text in FLAGS.seeds]
     if min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise gin_utils.ConfError(f'--seeds: expected different numbers, found {",".join(FLAGS.seeds)}',
-                                  'for example --seeds 1,2,3')
+        raise alfx.gin_utils.ConfError(f'--seeds: expected different numbers, found {",".join(FLAGS.seeds)}',
+                                       'for example --seeds 1,2,3')
     if FLAGS.seed is not None or ranks.is_rank():
-        raise gin_utils.ConfError(f'--seeds and {"torchrun" if FLAGS.seed is None else "--seed"} cannot be combined',
-                                  'use one of them')
+        raise alfx.gin_utils.ConfError(f'--seeds and {"torchrun" if FLAGS.seed is None else "--seed"} cannot be '
+                                       'combined', 'use one of them')
     return seeds
 
 

@@ -8,25 +8,27 @@ Examples:
 The conf is checked in the same way as by alfx train. The output is a valid conf. For a run folder, prints the conf of
 the run with the default values that it used.
 """
-from alfx import gin_utils
+import alfx
 from alfx.bin import flags
+from alfx.bin.flags import FLAGS
 
-flags.define_conf_flags()
-flags.define_untrusted_flag()
+PARSER = flags.Parser(__file__, __doc__, flags.RUN_OR_CONF)
+flags.define_conf_flags(PARSER)
+flags.define_untrusted_flag(PARSER)
 
 
 def main(argv: list[str]) -> int:
     """Print the conf selected by the flags and return the exit code."""
     del argv
-    root_dir = flags.root_dir_from_flags() if flags.FLAGS.root_dir else None
+    root_dir = flags.root_dir_from_flags() if FLAGS.root_dir else None
     conf = flags.conf_from_flags(root_dir, same_run=False)
     try:
-        for line in gin_utils.flat_lines(conf):
+        for line in alfx.gin_utils.flat_lines(conf):
             print(line)
     finally:
-        gin_utils.clear()
+        alfx.gin_utils.clear()
     return 0
 
 
 if __name__ == '__main__':
-    flags.run(main, argument='conf')
+    flags.run(main, PARSER, argument='conf')

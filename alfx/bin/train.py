@@ -3,17 +3,16 @@
 Examples:
 
   alfx train ppo_cart_pole --root_dir /tmp/cart_pole
-
   alfx train sac_pendulum --seeds 1,2,3 TrainerConfig.num_env_steps=20000
+  alfx train ppo_cart_pole --root_dir /tmp/cart_pole --num_processes 2
+  torchrun --nproc_per_node=2 -m alfx.bin.train --conf ppo_cart_pole --root_dir /tmp/cart_pole
 
 The same command resumes an interrupted run. Ctrl-C, SIGTERM and SIGHUP (the terminal closes) write a checkpoint and
 stop the run; the exit code is 128 + the number of the signal. SIGUSR1 writes a checkpoint without stopping the run.
 SIGUSR2 prints the stack of every thread.
 
-Distributed training, with processes on one machine or started by torchrun on one or more machines:
-
-  alfx train ppo_cart_pole --root_dir /tmp/cart_pole --num_processes 2
-  torchrun --nproc_per_node=2 -m alfx.bin.train --conf ppo_cart_pole --root_dir /tmp/cart_pole
+Distributed training runs in several processes, on one machine with --num_processes, or started by torchrun on one or
+more machines.
 """
 import logging
 import os
@@ -23,19 +22,16 @@ import sys
 import time
 from typing import Any
 
-from absl import flags as absl_flags
-
-from alfx import gin_utils
+import alfx
 from alfx.bin import command, flags, policy_flags, ranks, seeds
-from alfx.runs import run_files
-from alfx.runs import run_lock
+from alfx.bin.flags import FLAGS
 
-flags.define_conf_flags()
-flags.define_device_flag()
-flags.define_unused_flag()
-ranks.define_flags()
-seeds.define_flags()
-FLAGS = absl_flags.FLAGS
+PARSER = flags.Parser(__file__, __doc__, flags.RUN_OR_CONF, {'list': 'alfx list shows the confs included in alfx'})
+seeds.define_flags(PARSER)
+flags.define_device_flag(PARSER)
+ranks.define_flags(PARSER)
+flags.define_conf_flags(PARSER)
+flags.define_unused_flag(PARSER)
 
 
 def main(argv: list[str]) -> int:
@@ -61,6 +57,7 @@ def main(argv: list[str]) -> int:
 
 def _train(conf: Any, root_dir: str, rank: int = -1) -> int:
     """Train in one process (``rank`` -1) or as one of several ranks, of which rank 0 writes; return the exit code."""
+    from alfx.runs import run_files, run_lock
     from alfx.trainers import devices
     policy_flags.set_up_logging()
     if rank > 0:
@@ -68,13 +65,13 @@ def _train(conf: Any, root_dir: str, rank: int = -1) -> int:
         with run_lock.held(root_dir):
             return _run(_make_trainer(root_dir, conf.conf_file, rank), root_dir)
     print(f'run folder: {root_dir}', flush=True)
-    if not FLAGS['device'].present and (gpu := devices.unused_gpu()):
+    if 'device' not in FLAGS.given and (gpu := devices.unused_gpu()):
         print(f'networks compute on the CPU; --device cuda selects the {gpu}', flush=True)
     with run_files.created_folder(root_dir), run_lock.held(root_dir):
         open_log = policy_flags.log_to_file_later()
         trainer = _make_trainer(root_dir, conf.conf_file, rank)
         open_log(os.path.join(root_dir, 'train.log'))
-        gin_utils.write_conf(root_dir, conf)
+        alfx.gin_utils.write_conf(root_dir, conf)
         return _run(trainer, root_dir)
 
 
@@ -92,7 +89,7 @@ def _conf_and_root_dir() -> tuple[Any, str]:
     if FLAGS.root_dir:
         root_dir = os.path.abspath(flags.root_dir_from_flags())
         if os.path.exists(root_dir) and not os.path.isdir(root_dir):
-            raise gin_utils.ConfError(f'--root_dir {root_dir} is a file', 'name a folder')
+            raise alfx.gin_utils.ConfError(f'--root_dir {root_dir} is a file', 'name a folder')
         return flags.conf_from_flags(root_dir, allow_unused=FLAGS.allow_unused), root_dir
     conf = flags.conf_from_flags(allow_unused=FLAGS.allow_unused)
     name = os.path.splitext(os.path.basename(conf.conf_file))[0]
@@ -139,4 +136,4 @@ def _arguments(root_dir: str) -> list[str]:
 
 
 if __name__ == '__main__':
-    flags.run(main, {'list': 'alfx list shows the confs included in alfx'}, argument='conf')
+    flags.run(main, PARSER, argument='conf')

@@ -45,7 +45,12 @@ def describe(name: str) -> Description:
         raise ConfError(f"'{name}' is ambiguous", f'write one of {", ".join(sorted(meant))}') from None
     except ValueError:
         raise ConfError(f"there is no configurable '{name}'") from None
-    target: Any = registry.step_function_of(found.selector) or found.wrapped
+    return description_of(found, registry.step_function_of(found.selector))
+
+
+def description_of(found: Any, step_function: Any = None) -> Description:
+    """Describe a configurable of gin, or the step function that it stands for."""
+    target: Any = step_function or found.wrapped
     documented = [target]
     if inspect.isclass(target):
         documented.append(registry.construction_function(target)[1])

@@ -4,17 +4,12 @@ import os
 import sys
 
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 from helpers import warm_starts
+from helpers.flag_values import flag_values
 
 from alfx import gin_utils
 from alfx.bin import check
 from alfx.bin import flags as conf_flags
-
-FLAGS = flags.FLAGS
-if not FLAGS.is_parsed():
-    FLAGS(['test'])
 
 GOOD = """
 include 'ppo_cart_pole.gin'
@@ -31,7 +26,7 @@ def run_check(tmp_path, monkeypatch, capsys):
 
     def run(added='', params=(), base=GOOD):
         (tmp_path / 'mine.gin').write_text(base + added)
-        with flagsaver.flagsaver(conf='mine.gin', conf_param=list(params), gin_file=[], gin_param=[], debug=False):
+        with flag_values(check.PARSER, conf='mine.gin', conf_param=list(params)):
             code = conf_flags.call(check.main, ['check'])
         printed = capsys.readouterr()
         assert 'Traceback' not in printed.err

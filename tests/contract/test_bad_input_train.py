@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from absl import flags
-from absl.testing import flagsaver
+from helpers.flag_values import flag_values
 
 from alfx import gin_utils
 from alfx.bin import flags as conf_flags
@@ -16,10 +15,6 @@ from alfx.bin import train
 from alfx.trainers.policy_trainer import RLTrainer
 from alfx.runs.run_files import read_table
 from alfx.utils.checkpoint_utils import read_checkpoint
-
-FLAGS = flags.FLAGS
-if not FLAGS.is_parsed():
-    FLAGS(['test'])
 
 CONF = """
 include 'ppo_cart_pole.gin'
@@ -76,8 +71,7 @@ def run_train(tmp_path, monkeypatch, capsys):
 
     def run(added='', root_dir='run', conf='mine.gin', allow_unused=False):
         (tmp_path / 'mine.gin').write_text(CONF + added)
-        with flagsaver.flagsaver(conf=conf, root_dir=str(root_dir), conf_param=[], gin_file=[], gin_param=[],
-                                 debug=False, allow_unused=allow_unused):
+        with flag_values(train.PARSER, conf=conf, root_dir=str(root_dir), allow_unused=allow_unused):
             code = conf_flags.call(train.main, ['train'])
         gin_utils.clear()
         return code, capsys.readouterr().err

@@ -1,15 +1,10 @@
 """Mistakes in confs with planning or imagination are reported before the first step, with location and remedy."""
 import pytest
-from absl import flags
-from absl.testing import flagsaver
+from helpers.flag_values import flag_values
 
 from alfx import gin_utils
 from alfx.bin import check
 from alfx.bin import flags as conf_flags
-
-FLAGS = flags.FLAGS
-if not FLAGS.is_parsed():
-    FLAGS(['test'])
 
 PLAN, IMAGINE = 'mbrl_pendulum.gin', 'mbpo_pendulum.gin'
 CASES = [
@@ -39,7 +34,7 @@ def test_an_error_is_reported_with_location_and_remedy(base, lines, expected, tm
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'mine.gin').write_text(f"include '{base}'\n{lines}\n")
     try:
-        with flagsaver.flagsaver(conf='mine.gin', conf_param=[], gin_file=[], gin_param=[], debug=False):
+        with flag_values(check.PARSER, conf='mine.gin'):
             code = conf_flags.call(check.main, ['check'])
     finally:
         gin_utils.clear()

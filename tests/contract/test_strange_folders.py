@@ -4,8 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from absl import flags
-from absl.testing import flagsaver
+from helpers.flag_values import flag_values
 
 from alfx import gin_utils
 from alfx.bin import flags as conf_flags
@@ -13,10 +12,6 @@ from alfx.bin import dataset, play, show, train
 from alfx.environments import suite_gym
 from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.checkpoints import user_key
-
-FLAGS = flags.FLAGS
-if not FLAGS.is_parsed():
-    FLAGS(['test'])
 
 CONF = """
 include 'ppo_cart_pole.gin'
@@ -41,7 +36,7 @@ def run(tmp_path_factory):
     """A run folder."""
     folder = tmp_path_factory.mktemp('stranger')
     (folder / 'mine.gin').write_text(CONF)
-    with flagsaver.flagsaver(conf=str(folder / 'mine.gin'), root_dir=str(folder / 'run'), conf_param=[]):
+    with flag_values(train.PARSER, conf=str(folder / 'mine.gin'), root_dir=str(folder / 'run')):
         assert conf_flags.call(train.main, ['train']) == 0
     gin_utils.clear()
     return folder / 'run'
@@ -59,9 +54,8 @@ def tampered(run, tmp_path, monkeypatch):
         for name in ('operative.gin', 'config.gin'):
             path = tmp_path / 'copy' / 'conf' / name
             path.write_text(path.read_text() + line + '\n')
-        with flagsaver.flagsaver(conf=None, root_dir=str(tmp_path / 'copy'), conf_param=[], untrusted=untrusted,
-                                 num_episodes=1, render=False, random_seed=None, epsilon_greedy=None,
-                                 checkpoint_step='latest', record_file=None):
+        with flag_values(play.PARSER, root_dir=str(tmp_path / 'copy'), untrusted=untrusted, num_episodes=1,
+                         render=False):
             code = conf_flags.call(play.main, ['play'])
         gin_utils.clear()
         return code, (tmp_path / 'executed').exists()
@@ -110,9 +104,9 @@ def test_the_next_conf_is_trusted_again(tampered):
 
 def test_environment_state_is_loaded_only_from_runs_of_the_user(run, tmp_path, monkeypatch, caplog):
     shutil.copytree(run, tmp_path / 'copy')
-    arguments = dict(conf=None, root_dir=str(tmp_path / 'copy'), conf_param=['TrainerConfig.num_iterations=4'])
+    arguments = dict(root_dir=str(tmp_path / 'copy'), conf_param=['TrainerConfig.num_iterations=4'])
     monkeypatch.setenv('XDG_CONFIG_HOME', str(tmp_path / 'of_somebody_else'))
-    with flagsaver.flagsaver(**arguments):
+    with flag_values(train.PARSER, **arguments):
         assert conf_flags.call(train.main, ['train']) == 0
     gin_utils.clear()
     log = (tmp_path / 'copy' / 'train.log').read_text()
@@ -121,16 +115,16 @@ def test_environment_state_is_loaded_only_from_runs_of_the_user(run, tmp_path, m
     assert os.stat(user_key.path()).st_mode & 0o777 == 0o600 and len(Path(user_key.path()).read_bytes()) == 32
 
 
-@pytest.mark.parametrize('arguments, main', [(['show'], show.main), (['dataset', 'check', 'data'], dataset.main)])
-def test_show_and_dataset_import_nothing_of_untrusted_runs(run, tmp_path, monkeypatch, capsys, arguments, main):
+@pytest.mark.parametrize('arguments, program', [(['show'], show), (['dataset', 'check', 'data'], dataset)])
+def test_show_and_dataset_import_nothing_of_untrusted_runs(run, tmp_path, monkeypatch, capsys, arguments, program):
     (tmp_path / 'evil.py').write_text(EVIL)
     monkeypatch.syspath_prepend(str(tmp_path))
     shutil.copytree(run, tmp_path / 'copy')
     for name in ('operative.gin', 'config.gin'):
         path = tmp_path / 'copy' / 'conf' / name
         path.write_text('import evil\n' + path.read_text())
-    with flagsaver.flagsaver(conf=None, root_dir=str(tmp_path / 'copy'), conf_param=[], untrusted=True):
-        assert conf_flags.call(lambda _: main(arguments), arguments[:1]) == 2
+    with flag_values(program.PARSER, root_dir=str(tmp_path / 'copy'), untrusted=True):
+        assert conf_flags.call(lambda _: program.main(arguments), arguments[:1]) == 2
     gin_utils.clear()
     assert "import of 'evil' is not allowed with --untrusted" in capsys.readouterr().err
     assert not (tmp_path / 'executed').exists()

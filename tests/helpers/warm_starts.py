@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 
-LIBRARIES = ('torch', 'torch.utils.data', 'numpy', 'gymnasium', 'gin', 'absl.flags', 'tqdm',
+LIBRARIES = ('torch', 'torch.utils.data', 'numpy', 'gymnasium', 'gin', 'tqdm',
              'tensorboard.summary.writer.event_file_writer')
 
 

@@ -1,13 +1,14 @@
 """The command ``alfx``: finding programs, lists, descriptions, help, completion."""
 import io
+import json
 import logging
+import os
 import signal
 import subprocess
 import sys
 
 import pytest
-from absl import flags as absl_flags
-from absl.testing import flagsaver
+from helpers.flag_values import flag_values
 
 import alfx
 from alfx import gin_utils
@@ -15,10 +16,8 @@ from alfx.bin import command, completion, flags, policy_flags
 from alfx.bin import help as help_program
 from alfx.bin import list as list_program
 
-flags.define_conf_flags()
-FLAGS = absl_flags.FLAGS
-if not FLAGS.is_parsed():
-    FLAGS(['test'])
+PARSER = flags.Parser('program.py', 'Test the command.', flags.CONF)
+flags.define_conf_flags(PARSER)
 
 
 def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess:
@@ -140,9 +139,9 @@ def test_the_steps_in_the_list_are_numbers_of_steps():
 @pytest.mark.processes
 def test_programs_are_run_with_their_own_arguments_and_help_is_no_error():
     said = run('train', '--help').stdout
-    assert said.startswith('Train the algorithm described by a conf file.')
+    assert said.startswith('usage: alfx train [options] [CONF | RUN] [KEY=VALUE ...]\n\nTrain the algorithm')
     assert '--conf_param' in said and 'gin_file' not in said
-    assert run('help', 'plot').stdout.startswith('Plot the learning curves')
+    assert 'Plot the learning curves' in run('help', 'plot').stdout == run('plot', '--help').stdout
     shown = run('show', 'ppo_cart_pole', '--conf_param', 'PPOLoss.gamma=0.5').stdout
     assert 'PPOLoss.gamma = 0.5' in shown
     assert '# --conf_param, overrides ppo.gin:' in shown and ', ppo_cart_pole.gin:' in shown
@@ -159,35 +158,116 @@ def test_show_prints_a_conf_with_the_same_bindings(tmp_path):
 
 
 def test_a_conf_or_a_run_folder_is_given_without_its_flag(tmp_path):
-    with flagsaver.flagsaver():
+    with flag_values(PARSER):
         assert flags.take_argument(['alfx', 'sac_pendulum'], 'conf') == ['alfx']
-        assert FLAGS.conf == 'sac_pendulum'
+        assert flags.FLAGS.conf == 'sac_pendulum'
         assert flags.take_argument(['alfx', 'another'], 'conf') == ['alfx', 'another']  # call() refuses it
     (tmp_path / 'conf').mkdir()
-    with flagsaver.flagsaver():
+    with flag_values(PARSER):
         assert flags.take_argument(['alfx', str(tmp_path)], 'conf') == ['alfx']
-        assert (FLAGS.conf, FLAGS.root_dir) == (None, str(tmp_path))
-    with flagsaver.flagsaver():
+        assert (flags.FLAGS.conf, flags.FLAGS.root_dir) == (None, str(tmp_path))
+    with flag_values(PARSER):
         assert flags.take_argument(['alfx', 'a', 'b'], 'conf') == ['alfx', 'b']  # call() names the excess argument
-        assert FLAGS.conf == 'a'
+        assert flags.FLAGS.conf == 'a'
 
 
-def test_the_options_that_are_completed_are_those_that_programs_have():
-    options = completion.options_of('train')
-    assert {'conf', 'conf_param', 'root_dir', 'num_processes', 'device', 'allow_unused'} <= set(options)
-    assert 'root_dir' not in completion.options_of('check') and '--task' in [f'--{o}' for o in
-                                                                          completion.options_of('list')]
+@pytest.mark.parametrize('words, found', [
+    ('tr', ['train']), ('train --num', ['--num_processes']), ('train --root-d', ['--root_dir']),
+    ('train ppo_cart_p', ['ppo_cart_pole', 'ppo_cart_pole_rnn']), ('train --conf=sac_p', ['--conf=sac_pendulum']),
+    ('evaluate --mode ', ['both', 'greedy', 'sampled']), ('evaluate --mode = g', ['greedy']),
+    ('completion z', ['zsh']), ('dataset fi', ['filter']), ('no_program ', []), ('check --root', []),
+    ('help Sac', ['SacAlgorithm']), ('help suite_gym.lo', ['suite_gym.load']), ('help pl', ['play', 'plot']),
+    ('train ppo/SacA', ['ppo/SacAlgorithm.']),
+])
+def test_words_are_completed(words, found, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert completion.completions(words.split(' ')) == found
 
 
-def test_the_completion_script_completes_in_bash():
-    program = completion.script('bash') + '''
+def test_files_are_completed_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'ppo_cart_run').mkdir()
+    (tmp_path / 'mine.gin').touch()
+    assert completion.completions(['train', 'ppo_cart_r']) == ['ppo_cart_run/']
+    assert completion.completions(['train', '--conf', 'mi']) == ['mine.gin', 'mini_grid_ppo'][:1]
+    assert 'mine.gin' in completion.completions(['train', ''])
+
+
+@pytest.mark.processes
+def test_the_completion_script_completes_in_bash(tmp_path):
+    (tmp_path / 'alfx').write_text(f'#!/bin/sh\nexec {sys.executable} -m alfx "$@"\n')
+    (tmp_path / 'alfx').chmod(0o755)
+    program = run('completion', 'bash').stdout + '''
+compopt() { :; }
 COMP_WORDS=(alfx train ppo_cart_p); COMP_CWORD=2; _alfx; echo "${COMPREPLY[@]}"
-COMP_WORDS=(alfx train --num_); COMP_CWORD=2; _alfx; echo "${COMPREPLY[@]}"
-COMP_WORDS=(alfx comple); COMP_CWORD=1; _alfx; echo "${COMPREPLY[@]}"
+COMP_WORDS=(alfx train x.gin --conf_param TrainerConfig.num_env); COMP_CWORD=4; _alfx; echo "${COMPREPLY[@]}"
+COMP_WORDS=(alfx fork run --set ppo/Adam.l); COMP_CWORD=4; _alfx; echo "${COMPREPLY[@]}"
+COMP_WORDS=(alfx train suite_gym.load.disc); COMP_CWORD=2; _alfx; echo "${COMPREPLY[@]}"
+COMP_WORDS=(alfx train OacAlgorithm.target_update_t); COMP_CWORD=2; _alfx; echo "${COMPREPLY[@]}"
+COMP_WORDS=(alfx evaluate --mode = g); COMP_CWORD=4; _alfx; echo "${COMPREPLY[@]}"
 '''
-    said = subprocess.run(['bash', '-c', program], capture_output=True, text=True, check=True).stdout.split('\n')
-    assert said[:3] == ['ppo_cart_pole ppo_cart_pole_rnn', '--num_processes', 'completion']
-    assert completion.script('zsh').startswith('autoload')
+    environment = {**os.environ, 'PATH': f'{tmp_path}:{os.environ["PATH"]}'}
+    done = subprocess.run(['bash', '-c', program], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.splitlines() == [
+        'ppo_cart_pole ppo_cart_pole_rnn', 'TrainerConfig.num_env_steps=', 'ppo/Adam.lr=', 'suite_gym.load.discount=',
+        'OacAlgorithm.target_update_tau=', 'greedy']
+
+
+@pytest.mark.parametrize('shell', ['bash', 'zsh', 'fish'])
+def test_there_is_a_completion_script_for_each_shell(shell, capsys):
+    assert completion.main([shell]) == 0
+    assert 'alfx completion --complete --' in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        completion.main(['tcsh'])
+
+
+@pytest.mark.processes
+def test_help_of_every_program_imports_no_torch():
+    program = """
+import contextlib, io, runpy, sys
+from alfx.bin import command
+for name in command.programs():
+    sys.argv, said = ['alfx', '--help'], io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        runpy.run_module(f'alfx.bin.{name}', run_name='__main__', alter_sys=True)
+    text = said.getvalue()
+    assert text.startswith(f'usage: alfx {name} ') and '\\noptions:\\n' in text and '\\nexamples:\\n' in text, text
+    assert not {'torch', 'numpy', 'gin', 'alfx.gin_utils'} & set(sys.modules), name
+"""
+    subprocess.run([sys.executable, '-c', program], check=True, timeout=60)
+
+
+@pytest.mark.processes
+def test_help_on_classes_imports_no_torch():
+    program = ('import sys\nfrom alfx.bin import completion, help\n'
+               'for name in ("SacAlgorithm", "suite_gym.load", "TrainerConfig", "suite_digits.load", "FC"):\n'
+               '    assert help.main([name]) == 0\n'
+               'assert "TrainerConfig.num_episodes=" in completion.completions(["train", "TrainerConfig.n"])\n'
+               'assert "torch" not in sys.modules and "gymnasium" not in sys.modules')
+    subprocess.run([sys.executable, '-c', program], check=True, timeout=60, stdout=subprocess.DEVNULL)
+
+
+OTHER_PACKAGES = {  # their constructors are those of other packages, or registered with restrictions
+    'AddN', 'BatchNorm1d', 'BatchNorm2d', 'Detach', 'Identity', 'NonEpisodicEnv', 'SequentialAlg', 'SuccessAtEnd',
+    'sequential_alg'}
+
+
+@pytest.mark.processes
+def test_the_source_code_describes_classes_as_imports_do():
+    program = ('import json\nfrom alfx.bin import help\nfound = {}\n'
+               'for entry in help.entries():\n'
+               '    if (x := help.described(entry)) is not None:\n'
+               '        found[entry.selector] = [x.docstring, *help._signature_lines("X", x.parameters)]\n'
+               'print(json.dumps(found))')
+    said = subprocess.run([sys.executable, '-c', program], check=True, timeout=60, stdout=subprocess.PIPE).stdout
+    found = json.loads(said)
+    gin_utils.import_configurables()
+    selectors = {entry.selector for entry in help_program.entries()}
+    assert {name.rsplit('.', 1)[-1] for name in selectors - found.keys()} == OTHER_PACKAGES
+    for selector, lines in found.items():
+        imported = gin_utils.describe(selector)
+        imported.parameters.pop('kwargs', None)  # of a class that is registered as a function; it cannot be bound
+        assert lines == [imported.docstring, *help_program._signature_lines('X', imported.parameters)], selector
 
 
 @pytest.mark.parametrize('is_terminal, no_color, colored', [(True, None, True), (False, None, False),

@@ -9,8 +9,8 @@ import time
 
 import numpy as np
 import pytest
-from absl.testing import flagsaver
 from helpers import warm_starts
+from helpers.flag_values import flag_values
 
 from alfx.bin import dataset as tool
 from alfx.gin_utils import ConfError
@@ -22,8 +22,7 @@ from alfx.offline.dataset_episodes import Episodes
 def run(capsys):
     """A function that runs the tool and returns what it says."""
     def call(*arguments, **flags):
-        tool.FLAGS.mark_as_parsed()
-        with flagsaver.flagsaver(**flags):
+        with flag_values(tool.PARSER, **flags):
             assert tool.main(['dataset', *arguments]) == 0
         return capsys.readouterr().out
     return call

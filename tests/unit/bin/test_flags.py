@@ -5,8 +5,7 @@ import signal
 import sys
 
 import pytest
-from absl import flags
-from absl.testing import flagsaver
+from helpers.flag_values import flag_values
 
 from alfx import gin_utils
 from alfx.algorithms.base.ownership import OwnershipError
@@ -18,15 +17,13 @@ from alfx.tensor_specs import SpecError
 from alfx.trainers import conf_check
 from alfx.trainers.team.team import ParameterMismatchError
 
-FLAGS = flags.FLAGS
-conf_flags.define_conf_flags()
-if not FLAGS.is_parsed():
-    FLAGS(['test'])
+PARSER = conf_flags.Parser('program.py', 'Test the flags.', conf_flags.CONF)
+conf_flags.define_conf_flags(PARSER)
 
 
 @pytest.fixture(autouse=True)
 def clean():
-    with flagsaver.flagsaver(conf=None, gin_file=[], conf_param=[], gin_param=[], root_dir=None, debug=False):
+    with flag_values(PARSER):
         yield
     gin_utils.clear()
 
@@ -45,15 +42,10 @@ def bound(name):
 @pytest.mark.parametrize('flag', ['conf', 'gin_file'])
 def test_the_conf_is_loaded_with_its_overrides(conf_file, flag):
     value = conf_file if flag == 'conf' else [conf_file]
-    with flagsaver.flagsaver(**{flag: value}, conf_param=['TrainerConfig.eval_interval=5'],
+    with flag_values(**{flag: value}, conf_param=['TrainerConfig.eval_interval=5'],
                              gin_param=['TrainerConfig.num_iterations=7']):
         conf_flags.conf_from_flags()
     assert bound('num_iterations') == 7 and bound('eval_interval') == 5
-
-
-def test_defining_the_flags_twice_changes_nothing():
-    conf_flags.define_conf_flags()
-    assert FLAGS['conf'].default is None
 
 
 def test_a_missing_conf_raises_with_the_flag():
@@ -64,7 +56,7 @@ def test_a_missing_conf_raises_with_the_flag():
 
 
 def test_two_confs_are_refused(conf_file):
-    with flagsaver.flagsaver(conf=conf_file, gin_file=[conf_file]):
+    with flag_values(conf=conf_file, gin_file=[conf_file]):
         with pytest.raises(gin_utils.ConfError, match='expected one conf file, found 2'):
             conf_flags.conf_from_flags()
 
@@ -103,7 +95,7 @@ def test_debug_shows_the_traceback(capsys):
     def main(argv):
         raise gin_utils.ConfError('wrong')
 
-    with flagsaver.flagsaver(debug=True):
+    with flag_values(debug=True):
         assert conf_flags.call(main, ['program']) == 2
     assert 'Traceback' in capsys.readouterr().err
 
@@ -137,7 +129,7 @@ def test_a_further_interrupt_ends_the_program_at_once_and_silently(monkeypatch, 
     before = signal.getsignal(signal.SIGINT)
     try:
         with pytest.raises(SystemExit) as ended:
-            conf_flags.run(main, argument=argument)
+            conf_flags.run(main, PARSER, argument=argument)
         assert ended.value.code == 130 and signal.getsignal(signal.SIGINT) == signal.SIG_DFL
     finally:
         signal.signal(signal.SIGINT, before)
@@ -156,13 +148,14 @@ def test_the_exit_code_is_the_return_value_of_main():
 @pytest.mark.parametrize('argument, said', [('--no_such_flag=3', 'no_such_flag'), ('--root_dirr=3', 'root_dir')])
 def test_a_flag_error_is_a_user_error(argument, said, capsys):
     with pytest.raises(SystemExit) as ended:
-        conf_flags.parse(['program', argument])
+        conf_flags.parse(PARSER, ['program', argument])
     assert ended.value.code == 2 and said in capsys.readouterr().err
 
 
 def test_a_flag_that_other_programs_have_is_explained(capsys):
     with pytest.raises(SystemExit) as ended:
-        conf_flags.parse(['check', '--rooot=3'], {'rooot': 'check works elsewhere'})
+        parser = conf_flags.Parser('program.py', '', unknown={'rooot': 'check works elsewhere'})
+        conf_flags.parse(parser, ['check', '--rooot=3'])
     assert ended.value.code == 2 and capsys.readouterr().err == 'check works elsewhere\n'
 
 
@@ -170,14 +163,14 @@ def test_a_flag_that_other_programs_have_is_explained(capsys):
                                         ('.', 'is a folder\n  name a file')])
 def test_a_file_that_cannot_be_written_is_refused_by_its_flag(name, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with flagsaver.flagsaver(conf=name), pytest.raises(gin_utils.ConfError, match=f'--conf {name}.*{said}'):
+    with flag_values(conf=name), pytest.raises(gin_utils.ConfError, match=f'--conf {name}.*{said}'):
         conf_flags.check_output('conf')
 
 
 @pytest.mark.parametrize('name', ['x.json', '-', None])
 def test_a_file_in_this_folder_and_the_terminal_can_be_written(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with flagsaver.flagsaver(conf=name):
+    with flag_values(conf=name):
         conf_flags.check_output('conf')
 
 
@@ -188,7 +181,7 @@ def test_a_check_that_is_stopped_returns_the_code_of_the_signal(monkeypatch, cap
         signal.raise_signal(number)
 
     monkeypatch.setattr(conf_check, 'check', check)
-    with flagsaver.flagsaver(conf='ppo_cart_pole'):
+    with flag_values(check_program.PARSER, conf='ppo_cart_pole'):
         assert conf_flags.call(check_program.main, ['check']) == 128 + number
     assert capsys.readouterr().err.endswith(f'stopped by {number.name}\n')
 
@@ -203,7 +196,7 @@ def test_errors_of_the_disk_say_what_to_do(capsys):
 
 def test_arguments_that_are_not_utf8_are_refused(capsys):
     with pytest.raises(SystemExit) as caught:
-        conf_flags.parse(['program', 'run\udce9'])
+        conf_flags.parse(PARSER, ['program', 'run\udce9'])
     assert caught.value.code == 2 and 'expected arguments and a working directory' in capsys.readouterr().err
 
 
@@ -220,29 +213,30 @@ def test_arguments_that_are_not_utf8_are_refused(capsys):
     ('Adam.lr=%rate', 'Adam.lr=%rate'),
 ])
 def test_arguments_with_a_value_override_bindings(argument, override):
-    with flagsaver.flagsaver():
-        assert conf_flags.parse(['train', '--conf_param', 'X.a=1', argument, 'base.gin']) == ['train', 'base.gin']
-        assert FLAGS.conf_param == ['X.a=1', override]
+    with flag_values():
+        argv = ['train', '--conf_param', 'X.a=1', argument, 'base.gin']
+        assert conf_flags.parse(PARSER, argv) == ['train', 'base.gin']
+        assert conf_flags.FLAGS.conf_param == ['X.a=1', override]
 
 
 @pytest.mark.parametrize('argument', ['runs/a=b', 'base.gin', 'hidden=3', '-x.y=3'])
 def test_other_arguments_are_no_overrides(argument):
-    with flagsaver.flagsaver():
-        assert conf_flags.parse(['train', '--', argument]) == ['train', argument]
-        assert FLAGS.conf_param == []
+    with flag_values():
+        assert conf_flags.parse(PARSER, ['train', '--', argument]) == ['train', argument]
+        assert conf_flags.FLAGS.conf_param == []
 
 
 def test_a_file_is_no_override_whatever_its_name(tmp_path, monkeypatch):
     (tmp_path / 'a.b=c').touch()
     monkeypatch.chdir(tmp_path)
-    with flagsaver.flagsaver():
-        assert conf_flags.parse(['train', 'a.b=c']) == ['train', 'a.b=c']
+    with flag_values():
+        assert conf_flags.parse(PARSER, ['train', 'a.b=c']) == ['train', 'a.b=c']
 
 
 def test_flags_may_be_written_with_hyphens():
-    with flagsaver.flagsaver():
-        assert conf_flags.parse(['train', '--root-dir=a-b', '--conf-param', 'X.y=a-b']) == ['train']
-        assert (FLAGS.root_dir, FLAGS.conf_param) == ('a-b', ['X.y=a-b'])
+    with flag_values():
+        assert conf_flags.parse(PARSER, ['train', '--root-dir=a-b', '--conf-param', 'X.y=a-b']) == ['train']
+        assert (conf_flags.FLAGS.root_dir, conf_flags.FLAGS.conf_param) == ('a-b', ['X.y=a-b'])
 
 
 @pytest.mark.parametrize('flag, binding', [
@@ -251,5 +245,70 @@ def test_flags_may_be_written_with_hyphens():
 ])
 def test_an_unknown_flag_names_the_binding_that_it_may_mean(flag, binding, capsys):
     with pytest.raises(SystemExit):
-        conf_flags.parse(['train', flag])
+        conf_flags.parse(PARSER, ['train', flag])
     assert f'on the command line: {binding}=VALUE' in capsys.readouterr().err
+
+
+FLAGS_OF_A_PROGRAM = {
+    '--num_steps=3': ('num_steps', 3), '--num-steps 3': ('num_steps', 3), '-num_steps=3': ('num_steps', 3),
+    '--scale -0.5': ('scale', -0.5), '--names=a,b': ('names', ['a', 'b']), '--names=': ('names', []),
+    '--names -1,-2': ('names', ['-1', '-2']), '--each a --each=b': ('each', ['a', 'b']),
+    '--mode=fast': ('mode', 'fast'),
+    '--quiet': ('quiet', True), '--noquiet': ('quiet', False), '--no-quiet': ('quiet', False),
+    '--quiet=false': ('quiet', False), '--quiet=True': ('quiet', True), '--norender': ('render', False),
+    '--num_steps=3 --num_steps=4': ('num_steps', 4), 'a --num_steps=3 b': ('arguments', ['a', 'b']),
+    'a -- --quiet': ('arguments', ['a', '--quiet']), '--debug': ('debug', True),
+}
+
+
+@pytest.fixture
+def parser():
+    docstring = 'Do something.\n\nExample:\n\n  program a\n\nMore about it.\n'
+    made = conf_flags.Parser('program.py', docstring, ('[FILE]', 'it'))
+    made.add('num_steps N', 'a number', conf_flags.number(int, 1, 10), 5)
+    made.add('scale X', 'a number', conf_flags.number(float))
+    made.add('names A,B', 'several', conf_flags.words, ['x'])
+    made.add('each KEY...', 'repeatable')
+    made.add('mode fast|slow', 'how', default='slow')
+    made.add('quiet', 'on or off')
+    made.add('render', '100% on', default=True)
+    return made
+
+
+@pytest.mark.parametrize('line', FLAGS_OF_A_PROGRAM)
+def test_all_spellings_of_flags_are_read(parser, line):
+    name, value = FLAGS_OF_A_PROGRAM[line]
+    found = parser.read(line.split())
+    assert getattr(found, name) == value and (name == 'arguments' or found.given == (name, ))
+
+
+def test_flags_that_are_not_given_have_their_defaults(parser):
+    found = parser.read([])
+    assert (found.num_steps, found.scale, found.names, found.each, found.mode, found.quiet, found.render) == (
+        5, None, ['x'], [], 'slow', False, True)
+    assert found.given == () and found.arguments == []
+
+
+@pytest.mark.parametrize('line, said', [
+    ('--num_steps=0', "--num_steps: expected int in [1, 10], found '0'"), ('--num_steps', 'expected a value'),
+    ('--num_steps=x', "found 'x'"), ('--scale=nan', 'expected float in [-inf, inf]'),
+    ('--mode=other', "'fast', 'slow'"),
+    ('--quiet=perhaps', 'expected true or false'), ('--num=3', 'unknown flag --num'), ('--nomode', 'unknown flag'),
+    ('--qiet', 'did you mean --quiet?'),
+])
+def test_mistakes_in_flags_say_what_is_expected(parser, line, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parser.read(line.split())
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('flag', ['--help', '-h', '-?', '-help'])
+def test_help_shows_usage_purpose_flags_and_examples(parser, flag, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parser.read(['--num_steps=0', flag])
+    said = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert said.startswith('usage: program.py [options] [FILE]\n\nDo something.\n\nMore about it.\n')
+    for line in ('--num_steps N', 'a number (default: 5)', '--mode fast|slow', '--[no]render', '100% on'):
+        assert line in said
+    assert said.endswith('examples:\n  program a\n')

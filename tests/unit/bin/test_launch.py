@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from alfx import gin_utils
-from alfx.bin import launch, ranks
+from alfx.bin import launch, ranks, train
 from alfx.gin_utils import ConfError
 from alfx.utils import processes
 
@@ -112,13 +112,7 @@ def test_each_of_several_processes_needs_a_gpu_of_its_own(monkeypatch):
 
 @pytest.mark.parametrize('device', ['cpu', 'cuda:1'])
 def test_a_device_that_several_gpus_would_override_is_refused(device, monkeypatch):
-    from absl import flags as absl_flags
-    values = absl_flags.FlagValues()
-    absl_flags.DEFINE_string('device', 'cpu', '', flag_values=values)
-    absl_flags.DEFINE_string('distributed', 'none', '', flag_values=values)
-    absl_flags.DEFINE_integer('num_processes', None, '', flag_values=values)
-    values(['train', '--distributed=multi-gpu', f'--device={device}'])
-    monkeypatch.setattr(ranks, 'FLAGS', values)
+    monkeypatch.setattr(ranks, 'FLAGS', train.PARSER.read(['--distributed=multi-gpu', f'--device={device}']))
     monkeypatch.delenv('RANK', raising=False)
     with pytest.raises(ConfError, match=f'multi-gpu and --device={device} contradict'):
         ranks.num_to_start()

@@ -4,17 +4,12 @@ import subprocess
 import sys
 
 import pytest
-from absl import flags
-from absl.testing import flagsaver
+from helpers.flag_values import flag_values
 
 from alfx import gin_utils
 from alfx.bin import seeds
 from alfx.bin import train as train_program
 from alfx.runs import run_files
-
-FLAGS = flags.FLAGS
-if not FLAGS.is_parsed():
-    FLAGS(['test'])
 
 CONF = '''
 include 'ppo_cart_pole.gin'
@@ -59,13 +54,12 @@ def test_each_seed_has_a_run_folder_and_their_mean_is_printed(tmp_path):
     (dict(seeds=['1', '2'], seed=3), '--seeds and --seed cannot be combined'),
 ])
 def test_contradicting_seeds_are_rejected(tmp_path, given, message):
-    with flagsaver.flagsaver(**given), pytest.raises(gin_utils.ConfError, match=message):
+    with flag_values(train_program.PARSER, **given), pytest.raises(gin_utils.ConfError, match=message):
         seeds.train(str(tmp_path / 'runs'))
     assert not (tmp_path / 'runs').exists()
 
 
 def test_a_seed_is_a_binding_of_the_conf():
-    assert train_program.FLAGS is FLAGS
-    with flagsaver.flagsaver(seed=7, conf_param=['TrainerConfig.num_env_steps=1']):
+    with flag_values(train_program.PARSER, seed=7, conf_param=['TrainerConfig.num_env_steps=1']):
         seeds.apply_seed()
-        assert FLAGS.conf_param == ['TrainerConfig.num_env_steps=1', 'TrainerConfig.random_seed=7']
+        assert seeds.FLAGS.conf_param == ['TrainerConfig.num_env_steps=1', 'TrainerConfig.random_seed=7']
