@@ -271,15 +271,19 @@ def is_untrusted() -> bool:
     return getattr(FLAGS, 'untrusted', False)
 
 
-def root_dir_from_flags() -> str:
+def root_dir_from_flags(trains: bool = False) -> str:
     """Return the run folder of ``--root_dir``, with ``~`` expanded.
 
+    Args:
+        trains: whether the run will be trained, which the agents ``zoo:NAME`` of alfx do not support.
+
     Raises:
-        ConfError: the flag is not given.
+        ConfError: the flag is not given, or names an agent that does not exist or cannot be trained.
     """
+    from alfx.runs import zoo
     if not FLAGS.root_dir:
         raise alfx.gin_utils.ConfError('no run folder is given', 'add --root_dir DIR')
-    return os.path.expanduser(FLAGS.root_dir)
+    return zoo.run_folder(FLAGS.root_dir, trains)
 
 
 def check_output(name: str) -> None:

@@ -18,7 +18,7 @@ from alfx.bin import command, flags
 from alfx.bin.flags import FLAGS
 
 PARSER = flags.Parser(__file__, __doc__, ('RUN [KEY=VALUE ...]', 'folder of the run to fork, and bindings to change'))
-PARSER.add('at N', "checkpoint to fork from: the N of ckpt-N, or 'latest'", default='latest')
+PARSER.add('at N', "checkpoint to fork from: the N of ckpt-N, 'latest', or 'best' (see KeepBestCheckpoint)", default='latest')
 PARSER.add('set KEY=VALUE...', "binding to change, --set 'Adam.lr=1e-4'; repeatable")
 PARSER.add('root_dir DIR', 'the new run folder; default: the folder of the original run with -fork-1 (-fork-2, ...) '
            'added to its name')
@@ -29,17 +29,17 @@ flags.define_untrusted_flag(PARSER)
 
 def main(argv: list[str]) -> int:
     """Create the run folder of the fork and, unless ``--nostart`` is given, start to train; return the exit code."""
-    from alfx.runs import forking
+    from alfx.runs import forking, zoo
     flags.stop_on_signals()
     if len(argv) != 2:
         raise alfx.gin_utils.ConfError(f'expected one run folder, found {len(argv) - 1} arguments',
                                        'alfx fork RUN --at N --set X.y=z')
-    if FLAGS.at != 'latest' and not FLAGS.at.isdecimal():
-        raise alfx.gin_utils.ConfError(f"--at: expected a number or 'latest', found {FLAGS.at!r}",
+    if FLAGS.at not in ('latest', 'best') and not FLAGS.at.isdecimal():
+        raise alfx.gin_utils.ConfError(f"--at: expected a number, 'latest' or 'best', found {FLAGS.at!r}",
                                        'the number of ckpt-100 is 100')
-    run = os.path.abspath(os.path.expanduser(argv[1]))
+    run = os.path.abspath(zoo.run_folder(argv[1], trains=True))
     root_dir = os.path.abspath(os.path.expanduser(FLAGS.root_dir or _free_folder(run)))
-    step = forking.branch(run, FLAGS.at if FLAGS.at == 'latest' else int(FLAGS.at), FLAGS.set, root_dir,
+    step = forking.branch(run, int(FLAGS.at) if FLAGS.at.isdecimal() else FLAGS.at, FLAGS.set, root_dir,
                           not flags.is_untrusted())
     print(f'{root_dir}: forked from checkpoint {step} of {run}', flush=True)
     arguments = ['--root_dir', root_dir, '--device', FLAGS.device,

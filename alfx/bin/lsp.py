@@ -8,30 +8,26 @@ Editors start this command and talk to it over the standard streams; docs/editor
 Without --import_modules no code of your own modules is executed, and names that such a module may define are not
 reported.
 """
-import argparse
-import sys
-from collections.abc import Sequence
+from alfx.bin import flags
+from alfx.bin.flags import FLAGS
 
-from alfx.utils.extras import pip_install
+PARSER = flags.Parser(__file__, __doc__)
+PARSER.add('import_modules', 'import the modules that confs import, so that the names in them are known')
+PARSER.add('stdio', 'ignored; some editors add it')
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(argv: list[str]) -> int:
     """Run the server until the editor ends it, and return the exit code."""
-    parser = argparse.ArgumentParser(prog='alfx lsp', description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--import_modules', '--import-modules', action='store_true',
-                        help='import the modules that confs import, so that the names in them are known')
-    parser.add_argument('--stdio', action='store_true', help='ignored; some editors add it')
-    args = parser.parse_args(arguments)
+    import alfx
+    from alfx.utils.extras import pip_install
     try:
         from alfx.language_server import server
     except ModuleNotFoundError as error:
-        print(f'ConfError: the language server needs pygls, which cannot be imported: {error}\n  {pip_install("lsp")}',
-              file=sys.stderr)
-        return 2
-    server.serve(args.import_modules)
+        raise alfx.gin_utils.ConfError(f'the language server needs pygls, which cannot be imported: {error}',
+                                       pip_install('lsp')) from error
+    server.serve(FLAGS.import_modules)
     return 0
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    flags.run(main, PARSER)

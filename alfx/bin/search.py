@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
 
 def _root_dir() -> str:
     if FLAGS.root_dir:
-        return flags.root_dir_from_flags()
+        return flags.root_dir_from_flags(trains=True)
     name = os.path.splitext(os.path.basename(FLAGS.conf or 'search'))[0]
     return os.path.join('runs', f'{name}-{time.strftime("%Y%m%d-%H%M%S")}')
 

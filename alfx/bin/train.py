@@ -87,7 +87,7 @@ def _run(trainer: Any, root_dir: str) -> int:
 def _conf_and_root_dir() -> tuple[Any, str]:
     """Return the conf and the run folder, which is a new folder below ``runs`` unless ``--root_dir`` is given."""
     if FLAGS.root_dir:
-        root_dir = os.path.abspath(flags.root_dir_from_flags())
+        root_dir = os.path.abspath(flags.root_dir_from_flags(trains=True))
         if os.path.exists(root_dir) and not os.path.isdir(root_dir):
             raise alfx.gin_utils.ConfError(f'--root_dir {root_dir} is a file', 'name a folder')
         return flags.conf_from_flags(root_dir, allow_unused=FLAGS.allow_unused), root_dir

@@ -25,7 +25,7 @@ def branch(run: str, step: int | str, params: Sequence[str], root_dir: str, trus
 
     Args:
         run: run folder of the original run.
-        step: the N of its ``ckpt-N``, or 'latest'.
+        step: the N of its ``ckpt-N``, 'latest', or 'best' for that of :class:`alfx.runs.callbacks.KeepBestCheckpoint`.
         params: bindings to change, as for ``--conf_param``.
         root_dir: run folder of the fork.
         trusted: whether the conf may import modules.
@@ -39,14 +39,15 @@ def branch(run: str, step: int | str, params: Sequence[str], root_dir: str, trus
             be written.
         OSError: the disk is full.
     """
-    steps = Checkpointer(run_files.checkpoint_dir(run)).steps() if os.path.isdir(run_files.checkpoint_dir(run)) else []
-    step = steps[-1] if step == 'latest' and steps else step
+    checkpoints = run_files.best_checkpoint_dir(run) if step == run_files.BEST else run_files.checkpoint_dir(run)
+    steps = Checkpointer(checkpoints).steps()
+    step = steps[-1] if isinstance(step, str) and steps else step
     if step not in steps:
         raise gin_utils.ConfError(f'{run} has no checkpoint {step}',
                                   'available: ' + (', '.join(map(str, steps)) or 'none'))
     if os.path.exists(root_dir) and (not os.path.isdir(root_dir) or os.listdir(root_dir)):
         raise gin_utils.ConfError(f'{root_dir} already exists', 'choose another folder for the fork')
-    read_checkpoint(os.path.join(run_files.checkpoint_dir(run), f'ckpt-{step}'))
+    read_checkpoint(os.path.join(checkpoints, f'ckpt-{step}'))
     with gin_utils.loaded(None, params, run, same_run=False, trusted=trusted) as conf:
         parent, name = os.path.split(os.path.abspath(root_dir))
         try:
@@ -54,7 +55,7 @@ def branch(run: str, step: int | str, params: Sequence[str], root_dir: str, trus
             with tempfile.TemporaryDirectory(prefix=f'.{name[:100]}.', dir=parent) as aside:
                 folder = os.path.join(aside, 'fork')
                 gin_utils.copy_conf(run, folder, conf)
-                _copy_results(run, step, params, folder)
+                _copy_results(run, checkpoints, step, params, folder)
                 os.rename(folder, root_dir)
         except OSError as error:
             run_files.explain_folder_error(root_dir, error)
@@ -62,11 +63,11 @@ def branch(run: str, step: int | str, params: Sequence[str], root_dir: str, trus
     return int(step)
 
 
-def _copy_results(run: str, step: int | str, params: Sequence[str], root_dir: str) -> None:
+def _copy_results(run: str, checkpoints: str, step: int | str, params: Sequence[str], root_dir: str) -> None:
     """Copy a checkpoint and everything that was logged, and record the origin of the fork."""
-    source, target = run_files.checkpoint_dir(run), run_files.checkpoint_dir(root_dir)
+    target = run_files.checkpoint_dir(root_dir)
     os.makedirs(target)
-    for path in glob.glob(os.path.join(glob.escape(source), f'ckpt-{step}*')):
+    for path in glob.glob(os.path.join(glob.escape(checkpoints), f'ckpt-{step}*')):
         if os.path.basename(path).partition('.')[0] == f'ckpt-{step}' and os.path.isfile(path):
             shutil.copy2(path, target)
     for name in ('progress.csv', os.path.join('train', 'start.json'), os.path.join('eval', 'progress.csv')):

@@ -32,20 +32,22 @@ def read_card(root_dir: str) -> dict[str, Any]:
         return {}
 
 
-def is_agent(run: str) -> bool:
-    """Return whether ``run`` has the form ``zoo:NAME``."""
-    return run.startswith(PREFIX)
-
-
-def run_folder(run: str) -> str:
+def run_folder(run: str, trains: bool = False) -> str:
     """Return the run folder of ``zoo:NAME``, and any other path with ``~`` expanded.
 
+    Args:
+        run: path of a run folder, or ``zoo:NAME``.
+        trains: whether the run will be trained, for which an agent lacks the optimizers.
+
     Raises:
-        ConfError: alfx has no agent of this name.
+        ConfError: alfx has no agent of this name, or the agent would be trained.
     """
-    if not is_agent(run):
+    if not run.startswith(PREFIX):
         return os.path.expanduser(run)
     known, name = agents(), run.removeprefix(PREFIX)
+    if name in known and trains:
+        raise ConfError(f'{run}: an agent of alfx has no optimizers, so it cannot be trained further',
+                        f'train its conf: alfx train {known[name]["conf"]}')
     if name in known:
         return os.path.join(FOLDER, name)
     nearest = difflib.get_close_matches(name, known, n=1)

@@ -104,6 +104,7 @@ def test_the_server_answers_before_it_imports_torch():
 
 
 def test_without_pygls_the_extra_is_named():
-    program = "import sys; sys.modules['pygls'] = None; from alfx.bin import lsp; sys.exit(lsp.main([]))"
+    program = ("import sys; sys.modules['pygls'] = None; sys.argv = ['lsp']; from alfx.bin import flags, lsp\n"
+               'flags.run(lsp.main, lsp.PARSER)')
     result = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, timeout=300)
     assert result.returncode == 2 and 'pip install' in result.stderr and 'Traceback' not in result.stderr

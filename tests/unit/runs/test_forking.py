@@ -127,3 +127,16 @@ def test_an_untrusted_run_that_imports_modules_is_not_forked(run, tmp_path):
     with pytest.raises(gin_utils.ConfError, match='not allowed with --untrusted'):
         forking.branch(str(tmp_path / 'run'), 'latest', [], str(tmp_path / 'fork'), trusted=False)
     assert os.listdir(tmp_path) == ['run']
+
+
+def test_a_fork_starts_from_the_best_checkpoint(run, tmp_path):
+    source, fork = str(tmp_path / 'run'), str(tmp_path / 'fork')
+    shutil.copytree(run, source)
+    with pytest.raises(gin_utils.ConfError, match='has no checkpoint best\n  available: none'):
+        forking.branch(source, 'best', [], fork)
+    first = steps_of(source)[0]
+    os.makedirs(run_files.best_checkpoint_dir(source))
+    shutil.move(os.path.join(run_files.checkpoint_dir(source), f'ckpt-{first}'), run_files.best_checkpoint_dir(source))
+    assert forking.branch(source, 'best', [], fork) == first and steps_of(fork) == [first]
+    go_on(fork)
+    assert steps_of(fork)[-1] == 6

@@ -1,4 +1,6 @@
 import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -48,4 +50,20 @@ def test_an_unknown_agent_is_rejected_with_the_nearest_name():
 
 def test_other_run_folders_are_not_agents(tmp_path):
     assert zoo.run_folder(str(tmp_path)) == str(tmp_path) and zoo.read_card(str(tmp_path)) == {}
-    assert not zoo.is_agent(str(tmp_path)) and zoo.is_agent('zoo:some')
+
+
+@pytest.mark.processes
+def test_programs_take_agents_as_run_folders_and_refuse_to_train_them(tmp_path):
+    pytest.importorskip('minigrid')
+    name = 'zoo:ppo_episodic_count_minigrid_doorkey_8x8'
+
+    def alfx_program(*arguments):
+        return subprocess.run([sys.executable, '-m', 'alfx', *arguments], capture_output=True, text=True, cwd=tmp_path,
+                              check=False)
+
+    result = alfx_program('evaluate', name, '--num_episodes', '1')
+    assert result.returncode == 0 and 'return' in result.stdout
+    for arguments in (('train', '--root_dir', name), ('fork', name)):
+        result = alfx_program(*arguments)
+        assert result.returncode == 2 and 'cannot be trained further' in result.stderr
+        assert 'alfx train ppo_episodic_count_minigrid_doorkey_8x8' in result.stderr
