@@ -3,7 +3,7 @@
 Examples:
 
   alfx fork runs/cart_pole --at 120 --set 'ppo/Adam.lr=1e-4' --root_dir runs/slow
-  alfx fork runs/cart_pole --set PPOLoss.importance_ratio_clipping=0.1
+  alfx fork runs/cart_pole --set PPOLoss.entropy_regularization=0.01
 
 The fork has its own run folder and trains to the end set in the conf; alfx compare shows both runs side by side. New
 learning rates and other optimizer settings take effect immediately. Learned values (a temperature, the statistics of a
@@ -18,7 +18,8 @@ from alfx.bin import command, flags
 from alfx.bin.flags import FLAGS
 
 PARSER = flags.Parser(__file__, __doc__, ('RUN [KEY=VALUE ...]', 'folder of the run to fork, and bindings to change'))
-PARSER.add('at N', "checkpoint to fork from: the N of ckpt-N, 'latest', or 'best' (see KeepBestCheckpoint)", default='latest')
+PARSER.add('at N', "checkpoint to fork from: the N of ckpt-N, 'latest', or 'best' (see KeepBestCheckpoint)",
+           default='latest')
 PARSER.add('set KEY=VALUE...', "binding to change, --set 'Adam.lr=1e-4'; repeatable")
 PARSER.add('root_dir DIR', 'the new run folder; default: the folder of the original run with -fork-1 (-fork-2, ...) '
            'added to its name')

@@ -39,7 +39,7 @@ class CorridorEnv(gymnasium.Env):
             if value < least:
                 raise ValueError(f'CorridorEnv.{name}: expected at least {least}, found {value}')
         self.observation_space = spaces.Box(0, 1, (length, ), np.float32)
-        self.action_space = spaces.Discrete(num_actions)
+        self.action_space: spaces.Discrete = spaces.Discrete(num_actions)
         self.num_steps = num_steps
         self._num_actions = num_actions
         self._actions_on = np.random.default_rng(layout_seed).integers(0, num_actions, length - 1).tolist()
@@ -76,7 +76,8 @@ class CorridorEnv(gymnasium.Env):
         Returns:
             The probability of reaching the end, and the expected number of steps of the episode.
         """
-        on, stay = 1 / self.action_space.n, 1 - self._num_actions / self.action_space.n
+        count = int(self.action_space.n)
+        on, stay = 1 / count, 1 - self._num_actions / count
         inside, success, steps = np.zeros(len(self._actions_on)), 0.0, 0.0
         inside[0] = 1
         for _ in range(self.num_steps):
@@ -128,8 +129,8 @@ class NoisyCorridorEnv(CorridorEnv):
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         if action == self._num_actions:
             return self._with_noise(self._observations[self._cell], new=True), 0.0, False, False, {}
-        cell, *rest = super().step(action)
-        return self._with_noise(cell, new=False), *rest
+        cell, reward, terminated, truncated, info = super().step(action)
+        return self._with_noise(cell, new=False), reward, terminated, truncated, info
 
     def _with_noise(self, cell: np.ndarray, new: bool) -> np.ndarray:
         if new:

@@ -125,7 +125,8 @@ def test_curves_are_drawn(run, tmp_path):
 
 def test_bad_flags_exit_with_2_and_unknown_picture_formats_are_refused(run, tmp_path):
     root_dir, _ = run
-    assert '--num_episodes: expected int' in program('evaluate', '--root_dir', root_dir, '--num_episodes', '0', code=2).stderr
+    found = program('evaluate', '--root_dir', root_dir, '--num_episodes', '0', code=2)
+    assert '--num_episodes: expected int' in found.stderr
     assert 'alfx list' in program('train', '--list', code=2).stderr
     assert 'temporary folder' in program('check', '--root_dir', root_dir, code=2).stderr
     assert '.zzz' in program('plot', root_dir, '--output', str(tmp_path / 'curves.zzz'), code=2).stderr
