@@ -43,7 +43,7 @@ def describe(selector: str, module: str, name: str) -> Any:
     constructor_of = load('alfx.gin_utils.registry')['construction_function']
     if inspect.isclass(target) and constructor_of(target)[1] is Other.__init__:
         raise LookupError(f'the constructor of {name} is that of another package')
-    step_function = target if '_is_step_function' in vars(target) else None
+    step_function = target if 'is_step_function' in vars(target) else None
     found = SimpleNamespace(selector=selector, wrapped=target, allowlist=None, denylist=None)
     described = load('alfx.gin_utils.describe')['description_of'](found, step_function)
     show = load('alfx.gin_utils.type_check')['show']
@@ -184,5 +184,5 @@ def _configurable(target: Any = None, *args: Any, **kwargs: Any) -> Any:
 def _register_function(target: Any = None, **kwargs: Any) -> Any:
     if target is None:
         return _register_function
-    target._is_step_function = True
+    target.is_step_function = True
     return target
