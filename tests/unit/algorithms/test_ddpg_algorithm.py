@@ -221,6 +221,7 @@ def test_the_loss_matches_a_slow_loop(environment):
             dqda = torch.autograd.grad(value, leaves)
             expected = sum((-(g * a).sum() + 0.3 * a.square().sum()).item() for g, a in zip(dqda, leaves))
             torch.testing.assert_close(loss.extra.actor[t, b].item(), expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(loss.loss, loss.extra.critic + loss.extra.actor)
 
 
 @every_algorithm

@@ -242,7 +242,9 @@ def test_the_discrete_loss_is_the_weighted_likelihood_plus_penalty():
     logits = info.action_distribution.logits
     divergence = (log_prior.exp() * (log_prior - logits)).sum(-1)
     expected = -(weights * logits).sum(-1) + 0.7 * divergence  # 0.7 is the multiplier
-    torch.testing.assert_close(algorithm.calc_loss(info).extra.actor, expected)
+    loss_info = algorithm.calc_loss(info)
+    torch.testing.assert_close(loss_info.extra.actor, expected)
+    torch.testing.assert_close(loss_info.loss, loss_info.extra.actor + loss_info.extra.critic)
 
 
 def test_the_priority_is_the_root_of_the_mean_loss_of_the_transitions():
