@@ -9,7 +9,7 @@ from torch import nn
 from alfx import context, nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.ddpg_algorithm import DdpgAlgorithm, DdpgState
-from alfx.algorithms.base.exploration_noise import GaussianNoise
+from alfx.algorithms.base.exploration_noise import GaussianNoise, ZetaRepeat
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.td3_algorithm import Td3Algorithm
 from alfx.algorithms.td_loss import TDLoss
@@ -357,6 +357,31 @@ def test_other_noise_can_be_chosen():
     assert nest.flatten(agent.rollout_state_spec) == []
     with pytest.raises(ConfError, match='ou_stddev'):
         agent_of('ddpg', exploration_noise_ctor=GaussianNoise, ou_stddev=0.3)
+
+
+class Shift(GaussianNoise):
+    """Noise of 0.5, whatever its standard deviation."""
+
+    def forward(self, action, state):
+        return action + 0.5, state
+
+
+def test_noise_of_a_subclass_is_that_of_its_forward():
+    agent, env = agent_of('ddpg', exploration_noise_ctor=Shift)
+    time_step = env.current_time_step()
+    taken = agent.rollout_step(time_step, agent.get_initial_rollout_state(4)).output
+    torch.testing.assert_close(taken, agent.policy.actor(time_step.observation)[0] + 0.5)
+
+
+def test_held_noise_is_the_same_until_it_is_drawn_again():
+    agent, env = agent_of('ddpg', batch_size=200, exploration_noise_ctor=partial(
+        GaussianNoise, stddev=0.01, repeat=ZetaRepeat()))
+    time_step = env.current_time_step()
+    first = agent.rollout_step(time_step, agent.get_initial_rollout_state(200))
+    second = agent.rollout_step(time_step, first.state)
+    is_held = nest.get_field(first.state, 'rl.noise.steps_left') > 0
+    assert 0 < is_held.sum() < 200
+    assert torch.equal((second.output == first.output).squeeze(-1), is_held)
 
 
 def test_traced_acting_adds_the_noise_of_each_step(warm_up):
