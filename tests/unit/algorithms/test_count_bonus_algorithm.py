@@ -73,3 +73,17 @@ def test_evaluation_reports_visit_counts_and_the_next_bonus():
     step = module.predict_step(new)
     assert step.info.count.tolist() == [3, 0]
     assert step.output.tolist() == pytest.approx([2 / 4**0.5, 2.0])
+
+
+def test_evaluation_does_not_reward_first_steps():
+    module = grid()
+    step = module.predict_step(random_steps(2, step_type=[0, 1]))
+    assert step.output.tolist() == [0.0, 1.0]
+    assert step.info[0].isnan().tolist() == [True, False]
+
+
+def test_observations_of_two_numbers_have_65536_cells_by_default():
+    module = CountBonusAlgorithm(TensorSpec((2, )))
+    assert module.counts.shape == (65536, )
+    module.rollout_step(random_steps(3, step_type=[1, 1, 1])._replace(observation=torch.zeros(3, 2)))
+    assert module.counts[0] == 3  # no projection of zeros is positive

@@ -254,6 +254,10 @@ def test_without_calculate_priority_the_loss_has_none():
     assert algorithm.calc_loss(algorithm.train_sequence(inputs, DqnState(), rollout_info).info).priority == ()
 
 
+def test_losses_are_logged_under_the_number_of_their_critic():
+    assert [loss._name for loss in make()._critic_losses] == ['critic_loss1', 'critic_loss2']
+
+
 # Acting --------------------------------------------------------------------------------------------------------
 
 
