@@ -43,8 +43,10 @@ def test_steps_of_an_episode_worked_out_by_hand():
     last = termination(observation, action, 7.0, env_id=torch.tensor([8, 9]))
     assert (last.step_type.tolist(), last.reward.tolist(), last.discount.tolist()) == ([2, 2], [7, 7], [0, 0])
     assert last.env_id.tolist() == [8, 9]
-    for step, mask in ((first, [1, 1]), (middle, [1, 1]), (last, [0, 0])):
-        assert valid_masks(step.step_type).tolist() == mask
+    for i, step in enumerate((first, middle, last)):
+        kinds = step.is_first(), step.is_mid(), step.is_last()
+        assert [kind.tolist() for kind in kinds] == [[i == j] * 2 for j in range(3)]
+        assert valid_masks(step.step_type).tolist() == [i < 2] * 2
 
 
 def test_a_discount_is_a_number_from_0_to_1():
