@@ -308,7 +308,8 @@ def test_the_components_of_several_actions_are_one_vector():
     spec = dict(a=BoundedTensorSpec((2, ), torch.float32, -1., 1.), b=BoundedTensorSpec((3, ), torch.float32, -1., 1.))
     algorithm = make(spec, actor_network_cls=actor_with(squashed))
     distributions = algorithm.actor(torch.randn(6, 3))[0]
-    expected = [torch.cat([getattr(distributions[key].base_dist, name) for key in 'ab'], 1) for name in ('loc', 'scale')]
+    bases = [distributions[key].base_dist for key in 'ab']
+    expected = torch.cat([base.loc for base in bases], 1), torch.cat([base.scale for base in bases], 1)
     assert all(map(torch.equal, algorithm._policy.parameters_of(distributions), expected))
 
 
