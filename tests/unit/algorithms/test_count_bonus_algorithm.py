@@ -87,3 +87,11 @@ def test_observations_of_two_numbers_have_65536_cells_by_default():
     assert module.counts.shape == (65536, )
     module.rollout_step(random_steps(3, step_type=[1, 1, 1])._replace(observation=torch.zeros(3, 2)))
     assert module.counts[0] == 3  # no projection of zeros is positive
+
+
+def test_the_bits_of_a_cell_are_signs_of_projections_of_all_parts():
+    module = CountBonusAlgorithm({'a': TensorSpec((2, )), 'b': TensorSpec(())}, num_bits=4)
+    module._cells.projection.copy_(torch.tensor([[1.0, 0, 0, -1], [0, 1, 0, 0], [0, 0, 1, 0]]))
+    observation = {'a': torch.tensor([[0.5, -1.0], [-0.5, 1.0]]), 'b': torch.tensor([2.0, -2.0])}
+    # projections 0.5, -1, 2, -0.5: bits 0 and 2; and -0.5, 1, -2, 0.5: bits 1 and 3
+    assert module._cells(observation).tolist() == [1 + 4, 2 + 8]
