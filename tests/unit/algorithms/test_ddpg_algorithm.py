@@ -421,6 +421,22 @@ def test_target_networks_start_as_copies_and_move_by_tau():
     assert not any(target.requires_grad for _, target in pairs)
 
 
+def test_without_target_critics_targets_are_values_of_the_critics():
+    agent, _ = agent_of('ddpg', use_target_critics=False, num_critic_replicas=2, target_update_tau=0.1, updates=1)
+    rl = agent.policy
+    assert rl.target_critics is None
+    time_step, action = random_steps(rl, 2, 5)
+    info = rl.rollout_step(nest.map_structure(lambda x: x[0], time_step), rl.get_initial_rollout_state(5)).info
+    found = rl.train_sequence(time_step, zeros_of(rl.train_state_spec), info._replace(action=action)).info.critic
+    later = time_step.observation[1]
+    expected = rl.critics((later, rl._target_actor_network(later)[0]))[0].min(1).values
+    torch.testing.assert_close(found.target_q_values[1], expected)
+    before = parameters(rl._target_actor_network)
+    agent.train_iter()
+    for old, p, target in zip(before, rl.actor.parameters(), rl._target_actor_network.parameters()):
+        torch.testing.assert_close(target, old + 0.1 * (p - old))
+
+
 @every_algorithm
 def test_priorities_are_the_root_mean_squared_td_errors(algorithm):
     agent, _ = agent_of(algorithm, calculate_priority=True, num_critic_replicas=2)
