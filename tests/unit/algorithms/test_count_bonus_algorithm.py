@@ -95,3 +95,13 @@ def test_the_bits_of_a_cell_are_signs_of_projections_of_all_parts():
     observation = {'a': torch.tensor([[0.5, -1.0], [-0.5, 1.0]]), 'b': torch.tensor([2.0, -2.0])}
     # projections 0.5, -1, 2, -0.5: bits 0 and 2; and -0.5, 1, -2, 0.5: bits 1 and 3
     assert module._cells(observation).tolist() == [1 + 4, 2 + 8]
+
+
+def test_statistics_are_those_of_all_steps_of_an_unroll_but_the_first():
+    whole, parts = (CountBonusAlgorithm(OBSERVATION, num_bits=6, observation_adapt_speed=8.0) for _ in range(2))
+    inputs = random_steps(4, 3)
+    whole.reward_unroll(inputs)
+    parts._update_statistics(inputs.observation[1:].flatten(0, 1))
+    found, expected = ({name: x for name, x in module.named_buffers() if 'normalizer' in name}
+                       for module in (whole, parts))
+    assert found and all(torch.equal(x, expected[name]) for name, x in found.items())

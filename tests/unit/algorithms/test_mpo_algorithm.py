@@ -471,6 +471,12 @@ def test_one_environment_and_sequences_of_one_are_enough(environment):
     assert all(torch.isfinite(p).all() for p in agent.parameters())
 
 
+def test_updates_of_one_iteration_without_memory_are_traceable():
+    assert make(DISCRETE).updates_are_traceable
+    assert not make(DISCRETE, mstep_iterations=2, actor_optimizer=Adam(lr=1e-3)).updates_are_traceable
+    assert not make_agent('recurrent')[0].policy.updates_are_traceable
+
+
 def test_more_m_step_iterations_move_only_the_policy_and_further():
     moved = []
     for iterations in (1, 4):
