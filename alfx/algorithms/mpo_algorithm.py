@@ -123,8 +123,6 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     Raises:
         ConfError: a number is out of range, or arguments contradict each other.
-    Raises:
-        ConfError: a number is out of range, or arguments contradict each other.
         SpecError: actions, rewards or policies of a kind that is not supported.
     """
 

@@ -73,3 +73,35 @@ def test_evaluation_reports_visit_counts_and_the_next_bonus():
     step = module.predict_step(new)
     assert step.info.count.tolist() == [3, 0]
     assert step.output.tolist() == pytest.approx([2 / 4**0.5, 2.0])
+
+
+def test_evaluation_does_not_reward_first_steps():
+    module = grid()
+    step = module.predict_step(random_steps(2, step_type=[0, 1]))
+    assert step.output.tolist() == [0.0, 1.0]
+    assert step.info[0].isnan().tolist() == [True, False]
+
+
+def test_observations_of_two_numbers_have_65536_cells_by_default():
+    module = CountBonusAlgorithm(TensorSpec((2, )))
+    assert module.counts.shape == (65536, )
+    module.rollout_step(random_steps(3, step_type=[1, 1, 1])._replace(observation=torch.zeros(3, 2)))
+    assert module.counts[0] == 3  # no projection of zeros is positive
+
+
+def test_the_bits_of_a_cell_are_signs_of_projections_of_all_parts():
+    module = CountBonusAlgorithm({'a': TensorSpec((2, )), 'b': TensorSpec(())}, num_bits=4)
+    module._cells.projection.copy_(torch.tensor([[1.0, 0, 0, -1], [0, 1, 0, 0], [0, 0, 1, 0]]))
+    observation = {'a': torch.tensor([[0.5, -1.0], [-0.5, 1.0]]), 'b': torch.tensor([2.0, -2.0])}
+    # projections 0.5, -1, 2, -0.5: bits 0 and 2; and -0.5, 1, -2, 0.5: bits 1 and 3
+    assert module._cells(observation).tolist() == [1 + 4, 2 + 8]
+
+
+def test_statistics_are_those_of_all_steps_of_an_unroll_but_the_first():
+    whole, parts = (CountBonusAlgorithm(OBSERVATION, num_bits=6, observation_adapt_speed=8.0) for _ in range(2))
+    inputs = random_steps(4, 3)
+    whole.reward_unroll(inputs)
+    parts._update_statistics(inputs.observation[1:].flatten(0, 1))
+    found, expected = ({name: x for name, x in module.named_buffers() if 'normalizer' in name}
+                       for module in (whole, parts))
+    assert found and all(torch.equal(x, expected[name]) for name, x in found.items())

@@ -127,6 +127,12 @@ def test_joint_batches_of_td3_differ_from_apart_ones_by_statistics_only():
                              .info.critic)
     torch.testing.assert_close(found[0], found[2])
     assert not torch.allclose(found[1].q_values, found[3].q_values, atol=1e-3)
+    for algorithm, batches in ((joint, [32, 32]), (apart, [16, 16])):
+        seen = []
+        for critics in (algorithm.critics, algorithm.target_critics):
+            critics.register_forward_hook(lambda module, args, output, seen=seen: seen.append(len(output[0])))
+        algorithm.train_sequence(steps, algorithm.train_state_spec, DdpgInfo(action=action))
+        assert seen == batches
 
 
 def test_without_target_critics_there_are_no_parameters_of_them():

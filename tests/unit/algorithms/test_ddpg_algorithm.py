@@ -9,7 +9,7 @@ from torch import nn
 from alfx import context, nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.ddpg_algorithm import DdpgAlgorithm, DdpgState
-from alfx.algorithms.base.exploration_noise import GaussianNoise
+from alfx.algorithms.base.exploration_noise import GaussianNoise, ZetaRepeat
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.td3_algorithm import Td3Algorithm
 from alfx.algorithms.td_loss import TDLoss
@@ -221,6 +221,7 @@ def test_the_loss_matches_a_slow_loop(environment):
             dqda = torch.autograd.grad(value, leaves)
             expected = sum((-(g * a).sum() + 0.3 * a.square().sum()).item() for g, a in zip(dqda, leaves))
             torch.testing.assert_close(loss.extra.actor[t, b].item(), expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(loss.loss, loss.extra.critic + loss.extra.actor)
 
 
 @every_algorithm
@@ -358,6 +359,31 @@ def test_other_noise_can_be_chosen():
         agent_of('ddpg', exploration_noise_ctor=GaussianNoise, ou_stddev=0.3)
 
 
+class Shift(GaussianNoise):
+    """Noise of 0.5, whatever its standard deviation."""
+
+    def forward(self, action, state):
+        return action + 0.5, state
+
+
+def test_noise_of_a_subclass_is_that_of_its_forward():
+    agent, env = agent_of('ddpg', exploration_noise_ctor=Shift)
+    time_step = env.current_time_step()
+    taken = agent.rollout_step(time_step, agent.get_initial_rollout_state(4)).output
+    torch.testing.assert_close(taken, agent.policy.actor(time_step.observation)[0] + 0.5)
+
+
+def test_held_noise_is_the_same_until_it_is_drawn_again():
+    agent, env = agent_of('ddpg', batch_size=200, exploration_noise_ctor=partial(
+        GaussianNoise, stddev=0.01, repeat=ZetaRepeat()))
+    time_step = env.current_time_step()
+    first = agent.rollout_step(time_step, agent.get_initial_rollout_state(200))
+    second = agent.rollout_step(time_step, first.state)
+    is_held = nest.get_field(first.state, 'rl.noise.steps_left') > 0
+    assert 0 < is_held.sum() < 200
+    assert torch.equal((second.output == first.output).squeeze(-1), is_held)
+
+
 def test_traced_acting_adds_the_noise_of_each_step(warm_up):
     """Add the noise of each step in traced acting and consume the same random numbers."""
     warm_up(2)
@@ -393,6 +419,22 @@ def test_target_networks_start_as_copies_and_move_by_tau():
     for old, (p, target) in zip(before, pairs):
         torch.testing.assert_close(target, old + 0.1 * (p - old))
     assert not any(target.requires_grad for _, target in pairs)
+
+
+def test_without_target_critics_targets_are_values_of_the_critics():
+    agent, _ = agent_of('ddpg', use_target_critics=False, num_critic_replicas=2, target_update_tau=0.1, updates=1)
+    rl = agent.policy
+    assert rl.target_critics is None
+    time_step, action = random_steps(rl, 2, 5)
+    info = rl.rollout_step(nest.map_structure(lambda x: x[0], time_step), rl.get_initial_rollout_state(5)).info
+    found = rl.train_sequence(time_step, zeros_of(rl.train_state_spec), info._replace(action=action)).info.critic
+    later = time_step.observation[1]
+    expected = rl.critics((later, rl._target_actor_network(later)[0]))[0].min(1).values
+    torch.testing.assert_close(found.target_q_values[1], expected)
+    before = parameters(rl._target_actor_network)
+    agent.train_iter()
+    for old, p, target in zip(before, rl.actor.parameters(), rl._target_actor_network.parameters()):
+        torch.testing.assert_close(target, old + 0.1 * (p - old))
 
 
 @every_algorithm

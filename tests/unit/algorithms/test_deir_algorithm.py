@@ -78,6 +78,15 @@ def test_the_reward_by_hand():
     torch.testing.assert_close(rewarded(module, inputs).flatten(), torch.tensor([0.0, 9 / 2, 1 / 4]))
 
 
+def test_a_change_along_the_same_trajectory_has_a_large_positive_reward():
+    """h = 0 throughout, z = 0 and 1: the reward is 1 / (0 + 1e-6)."""
+    module = DeirAlgorithm(TensorSpec((1, )), ACTION, torch.nn.Identity(), trajectory_size=1, normalization='none')
+    module._recurrent_net.forward = lambda z, h: h
+    inputs = random_steps(2, 1, observation_spec=TensorSpec((1, )), step_type=[[0], [1]])
+    inputs = inputs._replace(observation=torch.tensor([0.0, 1]).reshape(2, 1, 1))
+    torch.testing.assert_close(rewarded(module, inputs).flatten(), torch.tensor([0.0, 1e6]))
+
+
 @pytest.mark.parametrize('sizes', [[1] * LENGTH, [7] * 10, [31, 1, 1, 30, 6, 1]])
 def test_any_cut_into_unrolls_gives_the_same_rewards(sizes):
     module, inputs = make(), steps()
@@ -134,6 +143,17 @@ def test_the_loss_is_the_cross_entropy_of_true_and_other_observations():
     torch.testing.assert_close(single.loss, info.loss[3])
 
 
+def test_an_undecided_discriminator_has_loss_log_2_and_no_accuracy():
+    module, inputs = make(), steps()
+    pairs = module.reward_rows(inputs, None, True).info
+    with torch.no_grad():
+        for p in module._discriminator.parameters():
+            p.zero_()
+    info = module.train_sequence(inputs, (), pairs).info
+    torch.testing.assert_close(info.loss, torch.full((LENGTH, BATCH), 0.6931472))
+    assert not info.accuracy.any()
+
+
 def test_the_discriminator_learns_what_follows_from_an_action():
     """The next observation is the action; others are drawn at random."""
     module = make(queue_capacity=100)
@@ -159,6 +179,13 @@ def test_the_queue_takes_observations_with_more_than_the_mean_reward():
     expected = inputs.observation[reward > mean]
     assert torch.equal(module._queue._field0[:len(expected)], expected) and 5 < len(expected) < LENGTH * BATCH / 2
     assert module._queue._num_added == len(expected)
+
+
+def test_an_observation_with_the_mean_reward_is_not_queued():
+    module = make()
+    inputs = random_steps(4, 2, observation_spec=CELLS, step_type=[[0, 0]] + [[1, 1]] * 3)
+    reward = rewarded(module, inputs._replace(observation=torch.ones_like(inputs.observation)))
+    assert not reward.any() and module._queue._num_added == 0
 
 
 def test_the_queue_replaces_its_oldest_observations():

@@ -209,6 +209,29 @@ def test_priorities_are_mean_absolute_errors_of_steps_with_a_target():
     assert not priority.requires_grad
 
 
+def test_priorities_of_distributions_are_mean_losses_of_the_critics():
+    algorithm = make(num_critic_replicas=2, calculate_priority=True, **C51)
+    inputs, rollout_info = random_batch(length=4)
+    loss_info = algorithm.calc_loss(algorithm.train_sequence(inputs, DqnState(), rollout_info).info)
+    for b in range(6):
+        losses = [loss_info.loss[t, b].item() for t in range(3) if inputs.step_type[t, b] != LAST]
+        assert loss_info.priority[b].item() == pytest.approx(sum(losses) / len(losses) / 2, rel=1e-4)  # two critics
+
+
+@pytest.mark.parametrize('rewards', [(), (3, )])
+def test_priorities_are_means_over_critics_and_rewards(rewards):
+    algorithm = make(num_critic_replicas=2, calculate_priority=True, reward_spec=TensorSpec(rewards))
+    inputs, rollout_info = random_batch(length=2, rewards=rewards)
+    info = algorithm.train_sequence(inputs, DqnState(), rollout_info).info
+    found, target = algorithm.calc_loss(info).priority, info.target_critic[1].reshape(6, -1)
+    reward = inputs.reward[1].reshape(6, -1)
+    for b in range(6):
+        errors = [abs(reward[b, k] + 0.99 * inputs.discount[1, b] * target[b, k] - q).item()
+                  for values in info.critic[0, b] for k, q in enumerate(values.reshape(-1))]
+        expected = 0.0 if inputs.step_type[0, b] == LAST else sum(errors) / len(errors)
+        assert found[b].item() == pytest.approx(expected, rel=1e-4)
+
+
 def test_the_loss_of_first_steps_is_a_mean_over_those_steps():
     # n-step target with gamma 1 of rewards 1, 2, 4: 7 + Q'(s[3]); the squared error as a mean over B, not over T * B
     algorithm = make(num_critic_replicas=1, train_first_step_only=True, calculate_priority=True,
@@ -229,6 +252,10 @@ def test_without_calculate_priority_the_loss_has_none():
     algorithm = make()
     inputs, rollout_info = random_batch()
     assert algorithm.calc_loss(algorithm.train_sequence(inputs, DqnState(), rollout_info).info).priority == ()
+
+
+def test_losses_are_logged_under_the_number_of_their_critic():
+    assert [loss._name for loss in make()._critic_losses] == ['critic_loss1', 'critic_loss2']
 
 
 # Acting --------------------------------------------------------------------------------------------------------

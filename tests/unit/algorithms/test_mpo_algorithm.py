@@ -165,6 +165,30 @@ def test_without_training_at_the_first_step_no_action_is_evaluated_there():
     assert actor_loss[0].eq(0).all() and actor_loss[1].ne(0).all()
 
 
+@pytest.mark.parametrize('batch', [1, 3])
+def test_the_policy_is_not_trained_at_the_first_step_of_several(batch):
+    algorithm = make(DISCRETE, train_actor_on_first_step=False)
+    inputs, rollout_info = nest.map_structure(lambda x: x[:, 3:3 + batch], random_batch(DISCRETE, length=3))
+    info = stepwise(algorithm, inputs, rollout_info)
+    actor_loss = algorithm.calc_loss(info).extra.actor
+    assert actor_loss.shape == (3, batch) and actor_loss[0].eq(0).all() and actor_loss[1:].ne(0).all()
+
+
+def test_logged_divergences_are_means_over_trained_states(monkeypatch):
+    algorithm = make(CONTINUOUS, actor_network_cls=actor_with(plain))
+    inputs, rollout_info = random_batch(CONTINUOUS)
+    info = algorithm.train_sequence(inputs, MpoState(), rollout_info).info
+    assert algorithm.calc_loss(info).extra.divergences == ()
+    monkeypatch.setattr(context, 'should_record_summaries', lambda: True)
+    extra = algorithm.calc_loss(info).extra
+    policy, target, is_trained = info.action_distribution, info.target_distribution, inputs.step_type != LAST
+    of_mean = (((policy.loc - target.loc) / target.scale)**2 / 2).sum(-1)[is_trained].mean()
+    ratio = target.scale / policy.scale
+    of_scale = ((ratio**2 - 1) / 2 - ratio.log()).expand(4, 6, 2).sum(-1)[is_trained].mean()
+    torch.testing.assert_close(extra.divergences, [of_mean, of_scale])
+    assert [m.tolist() for m in extra.multipliers] == [pytest.approx([0.7])] * 2
+
+
 def test_the_mean_value_of_a_discrete_policy_is_exact():
     algorithm = make(DISCRETE, num_critic_replicas=2)
     inputs, rollout_info = random_batch(DISCRETE)
@@ -242,7 +266,9 @@ def test_the_discrete_loss_is_the_weighted_likelihood_plus_penalty():
     logits = info.action_distribution.logits
     divergence = (log_prior.exp() * (log_prior - logits)).sum(-1)
     expected = -(weights * logits).sum(-1) + 0.7 * divergence  # 0.7 is the multiplier
-    torch.testing.assert_close(algorithm.calc_loss(info).extra.actor, expected)
+    loss_info = algorithm.calc_loss(info)
+    torch.testing.assert_close(loss_info.extra.actor, expected)
+    torch.testing.assert_close(loss_info.loss, loss_info.extra.actor + loss_info.extra.critic)
 
 
 def test_the_priority_is_the_root_of_the_mean_loss_of_the_transitions():
@@ -270,6 +296,34 @@ def test_staying_within_the_bounds_pulls_back_a_policy_that_has_left_them(monkey
         algorithm.calc_loss(info).extra.actor.sum().backward()
         gradients.append(float(algorithm.actor._projection_net._projection_layer.bias.grad[1]))
     assert gradients[1] - gradients[0] > 1.0  # descent lowers the mean
+
+
+def test_the_value_within_bounds_is_minus_the_squared_distance_to_them():
+    algorithm = make(CONTINUOUS, actor_network_cls=actor_with(plain))  # bounds [-1, 1] and [0, 3]
+    samples = torch.tensor([[0.5, 2.0], [1.0, 3.0], [3.0, 2.0], [-2.0, 5.0]])
+    assert algorithm._policy.value_within_bounds(samples).tolist() == [0.0, 0.0, -4.0, -5.0]
+
+
+def test_the_components_of_several_actions_are_one_vector():
+    spec = dict(a=BoundedTensorSpec((2, ), torch.float32, -1., 1.), b=BoundedTensorSpec((3, ), torch.float32, -1., 1.))
+    algorithm = make(spec, actor_network_cls=actor_with(squashed))
+    distributions = algorithm.actor(torch.randn(6, 3))[0]
+    bases = [distributions[key].base_dist for key in 'ab']
+    expected = torch.cat([base.loc for base in bases], 1), torch.cat([base.scale for base in bases], 1)
+    assert all(map(torch.equal, algorithm._policy.parameters_of(distributions), expected))
+
+
+def test_an_action_of_rank_two_is_a_vector_of_its_components():
+    spec = BoundedTensorSpec((2, 3), torch.float32, -1., 1.)
+    algorithm = make(spec, actor_network_cls=actor_with(squashed))
+    inputs, rollout_info = random_batch(spec, length=2)
+    info = algorithm.train_sequence(inputs, MpoState(), rollout_info).info
+    assert info.samples.shape == (2, 6, 5, 6)
+    distribution = algorithm.actor(inputs.observation[0])[0]
+    loc, scale = algorithm._policy.parameters_of(distribution)
+    assert torch.equal(loc, distribution.base_dist.loc.reshape(6, 6))
+    assert torch.equal(scale, distribution.base_dist.scale.reshape(6, 6))
+    assert algorithm.rollout_step(step_of(inputs), MpoState()).output.shape == (6, 2, 3)
 
 
 # Acting ----------------------------------------------------------------------------------------------------------
@@ -415,6 +469,12 @@ def test_one_environment_and_sequences_of_one_are_enough(environment):
     for _ in range(6):
         agent.train_iter()
     assert all(torch.isfinite(p).all() for p in agent.parameters())
+
+
+def test_updates_of_one_iteration_without_memory_are_traceable():
+    assert make(DISCRETE).updates_are_traceable
+    assert not make(DISCRETE, mstep_iterations=2, actor_optimizer=Adam(lr=1e-3)).updates_are_traceable
+    assert not make_agent('recurrent')[0].policy.updates_are_traceable
 
 
 def test_more_m_step_iterations_move_only_the_policy_and_further():

@@ -7,6 +7,8 @@ import pytest
 import torch
 from helpers.deterministic_agents import make_agent as make_deterministic_agent
 
+from alfx import context
+from alfx.algorithms import td7_algorithm
 from alfx.algorithms.base.policy_checkpoints import PolicyCheckpoints
 from alfx.algorithms.td7_algorithm import Td7Algorithm
 from alfx.data_structures import StepType
@@ -148,6 +150,13 @@ def test_several_environments_are_refused_by_name():
     with pytest.raises(ConfError, match='policy_checkpoints needs one environment, found 2'):
         for _ in range(2):
             agent.train_iter()
+
+
+def test_two_processes_are_refused_by_name(monkeypatch):
+    agent, _ = make_agent(policy_checkpoints=PolicyCheckpoints())
+    monkeypatch.setattr(context, 'num_ranks', lambda: 2)
+    with pytest.raises(ConfError, match='policy_checkpoints is not supported with several processes'):
+        td7_algorithm._check_settings('Td7Algorithm', agent._config)
 
 
 @pytest.mark.parametrize('argument', ['num_episodes', 'late_num_episodes', 'late_after'])

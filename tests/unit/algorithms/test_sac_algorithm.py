@@ -237,6 +237,18 @@ def test_without_critics_it_can_act_but_not_train():
         algorithm.train_sequence(steps, algorithm.get_initial_train_state(6), SacInfo(action=action))
 
 
+def test_a_single_critic_is_its_own_minimum():
+    algorithm = make(num_critic_replicas=1)
+    steps, action = random_steps(algorithm, 2, 3)
+    state = algorithm.get_initial_train_state(6)
+    step = algorithm.train_sequence(steps, state, SacInfo(action=action))
+    observation = steps.observation.flatten(0, 1)
+    found = step.info.critic
+    torch.testing.assert_close(found.critics[0], algorithm.critics((steps.observation[0], action[0]))[0])
+    values = algorithm.target_critics((observation, step.output.flatten(0, 1)))[0].view(2, 3)
+    torch.testing.assert_close(found.target_critic[1], values[1])
+
+
 def test_each_part_may_have_its_own_optimizer():
     optimizers = {name: Adam(lr=lr) for name, lr in (('actor', 1e-3), ('critic', 2e-3), ('alpha', 3e-3))}
     agent, _ = make_agent(**{f'{name}_optimizer': optimizer for name, optimizer in optimizers.items()})

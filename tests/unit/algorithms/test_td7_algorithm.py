@@ -9,7 +9,7 @@ from helpers.deterministic_agents import make_agent as make_deterministic_agent
 from helpers.dqn_agents import assert_same_parameters, train
 from helpers.plans import backends_of, num_graphs, warnings_in
 
-from alfx import nest
+from alfx import context, nest
 from alfx.algorithms import td3_algorithm
 from alfx.algorithms.ddpg_algorithm import DdpgInfo
 from alfx.algorithms.td7_algorithm import Td7Algorithm, lap_priority
@@ -60,6 +60,7 @@ def test_the_norm_divides_by_the_mean_magnitude():
     # magnitudes 3 and 1 have the mean 2
     x = torch.tensor([[3.0, -1.0], [0.0, 0.0]])
     torch.testing.assert_close(avg_l1_norm(x), torch.tensor([[1.5, -0.5], [0.0, 0.0]]))
+    torch.testing.assert_close(avg_l1_norm(1e-6 * x), torch.tensor([[1.5, -0.5], [0.0, 0.0]]))
     z = SaleEncoder(OBSERVATION, ACTION, 6, (8, )).embed_state(torch.randn(4, 3))
     torch.testing.assert_close(z.abs().mean(-1), torch.ones(4))
 
@@ -214,6 +215,21 @@ def test_targets_of_last_steps_and_infinite_ones_do_not_count():
     assert rl._seen_targets.tolist() == [1.0, 2.0]
     rl._record_targets(torch.tensor([[9.0]]), torch.tensor([[False]]))
     assert rl._seen_targets.tolist() == [1.0, 2.0]
+
+
+def test_values_are_clipped_to_the_targets_of_all_ranks(monkeypatch):
+    agent, _ = make_agent(updates=1, target_update_period=3)
+    rl = agent.policy
+    agent.unroll(4)
+    monkeypatch.setattr(context, 'cat_over_ranks', lambda own: torch.cat((own, torch.tensor([[-1e3, 0.0]]))))
+    for _ in range(3):
+        agent.train_from_replay_buffer()
+    low, high = rl._seen_targets.tolist()
+    assert rl._target_range.tolist() == [-1e3, max(high, 0.0)] and low > -1e3
+    monkeypatch.setattr(context, 'cat_over_ranks', lambda own: torch.cat((own, torch.tensor([[0.0, 1e3]]))))
+    for _ in range(3):
+        agent.train_from_replay_buffer()
+    assert rl._target_range.tolist() == [min(rl._seen_targets[0].item(), 0.0), 1e3]
 
 
 def test_priorities_are_those_worked_out_by_hand():

@@ -1,13 +1,15 @@
 """Where the contents lie: how much memory they take, in files, shared with other processes."""
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from alfx import nest
+from alfx import gin_utils, nest
 from alfx.data_structures import BasicRLInfo, BasicRolloutInfo, Experience, StepType, time_step_spec
 from alfx.experience_replayers import packed_storage
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
+from alfx.gin_utils import ConfError
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 
 SPEC = {'step_type': TensorSpec((), torch.int32), 'value': TensorSpec((), torch.int64), 'frame': TensorSpec((600, ))}
@@ -162,3 +164,81 @@ def test_processes_that_store_concurrently_do_not_interfere():
     assert buffer.current_pos.tolist() == [300, 300]
     batch, info = buffer.get_batch(200, 3)
     assert (batch['value'] == info.positions.unsqueeze(-1) + torch.arange(3)).all()
+
+
+# The storage of slots itself ------------------------------------------------------------------------------------------
+
+
+def storage_of(*specs, num_rows=3, num_columns=2):
+    return packed_storage.PackedStorage(specs, num_rows, num_columns, torch.device('cpu'))
+
+
+def numbers(spec, *outer):
+    """Return different numbers in all elements, ``[*outer, *shape]``."""
+    shape = (*outer, *spec.shape)
+    return torch.arange(torch.Size(shape).numel()).reshape(shape).to(spec.dtype)
+
+
+@pytest.mark.parametrize('specs', [
+    [TensorSpec((2, 3)), TensorSpec((2, 3, 2), torch.int64)],
+    [TensorSpec((8, ), torch.uint8)],  # no bytes are left over between slots
+    [TensorSpec((3, ), torch.uint8), TensorSpec((), torch.int64), TensorSpec((), torch.float16), TensorSpec((2, 300))],
+])
+def test_every_element_of_every_slot_reads_back(specs):
+    storage = storage_of(*specs)
+    rows = [numbers(spec, 3, 2) for spec in specs]
+    for row in range(3):
+        storage.write_row(row, [x[row] for x in rows])
+    slots = torch.arange(6)
+    leaves = [storage.read_leaf(i, slots).view(x.shape) for i, x in enumerate(rows)]
+    for found in (storage.read_slots(slots, (3, 2)), leaves):
+        assert all(map(torch.equal, found, rows))
+    storage.write_slots(torch.tensor([4]), [x[:1, 0] for x in rows])
+    expected = [torch.cat((x[0, 1:], x[:1, 0])) for x in rows]
+    assert all(map(torch.equal, storage.read_slots(torch.tensor([1, 4]), (2, )), expected))
+
+
+def test_copies_of_slots_are_made_on_the_requested_device():
+    storage = storage_of(*SPEC.values())
+    for leaf, spec in zip(storage.read_slots(torch.tensor([5, 0, 1]), (3, ), torch.device('meta')), SPEC.values()):
+        assert (leaf.device.type, leaf.shape, leaf.dtype) == ('meta', (3, *spec.shape), spec.dtype)
+
+
+def test_a_storage_may_take_all_memory_and_no_byte_more(monkeypatch):
+    # 4 + 8 bytes fill two words of 8 bytes, the frame takes 600 * 4: 3 * 2 * 2416 = 14496 bytes
+    monkeypatch.setattr(packed_storage, 'memory_of', lambda device: 14_496)
+    assert storage_of(*SPEC.values()).bytes_per_slot == 2416
+    monkeypatch.setattr(packed_storage, 'memory_of', lambda device: 14_495)
+    with pytest.raises(ConfError, match=r'needs 14,496 bytes .* of 3 steps of 2 environment\(s\) with 2416 bytes each'):
+        storage_of(*SPEC.values())
+
+
+@pytest.mark.parametrize('bound,num_rows,expected', [
+    ({'replay_buffer_length': 100, 'unroll_length': 7}, 101, 'replay_buffer_length'),
+    ({'replay_buffer_length': 100, 'unroll_length': 7}, 8, 'unroll_length'),
+    ({'unroll_length': 7}, 8, 'unroll_length'),
+    ({}, 8, 'replay_buffer_length'),
+])
+def test_too_little_memory_is_attributed_to_the_nearest_length(tmp_path, monkeypatch, bound, num_rows, expected):
+    conf = tmp_path / 'lengths.gin'
+    conf.write_text(''.join(f'TrainerConfig.{name} = {value}\n' for name, value in bound.items()))
+    gin_utils.load(str(conf))
+    monkeypatch.setattr(packed_storage, 'memory_of', lambda device: 0)
+    with pytest.raises(ConfError, match=rf'TrainerConfig\.{expected}.* needs'):
+        storage_of(TensorSpec(()), num_rows=num_rows)
+
+
+def test_rows_to_be_saved_are_views_and_hold_no_other_rows():
+    storage = storage_of(*SPEC.values())
+    for rows, block in zip(storage.first_rows(2), storage.blocks):
+        assert rows.data_ptr() == block.data_ptr() and rows.untyped_storage().nbytes() == rows.nbytes
+        assert rows.equal(block[:2])
+
+
+def test_a_mapped_file_may_take_all_free_space(tmp_path, monkeypatch):
+    monkeypatch.setattr(packed_storage.shutil, 'disk_usage', lambda folder: SimpleNamespace(free=4096))
+    assert packed_storage.map_file(str(tmp_path), 4096).tolist() == [0] * 4096
+    with pytest.raises(ValueError, match='No space left'):
+        packed_storage.map_file(str(tmp_path), 4097)
+    for size in (0, 1):
+        assert packed_storage.map_file(str(tmp_path), size).shape == (size, )

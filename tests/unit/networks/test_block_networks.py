@@ -12,7 +12,7 @@ from alfx import context
 from alfx.algorithms.categorical_sac_algorithm import CategoricalSacAlgorithm
 from alfx.layers import FC
 from alfx.networks.actor_distribution_networks import ActorDistributionNetworkBase
-from alfx.networks.block_networks import BlockEncodingNetwork
+from alfx.networks.block_networks import BlockEncodingNetwork, HyperScale
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.norm_layers import BatchNorm, RmsNorm
 from alfx.optimizers import Adam
@@ -77,6 +77,22 @@ def test_a_stack_equals_its_encoders_for_shared_and_separate_inputs(kind):
                 for one, several in zip(single.parameters(), stack.parameters()):
                     one.data = several.data.view(2, *one.shape)[i].clone()
                 torch.testing.assert_close(found[:, i], single(x if x.ndim == 2 else x[:, i])[0])
+
+
+def test_trained_factors_and_their_parameters_start_as_in_simba_v2():
+    """Multiples of a vector that l2 follows are invisible in the output, but not in the steps of the optimizer."""
+    network = BlockEncodingNetwork(SPEC, block='hyper', hidden_size=8, num_blocks=2)
+    # c = sqrt(2 / 8) = 0.5; in a block c / sqrt(4), and the rate 1 / (2 + 1) with a parameter of 1 / sqrt(8)
+    block = [(32, 0.25, 0.25), (8, 1 / 3, 8**-0.5)]
+    expected = [(8, 0.5, 0.5), *block, *block, (8, 1.0, 1.0)]
+    scales = [m for m in network.modules() if isinstance(m, HyperScale)]
+    for scale, (size, factor, parameter) in zip(scales, expected, strict=True):
+        torch.testing.assert_close(scale(torch.ones(2, size)), torch.full((2, size), factor))
+        torch.testing.assert_close(scale.weight.detach(), torch.full((size, ), parameter))
+        scale.weight.data.mul_(3.0)
+        torch.testing.assert_close(scale(torch.ones(size)), torch.full((size, ), 3 * factor))
+        scale.reset_parameters()
+        torch.testing.assert_close(scale.weight.detach(), torch.full((size, ), parameter))
 
 
 def rows_have_norm_one(module):
