@@ -139,7 +139,7 @@ def _address(tensor: torch.Tensor) -> int:
 def write_film(name: str) -> None:
     """Record a short `.gif` of an agent."""
     from PIL import Image
-    frames = film_of(zoo.run_folder(zoo.PREFIX + name), episodes=1, max_frames=400)[:_FRAMES]
+    frames = film_of(f'{zoo.PREFIX}{name}', episodes=1, max_frames=400)[:_FRAMES]
     pictures = [Image.fromarray(fitted(frame)).quantize(_COLORS, dither=Image.Dither.NONE) for frame in frames]
     FILMS.mkdir(parents=True, exist_ok=True)
     pictures[0].save(FILMS / f'{name}.gif', save_all=True, append_images=pictures[1:], duration=_MILLISECONDS, loop=0,
