@@ -28,7 +28,8 @@ SUITES = (
     Suite('MinAtar', {game: f'MinAtar {game}' for game in ('asterix', 'breakout', 'freeway', 'seaquest',
                                                            'space_invaders')},
           'Actions stick with a probability of 0.1, as in the original games.'),
-    Suite('Exploration', {'corridor': 'Corridor', 'minigrid_doorkey_8x8': 'MiniGrid-DoorKey-8x8-v0',
+    Suite('Exploration', {'corridor': 'Corridor', 'noisy_corridor': 'NoisyCorridor',
+                          'minigrid_doorkey_8x8': 'MiniGrid-DoorKey-8x8-v0',
                           'minigrid_key_corridor': 'MiniGrid-KeyCorridorS3R2-v0',
                           'minigrid_multi_room': 'MiniGrid-MultiRoom-N6-v0'},
           'Random actions practically never find the reward.'),
@@ -54,7 +55,7 @@ FAMILIES = (
     Family('Classic control, Box2D and tables', 'classic_control.md',
            'Acrobot|CartPole|Cliff|FrozenLake|LunarLander|MountainCar|Pendulum|Taxi'),
     Family('Games from images', 'images.md', r'ALE|MinAtar|\w+NoFrameskip'),
-    Family('Exploration and memory', 'exploration.md', 'BitFlip|Corridor|MiniGrid|TMaze'),
+    Family('Exploration and memory', 'exploration.md', 'BitFlip|Corridor|MiniGrid|NoisyCorridor|TMaze'),
     Family('Other tasks', 'other.md', ''),
 )
 

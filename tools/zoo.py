@@ -48,7 +48,7 @@ alfx evaluate zoo:ppo_cart_pole --num_episodes 5
 In Python, `alfx.load('zoo:ppo_cart_pole')` returns its policy. An agent contains only what acting needs, so it
 cannot be trained further; its conf trains a new one.
 
-*return* is the mean over {episodes} evaluation episodes and their standard deviation, of the best seed.
+*return* is the mean over {episodes} evaluation episodes and their standard deviation, for one seed.
 `python tools/zoo.py` creates the agents and this page.
 
 """
