@@ -39,7 +39,7 @@ def test_an_agent_is_small_and_states_how_it_was_trained(name):
 
 
 def test_there_are_agents():
-    assert len(AGENTS) >= 3
+    assert len(AGENTS) >= 11
 
 
 def test_an_unknown_agent_is_rejected_with_the_nearest_name():
