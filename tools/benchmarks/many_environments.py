@@ -4,7 +4,7 @@
     python tools/benchmarks/many_environments.py --environments 1024 --rounds 3
 
 Both have the same environments, unrolls of 32 steps, two networks with two layers of 64, 2 epochs and minibatches of
-8,192. The rounds alternate, each in a process of its own, and the timed iterations start after alfx has created its
+8,192. The rounds alternate, each in a separate process, and the timed iterations start after alfx has created its
 graphs. Prints environment steps per second and the median ratio.
 """
 import argparse
