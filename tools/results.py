@@ -71,6 +71,7 @@ _FAMILY_HEAD = """- *measure*: the return of an episode, or a metric of the envi
 - *mean*, *95% interval*: mean over seeds and its interval (Student's t). *worst* is the worst seed.
 - *required*: the lower end of the result stated in the header comment of the conf, or the upper end if less is better.
   A conf that states several results has several rows.
+- *older conf*: the conf, or one that it includes, has changed since, so a new run may give another result.
 - *steps*: environment steps, or updates for offline runs.
 - *wall time*: median training time of a run, and the number of runs that shared the cores of the machine. *compiled*
   marks runs with `TrainerConfig.compile`, which learn the same in less time.
@@ -270,11 +271,11 @@ def rows_of(name: str, entry: dict[str, Any]) -> list[list[str]]:
     for bar in bars_of(entry):
         runs = [run for run in entry['runs'].values() if has_measure(run, bar.measure)]
         if runs:
-            rows.append(_row(name, entry['env_name'], runs, bar))
+            rows.append(_row(name, entry['env_name'], runs, bar, entry.get('outdated', False)))
     return rows
 
 
-def _row(name: str, env_name: str, runs: list[dict[str, Any]], bar: Bar) -> list[str]:
+def _row(name: str, env_name: str, runs: list[dict[str, Any]], bar: Bar, outdated: bool) -> list[str]:
     means = np.array([mean_over_episodes(run, bar.measure) for run in runs])
     half_width = float(confidence_interval(means))
     latest = max(runs, key=lambda run: run['date'])
@@ -285,7 +286,8 @@ def _row(name: str, env_name: str, runs: list[dict[str, Any]], bar: Bar) -> list
             f"{format_minutes(float(np.median([run['seconds'] for run in runs])))}, {latest['jobs']} on "
             f"{latest['cores']} cores{', compiled' if latest.get('compiled') else ''}", measure, f'{means.mean():,.5g}',
             '' if np.isnan(half_width) else f'{means.mean() - half_width:,.5g} to {means.mean() + half_width:,.5g}',
-            f'{worst:,.5g}', str(bar), bar.verdict(means.mean()), latest['date'],
+            f'{worst:,.5g}', str(bar), ', '.join(filter(None, (bar.verdict(means.mean()), 'older conf' * outdated))),
+            latest['date'],
             ', '.join(f"{key} {latest['versions'][key]}" for key in _SHOWN_VERSIONS if latest['versions'].get(key))]
 
 
@@ -400,6 +402,19 @@ class Store:
             if entry.get('fingerprint') == task.fingerprint and bars_of(entry) != list(task.bars):
                 self._put(task, entry['runs'])
 
+    def mark_outdated(self) -> None:
+        """Mark results whose conf has other bindings now, and update the bars of all others."""
+        for name, entry in self.confs.items():
+            try:
+                task = read_task(name)
+            except gin_utils.ConfError:  # the conf was removed
+                continue
+            entry.pop('outdated', None)
+            if task.fingerprint != entry['fingerprint']:
+                entry['outdated'] = True
+            else:
+                entry['bars'] = [dataclasses.asdict(bar) for bar in task.bars]
+
     def add(self, task: Task, seed: int, result: dict[str, Any]) -> None:
         """Store a result and drop the results of older versions of the conf."""
         with self._latest():
@@ -471,6 +486,7 @@ def main() -> int:
     args = parser.parse_args()
     store = Store(args.json)
     if args.table:
+        store.mark_outdated()
         store.write()
         return 0
     if not args.conf:

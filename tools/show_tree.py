@@ -21,7 +21,6 @@ from alfx.tree_search.drawing import tree_as_text
 from alfx.tree_search.trees import SearchSettings, Trees
 
 
-
 def search_position(text: str, num_simulations: int) -> Trees:
     """Search a position of TicTacToe, three lines of X, O and dots, with the rules only."""
     numbers = {'.': 0, 'X': 1, 'O': -1}

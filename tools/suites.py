@@ -25,14 +25,14 @@ SUITES = (
     Suite('MuJoCo', {'half_cheetah': 'HalfCheetah-v5', 'hopper': 'Hopper-v5', 'walker2d': 'Walker2d-v5',
                      'ant': 'Ant-v5', 'humanoid': 'Humanoid-v5'},
           'Offline algorithms state the number of updates instead of environment steps.'),
-    Suite('MinAtar', {game: f'MinAtar {game}' for game in ('asterix', 'breakout', 'freeway', 'seaquest',
+    Suite('MinAtar', {f'minatar_{game}': f'MinAtar {game}' for game in ('asterix', 'breakout', 'freeway', 'seaquest',
                                                            'space_invaders')},
           'Actions stick with a probability of 0.1, as in the original games.'),
     Suite('Exploration', {'corridor': 'Corridor', 'noisy_corridor': 'NoisyCorridor',
                           'minigrid_doorkey_8x8': 'MiniGrid-DoorKey-8x8-v0',
                           'minigrid_key_corridor': 'MiniGrid-KeyCorridorS3R2-v0',
                           'minigrid_multi_room': 'MiniGrid-MultiRoom-N6-v0'},
-          'Random actions practically never find the reward.'),
+          'Random actions practically never find the end of the corridors. `ppo` has no bonus.'),
 )
 
 

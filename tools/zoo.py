@@ -48,7 +48,9 @@ alfx evaluate zoo:ppo_cart_pole --num_episodes 5
 In Python, `alfx.load('zoo:ppo_cart_pole')` returns its policy. An agent contains only what acting needs, so it
 cannot be trained further; its conf trains a new one.
 
-*return* is the mean over {episodes} evaluation episodes and their standard deviation, for one seed.
+*return* is the mean and the standard deviation over {episodes} evaluation episodes. Each agent is the best of the seeds
+that were trained for it, one to five; [the results](results.md) have the mean over seeds. LunarLander needs the extra
+`box2d`, HalfCheetah `mujoco`, and MiniGrid `minigrid`.
 `python tools/zoo.py` creates the agents and this page.
 
 """

@@ -50,6 +50,12 @@ def command_of(program: str, *arguments: str) -> str:
     return ' '.join([*words, *map(shlex.quote, arguments)])
 
 
+def with_flags(arguments: Sequence[str], *flags: str) -> list[str]:
+    """Return arguments with flags added at the end, but before ``--``, after which words are not flags."""
+    end = list(arguments).index('--') if '--' in arguments else len(arguments)
+    return [*arguments[:end], *flags, *arguments[end:]]
+
+
 def python() -> str:
     """Return the command of this Python interpreter: ``python`` if that is the one on the path, otherwise its file."""
     found = shutil.which('python')

@@ -88,8 +88,9 @@ def _check(names: list[str]) -> None:
         return
     from alfx.config import TrainerConfig
     from alfx.runs import building
-    flags.conf_from_flags(FLAGS.root_dir, same_run=False)
-    config = TrainerConfig(root_dir=FLAGS.root_dir or '')
+    root_dir = flags.root_dir_from_flags() if FLAGS.root_dir else ''
+    flags.conf_from_flags(root_dir or None, same_run=False)
+    config = TrainerConfig(root_dir=root_dir)
     env = building.create_eval_environment(config, 1)
     try:
         dataset_loading.load(names, None, env.observation_spec(), env.action_spec(), env.reward_spec(),

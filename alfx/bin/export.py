@@ -30,12 +30,13 @@ def main(argv: list[str]) -> int:
     from alfx.trainers import devices
     from alfx.reports import curves
     from alfx.runs import exporting
-    from alfx.runs import playing
+    from alfx.runs import playing, zoo
     from alfx.runs.policy import Policy
     policy_flags.set_up_logging()
     flags.stop_on_signals()
     root_dir = flags.root_dir_from_flags()
-    output = FLAGS.output or os.path.join(root_dir, 'policy.pt2')
+    is_agent = FLAGS.root_dir.startswith(zoo.PREFIX)
+    output = FLAGS.output or (f'{os.path.basename(root_dir)}.pt2' if is_agent else os.path.join(root_dir, 'policy.pt2'))
     exporting.check_path(output)
     step = policy_flags.checkpoint_step_from_flags()
     policy_flags.check_run_folder(root_dir)

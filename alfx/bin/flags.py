@@ -10,6 +10,7 @@ and exit code 2, without a traceback; ``--debug`` shows the traceback as well.
 
 import argparse
 import ast
+import csv
 import difflib
 import errno
 import faulthandler
@@ -91,9 +92,6 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Return the values of the flags, and positional arguments as ``arguments``. Mistakes exit with code 2."""
-        if {'--help', '-help', '-h', '-?'}.intersection(arguments):
-            self.print_help()
-            self.exit()
         flags: dict[str, list[str]] = {}
         positional: list[str] = []
         rest = iter(arguments)
@@ -104,7 +102,12 @@ class Parser(argparse.ArgumentParser):
                 positional.append(word)
             else:
                 written, equals, value = word.lstrip('-').replace('-', '_').partition('=')
+                if written in ('help', 'h', '?') and not equals:
+                    self.print_help()
+                    self.exit()
                 action = self._flag_of(written)
+                if equals and action.dest != written:
+                    self.error(f'--{written}: expected no value', f'--{written} or --{action.dest}=VALUE')
                 if equals:
                     value = word.partition('=')[2]
                 elif action.type is boolean:
@@ -167,8 +170,8 @@ def boolean(text: str) -> bool:
 
 
 def words(text: str) -> list[str]:
-    """Type of a flag whose value is a comma-separated list."""
-    return [word.strip() for word in text.split(',')] if text else []
+    """Type of a flag whose value is a comma-separated list; double quotes protect a comma."""
+    return [word.strip() for word in next(csv.reader([text], skipinitialspace=True))] if text else []
 
 
 def number(kind: type, minimum: float = -math.inf, maximum: float = math.inf) -> Callable[[str], Any]:
@@ -394,12 +397,13 @@ def _quoted(override: re.Match) -> str:
 def take_argument(argv: list[str], name: str) -> list[str]:
     """Set a flag to the first positional argument and return ``argv`` without it.
 
-    If the argument is a run folder and the program has ``--root_dir``, that flag is set instead of ``--conf``, so the
-    run is resumed. Excess arguments remain in ``argv``; :func:`call` rejects them.
+    If the argument is a run folder, or an agent ``zoo:NAME``, and the program has ``--root_dir``, that flag is set
+    instead of ``--conf``, so the run is resumed. Excess arguments remain in ``argv``; :func:`call` rejects them.
     """
     if len(argv) < 2:
         return argv
-    if name == 'conf' and 'root_dir' in FLAGS and os.path.isdir(os.path.join(os.path.expanduser(argv[1]), 'conf')):
+    if name == 'conf' and 'root_dir' in FLAGS and (
+            argv[1].startswith('zoo:') or os.path.isdir(os.path.join(os.path.expanduser(argv[1]), 'conf'))):
         name = 'root_dir'
     if getattr(FLAGS, name) or name == 'conf' and FLAGS.gin_file:
         return argv

@@ -8,7 +8,7 @@ Examples:
 The fork has its own run folder and trains to the end set in the conf; alfx compare shows both runs side by side. New
 learning rates and other optimizer settings take effect immediately. Learned values (a temperature, the statistics of a
 normalizer) continue from the checkpoint, even if their initial value is changed. Only the latest two checkpoints
-include the replay buffer; a run forked from an earlier checkpoint starts with an empty buffer.
+include the replay buffer; a run forked from another checkpoint, such as the best one, starts with an empty buffer.
 """
 import os
 import sys

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import alfx
+from alfx.bin.command import with_flags
 from alfx.bin.flags import FLAGS, Parser, number
 
 _UNSET = 'torchrun sets these variables; to train in one process: env -u RANK -u WORLD_SIZE ...'
@@ -107,7 +108,7 @@ def start(count: int, root_dir: str) -> int:
         share('create_environment', 'num_parallel_environments', _num_environments(), count)
     os.environ[_STARTED_HERE] = '1'
     command = [sys.executable, '-m', 'alfx.bin.train', *sys.argv[1:]]
-    return launch(command if FLAGS.root_dir else [*command, '--root_dir', root_dir], count)
+    return launch(command if FLAGS.root_dir else with_flags(command, f'--root_dir={root_dir}'), count)
 
 
 def _num_environments() -> int:

@@ -98,7 +98,7 @@ def _log(root_dir: str, seed: int) -> str:
 
 
 def _start(seed: int, root_dir: str, environment: dict[str, str]) -> subprocess.Popen:
-    arguments = [*sys.argv[1:], '--seeds=', f'--seed={seed}', f'--root_dir={_folder(root_dir, seed)}']
+    arguments = command.with_flags(sys.argv[1:], '--seeds=', f'--seed={seed}', f'--root_dir={_folder(root_dir, seed)}')
     with open(_log(root_dir, seed), 'a', encoding='utf8') as log:
         return subprocess.Popen([sys.executable, '-m', 'alfx.bin.train', *arguments], env=environment, stdout=log,
                                 stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)

@@ -132,7 +132,7 @@ def _command(program: str) -> list[str]:
 def _arguments(root_dir: str) -> list[str]:
     """Return the arguments of this program, with the run folder added if it was not given."""
     given = sys.argv[1:]
-    return given if FLAGS.root_dir else [*given, '--root_dir', root_dir]
+    return given if FLAGS.root_dir else command.with_flags(given, '--root_dir', root_dir)
 
 
 if __name__ == '__main__':

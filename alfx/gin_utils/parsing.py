@@ -239,8 +239,8 @@ class Reader:
             return
         self.included_by.setdefault(path, set()).update(including)
         try:
-            text = self._unsaved[path] if path in self._unsaved else pathlib.Path(path).read_text(
-                encoding='utf-8-sig')  # Windows editors write a byte order mark
+            text = self._unsaved[path] if path in self._unsaved else pathlib.Path(path).read_text(encoding='utf-8')
+            text = text.removeprefix('\ufeff')  # Windows editors write a byte order mark
         except OSError as error:
             self.problems.append(Problem(show_path(path), f'cannot be read: {error}'))
             return

@@ -51,6 +51,8 @@ def serve(import_modules: bool) -> None:
     def check(_: Any) -> None:
         from alfx.language_server.problems import mistakes
         for document in server.workspace.text_documents.values():  # any of them may include the changed one
+            if not document.path.endswith('.gin') and document.language_id != 'gin':
+                continue
             found = [types.Diagnostic(range_in(document, *place), message, types.DiagnosticSeverity.Error,
                                       source='alfx')
                      for *place, message in mistakes(document.path, texts(), import_modules)]
@@ -60,6 +62,7 @@ def serve(import_modules: bool) -> None:
     @server.feature(types.TEXT_DOCUMENT_DID_CLOSE)
     def close(params: types.DidCloseTextDocumentParams) -> None:
         server.text_document_publish_diagnostics(types.PublishDiagnosticsParams(params.text_document.uri, []))
+        check(params)  # files that include it now include the text on disk
 
     @server.feature(types.TEXT_DOCUMENT_HOVER)
     def hover(params: types.HoverParams) -> Optional[types.Hover]:

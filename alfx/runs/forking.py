@@ -42,6 +42,9 @@ def branch(run: str, step: int | str, params: Sequence[str], root_dir: str, trus
     checkpoints = run_files.best_checkpoint_dir(run) if step == run_files.BEST else run_files.checkpoint_dir(run)
     steps = Checkpointer(checkpoints).steps()
     step = steps[-1] if isinstance(step, str) and steps else step
+    if step == run_files.BEST:
+        raise gin_utils.ConfError(f'{run} has no best checkpoint',
+                                  'TrainerConfig.callbacks = (@KeepBestCheckpoint(),) writes one during training')
     if step not in steps:
         raise gin_utils.ConfError(f'{run} has no checkpoint {step}',
                                   'available: ' + (', '.join(map(str, steps)) or 'none'))

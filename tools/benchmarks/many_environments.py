@@ -69,7 +69,7 @@ def bare_iteration(num_envs: int) -> Callable[[], None]:
                 observation = flat_observations[index]
                 log_prob = torch.log_softmax(actor(observation), -1).gather(1, flat_actions[index])[:, 0]
                 ratio = torch.exp(log_prob - old[index])
-                policy_loss = -(torch.minimum(ratio * chosen, ratio.clamp(0.8, 1.2) * chosen) * weight).mean()
+                policy_loss = -(torch.minimum(ratio * chosen, ratio.clamp(0.9, 1.1) * chosen) * weight).mean()
                 value_loss = ((critic(observation)[:, 0] - target[index]).square() * weight).mean()
                 optimizer.zero_grad()
                 (policy_loss + 0.5 * value_loss).backward()

@@ -312,3 +312,16 @@ def test_help_shows_usage_purpose_flags_and_examples(parser, flag, capsys):
     for line in ('--num_steps N', 'a number (default: 5)', '--mode fast|slow', '--[no]render', '100% on'):
         assert line in said
     assert said.endswith('examples:\n  program a\n')
+
+
+def test_help_after_a_double_dash_and_values_of_negated_flags_are_not_options(capsys):
+    parser = conf_flags.Parser('alfx/bin/some.py', 'Do something.', ('WORD ...', 'words'))
+    parser.add('render', 'render it', default=True)
+    parser.add('labels NAMES', 'names', conf_flags.words, [])
+    assert parser.read(['--', '--help', '-h']).arguments == ['--help', '-h']
+    assert parser.read(['--labels', '"PPO, clip 0.1", SAC']).labels == ['PPO, clip 0.1', 'SAC']
+    assert parser.read(['--norender']).render is False and parser.read(['--render=false']).render is False
+    for arguments, message in ((['--norender=true'], '--norender: expected no value'), (['a', '--help'], 'usage:')):
+        with pytest.raises(SystemExit):
+            parser.read(arguments)
+        assert message in ''.join(capsys.readouterr())

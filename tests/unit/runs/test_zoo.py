@@ -63,7 +63,8 @@ def test_programs_take_agents_as_run_folders_and_refuse_to_train_them(tmp_path):
 
     result = alfx_program('evaluate', name, '--num_episodes', '1')
     assert result.returncode == 0 and 'return' in result.stdout
-    for arguments in (('train', '--root_dir', name), ('fork', name)):
+    assert 'PPOAlgorithm' in alfx_program('show', name).stdout
+    for arguments in (('train', name), ('train', '--root_dir', name), ('fork', name)):
         result = alfx_program(*arguments)
         assert result.returncode == 2 and 'cannot be trained further' in result.stderr
         assert 'alfx train ppo_episodic_count_minigrid_doorkey_8x8' in result.stderr

@@ -266,3 +266,16 @@ def test_each_family_of_tasks_has_a_page_that_the_overview_links(results, tmp_pa
                      'other.md': ['load_digits']}
     overview = (tmp_path / 'results.md').read_text()
     assert all(f'](results/{name})' in overview for name in tasks)
+
+
+def test_results_of_a_conf_that_has_changed_since_are_marked(results, tmp_path):
+    store = results.Store(tmp_path / 'results.json')
+    current = results.read_task('ppo_cart_pole')
+    store.add(dataclasses.replace(current, bars=(results.Bar(required=1.0), )), 0, a_run([500.0]))
+    changed = dataclasses.replace(results.read_task('ppo_pendulum'), fingerprint='old', bars=(results.Bar(), ))
+    store.add(changed, 0, a_run([-200.0]))
+    store.add(a_task(results), 0, a_run([10.0]))  # there is no such conf any more
+    store.mark_outdated()
+    rows = {name: results.rows_of(name, store.confs[name])[0] for name in store.confs}
+    assert rows['ppo_cart_pole'][9:11] == ['500', 'reached'] and rows['some_conf'][10] == 'reached'
+    assert rows['ppo_pendulum'][10] == 'older conf'
