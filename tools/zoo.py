@@ -84,8 +84,9 @@ def pack(conf: str, run: Path, seed: int, row: dict[str, Any], environment: str)
             for optimizer in algorithm.optimizers():
                 optimizer.state.clear()
             Checkpointer(run_files.checkpoint_dir(str(aside)), alg=algorithm).save(step)
-            parameters = sum(parameter.numel() for name, parameter in algorithm.named_parameters()
-                             if not name.startswith(tuple(f'{module}.' for module in omitted)))
+            left_out = tuple(f'{module}.' for module in omitted)
+            parameters, buffers = (sum(tensor.numel() for name, tensor in found if not name.startswith(left_out))
+                                   for found in (algorithm.named_parameters(), algorithm.named_buffers()))
         shutil.copy(run / 'train' / 'start.json', aside / 'train')
         (aside / zoo.CARD).write_text(json.dumps({'omitted': omitted}))
         result, original = (alfx.evaluate(folder, num_episodes=_EPISODES, epsilon_greedy=row['epsilon_greedy'],
@@ -94,7 +95,7 @@ def pack(conf: str, run: Path, seed: int, row: dict[str, Any], environment: str)
             raise RuntimeError(f'the agent of {conf} does not act like its run {run}')
         card = {'conf': conf, 'environment': environment, 'seed': seed, 'steps': row['env_steps'],
                 'returns': [float(f'{value:.6g}') for value in np.reshape(result.returns, len(result.returns))],
-                'epsilon_greedy': row['epsilon_greedy'], 'parameters': parameters, 'omitted': omitted,
+                'epsilon_greedy': row['epsilon_greedy'], 'parameters': parameters or buffers, 'omitted': omitted,
                 'date': row['date'], 'versions': row['versions']}
         (aside / zoo.CARD).write_text(json.dumps(card, indent=1) + '\n')
         size = sum(file.stat().st_size for file in aside.rglob('*') if file.is_file())

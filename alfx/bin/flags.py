@@ -337,8 +337,8 @@ def run(main: Callable[[list[str]], Optional[int]], parser: Parser, argument: st
     Exit code 1 means that the work was done with a negative result, or that the program failed; 2 is a user error; 130
     is an interrupt.
     """
-    faulthandler.enable()  # prints the Python traceback if a C library crashes
     argv = parse(parser, sys.argv)
+    faulthandler.enable()  # prints the Python traceback if a C library crashes
     if argument == '*':
         code = call(lambda _: main(argv), argv[:1])
     else:

@@ -107,7 +107,8 @@ def train(name, short, root_dir):
         conf_check.shorten(config, trainer._env.batch_size if config.ml_type == 'rl' else 1)
         config.num_iterations += 1
         trainer.train()
-        return [f'{binding.location}: {binding}' for binding in gin_utils.unused_bindings()]
+        return [f'{binding.location}: {binding}' for binding in gin_utils.unused_bindings()
+                if config.evaluate or not str(binding).startswith('evaluation/')]  # play and evaluate use them
 
 
 def play_one_episode(short, root_dir):

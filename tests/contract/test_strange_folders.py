@@ -27,7 +27,7 @@ EVIL = """
 import pathlib
 import gymnasium
 pathlib.Path(__file__).with_name('executed').touch()
-gymnasium.register('Evil-v0', 'gymnasium.envs.classic_control.cartpole:CartPoleEnv')
+gymnasium.register('Evil-v0', 'gymnasium.envs.classic_control.cartpole:CartPoleEnv', max_episode_steps=20)
 """
 
 

@@ -22,12 +22,14 @@ SHORT = {'train': ['--conf_param', 'TrainerConfig.num_env_steps=5000'], 'play': 
 @pytest.mark.processes
 def test_the_commands_work_one_after_the_other(tmp_path):
     pytest.importorskip('minatar')
+    pytest.importorskip('ale_py')
     for command in COMMANDS:
         added = SHORT.get(command[1].removeprefix('alfx.bin.'), [])
         result = warm_starts.run([sys.executable, *command, *added], capture_output=True, text=True, timeout=300,
                                  cwd=tmp_path, env={**os.environ, 'OMP_NUM_THREADS': '1'})
         assert result.returncode == 0, f'{shlex.join(command)}\n{result.stdout}{result.stderr}'
-    assert len(COMMANDS) == 3 and (tmp_path / 'runs' / 'breakout.mp4').stat().st_size
+    assert len(COMMANDS) == 5
+    assert all((tmp_path / 'runs' / name).stat().st_size for name in ('breakout.mp4', 'pong.mp4'))
 
 
 def test_the_conf_of_the_page_trains(tmp_path):
