@@ -92,6 +92,8 @@ def shortened(name):
     load_fn = bound.get('create_environment.env_load_fn')
     suite = load_fn.selector if load_fn is not None else 'suite_gym.load'
     episode_limit = [] if suite == ENDS_BY_ITSELF else [f'{suite}.max_episode_steps = {EPISODE_STEPS}']
+    if 'evaluation/suite_atari.load.stack_size' in bound:
+        episode_limit.append(f'evaluation/suite_atari.load.max_episode_steps = {EPISODE_STEPS}')
     if any(text.startswith('EvolutionStrategyAlgorithm.') for text in bound):  # collects whole episodes of every member
         params += ['EvolutionStrategyAlgorithm.num_agents = 2', 'EvolutionStrategyAlgorithm.num_episodes = 1',
                    'EvolutionStrategyAlgorithm.num_best = None', *episode_limit]

@@ -314,7 +314,7 @@ def test_help_shows_usage_purpose_flags_and_examples(parser, flag, capsys):
     assert said.endswith('examples:\n  program a\n')
 
 
-def test_help_after_a_double_dash_and_values_of_negated_flags_are_not_options(capsys):
+def test_help_after_two_dashes_and_values_of_negated_flags(capsys):
     parser = conf_flags.Parser('alfx/bin/some.py', 'Do something.', ('WORD ...', 'words'))
     parser.add('render', 'render it', default=True)
     parser.add('labels NAMES', 'names', conf_flags.words, [])
