@@ -6,7 +6,6 @@ Each page covers one kind of object. The content comes from signatures and docst
 """
 import argparse
 import importlib
-import re
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -16,10 +15,10 @@ from typing import NamedTuple
 from alfx import gin_utils
 from alfx.bin import help as described
 from alfx.gin_utils.describe import SECTION
+from alfx.utils import docstrings
 
 ROOT = Path(__file__).resolve().parent.parent
 _GIVEN = {'observation_spec', 'action_spec', 'reward_spec', 'env', 'config', 'debug_summaries', 'name'}
-_ROLE = re.compile(r':\w+:`~?(?:[\w.]*\.)?(\w+)`')
 _REMARK = ('Written by `python tools/reference.py`. `alfx help NAME` prints the same, and the confs that bind it.',
            'Arguments that alfx passes itself, such as `observation_spec`, `env` and `name`, are omitted.')
 _TRANSFORMERS = 'alfx.algorithms.data_transformer'
@@ -103,7 +102,7 @@ def arguments(entry: described.Entry) -> Iterator[str]:
         return
     yield from ('| argument | default | type | meaning |', '| --- | --- | --- | --- |')
     for key, p in shown.items():
-        default = '*required*' if p.default is p.empty else _code(described.show_default(p.default))
+        default = '*required*' if p.default is p.empty else _code(docstrings.show_default(p.default))
         kind = '' if p.annotation is p.empty else cell(described.type_name(p.annotation))
         yield f'| `{key}` | {default} | {kind} | {cell(said.get(key, ""))} |'
     yield ''
@@ -118,7 +117,7 @@ def meanings(entry: described.Entry) -> dict[str, str]:
 def as_markdown(docstring: str) -> Iterator[str]:
     """Convert a docstring to lines of Markdown."""
     before = ''
-    for line in _ROLE.sub(r'`\1`', docstring.strip()).replace('``', '`').replace('::\n', ':\n').splitlines():
+    for line in docstrings.markdown(docstring.strip()).replace('::\n', ':\n').splitlines():
         if before and (line.startswith(('- ', '* ')) and not before.startswith(('- ', '* ', '  '))):
             yield ''
         yield line.rstrip()
@@ -127,7 +126,7 @@ def as_markdown(docstring: str) -> Iterator[str]:
 
 def cell(text: str) -> str:
     """Escape a text for a table cell."""
-    return _ROLE.sub(r'`\1`', text).replace('``', '`').replace('|', '\\|').replace('<', '&lt;')
+    return docstrings.markdown(text).replace('|', '\\|').replace('<', '&lt;')
 
 
 def _code(text: str) -> str:

@@ -25,8 +25,8 @@ SUITES = (
     Suite('MuJoCo', {'half_cheetah': 'HalfCheetah-v5', 'hopper': 'Hopper-v5', 'walker2d': 'Walker2d-v5',
                      'ant': 'Ant-v5', 'humanoid': 'Humanoid-v5'},
           'Offline algorithms state the number of updates instead of environment steps.'),
-    Suite('MinAtar', {f'minatar_{game}': f'MinAtar {game}' for game in ('asterix', 'breakout', 'freeway', 'seaquest',
-                                                           'space_invaders')},
+    Suite('MinAtar', {f'minatar_{game}': f'MinAtar {game}'
+                      for game in ('asterix', 'breakout', 'freeway', 'seaquest', 'space_invaders')},
           'Actions stick with a probability of 0.1, as in the original games.'),
     Suite('Exploration', {'corridor': 'Corridor', 'noisy_corridor': 'NoisyCorridor',
                           'minigrid_doorkey_8x8': 'MiniGrid-DoorKey-8x8-v0',

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from pictures import film_of, fitted
+from pictures import film_of, write_agents
 from results import mean_over_episodes
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -34,7 +34,7 @@ from alfx.runs.evaluator import evaluate
 ROOT = Path(__file__).resolve().parent.parent
 FILMS = ROOT / 'docs' / 'images' / 'agents'
 MOST_BYTES = 300 * 1024
-_EPISODES, _FRAMES, _COLORS, _MILLISECONDS = 20, 80, 48, 80
+_EPISODES, _FRAMES = 20, 80
 _NOT_NEEDED = ('git.txt', 'command_line.txt', 'operative.gin')
 _HEAD = """# Trained agents
 
@@ -141,12 +141,7 @@ def _address(tensor: torch.Tensor) -> int:
 
 def write_film(name: str) -> None:
     """Record a short `.gif` of an agent."""
-    from PIL import Image
-    frames = film_of(f'{zoo.PREFIX}{name}', episodes=1, max_frames=400)[:_FRAMES]
-    pictures = [Image.fromarray(fitted(frame)).quantize(_COLORS, dither=Image.Dither.NONE) for frame in frames]
-    FILMS.mkdir(parents=True, exist_ok=True)
-    pictures[0].save(FILMS / f'{name}.gif', save_all=True, append_images=pictures[1:], duration=_MILLISECONDS, loop=0,
-                     optimize=True)
+    write_agents(FILMS / f'{name}.gif', [film_of(f'{zoo.PREFIX}{name}', episodes=1, max_frames=400)[:_FRAMES]])
 
 
 def write_page() -> None:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from alfx.bin import command, flags, from_source
 from alfx.bin.list import CONFS
+from alfx.utils import docstrings
 
 PARSER = flags.Parser(__file__, __doc__, ('CLASS', 'class, function, module or package of alfx, or command'))
 PARSER.add('module MODULE...', 'import this module first; repeatable')
@@ -30,7 +31,6 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _REGISTERED = re.compile(r'^@(?:\w+\.)?(?:configurable|register_function)(\([^\n]*\))?(?:  #[^\n]*)?\n'
                          r'(?:(?!class |def ).*\n)*?(?:class|def) (\w+)', re.MULTILINE)
 _LOADERS = re.compile(r'^(\w+) = make_load\(', re.MULTILINE)  # functions created by a factory function
-_ROLE = re.compile(r':\w+:`~?(?:[\w.]*\.)?(\w+)`')  # a Sphinx cross-reference, displayed as its last name
 
 
 class Entry(NamedTuple):
@@ -111,7 +111,7 @@ def _lines_of_list(listed: Sequence[Entry]) -> Iterator[str]:
                 nodes = {node.name: node for node in ast.parse(file.read()).body
                          if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
         node = nodes.get(entry.defined_as)
-        docstring = _ROLE.sub(r'\1', node and ast.get_docstring(node) or '')
+        docstring = docstrings.plain(node and ast.get_docstring(node) or '')
         sentence = re.split(r'(?<=[.:])\s', ' '.join(docstring.split('\n\n')[0].split()))[0]
         own = entry.selector.rsplit('.', 1)[-1]
         shown = own if entry.selector == f'{module}.{own}' else '.'.join(entry.selector.split('.')[-2:])
@@ -141,7 +141,7 @@ def _lines_of_class(name: str, known: Sequence[Entry]) -> list[str]:
     # A conf may not write a name that several modules define, such as load.
     shortest = next(part for part in _endings(description.selector) if len(matching(part, known)) <= 1)
     return [f'@{description.selector}', '', *_signature_lines(shortest, description.parameters), '',
-            *textwrap.dedent(_ROLE.sub(r'\1', description.docstring)).splitlines(), '', *_bound_lines(shortest)]
+            *textwrap.dedent(docstrings.plain(description.docstring)).splitlines(), '', *_bound_lines(shortest)]
 
 
 def described(entry: Entry) -> Any:
@@ -163,21 +163,13 @@ def _signature_lines(name: str, parameters: dict[str, inspect.Parameter]) -> Ite
     """Yield a line for each parameter: the binding with its default as in a conf, and the type."""
     if not parameters:
         yield f'{name} has no parameters that a conf can bind'
-    bindings = [f'{name}.{key}' if p.default is p.empty else f'{name}.{key} = {show_default(p.default)}'
+    bindings = [f'{name}.{key}' if p.default is p.empty else f'{name}.{key} = {docstrings.show_default(p.default)}'
                 for key, p in parameters.items()]
     width = min(max(map(len, bindings), default=0), 72)
     for binding, p in zip(bindings, parameters.values()):
         required = 'required, ' if p.default is p.empty else ''
         kind = '' if p.annotation is p.empty else type_name(p.annotation)
         yield f'{binding:{width}}  # {required}{kind}'.removesuffix('  # ').rstrip(', ')
-
-
-def show_default(default: Any) -> str:
-    """Return a default value in the syntax of confs."""
-    if callable(default) and hasattr(default, '__name__'):
-        return f'@{default.__name__}'
-    text = re.sub(r'<(?:\w+\.)*(\w+) object at 0x\w+>', r'\1()', repr(default))
-    return re.sub(r"<class '(?:\w+\.)*(\w+)'>", r'\1', text)
 
 
 def type_name(annotation: Any) -> str:

@@ -69,9 +69,10 @@ class CorridorEnv(gymnasium.Env):
 
             p[0, 0] = 1
             p[t + 1, c + 1] += p[t, c] / k              for each c except the last
-            p[t + 1, max(c - 1, 0)] += p[t, c] * (k - 1) / k   (with an action that does not move: k + 1 below, and
-                                                                p[t + 1, c] += p[t, c] / (k + 1))
+            p[t + 1, max(c - 1, 0)] += p[t, c] * (k - 1) / k
             success = p[num_steps, last],  steps = sum_{t < num_steps} (1 - p[t, last])
+
+        With an action that does not move, all three divide by k + 1, and p[t + 1, c] += p[t, c] / (k + 1).
 
         Returns:
             The probability of reaching the end, and the expected number of steps of the episode.

@@ -14,8 +14,7 @@ from alfx import gin_utils
 from alfx.gin_utils import reference_types, registry, type_check
 from alfx.gin_utils.parsing import Reader, Statement, find_included, folders_of_includes
 from alfx.language_server.text import Name, name_at
-
-_ROLE = re.compile(r':\w+:`~?(?:[\w.]*\.)?(\w+)`')  # a Sphinx cross-reference
+from alfx.utils import docstrings
 
 
 class Completion(NamedTuple):
@@ -59,7 +58,7 @@ def hover(path: str, texts: Mapping[str, str], line: int, column: int) -> str:
         text = gin_utils.meanings(described.selector).get(name.name, '')
     else:
         return ''
-    return f'```python\n{code}\n```\n{_markdown(text)}'.rstrip()
+    return f'```python\n{code}\n```\n{docstrings.markdown(text)}'.rstrip()
 
 
 def completions(path: str, texts: Mapping[str, str], line: int, column: int) -> list[Completion]:
@@ -74,8 +73,8 @@ def completions(path: str, texts: Mapping[str, str], line: int, column: int) -> 
                 for key, macro in _macros(path, {**texts, path: others}).items()]
     if name.kind == 'argument' and (described := _described(name)):
         meanings = gin_utils.meanings(described.selector)
-        return [Completion(key, name.start, 'Field', _argument(described, key), _markdown(meanings.get(key, '')))
-                for key in described.parameters]
+        return [Completion(key, name.start, 'Field', _argument(described, key),
+                           docstrings.markdown(meanings.get(key, ''))) for key in described.parameters]
     start = name.start - (len(name.owner) + 1 if name.owner else 0)  # the owner may be a module
     names = {gin.config._REGISTRY.minimal_selector(full): full for full in registry.registered_selectors()}
     return [Completion(short, start, 'Class', full) for short, full in sorted(names.items()) if name.kind]
@@ -114,8 +113,7 @@ def _argument(described: Any, name: str, complete: bool = True) -> str:
     """Return an argument with its default, and if ``complete`` with its type."""
     parameter = described.parameters[name]
     default = parameter.default
-    shown = f'@{default.__name__}' if hasattr(default, '__name__') else re.sub(
-        r'<(?:\w+\.)*(\w+) object at 0x\w+>', r'\1()', repr(default))
+    shown = docstrings.show_default(default)
     if not complete:
         return name if default is parameter.empty else f'{name}={shown}'
     kinds = registry.annotations_of(reference_types.resolve(described.selector).wrapped)
@@ -123,10 +121,6 @@ def _argument(described: Any, name: str, complete: bool = True) -> str:
     text = '' if kind is parameter.empty else f': {kind if isinstance(kind, str) else type_check.show(kind)}'
     text = re.sub(r'\b(?:[a-z_]\w*\.)+(?=\w)', '', text)  # without modules
     return f'{name}{text}' + ('  # required' if default is parameter.empty else f' = {shown}')
-
-
-def _markdown(text: str) -> str:
-    return _ROLE.sub(r'`\1`', text).replace('``', '`')
 
 
 def _confs(path: str, written: str) -> list[str]:

@@ -43,8 +43,7 @@ def branch(run: str, step: int | str, params: Sequence[str], root_dir: str, trus
     steps = Checkpointer(checkpoints).steps()
     step = steps[-1] if isinstance(step, str) and steps else step
     if step == run_files.BEST:
-        raise gin_utils.ConfError(f'{run} has no best checkpoint',
-                                  'TrainerConfig.callbacks = (@KeepBestCheckpoint(),) writes one during training')
+        raise gin_utils.ConfError(f'{run} has no best checkpoint', run_files.HOW_TO_KEEP_BEST)
     if step not in steps:
         raise gin_utils.ConfError(f'{run} has no checkpoint {step}',
                                   'available: ' + (', '.join(map(str, steps)) or 'none'))

@@ -46,8 +46,7 @@ def load_for_play(root_dir: str, algorithm: Any, checkpoint_step: int | str = 'l
     if checkpoint_step == run_files.BEST:
         folder, checkpoint_step = run_files.best_checkpoint_dir(root_dir), 'latest'
         if not os.path.isdir(folder):
-            raise CheckpointError(f'{root_dir} has no best checkpoint; TrainerConfig.callbacks = '
-                                  '(@KeepBestCheckpoint(),) writes one during training')
+            raise CheckpointError(f'{root_dir} has no best checkpoint; {run_files.HOW_TO_KEEP_BEST}')
     checkpointer = Checkpointer(folder, alg=algorithm)
     omitted = [f'alg.{name}.' for name in zoo.read_card(root_dir).get('omitted', ())]
     return checkpointer.load(checkpoint_step, [*ignored_parameter_prefixes, *omitted], ignore_unexpected=True,

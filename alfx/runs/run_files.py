@@ -21,6 +21,7 @@ from alfx.gin_utils import ConfError, stored_files
 
 logger = logging.getLogger(__name__)
 BEST = 'best'  # folder of the best checkpoint, and its name for the user
+HOW_TO_KEEP_BEST = 'TrainerConfig.callbacks = (@KeepBestCheckpoint(),) writes one during training'
 _MOST_TABLE_BYTES = 2**28
 _MOST_THREADS = 4096
 LEARNING_COLUMN = re.compile(r'(^|/)(((scalar_)?loss|alpha)(/|$)|train/)')  # scalars of learning in progress.csv

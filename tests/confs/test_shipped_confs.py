@@ -89,11 +89,10 @@ def shortened(name):
         params += ['ModelBasedPolicyAlgorithm.max_model_updates = 2', 'ModelBasedPolicyAlgorithm.num_rollouts = 8']
     if 'ParticleEntropy.num_neighbors' in bound:  # of which a small batch has fewer
         params.append('ParticleEntropy.num_neighbors = 3')
-    load_fn = bound.get('create_environment.env_load_fn')
-    suite = load_fn.selector if load_fn is not None else 'suite_gym.load'
-    episode_limit = [] if suite == ENDS_BY_ITSELF else [f'{suite}.max_episode_steps = {EPISODE_STEPS}']
-    if 'evaluation/suite_atari.load.stack_size' in bound:
-        episode_limit.append(f'evaluation/suite_atari.load.max_episode_steps = {EPISODE_STEPS}')
+    load_fns = [bound.get('create_environment.env_load_fn', '@suite_gym.load'),
+                *filter(None, [bound.get('create_environment.eval_env_load_fn')])]
+    suites = [str(load_fn).removeprefix('@') for load_fn in load_fns]
+    episode_limit = [f'{suite}.max_episode_steps = {EPISODE_STEPS}' for suite in suites if suite != ENDS_BY_ITSELF]
     if any(text.startswith('EvolutionStrategyAlgorithm.') for text in bound):  # collects whole episodes of every member
         params += ['EvolutionStrategyAlgorithm.num_agents = 2', 'EvolutionStrategyAlgorithm.num_episodes = 1',
                    'EvolutionStrategyAlgorithm.num_best = None', *episode_limit]
@@ -110,7 +109,7 @@ def train(name, short, root_dir):
         config.num_iterations += 1
         trainer.train()
         return [f'{binding.location}: {binding}' for binding in gin_utils.unused_bindings()
-                if config.evaluate or not str(binding).startswith('evaluation/')]  # play and evaluate use them
+                if config.evaluate or not str(binding).startswith('evaluation/')]  # those are for play_one_episode
 
 
 def play_one_episode(short, root_dir):
@@ -120,10 +119,12 @@ def play_one_episode(short, root_dir):
         config.random_seed = 0
         env = building.create_eval_environment(config, 1)
         try:
-            return play(root_dir, env, building.create_algorithm(config, env, trains=False), num_episodes=1,
-                        render=False)
+            result = play(root_dir, env, building.create_algorithm(config, env, trains=False), num_episodes=1,
+                          render=False)
         finally:
             env.close()
+        assert not [binding for binding in gin_utils.unused_bindings() if str(binding).startswith('evaluation/')]
+        return result
 
 
 @pytest.mark.parametrize('name', TASKS)

@@ -24,7 +24,7 @@ from alfx.trainers.policy_trainer import RLTrainer
 
 _CONFS = ('ppo_cart_pole', 'sac_half_cheetah', 'pqn_minatar_breakout', 'dqn_minatar_breakout')
 _MODES = ('eager', 'traced', 'compiled')
-_QUIET = ('TrainerConfig.num_summaries=None', 'TrainerConfig.summary_interval=1000000000',
+QUIET = ('TrainerConfig.num_summaries=None', 'TrainerConfig.summary_interval=1000000000',
           'TrainerConfig.summarize_first_interval=False', 'TrainerConfig.num_checkpoints=1',
           'TrainerConfig.evaluate=False', 'TrainerConfig.num_env_steps=0', 'TrainerConfig.num_iterations=1000000000',
           'TrainerConfig.initial_collect_steps=1000', 'TrainerConfig.num_threads=1')
@@ -52,7 +52,7 @@ def measure(conf: str, device_name: str, mode: str, bindings: list[str], warm_up
     device = find_device(device_name)
     use_device(device)
     with tempfile.TemporaryDirectory() as folder:
-        quiet = [*_QUIET, f"TrainerConfig.compile={mode == 'compiled'}", *bindings]
+        quiet = [*QUIET, f"TrainerConfig.compile={mode == 'compiled'}", *bindings]
         gin_utils.write_conf(f'{folder}/run', gin_utils.load(conf, quiet))
         trainer = RLTrainer(TrainerConfig(root_dir=f'{folder}/run'))
         learner = trainer.algorithm.learner

@@ -18,6 +18,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from bare_loops import advantages_of, mlp
+from device_speed import QUIET
 from torch import nn
 
 from alfx import gin_utils
@@ -81,12 +82,10 @@ def bare_iteration(num_envs: int) -> Callable[[], None]:
 
 def alfx_iteration(num_envs: int, threads: int, compiles: bool, folder: str) -> Callable[[], object]:
     """Return a function that executes one iteration of alfx."""
-    bindings = [f'create_environment.num_parallel_environments={num_envs}', f'TrainerConfig.unroll_length={_LENGTH}',
-                f'TrainerConfig.mini_batch_size={_MINI_BATCH}', f'TrainerConfig.num_updates_per_train_iter={_EPOCHS}',
-                'TrainerConfig.num_summaries=None', 'TrainerConfig.summary_interval=1000000000',
-                'TrainerConfig.num_checkpoints=1', 'TrainerConfig.num_env_steps=0',
-                'TrainerConfig.num_iterations=1000000000', f'TrainerConfig.num_threads={threads}',
-                f'TrainerConfig.compile={compiles}', 'ppo/Adam.lr=3e-4', 'LinearScheduler.schedule=[(0.0, 3e-4)]']
+    bindings = [*QUIET, f'create_environment.num_parallel_environments={num_envs}',
+                f'TrainerConfig.unroll_length={_LENGTH}', f'TrainerConfig.mini_batch_size={_MINI_BATCH}',
+                f'TrainerConfig.num_updates_per_train_iter={_EPOCHS}', f'TrainerConfig.num_threads={threads}',
+                f'TrainerConfig.compile={compiles}', 'LinearScheduler.schedule=[(0.0, 3e-4), (1.0, 3e-4)]']
     gin_utils.write_conf(f'{folder}/run', gin_utils.load('ppo_envpool_cart_pole', bindings))
     return RLTrainer(TrainerConfig(root_dir=f'{folder}/run')).algorithm.learner.run_iteration
 
