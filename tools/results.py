@@ -42,6 +42,7 @@ from alfx import gin_utils
 from alfx.reports import curves
 from alfx.runs.run_files import read_table
 from alfx.utils.confidence import confidence_interval
+from alfx.utils.processes import num_cores
 
 ROOT = Path(__file__).resolve().parent.parent
 _RETURN = 'return'
@@ -196,7 +197,7 @@ def train_and_evaluate(task: Task, seed: int, folder: Path, episodes: int, jobs:
     """
     root_dir = folder / f'{task.name}-{task.fingerprint}' / f'seed-{seed}'
     root_dir.parent.mkdir(parents=True, exist_ok=True)
-    threads = max(1, (os.cpu_count() or 1) // jobs)
+    threads = max(1, num_cores() // jobs)
     log = root_dir.parent / f'seed-{seed}.log'
     _run(['alfx.bin.train', '--conf', task.conf, '--root_dir', str(root_dir), '--conf_param',
           f'TrainerConfig.random_seed={seed}', *(['--conf_param', 'TrainerConfig.compile=True'] if compile else [])],
@@ -218,7 +219,7 @@ def train_and_evaluate(task: Task, seed: int, folder: Path, episodes: int, jobs:
                                f"{sorted(further) or 'no other numbers'}")
     return {'returns': evaluation['returns'], 'env_info': further, 'epsilon_greedy': task.epsilon_greedy,
             'env_steps': int(float(last['env_steps'])) or _updates(task, last) or _epochs(root_dir),
-            'seconds': float(last['seconds']), 'jobs': jobs, 'cores': os.cpu_count(),
+            'seconds': float(last['seconds']), 'jobs': jobs, 'cores': num_cores(),
             'compiled': compile, 'curve': learning_curve(root_dir),
             'date': datetime.date.today().isoformat(), 'versions': versions}
 

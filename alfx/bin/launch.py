@@ -64,7 +64,7 @@ def launch(command: Sequence[str], count: int) -> int:
 
 
 def _start(command: Sequence[str], rank: int, count: int, port: int) -> subprocess.Popen:
-    threads = os.environ.get('OMP_NUM_THREADS') or str(max(1, (os.cpu_count() or 1) // count))
+    threads = os.environ.get('OMP_NUM_THREADS') or str(max(1, processes.num_cores() // count))
     environment = {'RANK': str(rank), 'LOCAL_RANK': str(rank), 'WORLD_SIZE': str(count),
                    'LOCAL_WORLD_SIZE': str(count), 'MASTER_ADDR': _ADDRESS, 'MASTER_PORT': str(port),
                    'TORCHELASTIC_USE_AGENT_STORE': 'True', 'OMP_NUM_THREADS': threads}

@@ -43,8 +43,9 @@ def train(root_dir: str) -> int:
     """
     seeds = _seeds()
     os.makedirs(os.path.join(root_dir, 'logs'), exist_ok=True)
-    at_once = max(1, min(len(seeds), _cores() // (FLAGS.num_processes or 1)))
-    environment = {**os.environ, 'OMP_NUM_THREADS': os.environ.get('OMP_NUM_THREADS') or str(_cores() // at_once or 1)}
+    at_once = max(1, min(len(seeds), processes.num_cores() // (FLAGS.num_processes or 1)))
+    threads = os.environ.get('OMP_NUM_THREADS') or str(processes.num_cores() // at_once or 1)
+    environment = {**os.environ, 'OMP_NUM_THREADS': threads}
     print(f'{len(seeds)} runs in {root_dir}, {at_once} at a time', flush=True)
     waiting = list(seeds)
     running: dict[int, subprocess.Popen] = {}
@@ -83,10 +84,6 @@ def _seeds() -> list[int]:
         raise alfx.gin_utils.ConfError(f'--seeds and {"torchrun" if FLAGS.seed is None else "--seed"} cannot be '
                                        'combined', 'use one of them')
     return seeds
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
 
 
 def _folder(root_dir: str, seed: int) -> str:

@@ -14,6 +14,7 @@ from alfx.experience_replayers.packed_storage import memory_of
 from alfx.gin_utils import ConfError, Problem, locations, static_check, supplied_arguments
 from alfx.gin_utils.value_checks import log_unused, problem_at
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
+from alfx.utils.processes import num_cores
 
 logger = logging.getLogger(__name__)
 _GIBIBYTE = 2**30
@@ -118,7 +119,7 @@ def warn_of_processes(count: int, setting: str) -> None:
         count: number of processes.
         setting: the setting or flag with its value, for the message.
     """
-    cores = os.cpu_count() or 1
+    cores = num_cores()
     if count > _MANY_PROCESSES * cores:
         logger.warning('%s: %d processes share the %d core(s) of this machine and will mostly wait for each other',
                        setting, count, cores)

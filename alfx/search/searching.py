@@ -21,7 +21,7 @@ from alfx.search.search_conf import SearchConf
 from alfx.search.search_settings import Search
 from alfx.search.study import Study
 from alfx.runs import run_files
-from alfx.utils.processes import signal_handlers
+from alfx.utils.processes import num_cores, signal_handlers
 
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 120.0  # a run that takes longer to stop is killed
@@ -228,7 +228,7 @@ class Searching:
     def _threads(self) -> int | None:
         if self._settings.executor != 'process' or 'OMP_NUM_THREADS' in os.environ:
             return self._settings.threads_per_run
-        return self._settings.threads_per_run or max(1, (os.cpu_count() or 1) // self._settings.num_parallel)
+        return self._settings.threads_per_run or max(1, num_cores() // self._settings.num_parallel)
 
     def _check_run(self, run: ActiveRun) -> None:
         code = run.execution.poll()

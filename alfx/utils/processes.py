@@ -37,6 +37,11 @@ SPAWN = multiprocessing.get_context('spawn')
 _STARTED_BY = os.getppid()
 
 
+def num_cores() -> int:
+    """Return the number of processor cores that this process may use (``taskset``, containers), at least 1."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+
+
 class LostProcessError(RuntimeError):
     """A process that a run needs has ended; the parameters of this process are intact.
 

@@ -10,6 +10,7 @@ from alfx import context
 
 _SINGLE = 2**13 * torch.finfo(torch.float32).eps  # 1e-3: thousands of roundings
 _HALF = 2**5 * torch.finfo(torch.bfloat16).eps  # 0.25
+NEAR_MISS = 2**-5  # tolerance of a single verification: one element of a batch may have another gradient
 _NEGLIGIBLE = 1e-5  # fraction of the norm of all gradients; smaller differences are rounding errors
 
 Parts = Sequence[tuple[str, Tensor | None]]

@@ -1,6 +1,5 @@
 """Warnings at the start about sizes that are far too large."""
 import logging
-import os
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from alfx.config import TrainerConfig
 from alfx.environments.utils import create_environment
 from alfx.runs import start_checks
 from alfx.trainers.policy_trainer import RLTrainer
+from alfx.utils.processes import num_cores
 
 
 class LargeEnv(WalkEnv):
@@ -26,7 +26,7 @@ def test_observations_larger_than_memory_log_a_warning(tmp_path, caplog, env, wa
     assert ('TrainerConfig.unroll_length = 8 steps of 4 environments) need 131072 GiB' in caplog.text) is warned
 
 
-@pytest.mark.parametrize('count, warned', [(os.cpu_count(), False), (100 * os.cpu_count(), True)])
+@pytest.mark.parametrize('count, warned', [(num_cores(), False), (100 * num_cores(), True)])
 def test_many_processes_per_core_log_a_warning(caplog, count, warned):
     start_checks.warn_of_processes(count, f'--num_processes={count}')
     assert (f'--num_processes={count}: {count} processes share' in caplog.text) is warned

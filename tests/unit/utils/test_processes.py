@@ -177,3 +177,14 @@ def test_a_program_without_guard_is_not_run_again(tmp_path, monkeypatch, program
     if 'no line' in reason:
         with pytest.raises(ConfError, match='it would run the program again'):
             processes.MessagingProcess(print, (), 'evaluation process')
+
+
+@pytest.mark.skipif(not hasattr(os, 'sched_setaffinity'), reason='affinity exists on Linux only')
+def test_cores_are_those_that_the_process_may_use():
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert processes.num_cores() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert processes.num_cores() == len(allowed)
