@@ -15,7 +15,7 @@ class OffPolicyWorkload:
     """Task with all settings that determine the amount of work.
 
     Attributes:
-        algorithm: 'sac', 'td3' or 'dqn'.
+        algorithm: 'sac', 'td3', 'dqn', 'crossq', 'tqc' or 'droq'.
         env_name: gymnasium id; one environment.
         batch_size: transitions in a minibatch.
         layers: hidden layers of every network.
@@ -48,6 +48,12 @@ WORKLOADS = {
                                             'SAC, one update a step, batch 64, 2 x 100, Adam 3e-4'),
     'td3_pendulum': OffPolicyWorkload('td3', 'Pendulum-v1', 256, (256, 256), 1, 1, 500, 4000,
                                       'TD3, one update a step, batch 256, 2 x 256, Adam 1e-3'),
+    'crossq_half_cheetah': OffPolicyWorkload('crossq', 'HalfCheetah-v5', 256, (256, 256), 1, 1, 500, 2500,
+                                             'CrossQ, one update a step, batch 256, 2 x 256, Adam 1e-3'),
+    'tqc_half_cheetah': OffPolicyWorkload('tqc', 'HalfCheetah-v5', 256, (256, 256), 1, 1, 500, 1500,
+                                          'TQC, 5 critics of 25 quantiles, one update a step, batch 256, 2 x 256'),
+    'droq_half_cheetah': OffPolicyWorkload('droq', 'HalfCheetah-v5', 256, (256, 256), 1, 20, 300, 150,
+                                           'DroQ, 20 updates a step, batch 256, 2 x 256, dropout 0.01, layer norm'),
     'dqn_cart_pole': OffPolicyWorkload('dqn', 'CartPole-v1', 64, (256, 256), 256, 128, 2048, 15_360,
                                        'DQN, 128 updates every 256 steps, batch 64, 2 x 256, Adam 2.3e-3'),
 }
@@ -68,12 +74,14 @@ TrainerConfig.random_seed = {seed}
 TrainerConfig.compile = {compile}
 TrainerConfig.float32_matmul_precision = {precision!r}
 """
-_CONFS = {
-    'sac': """include 'sac_continuous.gin'
+_ACTOR_AND_CRITICS = """
 ActorDistributionNetwork.fc_layer_params = {layers}
 CriticNetwork.joint_fc_layer_params = {layers}
 TrainerConfig.replay_buffer_length = 1000000
-""",
+"""
+_CONFS = {
+    **{name: f"include '{base}'" + _ACTOR_AND_CRITICS for name, base in (
+        ('sac', 'sac_continuous.gin'), ('crossq', 'crossq.gin'), ('tqc', 'tqc.gin'), ('droq', 'droq.gin'))},
     'td3': """include 'td3.gin'
 ActorNetwork.fc_layer_params = {layers}
 CriticNetwork.joint_fc_layer_params = {layers}
@@ -100,23 +108,32 @@ def run_bare(workload: OffPolicyWorkload, steps: int, seed: int) -> tuple[int, f
 
 
 def run_stable_baselines(package: Any, workload: OffPolicyWorkload, steps: int, seed: int) -> tuple[int, float]:
-    """Run stable-baselines3 or sbx with its csv and TensorBoard logger."""
+    """Run stable-baselines3, sb3-contrib or sbx with its csv and TensorBoard logger."""
     from stable_baselines3.common.logger import configure
 
+    algorithm, policy_kwargs = workload.algorithm, {'net_arch': list(workload.layers)}
+    if algorithm == 'tqc':
+        policy_kwargs.update(n_critics=5, n_quantiles=25)
+    elif algorithm == 'droq':
+        algorithm, policy_kwargs = 'sac', {**policy_kwargs, 'dropout_rate': 0.01, 'layer_norm': True}
+
     settings: dict[str, Any] = {'batch_size': workload.batch_size, 'learning_starts': 100, 'seed': seed,
-                                'policy_kwargs': {'net_arch': list(workload.layers)}}
-    if workload.algorithm == 'dqn':
+                                'policy_kwargs': policy_kwargs}
+    if algorithm == 'dqn':
         settings.update(learning_rate=2.3e-3, buffer_size=100_000, train_freq=workload.every,
                         gradient_steps=workload.updates, target_update_interval=workload.every,
                         exploration_initial_eps=0.04, exploration_final_eps=0.04)
     else:
-        settings.update(buffer_size=1_000_000, train_freq=1, gradient_steps=1)
-    if workload.algorithm == 'td3':
+        settings.update(buffer_size=1_000_000, train_freq=1, gradient_steps=workload.updates)
+    if workload.algorithm == 'droq':
+        settings['policy_delay'] = workload.updates
+    if algorithm == 'td3':
         import numpy as np
         from stable_baselines3.common.noise import NormalActionNoise
 
         settings['action_noise'] = NormalActionNoise(np.zeros(1), 0.1 * np.ones(1))
-    agent = getattr(package, workload.algorithm.upper())('MlpPolicy', workload.env_name, **settings)
+    name = 'CrossQ' if algorithm == 'crossq' else algorithm.upper()
+    agent = getattr(package, name)('MlpPolicy', workload.env_name, **settings)
     with tempfile.TemporaryDirectory() as folder:
         agent.set_logger(configure(folder, ['csv', 'tensorboard']))
         agent.learn(workload.warm_up)

@@ -151,11 +151,13 @@ def _stable_baselines(package: Any, workload: Any, steps: int, seed: int, warm_u
         return agent.num_timesteps - before, time.perf_counter() - start
 
 
-def run_sb3(workload: Any, steps: int, seed: int) -> tuple[int, float]:
-    """Run stable-baselines3 with its vector environment and its csv and TensorBoard logger."""
-    import stable_baselines3
+_CONTRIB = ('crossq', 'tqc')  # algorithms of sb3-contrib
 
-    return _stable_baselines(stable_baselines3, workload, steps, seed, warm_up=0)
+
+def run_sb3(workload: Any, steps: int, seed: int) -> tuple[int, float]:
+    """Run stable-baselines3 or sb3-contrib with its vector environment and its csv and TensorBoard logger."""
+    package = importlib.import_module('sb3_contrib' if workload.algorithm in _CONTRIB else 'stable_baselines3')
+    return _stable_baselines(package, workload, steps, seed, warm_up=0)
 
 
 def run_sbx(workload: Any, steps: int, seed: int) -> tuple[int, float]:
@@ -251,8 +253,12 @@ def unavailable(peer: str, workload: Any) -> str:
     if peer == 'eager':
         return ''
     module = {'alfx': 'alfx', 'sb3': 'stable_baselines3', 'sbx': 'sbx', 'bare': 'torch'}[peer]
+    if peer == 'sb3' and workload.algorithm in _CONTRIB:
+        module = 'sb3_contrib'
     if importlib.util.find_spec(module) is None:
         return f'{module} is not installed (make install-bench)'
+    if peer in ('sb3', 'bare') and workload.algorithm == 'droq' or peer == 'bare' and workload.algorithm in _CONTRIB:
+        return f'no {workload.algorithm}'
     if peer == 'sbx' and workload.algorithm == 'a2c':
         return 'sbx has no A2C'
     return ''
