@@ -27,8 +27,7 @@ from alfx.algorithms.intrinsic.intrinsic_reward import (IntrinsicRewardAlgorithm
                                                         hidden_sizes, is_first, is_last, make_network, next_row,
                                                         output_tensor_spec, rows)
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.value_checks import Count, Positive, problem_at
+from alfx.gin_utils import ConfError, Count, Positive, configurable, problem_at
 from alfx.nest.utils import NestConcat
 from alfx.networks.action_encoder import SimpleActionEncoder
 from alfx.networks.encoding_networks import EncodingNetwork

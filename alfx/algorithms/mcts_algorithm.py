@@ -28,8 +28,7 @@ from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, TimeStep, namedtuple
 from alfx.distributions.discrete import num_categories
 from alfx.environments.environment_errors import nearest
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count, Fraction, Positive
+from alfx.gin_utils import Count, Fraction, Positive, configurable
 from alfx.summary import summary_utils
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.tree_search import rules

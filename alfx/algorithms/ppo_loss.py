@@ -8,8 +8,7 @@ import torch
 
 from alfx import context, summary
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
-from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Positive
+from alfx.gin_utils import Positive, configurable, takes_arguments_of
 from alfx.engine.capabilities import Capabilities
 from alfx.utils import value_ops
 

@@ -15,8 +15,7 @@ from alfx.environments.gym_make import EnvWrapper
 from alfx.environments.suite_helpers import constructor_of
 from alfx.environments.suite_gym import AlfWrapper, VectorEnvCtor
 from alfx.environments.vector_env import SerialVectorEnv
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import StepLimit
+from alfx.gin_utils import StepLimit, configurable
 
 
 class StochasticWithRiskyBranch(gymnasium.Env):

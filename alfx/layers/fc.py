@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Count, Fraction
+from alfx.gin_utils import Count, Fraction, configurable, takes_arguments_of
 from alfx.layers import weights as w
 from alfx.layers.activations import is_elementwise, out_of_place
 from alfx.layers.elementwise import Dropout

@@ -5,8 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count
+from alfx.gin_utils import Count, configurable
 from alfx.networks.action_specs import action_range, require_continuous
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 

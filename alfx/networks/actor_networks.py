@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from alfx import nest
-from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Count
+from alfx.gin_utils import Count, configurable, takes_arguments_of
 from alfx.initializers import small_last_layer_init
 from alfx.layers import FC, Reshape, make_parallel_net
 from alfx.layers.activations import out_of_place

@@ -26,8 +26,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count
+from alfx.gin_utils import Count, configurable
 from alfx.layers import FC, ElementwiseLayerBase, Reshape, Sequential
 from alfx.layers.sequential import make_parallel_net, reset_parameters
 from alfx.layers.weights import Activation, Initializer

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from alfx import nest
-from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Count, Fraction
+from alfx.gin_utils import Count, Fraction, configurable, takes_arguments_of
 from alfx.initializers import small_last_layer_init
 from alfx.layers import make_parallel_input
 from alfx.layers.weights import Activation, Initializer, Norm

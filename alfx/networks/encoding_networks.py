@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Count, Fraction
+from alfx.gin_utils import Count, Fraction, configurable, takes_arguments_of
 from alfx.layers import FC, Reshape, first_layers, make_parallel_input, make_parallel_net, make_parallel_spec
 from alfx.layers.conv import Size2d, pair
 from alfx.layers.weights import Activation, Initializer, Norm

@@ -27,8 +27,7 @@ import torch
 from torch.nn import functional as F
 
 from alfx import context
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Fraction
+from alfx.gin_utils import Fraction, configurable
 from alfx.layers import FC
 from alfx.nest import map_structure
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec, check_consistent

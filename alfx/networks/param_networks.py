@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from alfx import nest
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count
+from alfx.gin_utils import Count, configurable
 from alfx.layers import FC, Reshape
 from alfx.layers.sequential import make_parallel_spec
 from alfx.layers.conv import Size2d, pair

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count
+from alfx.gin_utils import Count, configurable
 from alfx.layers import ElementwiseLayerBase
 from alfx.layers.weights import Activation
 from alfx.networks.encoding_networks import EncodingNetwork

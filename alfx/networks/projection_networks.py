@@ -14,8 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from alfx import nest
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count, NonNegative, Positive
+from alfx.gin_utils import Count, NonNegative, Positive, configurable
 from alfx.layers import FC
 from alfx.layers.activations import out_of_place
 from alfx.layers.weights import Activation

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Count, NonNegative
+from alfx.gin_utils import Count, NonNegative, configurable, takes_arguments_of
 from alfx.initializers import small_last_layer_init
 from alfx.layers import FC, make_parallel_net
 from alfx.layers.weights import Activation, Initializer

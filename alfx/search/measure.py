@@ -4,8 +4,7 @@ import math
 import os
 from collections.abc import Sequence
 
-from alfx.gin_utils import stored_files
-from alfx.gin_utils.conf_error import hint_nearest
+from alfx.gin_utils import hint_nearest, stored_files
 from alfx.search.search_settings import Search
 from alfx.runs import run_files
 

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from alfx import gin_utils
 from alfx.config import TrainerConfig
-from alfx.gin_utils import ConfError, Problem, locations, static_check, stored_files
-from alfx.gin_utils.conf_error import hint_nearest
+from alfx.gin_utils import ConfError, Problem, hint_nearest, locations, static_check, stored_files
 from alfx.gin_utils.parsing import Macro, Reader, Reference, Statement, iterate_nested, substitute
 from alfx.gin_utils.settings import may_change
 from alfx.search import space as space_module
