@@ -25,8 +25,7 @@ from alfx import nest
 from alfx.algorithms.bootstrapped_algorithm import Rows, Terms
 from alfx.algorithms.dqn_algorithm import DqnAlgorithm, DqnInfo, DqnLossInfo
 from alfx.algorithms.base.exploration_noise import ActionBounds
-from alfx.algorithms.base import critic_values
-from alfx.algorithms.base import q_values
+from alfx.algorithms.base import critic_values, q_values
 from alfx.algorithms.offline.offline_losses import log_integral_exp
 from alfx.algorithms.sac.actions import ActionParts, ActionType, Choice
 from alfx.algorithms.sac.states import OF_BATCHES

@@ -19,8 +19,7 @@ from typing import Any, Optional, Union
 
 import gin
 
-from alfx.gin_utils import locations, trust
-from alfx.gin_utils import value_checks
+from alfx.gin_utils import locations, trust, value_checks
 
 __all__ = ['configurable', 'named_by_path', 'program_module', 'register_by_path', 'register_function', 'raw_functions',
            'registered_selectors', 'step_function_of']

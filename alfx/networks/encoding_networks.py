@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from alfx.gin_utils import Count, Fraction, configurable, takes_arguments_of
-from alfx.layers import FC, Reshape, first_layers, make_parallel_input, make_parallel_net, make_parallel_spec
-from alfx.layers.conv import Size2d, pair
-from alfx.layers.weights import Activation, Initializer, Norm
+from alfx.layers import (FC, Activation, Initializer, Norm, Reshape, Size2d, first_layers, make_parallel_input,
+                         make_parallel_net, make_parallel_spec, pair)
 from alfx.nest.utils import NestCombiner
 from alfx.networks.decoding_networks import AutoShapeImageDeconvNetwork as AutoShapeImageDeconvNetwork
 from alfx.networks.decoding_networks import ImageDecodingNetwork as ImageDecodingNetwork

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from alfx import nest
-from alfx.layers import Identity, OneHot, copy_module, make_parallel_input, make_parallel_net
-from alfx.layers.activations import out_of_place
+from alfx.layers import Identity, OneHot, copy_module, make_parallel_input, make_parallel_net, out_of_place
 from alfx.layers.steps import add_child
 from alfx.nest.utils import NestCombiner
 from alfx.networks.network import Network, example_batch, is_stacked

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from alfx.gin_utils import Count, configurable
-from alfx.layers import ElementwiseLayerBase
-from alfx.layers.weights import Activation
+from alfx.layers import Activation, ElementwiseLayerBase
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.network import Network, ParallelNetworkWrapper
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec

@@ -15,9 +15,7 @@ from torch.nn import functional as F
 
 from alfx import nest
 from alfx.gin_utils import Count, NonNegative, Positive, configurable
-from alfx.layers import FC
-from alfx.layers.activations import out_of_place
-from alfx.layers.weights import Activation
+from alfx.layers import FC, Activation, out_of_place
 from alfx.networks.action_specs import action_range, require_categories, require_vector
 from alfx.networks.location_scale import LocationScaleProjection
 from alfx.networks.network import Network

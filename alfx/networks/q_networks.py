@@ -14,8 +14,7 @@ from torch import nn
 
 from alfx.gin_utils import Count, NonNegative, configurable, takes_arguments_of
 from alfx.initializers import small_last_layer_init
-from alfx.layers import FC, make_parallel_net
-from alfx.layers.weights import Activation, Initializer
+from alfx.layers import FC, Activation, Initializer, make_parallel_net
 from alfx.networks.action_specs import require_discrete
 from alfx.networks.encoding_networks import (LAST_LAYER_ARGUMENTS, NORM_ARGUMENTS, UNFORWARDED_ARGUMENTS,
                                              EncodedNetwork, EncodingNetwork, LSTMEncodingNetwork,
