@@ -21,9 +21,6 @@ import gin
 
 from alfx.gin_utils import locations, trust, value_checks
 
-__all__ = ['configurable', 'named_by_path', 'program_module', 'register_by_path', 'register_function', 'raw_functions',
-           'registered_selectors', 'step_function_of']
-
 # Keyword that asks a registered step function for the plain function.
 _RESOLVE = '_alfx_resolve_'
 _STEP_FUNCTION = '_alfx_step_function_'
