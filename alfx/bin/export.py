@@ -29,8 +29,7 @@ def main(argv: list[str]) -> int:
     del argv
     from alfx.trainers import devices
     from alfx.reports import curves
-    from alfx.runs import exporting
-    from alfx.runs import playing, zoo
+    from alfx.runs import exporting, playing, zoo
     from alfx.runs.policy import Policy
     policy_flags.set_up_logging()
     flags.stop_on_signals()

@@ -24,10 +24,8 @@ PARSER.add('y COLUMN', 'metric to report: a column of progress.csv where larger 
 def main(argv: list[str]) -> int:
     """Write the report on the given runs and return the exit code."""
     from alfx.bin import policy_flags
-    from alfx.reports import curves
+    from alfx.reports import collecting, curves, page
     from alfx.runs import run_files
-    from alfx.reports import collecting
-    from alfx.reports import page
     policy_flags.set_up_logging()
     flags.check_output('output')
     folders = list(dict.fromkeys(folder for argument in argv[1:] for folder in run_files.run_folders(argument)))
