@@ -89,11 +89,9 @@ def _check(names: list[str]) -> None:
     flags.conf_from_flags(root_dir or None, same_run=False)
     config = TrainerConfig(root_dir=root_dir)
     env = building.create_eval_environment(config, 1)
-    try:
+    with env:
         dataset_loading.load(names, None, env.observation_spec(), env.action_spec(), env.reward_spec(),
                      config.mini_batch_length or 1, env.name)
-    finally:
-        env.close()
     print(f'{", ".join(names)}: valid, and compatible with the environment')
 
 

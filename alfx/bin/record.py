@@ -47,10 +47,8 @@ def main(argv: list[str]) -> int:
     reference = policy_flags.reference_returns()
     dataset_folder.check_writable(FLAGS.dataset, FLAGS.overwrite)
     env, act, about = _actor()
-    try:
+    with env:
         episodes = _record(env, act)
-    finally:
-        env.close()
     if episodes is None:
         raise DatasetError(f'{FLAGS.dataset}: no episode was completed, so nothing is written', 'record longer')
     if reference is not None:

@@ -34,9 +34,7 @@ def main(argv: list[str]) -> int:
         raise alfx.gin_utils.ConfError('no given folder contains a run with a progress.csv',
                                        'name at least one run folder')
     report = collecting.collect(folders, FLAGS.x or curves.axis_of(folders), FLAGS.y)
-    text = page.render(report, FLAGS.title)
-    with alfx.gin_utils.stored_files.replacing(FLAGS.output) as path, open(path, 'w', encoding='utf8') as file:
-        file.write(text)
+    alfx.gin_utils.stored_files.write(FLAGS.output, page.render(report, FLAGS.title))
     for score in report.scores:
         between = '' if len(score.runs) == 1 else f' ({page.number(score.iqm.low)} to {page.number(score.iqm.high)})'
         runs = '1 run' if len(score.runs) == 1 else f'{len(score.runs)} runs'

@@ -319,8 +319,7 @@ def _free_name(name: str, taken: set[str]) -> str:
 
 def _write(folder: str, name: str, text: str | bytes) -> str:
     path = os.path.join(folder, name)
-    with stored_files.replacing(path) as temporary, open(temporary, 'wb') as file:
-        file.write(text.encode() if isinstance(text, str) else text)
+    stored_files.write(path, text)
     _written.setdefault(os.path.abspath(folder), {})[name] = text
     return path
 

@@ -96,9 +96,7 @@ class Measure:
 
 def write_result(root_dir: str, value: float) -> None:
     """Write the return value of a function to the run folder."""
-    path = os.path.join(root_dir, _RESULT)
-    with stored_files.replacing(path) as temporary, open(temporary, 'w', encoding='utf8') as file:
-        json.dump({VALUE: value}, file)
+    stored_files.write(os.path.join(root_dir, _RESULT), json.dumps({VALUE: value}))
 
 
 def read_result(root_dir: str) -> float | None:

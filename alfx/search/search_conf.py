@@ -160,8 +160,7 @@ def prepare(conf: gin_utils.Conf, folder: SearchFolder) -> SearchConf:
     for file in conf.modules if stored is None else ():  # runs import them from the folder of the base conf
         path = os.path.join(os.path.dirname(folder.base_file), file.name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with stored_files.replacing(path) as temporary, open(temporary, 'wb') as copy:
-            copy.write(file.content)
+        stored_files.write(path, file.content)
     check(search, folder.base_file)
     write_text(folder.conf_file, search.text)
     return search
