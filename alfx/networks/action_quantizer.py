@@ -24,6 +24,9 @@ class ActionQuantizer(nn.Module):
         rep_mode: actions that the bins stand for, 'boundary' or 'center'.
         sampling_method: 'uniform', bins at equal distances; the only method.
 
+    Attributes:
+        num_bins: number of bins of each component.
+
     Raises:
         SpecError: an action is discrete, or a bound is missing or infinite.
         ValueError: ``action_bins`` is below 2, or the mode or method is unknown.
@@ -47,17 +50,12 @@ class ActionQuantizer(nn.Module):
         self._structure = nest.structure(action_spec)
         self._shapes = [tuple(spec.shape) for spec in specs]
         self._sizes = [spec.numel for spec in specs]
-        self._num_bins = action_bins
+        self.num_bins = action_bins
         # position = scale * bin + first
         self._scale, self._first = ((2.0 / (action_bins - 1), -1.0) if rep_mode == 'boundary' else
                                     (2.0 / action_bins, 1.0 / action_bins - 1.0))
         self.register_buffer('_middle', torch.cat([middle.reshape(-1) for middle, _ in ranges]), persistent=False)
         self.register_buffer('_half', torch.cat([half.reshape(-1) for _, half in ranges]), persistent=False)
-
-    @property
-    def num_bins(self) -> int:
-        """Number of bins of each component."""
-        return self._num_bins
 
     @property
     def num_components(self) -> int:
@@ -77,7 +75,7 @@ class ActionQuantizer(nn.Module):
     def bins(self, action: NestedTensor) -> Tensor:
         """Nearest bins, int64 ``[B, D]``, of a nest of actions ``[B, ...]``."""
         index = (self.normalized(action) - self._first) / self._scale
-        return index.round().clamp(0, self._num_bins - 1).long()
+        return index.round().clamp(0, self.num_bins - 1).long()
 
     def action(self, bins: Tensor) -> NestedTensor:
         """Nest of actions ``[B, ...]`` for bins ``[B, D]``."""

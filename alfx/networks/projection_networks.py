@@ -415,14 +415,9 @@ class MixtureProjectionNetwork(Network):
                  component_ctor: Callable[..., Network],
                  mixture_ctor: Callable[..., Network] = CategoricalProjectionNetwork, name: str = 'mix_proj_net'):
         super().__init__(TensorSpec((input_size, )), (), name)
-        self._num_components = num_components
+        self.num_components = num_components
         self._components = component_ctor(input_size, action_spec, parallelism=num_components)
         self._mixture = mixture_ctor(input_size, BoundedTensorSpec((), torch.int64, 0, num_components - 1))
-
-    @property
-    def num_components(self) -> int:
-        """Number of components."""
-        return self._num_components
 
     def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
         """Map ``[B, input_size]`` to a ``MixtureSameFamily``."""
