@@ -16,8 +16,7 @@ from torch.nn import functional as F
 
 from alfx import context
 from alfx.context import running_statistics as running_statistics
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count, Fraction, NonNegative, Positive
+from alfx.gin_utils import Count, Fraction, NonNegative, Positive, configurable
 
 
 class RowWeights(NamedTuple):

@@ -19,15 +19,13 @@ from alfx.config import TrainerConfig
 from alfx.offline.dataset_sources import reference_returns
 from alfx.reports import comparing, curves
 from alfx.trainers import conf_check, devices
-from alfx.runs import building, evaluator, playing
+from alfx.runs import building, evaluator, playing, run_files, run_lock, zoo
 from alfx.runs.evaluator import EvalResult, evaluate_supervised
 from alfx.gin_utils.python_values import binding_lines
 from alfx.gin_utils.registry import program_module
 from alfx.utils import processes, random_state
 from alfx.utils.exclusive import exclusive
-from alfx.runs import run_files
 from alfx.runs.callbacks import Callback
-from alfx.runs import run_lock, zoo
 from alfx.runs.policy import Policy
 from alfx.trainers.policy_trainer import RLTrainer, SLTrainer
 
@@ -57,11 +55,9 @@ def load(run: str | os.PathLike[str], checkpoint_step: int | str = 'latest', eps
     with _stored('alfx.load', run, checkpoint_step, epsilon_greedy, device) as run:
         gin_utils.check_value('alfx.load', 'batch_size', batch_size, int, minimum=1, optional=True)
         env, algorithm = playing.make_policy(run, batch_size or 1, epsilon_greedy=epsilon_greedy, nonparallel=True)
-        try:
+        with env:
             playing.load_for_play(run, algorithm, checkpoint_step)
             return Policy(env, algorithm, batch_size)
-        finally:
-            env.close()
 
 
 @contextlib.contextmanager
@@ -116,12 +112,10 @@ def evaluate(run: str | os.PathLike[str], num_episodes: int = 20, num_environmen
             playing.load_for_play(root_dir, algorithm, checkpoint_step)
             return evaluate_supervised(algorithm, config)
         env, algorithm = playing.make_policy(root_dir, num_environments, random_seed, epsilon_greedy, renders=False)
-        try:
+        with env:
             playing.load_for_play(root_dir, algorithm, checkpoint_step)
             result = evaluator.evaluate(env, algorithm, num_episodes)
             return result._replace(reference=reference_returns(config.offline_datasets()))
-        finally:
-            env.close()
 
 
 def plot(runs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], y: str | Sequence[str] = 'average_return',

@@ -15,8 +15,7 @@ from alfx.algorithms.actor_critic_loss import ActorCriticLoss
 from alfx.config import TrainerConfig
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Fraction
+from alfx.gin_utils import Fraction, configurable
 from alfx.layers import Dropout
 from alfx.networks.action_specs import check_actor
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork

@@ -11,8 +11,7 @@ import torch
 from alfx import context, summary
 from alfx.algorithms.algorithm import Loss
 from alfx.data_structures import LossInfo, StepType, namedtuple
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Fraction, NonNegative, Positive
+from alfx.gin_utils import Fraction, NonNegative, Positive, configurable
 from alfx.utils import dist_utils, value_ops
 from alfx.utils.losses import element_wise_squared_loss
 from alfx.utils.tensor_utils import explained_variance

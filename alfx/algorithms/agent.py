@@ -22,8 +22,7 @@ from alfx.algorithms.intrinsic.reward_mixture import (Coefficient, check_modules
 from alfx.algorithms.composition.policy_loss_addons import PolicyLossAddOns
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.value_checks import problem_at
+from alfx.gin_utils import ConfError, configurable, problem_at
 from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.schedulers import as_scheduler

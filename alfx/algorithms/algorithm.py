@@ -30,9 +30,8 @@ from alfx.engine.learner import Learner
 from alfx.engine.updater import Updater
 from alfx.engine.batch_sources import BatchSource
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
-from alfx.gin_utils import ConfError, configurable
+from alfx.gin_utils import ConfError, configurable, problem_at
 from alfx.gin_utils.run_folder import has_checkpoint
-from alfx.gin_utils.value_checks import problem_at
 from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, extract_spec, zeros_from_spec
 from alfx.engine.capabilities import Capabilities

@@ -19,8 +19,7 @@ from alfx.algorithms.offline.offline_losses import StoredActions, advantage_weig
 from alfx.algorithms.sac.actions import ActionParts, ActionType, Choice
 from alfx.algorithms.sac.states import OF_BATCHES
 from alfx.algorithms.sac_algorithm import SacAlgorithm
-from alfx.gin_utils import ConfError, configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Positive, problem_at
+from alfx.gin_utils import ConfError, Positive, configurable, problem_at, takes_arguments_of
 from alfx.tensor_specs import NestedTensorSpec
 
 _OF_ENTROPY = ('use_entropy_reward', 'normalize_entropy_reward', 'target_entropy', 'prior_actor_ctor',

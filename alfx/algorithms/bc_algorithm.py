@@ -12,8 +12,7 @@ from alfx.config import TrainerConfig
 from alfx.algorithms.offline.offline_losses import StoredActions
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, BasicRLInfo, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.value_checks import Fraction, problem_at
+from alfx.gin_utils import ConfError, Fraction, configurable, problem_at
 from alfx.networks.actor_networks import ActorNetwork
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 from alfx.utils import dist_utils

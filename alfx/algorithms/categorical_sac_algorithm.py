@@ -19,8 +19,7 @@ from alfx.algorithms.bootstrapped_algorithm import Rows
 from alfx.algorithms.categorical_td_loss import CategoricalTDLoss
 from alfx.algorithms.sac.critics import critic_with_outputs, require_continuous_actions
 from alfx.algorithms.sac_algorithm import SacAlgorithm
-from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Count
+from alfx.gin_utils import Count, configurable, takes_arguments_of
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from alfx import summary
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import LossInfo, StepType
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Fraction
+from alfx.gin_utils import Fraction, configurable
 from alfx.utils import losses, value_ops
 
 

@@ -23,8 +23,7 @@ from torch import Tensor
 from alfx import nest
 from alfx.algorithms.bc_algorithm import BcAlgorithm, BcState
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import NonNegative, problem_at
+from alfx.gin_utils import ConfError, NonNegative, configurable, problem_at, takes_arguments_of
 from alfx.utils.math_ops import identity
 from alfx.networks.action_specs import check_actor
 from alfx.networks.encoding_networks import EncodingNetwork

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from alfx import context, nest
 from alfx.algorithms.intrinsic.intrinsic_reward import IntrinsicRewardAlgorithm, is_first, rows
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.value_checks import Positive, problem_at
+from alfx.gin_utils import ConfError, Positive, check_value, configurable, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 from alfx.engine.capabilities import Capabilities
 from alfx.algorithms.base.observation_grid import ObservationGrid

@@ -25,15 +25,13 @@ from alfx import nest
 from alfx.algorithms.bootstrapped_algorithm import Rows, Terms
 from alfx.algorithms.dqn_algorithm import DqnAlgorithm, DqnInfo, DqnLossInfo
 from alfx.algorithms.base.exploration_noise import ActionBounds
-from alfx.algorithms.base import critic_values
-from alfx.algorithms.base import q_values
+from alfx.algorithms.base import critic_values, q_values
 from alfx.algorithms.offline.offline_losses import log_integral_exp
 from alfx.algorithms.sac.actions import ActionParts, ActionType, Choice
 from alfx.algorithms.sac.states import OF_BATCHES
 from alfx.algorithms.sac_algorithm import SacAlgorithm, SacInfo, SacLossInfo
 from alfx.data_structures import BatchInfo, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Count, NonNegative, problem_at
+from alfx.gin_utils import ConfError, Count, NonNegative, configurable, problem_at, takes_arguments_of
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 from alfx.utils import dist_utils
 from alfx.utils.discrete_action import mask_invalid

@@ -17,8 +17,7 @@ from alfx.algorithms.bc_algorithm import BcAlgorithm
 from alfx.config import TrainerConfig
 from alfx.algorithms.base.exploration_noise import choose
 from alfx.data_structures import AlgStep, BasicRLInfo, TimeStep
-from alfx.gin_utils import ConfError, configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Fraction, problem_at
+from alfx.gin_utils import ConfError, Fraction, configurable, problem_at, takes_arguments_of
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 from alfx.engine.capabilities import Capabilities
 from alfx.utils.schedulers import as_scheduler

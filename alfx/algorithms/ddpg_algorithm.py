@@ -23,8 +23,7 @@ from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.sac.actions import ActionParts
 from alfx.algorithms.sac.states import check_batches
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.value_checks import Count, Fraction, NonNegative, problem_at
+from alfx.gin_utils import ConfError, Count, Fraction, NonNegative, configurable, problem_at
 from alfx.networks.action_specs import check_actor
 from alfx.networks.actor_networks import ActorNetwork
 from alfx.networks.critic_networks import CriticNetwork

@@ -36,8 +36,7 @@ from alfx.algorithms.intrinsic.intrinsic_reward import (IntrinsicRewardAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.engine.capabilities import Capabilities
 from alfx.engine.loss_reduction import NonFiniteLossError
-from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.value_checks import Count, Fraction, problem_at
+from alfx.gin_utils import ConfError, Count, Fraction, configurable, problem_at
 from alfx.networks.action_encoder import SimpleActionEncoder
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec

@@ -27,8 +27,7 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.algorithms.intrinsic.intrinsic_reward import hidden_sizes
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
-from alfx.gin_utils import check_value, configurable
-from alfx.gin_utils.value_checks import Count, Positive
+from alfx.gin_utils import Count, Positive, check_value, configurable
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.network import Network
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec

@@ -34,8 +34,7 @@ from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count, Fraction
+from alfx.gin_utils import Count, Fraction, configurable
 from alfx.networks.q_networks import QNetwork
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.discrete_action import mask_invalid, DiscreteAction, EpsilonZGreedy

@@ -22,8 +22,7 @@ from alfx.algorithms.data_transformer import HindsightExperienceTransformer
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.value_checks import Count, Fraction, problem_at
+from alfx.gin_utils import ConfError, Count, Fraction, configurable, problem_at
 from alfx.summary import summary_utils
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec, zeros_from_spec
 from alfx.engine.capabilities import Capabilities

@@ -30,8 +30,7 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
 from alfx.distributions.continuous import DiagMultivariateNormal
-from alfx.gin_utils import ConfError, configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import check_value, problem_at
+from alfx.gin_utils import ConfError, check_value, configurable, problem_at, takes_arguments_of
 from alfx.networks.action_encoder import SimpleActionEncoder
 from alfx.networks.dynamics_networks import BoundedVarianceProjectionNetwork, DynamicsNetwork
 from alfx.networks.network import Network

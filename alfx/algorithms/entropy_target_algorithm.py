@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from alfx import context, nest, summary
 from alfx.algorithms.algorithm import Algorithm
 from alfx.data_structures import AlgStep, LossInfo, StepType, namedtuple
-from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Count, NonNegative, Positive
+from alfx.gin_utils import Count, NonNegative, Positive, configurable, takes_arguments_of
 from alfx.tensor_specs import Nested, NestedTensorSpec
 from alfx.utils import dist_utils
 from alfx.utils.averager import ScalarWindowAverager

@@ -23,8 +23,7 @@ from alfx.algorithms.data_transformer import RewardTransformer
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.data_structures import AlgStep, Experience, LossInfo, TimeStep, namedtuple
 from alfx.algorithms.evolution.population import play_population
-from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.value_checks import Fraction, Positive, problem_at
+from alfx.gin_utils import ConfError, Fraction, Positive, check_value, configurable, problem_at
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.param_networks import StackedParameters
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec

@@ -21,8 +21,7 @@ from alfx import context, summary
 from alfx.algorithms.particle_vi_algorithm import ParVIAlgorithm
 from alfx.algorithms.particles.supervised import SupervisedEnsemble, SupervisedTask, Uncertainty
 from alfx.data_structures import AlgStep, LossInfo
-from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.value_checks import Count, NonNegative, Positive, problem_at
+from alfx.gin_utils import ConfError, Count, NonNegative, Positive, check_value, configurable, problem_at
 from alfx.layers.weights import Activation
 from alfx.networks.network import Network
 from alfx.networks.param_networks import ParamNetwork, StackedParameters, given_network

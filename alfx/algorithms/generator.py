@@ -29,8 +29,7 @@ from alfx.algorithms.particles.critic import CriticAlgorithm as CriticAlgorithm
 from alfx.algorithms.particles.inverse_mvp import InverseMVPAlgorithm as InverseMVPAlgorithm
 from alfx.algorithms.particles.inverse_mvp import jacobian, solve_direct, transposed_product
 from alfx.data_structures import AlgStep, LossInfo, namedtuple
-from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.value_checks import Count, Fraction, NonNegative, problem_at
+from alfx.gin_utils import ConfError, Count, Fraction, NonNegative, configurable, problem_at
 from alfx.nest.utils import NestConcat
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.network import Network

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count
+from alfx.gin_utils import Count, configurable
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensorSpec
 from alfx.engine.capabilities import Capabilities
 

@@ -21,8 +21,7 @@ from alfx.algorithms.functional_particle_vi_algorithm import (FunctionSpace, Pri
 from alfx.algorithms.generator import Generator
 from alfx.algorithms.particles.supervised import SupervisedEnsemble, SupervisedTask, Uncertainty
 from alfx.data_structures import AlgStep, LossInfo
-from alfx.gin_utils import check_value, configurable
-from alfx.gin_utils.value_checks import Count, NonNegative, Positive
+from alfx.gin_utils import Count, NonNegative, Positive, check_value, configurable
 from alfx.layers.weights import Activation
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.param_networks import ParamNetwork, StackedParameters

@@ -27,8 +27,7 @@ from alfx.algorithms.intrinsic.intrinsic_reward import (IntrinsicRewardAlgorithm
                                                         hidden_sizes, is_first, is_last, make_network, next_row,
                                                         output_tensor_spec, rows)
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.value_checks import Count, Positive, problem_at
+from alfx.gin_utils import ConfError, Count, Positive, configurable, problem_at
 from alfx.nest.utils import NestConcat
 from alfx.networks.action_encoder import SimpleActionEncoder
 from alfx.networks.encoding_networks import EncodingNetwork
@@ -126,7 +125,7 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
                                    (owner, 'forward_net'))
         if num_forward_models > 1:
             self._forward_net = self._forward_net.make_parallel(num_forward_models)
-        self._num_forward_models = num_forward_models
+        self.num_forward_models = num_forward_models
         self._inverse_net = _model(inverse_net, [feature_spec, feature_spec], action, sizes, activation,
                                    (owner, 'inverse_net'))
 
@@ -228,11 +227,6 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
             return prediction.var(1, correction=0).mean(-1)
 
     @property
-    def num_forward_models(self) -> int:
-        """Number of forward models."""
-        return self._num_forward_models
-
-    @property
     def num_features(self) -> int:
         """F, the number of features."""
         return self.train_state_spec.feature.numel
@@ -314,10 +308,10 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
     def _forward_loss(self, before: Tensor, action: Tensor, feature: Tensor) -> Tensor:
         """Compute half the squared error of the forward model, ``[B]``, without gradient to the features."""
         prediction, target = self._forward_net([before.detach(), action])[0], feature.detach()
-        if self._num_forward_models > 1:  # [B, N, F]
+        if self.num_forward_models > 1:  # [B, N, F]
             target = target.unsqueeze(1).expand_as(prediction)
         error = 0.5 * F.mse_loss(prediction, target, reduction='none').sum(-1)
-        return error.mean(1) if self._num_forward_models > 1 else error
+        return error.mean(1) if self.num_forward_models > 1 else error
 
     def _inverse_loss(self, before: Tensor, feature: Tensor, action: Tensor) -> Tensor:
         """Compute the loss of predicting the action by the inverse model, ``[B]``."""

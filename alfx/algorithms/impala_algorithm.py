@@ -18,8 +18,7 @@ from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm, ActorCr
 from alfx.config import TrainerConfig
 from alfx.algorithms.vtrace_loss import VTraceLoss
 from alfx.data_structures import AlgStep, BatchInfo, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import problem_at
+from alfx.gin_utils import ConfError, configurable, problem_at, takes_arguments_of
 from alfx.tensor_specs import NestedTensor
 from alfx.engine.capabilities import Capabilities
 

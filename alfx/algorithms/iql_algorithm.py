@@ -24,8 +24,7 @@ from alfx.algorithms.offline import offline_losses
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.value_checks import Count, Fraction, problem_at
+from alfx.gin_utils import ConfError, Count, Fraction, check_value, configurable, problem_at
 from alfx.networks.action_specs import check_actor
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork

@@ -30,8 +30,7 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.config import TrainerConfig
 from alfx.algorithms.data_transformer import RewardTransformer, UntransformedTimeStep
 from alfx.data_structures import AlgStep, StepType, TimeStep, namedtuple
-from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Positive, problem_at
+from alfx.gin_utils import Positive, configurable, problem_at, takes_arguments_of
 from alfx.tensor_specs import NestedTensor, TensorSpec
 from alfx.engine.capabilities import Capabilities
 from alfx.utils.averager import EMAverager

@@ -26,8 +26,7 @@ from alfx.algorithms.planning_algorithm import PlanAlgorithm
 from alfx.algorithms.predictive_representation_learner import PredictiveRepresentationLearner
 from alfx.algorithms.world_models import LearnsModel, termination_function
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Fraction, check_value, problem_at
+from alfx.gin_utils import ConfError, Fraction, check_value, configurable, problem_at, takes_arguments_of
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.engine.capabilities import Capabilities
 

@@ -28,8 +28,7 @@ from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, TimeStep, namedtuple
 from alfx.distributions.discrete import num_categories
 from alfx.environments.environment_errors import nearest
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count, Fraction, Positive
+from alfx.gin_utils import Count, Fraction, Positive, configurable
 from alfx.summary import summary_utils
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.tree_search import rules
@@ -141,6 +140,9 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         value_scale: weight of values against the prior with 'gumbel' (c_scale in the paper).
         maxvisit_init: constant added to the largest visit count in that weight (c_visit in the paper).
 
+    Attributes:
+        latest_trees: trees of the latest search; the next search overwrites them.
+
     Raises:
         ValueError: an argument is out of range, or conflicts with another.
     """
@@ -206,7 +208,7 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         self._given_model: Any
         self._search_with(model)
         self._model = model  # registered as a submodule, so that it is saved with this algorithm
-        self._latest_trees: Trees | None = None
+        self.latest_trees: Trees | None = None
 
     # The model -------------------------------------------------------------------------------------------------
 
@@ -255,11 +257,6 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         return self._root(observation.get('latent', observation) if isinstance(observation, dict) else observation,
                           state).value
 
-    @property
-    def latest_trees(self) -> Trees | None:
-        """Trees of the latest search; the next search overwrites them."""
-        return self._latest_trees
-
     # Steps -----------------------------------------------------------------------------------------------------
 
     def predict_step(self, inputs: TimeStep, state: Any) -> AlgStep:
@@ -285,7 +282,7 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         search = self._rollout_search if kind == 'rollout' else self._predict_search
         candidates = root.actions if isinstance(root.actions, Tensor) else ()
         infer = self._infer_by_index if isinstance(candidates, tuple) else self._infer_of_action
-        trees = self._latest_trees = search.run(infer, root, prior, self._to_play(fields, steps))
+        trees = self.latest_trees = search.run(infer, root, prior, self._to_play(fields, steps))
         index, policy, sampler_state = self._choose(trees, steps, state.action_sampler_state, self._samplers[kind])
         index = index.to(steps.device)
         everything = torch.arange(len(index), device=index.device)

@@ -25,8 +25,7 @@ from alfx.algorithms.mcts.simple_networks import SimplePredictionNet as SimplePr
 from alfx.algorithms.mcts.simple_networks import (check_actions, create_simple_dynamics_net,
                                                  create_simple_encoding_net, create_simple_prediction_net)
 from alfx.data_structures import LossInfo, namedtuple
-from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.value_checks import Count, NonNegative, problem_at
+from alfx.gin_utils import ConfError, Count, NonNegative, configurable, problem_at
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec
 from alfx.utils import dist_utils
 from alfx.utils.losses import AsymmetricSimSiamLoss, MeanSquaredLoss, ScalarPredictionLoss, SquareLoss

@@ -29,8 +29,7 @@ from torch.nn import functional as F
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.data_structures import AlgStep, LossInfo, namedtuple
-from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.value_checks import Count, problem_at
+from alfx.gin_utils import ConfError, Count, check_value, configurable, problem_at
 from alfx.layers import Lambda, OneHot, Reshape, Sequential
 from alfx.nest.utils import NestConcat
 from alfx.networks.encoding_networks import EncodingNetwork

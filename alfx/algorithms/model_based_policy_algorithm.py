@@ -28,8 +28,7 @@ from alfx.algorithms.data_transformer import IdentityDataTransformer, RewardTran
 from alfx.algorithms.model_based.imagination import TransitionStore, imagined_transitions
 from alfx.algorithms.world_models import WorldModel
 from alfx.data_structures import TimeStep
-from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.value_checks import check_value, problem_at
+from alfx.gin_utils import ConfError, check_value, configurable, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.schedulers import as_scheduler
 

@@ -14,8 +14,7 @@ from alfx.algorithms.base import q_values
 from alfx.algorithms.bootstrapped_algorithm import Rows
 from alfx.algorithms.dqn_algorithm import DqnAlgorithm
 from alfx.data_structures import LossInfo
-from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Count, Fraction, Positive
+from alfx.gin_utils import Count, Fraction, Positive, configurable, takes_arguments_of
 from alfx.utils.discrete_action import mask_invalid
 
 

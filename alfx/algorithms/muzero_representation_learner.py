@@ -33,8 +33,7 @@ from alfx.algorithms.mcts_models import MCTSModel
 from alfx.algorithms.muzero.representation import LinearTdStepFunc, MuzeroInfo, MuzeroRepresentationImpl
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, Experience, LossInfo, TimeStep
-from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.value_checks import problem_at
+from alfx.gin_utils import ConfError, configurable, problem_at
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, extract_spec
 from alfx.engine.capabilities import Capabilities
 from alfx.utils.saved_count import SavedCount

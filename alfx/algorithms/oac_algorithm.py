@@ -17,8 +17,7 @@ from alfx.algorithms.sac.actions import ActionParts, ActionType
 from alfx.algorithms.sac.states import check_normal_actor
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.data_structures import TimeStep
-from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import NonNegative
+from alfx.gin_utils import NonNegative, configurable, takes_arguments_of
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 from alfx.utils import dist_utils
 

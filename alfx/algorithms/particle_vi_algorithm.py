@@ -23,8 +23,7 @@ from alfx import context
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.particles.critic import CriticAlgorithm
 from alfx.data_structures import AlgStep, LossInfo
-from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.value_checks import Count, NonNegative, problem_at
+from alfx.gin_utils import ConfError, Count, NonNegative, check_value, configurable, problem_at
 from alfx.tensor_specs import TensorSpec
 from alfx.algorithms.particles import particle_vi
 

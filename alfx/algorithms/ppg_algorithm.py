@@ -22,8 +22,7 @@ from alfx.algorithms.ppg_loss import PPGAuxPhaseLoss
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm, PPOInfo
 from alfx.algorithms.ppo_loss import PPOLoss
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.value_checks import Fraction, problem_at
+from alfx.gin_utils import ConfError, Fraction, configurable, problem_at
 from alfx.gin_utils.settings import setting, wrong_values
 from alfx.networks.actor_distribution_networks import AuxiliaryValueActorNetwork
 from alfx.networks.encoding_networks import EncodingNetwork

@@ -8,8 +8,7 @@ import torch
 
 from alfx import context, summary
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
-from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Positive
+from alfx.gin_utils import Positive, configurable, takes_arguments_of
 from alfx.engine.capabilities import Capabilities
 from alfx.utils import value_ops
 
@@ -41,7 +40,7 @@ class PPOLoss(ActorCriticLoss):
         super().__init__(use_gae=True, use_td_lambda_return=True, name=name, **kwargs)
         if value_clipping is not None and value_clipping <= 0:
             raise ValueError(f'{name}.value_clipping: expected a positive number or None, found {value_clipping}')
-        self._value_clipping = value_clipping
+        self.value_clipping = value_clipping
         self._compute_advantages_internally = compute_advantages_internally
         self._importance_ratio_clipping = importance_ratio_clipping
         self._log_prob_clipping = log_prob_clipping
@@ -55,11 +54,6 @@ class PPOLoss(ActorCriticLoss):
     def compute_advantages_internally(self) -> bool:
         """Argument ``compute_advantages_internally``."""
         return self._compute_advantages_internally
-
-    @property
-    def value_clipping(self) -> float | None:
-        """Limit of the change of the value, or ``None``; with a limit the infos need ``old_value``."""
-        return self._value_clipping
 
     def calc_rollout_returns_and_advantages(self, info: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute returns and advantages of an unroll ``[T, B, ...]``, to be passed to :meth:`forward` in its info."""
@@ -77,9 +71,9 @@ class PPOLoss(ActorCriticLoss):
     def _value_error(self, info: Any, returns: torch.Tensor) -> torch.Tensor:
         """Return ``max(error(V), error(V_old + clip(V - V_old)))``, or ``error(V)`` without clipping."""
         error = super()._value_error(info, returns)
-        if self._value_clipping is None:
+        if self.value_clipping is None:
             return error
-        near = info.old_value + (info.value - info.old_value).clamp(-self._value_clipping, self._value_clipping)
+        near = info.old_value + (info.value - info.old_value).clamp(-self.value_clipping, self.value_clipping)
         return torch.maximum(error, self._td_error_loss_fn(returns, near))
 
     def _pg_loss(self, info: Any, advantages: torch.Tensor) -> torch.Tensor:

@@ -22,8 +22,7 @@ from alfx import nest, summary
 from alfx.config import TrainerConfig
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm
 from alfx.data_structures import BatchInfo, Experience, TimeStep
-from alfx.gin_utils import ConfError, configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Count, NonNegative, Range, problem_at
+from alfx.gin_utils import ConfError, Count, NonNegative, Range, configurable, problem_at, takes_arguments_of
 from alfx.offline.demonstration_folders import DemonstrationFolders, demonstrations_in
 from alfx.offline.demonstrations import dataset_names
 from alfx.offline.pools import EpisodeTracker, Pools, Slots

@@ -17,8 +17,7 @@ from alfx.algorithms.dqn_algorithm import make_critics
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.value_checks import Fraction, problem_at
+from alfx.gin_utils import ConfError, Fraction, configurable, problem_at
 from alfx.networks.q_networks import QNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils import value_ops

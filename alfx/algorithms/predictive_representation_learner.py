@@ -29,8 +29,7 @@ from alfx.algorithms.decoding_algorithm import loss_of_samples
 from alfx.algorithms.encoding_algorithm import EncoderAlgorithm
 from alfx.algorithms.base.future_steps import FutureSteps
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.value_checks import StepLimit, problem_at
+from alfx.gin_utils import ConfError, StepLimit, configurable, problem_at
 from alfx.layers import FC
 from alfx.networks.network import Network, example_batch
 from alfx.summary import summary_utils

@@ -15,8 +15,7 @@ from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.data_structures import AlgStep, StepType, TimeStep
 from alfx.distributions import nests as dist_nests
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Fraction, NonNegative
+from alfx.gin_utils import Fraction, NonNegative, configurable
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError
 from alfx.utils import dist_utils
 

@@ -23,8 +23,7 @@ from alfx import context
 from alfx.config import TrainerConfig
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Fraction, NonNegative
+from alfx.gin_utils import Fraction, NonNegative, configurable
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.discrete_action import DiscreteAction, mask_invalid
 from alfx.algorithms.base.observation_grid import ObservationGrid

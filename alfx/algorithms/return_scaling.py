@@ -6,8 +6,7 @@ from alfx import context
 from alfx.algorithms.data_transformer import DataTransformer
 from alfx.algorithms.transformers.normalization import run_reward_spec, update_condition
 from alfx.data_structures import Experience, TimeStep
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Fraction, Positive
+from alfx.gin_utils import Fraction, Positive, configurable
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.running_stats import AdaptiveStats
 

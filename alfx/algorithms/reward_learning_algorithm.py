@@ -16,8 +16,7 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.algorithms.base.known_tasks import REWARDS, REWARDS_BEFORE_THE_STEP
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import check_value
+from alfx.gin_utils import check_value, configurable
 from alfx.networks.action_encoder import SimpleActionEncoder
 from alfx.networks.dynamics_networks import DynamicsNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec

@@ -18,8 +18,7 @@ from alfx.engine.batches import all_stored_experience
 from alfx.engine.minibatches import check_sequences
 from alfx.engine.plan import TracedFunction
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
-from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.value_checks import log_unused, problem_at
+from alfx.gin_utils import ConfError, check_value, configurable, log_unused, problem_at
 from alfx.metrics.metric_set import MetricSet
 from alfx.metrics.metrics import (AverageDiscountedReturnMetric, AverageEnvInfoMetric, AverageEpisodeLengthMetric,
                                   AverageReturnMetric, AverageRewardMetric, EnvironmentSteps,

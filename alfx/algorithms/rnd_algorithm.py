@@ -28,8 +28,7 @@ from alfx.algorithms.intrinsic.intrinsic_reward import (IntrinsicMeasures, Intri
                                                         NetworkOrConstructor, all_fixed, is_first, is_last,
                                                         make_network, next_row, output_tensor_spec, rows)
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.value_checks import Positive, StepLimit, problem_at
+from alfx.gin_utils import ConfError, Positive, StepLimit, check_value, configurable, problem_at
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec, extract_spec
 from alfx.engine.capabilities import Capabilities
 

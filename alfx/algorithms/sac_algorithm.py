@@ -43,8 +43,7 @@ from alfx.algorithms.sac.states import (SacActionState, SacActorInfo, SacCriticI
                                         check_ensemble, check_normal_actor, initial_log_alphas, state_specs,
                                         targets_of_alpha)
 from alfx.data_structures import AlgStep, LossInfo, TimeStep
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count, Fraction, NonNegative, Positive
+from alfx.gin_utils import Count, Fraction, NonNegative, Positive, configurable
 from alfx.networks.action_specs import check_actor
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork

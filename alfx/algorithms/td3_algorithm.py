@@ -17,8 +17,7 @@ from alfx.config import TrainerConfig
 from alfx.algorithms.ddpg_algorithm import DdpgAlgorithm
 from alfx.algorithms.base.exploration_noise import GaussianNoise, ZetaRepeat, gaussian_like
 from alfx.data_structures import AlgStep, LossInfo, TimeStep
-from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Count, NonNegative
+from alfx.gin_utils import Count, NonNegative, configurable, takes_arguments_of
 from alfx.tensor_specs import NestedTensor
 
 

@@ -20,8 +20,7 @@ from alfx.algorithms.bootstrapped_algorithm import Rows
 from alfx.algorithms.offline.offline_losses import StoredActions
 from alfx.algorithms.td3_algorithm import Td3Algorithm
 from alfx.data_structures import StepType, valid_masks
-from alfx.gin_utils import ConfError, configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import NonNegative, problem_at
+from alfx.gin_utils import ConfError, NonNegative, configurable, problem_at, takes_arguments_of
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 
 

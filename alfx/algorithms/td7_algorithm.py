@@ -33,8 +33,7 @@ from alfx.algorithms.ddpg_algorithm import DdpgCriticInfo
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.td3_algorithm import Td3Algorithm
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Count, problem_at
+from alfx.gin_utils import ConfError, Count, configurable, problem_at, takes_arguments_of
 from alfx.networks.sale_networks import EmbeddedCritic, SaleActorNetwork, SaleCriticNetwork, SaleEncoder
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils import losses

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from alfx import summary
 from alfx.data_structures import LossInfo, StepType
-from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Count, Fraction
+from alfx.gin_utils import Count, Fraction, configurable, takes_arguments_of
 from alfx.summary import summary_utils
 from alfx.tensor_specs import TensorSpec
 from alfx.utils import losses, tensor_utils, value_ops

@@ -18,8 +18,7 @@ from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
 from alfx.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, StepType, TimeStep, namedtuple, reset_at_first
-from alfx.gin_utils import check_value, configurable
-from alfx.gin_utils.value_checks import Positive
+from alfx.gin_utils import Positive, check_value, configurable
 from alfx.optimizers.trusted_updater import TrustedUpdater
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.engine.capabilities import Capabilities

@@ -25,8 +25,7 @@ from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.data_structures import AlgStep, LossInfo, namedtuple
-from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.value_checks import Count, Positive, problem_at
+from alfx.gin_utils import ConfError, Count, Positive, check_value, configurable, problem_at
 from alfx.layers import FC, Reshape
 from alfx.nest.utils import NestConcat
 from alfx.networks.encoding_networks import EncodingNetwork

@@ -20,8 +20,7 @@ from alfx.config import TrainerConfig
 from alfx.algorithms.vae import VariationalAutoEncoder, check_decoder
 from alfx.algorithms.vq_vae import Vqvae
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import check_value, configurable
-from alfx.gin_utils.value_checks import Positive
+from alfx.gin_utils import Positive, check_value, configurable
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 
 VAERepresentationInfo = namedtuple(

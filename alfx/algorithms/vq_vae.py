@@ -22,8 +22,7 @@ from alfx import context, summary
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.vae import check_decoder, check_encoder, straight_through
 from alfx.data_structures import AlgStep, LossInfo, namedtuple
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count, NonNegative
+from alfx.gin_utils import Count, NonNegative, configurable
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.network import Network
 from alfx.tensor_specs import NestedTensor, SpecError, TensorSpec

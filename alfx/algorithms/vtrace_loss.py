@@ -10,8 +10,7 @@ import torch
 from alfx import context
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
 from alfx.data_structures import LossInfo, StepType
-from alfx.gin_utils import ConfError, check_value, configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Positive, problem_at
+from alfx.gin_utils import ConfError, Positive, check_value, configurable, problem_at, takes_arguments_of
 from alfx.summary import summary_utils
 from alfx.utils import dist_utils, value_ops
 

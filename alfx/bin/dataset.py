@@ -58,8 +58,7 @@ def main(argv: list[str]) -> int:
 
 def _show(names: list[str]) -> None:
     """Print the statistics of each dataset."""
-    from alfx.offline import dataset_sources
-    from alfx.offline import dataset_statistics
+    from alfx.offline import dataset_sources, dataset_statistics
     shown: dict[str, Any] = {}
     for name in names:
         dataset = dataset_sources.read(name)
@@ -78,9 +77,7 @@ def _show(names: list[str]) -> None:
 
 def _check(names: list[str]) -> None:
     """Check that each dataset is valid and, with ``--conf`` or ``--root_dir``, that it fits the environment."""
-    from alfx.offline import dataset_checks
-    from alfx.offline import dataset_loading
-    from alfx.offline import dataset_sources
+    from alfx.offline import dataset_checks, dataset_loading, dataset_sources
     if not FLAGS.conf and not FLAGS.root_dir:
         for name in names:
             dataset_checks.check_consistent(dataset_sources.read(name))
@@ -92,20 +89,15 @@ def _check(names: list[str]) -> None:
     flags.conf_from_flags(root_dir or None, same_run=False)
     config = TrainerConfig(root_dir=root_dir)
     env = building.create_eval_environment(config, 1)
-    try:
+    with env:
         dataset_loading.load(names, None, env.observation_spec(), env.action_spec(), env.reward_spec(),
                      config.mini_batch_length or 1, env.name)
-    finally:
-        env.close()
     print(f'{", ".join(names)}: valid, and compatible with the environment')
 
 
 def _write(command: str, names: list[str]) -> None:
     """Write a dataset made from other datasets."""
-    from alfx.offline import dataset_checks
-    from alfx.offline import dataset_folder
-    from alfx.offline import dataset_sources
-    from alfx.offline import dataset_statistics
+    from alfx.offline import dataset_checks, dataset_folder, dataset_sources, dataset_statistics
     from alfx.offline.dataset_files import Dataset, DatasetError, check_alike
     from alfx.offline.dataset_episodes import joined, shortened
     if not FLAGS.output:

@@ -49,13 +49,11 @@ def main(argv: list[str]) -> int:
         return 0
     env, algorithm = make_policy(root_dir, FLAGS.num_environments, policy_flags.random_seed(), FLAGS.epsilon_greedy,
                                  renders=False)
-    try:
+    with env:
         results['checkpoint_step'] = load_for_play(root_dir, algorithm, policy_flags.checkpoint_step_from_flags())
         for name, epsilon_greedy in _modes(algorithm):
             results[name] = _evaluate(evaluate, env, algorithm, name, epsilon_greedy,
                                       reference or policy_flags.reference_returns_of_run(root_dir))
-    finally:
-        env.close()
     if FLAGS.json is not None:
         _write_json(results)
     return 0
@@ -104,8 +102,7 @@ def _write_json(results: dict[str, Any]) -> None:
     if FLAGS.json == '-':
         sys.stdout.write(text)
         return
-    with alfx.gin_utils.stored_files.replacing(FLAGS.json) as path, open(path, 'w', encoding='utf8') as file:
-        file.write(text)
+    alfx.gin_utils.stored_files.write(FLAGS.json, text)
 
 
 if __name__ == '__main__':

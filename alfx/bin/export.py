@@ -29,8 +29,7 @@ def main(argv: list[str]) -> int:
     del argv
     from alfx.trainers import devices
     from alfx.reports import curves
-    from alfx.runs import exporting
-    from alfx.runs import playing, zoo
+    from alfx.runs import exporting, playing, zoo
     from alfx.runs.policy import Policy
     policy_flags.set_up_logging()
     flags.stop_on_signals()
@@ -43,14 +42,12 @@ def main(argv: list[str]) -> int:
     devices.use_device(devices.find_device('cpu'))
     flags.conf_from_flags(root_dir, same_run=False)
     env, algorithm = playing.make_policy(root_dir, 1, epsilon_greedy=0.0)
-    try:
+    with env:
         step = playing.load_for_play(root_dir, algorithm, step)
         policy = Policy(env, algorithm)
         name = f'{curves.conf_name(root_dir)} ({type(algorithm.policy_algorithm or algorithm).__name__})'
         about = {'conf': curves.conf_name(root_dir), 'checkpoint_step': step}
         difference = exporting.export_to(output, policy, env, name, about, FLAGS.num_steps, FLAGS.tolerance)
-    finally:
-        env.close()
     print(f'largest difference over {FLAGS.num_steps:,} environment steps: {difference:.3g}')
     print(f'policy of {name}, checkpoint {step}: {output} ({os.path.getsize(output):,} bytes)')
     return 0

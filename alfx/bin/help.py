@@ -15,6 +15,7 @@ import glob
 import importlib
 import inspect
 import os
+import pathlib
 import re
 import sys
 import textwrap
@@ -52,8 +53,8 @@ def entries() -> list[Entry]:
     for path in sorted(glob.glob(os.path.join(_ROOT, '**', '*.py'), recursive=True)):
         parts = os.path.relpath(path, _ROOT).removesuffix('.py').split(os.sep)
         if parts[0] not in ('bin', 'gin_utils'):
-            with open(path, encoding='utf8') as file:
-                found += _entries_of('.'.join(['alfx', *parts]).removesuffix('.__init__'), file.read())
+            text = pathlib.Path(path).read_text(encoding='utf8')
+            found += _entries_of('.'.join(['alfx', *parts]).removesuffix('.__init__'), text)
     return found
 
 
@@ -107,9 +108,9 @@ def _lines_of_list(listed: Sequence[Entry]) -> Iterator[str]:
         if entry.module != module:
             module = entry.module
             yield f'{module}'
-            with open(from_source.path_of(module), encoding='utf8') as file:
-                nodes = {node.name: node for node in ast.parse(file.read()).body
-                         if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+            source = pathlib.Path(from_source.path_of(module)).read_text(encoding='utf8')
+            nodes = {node.name: node for node in ast.parse(source).body
+                     if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
         node = nodes.get(entry.defined_as)
         docstring = docstrings.plain(node and ast.get_docstring(node) or '')
         sentence = re.split(r'(?<=[.:])\s', ' '.join(docstring.split('\n\n')[0].split()))[0]
@@ -183,10 +184,8 @@ def type_name(annotation: Any) -> str:
 def _bound_lines(name: str) -> Iterator[str]:
     """Yield the bindings of ``name`` in the confs included in alfx."""
     pattern = re.compile(rf"^(?:[\w/]*/)?(?:\w+\.)*{re.escape(name)}\.\w+ = [^#\n]*", re.MULTILINE)
-    confs = {}
-    for path in sorted(glob.glob(os.path.join(CONFS, '*.gin'))):
-        with open(path, encoding='utf8') as file:
-            confs[os.path.basename(path)] = [line.strip() for line in pattern.findall(file.read())]
+    confs = {path.name: [line.strip() for line in pattern.findall(path.read_text(encoding='utf8'))]
+             for path in sorted(pathlib.Path(CONFS).glob('*.gin'))}
     bound = {conf: lines for conf, lines in confs.items() if lines}
     yield 'bound by: none of the confs included in alfx' if not bound else 'bound by:'
     for conf, lines in bound.items():

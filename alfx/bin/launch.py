@@ -84,14 +84,10 @@ def forwarded_signals(ranks: Sequence[subprocess.Popen]) -> Iterator[list[int]]:
         if not (terminal and number == signal.SIGINT):
             send(ranks, [number])
 
-    before = {number: signal.signal(number, forward)
-              for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-              if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN}
-    try:
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+    with processes.signal_handlers({number: forward for number in numbers if number != signal.SIGHUP
+                                    or signal.getsignal(number) != signal.SIG_IGN}):
         yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def send(ranks: Sequence[subprocess.Popen], numbers: Sequence[int]) -> None:

@@ -8,8 +8,8 @@ Examples:
 A base conf holds the bindings that several confs share; --all lists base confs as well. The table fits the width of the
 terminal; --wide prints complete columns. alfx show NAME prints a conf.
 """
-import glob
 import os
+import pathlib
 import re
 import shutil
 import sys
@@ -49,10 +49,7 @@ class Head(NamedTuple):
 
 def read_heads(folder: str = CONFS) -> list[Head]:
     """Return the header comments of all confs of a folder, sorted by name."""
-    texts = {}
-    for path in sorted(glob.glob(os.path.join(folder, '*.gin'))):
-        with open(path, encoding='utf8') as file:
-            texts[os.path.splitext(os.path.basename(path))[0]] = file.read()
+    texts = {path.stem: path.read_text(encoding='utf8') for path in sorted(pathlib.Path(folder).glob('*.gin'))}
     return [_head(name, texts) for name in texts]
 
 

@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
         print('no display is available, so no window opens; --record_file play.mp4 records a video', file=sys.stderr)
     env, algorithm = policy_flags.policy_from_flags(root_dir, num_environments=1, renders=FLAGS.render or
                                                     bool(FLAGS.record_file))
-    try:
+    with env:
         for step, record_file in _checkpoints(root_dir):
             if FLAGS.checkpoint_step == 'all':
                 print(f'checkpoint {step}')
@@ -51,8 +51,6 @@ def main(argv: list[str]) -> int:
             print(f'mean: {result}')
             if record_file:
                 print(f'video: {record_file}')
-    finally:
-        env.close()
     return 0
 
 

@@ -39,8 +39,7 @@ def main(argv: list[str]) -> int:
         The exit code.
     """
     del argv
-    from alfx.offline import dataset_folder
-    from alfx.offline import dataset_statistics
+    from alfx.offline import dataset_folder, dataset_statistics
     from alfx.offline.dataset_files import Dataset, DatasetError
     policy_flags.set_up_logging()
     if not FLAGS.dataset:
@@ -48,10 +47,8 @@ def main(argv: list[str]) -> int:
     reference = policy_flags.reference_returns()
     dataset_folder.check_writable(FLAGS.dataset, FLAGS.overwrite)
     env, act, about = _actor()
-    try:
+    with env:
         episodes = _record(env, act)
-    finally:
-        env.close()
     if episodes is None:
         raise DatasetError(f'{FLAGS.dataset}: no episode was completed, so nothing is written', 'record longer')
     if reference is not None:
@@ -63,8 +60,7 @@ def main(argv: list[str]) -> int:
 
 def _actor() -> tuple[Any, Any, dict[str, Any]]:
     """Return the environments, the function that selects actions, and the metadata of the dataset."""
-    from alfx.offline import recorder
-    from alfx.offline import dataset_spaces
+    from alfx.offline import dataset_spaces, recorder
     is_random, count = FLAGS.mode == 'random' and FLAGS.epsilon_greedy is None, FLAGS.num_environments
     if is_random and not FLAGS.root_dir:
         env, transformer = _environments_of_conf()

@@ -24,10 +24,8 @@ PARSER.add('y COLUMN', 'metric to report: a column of progress.csv where larger 
 def main(argv: list[str]) -> int:
     """Write the report on the given runs and return the exit code."""
     from alfx.bin import policy_flags
-    from alfx.reports import curves
+    from alfx.reports import collecting, curves, page
     from alfx.runs import run_files
-    from alfx.reports import collecting
-    from alfx.reports import page
     policy_flags.set_up_logging()
     flags.check_output('output')
     folders = list(dict.fromkeys(folder for argument in argv[1:] for folder in run_files.run_folders(argument)))
@@ -36,9 +34,7 @@ def main(argv: list[str]) -> int:
         raise alfx.gin_utils.ConfError('no given folder contains a run with a progress.csv',
                                        'name at least one run folder')
     report = collecting.collect(folders, FLAGS.x or curves.axis_of(folders), FLAGS.y)
-    text = page.render(report, FLAGS.title)
-    with alfx.gin_utils.stored_files.replacing(FLAGS.output) as path, open(path, 'w', encoding='utf8') as file:
-        file.write(text)
+    alfx.gin_utils.stored_files.write(FLAGS.output, page.render(report, FLAGS.title))
     for score in report.scores:
         between = '' if len(score.runs) == 1 else f' ({page.number(score.iqm.low)} to {page.number(score.iqm.high)})'
         runs = '1 run' if len(score.runs) == 1 else f'{len(score.runs)} runs'

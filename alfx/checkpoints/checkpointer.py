@@ -39,23 +39,18 @@ class Checkpointer:
     """
 
     def __init__(self, ckpt_dir: str, **modules: Any):
-        self._dir = str(ckpt_dir)
+        self.ckpt_dir = str(ckpt_dir)
         self._modules = modules
-
-    @property
-    def ckpt_dir(self) -> str:
-        """Folder of the checkpoints."""
-        return self._dir
 
     def path(self, global_step: int) -> str:
         """Return the path of the checkpoint of ``global_step``, whether or not it exists."""
-        return os.path.join(self._dir, f'ckpt-{global_step}')
+        return os.path.join(self.ckpt_dir, f'ckpt-{global_step}')
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints, in ascending order."""
-        if not os.path.isdir(self._dir):
+        if not os.path.isdir(self.ckpt_dir):
             return []
-        return sorted(int(match[1]) for name in os.listdir(self._dir) if (match := _NAME.fullmatch(name)))
+        return sorted(int(match[1]) for name in os.listdir(self.ckpt_dir) if (match := _NAME.fullmatch(name)))
 
     def has_checkpoint(self, global_step: int | str = 'latest') -> bool:
         """Return whether there is a checkpoint of ``global_step``, or any checkpoint for ``'latest'``."""
@@ -90,14 +85,14 @@ class Checkpointer:
         path = self.path(global_step)
         states, replay = take_replay_out(states)
         if subfolder:
-            single = Checkpointer(os.path.join(self._dir, subfolder))
+            single = Checkpointer(os.path.join(self.ckpt_dir, subfolder))
             single._write(global_step, states, environment_state, False)
             for step in single.steps():
                 if step != global_step:
                     single._remove(step)
             return
         try:
-            os.makedirs(self._dir, exist_ok=True)
+            os.makedirs(self.ckpt_dir, exist_ok=True)
             self._remove_unfinished()
             with contextlib.ExitStack() as stack:
                 replay_checksum = None
@@ -125,9 +120,9 @@ class Checkpointer:
 
     def _remove_unfinished(self) -> None:
         """Remove the temporary files of processes that were killed."""
-        for name in os.listdir(self._dir):
+        for name in os.listdir(self.ckpt_dir):
             if _UNFINISHED.fullmatch(name):
-                os.remove(os.path.join(self._dir, name))
+                os.remove(os.path.join(self.ckpt_dir, name))
 
     def load(self, global_step: int | str = 'latest', ignored_parameter_prefixes: Sequence[str] = (),
              ignore_unexpected: bool = False, load_options: dict[str, dict[str, Any]] | None = None) -> int:
@@ -199,11 +194,11 @@ class Checkpointer:
                 logger.warning('skipping the damaged checkpoint %s: %s', self.path(step), error)
         why = ('; restore one, or start again in another folder' if self.steps() else
                ': there are no checkpoints; a run writes its first one after some minutes')
-        raise CheckpointError(f'there is no undamaged checkpoint in {self._dir}{why}')
+        raise CheckpointError(f'there is no undamaged checkpoint in {self.ckpt_dir}{why}')
 
     def _temporaries(self) -> set[int]:
         try:
-            return set(stored_files.read_json(os.path.join(self._dir, _TEMPORARIES), [int]))
+            return set(stored_files.read_json(os.path.join(self.ckpt_dir, _TEMPORARIES), [int]))
         except FileNotFoundError:
             return set()
         except stored_files.FileError as error:
@@ -211,6 +206,6 @@ class Checkpointer:
             return set()
 
     def _write_temporaries(self, steps: set[int]) -> None:
-        with temporary_file(os.path.join(self._dir, _TEMPORARIES)) as (file, commit):
+        with temporary_file(os.path.join(self.ckpt_dir, _TEMPORARIES)) as (file, commit):
             file.write(json.dumps(sorted(steps)).encode())
             commit()

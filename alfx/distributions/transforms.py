@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import constraints
 
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Positive
+from alfx.gin_utils import Positive, configurable
 
 _MODULE = 'alfx.utils.dist_utils'
 

@@ -21,8 +21,7 @@ from alfx.engine.mixed_precision import LossScaler, MixedPrecision
 from alfx.engine.plan import Batch, Computed, Eager, Objective, make_plan
 from alfx.engine.plan.eager import Losses
 from alfx.engine.remote.data_parallel import GradientAverager, Ranks, average_gradients
-from alfx.gin_utils import ConfError
-from alfx.gin_utils.value_checks import problem_at
+from alfx.gin_utils import ConfError, problem_at
 from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor
 

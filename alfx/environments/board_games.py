@@ -147,24 +147,24 @@ class GameModel:
     """
 
     def __init__(self, rules: Rules):
-        self._rules = rules
+        self.rules = rules
 
     def predict(self, board: torch.Tensor, reward: Any = ()) -> Prediction:
         """Return the prediction for boards, int8 ``[N, rows, columns]``."""
         boards = board.numpy()
-        valid = torch.from_numpy(self._rules.valid(boards)).double()
+        valid = torch.from_numpy(self.rules.valid(boards)).double()
         return Prediction(torch.zeros(len(boards), dtype=torch.float64), reward,
-                          torch.from_numpy(self._rules.is_over(boards)),
+                          torch.from_numpy(self.rules.is_over(boards)),
                           action_probs=valid / valid.sum(-1, keepdim=True).clamp_min(1), state=board)
 
     def __call__(self, board: torch.Tensor, action: torch.Tensor) -> Prediction:
         """Return the prediction after actions ``[N]``; a finished game does not change."""
         before, index = board.numpy(), action.numpy()
-        possible = self._rules.valid(before)[np.arange(len(before)), index]
+        possible = self.rules.valid(before)[np.arange(len(before)), index]
         after = before.copy()
-        after[possible] = self._rules.play(before[possible], index[possible],
-                                           1 - 2 * self._rules.to_play(before[possible]))
-        return self.predict(torch.from_numpy(after), torch.from_numpy(self._rules.winner(after).astype(np.float64)))
+        after[possible] = self.rules.play(before[possible], index[possible],
+                                          1 - 2 * self.rules.to_play(before[possible]))
+        return self.predict(torch.from_numpy(after), torch.from_numpy(self.rules.winner(after).astype(np.float64)))
 
 
 @configurable
@@ -222,7 +222,7 @@ class BoardGame(AlfEnvironment):
         if agent_player not in (None, 0, 1) or (agent_player is not None and opponent is None):
             raise ValueError('board game: agent_player: expected 0, 1 or None, and only with an opponent, found '
                              f'{agent_player}')
-        self._rules, self._batch_size, self._opponent = rules, batch_size, opponent
+        self.rules, self._batch_size, self._opponent = rules, batch_size, opponent
         self._agent_player, self._board_only = agent_player, board_only
         self._rng = np.random.default_rng()
         self._board = np.zeros((batch_size, rules.rows, rules.columns), np.int8)
@@ -237,16 +237,11 @@ class BoardGame(AlfEnvironment):
             self._agent = alternating if self._agent_player is None else np.full(self._batch_size, self._agent_player)
 
     @property
-    def rules(self) -> Rules:
-        """Rules of the game."""
-        return self._rules
-
-    @property
     def batch_size(self) -> int:
         return self._batch_size
 
     def observation_spec(self) -> NestedTensorSpec:
-        rules = self._rules
+        rules = self.rules
         board = BoundedTensorSpec((rules.rows, rules.columns), torch.float32, -1, 1)
         if self._board_only:
             return board
@@ -255,7 +250,7 @@ class BoardGame(AlfEnvironment):
                 'steps': BoundedTensorSpec((), torch.int32, 0, rules.rows * rules.columns)}
 
     def action_spec(self) -> NestedTensorSpec:
-        return BoundedTensorSpec((), torch.int64, 0, self._rules.num_actions - 1)
+        return BoundedTensorSpec((), torch.int64, 0, self.rules.num_actions - 1)
 
     def env_info_spec(self) -> NestedTensorSpec:
         return {outcome: TensorSpec(()) for outcome in OUTCOMES}
@@ -281,17 +276,17 @@ class BoardGame(AlfEnvironment):
         self._start(new)
         index = np.flatnonzero(playing)
         possible = np.zeros(self._batch_size, bool)
-        possible[index] = self._rules.valid(self._board[index])[np.arange(len(index)), action[index]]
-        stone = 1 - 2 * self._rules.to_play(self._board)
+        possible[index] = self.rules.valid(self._board[index])[np.arange(len(index)), action[index]]
+        stone = 1 - 2 * self.rules.to_play(self._board)
         reward = np.where(playing & ~possible, -stone, 0).astype(np.float32)
         self._move(playing & possible, action, stone)
-        reward += np.where(playing, self._rules.winner(self._board), 0)
-        over = playing & (~possible | self._rules.is_over(self._board))
+        reward += np.where(playing, self.rules.winner(self._board), 0)
+        over = playing & (~possible | self.rules.is_over(self._board))
         if self._opponent is not None:
             going = playing & ~over
             self._move_opponent(going)
-            reward += np.where(going, self._rules.winner(self._board), 0)
-            over |= going & self._rules.is_over(self._board)
+            reward += np.where(going, self.rules.winner(self._board), 0)
+            over |= going & self.rules.is_over(self._board)
             reward *= 1 - 2 * self._agent
         step_type = np.where(new, StepType.FIRST, np.where(over, StepType.LAST, StepType.MID))
         return self._time_step(step_type, reward, np.where(new, 0, action))
@@ -304,21 +299,21 @@ class BoardGame(AlfEnvironment):
         self._open(games)
 
     def _move(self, games: np.ndarray, action: np.ndarray, stone: np.ndarray) -> None:
-        self._board[games] = self._rules.play(self._board[games], action[games], stone[games])
+        self._board[games] = self.rules.play(self._board[games], action[games], stone[games])
 
     def _move_opponent(self, games: np.ndarray) -> None:
         if self._opponent is None or not games.any():
             return
         boards = self._board[games]
-        self._board[games] = self._rules.play(boards, self._opponent(self._rules, boards, self._rng),
-                                              1 - 2 * self._rules.to_play(boards))
+        self._board[games] = self.rules.play(boards, self._opponent(self.rules, boards, self._rng),
+                                             1 - 2 * self.rules.to_play(boards))
 
     def _checked(self, action: NestedTensor) -> np.ndarray:
         check_action(action, self.action_spec(), self._batch_size)
         assert isinstance(action, torch.Tensor)
         numbers = action.detach().cpu().long().numpy()
-        if ((numbers < 0) | (numbers >= self._rules.num_actions)).any():
-            raise SpecError(f'action: expected numbers in 0 .. {self._rules.num_actions - 1}, found {numbers.tolist()}')
+        if ((numbers < 0) | (numbers >= self.rules.num_actions)).any():
+            raise SpecError(f'action: expected numbers in 0 .. {self.rules.num_actions - 1}, found {numbers.tolist()}')
         return numbers
 
     def _time_step(self, step_type: np.ndarray, reward: np.ndarray, prev_action: np.ndarray) -> TimeStep:
@@ -341,8 +336,8 @@ class BoardGame(AlfEnvironment):
         stones = torch.from_numpy(board.astype(np.float32))
         if self._board_only:
             return stones
-        return {'board': stones, 'valid_action_mask': torch.from_numpy(self._rules.valid(board)),
-                'to_play': torch.from_numpy(self._rules.to_play(board)),
+        return {'board': stones, 'valid_action_mask': torch.from_numpy(self.rules.valid(board)),
+                'to_play': torch.from_numpy(self.rules.to_play(board)),
                 'steps': torch.from_numpy((board != 0).sum((1, 2)).astype(np.int32))}
 
     # Resets, state and rendering -------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ from alfx.data_structures import StepType, TimeStep
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.checked_environment import check_values
 from alfx.environments.seeding import batch_seed
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count, Fraction, StepLimit
+from alfx.gin_utils import Count, Fraction, StepLimit, configurable
 from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, nearest_zeros,
                                without_action)
 

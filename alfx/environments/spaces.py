@@ -14,8 +14,6 @@ from alfx import nest
 from alfx.environments.environment_errors import UnsupportedSpaceError
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 
-__all__ = ['ActionCodec', 'ObservationCodec', 'action_spec_from_gym_space', 'tensor_spec_from_gym_space']
-
 _SUPPORTED = 'Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple'
 _HINTS = {
     'MissionSpace': 'suite_minigrid.load drops the mission of MiniGrid',

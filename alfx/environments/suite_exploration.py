@@ -5,7 +5,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from alfx.environments.suite_helpers import make_load
+from alfx.environments.suite_helpers import ResetResult, make_load
 
 
 class CorridorEnv(gymnasium.Env):
@@ -19,7 +19,7 @@ class CorridorEnv(gymnasium.Env):
 
     With k actions a random policy walks with drift ``(2 - k) / k``: the cell is about geometrically distributed with
     ratio ``1 / (k - 1)``, and the probability of finding the end decreases exponentially with ``length``. By default
-    the end is found once in 250 million steps: see :meth:`goals_of_random_policy`.
+    the end is found once in 250 million steps.
 
     Args:
         length: number of cells, at least 2.
@@ -51,8 +51,7 @@ class CorridorEnv(gymnasium.Env):
         """Action that moves forward, for each cell except the last."""
         return list(self._actions_on)
 
-    def reset(self, *, seed: int | None = None,
-              options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
         super().reset(seed=seed)
         self._cell = 0
         return self._observations[0].copy(), {}
@@ -61,37 +60,6 @@ class CorridorEnv(gymnasium.Env):
         self._cell = self._cell + 1 if action == self._actions_on[self._cell] else max(self._cell - 1, 0)
         at_the_end = self._cell == len(self._actions_on)
         return self._observations[self._cell].copy(), float(at_the_end), at_the_end, False, {}
-
-    def random_policy(self) -> tuple[float, float]:
-        """Compute the exact performance of a uniformly random policy in an episode.
-
-        With p[t, c] the probability of being in cell c after t steps, where the last cell is absorbing:
-
-            p[0, 0] = 1
-            p[t + 1, c + 1] += p[t, c] / k              for each c except the last
-            p[t + 1, max(c - 1, 0)] += p[t, c] * (k - 1) / k
-            success = p[num_steps, last],  steps = sum_{t < num_steps} (1 - p[t, last])
-
-        With an action that does not move, all three divide by k + 1, and p[t + 1, c] += p[t, c] / (k + 1).
-
-        Returns:
-            The probability of reaching the end, and the expected number of steps of the episode.
-        """
-        count = int(self.action_space.n)
-        on, stay = 1 / count, 1 - self._num_actions / count
-        inside, success, steps = np.zeros(len(self._actions_on)), 0.0, 0.0
-        inside[0] = 1
-        for _ in range(self.num_steps):
-            steps += 1 - success
-            success += on * inside[-1]
-            back = (1 - on - stay) * inside
-            inside = stay * inside + np.concatenate([back[:1], on * inside[:-1]]) + np.concatenate([back[1:], [0.0]])
-        return float(success), steps
-
-    def goals_of_random_policy(self, steps: int) -> float:
-        """Return how often a uniformly random policy finds the end in so many steps, on average in the long run."""
-        success, steps_of_episode = self.random_policy()
-        return steps * success / steps_of_episode
 
 
 class NoisyCorridorEnv(CorridorEnv):
@@ -122,8 +90,7 @@ class NoisyCorridorEnv(CorridorEnv):
         self.action_space = spaces.Discrete(num_actions + 1)
         self._noise = np.zeros(noise_size, np.float32)
 
-    def reset(self, *, seed: int | None = None,
-              options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
         cell, info = super().reset(seed=seed, options=options)
         return self._with_noise(cell, new=True), info
 

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from alfx.environments.suite_helpers import make_load
+from alfx.environments.suite_helpers import ResetResult, make_load
 from alfx.environments.suite_robotics import SuccessAtEnd
 
 Step = tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]
@@ -48,8 +48,7 @@ class GoalEnv(gymnasium.Env):
     def _observe(self) -> dict[str, np.ndarray]:
         return {'observation': self._state, 'achieved_goal': self._state, 'desired_goal': self._goal}
 
-    def reset(self, *, seed: int | None = None,
-              options: dict[str, Any] | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
         super().reset(seed=seed)
         self._state, self._goal = self._draw()
         return self._observe(), {}

@@ -18,6 +18,7 @@ from alfx.environments.vector_env import SerialVectorEnv
 from alfx.gin_utils.value_checks import StepLimit
 
 Constructor = Callable[..., Any]
+ResetResult = tuple[Any, dict[str, Any]]  # observation and info
 
 
 def _make(constructor: Constructor, max_episode_steps: StepLimit | None, env_args: Mapping[str, Any],

@@ -5,7 +5,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from alfx.environments.suite_helpers import make_load
+from alfx.environments.suite_helpers import ResetResult, make_load
 
 
 class TMazeEnv(gymnasium.Env):
@@ -42,8 +42,7 @@ class TMazeEnv(gymnasium.Env):
         self._length = length
         self._cell = self._cue = 0
 
-    def reset(self, *, seed: int | None = None,
-              options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
         super().reset(seed=seed)
         self._cell, self._cue = 0, int(self.np_random.integers(2))
         return self._observe(), {}

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from alfx.environments.environment_errors import EnvironmentLoadError
-from alfx.environments.suite_helpers import make_load
+from alfx.environments.suite_helpers import ResetResult, make_load
 from alfx.utils.extras import pip_install
 
 GAMES = ('asterix', 'breakout', 'freeway', 'seaquest', 'space_invaders')
@@ -46,8 +46,7 @@ class MinAtarEnv(gymnasium.Env):
         self.observation_space = spaces.Box(0, 1, (channels, height, width), np.uint8)
         self.action_space = spaces.Discrete(len(self._actions))
 
-    def reset(self, *, seed: int | None = None,
-              options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
         super().reset(seed=seed)
         if seed is not None or not self._is_seeded:
             self._game.seed(int(self.np_random.integers(2**31)))

@@ -5,7 +5,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from alfx.environments.suite_helpers import make_load
+from alfx.environments.suite_helpers import ResetResult, make_load
 
 
 class GearsEnv(gymnasium.Env):
@@ -31,14 +31,7 @@ class GearsEnv(gymnasium.Env):
         self.action_space = spaces.Tuple((spaces.Discrete(2), spaces.Box(-1, 1, (1, ), np.float32)))
         self._x = 0.0
 
-    @classmethod
-    def optimal_return(cls, x: float) -> float:
-        """Return the maximum return of an episode that begins at ``x``."""
-        low = sum(max(abs(x) - cls.reach[0] * i, 0.0) for i in range(1, cls.num_steps + 1))
-        return -min(cls.cost[1], low)
-
-    def reset(self, *, seed: int | None = None,
-              options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
         super().reset(seed=seed)
         self._x = float(self.np_random.uniform(-1, 1))
         return self._observe(), {}

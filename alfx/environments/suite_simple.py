@@ -12,11 +12,10 @@ from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.gym_wrappers import FrameSkip, FrameStack
 from alfx.environments.gym_make import EnvWrapper
-from alfx.environments.suite_helpers import constructor_of
+from alfx.environments.suite_helpers import ResetResult, constructor_of
 from alfx.environments.suite_gym import AlfWrapper, VectorEnvCtor
 from alfx.environments.vector_env import SerialVectorEnv
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import StepLimit
+from alfx.gin_utils import StepLimit, configurable
 
 
 class StochasticWithRiskyBranch(gymnasium.Env):
@@ -41,8 +40,7 @@ class StochasticWithRiskyBranch(gymnasium.Env):
         self.action_space = spaces.Discrete(2)
         self._place = 0
 
-    def reset(self, *, seed: int | None = None,
-              options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
         super().reset(seed=seed)
         self._place = 0
         return self._observe(), {}

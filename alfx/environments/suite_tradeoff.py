@@ -1,12 +1,11 @@
 """A small environment with a two-dimensional reward, whose best trade-off is known in closed form."""
-import math
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from alfx.environments.suite_helpers import make_load
+from alfx.environments.suite_helpers import ResetResult, make_load
 
 
 class FuelEnv(gymnasium.Env):
@@ -26,25 +25,13 @@ class FuelEnv(gymnasium.Env):
     metadata: dict[str, Any] = {'render_modes': []}
     reward_space = spaces.Box(-1.0, 1.5, (2, ), np.float32)
     num_steps = 20
-    mean_square_slope = 13 / 12
 
     def __init__(self) -> None:
         self.observation_space = spaces.Box(0.5, 1.5, (1, ), np.float32)
         self.action_space = spaces.Box(0.0, 1.0, (1, ), np.float32)
         self._slope = 1.0
 
-    @classmethod
-    def optimal_progress(cls, fuel: float) -> float:
-        """Return the maximum mean progress per step for this mean fuel per step, at most 0.48."""
-        return math.sqrt(cls.mean_square_slope * fuel)
-
-    @classmethod
-    def optimal_weight_ratio(cls, fuel: float) -> float:
-        """Return the reward weights' ratio ``w[1] / w[0]`` with which the best policy uses this mean fuel."""
-        return math.sqrt(cls.mean_square_slope / fuel) / 2
-
-    def reset(self, *, seed: int | None = None,
-              options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
         super().reset(seed=seed)
         return self._next_slope(), {}
 

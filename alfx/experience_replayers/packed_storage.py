@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from alfx.gin_utils import ConfError
-from alfx.gin_utils.value_checks import problem_at
+from alfx.gin_utils import ConfError, problem_at
 from alfx.gin_utils.locations import location_of
 from alfx.tensor_specs import TensorSpec
 from alfx.utils.shared_memory import SharedTensors

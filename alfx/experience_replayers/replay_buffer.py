@@ -79,6 +79,7 @@ class ReplayBuffer(RingBuffer):
 
     Attributes:
         checkpoint_limit: maximum size, in bytes, of contents that are saved with ``enable_checkpoint = None``.
+        returns: discounted returns of all slots; ``None`` if they are not recorded.
 
     Raises:
         ValueError: an argument is out of range, conflicts with another, or needs a field that ``data_spec`` lacks.
@@ -118,10 +119,10 @@ class ReplayBuffer(RingBuffer):
         if num_earliest_frames_ignored >= max_length:
             raise ValueError(f'{name}.num_earliest_frames_ignored: expected less than max_length ({max_length}), found '
                              f'{num_earliest_frames_ignored}: no step could ever be sampled')
-        self._ignored = num_earliest_frames_ignored
-        self._enable_checkpoint = enable_checkpoint
+        self.num_earliest_frames_ignored = num_earliest_frames_ignored
+        self.enable_checkpoint = enable_checkpoint
         self.checkpoint_limit = _CHECKPOINT_LIMIT
-        self._initial_priority = initial_priority
+        self.initial_priority = initial_priority
         self._priorities = None
         if prioritized_sampling:
             self._priorities = Priorities(self._rings, initial_priority, allow_multiprocess,
@@ -131,10 +132,10 @@ class ReplayBuffer(RingBuffer):
         if recent_data_steps != 1 and not recent_data_ratio:
             raise ValueError(f'{name}.recent_data_steps: expected no value with recent_data_ratio = 0, found '
                              f'{recent_data_steps}')
-        self._returns = None
+        self.returns = None
         if record_episodic_return:
-            self._returns = self._make_returns(keep_episodic_info, gamma, default_return, reward_clip,
-                                               return_after_truncation)
+            self.returns = self._make_returns(keep_episodic_info, gamma, default_return, reward_clip,
+                                              return_after_truncation)
         else:
             given = {'default_return': default_return != -1000.0, 'gamma': gamma != 0.99,
                      'reward_clip': reward_clip is not None,
@@ -162,34 +163,14 @@ class ReplayBuffer(RingBuffer):
         return EpisodicReturns(self._rings, shape, gamma, default_return, reward_clip,
                                return_after_truncation, self._lock is not None)
 
-    @property
-    def returns(self) -> EpisodicReturns | None:
-        """Discounted returns of all slots; ``None`` if they are not recorded."""
-        return self._returns
-
-    @property
-    def num_earliest_frames_ignored(self) -> int:
-        """Number of oldest steps of each environment that are not sampled."""
-        return self._ignored
-
-    @property
-    def enable_checkpoint(self) -> Optional[bool]:
-        """Flag that :meth:`state_dict` includes the contents; None if it depends on their size."""
-        return self._enable_checkpoint
-
     def num_bytes(self, num_rows: int) -> int:
         """Return the size of ``num_rows`` steps of all environments in bytes."""
-        return num_rows * self._num_envs * (self._store.bytes_per_slot + (0 if self._priorities is None else 4))
+        return num_rows * self.num_environments * (self._store.bytes_per_slot + (0 if self._priorities is None else 4))
 
     @property
     def prioritized_sampling(self) -> bool:
         """Return whether sequences are sampled by priority."""
         return self._priorities is not None
-
-    @property
-    def initial_priority(self) -> float:
-        """Priority of new steps until the first :meth:`update_priority`."""
-        return self._initial_priority
 
     @property
     def keep_episodic_info(self) -> bool:
@@ -203,7 +184,7 @@ class ReplayBuffer(RingBuffer):
 
     @keep_episodic_info.setter
     def keep_episodic_info(self, keep: bool) -> None:
-        if not keep and self._returns is not None:
+        if not keep and self.returns is not None:
             raise ValueError(f'{self.name}.keep_episodic_info: expected True with record_episodic_return = True, found '
                              'False')
         if keep and self._refuses_episodes:
@@ -214,7 +195,7 @@ class ReplayBuffer(RingBuffer):
         elif self._records is None:
             leaves = Leaves(self._leaf('keep_episodic_info', 'step_type'), self._find_leaf('discount'),
                             self._find_leaf('reward'))
-            self._records = EpisodeRecords(self._rings, self._store, leaves, self._returns, self._lock is not None)
+            self._records = EpisodeRecords(self._rings, self._store, leaves, self.returns, self._lock is not None)
 
     # Sampling -------------------------------------------------------------------------------------------------
 
@@ -256,9 +237,10 @@ class ReplayBuffer(RingBuffer):
             raise ValueError(f'{self.name}.get_batch: the priorities of all sequences are 0; update_priority has to '
                              'set some above 0 (TrainerConfig.priority_replay_eps)') from error
         if sample is None:
-            ignored = f' besides the {self._ignored} oldest, which are ignored' if self._ignored else ''
+            count = self.num_earliest_frames_ignored
+            ignored = f' besides the {count} oldest, which are ignored' if count else ''
             raise ValueError(f'{self.name}.get_batch: expected an environment with at least {batch_length} steps'
-                             f'{ignored}, found {self.current_size.tolist()} (max_length is {self._max_length}); '
+                             f'{ignored}, found {self.current_size.tolist()} (max_length is {self.max_length}); '
                              'collect more before sampling (TrainerConfig.initial_collect_steps)')
         return sample
 
@@ -268,7 +250,7 @@ class ReplayBuffer(RingBuffer):
         ``None`` if this is not possible: the storage is not in host memory, samples are for another device, or other
         processes use the buffer.
         """
-        if self._lock is not None or self._device.type != 'cpu' or context.get_default_device().type != 'cpu':
+        if self._lock is not None or self.device.type != 'cpu' or context.get_default_device().type != 'cpu':
             return None
         leaves, read = self._store.static_slots((slots, batch_length, batch_size))
         return BatchReader([StaticBatch(self._tree.unflatten(of_one))
@@ -286,8 +268,8 @@ class ReplayBuffer(RingBuffer):
 
         weights: Iterable[Any] = repeat(()) if probabilities is None else of_each(probabilities)
         returns: Iterable[Any] = repeat(())
-        if self._returns is not None:
-            found = self._returns.get(slots.reshape(-1))
+        if self.returns is not None:
+            found = self.returns.get(slots.reshape(-1))
             found = found.reshape(count, length, batch_size, *found.shape[1:]).swapaxes(1, 2)
             returns = map(torch.from_numpy, found)
         return list(map(BatchInfo, of_each(env_ids), of_each(positions), weights, repeat(self), returns)), slots
@@ -334,7 +316,7 @@ class ReplayBuffer(RingBuffer):
         Raises:
             ValueError: there are no steps, or the environments have different numbers of steps.
         """
-        ignored = self._ignored if ignore_earliest_frames else 0
+        ignored = self.num_earliest_frames_ignored if ignore_earliest_frames else 0
         sizes = self._rings.sizes()
         length = int(sizes[0]) - ignored
         if (sizes != sizes[0]).any():
@@ -408,8 +390,8 @@ class ReplayBuffer(RingBuffer):
         found = {'env_ids': torch.from_numpy(env_ids), 'positions': torch.from_numpy(positions)}
         if weights is not None:
             found['importance_weights'] = torch.from_numpy(weights)
-        if self._returns is not None:
-            returns = torch.from_numpy(self._returns.get(slots.numpy()))
+        if self.returns is not None:
+            returns = torch.from_numpy(self.returns.get(slots.numpy()))
             found['discounted_return'] = returns.view(len(env_ids), length, *returns.shape[1:])
         device = context.get_default_device()
         if device.type != 'cpu':
@@ -492,7 +474,7 @@ class ReplayBuffer(RingBuffer):
         leaf = self._find_leaf(field)
         if leaf is None:
             raise ValueError(f"{self.name}.{needed_by}: expected a field '{field}' in the experience, found none in "
-                             f'{[path for path, _ in nest.flatten_with_path(self._data_spec)]}')
+                             f'{[path for path, _ in nest.flatten_with_path(self.data_spec)]}')
         return leaf
 
     # Updates after changes of the storage ---------------------------------------------------------------------
@@ -506,7 +488,7 @@ class ReplayBuffer(RingBuffer):
     def _dropped(self, env_ids: np.ndarray) -> None:
         if self._priorities is not None:
             length = self._priorities.length
-            self._priorities.set_window(*self._rings.window(self._ignored, length), length)
+            self._priorities.set_window(*self._rings.window(self.num_earliest_frames_ignored, length), length)
         if self._records is not None:
             self._records.retrace(env_ids)
 
@@ -522,14 +504,14 @@ class ReplayBuffer(RingBuffer):
         Returns:
             Tensors and numbers; the tensors share the memory of the storage.
         """
-        used = min(int(self.current_pos.max()), self._max_length) if self.total_size else 0
+        used = min(int(self.current_pos.max()), self.max_length) if self.total_size else 0
         is_small = self.num_bytes(used) <= self.checkpoint_limit
-        if not (is_small if self._enable_checkpoint is None else self._enable_checkpoint):
+        if not (is_small if self.enable_checkpoint is None else self.enable_checkpoint):
             return {}
         state = {
             'current_pos': self.current_pos,
             'current_size': self.current_size,
-            'max_length': self._max_length,
+            'max_length': self.max_length,
             'leaves': self._leaf_descriptions(),
             'blocks': self._store.first_rows(used),
         }
@@ -546,10 +528,10 @@ class ReplayBuffer(RingBuffer):
         Raises:
             ValueError: they were saved by a buffer of another size or another spec.
         """
-        if self._enable_checkpoint is False or not state_dict:
+        if self.enable_checkpoint is False or not state_dict:
             return
         saved = (state_dict['max_length'], len(state_dict['current_pos']), state_dict['leaves'])
-        own = (self._max_length, self._num_envs, self._leaf_descriptions())
+        own = (self.max_length, self.num_environments, self._leaf_descriptions())
         for what, expected, found in zip(('max_length', 'num_environments', 'data_spec'), own, saved):
             if expected != found:
                 raise ValueError(f'{self.name}: the saved contents have another {what} than this buffer: expected '
@@ -565,7 +547,7 @@ class ReplayBuffer(RingBuffer):
 
     def priorities_state(self) -> dict[str, Any]:
         """Return the priorities of all steps, regardless of ``enable_checkpoint``; ``{}`` for uniform sampling."""
-        return {} if self._priorities is None else self._priorities.state_dict(self._max_length)
+        return {} if self._priorities is None else self._priorities.state_dict(self.max_length)
 
     @atomic
     def load_priorities_state(self, state: dict[str, Any]) -> None:
@@ -609,7 +591,7 @@ class ReplayBuffer(RingBuffer):
 
     def _leaf_descriptions(self) -> list[str]:
         return [f'{path}: {spec.dtype_str} {tuple(spec.shape)}'
-                for path, spec in nest.flatten_with_path(self._data_spec)]
+                for path, spec in nest.flatten_with_path(self.data_spec)]
 
 
 def _lengthened(block: Tensor, rows: int) -> Tensor:

@@ -50,6 +50,9 @@ class RingBuffer:
         memory_map_dir: folder for memory-mapped storage in a file instead of memory.
         name: name of this buffer in errors.
 
+    Attributes:
+        bytes_per_step: size of the data of one step of one environment in bytes, without padding.
+
     Raises:
         ValueError: an argument is out of range, or conflicts with another.
     """
@@ -63,48 +66,23 @@ class RingBuffer:
             raise ValueError(f'{name}.data_spec: expected at least one TensorSpec, found an empty nest')
         self.name = name
         _check_storage(name, torch.device(device), allow_multiprocess, memory_map_dir)
-        self._device = _storage_device(name, torch.device(device))
-        self._data_spec = data_spec
+        self.device = _storage_device(name, torch.device(device))
+        self.data_spec = data_spec
         self._leaf_indices = self._tree.unflatten(range(len(specs)))
-        self._num_envs = num_environments
-        self._max_length = max_length
+        self.num_environments = num_environments
+        self.max_length = max_length
         self._shapes = [spec.shape for spec in specs]
         self._batch_shapes = [torch.Size((num_environments, *shape)) for shape in self._shapes]
         self._sequence_shapes: tuple[int, list[torch.Size]] = 0, []  # length and shapes of the latest sequence
         self._dtypes = [spec.dtype for spec in specs]
-        self._bytes_per_step = sum(spec.numel * spec.dtype.itemsize for spec in specs)
+        self.bytes_per_step = sum(spec.numel * spec.dtype.itemsize for spec in specs)
         self._all_envs = torch.arange(num_environments)
-        self._store = PackedStorage(specs, max_length, num_environments, self._device, allow_multiprocess,
+        self._store = PackedStorage(specs, max_length, num_environments, self.device, allow_multiprocess,
                                     memory_map_dir)
         self._rings = RingIndex(num_environments, max_length, allow_multiprocess)
         self._lock: Any = torch.multiprocessing.get_context('spawn').RLock() if allow_multiprocess else None
 
     # Description and size -------------------------------------------------------------------------------------
-
-    @property
-    def data_spec(self) -> NestedTensorSpec:
-        """Spec of the data of one step of one environment."""
-        return self._data_spec
-
-    @property
-    def bytes_per_step(self) -> int:
-        """Size of the data of one step of one environment in bytes, without padding."""
-        return self._bytes_per_step
-
-    @property
-    def num_environments(self) -> int:
-        """Number of environments."""
-        return self._num_envs
-
-    @property
-    def max_length(self) -> int:
-        """Number of steps that are kept for each environment."""
-        return self._max_length
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the storage."""
-        return self._device
 
     @property
     def current_pos(self) -> Tensor:
@@ -120,7 +98,7 @@ class RingBuffer:
     def total_size(self) -> int:
         """Number of stored steps of all environments together."""
         rings = self._rings
-        return rings.size * self._num_envs if rings.lockstep else int(rings.sizes().sum())
+        return rings.size * self.num_environments if rings.lockstep else int(rings.sizes().sum())
 
     def earliest_positions(self, env_ids: Tensor) -> Tensor:
         """Return the positions of the oldest steps in the buffer, including those that are not sampled.
@@ -153,8 +131,8 @@ class RingBuffer:
         leaves, tree = self._leaves_of(batch)
         if tree != self._tree or [x.dtype for x in leaves] != self._dtypes:
             self._raise_spec_error('add_batch', batch, 1)
-        size = self._num_envs if env_ids is None else env_ids.numel()
-        shapes = self._batch_shapes if size == self._num_envs else [(size, *shape) for shape in self._shapes]
+        size = self.num_environments if env_ids is None else env_ids.numel()
+        shapes = self._batch_shapes if size == self.num_environments else [(size, *shape) for shape in self._shapes]
         if [x.shape for x in leaves] != shapes:
             self._raise_spec_error('add_batch', batch, 1, (size, ))
         rings = self._rings
@@ -162,7 +140,7 @@ class RingBuffer:
             envs = rings.all_envs
             if rings.lockstep:
                 position = rings.pos
-                self._store.write_row(position % self._max_length, leaves)
+                self._store.write_row(position % self.max_length, leaves)
                 rings.advance(1)
                 self._stored(position, 1, envs, leaves)
                 return
@@ -198,10 +176,10 @@ class RingBuffer:
             shapes = self._sequence_shapes[1]
         if [x.shape for x in leaves] != shapes:
             self._raise_spec_error('add_sequence', batch, 2, (num_steps,
-                                                              self._num_envs if envs is None else len(envs)))
-        for start in range(0, num_steps, self._max_length):  # once, unless T exceeds the capacity
-            if num_steps > self._max_length:
-                part = [x[start:start + self._max_length] for x in leaves]
+                                                              self.num_environments if envs is None else len(envs)))
+        for start in range(0, num_steps, self.max_length):  # once, unless T exceeds the capacity
+            if num_steps > self.max_length:
+                part = [x[start:start + self.max_length] for x in leaves]
             else:
                 part = leaves
             self._add_rows(part, envs)
@@ -225,7 +203,7 @@ class RingBuffer:
             return
         if rings.lockstep:
             positions = rings.pos
-            self._store.write_rows(positions % self._max_length, leaves)
+            self._store.write_rows(positions % self.max_length, leaves)
         else:
             positions = rings.positions().copy()
             steps = positions + np.arange(num_steps)[:, None]
@@ -300,7 +278,7 @@ class RingBuffer:
             ValueError: a step is not (or no longer) in the buffer.
         """
         where = f'{self.name}.set_field'
-        spec = nest.get_field(self._data_spec, field) if field else self._data_spec
+        spec = nest.get_field(self.data_spec, field) if field else self.data_spec
         check_consistent(values, spec, 1, f'{where}: {field}')
         envs, steps = self._held('set_field', env_ids, positions)
         chosen = nest.flatten(nest.get_field(self._leaf_indices, field) if field else self._leaf_indices)
@@ -325,15 +303,15 @@ class RingBuffer:
     def _check_env_ids(self, env_ids: Tensor) -> np.ndarray:
         found = env_ids.cpu().numpy()
         if found.ndim != 1 or found.dtype != np.int64 or np.unique(found).size != found.size or (
-                (found < 0) | (found >= self._num_envs)).any():
+                (found < 0) | (found >= self.num_environments)).any():
             raise ValueError(f'{self.name}: expected distinct environment ids, int64 [B] from 0 to '
-                             f'{self._num_envs - 1}, found {env_ids.dtype} {env_ids.tolist()}')
+                             f'{self.num_environments - 1}, found {env_ids.dtype} {env_ids.tolist()}')
         return found
 
     def _raise_spec_error(self, method: str, batch: NestedTensor, from_dim: int, outer: tuple[int, ...] = ()) -> None:
         """Raise the error that describes how ``batch`` differs from the spec."""
         where = f'{self.name}.{method}'
-        check_consistent(batch, self._data_spec, from_dim, where)
+        check_consistent(batch, self.data_spec, from_dim, where)
         for path, x in nest.flatten_with_path(batch):
             if tuple(x.shape[:from_dim]) != outer:
                 raise SpecError(f'{where}: {path}: expected the outer dimensions {outer}, found '
@@ -363,8 +341,8 @@ class RingBuffer:
             envs, steps = self._held('get_field', env_ids, positions)
             slots = torch.from_numpy(self._rings.slots(steps, envs).reshape(-1))
         else:
-            slots = (positions % self._max_length * self._num_envs + env_ids).reshape(-1)
-        slots = slots.to(self._device)
+            slots = (positions % self.max_length * self.num_environments + env_ids).reshape(-1)
+        slots = slots.to(self.device)
 
         def read(leaf: int) -> Tensor:
             chosen = self._store.field(leaf).index_select(0, slots).to(positions.device)
@@ -379,9 +357,9 @@ class RingBuffer:
             ValueError: a step is not in the buffer.
         """
         envs, steps = np.broadcast_arrays(env_ids.cpu().numpy(), positions.cpu().numpy())
-        if envs.size and (envs.min() < 0 or envs.max() >= self._num_envs):
-            raise ValueError(f'{self.name}.{method}: expected environment ids from 0 to {self._num_envs - 1}, found '
-                             f'{int(envs.min())} to {int(envs.max())}')
+        if envs.size and (envs.min() < 0 or envs.max() >= self.num_environments):
+            raise ValueError(f'{self.name}.{method}: expected environment ids from 0 to {self.num_environments - 1}, '
+                             f'found {int(envs.min())} to {int(envs.max())}')
         if not self._rings.holds(steps, envs).all():
             first = self._rings.first()[envs]
             raise ValueError(f'{self.name}.{method}: expected positions in the buffer, from {int(first.min())} to '

@@ -28,7 +28,7 @@ class SumTree(SharedArrays):
 
     def __init__(self, capacity: int, shared: bool = False) -> None:
         super().__init__(shared)
-        self._capacity = capacity
+        self.capacity = capacity
         self._depth = 0
         size = capacity
         while True:
@@ -53,11 +53,6 @@ class SumTree(SharedArrays):
         self._find_levels()
 
     @property
-    def capacity(self) -> int:
-        """Number of weights."""
-        return self._capacity
-
-    @property
     def total(self) -> float:
         """Sum of all weights."""
         return float(self._levels[-1].sum())
@@ -74,7 +69,7 @@ class SumTree(SharedArrays):
             weights: ``[n]`` or a number, finite and not negative (not checked).
         """
         self._levels[0][indices] = weights
-        if len(indices) * _FANOUT > self._capacity:
+        if len(indices) * _FANOUT > self.capacity:
             for children, sums in zip(self._children, self._levels[1:]):
                 np.sum(children, axis=1, out=sums[:len(children)])
             return

@@ -6,8 +6,6 @@ is suggested, because the most similar name is not always the right one.
 """
 from collections.abc import Collection
 
-__all__ = ['ELSEWHERE', 'INSTEAD', 'instead_of', 'instead_of_parameter']
-
 _NETWORK_CLASS = ('write {0}_ctor, or {0}_cls if the algorithm has that parameter, and the network without '
                   'parentheses: the algorithm creates its networks for its own specs')
 _PACKAGE = ("load tasks of other packages by the id that they register with gymnasium: create_environment.env_load_fn "

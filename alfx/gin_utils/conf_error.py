@@ -9,9 +9,6 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple, Optional, Union
 
-__all__ = ['Problem', 'ConfError', 'nearest_name', 'hint_nearest', 'plain_text']
-
-
 _MOST_LINES = 10  # in a notebook
 
 

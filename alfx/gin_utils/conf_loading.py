@@ -22,8 +22,6 @@ from alfx.gin_utils.aliases import instead_of
 from alfx.gin_utils.parsing import (Conf, Macro, Reader, Reference, Statement, find_conf, is_shipped, iterate_nested,
                                     substitute)
 
-__all__ = ['load', 'loaded', 'check_file', 'clear', 'import_configurables']
-
 _logger = logging.getLogger(__name__)
 _unavailable: dict[str, str] = {}
 _imported = False

@@ -10,8 +10,6 @@ from alfx.gin_utils.conf_error import ConfError
 from .reference_types import resolve
 from .parsing import Conf, Reader, is_shipped, show_path
 
-__all__ = ['Description', 'describe', 'flat_lines', 'meanings']
-
 SECTION = re.compile(r'^(Args|Arguments|Attributes|Returns|Raises|Yields|Example|Examples):$', re.MULTILINE)
 """Heading of a section of a docstring."""
 _ARGUMENT = re.compile(r'^    (\*{0,2}\w+(?:, \*{0,2}\w+)*): ', re.MULTILINE)

@@ -8,11 +8,6 @@ import gin
 
 from alfx.gin_utils.conf_error import ConfError, Problem, hint_nearest, plain_text
 
-__all__ = [
-    'Binding', 'add_evaluation_scope', 'bindings', 'bindings_in_effect', 'clear', 'explain', 'inherited', 'is_by_user',
-    'is_explained', 'is_mentioned', 'line', 'location_of', 'mention_macros', 'record', 'written_by_user'
-]
-
 _EXPLAINED = '_alfx_explained_'
 _PARAMETERS = '_alfx_parameters_'
 

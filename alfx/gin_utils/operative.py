@@ -13,9 +13,6 @@ from . import locations, registry, static_check
 from alfx.gin_utils.conf_error import ConfError, Problem, hint_nearest
 from .parsing import Reference, is_shipped, iterate_nested
 
-__all__ = ['allow_unused', 'config_str', 'mistakes_of_unused', 'operative_config_str', 'refuse_unused',
-           'supplied_arguments', 'unused_bindings', 'warn_of_unused']
-
 logger = logging.getLogger(__name__)
 _unused_is_allowed = False
 _must_be_used: frozenset[str] = frozenset()

@@ -22,11 +22,6 @@ from .locations import Binding
 from .user_modules import OwnFile
 from .syntax_problems import odd_characters, syntax_problem
 
-__all__ = [
-    'Conf', 'Reference', 'Macro', 'Statement', 'Source', 'Reader', 'find_conf', 'find_included', 'is_shipped',
-    'iterate_nested', 'substitute'
-]
-
 _MOST_BYTES = 2**24  # of a conf file
 _logger = logging.getLogger(__name__)
 CONFS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'examples', 'confs')

@@ -26,8 +26,6 @@ from .conf_loading import import_configurables
 from .reference_types import resolve
 from .parsing import Reader, show_path
 
-__all__ = ['Bound', 'Made', 'Named', 'NotExpressible', 'Place', 'Record', 'Unknown']
-
 _MOVED = {'alfx.nn': 'alfx.networks', 'alfx.math': 'alfx.utils.math_ops', 'alfx.device_ctx': 'alfx.context'}
 _ENTRY_POINTS = ('alfx', 'alfx.config_util', 'alfx.config_helpers')
 _COMPUTED = ('it exists only once a run has started: write the result, or compute it in a function of a module beside '

@@ -27,8 +27,6 @@ from .reference_types import resolve
 from .parsing import Macro, Reader, Reference
 from .python_confs import Bound, Made, Named, NotExpressible, Place, Record, Unknown
 
-__all__ = ['Converted', 'convert']
-
 _MOVE = 'move it to a module beside the conf, and import it from there'
 _REQUIRED = Macro('gin.REQUIRED')
 

@@ -13,8 +13,6 @@ import numpy as np
 from . import registry
 from alfx.gin_utils.conf_error import ConfError
 
-__all__ = ['binding_lines']
-
 _log = logging.getLogger(__name__)
 
 _HINT = 'pass a number, a text, None, a function or class that a conf can name, or lists, tuples and dicts of these'

@@ -8,8 +8,6 @@ import gin
 from . import registry
 from .parsing import Reference
 
-__all__ = ['family', 'is_callable', 'made_by', 'resolve']
-
 
 def resolve(selector: str) -> Any:
     """Return gin's entry (``wrapped``, ``selector``, ``allowlist``, ``denylist``) for the name ``selector``.

@@ -19,11 +19,7 @@ from typing import Any, Optional, Union
 
 import gin
 
-from alfx.gin_utils import locations, trust
-from alfx.gin_utils import value_checks
-
-__all__ = ['configurable', 'named_by_path', 'program_module', 'register_by_path', 'register_function', 'raw_functions',
-           'registered_selectors', 'step_function_of']
+from alfx.gin_utils import locations, trust, value_checks
 
 # Keyword that asks a registered step function for the plain function.
 _RESOLVE = '_alfx_resolve_'

@@ -32,9 +32,6 @@ from . import locations, operative, settings, static_check, stored_files, user_m
 from alfx.gin_utils.conf_error import ConfError, Problem
 from .parsing import Conf, Reader, show_path, substitute
 
-__all__ = ['copy_conf', 'write_conf', 'rewrite_conf', 'is_own_conf', 'write_operative', 'stored_conf', 'stored_info',
-           'check_same_conf', 'has_checkpoint']
-
 _OTHER_FILES = ('command_line.txt', 'git.txt', 'versions.json', user_modules.ORIGINS)
 _GIT_LIMIT = 1_000_000  # maximum number of characters of uncommitted changes to store
 _written: dict[str, dict[str, str | bytes]] = {}  # by this process: folder -> file name -> contents
@@ -322,8 +319,7 @@ def _free_name(name: str, taken: set[str]) -> str:
 
 def _write(folder: str, name: str, text: str | bytes) -> str:
     path = os.path.join(folder, name)
-    with stored_files.replacing(path) as temporary, open(temporary, 'wb') as file:
-        file.write(text.encode() if isinstance(text, str) else text)
+    stored_files.write(path, text)
     _written.setdefault(os.path.abspath(folder), {})[name] = text
     return path
 

@@ -21,8 +21,6 @@ from typing import Any
 from alfx.gin_utils.value_checks import problem_of
 from alfx.gin_utils.conf_error import Problem
 
-__all__ = ['setting', 'wrong_values', 'changeable', 'may_change']
-
 
 def setting(default: Any = dataclasses.MISSING, *, may_change: bool = False, **limits: Any) -> Any:
     """Declare a field of a dataclass of settings.

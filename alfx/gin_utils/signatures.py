@@ -7,8 +7,6 @@ from typing import Any, Optional, TypeVar
 
 from .registry import annotations_of, construction_function
 
-__all__ = ['takes_arguments_of']
-
 _Result = TypeVar('_Result')
 _Parameters = dict[str, inspect.Parameter]
 

@@ -23,8 +23,6 @@ from .reference_types import family, made_by, resolve
 from alfx.gin_utils.aliases import instead_of, instead_of_parameter
 from .parsing import Macro, Reference, Statement, iterate_nested, substitute
 
-__all__ = ['Resolved', 'check', 'declare_scope', 'parameters_of', 'resolve']
-
 _declared_scopes: set[str] = set()
 
 

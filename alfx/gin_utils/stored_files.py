@@ -183,6 +183,12 @@ def _unreadable(path: str, error: Exception) -> FileError:
                      'check the path, the permissions and the disk')
 
 
+def write(path: str, content: str | bytes) -> None:
+    """Write a file with :func:`replacing`; text is encoded as UTF-8."""
+    with replacing(path) as temporary, open(temporary, 'wb') as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
 @contextlib.contextmanager
 def replacing(path: str) -> Iterator[str]:
     """Provide a temporary file name, and rename that file to ``path`` at the end.

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 
 from alfx.gin_utils.conf_error import Problem
 
-__all__ = ['odd_characters', 'syntax_problem']
-
 _NOT_CLOSED = 'a bracket or a string is not closed, or a comma is missing'
 _STRINGS_AND_COMMENTS = re.compile(r"""'(?:\\.|[^'\\\n])*'|"(?:\\.|[^"\\\n])*"|\#.*""")
 _LOOKS_LIKE = {**dict.fromkeys('\u2018\u2019\u201a\u201b\u2032', "'"),

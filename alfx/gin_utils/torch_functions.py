@@ -11,8 +11,6 @@ import torch.nn.functional as F
 
 from .registry import register_function
 
-__all__ = ['register_torch_functions']
-
 _TORCH = ('relu relu_ tanh tanh_ sigmoid sigmoid_ exp exp_ log log1p abs square sqrt sin cos sign '
           'clamp selu selu_ celu celu_').split()
 _FUNCTIONAL = ('relu relu_ relu6 elu elu_ selu celu leaky_relu leaky_relu_ gelu silu mish softplus softsign hardtanh '

@@ -5,8 +5,6 @@ as untrusted may do neither, and everything else that reaches beyond alfx and gy
 """
 from alfx.gin_utils.conf_error import ConfError
 
-__all__ = ['is_trusted', 'may_import', 'require_trust', 'set_trusted']
-
 _HINT = 'if you trust this conf, remove --untrusted'
 _trusted = True
 

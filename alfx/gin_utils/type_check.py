@@ -15,8 +15,6 @@ from . import reference_types
 from alfx.gin_utils.value_checks import Range, describe
 from .parsing import Macro, Reference
 
-__all__ = ['Mismatch', 'check']
-
 _SEQUENCES = (list, tuple, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
 _MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 _ANYTHING = (inspect.Parameter.empty, Any, object)

@@ -18,8 +18,6 @@ from typing import NamedTuple
 
 from alfx.gin_utils.conf_error import ConfError, Problem
 
-__all__ = ['ORIGINS', 'OwnFile', 'changed_since', 'copies', 'look_in']
-
 ORIGINS = 'modules.json'  # file in the conf folder of a run: folders from which its modules were copied
 _MOST_FILES, _MOST_BYTES = 500, 20 * 2**20  # larger data is not copied into every run
 _logger = logging.getLogger(__name__)

@@ -22,9 +22,6 @@ from typing import Annotated, Any, NamedTuple, Optional, Union
 from alfx.gin_utils import locations
 from alfx.gin_utils.conf_error import ConfError, Problem, hint_nearest
 
-__all__ = ['Count', 'Fraction', 'NonNegative', 'Positive', 'Range', 'StepLimit', 'check_value', 'log_unused',
-           'problem_of', 'problem_at']
-
 _logger = logging.getLogger(__name__)
 
 Kinds = Union[type, Callable, Sequence[Union[type, Callable]]]  # a Callable is the function ``callable``

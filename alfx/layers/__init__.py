@@ -6,7 +6,8 @@ with state.
 """
 from alfx.layers.sequential import (Branch, NaiveParallelLayer, Sequential, copy_module, first_layers,
                                     make_parallel_input, make_parallel_net, make_parallel_spec, reset_parameters)
-from alfx.layers.conv import Conv2D, ConvTranspose2D, ParallelConv2D, ParallelConvTranspose2D
+from alfx.layers.activations import out_of_place
+from alfx.layers.conv import Conv2D, ConvTranspose2D, ParallelConv2D, ParallelConvTranspose2D, Size2d, pair
 from alfx.layers.decoding import FixedDecodingLayer
 from alfx.layers.elementwise import (AddN, Cast, Detach, Dropout, ElementwiseLayerBase, GetFields, Identity, Lambda,
                                      OneHot, Permute, Reshape, Scale, ScaleGradient, Sum, Transpose)
@@ -14,12 +15,13 @@ from alfx.layers.fc import FC, ParallelFC
 from alfx.layers.images import RandomCrop, ReplicationPad2d
 from alfx.layers.param_layers import ParamConv2D, ParamFC
 from alfx.layers.residual_blocks import BottleneckBlock, ResidueBlock
+from alfx.layers.weights import Activation, Initializer, Norm
 
 __all__ = [
-    'AddN', 'BottleneckBlock', 'Branch', 'Cast', 'Conv2D', 'ConvTranspose2D', 'Detach', 'Dropout',
-    'ElementwiseLayerBase', 'FC', 'FixedDecodingLayer', 'GetFields', 'Identity', 'Lambda', 'NaiveParallelLayer',
-    'OneHot', 'ParallelConv2D', 'ParallelConvTranspose2D', 'ParallelFC', 'ParamConv2D', 'ParamFC', 'Permute',
-    'RandomCrop', 'ReplicationPad2d', 'Reshape', 'ResidueBlock', 'Scale', 'ScaleGradient', 'Sequential', 'Sum',
-    'Transpose', 'copy_module', 'first_layers', 'make_parallel_input', 'make_parallel_net', 'make_parallel_spec',
-    'reset_parameters'
+    'Activation', 'AddN', 'BottleneckBlock', 'Branch', 'Cast', 'Conv2D', 'ConvTranspose2D', 'Detach', 'Dropout',
+    'ElementwiseLayerBase', 'FC', 'FixedDecodingLayer', 'GetFields', 'Identity', 'Initializer', 'Lambda',
+    'NaiveParallelLayer', 'Norm', 'OneHot', 'ParallelConv2D', 'ParallelConvTranspose2D', 'ParallelFC', 'ParamConv2D',
+    'ParamFC', 'Permute', 'RandomCrop', 'ReplicationPad2d', 'Reshape', 'ResidueBlock', 'Scale', 'ScaleGradient',
+    'Sequential', 'Size2d', 'Sum', 'Transpose', 'copy_module', 'first_layers', 'make_parallel_input',
+    'make_parallel_net', 'make_parallel_spec', 'out_of_place', 'pair', 'reset_parameters'
 ]

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Count
+from alfx.gin_utils import Count, configurable, takes_arguments_of
 from alfx.layers import weights as w
 from alfx.layers.activations import out_of_place
 

@@ -3,8 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count, Positive
+from alfx.gin_utils import Count, Positive, configurable
 
 
 @configurable(module='alfx.layers')

@@ -8,8 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from alfx import context, nest
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count, Fraction
+from alfx.gin_utils import Count, Fraction, configurable
 from alfx.tensor_specs import BoundedTensorSpec, Nested, NestedTensor, SpecError, TensorSpec, as_torch_dtype
 from alfx.utils import math_ops
 from alfx.utils.tensor_utils import scale_gradient

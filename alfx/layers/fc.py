@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Count, Fraction
+from alfx.gin_utils import Count, Fraction, configurable, takes_arguments_of
 from alfx.layers import weights as w
 from alfx.layers.activations import is_elementwise, out_of_place
 from alfx.layers.elementwise import Dropout
@@ -16,23 +15,18 @@ from alfx.utils.math_ops import identity
 
 
 class _FullyConnected(nn.Module):
-    """Base class of a fully connected layer and of a stack of them."""
+    """Base class of a fully connected layer and of a stack of them.
+
+    Attributes:
+        input_size: number of inputs of a layer.
+        output_size: number of outputs of a layer.
+    """
 
     weight: nn.Parameter
 
     def __init__(self, input_size: int, output_size: int):
         super().__init__()
-        self._input_size, self._output_size = input_size, output_size
-
-    @property
-    def input_size(self) -> int:
-        """Number of inputs of a layer."""
-        return self._input_size
-
-    @property
-    def output_size(self) -> int:
-        """Number of outputs of a layer."""
-        return self._output_size
+        self.input_size, self.output_size = input_size, output_size
 
     def project_parameters(self) -> None:
         """Divide the weights of each output by their norm."""
@@ -137,11 +131,11 @@ class FC(_FullyConnected):
 
     def make_parallel(self, n: int) -> 'ParallelFC':
         """Create ``n`` layers like this one, with separate initial weights."""
-        return ParallelFC(self._input_size, self._output_size, n, **self._config)
+        return ParallelFC(self.input_size, self.output_size, n, **self._config)
 
     def extra_repr(self) -> str:
         """The arguments shown by ``print``."""
-        return f'{self._input_size}, {self._output_size}, bias={self.bias is not None}'
+        return f'{self.input_size}, {self.output_size}, bias={self.bias is not None}'
 
 
 _LARGE_BATCH = 32
@@ -212,7 +206,7 @@ class ParallelFC(_FullyConnected):
         if first is not None:
             n, weight, bias = first, weight.narrow(0, 0, first), None if bias is None else bias.narrow(0, 0, first)
         if inputs.ndim != 2 and (inputs.ndim != 3 or inputs.shape[1] != n):
-            raise ValueError(f'ParallelFC: expected [B, {self._input_size}] or [B, {n}, {self._input_size}], '
+            raise ValueError(f'ParallelFC: expected [B, {self.input_size}] or [B, {n}, {self.input_size}], '
                              f'found {list(inputs.shape)}')
         batch_last = torch.is_grad_enabled() or inputs.shape[0] >= _LARGE_BATCH
         y = (self._batch_last_product if batch_last else self._product)(inputs, weight, bias)
@@ -225,7 +219,7 @@ class ParallelFC(_FullyConnected):
 
     def _normalize(self, y: torch.Tensor, first: int | None) -> torch.Tensor:
         if self._use_bn:
-            return self._norm(y.reshape(-1, self._n * self._output_size)).view(y.shape)
+            return self._norm(y.reshape(-1, self._n * self.output_size)).view(y.shape)
         return self._norm(y) if self._has_own_norm else self._norm(y, first)
 
     def first_layers(self, k: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -263,4 +257,4 @@ class ParallelFC(_FullyConnected):
 
     def extra_repr(self) -> str:
         """The arguments shown by ``print``."""
-        return f'{self._input_size}, {self._output_size}, n={self._n}, bias={self.bias is not None}'
+        return f'{self.input_size}, {self.output_size}, n={self._n}, bias={self.bias is not None}'

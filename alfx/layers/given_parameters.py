@@ -34,7 +34,7 @@ class GivenParameters:
     """
 
     def __init__(self, module: nn.Module, where: str):
-        self._module, self._where = module, where
+        self.module, self._where = module, where
         if any(is_batch_norm(m) for m in module.modules()):
             raise ValueError(f'{where}: batch norm keeps statistics for one set of parameters, but the parameters '
                              'change with every call; use layer norm')
@@ -43,11 +43,6 @@ class GivenParameters:
             raise ValueError(f'{where}: expected a network with parameters, found one without')
         self._sizes = [math.prod(shape) for shape in self._shapes]
         self._stacks: dict[int, _Stack] = {}
-
-    @property
-    def module(self) -> nn.Module:
-        """The template module."""
-        return self._module
 
     @property
     def param_length(self) -> int:
@@ -104,7 +99,7 @@ class GivenParameters:
 
     def initial_parameters(self, n: int) -> torch.Tensor:
         """Initial parameters ``[n, D]`` of ``n`` new modules."""
-        rows = [self.parameters_of(copy_module(self._module)) for _ in range(n)]
+        rows = [self.parameters_of(copy_module(self.module)) for _ in range(n)]
         if rows[0].numel() != self.param_length:
             raise self._shared_error()
         return torch.stack(rows)
@@ -118,18 +113,18 @@ class GivenParameters:
         if theta.ndim != 1:
             raise ValueError(f'{self._where}: expected parameters [{self.param_length}], found {list(theta.shape)}')
         self.check(theta)
-        module = copy_module(self._module)
+        module = copy_module(self.module)
         with torch.no_grad():
             for parameter, values in zip(module.parameters(), theta.split(self._sizes)):
                 parameter.copy_(values.view_as(parameter))
         return module
 
     def _make_stack(self, n: int) -> _Stack:
-        device = next(self._module.parameters()).device
+        device = next(self.module.parameters()).device
         # The initial parameters of the stack are never used. Drawing them must not advance the random generators: a
         # resumed run creates its stacks again and would otherwise draw other numbers than an uninterrupted run.
         with torch.random.fork_rng([device] if device.type == 'cuda' else []):
-            stack: Any = make_parallel_net(self._module, n)
+            stack: Any = make_parallel_net(self.module, n)
         slots = _slots(stack)
         places = [place for slot in slots for place in slot]
         if len(slots) != len(self._sizes) or len(set(places)) != len(places):
@@ -141,7 +136,7 @@ class GivenParameters:
         return stack, list(zip(shapes, slots))
 
     def _shared_error(self) -> ValueError:
-        return ValueError(f'{self._where}: {type(self._module).__name__} shares parameters between networks or '
+        return ValueError(f'{self._where}: {type(self.module).__name__} shares parameters between networks or '
                           'between its parts, so separate values cannot be given for each of several modules')
 
 

@@ -2,8 +2,7 @@
 import torch
 from torch import nn
 
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import StepLimit
+from alfx.gin_utils import StepLimit, configurable
 from alfx.layers.conv import Size2d, pair
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count
+from alfx.gin_utils import Count, configurable
 from alfx.layers import weights as w
 from alfx.layers.conv import Conv2D, ConvTranspose2D, Size2d, pair
 from alfx.utils.math_ops import identity

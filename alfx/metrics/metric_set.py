@@ -29,6 +29,9 @@ class MetricSet(nn.ModuleList):
     Args:
         metrics: the metrics.
         num_counters: number of cheap counters at the front.
+
+    Attributes:
+        counters: the counters: environment steps, number of episodes.
     """
 
     NUM_COUNTERS = 2
@@ -36,17 +39,12 @@ class MetricSet(nn.ModuleList):
     def __init__(self, metrics: Iterable[StepMetric] = (), num_counters: int = NUM_COUNTERS):
         super().__init__(metrics)
         everything: list[Any] = list(self)
-        self._counters, self._others = everything[:num_counters], everything[num_counters:]
+        self.counters, self._others = everything[:num_counters], everything[num_counters:]
         self._waiting = _Waiting()
-
-    @property
-    def counters(self) -> list[Any]:
-        """The counters: environment steps, number of episodes."""
-        return self._counters
 
     def observe(self, time_steps: TimeStep) -> None:
         """Update the metrics with the steps of an unroll ``[T, B, ...]``."""
-        update_metrics(self._counters, time_steps)
+        update_metrics(self.counters, time_steps)
         waiting = self._waiting
         waiting.sequences.append(time_steps)
         waiting.num_steps += time_steps.step_type.shape[0]
@@ -63,7 +61,7 @@ class MetricSet(nn.ModuleList):
         if sequences:
             self._waiting = _Waiting()
             update_metrics(self._others, sequences[0] if len(sequences) == 1 else nest.concatenate(sequences))
-        return [*self._counters, *self._others]
+        return [*self.counters, *self._others]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Return the state of all metrics, after all waiting steps are processed."""

@@ -48,13 +48,8 @@ class StepMetric(HostModule):
     def __init__(self, name: str, prefix: str = 'Metrics', dtype: torch.dtype = torch.float32):
         super().__init__()
         self.name = name
-        self._prefix = prefix
+        self.prefix = prefix
         self._dtype = dtype
-
-    @property
-    def prefix(self) -> str:
-        """Name below which summaries are written."""
-        return self._prefix
 
     def forward(self, time_step: TimeStep) -> None:
         """Update the metric with one time step ``[B, ...]``."""

@@ -1,5 +1,4 @@
 """Encoding of actions as vectors, for models of the environment and inverse models."""
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +34,9 @@ class SimpleActionEncoder(nn.Module):
     Args:
         action_spec: nest of specs. Discrete specs need bounds, which may differ between the elements of an action.
 
+    Attributes:
+        parts: layout of the columns.
+
     Raises:
         SpecError: a discrete action has no bounds, or has too many values for a one-hot encoding.
     """
@@ -43,17 +45,17 @@ class SimpleActionEncoder(nn.Module):
         super().__init__()
         self._structure = nest.structure(action_spec)
         self._specs: list[Any] = nest.flatten(action_spec)
-        self._parts: list[ActionPart] = []
+        self.parts: list[ActionPart] = []
         for i, spec in enumerate(self._specs):
             self._add(f'_values{i}', f'_elements{i}', spec)
-        self._size = self._parts[-1].stop if self._parts else 0
+        self._size = self.parts[-1].stop if self.parts else 0
 
     def _add(self, values_name: str, elements_name: str, spec: Any) -> None:
         """Lay out the columns of one action; a column of a discrete action stands for an element and its value."""
-        start = self._parts[-1].stop if self._parts else 0
+        start = self.parts[-1].stop if self.parts else 0
         if spec.is_continuous:
             require_continuous(spec, 'SimpleActionEncoder')
-            self._parts.append(ActionPart(start, start + spec.numel, 0))
+            self.parts.append(ActionPart(start, start + spec.numel, 0))
             return
         require_discrete(spec, 'SimpleActionEncoder')
         low, high = (np.broadcast_to(bound, tuple(spec.shape)).reshape(-1).astype(np.int64)
@@ -64,21 +66,16 @@ class SimpleActionEncoder(nn.Module):
         self.register_buffer(values_name, torch.from_numpy(values), persistent=False)
         self.register_buffer(elements_name, torch.from_numpy(elements) if len(counts) > 1 else None, persistent=False)
         if len(set(counts.tolist())) == 1:
-            self._parts.append(ActionPart(start, start + len(values), int(counts[0])))
+            self.parts.append(ActionPart(start, start + len(values), int(counts[0])))
             return
         for count in counts.tolist():
-            self._parts.append(ActionPart(start, start + count, count))
+            self.parts.append(ActionPart(start, start + count, count))
             start += count
 
     @property
     def output_spec(self) -> TensorSpec:
         """Spec of the encoded action, float32 ``(D, )``."""
         return TensorSpec((self._size, ))
-
-    @property
-    def parts(self) -> Sequence[ActionPart]:
-        """Layout of the columns."""
-        return self._parts
 
     def forward(self, inputs: NestedTensor) -> Tensor:
         """Encode a nest of actions ``[..., *spec.shape]`` as float32 ``[..., D]``.
@@ -113,7 +110,7 @@ class SimpleActionEncoder(nn.Module):
             The loss ``[...]``.
         """
         losses = []
-        for start, stop, count in self._parts:
+        for start, stop, count in self.parts:
             found, wanted = prediction[..., start:stop], encoded[..., start:stop]
             if not count:
                 losses.append((found - wanted).square().mean(-1))
@@ -135,7 +132,7 @@ class SimpleActionEncoder(nn.Module):
             float32 ``[...]``; ``None`` if there are no discrete actions.
         """
         right = []
-        for start, stop, count in self._parts:
+        for start, stop, count in self.parts:
             if count:
                 found, wanted = (x[..., start:stop].unflatten(-1, (-1, count)).argmax(-1)
                                  for x in (prediction, encoded))

@@ -5,8 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count
+from alfx.gin_utils import Count, configurable
 from alfx.networks.action_specs import action_range, require_continuous
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 
@@ -24,6 +23,9 @@ class ActionQuantizer(nn.Module):
         action_bins: number of bins n of each component, at least 2.
         rep_mode: actions that the bins stand for, 'boundary' or 'center'.
         sampling_method: 'uniform', bins at equal distances; the only method.
+
+    Attributes:
+        num_bins: number of bins of each component.
 
     Raises:
         SpecError: an action is discrete, or a bound is missing or infinite.
@@ -48,17 +50,12 @@ class ActionQuantizer(nn.Module):
         self._structure = nest.structure(action_spec)
         self._shapes = [tuple(spec.shape) for spec in specs]
         self._sizes = [spec.numel for spec in specs]
-        self._num_bins = action_bins
+        self.num_bins = action_bins
         # position = scale * bin + first
         self._scale, self._first = ((2.0 / (action_bins - 1), -1.0) if rep_mode == 'boundary' else
                                     (2.0 / action_bins, 1.0 / action_bins - 1.0))
         self.register_buffer('_middle', torch.cat([middle.reshape(-1) for middle, _ in ranges]), persistent=False)
         self.register_buffer('_half', torch.cat([half.reshape(-1) for _, half in ranges]), persistent=False)
-
-    @property
-    def num_bins(self) -> int:
-        """Number of bins of each component."""
-        return self._num_bins
 
     @property
     def num_components(self) -> int:
@@ -78,7 +75,7 @@ class ActionQuantizer(nn.Module):
     def bins(self, action: NestedTensor) -> Tensor:
         """Nearest bins, int64 ``[B, D]``, of a nest of actions ``[B, ...]``."""
         index = (self.normalized(action) - self._first) / self._scale
-        return index.round().clamp(0, self._num_bins - 1).long()
+        return index.round().clamp(0, self.num_bins - 1).long()
 
     def action(self, bins: Tensor) -> NestedTensor:
         """Nest of actions ``[B, ...]`` for bins ``[B, D]``."""

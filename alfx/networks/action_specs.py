@@ -5,8 +5,7 @@ import numpy as np
 import torch
 
 from alfx.distributions.discrete import has_integer_bounds
-from alfx.gin_utils import ConfError
-from alfx.gin_utils.value_checks import problem_at
+from alfx.gin_utils import ConfError, problem_at
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 
 _UNBOUNDED = 1e30

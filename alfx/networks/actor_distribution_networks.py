@@ -5,8 +5,7 @@ from typing import Any
 import torch
 
 from alfx import nest
-from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Count
+from alfx.gin_utils import Count, configurable, takes_arguments_of
 from alfx.initializers import small_last_layer_init
 from alfx.layers import FC
 from alfx.networks.action_specs import require_continuous

@@ -6,12 +6,9 @@ import torch
 from torch import nn
 
 from alfx import nest
-from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Count
+from alfx.gin_utils import Count, configurable, takes_arguments_of
 from alfx.initializers import small_last_layer_init
-from alfx.layers import FC, Reshape, make_parallel_net
-from alfx.layers.activations import out_of_place
-from alfx.layers.weights import Activation
+from alfx.layers import FC, Activation, Reshape, make_parallel_net, out_of_place
 from alfx.networks.action_specs import action_range, require_continuous
 from alfx.networks.encoding_networks import (LAST_LAYER_ARGUMENTS, NORM_ARGUMENTS, UNFORWARDED_ARGUMENTS,
                                              EncodedNetwork, EncodingNetwork, LSTMEncodingNetwork,

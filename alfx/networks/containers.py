@@ -3,8 +3,7 @@ from collections.abc import Callable
 from typing import Any
 
 from alfx import nest
-from alfx.layers import make_parallel_input, make_parallel_spec
-from alfx.layers.activations import out_of_place
+from alfx.layers import make_parallel_input, make_parallel_spec, out_of_place
 from alfx.layers.sequential import branches, parallel_elements
 from alfx.layers.steps import Results, add_child, parse_steps, register_steps
 from alfx.networks.network import Network, get_input_tensor_spec, is_stacked, wrap_as_network

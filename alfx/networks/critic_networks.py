@@ -10,11 +10,9 @@ from typing import Any
 import torch
 
 from alfx import nest
-from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Count, Fraction
+from alfx.gin_utils import Count, Fraction, configurable, takes_arguments_of
 from alfx.initializers import small_last_layer_init
-from alfx.layers import make_parallel_input
-from alfx.layers.weights import Activation, Initializer, Norm
+from alfx.layers import Activation, Initializer, Norm, make_parallel_input
 from alfx.nest.utils import NestConcat
 from alfx.networks.encoding_networks import NORM_ARGUMENTS, EncodingNetwork, LSTMEncodingNetwork
 from alfx.networks.network import NaiveParallelNetwork, Network, is_stacked

@@ -12,11 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from alfx.gin_utils import check_value, configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Count
-from alfx.layers import FC, Conv2D, ConvTranspose2D, ElementwiseLayerBase, Reshape
-from alfx.layers.conv import Size2d, pair
-from alfx.layers.weights import Activation, Initializer
+from alfx.gin_utils import Count, check_value, configurable, takes_arguments_of
+from alfx.layers import (FC, Activation, Conv2D, ConvTranspose2D, ElementwiseLayerBase, Initializer, Reshape, Size2d,
+                         pair)
 from alfx.networks.containers import Sequential
 from alfx.networks.image_layers import LayersNetwork, conv_layers
 from alfx.networks.network import Network

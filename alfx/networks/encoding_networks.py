@@ -10,11 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Count, Fraction
-from alfx.layers import FC, Reshape, first_layers, make_parallel_input, make_parallel_net, make_parallel_spec
-from alfx.layers.conv import Size2d, pair
-from alfx.layers.weights import Activation, Initializer, Norm
+from alfx.gin_utils import Count, Fraction, configurable, takes_arguments_of
+from alfx.layers import (FC, Activation, Initializer, Norm, Reshape, Size2d, first_layers, make_parallel_input,
+                         make_parallel_net, make_parallel_spec, pair)
 from alfx.nest.utils import NestCombiner
 from alfx.networks.decoding_networks import AutoShapeImageDeconvNetwork as AutoShapeImageDeconvNetwork
 from alfx.networks.decoding_networks import ImageDecodingNetwork as ImageDecodingNetwork
@@ -201,7 +199,7 @@ class EncodingNetwork(PreprocessorNetwork):
             conv_layer_params = None if has_convolutions else conv_layer_params
         super().__init__(input_tensor_spec, input_preprocessors, preprocessing_combiner, name)
         self.prepared = prepared
-        spec = self._processed_input_tensor_spec
+        spec = self.processed_input_tensor_spec
         _check_encodable(spec, bool(conv_layer_params), name)
         modules: list[nn.Module] = []
         shape = tuple(spec.shape)
@@ -279,7 +277,7 @@ class StackedEncodingNetwork(EncodingNetwork):
         """Encode the input with the layers ``chain`` of ``n`` encoders."""
         if self._preprocess is not None:
             inputs = self._preprocess(inputs)
-        if inputs.ndim == self._processed_input_tensor_spec.ndim + 1:
+        if inputs.ndim == self.processed_input_tensor_spec.ndim + 1:
             if not self._has_weights:
                 inputs = make_parallel_input(inputs, n)
             elif self._shared_reshape is not None:

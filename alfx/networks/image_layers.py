@@ -9,9 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from alfx.layers import Conv2D, ElementwiseLayerBase, Sequential, make_parallel_net
-from alfx.layers.conv import pair
-from alfx.layers.weights import Activation, Initializer
+from alfx.layers import Activation, Conv2D, ElementwiseLayerBase, Initializer, Sequential, make_parallel_net, pair
 from alfx.networks.network import Network, ParallelNetworkWrapper
 from alfx.tensor_specs import NestedTensor
 

@@ -12,8 +12,7 @@ import torch
 
 from alfx import nest
 from alfx.gin_utils import configurable
-from alfx.layers import FC, ElementwiseLayerBase, Reshape, Sequential
-from alfx.layers.weights import Activation, Initializer
+from alfx.layers import FC, Activation, ElementwiseLayerBase, Initializer, Reshape, Sequential
 from alfx.nest.utils import NestConcat
 from alfx.networks.image_layers import conv_layers
 from alfx.tensor_specs import BoundedTensorSpec, Nested, NestedTensorSpec, TensorSpec

@@ -6,8 +6,7 @@ import torch
 import torch.distributions as td
 from torch import nn
 
-from alfx.layers import FC
-from alfx.layers.weights import Activation
+from alfx.layers import FC, Activation
 from alfx.networks.action_specs import action_range, require_continuous
 from alfx.networks.network import Network
 from alfx.tensor_specs import SpecError, TensorSpec

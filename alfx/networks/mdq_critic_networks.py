@@ -23,12 +23,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from alfx import summary
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count
+from alfx.gin_utils import Count, configurable
 from alfx.initializers import small_last_layer_init
-from alfx.layers import ParallelFC
-from alfx.layers.activations import out_of_place
-from alfx.layers.weights import Activation, Initializer
+from alfx.layers import Activation, Initializer, ParallelFC, out_of_place
 from alfx.networks.action_quantizer import ActionQuantizer
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.encoding_networks import EncodingNetwork

@@ -27,8 +27,7 @@ import torch
 from torch.nn import functional as F
 
 from alfx import context
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Fraction
+from alfx.gin_utils import Fraction, configurable
 from alfx.layers import FC
 from alfx.nest import map_structure
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec, check_consistent
@@ -76,30 +75,10 @@ class Memory:
     def __init__(self, dim: int, size: int, state_spec: NestedTensorSpec, name: str = 'Memory'):
         if dim < 1 or size < 1:
             raise ValueError(f'{name}: expected dim and size of at least 1, found dim={dim}, size={size}')
-        self._dim, self._size = dim, size
-        self._state_spec = state_spec
-        self._name = name
+        self.dim, self.size = dim, size
+        self.state_spec = state_spec
+        self.name = name
         self._states: Any = None
-
-    @property
-    def dim(self) -> int:
-        """Numbers per slot."""
-        return self._dim
-
-    @property
-    def size(self) -> int:
-        """Number of slots."""
-        return self._size
-
-    @property
-    def state_spec(self) -> NestedTensorSpec:
-        """Nest of specs of :attr:`states`."""
-        return self._state_spec
-
-    @property
-    def name(self) -> str:
-        """Name of the memory."""
-        return self._name
 
     @property
     def states(self) -> NestedTensor:
@@ -109,13 +88,13 @@ class Memory:
             RuntimeError: the memory holds no contents.
         """
         if self._states is None:
-            raise RuntimeError(f'{self._name} holds no contents: call build(batch_size) or from_states(states) first')
+            raise RuntimeError(f'{self.name} holds no contents: call build(batch_size) or from_states(states) first')
         return self._states
 
     def build(self, batch_size: int) -> None:
         """Create a batch of empty memories on the default device."""
         device = context.get_default_device()
-        self._states = map_structure(lambda spec: spec.zeros((batch_size, )).to(device), self._state_spec)
+        self._states = map_structure(lambda spec: spec.zeros((batch_size, )).to(device), self.state_spec)
 
     def from_states(self, states: NestedTensor) -> None:
         """Restore contents from earlier :attr:`states`.
@@ -123,7 +102,7 @@ class Memory:
         Raises:
             SpecError: the states do not match :attr:`state_spec`.
         """
-        check_consistent(states, self._state_spec, 1, f'{self._name}: states')
+        check_consistent(states, self.state_spec, 1, f'{self.name}: states')
         self._states = states
 
     def release(self) -> None:
@@ -160,16 +139,16 @@ class Memory:
         raise NotImplementedError(f'{type(self).__name__}.write')
 
     def _checked_content(self, content: torch.Tensor, batch_size: int) -> torch.Tensor:
-        if tuple(content.shape) != (batch_size, self._dim):
-            raise SpecError(f'{self._name}.write: expected content of shape {[batch_size, self._dim]}, found '
+        if tuple(content.shape) != (batch_size, self.dim):
+            raise SpecError(f'{self.name}.write: expected content of shape {[batch_size, self.dim]}, found '
                             f'{list(content.shape)}')
         return content
 
     def _checked_keys(self, keys: torch.Tensor, batch_size: int) -> torch.Tensor:
         """Check ``[B, dim]`` or ``[B, K, dim]`` and return ``[B, K, dim]``."""
-        if keys.ndim not in (2, 3) or keys.shape[0] != batch_size or keys.shape[-1] != self._dim:
-            raise SpecError(f'{self._name}.read: expected keys of shape {[batch_size, self._dim]} or '
-                            f'{[batch_size, "K", self._dim]}, found {list(keys.shape)}')
+        if keys.ndim not in (2, 3) or keys.shape[0] != batch_size or keys.shape[-1] != self.dim:
+            raise SpecError(f'{self.name}.read: expected keys of shape {[batch_size, self.dim]} or '
+                            f'{[batch_size, "K", self.dim]}, found {list(keys.shape)}')
         return keys.unsqueeze(1) if keys.ndim == 2 else keys
 
     def _weights(self, keys: torch.Tensor, memory: torch.Tensor, scale: float | torch.Tensor, normalize: bool,
@@ -239,8 +218,8 @@ class MemoryWithUsage(Memory):
             num_keys: number of keys per query.
         """
         if num_keys < 1:
-            raise ValueError(f'{self._name}: expected at least one key, found num_keys={num_keys}')
-        return FC(query_dim, num_keys * (self._dim + 1))
+            raise ValueError(f'{self.name}: expected at least one key, found num_keys={num_keys}')
+        return FC(query_dim, num_keys * (self.dim + 1))
 
     def genkey_and_read(self, keynet: Any, query: torch.Tensor, flatten_result: bool = True) -> torch.Tensor:
         """Compute keys from a query and read by them. Softplus makes the strengths positive.
@@ -251,7 +230,7 @@ class MemoryWithUsage(Memory):
             query: ``[B, query_dim]``.
             flatten_result: return ``[B, K * dim]`` instead of ``[B, K, dim]``.
         """
-        keys = keynet(query).view(query.shape[0], -1, self._dim + 1)
+        keys = keynet(query).view(query.shape[0], -1, self.dim + 1)
         found = self.read(keys[..., :-1], F.softplus(keys[..., -1]))
         return found.flatten(1) if flatten_result else found
 
@@ -276,7 +255,7 @@ class MemoryWithUsage(Memory):
         content = self._checked_content(content, memory.shape[0])
         if self._snapshot_only:
             content = content.detach()
-        is_slot = F.one_hot(usage.argmin(dim=1), self._size).bool()
+        is_slot = F.one_hot(usage.argmin(dim=1), self.size).bool()
         self._states = UsageMemoryState(
             memory=torch.where(is_slot.unsqueeze(-1), content.unsqueeze(1), memory),
             usage=torch.where(is_slot, 1.0, usage * self._usage_decay))
@@ -310,8 +289,8 @@ class FIFOMemory(Memory):
     @property
     def mask(self) -> torch.Tensor:
         """Mask of the slots that have been written, bool ``[B, size]``."""
-        slots = torch.arange(self._size, device=self.memory.device)
-        return slots >= self._size - self.states.count.unsqueeze(1)
+        slots = torch.arange(self.size, device=self.memory.device)
+        return slots >= self.size - self.states.count.unsqueeze(1)
 
     def write(self, content: torch.Tensor) -> None:
         """Store ``content`` ``[B, dim]`` as the newest; a full memory drops its oldest slot.
@@ -322,7 +301,7 @@ class FIFOMemory(Memory):
         memory, count = self.states
         content = self._checked_content(content, memory.shape[0])
         self._states = FIFOMemoryState(memory=torch.cat([memory[:, 1:], content.unsqueeze(1)], dim=1),
-                                       count=(count + 1).clamp(max=self._size))
+                                       count=(count + 1).clamp(max=self.size))
 
     def read(self, keys: torch.Tensor, scale: float | torch.Tensor | None = None) -> torch.Tensor:
         """Scaled dot-product attention over the slots that have been written; see the base class.
@@ -332,6 +311,6 @@ class FIFOMemory(Memory):
         Raises:
             SpecError: the keys have another shape.
         """
-        scale = 1 / math.sqrt(self._dim) if scale is None else scale
+        scale = 1 / math.sqrt(self.dim) if scale is None else scale
         weights = self._weights(keys, self.memory, scale, False, self.mask)
         return torch.bmm(weights, self.memory).view(keys.shape)

@@ -8,8 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from alfx import context, nest
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count, Fraction, NonNegative
+from alfx.gin_utils import Count, Fraction, NonNegative, configurable
 from alfx.layers import FC, make_parallel_spec
 from alfx.layers import weights as w
 from alfx.networks.network import Network, wrap_as_network

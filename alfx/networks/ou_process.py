@@ -3,8 +3,7 @@ import torch
 from torch import nn
 
 from alfx import nest
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Fraction, NonNegative
+from alfx.gin_utils import Fraction, NonNegative, configurable
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 
 

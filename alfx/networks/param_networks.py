@@ -10,13 +10,9 @@ from typing import Any
 import torch
 
 from alfx import nest
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count
-from alfx.layers import FC, Reshape
-from alfx.layers.sequential import make_parallel_spec
-from alfx.layers.conv import Size2d, pair
+from alfx.gin_utils import Count, configurable
+from alfx.layers import FC, Activation, Initializer, Reshape, Size2d, make_parallel_spec, pair
 from alfx.layers.given_parameters import GivenParameters
-from alfx.layers.weights import Activation, Initializer
 from alfx.networks.image_layers import LayersNetwork, conv_layers
 from alfx.networks.network import Network
 from alfx.tensor_specs import NestedTensor, TensorSpec

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from alfx import nest
-from alfx.layers import Identity, OneHot, copy_module, make_parallel_input, make_parallel_net
-from alfx.layers.activations import out_of_place
+from alfx.layers import Identity, OneHot, copy_module, make_parallel_input, make_parallel_net, out_of_place
 from alfx.layers.steps import add_child
 from alfx.nest.utils import NestCombiner
 from alfx.networks.network import Network, example_batch, is_stacked
@@ -29,6 +28,9 @@ class PreprocessorNetwork(Network):
         preprocessing_combiner: combines the preprocessed parts into one tensor, e.g.
             :class:`~alfx.nest.utils.NestConcat`.
         name: name of the network.
+
+    Attributes:
+        processed_input_tensor_spec: spec of the preprocessed and combined input.
 
     Raises:
         SpecError: the structures do not match, or several tensors are left and there is no combiner.
@@ -69,7 +71,7 @@ class PreprocessorNetwork(Network):
             spec = self._probe_processed_spec()
         if not isinstance(spec, TensorSpec):
             raise SpecError(_several_tensors(self._name, spec))
-        self._processed_input_tensor_spec = spec
+        self.processed_input_tensor_spec = spec
 
     def _probe_processed_spec(self) -> NestedTensorSpec:
         """Compute the spec of the preprocessed input, without side effects as in :attr:`Network.output_spec`."""
@@ -103,11 +105,6 @@ class PreprocessorNetwork(Network):
             return inputs
         return nest.map_structure_up_to(self._preprocessors, _apply, self._preprocessors, inputs)
 
-    @property
-    def processed_input_tensor_spec(self) -> TensorSpec:
-        """Spec of the preprocessed and combined input."""
-        return self._processed_input_tensor_spec
-
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
         """Map a nest of ``[B, ...]`` to one tensor ``[B, ...]``."""
         return (inputs if self._preprocess is None else self._preprocess(inputs)), state
@@ -125,7 +122,7 @@ class PreprocessorNetwork(Network):
             self._combiner = copy_module(single._combiner)
             self._stacked_combiner = make_parallel_net(single._combiner, n)
             self._preprocess = self._combine_stacked
-        self._processed_input_tensor_spec = single._processed_input_tensor_spec
+        self.processed_input_tensor_spec = single.processed_input_tensor_spec
 
     def _apply_stacked(self, inputs: NestedTensor) -> NestedTensor:
         if not is_stacked(inputs, self._input_tensor_spec):

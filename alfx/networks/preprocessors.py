@@ -7,10 +7,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count
-from alfx.layers import ElementwiseLayerBase
-from alfx.layers.weights import Activation
+from alfx.gin_utils import Count, configurable
+from alfx.layers import Activation, ElementwiseLayerBase
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.network import Network, ParallelNetworkWrapper
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec

@@ -14,11 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from alfx import nest
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count, NonNegative, Positive
-from alfx.layers import FC
-from alfx.layers.activations import out_of_place
-from alfx.layers.weights import Activation
+from alfx.gin_utils import Count, NonNegative, Positive, configurable
+from alfx.layers import FC, Activation, out_of_place
 from alfx.networks.action_specs import action_range, require_categories, require_vector
 from alfx.networks.location_scale import LocationScaleProjection
 from alfx.networks.network import Network
@@ -418,14 +415,9 @@ class MixtureProjectionNetwork(Network):
                  component_ctor: Callable[..., Network],
                  mixture_ctor: Callable[..., Network] = CategoricalProjectionNetwork, name: str = 'mix_proj_net'):
         super().__init__(TensorSpec((input_size, )), (), name)
-        self._num_components = num_components
+        self.num_components = num_components
         self._components = component_ctor(input_size, action_spec, parallelism=num_components)
         self._mixture = mixture_ctor(input_size, BoundedTensorSpec((), torch.int64, 0, num_components - 1))
-
-    @property
-    def num_components(self) -> int:
-        """Number of components."""
-        return self._num_components
 
     def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
         """Map ``[B, input_size]`` to a ``MixtureSameFamily``."""

@@ -12,11 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Count, NonNegative
+from alfx.gin_utils import Count, NonNegative, configurable, takes_arguments_of
 from alfx.initializers import small_last_layer_init
-from alfx.layers import FC, make_parallel_net
-from alfx.layers.weights import Activation, Initializer
+from alfx.layers import FC, Activation, Initializer, make_parallel_net
 from alfx.networks.action_specs import require_discrete
 from alfx.networks.encoding_networks import (LAST_LAYER_ARGUMENTS, NORM_ARGUMENTS, UNFORWARDED_ARGUMENTS,
                                              EncodedNetwork, EncodingNetwork, LSTMEncodingNetwork,
@@ -66,7 +64,7 @@ class _QHead(nn.Module):
         super().__init__()
         self._hidden, self._last = nn.ModuleList(hidden), nn.ModuleList(last)
         self._hidden_list, self._last_list = hidden, last
-        self._num_actions, self._num_atoms, self._halves = num_actions, num_atoms, halves
+        self.num_actions, self.num_atoms, self._halves = num_actions, num_atoms, halves
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map ``[B, size]`` to ``[B, num_actions]`` or ``[B, num_actions, num_atoms]``."""
@@ -77,17 +75,17 @@ class _QHead(nn.Module):
         for_advantage, for_value = x.chunk(2, dim=-1) if self._halves else (x, x)
         advantage = self._per_action(self._last_list[0](for_advantage))
         value = self._last_list[1](for_value)
-        if self._num_atoms is None:
+        if self.num_atoms is None:
             return advantage + (value - advantage.mean(dim=-1, keepdim=True))
         return advantage + (value.unsqueeze(-2) - advantage.mean(dim=-2, keepdim=True))
 
     def _per_action(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self._num_atoms is None else x.unflatten(-1, (self._num_actions, self._num_atoms))
+        return x if self.num_atoms is None else x.unflatten(-1, (self.num_actions, self.num_atoms))
 
     def make_parallel(self, n: int) -> '_QHead':
         hidden, last = ([make_parallel_net(layer, n) for layer in layers]
                         for layers in (self._hidden_list, self._last_list))
-        return _QHead(hidden, last, self._num_actions, self._num_atoms, self._halves)
+        return _QHead(hidden, last, self.num_actions, self.num_atoms, self._halves)
 
 
 def _make_head(input_size: int, num_actions: int, fc_layer_params: Sequence[int], activation: Activation,
@@ -148,6 +146,9 @@ class QNetworkBase(_EncoderAndHead):
         num_atoms: number of logits for each action; ``None`` for a single value.
         encoder_kwargs: arguments of the encoder.
 
+    Attributes:
+        num_actions: number of actions; output ``i`` belongs to the action ``action_spec.minimum + i``.
+
     Raises:
         SpecError: the action is not a single discrete one, or the encoder does not support the observation.
         ValueError: ``num_atoms`` is below 2, or ``noise_std`` is given without ``noisy``.
@@ -164,29 +165,19 @@ class QNetworkBase(_EncoderAndHead):
             raise ValueError(f'{name}: noise_std is {noise_std}, but noisy is False; set noisy, or remove noise_std')
         if num_atoms is not None and num_atoms < 2:
             raise ValueError(f'{name}: num_atoms must be at least 2, or None for a single value, found {num_atoms}')
-        self._num_actions = _number_of_actions(action_spec, name)
-        self._action_spec, self._num_atoms = action_spec, num_atoms
+        self.num_actions = _number_of_actions(action_spec, name)
+        self._action_spec, self.num_atoms = action_spec, num_atoms
         self._use_naive_parallel_network = use_naive_parallel_network
         self._noisy = noisy
         noise = {} if noise_std is None else {'std_init': noise_std}
         encoder, size = vector_encoder(encoding_network_ctor, input_tensor_spec, name, **encoder_kwargs)
-        self._set_parts(encoder, _make_head(size, self._num_actions, head_fc_layer_params, head_activation,
+        self._set_parts(encoder, _make_head(size, self.num_actions, head_fc_layer_params, head_activation,
                                             head_kernel_initializer, dueling, noise if noisy else None, num_atoms))
 
     @property
     def action_spec(self) -> TensorSpec:
         """Spec of the action."""
         return self._action_spec
-
-    @property
-    def num_actions(self) -> int:
-        """Number of actions; output ``i`` belongs to the action ``action_spec.minimum + i``."""
-        return self._num_actions
-
-    @property
-    def num_atoms(self) -> int | None:
-        """Number of logits for each action; ``None`` for a single value."""
-        return self._num_atoms
 
     def make_parallel(self, n: int) -> Network:
         """Create a stack of ``n`` networks like this one."""

@@ -21,21 +21,19 @@ class SimpleFC(FC):
         input_size: number of inputs.
         output_size: number of outputs.
         activation: applied to the result.
+
+    Attributes:
+        hidden_neurons: latest output ``[B, output_size]``, detached; ``None`` before the first call.
     """
 
     def __init__(self, input_size: int, output_size: int, activation: Activation = identity):
         super().__init__(input_size, output_size, activation)
-        self._hidden_neurons: Tensor | None = None
-
-    @property
-    def hidden_neurons(self) -> Tensor | None:
-        """Latest output ``[B, output_size]``, detached; ``None`` before the first call."""
-        return self._hidden_neurons
+        self.hidden_neurons: Tensor | None = None
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map ``[B, input_size]`` to ``[B, output_size]``."""
         output = super().forward(inputs)
-        self._hidden_neurons = output.detach()
+        self.hidden_neurons = output.detach()
         return output
 
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from alfx.gin_utils import configurable, register_function
-from alfx.gin_utils.value_checks import Count
+from alfx.gin_utils import Count, configurable, register_function
 from alfx.layers.weights import Activation
 from alfx.nest.utils import NestConcat
 from alfx.networks.actor_networks import ActorNetworkBase

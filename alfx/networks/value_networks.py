@@ -2,8 +2,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Count
+from alfx.gin_utils import Count, configurable, takes_arguments_of
 from alfx.initializers import small_last_layer_init
 from alfx.networks.encoding_networks import (LAST_LAYER_ARGUMENTS, NORM_ARGUMENTS, UNFORWARDED_ARGUMENTS,
                                              EncodedNetwork, EncodingNetwork, LSTMEncodingNetwork)

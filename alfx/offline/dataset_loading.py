@@ -2,9 +2,7 @@
 import logging
 from collections.abc import Sequence
 
-from alfx.offline import dataset_checks
-from alfx.offline import dataset_sources
-from alfx.offline import dataset_statistics
+from alfx.offline import dataset_checks, dataset_sources, dataset_statistics
 from alfx.offline.dataset_files import Dataset, DatasetError
 from alfx.offline.dataset_episodes import shortened
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec

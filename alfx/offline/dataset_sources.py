@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from alfx.checkpoints.module_states import NOT_FITTING
 from alfx.gin_utils import ConfError
-from alfx.offline import alf_buffers, minari_sets, saved_replay
-from alfx.offline import dataset_folder
+from alfx.offline import alf_buffers, dataset_folder, minari_sets, saved_replay
 from alfx.offline.dataset_files import Dataset, DatasetError
 
 

@@ -4,8 +4,7 @@ import os
 from typing import Any
 
 from alfx import context
-from alfx.gin_utils import ConfError
-from alfx.gin_utils.value_checks import problem_at
+from alfx.gin_utils import ConfError, problem_at
 from alfx.offline import dataset_folder, dataset_loading
 from alfx.offline.dataset_episodes import from_steps, joined, steps
 from alfx.offline.dataset_files import DatasetError

@@ -4,8 +4,7 @@ from typing import Any
 
 from alfx.data_structures import Experience, time_step_spec
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
-from alfx.gin_utils import ConfError
-from alfx.gin_utils.value_checks import problem_at
+from alfx.gin_utils import ConfError, problem_at
 from alfx.offline import dataset_loading
 from alfx.offline.buffer import make_buffer
 from alfx.offline.dataset_files import Dataset

@@ -104,8 +104,8 @@ class ClippingMixin:
             if isinstance(gradient_clipping, bool) or not isinstance(gradient_clipping, numbers.Real):
                 raise TypeError(f'{name}.gradient_clipping: expected a number or None, found {gradient_clipping!r}')
         self.name = name
-        self._gradient_clipping = None if gradient_clipping is None else float(gradient_clipping)
-        self._clip_by_global_norm = bool(clip_by_global_norm)
+        self.gradient_clipping = None if gradient_clipping is None else float(gradient_clipping)
+        self.clip_by_global_norm = bool(clip_by_global_norm)
         self._schedule = lr if callable(lr) else None
         self._group_schedules: list[Optional[Callable[[], float]]] = []
         self._scheduled = False
@@ -119,16 +119,6 @@ class ClippingMixin:
             groups = [{'params': groups}]
         for group in groups:
             self.add_param_group(group)  # type: ignore[arg-type]
-
-    @property
-    def gradient_clipping(self) -> Optional[float]:
-        """Maximum norm of a gradient, or None."""
-        return self._gradient_clipping
-
-    @property
-    def clip_by_global_norm(self) -> bool:
-        """Return whether the norm of all gradients together is clipped."""
-        return self._clip_by_global_norm
 
     @property
     def grad_norm(self) -> Optional[Tensor]:
@@ -177,14 +167,14 @@ class ClippingMixin:
         Returns:
             The global norm before clipping (scalar) if ``clip_by_global_norm``, otherwise None.
         """
-        if self._gradient_clipping is None:
+        if self.gradient_clipping is None:
             return None
         groups = group_by_kind(p.grad for g in self.param_groups for p in g['params'] if p.grad is not None)
         if not groups:
             return None
-        if self._clip_by_global_norm:
+        if self.clip_by_global_norm:
             self._grad_norm = global_norm(*groups)
-            divisor = clip_divisor(self._grad_norm, self._gradient_clipping)
+            divisor = clip_divisor(self._grad_norm, self.gradient_clipping)
             for grads in groups:
                 if isinstance(divisor, Tensor):
                     torch._foreach_div_(grads, divisor.to(grads[0].device))
@@ -192,7 +182,7 @@ class ClippingMixin:
                     torch._foreach_div_(grads, divisor)
             return self.grad_norm
         for grads in groups:
-            divisors: Any = clip_divisor(torch.stack(torch._foreach_norm(grads)), self._gradient_clipping)
+            divisors: Any = clip_divisor(torch.stack(torch._foreach_norm(grads)), self.gradient_clipping)
             torch._foreach_div_(grads, divisors.unbind())
         return None
 
@@ -239,7 +229,7 @@ class ClippingMixin:
 
     def __getstate__(self) -> dict[str, Any]:
         torch_state: dict[str, Any] = super().__getstate__()  # type: ignore[assignment]
-        own = ('name', '_gradient_clipping', '_clip_by_global_norm', '_schedule', '_group_schedules', '_scheduled')
+        own = ('name', 'gradient_clipping', 'clip_by_global_norm', '_schedule', '_group_schedules', '_scheduled')
         return {**torch_state, **{key: getattr(self, key) for key in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

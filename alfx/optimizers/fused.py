@@ -174,13 +174,13 @@ class FusedAdamBase(LazyHooks, ClippingMixin, _AdamDefaults):
 
     def _clip(self, batches: list[tuple[_Bucket, list[Tensor]]]) -> Optional[Tensor]:
         """Clip the gradients; return the divisor for a global clipping, which the kernel applies, or None."""
-        if self._gradient_clipping is None:
+        if self.gradient_clipping is None:
             return None
-        if not self._clip_by_global_norm:
+        if not self.clip_by_global_norm:
             self.clip_gradients()
             return None
         self._grad_norm = global_norm(*(grads for _, grads in batches))
-        divisor = clip_divisor(self._grad_norm, self._gradient_clipping)
+        divisor = clip_divisor(self._grad_norm, self.gradient_clipping)
         if isinstance(divisor, Tensor):
             return divisor.float()
         return None if divisor == 1.0 else torch.tensor(divisor, dtype=torch.float32)

@@ -12,8 +12,7 @@ import numpy as np
 
 from alfx import gin_utils
 from alfx.checkpoints.checkpointer import Checkpointer
-from alfx.reports import comparing
-from alfx.reports import curves
+from alfx.reports import comparing, curves
 from alfx.runs import run_files
 from alfx.reports.aggregates import bootstrap_interval, interquartile_mean, probability_of_improvement
 

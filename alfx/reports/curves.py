@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from alfx.gin_utils import ConfError, stored_files
-from alfx.gin_utils.conf_error import hint_nearest
+from alfx.gin_utils import ConfError, hint_nearest, stored_files
 from alfx.reports.aggregates import interquartile_mean, interquartile_mean_interval
 from alfx.runs import run_files
 

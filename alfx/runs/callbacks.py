@@ -16,8 +16,6 @@ from alfx.gin_utils.conf_error import hint_nearest
 from alfx.gin_utils.settings import setting, wrong_values
 from alfx.runs import run_files
 
-__all__ = ['Callback', 'Episode', 'EpisodeLog', 'KeepBestCheckpoint', 'StopWithoutImprovement', 'TrainingRun']
-
 _log = logging.getLogger(__name__)
 
 

@@ -21,9 +21,8 @@ from alfx.metrics.metrics import (AverageEnvInfoMetric, AverageEpisodeLengthMetr
 from alfx.offline.dataset_files import normalized_score
 from alfx.offline.dataset_sources import reference_returns
 from alfx.summary.trackers import event_writer
-from alfx.runs import building
+from alfx.runs import building, run_files
 from alfx.utils import random_state
-from alfx.runs import run_files
 from alfx.runs.eval_video import EvalVideo
 from alfx.runs.step_measures import EpisodeMeans
 from alfx.utils.confidence import confidence_interval

@@ -16,9 +16,8 @@ from alfx.environments.environment_errors import UnsupportedOperationError
 from alfx.environments.rendering import fitted, frame_rate
 from alfx.gin_utils import ConfError
 from alfx.summary.render import Image, enable_rendering, is_rendering_enabled
-from alfx.runs import building
+from alfx.runs import building, run_files, zoo
 from alfx.utils import random_state
-from alfx.runs import run_files, zoo
 from alfx.runs.evaluator import EvalResult, evaluate
 
 _log = logging.getLogger(__name__)

@@ -143,8 +143,7 @@ class StartRecord:
         """Add values to the file."""
         os.makedirs(os.path.dirname(self._path), exist_ok=True)
         text = json.dumps({**self.read(), **values}, indent=2)
-        with stored_files.replacing(self._path) as temporary, open(temporary, 'w', encoding='utf8') as file:
-            file.write(text + '\n')
+        stored_files.write(self._path, text + '\n')
 
 
 def _is_valid(key: str, value: Any) -> bool:

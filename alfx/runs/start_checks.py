@@ -11,8 +11,7 @@ from alfx import context, nest
 from alfx.config import TrainerConfig
 from alfx.algorithms.td_loss import TDLoss
 from alfx.experience_replayers.packed_storage import memory_of
-from alfx.gin_utils import ConfError, Problem, locations, static_check, supplied_arguments
-from alfx.gin_utils.value_checks import log_unused, problem_at
+from alfx.gin_utils import ConfError, Problem, locations, log_unused, problem_at, static_check, supplied_arguments
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 from alfx.utils.processes import num_cores
 

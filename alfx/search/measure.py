@@ -4,8 +4,7 @@ import math
 import os
 from collections.abc import Sequence
 
-from alfx.gin_utils import stored_files
-from alfx.gin_utils.conf_error import hint_nearest
+from alfx.gin_utils import hint_nearest, stored_files
 from alfx.search.search_settings import Search
 from alfx.runs import run_files
 
@@ -97,9 +96,7 @@ class Measure:
 
 def write_result(root_dir: str, value: float) -> None:
     """Write the return value of a function to the run folder."""
-    path = os.path.join(root_dir, _RESULT)
-    with stored_files.replacing(path) as temporary, open(temporary, 'w', encoding='utf8') as file:
-        json.dump({VALUE: value}, file)
+    stored_files.write(os.path.join(root_dir, _RESULT), json.dumps({VALUE: value}))
 
 
 def read_result(root_dir: str) -> float | None:

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from alfx import gin_utils
 from alfx.config import TrainerConfig
-from alfx.gin_utils import ConfError, Problem, locations, static_check, stored_files
-from alfx.gin_utils.conf_error import hint_nearest
+from alfx.gin_utils import ConfError, Problem, hint_nearest, locations, static_check, stored_files
 from alfx.gin_utils.parsing import Macro, Reader, Reference, Statement, iterate_nested, substitute
 from alfx.gin_utils.settings import may_change
 from alfx.search import space as space_module
@@ -161,8 +160,7 @@ def prepare(conf: gin_utils.Conf, folder: SearchFolder) -> SearchConf:
     for file in conf.modules if stored is None else ():  # runs import them from the folder of the base conf
         path = os.path.join(os.path.dirname(folder.base_file), file.name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with stored_files.replacing(path) as temporary, open(temporary, 'wb') as copy:
-            copy.write(file.content)
+        stored_files.write(path, file.content)
     check(search, folder.base_file)
     write_text(folder.conf_file, search.text)
     return search

@@ -72,8 +72,7 @@ class SearchFolder:
 def write_text(path: str, text: str) -> None:
     """Write a file atomically."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with stored_files.replacing(path) as temporary, open(temporary, 'w', encoding='utf8', newline='') as file:
-        file.write(text)
+    stored_files.write(path, text)
 
 
 def read_text(path: str) -> str | None:

@@ -3,8 +3,7 @@ import dataclasses
 from typing import Any
 
 from alfx import gin_utils
-from alfx.gin_utils import ConfError
-from alfx.gin_utils.value_checks import problem_at
+from alfx.gin_utils import ConfError, problem_at
 from alfx.gin_utils.settings import setting, wrong_values
 from alfx.search import seeds
 

@@ -10,8 +10,7 @@ import numbers
 from collections.abc import Callable
 from typing import Any
 
-from alfx.gin_utils import ConfError
-from alfx.gin_utils.conf_error import hint_nearest
+from alfx.gin_utils import ConfError, hint_nearest
 
 _MAX_GRID = 1_000_000
 

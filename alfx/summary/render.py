@@ -38,6 +38,9 @@ class Image:
     Args:
         img: uint8 ``[H, W, 3]``, ``[H, W, 1]`` or ``[H, W]``.
 
+    Attributes:
+        data: pixels, uint8 ``[H, W, 3]``.
+
     Raises:
         ValueError: ``img`` has another shape or dtype.
     """
@@ -46,27 +49,22 @@ class Image:
         if img.dtype != np.uint8 or img.ndim not in (2, 3) or (img.ndim == 3 and img.shape[-1] not in (1, 3)):
             raise ValueError(f'expected uint8 [H, W], [H, W, 1] or [H, W, 3], found {img.dtype} {list(img.shape)}')
         img = img[..., None] if img.ndim == 2 else img
-        self._img = np.repeat(img, 3, axis=-1) if img.shape[-1] == 1 else img
+        self.data = np.repeat(img, 3, axis=-1) if img.shape[-1] == 1 else img
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape ``(H, W, 3)``."""
-        return self._img.shape
-
-    @property
-    def data(self) -> np.ndarray:
-        """Pixels, uint8 ``[H, W, 3]``."""
-        return self._img
+        return self.data.shape
 
     def resize(self, height: int | None = None, width: int | None = None) -> 'Image':
         """Return the picture in another size; with one argument the aspect ratio is kept."""
         if height is None and width is None:
             return self
         from PIL import Image as PilImage
-        old_height, old_width = self._img.shape[:2]
+        old_height, old_width = self.data.shape[:2]
         height = height or max(1, round(old_height * width / old_width))
         width = width or max(1, round(old_width * height / old_height))
-        return Image(np.asarray(PilImage.fromarray(self._img).resize((width, height), PilImage.Resampling.BILINEAR)))
+        return Image(np.asarray(PilImage.fromarray(self.data).resize((width, height), PilImage.Resampling.BILINEAR)))
 
     @classmethod
     def from_pyplot_fig(cls, fig: Any, dpi: int = 200) -> 'Image':

@@ -21,9 +21,6 @@ from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 from alfx.trainers.acting import unroll_sources as acting
 from alfx.trainers.agent_drawing import agent_lines, describe
 
-__all__ = ['CheckResult', 'check', 'shorten', 'unused', 'spec_lines', 'parameter_lines', 'preparation_lines',
-           'memory_lines', 'nested_spec_lines', 'replay_bytes']
-
 
 class CheckResult(NamedTuple):
     """Result of the check of a conf.

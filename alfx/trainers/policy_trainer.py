@@ -20,9 +20,8 @@ from alfx.checkpoints.files import CheckpointError
 from alfx.config import TrainerConfig
 from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.engine.updater import check_compilable
-from alfx.trainers import cpu_tuning
+from alfx.trainers import cpu_tuning, reproducibility
 from alfx.runs import building, forking, run_files, run_lock, start_checks
-from alfx.trainers import reproducibility
 from alfx.trainers.acting import unroll_sources as acting
 from alfx.trainers.async_evaluator import Evaluator
 from alfx.trainers.callback_runner import CallbackRunner

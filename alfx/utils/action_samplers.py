@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx.distributions.discrete import sample_categories
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count, Fraction, NonNegative
+from alfx.gin_utils import Count, Fraction, NonNegative, configurable
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, nest
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count, Fraction, Positive
+from alfx.gin_utils import Count, Fraction, Positive, configurable
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.running_stats import AdaptiveStats, EMStats, RunningStats, WindowStats
 

@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count, Fraction
+from alfx.gin_utils import Count, Fraction, configurable
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 
 _MODULE = 'alfx.utils.dist_utils'

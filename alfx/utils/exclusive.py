@@ -9,8 +9,6 @@ from collections.abc import Iterator
 
 from alfx.gin_utils.conf_error import ConfError
 
-__all__ = ['exclusive']
-
 _lock = threading.RLock()
 _holders: list[str] = []  # calls in progress, all of them in the thread that holds the lock
 _LONG = 'alfx.train'

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from alfx import summary
 from alfx.data_structures import LossInfo
-from alfx.gin_utils import configurable, register_function
-from alfx.gin_utils.value_checks import Count, NonNegative
+from alfx.gin_utils import Count, NonNegative, configurable, register_function
 from alfx.utils.math_ops import InvertibleTransform, binary_neg_entropy
 
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, nest, summary
-from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Count, Fraction, NonNegative, Positive
+from alfx.gin_utils import Count, Fraction, NonNegative, Positive, configurable, takes_arguments_of
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.averager import make_stats
 from alfx.utils.running_stats import AdaptiveStats, EMStats, RunningStats, WindowStats

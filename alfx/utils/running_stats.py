@@ -91,7 +91,7 @@ class _Waiting:
     """Deferred batches, which are added as one batch."""
 
     def __init__(self, spec: TensorSpec) -> None:
-        self._spec, self._batches, self._rows, self._size = spec, list[Tensor](), list[Tensor](), 0
+        self.spec, self._batches, self._rows, self._size = spec, list[Tensor](), list[Tensor](), 0
 
     def add(self, batch: Tensor) -> None:
         self._batches.append(batch.detach())
@@ -106,8 +106,8 @@ class _Waiting:
 
     def _reduce(self) -> None:
         if self._batches:
-            elements = torch.cat([batch.reshape(-1, *self._spec.shape) for batch in self._batches])
-            self._rows.append(count_and_moments(elements, self._spec))
+            elements = torch.cat([batch.reshape(-1, *self.spec.shape) for batch in self._batches])
+            self._rows.append(count_and_moments(elements, self.spec))
             self._batches, self._size = [], 0
 
 
@@ -139,7 +139,7 @@ class RunningStats(nn.Module):
 
     def __init__(self, spec: TensorSpec):
         super().__init__()
-        self._spec = spec
+        self.spec = spec
         dtype = spec.dtype if spec.dtype in (torch.float32, torch.float64) else torch.float32
         self.register_buffer('mean', torch.zeros(spec.shape, dtype=dtype))
         self.register_buffer('variance', torch.ones(spec.shape, dtype=dtype))
@@ -161,16 +161,11 @@ class RunningStats(nn.Module):
         """Weight of the next batch relative to the total, in (0, 1]; 1 for the first batch."""
         raise NotImplementedError
 
-    @property
-    def spec(self) -> TensorSpec:
-        """Spec of the elements."""
-        return self._spec
-
     def update(self, tensor: Tensor) -> None:
         """Add the batch ``tensor [..., *spec.shape]``, with any number of leading dimensions; ignore an empty one."""
         waiting = context.waiting_statistics()
         if waiting is not None:
-            waiting.setdefault(self, _Waiting(self._spec)).add(tensor)
+            waiting.setdefault(self, _Waiting(self.spec)).add(tensor)
         else:
             self.take(self._moments_of(tensor))
 
@@ -197,13 +192,13 @@ class RunningStats(nn.Module):
         """Mean and variance of a batch over all ranks; ``None`` for an empty batch."""
         ranks = context.get_ranks()
         if ranks is not None:
-            return _pooled_moments(tensor, self._spec, ranks)
-        return batch_moments(tensor, self._spec) if tensor.numel() else None
+            return _pooled_moments(tensor, self.spec, ranks)
+        return batch_moments(tensor, self.spec) if tensor.numel() else None
 
     def _mean_of(self, tensor: Tensor) -> Tensor | None:
         """Mean of a batch over all ranks; ``None`` for an empty batch."""
         if context.get_ranks() is None:
-            return batch_mean(tensor, self._spec) if tensor.numel() else None
+            return batch_mean(tensor, self.spec) if tensor.numel() else None
         moments = self._moments_of(tensor)
         return None if moments is None else moments[0]
 

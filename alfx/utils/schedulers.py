@@ -15,10 +15,9 @@ import gin
 
 from alfx import context
 from alfx.context import get_all_progresses, get_progress, update_all_progresses, update_progress
-from alfx.gin_utils import configurable, locations
+from alfx.gin_utils import Positive, configurable, locations
 from alfx.gin_utils.reference_types import made_by
 from alfx.gin_utils.parsing import Reference, substitute
-from alfx.gin_utils.value_checks import Positive
 
 __all__ = ['ConstantScheduler', 'CyclicalScheduler', 'ExponentialScheduler', 'LinearScheduler', 'Scheduler',
            'StepScheduler', 'as_scheduler', 'disallow_scheduler', 'get_all_progresses', 'get_progress',

@@ -10,9 +10,6 @@ from alfx import nest, tensor_specs
 from alfx.gin_utils import configurable
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 
-__all__ = ['clip_to_spec', 'consistent_with_spec', 'is_same_spec', 'scale_to_spec', 'spec_means_and_magnitudes',
-           'zeros_from_spec']
-
 
 @configurable('TensorSpec', module='alfx.tensor_specs')
 def _tensor_spec(shape: Sequence[int], dtype: torch.dtype | str = torch.float32) -> TensorSpec:

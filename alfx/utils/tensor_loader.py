@@ -30,6 +30,10 @@ class TensorLoader:
         batch_size: B; the last batch of an epoch may be smaller.
         shuffle: use a new random order in each epoch.
 
+    Attributes:
+        data: all samples.
+        batch_size: number of samples of every batch except the last one.
+
     Raises:
         ValueError: the numbers of inputs and targets differ, or are 0, or ``batch_size`` is less than 1.
     """
@@ -40,32 +44,22 @@ class TensorLoader:
                              f'{len(inputs)}')
         if batch_size < 1:
             raise ValueError(f'TensorLoader.batch_size: expected at least 1, found {batch_size}')
-        self._data = TensorData(inputs, targets)
-        self._batch_size = min(batch_size, len(inputs))
+        self.data = TensorData(inputs, targets)
+        self.batch_size = min(batch_size, len(inputs))
         self._shuffle = shuffle
 
     @property
     def dataset(self) -> Tensor:
         """Inputs; their ``len`` is the number of samples."""
-        return self._data.inputs
-
-    @property
-    def data(self) -> TensorData:
-        """All samples."""
-        return self._data
-
-    @property
-    def batch_size(self) -> int:
-        """Number of samples of every batch except the last one."""
-        return self._batch_size
+        return self.data.inputs
 
     def __len__(self) -> int:
-        return math.ceil(len(self._data.inputs) / self._batch_size)
+        return math.ceil(len(self.data.inputs) / self.batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        inputs, targets = self._data
+        inputs, targets = self.data
         if not self._shuffle:
-            yield from zip(inputs.split(self._batch_size), targets.split(self._batch_size))
+            yield from zip(inputs.split(self.batch_size), targets.split(self.batch_size))
             return
-        for index in torch.randperm(len(inputs)).to(inputs.device).split(self._batch_size):
+        for index in torch.randperm(len(inputs)).to(inputs.device).split(self.batch_size):
             yield inputs.index_select(0, index), targets.index_select(0, index)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count, Fraction, NonNegative, Positive
+from alfx.gin_utils import Count, Fraction, NonNegative, Positive, configurable
 from alfx.networks.action_specs import action_range
 from alfx.networks.ou_process import OUProcess
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec

@@ -27,6 +27,9 @@ class ObservationGrid(nn.Module):
             or of the whole argument: the bounds of the spec.
         owner: class named in error messages.
 
+    Attributes:
+        num_cells: number of cells.
+
     Raises:
         ValueError: integers or floating point numbers have no bounds, or arguments do not fit; the message names the
             part of the observation.
@@ -49,7 +52,7 @@ class ObservationGrid(nn.Module):
             coordinates += _gridded(where, spec, parts, pairs, owner) if spec.is_continuous else _counted(where, spec,
                                                                                                          owner)
         sizes = [size for _, _, size in coordinates]
-        self._num_cells = math.prod(sizes)
+        self.num_cells = math.prod(sizes)
         # float64 holds integers up to 2**53 exactly
         self.register_buffer('_low', torch.tensor([low for low, _, _ in coordinates], dtype=torch.float64), False)
         self.register_buffer('_scale', torch.tensor([scale for _, scale, _ in coordinates], dtype=torch.float64), False)
@@ -59,15 +62,10 @@ class ObservationGrid(nn.Module):
         single = isinstance(observation_spec, BoundedTensorSpec) and observation_spec.is_discrete
         self._first = int(coordinates[0][0]) if single and len(coordinates) == 1 else None
 
-    @property
-    def num_cells(self) -> int:
-        """Number of cells."""
-        return self._num_cells
-
     def forward(self, observation: NestedTensor) -> Tensor:
         """Return the cells, int64 ``[B]``, of observations ``[B, ...]``."""
         if self._first is not None:
-            return (observation.reshape(-1).long() - self._first).clamp_(0, self._num_cells - 1)
+            return (observation.reshape(-1).long() - self._first).clamp_(0, self.num_cells - 1)
         leaves = [leaf.reshape(len(leaf), -1).double() for leaf in nest.flatten(observation)]
         values = leaves[0] if len(leaves) == 1 else torch.cat(leaves, -1)
         digits = ((values - self._low) * self._scale).floor_().clamp_(min=torch.zeros_like(self._last), max=self._last)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx.data_structures import StepType
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count, Fraction
+from alfx.gin_utils import Count, Fraction, configurable
 
 
 class _Progress(NamedTuple):

@@ -17,8 +17,7 @@ from alfx import context, nest, summary
 from alfx.algorithms.algorithm import Algorithm
 from alfx.checkpoints.reading import extract_sub_state_dict_from_checkpoint
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple, valid_masks
-from alfx.gin_utils import check_value, configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Count, Positive
+from alfx.gin_utils import Count, Positive, check_value, configurable, takes_arguments_of
 from alfx.networks.action_specs import action_range
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec

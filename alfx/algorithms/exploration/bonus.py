@@ -26,8 +26,7 @@ from alfx.algorithms.rnd_algorithm import RNDAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.engine.capabilities import Capabilities
 from alfx.engine.loss_reduction import NonFiniteLossError
-from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.value_checks import Fraction, problem_at
+from alfx.gin_utils import ConfError, Fraction, check_value, configurable, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 
 BonusState = namedtuple('BonusState', ['length', 'factors', 'normalization'], default_value=())

@@ -14,8 +14,7 @@ from alfx import nest
 from alfx.algorithms.exploration.memory import EpisodicMemory, ObservationHash, Places, previous_rows
 from alfx.algorithms.exploration.normalization import Moments
 from alfx.algorithms.intrinsic.intrinsic_reward import rows
-from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.value_checks import Count, Fraction, Positive, Range, problem_at
+from alfx.gin_utils import ConfError, Count, Fraction, Positive, Range, check_value, configurable, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from alfx import nest
 from alfx.algorithms.intrinsic.intrinsic_reward import is_first
-from alfx.gin_utils import ConfError
-from alfx.gin_utils.value_checks import problem_at
+from alfx.gin_utils import ConfError, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 
 

@@ -15,8 +15,7 @@ from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, check_value
-from alfx.gin_utils.value_checks import problem_at
+from alfx.gin_utils import ConfError, check_value, problem_at
 from alfx.networks.network import Network, wrap_as_network
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.utils.normalizers import AdaptiveNormalizer, ScalarAdaptiveNormalizer

@@ -10,8 +10,7 @@ from alfx.algorithms.containers import AlgorithmContainer
 from alfx.algorithms.intrinsic.intrinsic_reward import IntrinsicRewardAlgorithm
 from alfx.data_structures import AlgStep, TimeStep
 from alfx.engine.capabilities import Capabilities
-from alfx.gin_utils import ConfError
-from alfx.gin_utils.value_checks import problem_at
+from alfx.gin_utils import ConfError, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 from alfx.utils.schedulers import as_scheduler
 

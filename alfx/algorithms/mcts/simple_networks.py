@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from alfx import nest
 from alfx.distributions.discrete import num_categories
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count
+from alfx.gin_utils import Count, configurable
 from alfx.layers import FC
 from alfx.networks.action_encoder import SimpleActionEncoder
 from alfx.networks.encoding_networks import EncodingNetwork

@@ -6,8 +6,7 @@ from alfx import nest
 from alfx.algorithms.data_transformer import HindsightExperienceTransformer, RewardTransformer
 from alfx.algorithms.mcts_algorithm import MCTSAlgorithm
 from alfx.algorithms.muzero.targets import TargetSettings
-from alfx.gin_utils import ConfError
-from alfx.gin_utils.value_checks import log_unused, problem_at
+from alfx.gin_utils import ConfError, log_unused, problem_at
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 
 _LEARNER = 'MuzeroRepresentationImpl'

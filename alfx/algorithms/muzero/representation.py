@@ -22,8 +22,7 @@ from alfx.algorithms.muzero.reanalysis import Reanalyzer, inference, search_obse
 from alfx.algorithms.muzero.targets import TargetMaker, TargetSettings
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import configurable
-from alfx.gin_utils.value_checks import Count, Fraction
+from alfx.gin_utils import Count, Fraction, configurable
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.engine.capabilities import Capabilities
 from alfx.algorithms.muzero.expressions import function_from_text

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from alfx import context, summary
 from alfx.data_structures import LossInfo
-from alfx.gin_utils import ConfError, check_value
-from alfx.gin_utils.value_checks import problem_at
+from alfx.gin_utils import ConfError, check_value, problem_at
 from alfx.tensor_specs import TensorSpec, extract_spec
 from alfx.utils import sl_utils
 from alfx.utils.tensor_loader import TensorLoader

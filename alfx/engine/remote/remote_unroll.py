@@ -16,8 +16,7 @@ from alfx import context, nest
 from alfx.engine.contract import Acts
 from alfx.engine.remote.policy_state import look_up_buffers, policy_buffers, policy_tensors
 from alfx.engine.rollout import Steps, map_steps
-from alfx.gin_utils import ConfError
-from alfx.gin_utils.value_checks import problem_at
+from alfx.gin_utils import ConfError, problem_at
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,8 @@
 A process that is killed never leaves a lock behind that others need: counting semaphores have no owner, and a process
 that waits for one regularly checks that the others are still running.
 """
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -108,12 +109,9 @@ class Published:
             write: receives the shared tensors.
             look_around: called now and then while the other process reads; may raise.
         """
-        self._acquire(look_around)
-        try:
+        with self._locked(look_around):
             write(self._shared.tensors)
             self._version.tensors[0].add_(1)
-        finally:
-            self._lock.release()
 
     def take(self, read: Callable[[list[torch.Tensor]], None], look_around: Callable[[], None]) -> bool:
         """Read the latest version if it has not been read yet; return whether it is new.
@@ -124,14 +122,16 @@ class Published:
         """
         if int(self._version.tensors[0]) == self._seen:
             return False
-        self._acquire(look_around)
-        try:
+        with self._locked(look_around):
             read(self._shared.tensors)
             self._seen = int(self._version.tensors[0])
-        finally:
-            self._lock.release()
         return True
 
-    def _acquire(self, look_around: Callable[[], None]) -> None:
+    @contextlib.contextmanager
+    def _locked(self, look_around: Callable[[], None]) -> Iterator[None]:
         while not self._lock.acquire(timeout=POLL_SECONDS):
             look_around()
+        try:
+            yield
+        finally:
+            self._lock.release()

@@ -43,6 +43,9 @@ class RolloutWorker:
         worker_index: w.
         num_workers: W.
 
+    Attributes:
+        algorithm: root algorithm of this process.
+
     Raises:
         ConfError, EnvironmentLoadError: the same as in a run with a single process.
     """
@@ -62,13 +65,13 @@ class RolloutWorker:
         with context.environments_from(first), rendering.wanted(False):
             options = {} if count is None else {'num_parallel_environments': count}
             self._env = _NumberedEnvironment(create_environment(seed=seed, **options), first)
-        self._algorithm = building.create_algorithm(config, self._env, trains=False)
+        self.algorithm = building.create_algorithm(config, self._env, trains=False)
         if begin or first:
             random_state.set_random_seed(derived_seed(config.random_seed, 5, begin, first))
         self._owns_statistics = worker_index == 0
         self._statistics: set[str] = set()
         self._just_changed: set[str] = set()
-        self._tensors, self._buffers = policy_tensors(self._algorithm), policy_buffers(self._algorithm)
+        self._tensors, self._buffers = policy_tensors(self.algorithm), policy_buffers(self.algorithm)
         self._versions: dict[str, Any] = {}
         self._rollout_state: Any = None
 
@@ -76,11 +79,6 @@ class RolloutWorker:
     def batch_size(self) -> int:
         """Number E of environments of this worker."""
         return self._env.batch_size
-
-    @property
-    def algorithm(self) -> Any:
-        """Root algorithm of this process."""
-        return self._algorithm
 
     @property
     def env_seconds(self) -> float:
@@ -96,7 +94,7 @@ class RolloutWorker:
         Raises:
             EnvironmentStepError: an environment raised an error.
         """
-        algorithm = self._algorithm
+        algorithm = self.algorithm
         if not self._versions:
             self._remember()
         if self._rollout_state is None:

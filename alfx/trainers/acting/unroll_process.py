@@ -36,14 +36,12 @@ def work(tell: Callable[[str, Any], None], channel: UnrollChannel, conf_file: st
 
 def _act(channel: UnrollChannel, conf_file: str, settings: dict[str, Any], tell: Any) -> None:
     worker = RolloutWorker(conf_file, settings)
-    try:
+    with contextlib.closing(worker):
         tell('ready', worker.batch_size)
         while not channel.take_weights(worker.load, _stop_check(channel)):
             _stop_check(channel)()
             time.sleep(POLL_SECONDS / 10)
         _run(worker, channel, settings['unroll_step_interval'], tell)
-    finally:
-        worker.close()
 
 
 def _run(worker: RolloutWorker, channel: UnrollChannel, interval: float, tell: Any) -> None:

@@ -4,8 +4,7 @@ from typing import Any
 
 from alfx.config import TrainerConfig
 from alfx.engine.remote.remote_unroll import UnrollSource, check_source
-from alfx.gin_utils import ConfError
-from alfx.gin_utils.value_checks import problem_at
+from alfx.gin_utils import ConfError, problem_at
 
 
 def create_environment(config: TrainerConfig) -> Any:
