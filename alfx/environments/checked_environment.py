@@ -9,7 +9,8 @@ from alfx.data_structures import StepType, TimeStep
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.wrapper_base import _MODULE, AlfEnvironmentBaseWrapper
 from alfx.gin_utils import configurable
-from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, check_consistent
+from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec,
+                               check_consistent)
 
 
 @configurable(module=_MODULE)
@@ -18,7 +19,8 @@ class CheckedEnvironment(AlfEnvironmentBaseWrapper):
 
     It checks that
 
-    - actions and time steps have the structure, shapes, dtypes and bounds of their specs;
+    - actions and time steps have the structure, shapes, dtypes and bounds of their specs, except that floats of an action
+      may be out of bounds, since environments clip them;
     - all numbers are finite;
     - FIRST, MID, ..., LAST follow each other;
     - FIRST has reward 0, discount 1 and the ``prev_action`` nearest to zeros; other steps have the given action;
@@ -33,6 +35,9 @@ class CheckedEnvironment(AlfEnvironmentBaseWrapper):
 
     def __init__(self, env: AlfEnvironment):
         super().__init__(env)
+        # policies may choose floats outside of the bounds: environments clip them
+        self._actions = nest.map_structure(
+            lambda spec: TensorSpec(spec.shape, spec.dtype) if spec.is_continuous else spec, env.action_spec())
         self._last: TimeStep | None = None
         self._copy: TimeStep | None = None
 
@@ -43,7 +48,7 @@ class CheckedEnvironment(AlfEnvironmentBaseWrapper):
         return self._keep(time_step)
 
     def _step(self, action: NestedTensor) -> TimeStep:
-        check_values(action, self._env.action_spec(), 'action')
+        check_values(action, self._actions, 'action')
         given = nest.map_structure(torch.clone, action)
         time_step = self._env.step(action)
         nest.map_structure(lambda a, b: _require(torch.equal(a, b), 'action', 'an action that is not written to', a),
@@ -61,7 +66,7 @@ class CheckedEnvironment(AlfEnvironmentBaseWrapper):
         return time_step
 
     def _check(self, time_step: TimeStep) -> None:
-        check_values(time_step, self._env.time_step_spec(), 'time step')
+        check_values(time_step, self._env.time_step_spec()._replace(prev_action=self._actions), 'time step')
         size = nest.get_nest_batch_size(time_step)
         _require(size == self.batch_size, 'time step', f'a batch of {self.batch_size}', size)
         first = time_step.is_first()

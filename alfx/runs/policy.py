@@ -113,7 +113,8 @@ class Policy:
 
         Args:
             observation: observation of a single environment without batch dimension: arrays in the structure of the
-                gymnasium space, after the wrappers of the conf. With a batch size, arrays ``[N, ...]``.
+                gymnasium space, after the wrappers of the conf. With a batch size, arrays ``[N, ...]``. Images may be
+                ``[H, W, C]`` as in the environment, or ``[C, H, W]`` as in :attr:`observation_spec`.
             reward: reward of the transition to this observation, for policies that use it; ``[N]`` with a batch size.
 
         Returns:
@@ -168,6 +169,8 @@ class Policy:
         def convert(path: str, spec: Any, value: Any) -> torch.Tensor:
             name = f'observation[{path!r}]' if path else 'observation'
             tensor = torch.as_tensor(np.asarray(value))
+            if len(spec.shape) == 3 and tensor.shape == (*batch, *spec.shape[1:], spec.shape[0]) != (*batch, *spec.shape):
+                tensor = tensor.movedim(-1, -3)
             if tensor.shape != (*batch, *spec.shape):
                 what = f'{self._batch_size} observations' if batch else 'a single observation'
                 raise SpecError(f'{name}: expected {spec}, found an array of shape {tuple(tensor.shape)}; predict '

@@ -364,6 +364,13 @@ class TestCheckedEnvironment:
         with pytest.raises(SpecError, match='action: expected values within'):
             env.step(torch.tensor([0, 2]))
 
+    def test_floats_of_an_action_may_be_out_of_bounds_but_finite(self):
+        env = CheckedEnvironment(PolicyUnittestEnv(2, 5, action_type=ActionType.Continuous))
+        env.reset()
+        env.step(torch.full((2, 1), 3.0))
+        with pytest.raises(SpecError, match='action: expected finite numbers'):
+            env.step(torch.full((2, 1), float('nan')))
+
 
 def test_steps_are_profiled():
     profiles = []

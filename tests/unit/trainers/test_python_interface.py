@@ -176,6 +176,24 @@ class FourStates(Policy):
         self._batch_size = None
 
 
+class Images(Policy):
+    observation_spec = BoundedTensorSpec((3, 2, 4), 'uint8', 0, 255)
+
+    def __init__(self, batch_size):
+        self._batch_size = batch_size
+
+
+@pytest.mark.parametrize('batch', [(), (5, )])
+def test_predict_takes_images_with_channels_last_or_first(batch):
+    policy = Images(*(batch or (None, )))
+    first = np.random.default_rng(0).integers(0, 256, (*batch, 3, 2, 4), np.uint8)
+    last = np.moveaxis(first, -3, -1)
+    expected = first if batch else first[None]
+    assert np.array_equal(policy._batched(first), expected) and np.array_equal(policy._batched(last), expected)
+    with pytest.raises(SpecError, match='expected .*found an array of shape'):
+        policy._batched(np.moveaxis(first, -1, -2))
+
+
 def test_a_pickled_policy_acts_the_same(masked_run):
     policy, observation = alfx.load(masked_run), np.ones(2, np.float32)
     policy.predict(observation)
