@@ -14,7 +14,7 @@ Docstrings contain formulas as indented blocks that are readable in a terminal:
   comments at the end, further formulas.
 
 A block with anything else is not converted. ``1/2 x`` without spaces is half of x; ``1 / 2 x`` is ambiguous and
-therefore not converted.
+therefore not converted. The LaTeX is restricted to macros that GitHub allows in Markdown, which excludes operatorname.
 """
 import itertools
 import re
@@ -25,8 +25,8 @@ from typing import NamedTuple
 _GREEK = set('alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau phi chi psi omega '
              'Gamma Delta Theta Lambda Sigma Phi Psi Omega'.split())
 _FUNCTIONS = {**{name: f'\\{name}' for name in ('log', 'exp', 'min', 'max', 'tanh', 'sin', 'cos')},
-              'sum': r'\sum', 'prod': r'\prod', 'grad': r'\nabla', 'argmin': r'\operatorname*{arg\,min}',
-              'argmax': r'\operatorname*{arg\,max}', 'mean': r'\operatorname*{mean}'}
+              'sum': r'\sum', 'prod': r'\prod', 'grad': r'\nabla', 'argmin': r'\arg\min',
+              'argmax': r'\arg\max', 'mean': r'\mathop{\mathrm{mean}}'}
 _INDEXED = {'sum', 'prod', 'mean', 'grad', 'min', 'max', 'argmin', 'argmax'}
 _LINEAR = {'sum', 'prod', 'mean', 'grad', 'min', 'max'}  # a fraction after these does not contain them
 _RELATIONS = {'=': '=', '~': r'\sim', '->': r'\to', '<-': r'\leftarrow', '<=': r'\le', '>=': r'\ge', '<': '<',
@@ -96,23 +96,11 @@ def to_latex(block: str) -> str | None:
     """
     lines = textwrap.dedent(block).strip('\n').split('\n')
     try:
-        rows = [_row(line) for line in lines]
+        latex = _aligned([_row(line) for line in lines])
     except _NotAFormula:
         return None
-    if not _has_mathematics(block):
-        return None
-    if len(rows) == 1:
-        row = rows[0]
-        return _cells(row.label, f'{row.left} {row.right}'.strip(), row.comment)
-    if any(row.label for row in rows):
-        is_table = all(row.label or row.is_indented for row in rows)
-        written = [('', f'{row.label} && {row.left} {row.right}'.strip() if is_table
-                    else _cells(row.label, f'{row.left} {row.right}'.strip()), row.comment) for row in rows]
-    else:
-        written = [(row.left, row.right, row.comment) if row.right else ('', row.left, row.comment) for row in rows]
-    body = ' \\\\\n'.join(f'{left} & {right}{f" && {comment}" if comment else ""}'.strip()
-                          for left, right, comment in written)
-    return f'\\begin{{aligned}}\n{body}\n\\end{{aligned}}'
+    is_conf = all(re.fullmatch(r' *\w+ = -?[\d.e-]+', line) for line in lines)
+    return latex if _has_mathematics(latex) and not is_conf else None
 
 
 def convert_blocks(lines: Iterable[str]) -> Iterator[str]:
@@ -128,41 +116,56 @@ def convert_blocks(lines: Iterable[str]) -> Iterator[str]:
         Lines of the converted text. Blocks that :func:`to_latex` does not convert are unchanged.
     """
     lines = list(lines)
-    margin, start = 0, 0
-    while start < len(lines):
-        line = lines[start]
-        stop = start
-        if line and (start == 0 or not lines[start - 1]):
-            while stop < len(lines) and (not lines[stop] or _indentation(lines[stop]) >= margin + 4):
-                stop += 1
-            while stop > start and not lines[stop - 1]:
-                stop -= 1
-        if stop > start:
-            latex = to_latex('\n'.join(lines[start:stop]))
-            if latex is None:
-                yield from lines[start:stop]
-            else:
-                yield from (' ' * margin + x for x in ('```math', *latex.split('\n'), '```'))
-            start = stop
-            continue
-        if line:
+    at, margin, is_fenced = 0, 0, False
+    while at < len(lines):
+        line = lines[at]
+        begins = line and not is_fenced and (at == 0 or not lines[at - 1]) and _indentation(line) >= margin + 4
+        stop = _end_of_code(lines, at, margin + 4) if begins else at + 1
+        latex = to_latex('\n'.join(lines[at:stop])) if begins else None
+        if latex is not None:
+            yield from (' ' * margin + row for row in ('```math', *latex.split('\n'), '```'))
+        else:
+            yield from lines[at:stop]
+        if line and not begins and not is_fenced:
             marker = re.match(r' *(?:[-*]|\d+\.) ', line)
             margin = marker.end() if marker else min(margin, _indentation(line))
-        yield line
-        start += 1
+        is_fenced ^= line.lstrip().startswith('```')
+        at = stop
+
+
+def _end_of_code(lines: list[str], start: int, indentation: int) -> int:
+    """Return the index after the last line of a code block."""
+    block = itertools.takewhile(lambda line: not line or _indentation(line) >= indentation, lines[start:])
+    return start + len('\n'.join(block).rstrip().split('\n'))
 
 
 def _indentation(line: str) -> int:
     return len(line) - len(line.lstrip(' '))
 
 
-def _has_mathematics(block: str) -> bool:
-    """Return whether there is more than words, calls and assignments of names of several letters."""
-    names = set(re.findall(r"(?<![\w.])([A-Za-z]+?)(?:\d|(?=[^A-Za-z]))", block))
-    has_symbols = bool(names & _GREEK or {name for name in names if len(name) == 1} - {'a'})
-    has_relation = bool(re.search(r'[=~<>]|->', block))
-    has_operator = bool(names & ({*_FUNCTIONS, 'sqrt', 'E'} - {'min', 'max'})) or 'min_' in block or 'max_' in block
-    return has_operator or has_symbols and (has_relation or any(verb in block for verb in _VERBS))
+def _aligned(rows: list[_Row]) -> str:
+    if len(rows) == 1:
+        row = rows[0]
+        return _cells(row.label, f'{row.left} {row.right}'.strip(), row.comment)
+    if any(row.label for row in rows):
+        is_table = all(row.label or row.is_indented for row in rows)
+        formulas = [f'{row.left} {row.right}'.strip() for row in rows]
+        written = [('', f'{row.label} && {formula}'.strip() if is_table else _cells(row.label, formula), row.comment)
+                   for row, formula in zip(rows, formulas)]
+    else:
+        written = [(row.left, row.right, row.comment) if row.right else ('', row.left, row.comment) for row in rows]
+    body = ' \\\\\n'.join(f'{left} & {right}{f" && {comment}" if comment else ""}'.strip()
+                          for left, right, comment in written)
+    return f'\\begin{{aligned}}\n{body}\n\\end{{aligned}}'
+
+
+def _has_mathematics(latex: str) -> bool:
+    """Return whether there is more than words, numbers, and assignments of names of several letters."""
+    bare = re.sub(r'\\(?:text|mathrm|begin|end)\{[^{}]*\}', '', latex)
+    symbols = re.findall(rf'(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])|\\(?:{"|".join(_GREEK)})(?![a-z])', bare)
+    if re.search(r'[=<>]|\\(?:sim|to|leftarrow|[lg]e)(?![a-z])', bare) or any(verb in latex for verb in _VERBS):
+        return bool(symbols)
+    return bool(re.search(r'\\(?:sum|prod|log|exp|sqrt|mathbb|nabla|min|max)(?![a-z])', bare))
 
 
 def _row(line: str) -> _Row:
@@ -174,32 +177,36 @@ def _row(line: str) -> _Row:
     labelled = re.match(r' *([A-Za-z]+): {2,}', line)
     if labelled:
         label, line = rf'\text{{{labelled[1]}:}}', line[labelled.end():]
-    reader = _Reader(_tokens(line.strip()))
-    parts = reader.sequence(())
-    cells = _split(parts, 'gap')
+    parts = _Reader(_tokens(line.strip())).sequence(())
+    if not parts:
+        raise _NotAFormula(line)
+    cells = _split(parts)
     if not label and len(cells) > 1 and _is_text(cells[0]):
         label, cells = cells[0][0].latex, cells[1:]
     if not comment and len(cells) > 1 and _is_text(cells[-1]):
         comment, cells = cells[-1][0].latex, cells[:-1]
     parts = []
     for cell in cells:
-        follows_text = parts and parts[-1].kind in ('text', 'relation')
-        parts += [] if not parts or follows_text or cell[0].kind == 'relation' else [_Part('gap', r'\qquad')]
+        if parts and 'relation' not in (parts[-1].kind, cell[0].kind) and not (
+                parts[-1].kind == 'text' and parts[-1].latex.split()[-2] in _WORDS):
+            parts.append(_Part('gap', r'\qquad'))
         parts += cell
     place = next((i for i, part in enumerate(parts) if part.kind == 'relation' and part.name not in ('<', '>')), None)
     if place is None:
         return _Row(_trim(label), _join(parts), '', _trim(comment), line.startswith(' '))
-    return _Row(_trim(label), _join(parts[:place]), _join(parts[place:]), _trim(comment), line.startswith(' '))
+    right = _join(parts[place:])
+    return _Row(_trim(label), _join(parts[:place]), right if place else right.removeprefix(r'\;'), _trim(comment),
+                line.startswith(' '))
 
 
 def _is_text(cell: list[_Part]) -> bool:
     return len(cell) == 1 and (cell[0].kind == 'text' or cell[0].name == 'word')
 
 
-def _split(parts: list[_Part], kind: str) -> list[list[_Part]]:
+def _split(parts: list[_Part]) -> list[list[_Part]]:
     cells: list[list[_Part]] = [[]]
     for part in parts:
-        if part.kind == kind:
+        if part.kind == 'gap':
             cells.append([])
         else:
             cells[-1].append(part)
@@ -224,10 +231,14 @@ def _tokens(line: str) -> list[_Token]:
             raise _NotAFormula(line)
         tokens.append(_Token(kind, text, spaced or not tokens or tokens[-1].kind == 'gap', followed))
         spaced = False
-    # spaces around a relation align it
-    return [token for i, token in enumerate(tokens) if token.kind != 'gap' or not (
-        tokens[i - 1].text in _RELATIONS or i + 1 < len(tokens) and tokens[i + 1].text in _RELATIONS
-        or re.match('(?:sum|prod|mean)_', tokens[i - 1].text))]
+    return [token for i, token in enumerate(tokens) if token.kind != 'gap' or not _only_aligns(*tokens[i - 1:i + 2])]
+
+
+def _only_aligns(before: _Token, gap: _Token, after: _Token) -> bool:
+    """Return whether a gap is within a formula: beside a relation or an operator."""
+    signs = ('+', '-', '*', '/')
+    return (after.text in _RELATIONS or before.text in _RELATIONS or before.text in signs
+            or after.text in signs and after.followed or bool(re.match('(?:sum|prod|mean)_', before.text)))
 
 
 class _Reader:
@@ -383,7 +394,8 @@ class _Reader:
         elif token.kind == 'number':
             exponent = token.text
         elif token.kind == 'name':
-            exponent = _symbol(token.text)[0]
+            base, subscript = _symbol(token.text)
+            exponent = base + _sub(subscript)
         else:
             raise _NotAFormula(token.text)
         if self._tokens[self._at].text in ('^', '**') or (
@@ -412,13 +424,16 @@ class _Reader:
         name = token.text.rstrip('*')
         following = self._tokens[self._at]
         adjacent = '' if following.spaced else following.text
-        base, subscript = _symbol(name, is_called=adjacent == '(')
+        base, subscript = _symbol(name)
         plain, _, rest = name.partition('_')
         if adjacent == '_':
             self._at += 1
             if subscript or self._next().text != '{':
                 raise _NotAFormula('_')
-            return self._function(plain, base, self._range(plain))
+            subscript = self._range(plain)
+            adjacent = '' if self._tokens[self._at].spaced else self._tokens[self._at].text
+            if name != 'E' or adjacent not in ('[', '|'):
+                return self._function(plain, base, subscript)
         if plain in _FUNCTIONS and (not rest or len(rest) == 1 or plain in ('sum', 'prod')):
             return self._function(plain, base, subscript)
         if name == 'sqrt':
@@ -433,7 +448,7 @@ class _Reader:
             return self._with_exponent(_Part('atom', rf'\mathbb{{E}}{_sub(subscript)}{bracket.latex}'))
         if name == 'sg' and adjacent == '[':
             self._at += 1
-            return self._with_exponent(_Part('atom', rf'\operatorname{{sg}}{self._bracket("[").latex}'))
+            return self._with_exponent(_Part('atom', rf'\mathrm{{sg}}{self._bracket("[").latex}'))
         if adjacent == '[':
             self._at += 1
             index = self._index()
@@ -442,7 +457,7 @@ class _Reader:
             subscript += '}^{*' if subscript else ''
             base += '' if subscript else '^*'
         latex = base + _sub(subscript)
-        return self._applied(latex, name)
+        return self._applied(latex, '' if subscript else name)
 
     def _applied(self, latex: str, name: str) -> _Part:
         """Read the arguments after a name, if there are any."""
@@ -524,7 +539,7 @@ class _Reader:
         return len(token.text) > 1
 
 
-def _symbol(name: str, is_called: bool = False) -> tuple[str, str]:
+def _symbol(name: str) -> tuple[str, str]:
     """Return the LaTeX of a name and of its subscript, '' if there is none."""
     found = _NAME.fullmatch(name)
     if found is None:
@@ -549,7 +564,7 @@ def _symbol(name: str, is_called: bool = False) -> tuple[str, str]:
     elif len(base) == 1:
         latex = base
     else:
-        latex = rf'\{"operatorname" if is_called else "mathrm"}{{{base}}}'.replace('_', r'\_')
+        latex = rf'\mathrm{{{base}}}'.replace('_', r'\_')
     subscript = digits or ''.join(_below(part) for part in parts)
     if primes and more:
         raise _NotAFormula(name)
@@ -584,9 +599,11 @@ def _join(parts: list[_Part]) -> str:
     for before, part in zip([_Part('gap', ''), *parts], parts):
         if part.kind == 'comma' or not latex:
             space = ''
-        elif before.kind in _OPERANDS and part.kind in _OPERANDS and not (
-                part.latex.startswith((r'\operatorname', r'\ldots')) or before.latex == r'\ldots'):
+        elif before.kind in _OPERANDS and part.kind in _OPERANDS and r'\ldots' not in (before.latex, part.latex):
             space = r' \, '
+        elif before.kind == 'operator' and re.match(r'[(\[]|\\l[vV]ert', part.latex) or (
+                before.name == 'mean' or part.name == 'mean' and before.kind in _OPERANDS):
+            space = r' \, '  # mean (a - b)^2; MathJax adds no space beside a mathop with an index
         else:
             space = ' '
         latex += space + part.latex
