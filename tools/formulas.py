@@ -10,8 +10,8 @@ Docstrings contain formulas as indented blocks that are readable in a terminal:
   letter are set upright;
 - operators: ``+ - * / ^ .``, products without a sign, relations, absolute values and norms, conditions (``p(a | s)``),
   ``sum``, ``prod``, ``mean``, ``E[...]``, ``min``, ``max``, ``log``, ``sqrt`` and other functions;
-- words (``with``, ``if``, two or more words in a row), and cells separated by two or more spaces: labels at the begin,
-  comments at the end, further formulas.
+- words (``with``, ``if``, two or more words in a row), and cells separated by two or more spaces: labels at the
+  beginning, comments at the end, further formulas.
 
 A block with anything else is not converted. ``1/2 x`` without spaces is half of x; ``1 / 2 x`` is ambiguous and
 therefore not converted. The LaTeX is restricted to macros that GitHub allows in Markdown, which excludes operatorname.
@@ -66,7 +66,7 @@ class _Part(NamedTuple):
         kind: 'atom', 'group' (in parentheses that a fraction does not need), 'operator' (applies to what follows),
             'fraction', 'text', 'relation', 'sign', 'comma' or 'gap'.
         latex: LaTeX.
-        name: name of an operator.
+        name: name of an operator or relation, content of a group, 'tight' for a fraction without spaces, or 'word'.
     """
 
     kind: str
