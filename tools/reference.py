@@ -18,6 +18,12 @@ from alfx.gin_utils.describe import SECTION
 from alfx.utils import docstrings
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / 'tools'))
+try:
+    import formulas
+finally:
+    sys.path.pop(0)
+
 _GIVEN = {'observation_spec', 'action_spec', 'reward_spec', 'env', 'config', 'debug_summaries', 'name'}
 _REMARK = ('Written by `python tools/reference.py`. `alfx help NAME` prints the same, and the confs that bind it.',
            'Arguments that alfx passes itself, such as `observation_spec`, `env` and `name`, are omitted.')
@@ -115,9 +121,9 @@ def meanings(entry: described.Entry) -> dict[str, str]:
 
 
 def as_markdown(docstring: str) -> Iterator[str]:
-    """Convert a docstring to lines of Markdown."""
+    """Convert a docstring to lines of Markdown, with its formulas as LaTeX."""
     before = ''
-    for line in docstrings.markdown(docstring.strip()).replace('::\n', ':\n').splitlines():
+    for line in formulas.convert_blocks(docstrings.markdown(docstring.strip()).replace('::\n', ':\n').splitlines()):
         if before and (line.startswith(('- ', '* ')) and not before.startswith(('- ', '* ', '  '))):
             yield ''
         yield line.rstrip()
