@@ -64,6 +64,7 @@ class PPOAlgorithm(ActorCriticAlgorithm):
     def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
                               batch_info: BatchInfo) -> tuple[TimeStep, Any]:
         """Compute returns and advantages ``[B, T]`` (``[B, T, K]`` for K rewards) of the whole unroll."""
+        self._loss.update_schedules()
         with torch.no_grad():
             value = rollout_info.value
             if not isinstance(value, torch.Tensor):

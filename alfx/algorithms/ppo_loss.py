@@ -2,6 +2,7 @@
 
 ``PPOAlgorithm.preprocess_experience`` computes advantages and returns. Value clipping is off by default.
 """
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ class PPOLoss(ActorCriticLoss):
     Args:
         compute_advantages_internally: estimate the advantages in the loss, from the minibatch of sequences
             (``mini_batch_length > 1``), instead of from the whole buffer; saves memory.
-        importance_ratio_clipping: epsilon of eq. 7. Smaller values change the policy less per unroll.
+        importance_ratio_clipping: epsilon of eq. 7, a number or a scheduler, which is read once per iteration. Smaller
+            values change the policy less per unroll.
         log_prob_clipping: if > 0, clip log-probabilities to [-x, x].
         check_numerics: raise an error at the first NaN or infinite number, for debugging.
         value_clipping: clip the change of the value since the unroll to [-x, x], and use the larger of the errors of
@@ -34,7 +36,7 @@ class PPOLoss(ActorCriticLoss):
         defaults={'normalize_advantages': True, 'name': 'PPOLoss'},
         after={'compute_advantages_internally': 'normalize_advantages', 'importance_ratio_clipping': 'td_loss_weight'})
     def __init__(self, name: str, compute_advantages_internally: bool = False,
-                 importance_ratio_clipping: Positive = 0.2,
+                 importance_ratio_clipping: Positive | Callable[[], Positive] = 0.2,
                  log_prob_clipping: float = 0.0, check_numerics: bool = False, value_clipping: float | None = None,
                  **kwargs: Any):
         super().__init__(use_gae=True, use_td_lambda_return=True, name=name, **kwargs)
@@ -42,7 +44,13 @@ class PPOLoss(ActorCriticLoss):
             raise ValueError(f'{name}.value_clipping: expected a positive number or None, found {value_clipping}')
         self.value_clipping = value_clipping
         self._compute_advantages_internally = compute_advantages_internally
-        self._importance_ratio_clipping = importance_ratio_clipping
+        self._clipping_schedule = None
+        self._importance_ratio_clipping: Any
+        if callable(importance_ratio_clipping):
+            self._clipping_schedule = importance_ratio_clipping
+            self.register_buffer('_importance_ratio_clipping', torch.ones(()), False)  # traced updates read it
+        else:
+            self._importance_ratio_clipping = importance_ratio_clipping
         self._log_prob_clipping = log_prob_clipping
         self._check_numerics = check_numerics
 
@@ -54,6 +62,11 @@ class PPOLoss(ActorCriticLoss):
     def compute_advantages_internally(self) -> bool:
         """Argument ``compute_advantages_internally``."""
         return self._compute_advantages_internally
+
+    def update_schedules(self) -> None:
+        """Read the schedule of ``importance_ratio_clipping``; call it before the updates of an iteration."""
+        if self._clipping_schedule:
+            self._importance_ratio_clipping.fill_(self._clipping_schedule())
 
     def calc_rollout_returns_and_advantages(self, info: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute returns and advantages of an unroll ``[T, B, ...]``, to be passed to :meth:`forward` in its info."""
@@ -92,7 +105,7 @@ class PPOLoss(ActorCriticLoss):
         return loss
 
 
-def _summarize_change(ratio: torch.Tensor, clipping: float) -> None:
+def _summarize_change(ratio: torch.Tensor, clipping: float | torch.Tensor) -> None:
     """Log how far the policy has moved from the policy that acted.
 
     The divergence KL(old, new) is estimated as the mean of ``r - 1 - log r``, which is never negative (Schulman 2020,

@@ -19,8 +19,8 @@ class CheckedEnvironment(AlfEnvironmentBaseWrapper):
 
     It checks that
 
-    - actions and time steps have the structure, shapes, dtypes and bounds of their specs, except that floats of an action
-      may be out of bounds, since environments clip them;
+    - actions and time steps have the structure, shapes, dtypes and bounds of their specs; only floats of an action may
+      be out of bounds, since environments clip them;
     - all numbers are finite;
     - FIRST, MID, ..., LAST follow each other;
     - FIRST has reward 0, discount 1 and the ``prev_action`` nearest to zeros; other steps have the given action;

@@ -169,7 +169,7 @@ class Policy:
         def convert(path: str, spec: Any, value: Any) -> torch.Tensor:
             name = f'observation[{path!r}]' if path else 'observation'
             tensor = torch.as_tensor(np.asarray(value))
-            if len(spec.shape) == 3 and tensor.shape == (*batch, *spec.shape[1:], spec.shape[0]) != (*batch, *spec.shape):
+            if len(spec.shape) == 3 and tensor.shape == (*batch, *np.roll(spec.shape, -1)) != (*batch, *spec.shape):
                 tensor = tensor.movedim(-1, -3)
             if tensor.shape != (*batch, *spec.shape):
                 what = f'{self._batch_size} observations' if batch else 'a single observation'

@@ -218,7 +218,7 @@ def vtrace(rewards: Tensor, values: Tensor, step_types: Tensor, discounts: Tenso
 
 
 def action_importance_ratio(action_distribution: Any, rollout_action_distribution: Any, action: NestedTensor,
-                            clipping_mode: str, scope: str, importance_ratio_clipping: float,
+                            clipping_mode: str, scope: str, importance_ratio_clipping: float | Tensor,
                             log_prob_clipping: float, check_numerics: bool, debug_summaries: bool,
                             rollout_log_prob: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Ratio of the current probability of ``action`` to its probability when it was taken.
@@ -229,7 +229,7 @@ def action_importance_ratio(action_distribution: Any, rollout_action_distributio
         action: nest of actions.
         clipping_mode: 'double_sided' for ``[1 - eps, 1 + eps]``, 'capping' for the upper bound only.
         scope: prefix of the names of summaries.
-        importance_ratio_clipping: eps; no clipping unless it is positive.
+        importance_ratio_clipping: eps; no clipping unless it is positive. A tensor (scalar) has to be positive.
         log_prob_clipping: if positive, limit of the absolute values of both log-probabilities.
         check_numerics: raise an error if the ratio is not finite.
         debug_summaries: log the ratios.
@@ -256,9 +256,10 @@ def action_importance_ratio(action_distribution: Any, rollout_action_distributio
         raise FloatingPointError(f'{scope}: an importance ratio is not finite; log-probabilities now {log_prob}, at '
                                  f'rollout {rollout_log_prob}')
     clipped = ratio
-    if importance_ratio_clipping > 0.0:
-        low = 1.0 - importance_ratio_clipping if clipping_mode == 'double_sided' else None
-        clipped = ratio.clamp(low, 1.0 + importance_ratio_clipping)
+    if isinstance(importance_ratio_clipping, Tensor) or importance_ratio_clipping > 0.0:
+        low: Any = 1.0 - importance_ratio_clipping if clipping_mode == 'double_sided' else None
+        high: Any = 1.0 + importance_ratio_clipping
+        clipped = ratio.clamp(low, high)
     if debug_summaries and summary.should_record_summaries():
         _summarize_ratio(scope, ratio, clipped, log_prob, rollout_log_prob)
     return ratio, clipped

@@ -1,4 +1,4 @@
-"""The clipped value error of PPO against a slow loop."""
+"""The clipped value error of PPO against a slow loop, and schedules of the clipped ratio."""
 from functools import partial
 
 import pytest
@@ -57,3 +57,28 @@ def test_the_old_value_comes_from_the_unroll():
 def test_a_clipping_of_zero_is_refused():
     with pytest.raises(ValueError, match='value_clipping'):
         PPOLoss(value_clipping=0.0)
+
+
+def test_a_schedule_clips_the_ratio_as_its_current_number_does():
+    info, _ = random_info()
+    info = info_with(info.value, info.value, torch.zeros(7, 3))
+    info = info._replace(advantages=torch.randn(7, 3), rollout_log_prob=info.rollout_log_prob + torch.randn(7, 3))
+    clipping = [0.3]
+    scheduled = PPOLoss(importance_ratio_clipping=lambda: clipping[0])
+    losses = []
+    for clipping[0] in (0.3, 0.05):
+        scheduled.update_schedules()
+        losses.append(scheduled(info).extra.pg_loss)
+        assert torch.allclose(losses[-1], PPOLoss(importance_ratio_clipping=clipping[0])(info).extra.pg_loss)
+    assert not torch.allclose(*losses)
+
+
+def test_an_agent_reads_the_schedule_once_per_iteration():
+    values = iter([0.5, 0.4, 0.3])
+    agent, _ = make_agent('ppo', 'discrete', rl_algorithm_cls=partial(
+        PPOAlgorithm, loss_class=partial(PPOLoss, importance_ratio_clipping=lambda: next(values)),
+        actor_network_ctor=partial(ActorDistributionNetwork, fc_layer_params=(8, )),
+        value_network_ctor=partial(ValueNetwork, fc_layer_params=(8, ))))
+    for expected in (0.5, 0.4, 0.3):
+        agent.train_iter()
+        assert float(agent._rl_algorithm._loss._importance_ratio_clipping) == pytest.approx(expected)

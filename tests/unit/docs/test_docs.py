@@ -108,7 +108,7 @@ def test_the_custom_scalar_is_logged(tmp_path, monkeypatch):
     written = []
     monkeypatch.setattr(summary, 'scalar', lambda name, *args, **kwargs: written.append(name))
     trained('extend.md', 'logged_sac_pendulum.gin', SHORT_SAC, tmp_path, monkeypatch)
-    assert 'critic_weight_norm' in written
+    assert 'train/critic_weight_norm' in written
 
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)

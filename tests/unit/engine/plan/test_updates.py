@@ -13,6 +13,7 @@ from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
 from alfx.algorithms.categorical_td_loss import CategoricalTDLoss
 from alfx.algorithms.dqn_algorithm import DqnAlgorithm
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm
+from alfx.algorithms.ppo_loss import PPOLoss
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.engine.plan import TracedPlan, compile
@@ -68,8 +69,12 @@ def both(warm_up, make, iterations=6, between=lambda agent: None):
 @pytest.mark.parametrize('make', [
     make_agent, rainbow, lambda: make_agent(optimizer=SGD(lr=0.1, momentum=0.9)),
     lambda: make_agent(priority_replay=False), lambda: make_agent(rl=sac(), action_type=ActionType.Continuous),
-    lambda: agents.make_agent('actor-critic', 'discrete')[0], lambda: agents.make_agent('ppo', 'continuous')[0]],
-    ids=['dqn', 'rainbow', 'sgd with momentum', 'reused sample memory', 'nested gradient', 'on-policy', 'epochs'])
+    lambda: agents.make_agent('actor-critic', 'discrete')[0], lambda: agents.make_agent('ppo', 'continuous')[0],
+    lambda: agents.make_agent('ppo', 'continuous', rl_algorithm_cls=partial(
+        _of('ppo', PPOAlgorithm), loss_class=partial(
+            PPOLoss, importance_ratio_clipping=LinearScheduler('iterations', [(0, 0.5), (6, 0.01)]))))[0]],
+    ids=['dqn', 'rainbow', 'sgd with momentum', 'reused sample memory', 'nested gradient', 'on-policy', 'epochs',
+         'scheduled clipping'])
 def test_replayed_updates_match_eager_ones(make, warm_up, caplog):
     made = both(warm_up, make)
     assert num_graphs(made[0]) and not num_graphs(made[1]) and not warnings_in(caplog)
