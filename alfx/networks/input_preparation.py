@@ -70,7 +70,8 @@ def prepare_inputs(spec: NestedTensorSpec, combiner: Callable | None = None, ena
         most_values: integers with more values, counted over all components, are not encoded.
         conv_layer_params: convolutions for each image ``(C, H, W)`` of a nest without combiner. By default, images of
             at least 36 x 36 pixels get those of Mnih et al. 2015 (32 filters of 8 x 8, 64 of 4 x 4 and 64 of 3 x 3 with
-            strides of 4, 2 and 1), and smaller images 16 and 32 filters of 3 x 3 with strides of 1 and 2.
+            strides of 4, 2 and 1). Smaller images get 16 and 32 filters of 3 x 3 with strides of 2, below 20 x 20 pixels
+            with strides of 1 and 2.
         image_features: units of the layer behind the convolutions of an image.
         activation: activation of these layers.
         kernel_initializer: see ``EncodingNetwork``.
@@ -119,8 +120,9 @@ def _convolutions(spec: TensorSpec, path: str, conv_layer_params: Sequence[tuple
                   activation: Activation, initializer: Initializer | None, use_ln: bool) -> Sequential:
     """Create the layers that map an image ``(C, H, W)`` to a vector of ``features`` numbers."""
     if not conv_layer_params:
-        is_large = min(spec.shape[1:]) >= 36
-        conv_layer_params = ((32, 8, 4), (64, 4, 2), (64, 3, 1)) if is_large else ((16, 3, 1, 1), (32, 3, 2, 1))
+        size = min(spec.shape[1:])
+        small = ((16, 3, 1 if size < 20 else 2, 1), (32, 3, 2, 1))
+        conv_layer_params = ((32, 8, 4), (64, 4, 2), (64, 3, 1)) if size >= 36 else small
     layers, shape = conv_layers(spec.shape, conv_layer_params, False, activation, initializer, f'the image {path!r}',
                                 use_ln=use_ln)
     size = TensorSpec(shape).numel

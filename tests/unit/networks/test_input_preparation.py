@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from alfx import gin_utils, nest
-from alfx.layers import Cast, Conv2D
+from alfx.layers import FC, Cast, Conv2D
 from alfx.nest.utils import NestConcat, NestSum
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.encoding_networks import EncodingNetwork, LSTMEncodingNetwork
@@ -71,11 +71,14 @@ def test_combiners_and_preprocessors_of_the_conf_take_precedence():
                            ).output_spec.shape == (1, )
 
 
-@pytest.mark.parametrize('size, filters', [(8, [16, 32]), (35, [16, 32]), (36, [32, 64, 64])])
-def test_images_of_a_nest_pass_through_convolutions(size, filters):
+@pytest.mark.parametrize('size, filters, features', [
+    (8, [16, 32], 32 * 4 * 4), (19, [16, 32], 32 * 10 * 10), (20, [16, 32], 32 * 5 * 5), (35, [16, 32], 32 * 9 * 9),
+    (36, [32, 64, 64], 64)])
+def test_images_of_a_nest_pass_through_convolutions(size, filters, features):
     net = EncodingNetwork({'image': TensorSpec((3, size, size)), 'b': VECTOR}, fc_layer_params=(7, ))
     assert net.processed_input_tensor_spec.shape == (256 + 3, ) and net.output_spec.shape == (7, )
     assert [m.weight.shape[0] for m in net.modules() if isinstance(m, Conv2D)] == filters
+    assert [m.weight.shape[1] for m in net.modules() if isinstance(m, FC)] == [features, 256 + 3]
     assert f"'image': image [3, {size}, {size}] through convolutions" in net.prepared
 
 
