@@ -50,9 +50,11 @@ class PreprocessorNetwork(Network):
     def _set_preprocessors(self, preprocessors: Nested) -> None:
         try:
             nest.assert_same_structure_up_to(preprocessors, self._input_tensor_spec)
-        except ValueError as error:
-            raise SpecError(f'{self._name}: input_preprocessors do not match the input {self._input_tensor_spec}: '
-                            f'{error}') from None
+        except ValueError:
+            found = nest.map_structure(lambda x: x if x is None else type(x).__name__, preprocessors)
+            raise SpecError(f'{self._name}.input_preprocessors: expected the structure of the input '
+                            f'{self._input_tensor_spec}, with None for parts that stay as they are, found {found}'
+                            ) from None
         preprocessors = nest.map_structure_up_to(preprocessors, _for_input, preprocessors, self._input_tensor_spec)
         self._preprocessors = preprocessors
         for path, module in nest.flatten_with_path(preprocessors):

@@ -119,7 +119,7 @@ def test_preprocessors_follow_a_prefix_of_the_observation():
     net = PreprocessorNetwork(spec, {'a': torch.neg, 'b': NestConcat()}, NestConcat())
     x = {'a': torch.ones(2, 3), 'b': (torch.zeros(2, 3), torch.ones(2, 3))}
     assert net(x)[0][0].tolist() == [-1] * 3 + [0] * 3 + [1] * 3
-    with pytest.raises(SpecError, match='input_preprocessors do not match'):
+    with pytest.raises(SpecError, match='input_preprocessors: expected the structure of the input .*found'):
         PreprocessorNetwork(spec, {'a': None}, NestConcat())
     with pytest.raises(ValueError, match='cannot be recurrent'):
         PreprocessorNetwork(VECTOR, GRUCell(3, 4))
