@@ -37,13 +37,14 @@ create_environment.env_name = 'Corridor'
 create_environment.env_load_fn = @suite_exploration.load
 create_environment.num_parallel_environments = 32
 create_environment.nonparallel = True
-QNetwork.fc_layer_params = (64, )
+QNetwork.fc_layer_params = ()                # the cell is one-hot, so this is a table
+TDLoss.gamma = 0.95                          # lower values make the actions of a cell differ more
 TrainerConfig.initial_collect_steps = 1000
 TrainerConfig.unroll_length = 8
 TrainerConfig.num_updates_per_train_iter = 16
-TrainerConfig.mini_batch_length = 4
-TrainerConfig.mini_batch_size = 128
-TrainerConfig.replay_buffer_length = 3125    # per environment
+TrainerConfig.mini_batch_length = 6          # five-step returns
+TrainerConfig.mini_batch_size = 64
+TrainerConfig.replay_buffer_length = 320     # per environment: the bonuses of older steps are outdated
 """
 ALGORITHMS = {
     'PPO': """include 'ppo_corridor.gin'
@@ -55,14 +56,17 @@ TrainerConfig.unroll_length = 32
 DqnAlgorithm.target_update_tau = 0.02
 DqnAlgorithm.target_update_period = 1
 exploration/LinearScheduler.schedule = [(0.0, 0.05), (1.0, 0.05)]
-learning_rate/LinearScheduler.schedule = [(0.0, 2e-3), (1.0, 1e-5)]
+learning_rate/LinearScheduler.schedule = [(0.0, 1e-2), (1.0, 1e-3)]
 """,
     'discrete SAC': f"""include 'sac_cart_pole.gin'
 {_CORRIDOR}
 RewardScaling.scale = 1.0
+SacAlgorithm.initial_log_alpha = -4.0
+SacAlgorithm.target_entropy = 0.3
+SacAlgorithm.use_entropy_reward = False      # it would outweigh bonuses that fade away
 SacAlgorithm.target_update_tau = 0.02
 SacAlgorithm.target_update_period = 1
-LinearScheduler.schedule = [(0.0, 2e-3), (1.0, 1e-5)]
+LinearScheduler.schedule = [(0.0, 1e-2), (1.0, 1e-3)]
 """,
 }
 
@@ -84,7 +88,7 @@ class Bonus(NamedTuple):
 _CELLS = 'EpisodicCount.resolution = 0.5               # the cell, one-hot, consists of floats\n'
 BONUSES = {
     'none': Bonus(''),
-    'count_bonus': Bonus('count_bonus.gin'),
+    'count_bonus': Bonus('count_bonus.gin', 1.0),
     'episodic_count': Bonus('episodic_count.gin', bindings=_CELLS),
     'pseudo_count': Bonus('pseudo_count.gin'),
     'rnd': Bonus('rnd.gin'),
