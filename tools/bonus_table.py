@@ -1,13 +1,13 @@
 """Train each exploration bonus with each policy algorithm on the corridor, and write the table of their returns.
 
     python tools/bonus_table.py                                       # run everything that has no result yet
-    python tools/bonus_table.py --bonus rnd icm --algorithm dqn --seeds 2
+    python tools/bonus_table.py --bonus rnd icm --algorithm DQN --seeds 2
     python tools/bonus_table.py --table                               # only rewrite the table
 
 Each run has a conf of its own: the base conf of the algorithm, its settings for the corridor, the conf of the bonus and
 its coefficient. The settings of an algorithm are the same with all bonuses; only the coefficient belongs to the bonus.
 The greedy policy is evaluated at the end. Results are stored in docs/exploration_bonuses.json as soon as they exist, so
-the command can be interrupted and repeated; runs whose conf has changed are repeated. The table is in
+the command can be interrupted and repeated. Results whose settings have changed are dropped. The table is in
 docs/choose_an_exploration_bonus.md.
 """
 import argparse
@@ -154,6 +154,13 @@ def fingerprint(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
+def is_current(row: Mapping[str, Any]) -> bool:
+    """Return whether the settings of a stored run are still those of this file."""
+    bonus, algorithm, _ = key_of(row)
+    known = bonus in BONUSES and algorithm in ALGORITHMS
+    return known and row['conf'] == fingerprint(conf_text(bonus, algorithm, row['steps']))
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the stored results as a Markdown table: the mean return over seeds, and the return of each if they differ.
 
@@ -204,13 +211,12 @@ def main(argv: list[str] | None = None) -> int:
                         help='page with the table')
     parser.add_argument('--table', action='store_true', help='only rewrite the table')
     args = parser.parse_args(argv)
-    rows = json.loads(args.json.read_text()) if args.json.exists() else []
+    rows = [row for row in json.loads(args.json.read_text()) if is_current(row)] if args.json.exists() else []
     cells = [(bonus, algorithm, seed) for seed in range(args.seeds) for bonus in args.bonus
              for algorithm in args.algorithm]
     for cell in () if args.table else cells:
         bonus, algorithm, seed = cell
-        conf = fingerprint(conf_text(bonus, algorithm, args.num_steps))
-        if any(key_of(row) == cell and row['conf'] == conf for row in rows):
+        if any(key_of(row) == cell and row['steps'] == args.num_steps for row in rows):
             continue
         row = run(bonus, algorithm, seed, args.num_steps)
         rows = sorted([*(old for old in rows if key_of(old) != cell), row], key=key_of)
