@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from suites import replace_table
 
 import alfx
 from alfx import context, gin_utils
@@ -147,9 +148,7 @@ def _cell(entry: dict[str, Any], label: str) -> str:
 def write(stored: dict[str, dict[str, Any]], numbers: Path, page: Path) -> None:
     """Write the JSON file, and replace the table on the page."""
     numbers.write_text(json.dumps(dict(sorted(stored.items())), indent=1) + '\n')
-    text = page.read_text()
-    head, rest = text.split(_BEGIN)
-    page.write_text(f'{head}{_BEGIN}\n\n{table(stored)}\n{_END}{rest.split(_END)[1]}')
+    replace_table(page, (_BEGIN, _END), table(stored))
 
 
 def main() -> int:

@@ -1,6 +1,7 @@
 """Parts of the results: a summary table for each suite, and a page for each family of tasks."""
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,3 +105,16 @@ def _cell(means: Sequence[float], steps: Sequence[int]) -> str:
 def _short(steps: float) -> str:
     """Format a number of steps as 5k, 500k, 1M or 1.5M."""
     return f'{steps / 1e6:.3g}M' if steps >= 995_000 else f'{steps / 1e3:.0f}k'
+
+
+def replace_table(page: Path, markers: tuple[str, str], table: str) -> None:
+    """Replace the table between two markers on a page.
+
+    Args:
+        page: Markdown file that contains both markers.
+        markers: comments before and after the table.
+        table: new table, which ends with a line break.
+    """
+    begin, end = markers
+    head, rest = page.read_text().split(begin)
+    page.write_text(f'{head}{begin}\n\n{table}\n{end}{rest.split(end)[1]}')

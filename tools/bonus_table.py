@@ -1,0 +1,231 @@
+"""Train each exploration bonus with each policy algorithm on the corridor, and write the table of their returns.
+
+    python tools/bonus_table.py                                       # run everything that has no result yet
+    python tools/bonus_table.py --bonus rnd icm --algorithm DQN --seeds 2
+    python tools/bonus_table.py --table                               # only rewrite the table
+
+Each run has a conf of its own: the base conf of the algorithm, its settings for the corridor, the conf of the bonus and
+its coefficient. The settings of an algorithm are the same with all bonuses; only the coefficient belongs to the bonus.
+The greedy policy is evaluated at the end. Results are stored in docs/exploration_bonuses.json as soon as they exist, so
+the command can be interrupted and repeated. Results whose settings have changed are dropped. The table is in
+docs/choose_an_exploration_bonus.md.
+"""
+import argparse
+import datetime
+import hashlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from suites import replace_table
+
+import alfx
+from alfx.gin_utils import ConfError
+
+ROOT = Path(__file__).resolve().parent.parent
+MARKERS = '<!-- table: tools/bonus_table.py -->', '<!-- end of the table -->'
+NUM_STEPS = 100_000
+NUM_EPISODES = 20
+
+_CORRIDOR = """
+create_environment.env_name = 'Corridor'
+create_environment.env_load_fn = @suite_exploration.load
+create_environment.num_parallel_environments = 32
+create_environment.nonparallel = True
+QNetwork.fc_layer_params = ()                # the cell is one-hot, so this is a table
+TDLoss.gamma = 0.95                          # lower values make the actions of a cell differ more
+TrainerConfig.initial_collect_steps = 1000
+TrainerConfig.unroll_length = 8
+TrainerConfig.num_updates_per_train_iter = 16
+TrainerConfig.mini_batch_length = 6          # five-step returns
+TrainerConfig.mini_batch_size = 64
+TrainerConfig.replay_buffer_length = 320     # per environment: the bonuses of older steps are outdated
+"""
+ALGORITHMS = {
+    'PPO': """include 'ppo_corridor.gin'
+
+TrainerConfig.unroll_length = 32
+""",
+    'DQN': f"""include 'dqn_n_step.gin'
+{_CORRIDOR}
+DqnAlgorithm.target_update_tau = 0.02
+DqnAlgorithm.target_update_period = 1
+exploration/LinearScheduler.schedule = [(0.0, 0.05), (1.0, 0.05)]
+learning_rate/LinearScheduler.schedule = [(0.0, 1e-2), (1.0, 1e-3)]
+""",
+    'discrete SAC': f"""include 'sac_cart_pole.gin'
+{_CORRIDOR}
+RewardScaling.scale = 1.0
+SacAlgorithm.initial_log_alpha = -4.0
+SacAlgorithm.target_entropy = 0.3
+SacAlgorithm.use_entropy_reward = False      # it would outweigh bonuses that fade away
+SacAlgorithm.target_update_tau = 0.02
+SacAlgorithm.target_update_period = 1
+LinearScheduler.schedule = [(0.0, 1e-2), (1.0, 1e-3)]
+""",
+}
+
+
+class Bonus(NamedTuple):
+    """Bonus to run.
+
+    Attributes:
+        include: conf of the bonus; '' for none.
+        coef: weight of the bonus.
+        bindings: lines of the conf that the task needs.
+    """
+
+    include: str
+    coef: float = 0.1
+    bindings: str = ''
+
+
+_CELLS = 'EpisodicCount.resolution = 0.5               # the cell, one-hot, consists of floats\n'
+BONUSES = {
+    'none': Bonus(''),
+    'count_bonus': Bonus('count_bonus.gin', 1.0),
+    'episodic_count': Bonus('episodic_count.gin', bindings=_CELLS),
+    'pseudo_count': Bonus('pseudo_count.gin'),
+    'rnd': Bonus('rnd.gin'),
+    'noveld': Bonus('noveld.gin', bindings=_CELLS),
+    'icm': Bonus('icm.gin'),
+    'ride': Bonus('ride.gin', 0.01, _CELLS),
+    'ngu': Bonus('ngu.gin'),
+    'e3b': Bonus('e3b.gin'),
+    're3': Bonus('re3.gin'),
+    'disagreement': Bonus('disagreement.gin'),
+    'deir': Bonus('deir.gin'),
+    'apt': Bonus('apt.gin'),
+}
+
+
+def conf_text(bonus: str, algorithm: str, num_steps: int = NUM_STEPS) -> str:
+    """Return the conf of a cell of the table.
+
+    Args:
+        bonus: key of BONUSES.
+        algorithm: key of ALGORITHMS.
+        num_steps: number of environment steps.
+    """
+    include, coef, bindings = BONUSES[bonus]
+    text = ALGORITHMS[algorithm]
+    if include:
+        text += (f"include '{include}'\n\nAgent.extrinsic_reward_coef = 10.0           # once the end is found, its "
+                 f'reward outweighs the bonus\nAgent.intrinsic_reward_coef = {coef}\n{bindings}')
+    return f'# {algorithm} with {bonus} in a corridor\n{text}TrainerConfig.num_env_steps = {num_steps}\n'
+
+
+def run(bonus: str, algorithm: str, seed: int, num_steps: int = NUM_STEPS) -> dict[str, Any]:
+    """Train and evaluate one run in a temporary folder.
+
+    Args:
+        bonus: key of BONUSES.
+        algorithm: key of ALGORITHMS.
+        seed: random seed of the run.
+        num_steps: number of environment steps.
+
+    Returns:
+        The row of docs/exploration_bonuses.json: the mean ``return`` of greedy episodes, or the ``reason`` why the
+        algorithm does not accept the bonus, with the wall time ``seconds``.
+    """
+    started = time.monotonic()
+    text = conf_text(bonus, algorithm, num_steps)
+    row = {'bonus': bonus, 'algorithm': algorithm, 'seed': seed, 'steps': num_steps, 'conf': fingerprint(text)}
+    with tempfile.TemporaryDirectory(prefix='bonus_table_') as folder:
+        conf = Path(folder, 'cell.gin')
+        conf.write_text(text)
+        try:
+            alfx.train(conf, {'TrainerConfig.random_seed': seed}, f'{folder}/run')
+            result: Any = alfx.evaluate(f'{folder}/run', NUM_EPISODES)
+            row['return'] = float(np.mean(result.returns))
+        except ConfError as error:
+            row['reason'] = str(error).splitlines()[0]
+    return {**row, 'seconds': round(time.monotonic() - started, 1), 'version': alfx.__version__,
+            'date': datetime.date.today().isoformat()}
+
+
+def fingerprint(text: str) -> str:
+    """Return a hash of the text of a conf, by which changed settings are recognized."""
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def is_current(row: Mapping[str, Any]) -> bool:
+    """Return whether the settings of a stored run are still those of this file."""
+    bonus, algorithm, _ = key_of(row)
+    known = bonus in BONUSES and algorithm in ALGORITHMS
+    return known and row['conf'] == fingerprint(conf_text(bonus, algorithm, row['steps']))
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the stored results as a Markdown table: the mean return over seeds, and the return of each if they differ.
+
+    Args:
+        rows: content of docs/exploration_bonuses.json.
+    """
+    lines = [f"| bonus | {' | '.join(ALGORITHMS)} |", '| --- |' + ' ---: |' * len(ALGORITHMS)]
+    for bonus in BONUSES:
+        cells = [[row for row in rows if (row['bonus'], row['algorithm']) == (bonus, algorithm)]
+                 for algorithm in ALGORITHMS]
+        if any(cells):
+            label = bonus if bonus == 'none' else f'`{BONUSES[bonus].include}`'
+            lines.append(f"| {label} | {' | '.join(map(_cell, cells))} |")
+    return '\n'.join(lines) + '\n'
+
+
+def _cell(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return ''
+    if 'reason' in rows[0]:
+        return 'not accepted'
+    returns = [row['return'] for row in sorted(rows, key=lambda row: row['seed'])]
+    each = f" ({', '.join(f'{value:.2g}' for value in returns)})" if len(set(returns)) > 1 else ''
+    return f'{np.mean(returns):.2f}{each}, {len(returns)} seed{"s" * (len(returns) > 1)}'
+
+
+def write(rows: list[dict[str, Any]], numbers: Path, page: Path) -> None:
+    """Write the JSON file, and replace the table on the page."""
+    numbers.write_text('[\n' + ',\n'.join(json.dumps(row) for row in rows) + '\n]\n')
+    replace_table(page, MARKERS, table(rows))
+
+
+def key_of(row: Mapping[str, Any]) -> tuple[str, str, int]:
+    """Return what identifies a run: bonus, algorithm and seed."""
+    return row['bonus'], row['algorithm'], row['seed']
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--bonus', nargs='+', choices=BONUSES, default=list(BONUSES), help='bonuses')
+    parser.add_argument('--algorithm', nargs='+', choices=ALGORITHMS, default=list(ALGORITHMS), help='algorithms')
+    parser.add_argument('--seeds', type=int, default=1, help='run seeds 0 to N - 1')
+    parser.add_argument('--num_steps', type=int, default=NUM_STEPS, help='environment steps of a run')
+    parser.add_argument('--json', type=Path, default=ROOT / 'docs' / 'exploration_bonuses.json',
+                        help='file with the results')
+    parser.add_argument('--page', type=Path, default=ROOT / 'docs' / 'choose_an_exploration_bonus.md',
+                        help='page with the table')
+    parser.add_argument('--table', action='store_true', help='only rewrite the table')
+    args = parser.parse_args(argv)
+    rows = [row for row in json.loads(args.json.read_text()) if is_current(row)] if args.json.exists() else []
+    cells = [(bonus, algorithm, seed) for seed in range(args.seeds) for bonus in args.bonus
+             for algorithm in args.algorithm]
+    for cell in () if args.table else cells:
+        bonus, algorithm, seed = cell
+        if any(key_of(row) == cell and row['steps'] == args.num_steps for row in rows):
+            continue
+        row = run(bonus, algorithm, seed, args.num_steps)
+        rows = sorted([*(old for old in rows if key_of(old) != cell), row], key=key_of)
+        print(f"{bonus} {algorithm} seed {seed}: {row.get('return', row.get('reason'))} ({row['seconds']:.0f} s)",
+              flush=True)
+        write(rows, args.json, args.page)
+    write(rows, args.json, args.page)
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
