@@ -80,6 +80,10 @@ class Terms(NamedTuple):
     target: Any
 
 
+def _set_missing_losses(module: Any, state: dict[str, Any], prefix: str, *_: object) -> None:
+    state.setdefault(f'{prefix}_latest_policy_losses', module._latest_policy_losses)
+
+
 class BootstrappedAlgorithm(Algorithm):
     """Base class with ``train_step`` and ``train_sequence`` built from hooks that compute parts of the loss for rows
     ``[N, ...]``.
@@ -122,7 +126,9 @@ class BootstrappedAlgorithm(Algorithm):
         """Train the policy only in every ``period``-th update; ``num_losses`` of its losses are logged."""
         self._policy_update_period = period
         self._updates = SavedCount(self, '_num_updates')
-        self.register_buffer('_latest_policy_losses', torch.zeros(num_losses), persistent=False)
+        self.register_buffer('_latest_policy_losses', torch.zeros(num_losses))
+        self.optional_keys = frozenset({'_latest_policy_losses'})  # checkpoints before alfx 0.9.2 lack it
+        self.register_load_state_dict_pre_hook(_set_missing_losses)
 
     def _set_norms(self, policy: Any, critics: Any) -> None:
         """Find out which networks contain :class:`~alfx.norm_layers.BatchNorm`."""

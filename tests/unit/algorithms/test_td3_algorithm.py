@@ -11,6 +11,7 @@ from alfx import context, nest
 from alfx.algorithms import td3_algorithm
 from alfx.algorithms.td3_algorithm import Td3Algorithm
 from alfx.algorithms.bootstrapped_algorithm import Rows
+from alfx.checkpoints.checkpointer import Checkpointer
 from alfx.data_structures import StepType, TimeStep
 from alfx.gin_utils import ConfError
 from alfx.optimizers import SGD, Adam, AdamW
@@ -207,6 +208,36 @@ def test_the_policy_loss_is_logged_even_by_updates_without_one():
         shown = rl.calc_loss(infos[2]).extra.actor
     loss = infos[1].actor_loss.detach()
     torch.testing.assert_close(shown, (loss[0, 0] + loss[1, 0] + loss[1, 1]) / 3)
+
+
+def _agent_after(iterations, seed=0):
+    agent, _ = make_agent(Td3Algorithm, updates=1, seed=seed)
+    for _ in range(iterations):
+        agent.train_iter()
+    return agent
+
+
+def test_the_logged_policy_loss_is_in_the_checkpoint(tmp_path):
+    agent, other = _agent_after(4), _agent_after(0, seed=7)
+    losses = agent.policy._latest_policy_losses
+    assert losses.any() and not other.policy._latest_policy_losses.any()
+    Checkpointer(str(tmp_path), alg=agent).save(4)
+    Checkpointer(str(tmp_path), alg=other).load()
+    assert torch.equal(other.policy._latest_policy_losses, losses)
+
+
+def test_a_checkpoint_without_the_logged_policy_loss_is_loaded(tmp_path):
+    agent, other = _agent_after(4), _agent_after(0, seed=7)
+    state = {key: x for key, x in agent.state_dict().items() if not key.endswith('_latest_policy_losses')}
+    assert len(state) == len(agent.state_dict()) - 1
+    other.load_state_dict(state)
+    assert other.policy._is_actor_trained() == agent.policy._is_actor_trained()
+    with mock.patch.object(agent, 'state_dict', lambda: state):
+        Checkpointer(str(tmp_path), alg=agent).save(4)
+    third = _agent_after(0, seed=8)
+    Checkpointer(str(tmp_path), alg=third).load()
+    assert not third.policy._latest_policy_losses.any()
+    assert all(torch.equal(a, b) for a, b in zip(third.parameters(), agent.parameters()))
 
 
 @pytest.mark.compiles
