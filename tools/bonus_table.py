@@ -43,8 +43,8 @@ TrainerConfig.initial_collect_steps = 1000
 TrainerConfig.unroll_length = 8
 TrainerConfig.num_updates_per_train_iter = 16
 TrainerConfig.mini_batch_length = 6          # five-step returns
-TrainerConfig.mini_batch_size = 64
-TrainerConfig.replay_buffer_length = 320     # per environment: the bonuses of older steps are outdated
+TrainerConfig.mini_batch_size = 128
+TrainerConfig.replay_buffer_length = 640     # per environment: the bonuses of older steps are outdated
 """
 ALGORITHMS = {
     'PPO': """include 'ppo_corridor.gin'

@@ -58,8 +58,8 @@ def _left_out(module: nn.Module) -> tuple[str, ...]:
 def check_keys(path: str, name: str, module: Any, state: dict[str, Any]) -> None:
     """Raise an error that names missing and unexpected entries, before anything is loaded."""
     own = module.state_dict()
-    parts = module.named_modules() if isinstance(module, nn.Module) else [('', module)]
-    optional = {f'{part}.{key}' if part else key for part, owner in parts for key in getattr(owner, 'optional_keys', ())}
+    parts = module.named_modules(prefix='.') if isinstance(module, nn.Module) else [('.', module)]
+    optional = {f'{part}.{key}'.lstrip('.') for part, owner in parts for key in getattr(owner, 'optional_keys', ())}
     problems = [f'{what} {", ".join(keys)}' for what, keys in (
         ('missing:', [k for k in own if k not in state and k not in optional]),
         ('unexpected:', [k for k in state if k not in own and k not in optional]))

@@ -70,8 +70,8 @@ def prepare_inputs(spec: NestedTensorSpec, combiner: Callable | None = None, ena
         most_values: integers with more values, counted over all components, are not encoded.
         conv_layer_params: convolutions for each image ``(C, H, W)`` of a nest without combiner. By default, images of
             at least 36 x 36 pixels get those of Mnih et al. 2015 (32 filters of 8 x 8, 64 of 4 x 4 and 64 of 3 x 3 with
-            strides of 4, 2 and 1). Smaller images get 16 and 32 filters of 3 x 3 with strides of 2, below 20 x 20 pixels
-            with strides of 1 and 2.
+            strides of 4, 2 and 1). Smaller images get 16 and 32 filters of 3 x 3 with strides of 2, and below 20 x 20
+            pixels with strides of 1 and 2.
         image_features: units of the layer behind the convolutions of an image.
         activation: activation of these layers.
         kernel_initializer: see ``EncodingNetwork``.
