@@ -15,6 +15,7 @@ from alfx import gin_utils
 from alfx.bin import command, completion, flags, policy_flags
 from alfx.bin import help as help_program
 from alfx.bin import list as list_program
+from alfx.runs import zoo
 
 PARSER = flags.Parser('program.py', 'Test the command.', flags.CONF)
 flags.define_conf_flags(PARSER)
@@ -178,6 +179,8 @@ def test_a_conf_or_a_run_folder_is_given_without_its_flag(tmp_path):
     ('completion z', ['zsh']), ('dataset fi', ['filter']), ('no_program ', []), ('check --root', []),
     ('help Sac', ['SacAlgorithm']), ('help suite_gym.lo', ['suite_gym.load']), ('help pl', ['play', 'plot']),
     ('train ppo/SacA', ['ppo/SacAlgorithm.']),
+    ('play zoo:dqn_a', ['zoo:dqn_acrobot']), ('show zoo:dqn_a', ['zoo:dqn_acrobot']), ('train zoo:dqn_a', []),
+    ('evaluate zoo : dqn_a', ['dqn_acrobot']), ('export --device cpu zoo : dqn_a', ['dqn_acrobot']),
 ])
 def test_words_are_completed(words, found, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -205,12 +208,15 @@ COMP_WORDS=(alfx fork run --set ppo/Adam.l); COMP_CWORD=4; _alfx; echo "${COMPRE
 COMP_WORDS=(alfx train suite_gym.load.disc); COMP_CWORD=2; _alfx; echo "${COMPREPLY[@]}"
 COMP_WORDS=(alfx train OacAlgorithm.target_update_t); COMP_CWORD=2; _alfx; echo "${COMPREPLY[@]}"
 COMP_WORDS=(alfx evaluate --mode = g); COMP_CWORD=4; _alfx; echo "${COMPREPLY[@]}"
+COMP_WORDS=(alfx play zoo : q_learning_); COMP_CWORD=4; _alfx; echo "${COMPREPLY[@]}"
+COMP_WORDS=(alfx evaluate zoo :); COMP_CWORD=3; _alfx; echo "${#COMPREPLY[@]} ${COMPREPLY[0]}"
 '''
     environment = {**os.environ, 'PATH': f'{tmp_path}:{os.environ["PATH"]}'}
     done = subprocess.run(['bash', '-c', program], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.splitlines() == [
         'ppo_cart_pole ppo_cart_pole_rnn', 'TrainerConfig.num_env_steps=', 'ppo/Adam.lr=', 'suite_gym.load.discount=',
-        'OacAlgorithm.target_update_tau=', 'greedy']
+        'OacAlgorithm.target_update_tau=', 'greedy', 'q_learning_frozen_lake q_learning_taxi',
+        f'{len(zoo.names())} {zoo.names()[0]}']
 
 
 @pytest.mark.parametrize('shell', ['bash', 'zsh', 'fish'])
@@ -243,6 +249,7 @@ def test_help_on_classes_imports_no_torch():
                'for name in ("SacAlgorithm", "suite_gym.load", "TrainerConfig", "suite_digits.load", "FC"):\n'
                '    assert help.main([name]) == 0\n'
                'assert "TrainerConfig.num_episodes=" in completion.completions(["train", "TrainerConfig.n"])\n'
+               'assert completion.completions(["play", "zoo:"])\n'
                'assert "torch" not in sys.modules and "gymnasium" not in sys.modules')
     subprocess.run([sys.executable, '-c', program], check=True, timeout=60, stdout=subprocess.DEVNULL)
 
