@@ -12,8 +12,9 @@ import alfx
 from alfx.bin import flags
 from alfx.bin.flags import FLAGS
 
-PARSER = flags.Parser(__file__, __doc__, ('[CONF | RUN | AGENT] [KEY=VALUE ...]', 'conf file, name of a conf included in '
-                                          'alfx, run folder or trained agent zoo:NAME; and bindings to override'))
+PARSER = flags.Parser(__file__, __doc__, (
+    '[CONF | RUN | AGENT] [KEY=VALUE ...]',
+    'conf file, name of a conf included in alfx, run folder or trained agent zoo:NAME; and bindings to override'))
 flags.define_conf_flags(PARSER)
 flags.define_untrusted_flag(PARSER)
 
