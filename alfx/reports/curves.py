@@ -6,7 +6,6 @@ only in their seed and folder form a group. The band around the curve of a group
 """
 import glob
 import io
-import itertools
 import logging
 import os
 import re
@@ -246,23 +245,19 @@ def read_panels(groups: Mapping[str, Sequence[str]], x: str | None, y: Sequence[
     all_runs = [root_dir for group in groups.values() for root_dir in group]
     x = x or axis_of(all_runs)
     panels: dict[str, dict[str, Band]] = {}
-    has_all = list(y) == ['all']
-    names = columns(all_runs) if has_all else y
-    lacking = {name: [] if has_all else [root_dir for root_dir in all_runs if not any(
-        has_column(root_dir, name, evaluation) for evaluation in (False, True))] for name in names}
-    for name, root_dirs in lacking.items():
-        if 0 < len(root_dirs) < len(all_runs):
-            _log.warning('%s is not drawn for runs without such a column: %s', name, ', '.join(root_dirs))
-    for name, evaluation in itertools.product(names, (False, True)):
-        if evaluation and x == 'seconds':
-            continue  # the table of evaluations has no such column
-        for label, root_dirs in groups.items():
-            found = [curve for root_dir in root_dirs if (  # if no run has the column, reading it is an error
-                has_column(root_dir, name, evaluation) or lacking[name] == all_runs)
-                     and (curve := read_curve(root_dir, x, name, evaluation)) is not None]
-            if found:
-                title = f'{name} in {"evaluation" if evaluation else "training"}'
-                panels.setdefault(title, {})[label] = average(found, smoothing)
+    for name in columns(all_runs) if list(y) == ['all'] else y:
+        lacking = [root_dir for root_dir in all_runs if not any(
+            has_column(root_dir, name, evaluation) for evaluation in (False, True))]
+        if 0 < len(lacking) < len(all_runs) and list(y) != ['all']:
+            _log.warning('%s is not drawn for runs without such a column: %s', name, ', '.join(lacking))
+        for evaluation in (False, ) if x == 'seconds' else (False, True):  # evaluations have no such column
+            for label, root_dirs in groups.items():
+                found = [curve for root_dir in root_dirs if (  # if no run has the column, reading it is an error
+                    has_column(root_dir, name, evaluation) or lacking == all_runs)
+                         and (curve := read_curve(root_dir, x, name, evaluation)) is not None]
+                if found:
+                    title = f'{name} in {"evaluation" if evaluation else "training"}'
+                    panels.setdefault(title, {})[label] = average(found, smoothing)
     if not panels:
         raise ConfError(f'no run has data for {", ".join(y)} over {x} yet', 'train longer, or choose other columns for '
                         'x and y')
