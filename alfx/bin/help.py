@@ -142,7 +142,8 @@ def _lines_of_class(name: str, known: Sequence[Entry]) -> list[str]:
     # A conf may not write a name that several modules define, such as load.
     shortest = next(part for part in _endings(description.selector) if len(matching(part, known)) <= 1)
     return [f'@{description.selector}', '', *_signature_lines(shortest, description.parameters), '',
-            *textwrap.dedent(docstrings.plain(description.docstring)).splitlines(), '', *_bound_lines(shortest)]
+            *textwrap.dedent(docstrings.plain(description.docstring)).splitlines(), '', *_inherited_lines(description),
+            *_bound_lines(shortest)]
 
 
 def described(entry: Entry) -> Any:
@@ -164,13 +165,27 @@ def _signature_lines(name: str, parameters: dict[str, inspect.Parameter]) -> Ite
     """Yield a line for each parameter: the binding with its default as in a conf, and the type."""
     if not parameters:
         yield f'{name} has no parameters that a conf can bind'
-    bindings = [f'{name}.{key}' if p.default is p.empty else f'{name}.{key} = {docstrings.show_default(p.default)}'
-                for key, p in parameters.items()]
+    bindings = [_with_default(f'{name}.{key}', p) for key, p in parameters.items()]
     width = min(max(map(len, bindings), default=0), 72)
     for binding, p in zip(bindings, parameters.values()):
         required = 'required, ' if p.default is p.empty else ''
         kind = '' if p.annotation is p.empty else type_name(p.annotation)
         yield f'{binding:{width}}  # {required}{kind}'.removesuffix('  # ').rstrip(', ')
+
+
+def _inherited_lines(description: Any) -> Iterator[str]:
+    """Yield the arguments that other classes explain, by class, with default and meaning."""
+    said = {key: description.meanings.get(key, ('', '')) for key in description.parameters}
+    for owner in dict.fromkeys(owner for owner, _ in said.values() if owner):
+        texts = [f'{_with_default(key, description.parameters[key])}: {docstrings.plain(meaning)}'
+                 for key, (other, meaning) in said.items() if other == owner]
+        yield from (f'Arguments of {owner}:', *(textwrap.fill(text, 116, initial_indent='    ', break_on_hyphens=False,
+                                                              subsequent_indent=' ' * 8) for text in texts), '')
+
+
+def _with_default(name: str, parameter: inspect.Parameter) -> str:
+    default = parameter.default
+    return name if default is parameter.empty else f'{name} = {docstrings.show_default(default)}'
 
 
 def type_name(annotation: Any) -> str:

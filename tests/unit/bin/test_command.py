@@ -100,6 +100,22 @@ def test_help_shows_arguments_docstring_and_confs_that_bind_them(capsys):
         assert text in said
 
 
+def test_help_explains_arguments_of_other_classes_by_class(capsys):
+    for name, owner, explained in (
+            ('PPOLoss', 'ActorCriticLoss', 'td_loss_weight = 1.0: weight of the value error.'),
+            ('PPOAlgorithm', 'ActorCriticAlgorithm', 'optimizer = None: owns all parameters.'),
+            ('ActorDistributionNetwork', 'EncodingNetwork', 'use_fc_bn = False: use batch norm in fully')):
+        assert help_program.main([name]) == 0
+        own, _, inherited = capsys.readouterr().out.partition(f'\nArguments of {owner}:\n')
+        assert f'    {explained}' in inherited and 'Arguments of' not in own
+
+
+def test_meanings_of_forwarded_arguments_are_found_as_for_the_documentation():
+    assert gin_utils.meanings('ActorDistributionNetwork')['dropout'].startswith('rate of ')
+    assert gin_utils.describe('PPOLoss').meanings['gamma'][0] == 'ActorCriticLoss'
+    assert gin_utils.describe('PPOLoss').meanings['value_clipping'][0] == ''
+
+
 def test_help_describes_functions_and_required_arguments(capsys):
     assert help_program.main(['clipped_exp']) == 0
     assert 'clipped_exp.clip_value_max =' in capsys.readouterr().out
@@ -264,7 +280,8 @@ def test_the_source_code_describes_classes_as_imports_do():
     program = ('import json\nfrom alfx.bin import help\nfound = {}\n'
                'for entry in help.entries():\n'
                '    if (x := help.described(entry)) is not None:\n'
-               '        found[entry.selector] = [x.docstring, *help._signature_lines("X", x.parameters)]\n'
+               '        found[entry.selector] = [x.docstring, *help._signature_lines("X", x.parameters),\n'
+               '                                 *help._inherited_lines(x)]\n'
                'print(json.dumps(found))')
     said = subprocess.run([sys.executable, '-c', program], check=True, timeout=60, stdout=subprocess.PIPE).stdout
     found = json.loads(said)
@@ -274,7 +291,8 @@ def test_the_source_code_describes_classes_as_imports_do():
     for selector, lines in found.items():
         imported = gin_utils.describe(selector)
         imported.parameters.pop('kwargs', None)  # of a class that is registered as a function; it cannot be bound
-        assert lines == [imported.docstring, *help_program._signature_lines('X', imported.parameters)], selector
+        assert lines == [imported.docstring, *help_program._signature_lines('X', imported.parameters),
+                         *help_program._inherited_lines(imported)], selector
 
 
 @pytest.mark.parametrize('is_terminal, no_color, colored', [(True, None, True), (False, None, False),
