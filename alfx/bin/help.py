@@ -7,7 +7,8 @@ Examples:
   alfx help suite_gym.load --module my_package.my_module
 
 For a package or module of alfx (networks, ppo_loss, environments.suite_gym), lists the classes and functions that confs
-can use. For a command, shows its options. Use --module to import your own modules first.
+can use. For a command, shows its options. The records of alfx.data_structures (TimeStep, AlgStep, LossInfo, Experience)
+are explained as well. Use --module to import your own modules first.
 """
 import ast
 import difflib
@@ -32,6 +33,7 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _REGISTERED = re.compile(r'^@(?:\w+\.)?(?:configurable|register_function)(\([^\n]*\))?(?:  #[^\n]*)?\n'
                          r'(?:(?!class |def ).*\n)*?(?:class|def) (\w+)', re.MULTILINE)
 _LOADERS = re.compile(r'^(\w+) = make_load\(', re.MULTILINE)  # functions created by a factory function
+_RECORDS = 'alfx.data_structures'
 
 
 class Entry(NamedTuple):
@@ -97,8 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for module in args.module:
         importlib.import_module(module)
     lines = _lines_of_class(name, known)
-    print('\n'.join(lines), file=sys.stdout if lines[0].startswith('@') else sys.stderr)
-    return 0 if lines[0].startswith('@') else 2
+    is_found = lines[0].startswith(('@', _RECORDS))
+    print('\n'.join(lines), file=sys.stdout if is_found else sys.stderr)
+    return 0 if is_found else 2
 
 
 def _lines_of_list(listed: Sequence[Entry]) -> Iterator[str]:
@@ -120,7 +123,10 @@ def _lines_of_list(listed: Sequence[Entry]) -> Iterator[str]:
 
 
 def _lines_of_class(name: str, known: Sequence[Entry]) -> list[str]:
-    """Return the help on a class or function. The first line starts with ``@`` or is an error message."""
+    """Return the help on a class or function.
+
+    The first line is its complete name, with ``@`` if confs can use it, or an error message.
+    """
     found = matching(name, known)
     description = described(found[0]) if len(found) == 1 and name != 'softsign' else None  # that of torch
     if description is None:
@@ -129,16 +135,22 @@ def _lines_of_class(name: str, known: Sequence[Entry]) -> list[str]:
             importlib.import_module(entry.module)
         if not found:
             gin_utils.import_configurables()
+            record = getattr(importlib.import_module(_RECORDS), name, None)
+            if getattr(record, '__module__', '') == _RECORDS:
+                return [f'{_RECORDS}.{name}', '', *docstrings.plain(inspect.getdoc(record) or '').splitlines()]
         try:
             description = gin_utils.describe(name)
         except gin_utils.ConfError as error:
             own = sorted({entry.selector.rsplit('.', 1)[-1] for entry in known})
             modules = sorted({part for entry in known for part in entry.module.split('.')[1:]})
             nearest = [*sorted((other for other in own if other.lower().startswith(name.lower())), key=len),
-                       *difflib.get_close_matches(name, [*own, *modules], n=1, cutoff=0.5)]
-            is_ambiguous = bool(found) or not nearest
-            hint = str(error).partition('\n')[2] if is_ambiguous else f"  did you mean '{nearest[0]}'?"
-            return [line for line in (str(error).partition('\n')[0], hint) if line]
+                       *difflib.get_close_matches(name, [*own, *modules], n=1, cutoff=0.7)]
+            message, _, hint = str(error).partition('\n  ')
+            meant = hint or gin_utils.aliases.instead_of_parameter('', name) or (
+                f"did you mean '{nearest[0]}'?" if nearest else '')
+            conf = name.removesuffix('.gin')
+            shown = os.path.isfile(os.path.join(CONFS, f'{conf}.gin')) and f'alfx show {conf} prints the conf {conf}.gin'
+            return [message, *(f'  {text}' for text in (meant, shown) if text)]
     # A conf may not write a name that several modules define, such as load.
     shortest = next(part for part in _endings(description.selector) if len(matching(part, known)) <= 1)
     return [f'@{description.selector}', '', *_signature_lines(shortest, description.parameters), '',
