@@ -33,7 +33,6 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _REGISTERED = re.compile(r'^@(?:\w+\.)?(?:configurable|register_function)(\([^\n]*\))?(?:  #[^\n]*)?\n'
                          r'(?:(?!class |def ).*\n)*?(?:class|def) (\w+)', re.MULTILINE)
 _LOADERS = re.compile(r'^(\w+) = make_load\(', re.MULTILINE)  # functions created by a factory function
-_RECORDS = 'alfx.data_structures'
 
 
 class Entry(NamedTuple):
@@ -99,9 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for module in args.module:
         importlib.import_module(module)
     lines = _lines_of_class(name, known)
-    is_found = lines[0].startswith(('@', _RECORDS))
-    print('\n'.join(lines), file=sys.stdout if is_found else sys.stderr)
-    return 0 if is_found else 2
+    print('\n'.join(lines), file=sys.stdout if lines[0].startswith(('@', 'alfx.')) else sys.stderr)
+    return 0 if lines[0].startswith(('@', 'alfx.')) else 2
 
 
 def _lines_of_list(listed: Sequence[Entry]) -> Iterator[str]:
@@ -135,9 +133,9 @@ def _lines_of_class(name: str, known: Sequence[Entry]) -> list[str]:
             importlib.import_module(entry.module)
         if not found:
             gin_utils.import_configurables()
-            record = getattr(importlib.import_module(_RECORDS), name, None)
-            if getattr(record, '__module__', '') == _RECORDS:
-                return [f'{_RECORDS}.{name}', '', *docstrings.plain(inspect.getdoc(record) or '').splitlines()]
+            record = getattr(importlib.import_module('alfx.data_structures'), name, None)
+            if getattr(record, '__module__', '') == 'alfx.data_structures':
+                return [f'alfx.data_structures.{name}', '', *docstrings.plain(inspect.getdoc(record) or '').splitlines()]
         try:
             description = gin_utils.describe(name)
         except gin_utils.ConfError as error:
@@ -149,7 +147,7 @@ def _lines_of_class(name: str, known: Sequence[Entry]) -> list[str]:
             meant = hint or gin_utils.aliases.instead_of_parameter('', name) or (
                 f"did you mean '{nearest[0]}'?" if nearest else '')
             conf = name.removesuffix('.gin')
-            shown = os.path.isfile(os.path.join(CONFS, f'{conf}.gin')) and f'alfx show {conf} prints the conf {conf}.gin'
+            shown = os.path.isfile(os.path.join(CONFS, f'{conf}.gin')) and f'alfx show {conf} prints {conf}.gin'
             return [message, *(f'  {text}' for text in (meant, shown) if text)]
     # A conf may not write a name that several modules define, such as load.
     shortest = next(part for part in _endings(description.selector) if len(matching(part, known)) <= 1)
@@ -196,8 +194,7 @@ def _inherited_lines(description: Any) -> Iterator[str]:
 
 
 def _with_default(name: str, parameter: inspect.Parameter) -> str:
-    default = parameter.default
-    return name if default is parameter.empty else f'{name} = {docstrings.show_default(default)}'
+    return name if parameter.default is parameter.empty else f'{name} = {docstrings.show_default(parameter.default)}'
 
 
 def type_name(annotation: Any) -> str:

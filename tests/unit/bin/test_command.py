@@ -137,8 +137,8 @@ def test_help_shows_the_nearest_name(capsys):
         assert help_program.main([part]) == 2
         assert f"did you mean '{name}'?" in capsys.readouterr().err
     for name, hint in (('clip_range', '\n  alfx calls it PPOLoss.importance_ratio_clipping'), ('nothing_is_near', ''),
-                       ('sac.gin', '\n  alfx show sac prints the conf sac.gin'),
-                       ('dqn', "\n  did you mean 'DqnAlgorithm'?\n  alfx show dqn prints the conf dqn.gin")):
+                       ('sac.gin', '\n  alfx show sac prints sac.gin'),
+                       ('dqn', "\n  did you mean 'DqnAlgorithm'?\n  alfx show dqn prints dqn.gin")):
         assert help_program.main([name]) == 2
         assert capsys.readouterr().err == f"there is no configurable '{name}'{hint}\n"
     assert help_program.main(['load']) == 2
@@ -147,7 +147,7 @@ def test_help_shows_the_nearest_name(capsys):
 
 
 def test_help_explains_the_records_of_algorithms(capsys):
-    for name, field in (('LossInfo', 'priority'), ('AlgStep', 'info'), ('TimeStep', 'reward'), ('Experience', 'action')):
+    for name, field in (('LossInfo', 'priority'), ('AlgStep', 'info'), ('TimeStep', 'reward'), ('Experience', 'state')):
         assert help_program.main([name]) == 0
         said = capsys.readouterr().out
         assert said.startswith(f'alfx.data_structures.{name}\n') and f'\n    {field}: ' in said

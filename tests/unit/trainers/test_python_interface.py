@@ -454,6 +454,6 @@ def test_errors_name_what_the_caller_wrote(tmp_path):
         alfx.train('ppo_cart_pole', {'ppo/Adam.lrr': 1}, tmp_path / 'run')
     assert str(caught.value) == "override 'ppo/Adam.lrr = 1': Adam has no parameter 'lrr'\n  did you mean 'lr'?"
     for use in (alfx.load, policy_flags.check_run_folder):
-        with pytest.raises(gin_utils.ConfError, match='none does not exist\n  (pass|name) the folder of a run') as caught:
+        with pytest.raises(gin_utils.ConfError, match='none does not exist\n  (pass|name) the folder of') as caught:
             use(str(tmp_path / 'none'))
         assert 'root_dir' not in str(caught.value)
