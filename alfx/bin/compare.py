@@ -26,15 +26,12 @@ PARSER.add('sort COLUMN', "column to sort by, largest first; 'run' keeps the ord
 
 def main(argv: list[str]) -> int:
     """Print the comparison of the given runs and return the exit code."""
-    import numpy as np
-
     from alfx.reports import comparing
     if not argv[1:]:
         raise alfx.gin_utils.ConfError('no run folder is given', 'name at least one')
     groups: dict[str, list[dict[str, Any]]] = {}
     for folder in map(os.path.expanduser, argv[1:]):
-        found = comparing.groups_in(folder)
-        if not found:
+        if not (found := comparing.groups_in(folder)):
             print(f'{folder}: no progress.csv: not a run folder, or the run has logged nothing yet', file=sys.stderr)
         groups |= {title: [comparing.read_run(root_dir) for root_dir in group] for title, group in found.items()}
     if not groups:
@@ -44,8 +41,7 @@ def main(argv: list[str]) -> int:
     if FLAGS.sort not in rows[0]:
         raise alfx.gin_utils.ConfError(f'no column {FLAGS.sort!r}', f'available columns: {", ".join(rows[0])}')
     if FLAGS.sort != 'run':
-        rows.sort(key=lambda row: float('-inf') if row[FLAGS.sort] is None else np.ravel(row[FLAGS.sort])[0],
-                  reverse=True)
+        rows.sort(key=lambda row: row[FLAGS.sort], reverse=True)
     print(_table([list(rows[0]), *([_cell(value, name) for name, value in row.items()] for row in rows)]))
     titles = [row['run'] for row in rows]
     names = [os.path.basename(os.path.normpath(title)) for title in titles]
@@ -66,14 +62,13 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _cell(value: Any, column: str) -> str:
-    if value is None:
-        return '-'
+def _cell(value: str | tuple[float, ...], column: str) -> str:
+    if isinstance(value, str) or not value:
+        return str(value or '-')
     if column == 'seed':
-        return f'{value[0]} seeds' if isinstance(value, tuple) else str(value)
-    if isinstance(value, tuple):
-        return '{:,.5g} ({:,.5g} to {:,.5g})'.format(*value)
-    return value if isinstance(value, str) else f'{value:,.0f}' if column == 'env steps' else f'{value:,.5g}'
+        return f'{len(value)} seeds' if len(value) > 1 else str(value[0])
+    center, *ends = (f'{x:,.0f}' if column == 'env steps' else f'{x:,.5g}' for x in value)
+    return f'{center} ({" to ".join(ends)})' if ends else center
 
 
 def _table(rows: list[list[str]]) -> str:

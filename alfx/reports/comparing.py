@@ -44,24 +44,25 @@ def read_run(root_dir: str) -> dict[str, Any]:
 
 
 def summarize(title: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the row of several seeds of a conf in the comparison table.
+    """Return the row of the seeds of a conf in the comparison table.
 
     Args:
         title: first cell.
         runs: results of :func:`read_run`.
 
     Returns:
-        The row of a single run. Of several runs ``seed`` is a tuple with their number, a return is a tuple of the
-        interquartile mean and the ends of its 95% bootstrap interval, and other numbers are interquartile means. Runs
-        without a value are left out.
+        A tuple of numbers for each column, so that rows can be sorted: the interquartile mean over the runs that have a
+        value, for returns of several runs followed by the ends of its 95% bootstrap interval; empty if no run has a
+        value; the seeds.
     """
-    row = {**runs[0], 'run': title}
-    for name in list(row)[1:] if len(runs) > 1 else ():
-        values = np.array([[run[name]] for run in runs if run[name] is not None], np.float64)
-        center = interquartile_mean(values).item() if len(values) else None
-        has_interval = len(values) > 1 and name in ('final return', 'best return', 'last evaluation')
-        row[name] = (center, *np.ravel(interquartile_mean_interval(values)).tolist()) if has_interval else center
-    return row if len(runs) == 1 else {**row, 'seed': (len(runs), )}
+    row: dict[str, Any] = {'run': title}
+    for name in list(runs[0])[1:]:
+        row[name] = tuple(run[name] for run in runs if run[name] is not None)
+        values = np.reshape(row[name], (-1, 1))
+        if name != 'seed' and len(values) > 1:
+            interval = interquartile_mean_interval(values) if 'return' in name or 'evaluation' in name else ()
+            row[name] = (interquartile_mean(values).item(), *np.ravel(interval).tolist())
+    return row
 
 
 def read_bindings(root_dir: str) -> dict[str, str]:
