@@ -40,12 +40,11 @@ complete -c alfx -a '(alfx completion --complete -- (commandline -opc)[2..] (com
 
 def completions(words: Sequence[str]) -> list[str]:
     """Return the completions of the last of ``words``, which follow the command ``alfx``."""
-    kept = ''
-    if ':' in words[1:][-2:]:  # bash splits words at colons, and keeps the part before the last one
-        colon = len(words) - 1 - words[::-1].index(':')
-        kept = f'{words[colon - 1]}:'
-        words = [*words[:colon - 1], kept + ''.join(words[colon + 1:])]
     *before, word = words or ['']
+    kept = ''
+    if len(words) > 2 and ':' in words[-2:]:  # bash splits words at colons, and keeps the part before the last one
+        *before, kept = before[:-1] if word != ':' else before
+        kept, word = f'{kept}:', f'{kept}:{word.removeprefix(":")}'
     if not before:
         found = [*command.programs(), '--help', '--version']
     elif before[0] not in command.programs():

@@ -3,7 +3,6 @@
 An agent is a run folder that contains the conf, a checkpoint without critics, optimizers and replay buffers, and
 ``card.json``, which states how the agent was trained and how well it does. `tools/zoo.py` creates them.
 """
-import difflib
 import glob
 import os
 from typing import Any
@@ -46,7 +45,7 @@ def run_folder(run: str, trains: bool = False) -> str:
     Raises:
         ConfError: alfx has no agent of this name, or the agent would be trained.
     """
-    from alfx.gin_utils import ConfError
+    from alfx.gin_utils import ConfError, hint_nearest
     if not run.startswith(PREFIX):
         return os.path.expanduser(run)
     known, name = agents(), run.removeprefix(PREFIX)
@@ -55,6 +54,5 @@ def run_folder(run: str, trains: bool = False) -> str:
                         f'train its conf: alfx train {known[name]["conf"]}')
     if name in known:
         return os.path.join(FOLDER, name)
-    nearest = difflib.get_close_matches(name, known, n=1)
-    hint = f'did you mean {PREFIX}{nearest[0]}? ' if nearest else ''
-    raise ConfError(f'{run}: alfx has no trained agent of this name', f'{hint}Agents: {", ".join(known) or "none"}')
+    hint = hint_nearest(run, [f'{PREFIX}{other}' for other in known])
+    raise ConfError(f'{run}: alfx has no trained agent of this name', f'{hint} Agents: {", ".join(known)}'.lstrip())
