@@ -135,7 +135,7 @@ def _lines_of_class(name: str, known: Sequence[Entry]) -> list[str]:
             gin_utils.import_configurables()
             record = getattr(importlib.import_module('alfx.data_structures'), name, None)
             if getattr(record, '__module__', '') == 'alfx.data_structures':
-                return [f'alfx.data_structures.{name}', '', *docstrings.plain(inspect.getdoc(record) or '').splitlines()]
+                return [f'alfx.data_structures.{name}', '', docstrings.plain(inspect.getdoc(record) or '')]
         try:
             description = gin_utils.describe(name)
         except gin_utils.ConfError as error:

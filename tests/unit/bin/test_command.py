@@ -110,7 +110,7 @@ def test_help_explains_arguments_of_other_classes_by_class(capsys):
         assert f'    {explained}' in inherited and 'Arguments of' not in own
 
 
-def test_meanings_of_forwarded_arguments_are_found_as_for_the_documentation():
+def test_meanings_of_forwarded_arguments_are_found():
     assert gin_utils.meanings('ActorDistributionNetwork')['dropout'].startswith('rate of ')
     assert gin_utils.describe('PPOLoss').meanings['gamma'][0] == 'ActorCriticLoss'
     assert gin_utils.describe('PPOLoss').meanings['value_clipping'][0] == ''
