@@ -111,6 +111,7 @@ def test_help_explains_arguments_of_other_classes_by_class(capsys):
 
 
 def test_meanings_of_forwarded_arguments_are_found():
+    gin_utils.import_configurables()
     assert gin_utils.meanings('ActorDistributionNetwork')['dropout'].startswith('rate of ')
     assert gin_utils.describe('PPOLoss').meanings['gamma'][0] == 'ActorCriticLoss'
     assert gin_utils.describe('PPOLoss').meanings['value_clipping'][0] == ''
