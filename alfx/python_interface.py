@@ -66,7 +66,7 @@ def _stored(caller: str, run: str | os.PathLike[str], checkpoint_step: int | str
     """Check the arguments of ``caller``, load the conf of a run, and yield the path of its folder."""
     root_dir = os.path.abspath(zoo.run_folder(os.fspath(run)))
     if not os.path.isdir(root_dir):
-        raise gin_utils.ConfError(f'run folder {root_dir} does not exist', 'set root_dir to the folder of a run')
+        raise gin_utils.ConfError(f'run folder {root_dir} does not exist', 'pass the folder of a run, or zoo:NAME')
     gin_utils.check_value(caller, 'epsilon_greedy', epsilon_greedy, float, minimum=0, maximum=1, optional=True)
     if checkpoint_step not in ('latest', run_files.BEST):
         gin_utils.check_value(caller, 'checkpoint_step', checkpoint_step, int, minimum=0)

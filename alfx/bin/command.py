@@ -128,7 +128,7 @@ def prepare_streams() -> None:
             stream.flush()
             raw = _Output(descriptor, 'w', closefd=False)
             setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, 'backslashreplace',
-                                                line_buffering=stream.line_buffering))
+                                                line_buffering=stream.line_buffering or stream.write_through))
 
 
 def _overview(known: dict[str, str]) -> str:

@@ -6,8 +6,10 @@ Examples:
   alfx compare runs/*
 
 Returns are averages over the latest training episodes, as in progress.csv. If a run was evaluated, its last evaluation
-is shown as well. Runs of several confs with the same seeds are compared in pairs: the table shows the mean difference
-from the conf named first, with its 95% confidence interval. Folders without a run are skipped.
+is shown as well. A folder that contains runs of several seeds is one row, with interquartile means and, for returns,
+their 95% intervals (as in alfx report). Runs of several confs with the same seeds are compared in pairs: the table
+shows the mean difference from the conf named first, with its 95% confidence interval. Folders without a run are
+skipped.
 """
 import os
 import sys
@@ -27,29 +29,31 @@ def main(argv: list[str]) -> int:
     from alfx.reports import comparing
     if not argv[1:]:
         raise alfx.gin_utils.ConfError('no run folder is given', 'name at least one')
-    folders = [os.path.expanduser(folder) for folder in argv[1:]]
-    found = [folder for folder in folders if os.path.exists(os.path.join(folder, 'progress.csv'))]
-    for folder in folders:
-        if folder not in found:
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for folder in map(os.path.expanduser, argv[1:]):
+        if not (found := comparing.groups_in(folder)):
             print(f'{folder}: no progress.csv: not a run folder, or the run has logged nothing yet', file=sys.stderr)
-    if not found:
+        groups |= {title: [comparing.read_run(root_dir) for root_dir in group] for title, group in found.items()}
+    if not groups:
         return 2
-    runs = [comparing.read_run(folder) for folder in found]
-    if FLAGS.sort not in runs[0]:
-        raise alfx.gin_utils.ConfError(f'no column {FLAGS.sort!r}', f'available columns: {", ".join(runs[0])}')
-    given = list(runs)
+    runs = [run for group in groups.values() for run in group]
+    rows = [comparing.summarize(title, group) for title, group in groups.items()]
+    if FLAGS.sort not in rows[0]:
+        raise alfx.gin_utils.ConfError(f'no column {FLAGS.sort!r}', f'available columns: {", ".join(rows[0])}')
     if FLAGS.sort != 'run':
-        runs.sort(key=lambda run: float('-inf') if run[FLAGS.sort] is None else run[FLAGS.sort], reverse=True)
-    print(_table([list(runs[0]), *([_cell(value, name) for name, value in run.items()] for run in runs)]))
-    unequal = comparing.differences([comparing.read_bindings(run['run']) for run in runs])
+        rows.sort(key=lambda row: row[FLAGS.sort], reverse=True)
+    print(_table([list(rows[0]), *([_cell(value, name) for name, value in row.items()] for row in rows)]))
+    titles = [row['run'] for row in rows]
+    names = [os.path.basename(os.path.normpath(title)) for title in titles]
+    unequal = comparing.differences([comparing.read_bindings(groups[title][0]['run']) for title in titles])
     if unequal:
         print('\ndifferences between the confs:')
-        print(_table([['binding', *(os.path.basename(os.path.normpath(run['run'])) for run in runs)],
+        print(_table([['binding', *(titles if len(set(names)) < len(names) else names)],
                       *([name, *values] for name, values in unequal)]))
-    elif len(runs) > 1:
+    elif len(rows) > 1:
         print('\nthe confs are identical')
     column = 'final return' if any(run['last evaluation'] is None for run in runs) else 'last evaluation'
-    for i, difference in enumerate(comparing.paired_differences(given, column)):
+    for i, difference in enumerate(comparing.paired_differences(runs, column)):
         if i == 0:
             print(f'\n{column}: mean difference from {difference.baseline!r} over equal seeds (95% interval):')
         margin = 'one pair' if difference.num_pairs == 1 else \
@@ -58,12 +62,13 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _cell(value: Any, column: str) -> str:
-    if value is None:
-        return '-'
+def _cell(value: str | tuple[float, ...], column: str) -> str:
+    if isinstance(value, str) or not value:
+        return str(value or '-')
     if column == 'seed':
-        return str(value)
-    return value if isinstance(value, str) else f'{value:,}' if isinstance(value, int) else f'{value:,.5g}'
+        return f'{len(value)} seeds' if len(value) > 1 else str(value[0])
+    center, *ends = (f'{x:,.0f}' if column == 'env steps' else f'{x:,.5g}' for x in value)
+    return f'{center} ({" to ".join(ends)})' if ends else center
 
 
 def _table(rows: list[list[str]]) -> str:

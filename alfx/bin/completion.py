@@ -1,4 +1,4 @@
-"""Print a script for bash, zsh or fish that completes commands, flags, confs, classes and bindings.
+"""Print a script for bash, zsh or fish that completes commands, flags, confs, classes, bindings and agents.
 
 Examples:
 
@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 
 from alfx.bin import command, flags, help
 from alfx.bin.list import CONFS
+from alfx.runs import zoo
 
 PARSER = flags.Parser(__file__, __doc__, ('bash|zsh|fish', 'the shell'))
 PARSER.add('complete', 'used by the scripts: print the completions of the last of the words after --')
@@ -40,6 +41,10 @@ complete -c alfx -a '(alfx completion --complete -- (commandline -opc)[2..] (com
 def completions(words: Sequence[str]) -> list[str]:
     """Return the completions of the last of ``words``, which follow the command ``alfx``."""
     *before, word = words or ['']
+    kept = ''
+    if len(words) > 2 and ':' in words[-2:]:  # bash splits words at colons, and keeps the part before the last one
+        *before, kept = before[:-1] if word != ':' else before
+        kept, word = f'{kept}:', f'{kept}:{word.removeprefix(":")}'
     if not before:
         found = [*command.programs(), '--help', '--version']
     elif before[0] not in command.programs():
@@ -57,7 +62,7 @@ def completions(words: Sequence[str]) -> list[str]:
         if action is None or action.type is flags.boolean or action.nargs is not None:
             action = shown.get('--arguments')
         found = [f'{flag}{equals}{text}' for text in _values(action.metavar if action else '', value)]
-    return sorted({text for text in found if text.startswith(word)})
+    return sorted({text.removeprefix(kept) for text in found if text.startswith(word)})
 
 
 def _values(kinds: str, word: str) -> Iterator[str]:
@@ -68,6 +73,8 @@ def _values(kinds: str, word: str) -> Iterator[str]:
             yield from (os.path.basename(path).removesuffix('.gin') for path in glob.glob(f'{folder}/*.gin'))
         elif kind == 'CLASS':
             yield from [*command.programs(), *_names(help.entries())]
+        elif kind == 'AGENT' and word:
+            yield from (f'{zoo.PREFIX}{name}' for name in zoo.names())
         elif kind == 'KEY=VALUE' and word:
             yield from _bindings(word)
         elif '|' in kind:

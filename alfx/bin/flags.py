@@ -33,7 +33,7 @@ FLAGS = argparse.Namespace(given=())
 """Values of the flags of the running program; ``given`` has the names of those on its command line."""
 CONF = '[CONF] [KEY=VALUE ...]', 'conf file, or the name of a conf included in alfx, and bindings to override'
 RUN_OR_CONF = '[CONF | RUN] [KEY=VALUE ...]', CONF[1].replace(', and', ', or the folder of a run; and')
-RUN = '[RUN] [KEY=VALUE ...]', 'folder of a run, and bindings to override'
+RUN = '[RUN | AGENT] [KEY=VALUE ...]', 'folder of a run, or a trained agent zoo:NAME; and bindings to override'
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.EACCES, errno.EPERM)
 _TEXT = re.compile(r'^([^=]*= *)([A-Za-z][\w.:/-]*)$')  # an override whose value is a word
 _OVERRIDE = re.compile(r'[\w./]*\w\.\w+ *=')  # X.y=z or scope/X.y=z

@@ -7,7 +7,8 @@ Examples:
   alfx help suite_gym.load --module my_package.my_module
 
 For a package or module of alfx (networks, ppo_loss, environments.suite_gym), lists the classes and functions that confs
-can use. For a command, shows its options. Use --module to import your own modules first.
+can use. For a command, shows its options. The records of alfx.data_structures (TimeStep, AlgStep, LossInfo, Experience)
+are explained as well. Use --module to import your own modules first.
 """
 import ast
 import difflib
@@ -97,8 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for module in args.module:
         importlib.import_module(module)
     lines = _lines_of_class(name, known)
-    print('\n'.join(lines), file=sys.stdout if lines[0].startswith('@') else sys.stderr)
-    return 0 if lines[0].startswith('@') else 2
+    print('\n'.join(lines), file=sys.stdout if lines[0].startswith(('@', 'alfx.')) else sys.stderr)
+    return 0 if lines[0].startswith(('@', 'alfx.')) else 2
 
 
 def _lines_of_list(listed: Sequence[Entry]) -> Iterator[str]:
@@ -120,7 +121,10 @@ def _lines_of_list(listed: Sequence[Entry]) -> Iterator[str]:
 
 
 def _lines_of_class(name: str, known: Sequence[Entry]) -> list[str]:
-    """Return the help on a class or function. The first line starts with ``@`` or is an error message."""
+    """Return the help on a class or function.
+
+    The first line is its complete name, with ``@`` if confs can use it, or an error message.
+    """
     found = matching(name, known)
     description = described(found[0]) if len(found) == 1 and name != 'softsign' else None  # that of torch
     if description is None:
@@ -129,20 +133,27 @@ def _lines_of_class(name: str, known: Sequence[Entry]) -> list[str]:
             importlib.import_module(entry.module)
         if not found:
             gin_utils.import_configurables()
+            record = getattr(importlib.import_module('alfx.data_structures'), name, None)
+            if getattr(record, '__module__', '') == 'alfx.data_structures':
+                return [f'alfx.data_structures.{name}', '', docstrings.plain(inspect.getdoc(record) or '')]
         try:
             description = gin_utils.describe(name)
         except gin_utils.ConfError as error:
             own = sorted({entry.selector.rsplit('.', 1)[-1] for entry in known})
             modules = sorted({part for entry in known for part in entry.module.split('.')[1:]})
             nearest = [*sorted((other for other in own if other.lower().startswith(name.lower())), key=len),
-                       *difflib.get_close_matches(name, [*own, *modules], n=1, cutoff=0.5)]
-            is_ambiguous = bool(found) or not nearest
-            hint = str(error).partition('\n')[2] if is_ambiguous else f"  did you mean '{nearest[0]}'?"
-            return [line for line in (str(error).partition('\n')[0], hint) if line]
+                       *difflib.get_close_matches(name, [*own, *modules], n=1, cutoff=0.7)]
+            message, _, hint = str(error).partition('\n  ')
+            meant = hint or gin_utils.aliases.instead_of_parameter('', name) or (
+                f"did you mean '{nearest[0]}'?" if nearest else '')
+            conf = name.removesuffix('.gin')
+            shown = os.path.isfile(os.path.join(CONFS, f'{conf}.gin')) and f'alfx show {conf} prints {conf}.gin'
+            return [message, *(f'  {text}' for text in (meant, shown) if text)]
     # A conf may not write a name that several modules define, such as load.
     shortest = next(part for part in _endings(description.selector) if len(matching(part, known)) <= 1)
     return [f'@{description.selector}', '', *_signature_lines(shortest, description.parameters), '',
-            *textwrap.dedent(docstrings.plain(description.docstring)).splitlines(), '', *_bound_lines(shortest)]
+            *textwrap.dedent(docstrings.plain(description.docstring)).splitlines(), '', *_inherited_lines(description),
+            *_bound_lines(shortest)]
 
 
 def described(entry: Entry) -> Any:
@@ -164,13 +175,26 @@ def _signature_lines(name: str, parameters: dict[str, inspect.Parameter]) -> Ite
     """Yield a line for each parameter: the binding with its default as in a conf, and the type."""
     if not parameters:
         yield f'{name} has no parameters that a conf can bind'
-    bindings = [f'{name}.{key}' if p.default is p.empty else f'{name}.{key} = {docstrings.show_default(p.default)}'
-                for key, p in parameters.items()]
+    bindings = [_with_default(f'{name}.{key}', p) for key, p in parameters.items()]
     width = min(max(map(len, bindings), default=0), 72)
     for binding, p in zip(bindings, parameters.values()):
         required = 'required, ' if p.default is p.empty else ''
         kind = '' if p.annotation is p.empty else type_name(p.annotation)
         yield f'{binding:{width}}  # {required}{kind}'.removesuffix('  # ').rstrip(', ')
+
+
+def _inherited_lines(description: Any) -> Iterator[str]:
+    """Yield the arguments that other classes explain, by class, with default and meaning."""
+    said = {key: description.meanings.get(key, ('', '')) for key in description.parameters}
+    for owner in dict.fromkeys(owner for owner, _ in said.values() if owner):
+        texts = [f'{_with_default(key, description.parameters[key])}: {docstrings.plain(meaning)}'
+                 for key, (other, meaning) in said.items() if other == owner]
+        yield from (f'Arguments of {owner}:', *(textwrap.fill(text, 116, initial_indent='    ', break_on_hyphens=False,
+                                                              subsequent_indent=' ' * 8) for text in texts), '')
+
+
+def _with_default(name: str, parameter: inspect.Parameter) -> str:
+    return name if parameter.default is parameter.empty else f'{name} = {docstrings.show_default(parameter.default)}'
 
 
 def type_name(annotation: Any) -> str:

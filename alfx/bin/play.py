@@ -33,11 +33,12 @@ def main(argv: list[str]) -> int:
         The exit code.
     """
     del argv
+    from alfx.environments.rendering import has_display
     from alfx.runs.playing import play
     policy_flags.set_up_logging()
     flags.check_output('record_file')
     root_dir = flags.root_dir_from_flags()
-    if FLAGS.render and not FLAGS.record_file and not _has_display():
+    if FLAGS.render and not FLAGS.record_file and not has_display():
         print('no display is available, so no window opens; --record_file play.mp4 records a video', file=sys.stderr)
     env, algorithm = policy_flags.policy_from_flags(root_dir, num_environments=1, renders=FLAGS.render or
                                                     bool(FLAGS.record_file))
@@ -67,10 +68,6 @@ def _checkpoints(root_dir: str) -> list[tuple[int | str, str | None]]:
         raise CheckpointError(f'there is no checkpoint in {folder}')
     stem, suffix = os.path.splitext(FLAGS.record_file or '')
     return [(step, f'{stem}-{step}{suffix}' if stem else None) for step in steps]
-
-
-def _has_display() -> bool:
-    return not sys.platform.startswith('linux') or any(os.environ.get(name) for name in ('DISPLAY', 'WAYLAND_DISPLAY'))
 
 
 if __name__ == '__main__':

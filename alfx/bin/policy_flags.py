@@ -97,7 +97,7 @@ def checkpoint_step_from_flags() -> int | str:
 def check_run_folder(root_dir: str) -> None:
     """Raise a ConfError if the run folder does not exist."""
     if not os.path.isdir(root_dir):
-        raise alfx.gin_utils.ConfError(f'run folder {root_dir} does not exist', 'set --root_dir to the folder of a run')
+        raise alfx.gin_utils.ConfError(f'run folder {root_dir} does not exist', 'name the folder of a run, or zoo:NAME')
 
 
 def run_from_flags(root_dir: str) -> None:

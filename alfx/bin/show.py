@@ -5,14 +5,14 @@ Examples:
   alfx show ppo_cart_pole
   alfx show my.gin --conf_param 'ppo/Adam.lr=1e-4'
 
-The conf is checked in the same way as by alfx train. The output is a valid conf. For a run folder, prints the conf of
-the run with the default values that it used.
+The conf is checked in the same way as by alfx train. The output is a valid conf. For a run folder or a trained agent
+zoo:NAME, prints the conf of the run with the default values that it used.
 """
 import alfx
 from alfx.bin import flags
 from alfx.bin.flags import FLAGS
 
-PARSER = flags.Parser(__file__, __doc__, flags.RUN_OR_CONF)
+PARSER = flags.Parser(__file__, __doc__, (flags.RUN[0].replace('RUN', 'CONF | RUN'), flags.RUN_OR_CONF[1]))
 flags.define_conf_flags(PARSER)
 flags.define_untrusted_flag(PARSER)
 

@@ -1,6 +1,8 @@
 """Images of environments: when they are wanted, their conversion to frames of a video, and a window that shows them."""
 import contextlib
 import math
+import os
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,10 +19,21 @@ def is_wanted() -> bool | None:
     return _is_wanted
 
 
+def has_display() -> bool:
+    """Return whether a window can be opened."""
+    return not sys.platform.startswith('linux') or any(os.environ.get(name) for name in ('DISPLAY', 'WAYLAND_DISPLAY'))
+
+
 @contextlib.contextmanager
 def wanted(flag: bool | None) -> Iterator[None]:
-    """Context manager for the creation of environments that will, or will not, be rendered; ``None``: unknown."""
+    """Context manager for the creation of environments that will, or will not, be rendered; ``None``: unknown.
+
+    If they will be rendered and there is no display, SDL draws in memory, also in processes that are started later, and
+    does not print that it found no display.
+    """
     global _is_wanted
+    if flag and not has_display():
+        os.environ.setdefault('SDL_VIDEODRIVER', 'dummy')
     before, _is_wanted = _is_wanted, flag
     try:
         yield

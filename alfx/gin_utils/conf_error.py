@@ -1,7 +1,7 @@
 """Errors in a conf: where, what was expected, what was found, what to do.
 
 A :class:`ConfError` holds a list of :class:`Problem`, so that one check reports all mistakes of a conf file and not
-only the first. A location is the place of a binding as shown to the user: ``file.gin:31`` or ``--conf_param 'X.y=z'``.
+only the first. A location is the place of a binding as shown to the user: ``file.gin:31`` or ``override 'X.y=z'``.
 """
 
 import difflib
@@ -16,7 +16,7 @@ class Problem(NamedTuple):
     """One mistake in a conf.
 
     Attributes:
-        location: ``file.gin:31``, ``--conf_param 'X.y=z'``, or '' if there is no location.
+        location: ``file.gin:31``, ``override 'X.y=z'``, or '' if there is no location.
         message: what was expected and what was found.
         hint: what to do, or ''.
     """

@@ -51,7 +51,7 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
 
     Raises:
         ConfError: the conf has mistakes; the message lists all of them, each with file and line (or
-            ``--conf_param``), what was expected, what was found and the nearest valid name.
+            the override), what was expected, what was found and the nearest valid name.
     """
     clear()
     if conf is None and root_dir is None:

@@ -23,11 +23,14 @@ class Description(NamedTuple):
         name: last part of the complete name.
         parameters: parameters that a conf can bind, in order, by name.
         docstring: docstring of the class and its constructor, or of the function.
+        meanings: name of the class or function that explains an argument, '' for the described one itself, and the
+            meaning, by argument.
     """
     selector: str
     name: str
     parameters: dict[str, inspect.Parameter]
     docstring: str
+    meanings: dict[str, tuple[str, str]]
 
 
 def describe(name: str) -> Description:
@@ -49,32 +52,46 @@ def describe(name: str) -> Description:
 def description_of(found: Any, step_function: Any = None) -> Description:
     """Describe a configurable of gin, or the step function that it stands for."""
     target: Any = step_function or found.wrapped
-    documented = [target]
-    if inspect.isclass(target):
-        documented.append(registry.construction_function(target)[1])
-    texts = [inspect.getdoc(part) for part in documented if getattr(part, '__doc__', None)]
     return Description(found.selector, found.selector.rsplit('.', 1)[-1], _parameters(found, target),
-                       '\n\n'.join(text for text in texts if text) or 'has no docstring')
+                       _docstring(target) or 'has no docstring', _meanings(target))
+
+
+def _docstring(target: Any) -> str:
+    documented = [target, *([registry.construction_function(target)[1]] if inspect.isclass(target) else ())]
+    return '\n\n'.join(filter(None, (inspect.getdoc(part) for part in documented if getattr(part, '__doc__', None))))
 
 
 def meanings(name: str) -> dict[str, str]:
-    """Return the meaning of each argument by name, from the docstrings of a class and its bases, or of a function.
+    """Return the meaning of each argument by name, from the docstrings of a class or function, of those whose arguments
+    it takes, and of bases.
 
     Raises:
         ConfError: no imported module defines ``name``, or several do.
     """
-    found: dict[str, str] = {}
-    described = describe(name)
-    target: Any = registry.step_function_of(described.selector) or resolve(described.selector).wrapped
-    bases = [x for x in target.__mro__[1:] if x.__module__.startswith('alfx.')] if inspect.isclass(target) else []
-    for text in (described.docstring, *(inspect.getdoc(base) or '' for base in bases)):
-        parts = SECTION.split(text)
+    return {argument: meaning for argument, (_, meaning) in describe(name).meanings.items()}
+
+
+def _meanings(target: Any) -> dict[str, tuple[str, str]]:
+    found: dict[str, tuple[str, str]] = {}
+    for owner in _owners(target):
+        parts = SECTION.split(_docstring(owner))
         for title, body in zip(parts[1::2], parts[2::2]):
             entries = _ARGUMENT.split(body) if title in ('Args', 'Arguments', 'Attributes') else []
             for names, meaning in zip(entries[1::2], entries[2::2]):
                 for argument in names.split(', '):
-                    found.setdefault(argument.lstrip('*'), ' '.join(meaning.split()))
+                    found.setdefault(argument.lstrip('*'), ('' if owner is target else owner.__name__,
+                                                            ' '.join(meaning.split())))
     return found
+
+
+def _owners(target: Any) -> Iterator[Any]:
+    """Yield a class or function, those whose arguments it takes, and its bases."""
+    for owner in inspect.getmro(target) if inspect.isclass(target) else (target, ):
+        if owner is target or owner.__module__.startswith('alfx.'):
+            yield owner
+            constructor = registry.construction_function(owner)[1] if inspect.isclass(owner) else owner
+            if hasattr(constructor, 'arguments_of'):
+                yield from _owners(constructor.arguments_of)
 
 
 def _parameters(found: Any, target: Any) -> dict[str, inspect.Parameter]:

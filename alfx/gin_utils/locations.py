@@ -23,7 +23,7 @@ class Binding(NamedTuple):
         name: argument; ``value`` for a macro.
         text: left side as the user wrote it, ``ac/Adam.lr``.
         value: the value; references and macros are objects that print as they are written.
-        location: location as shown in messages: ``file.gin:31``, ``--conf_param 'X.y=z'``.
+        location: location as shown in messages: ``file.gin:31``, ``override 'X.y=z'``.
     """
 
     file: str

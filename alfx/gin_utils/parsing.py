@@ -253,7 +253,7 @@ class Reader:
 
     def read_param(self, text: str) -> None:
         """Read the statement of one ``--conf_param``."""
-        self._read(text, '', lambda line: f'--conf_param {_quote(text)}', ())
+        self._read(text, '', lambda line: f'override {_quote(text)}', ())
 
     def read_text(self, text: str) -> None:
         """Read text that is not in a file."""

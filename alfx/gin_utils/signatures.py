@@ -44,6 +44,7 @@ def takes_arguments_of(parent: Callable, *, without: Sequence[str] = (), default
     def decorate(function: Callable[..., _Result]) -> Callable[..., _Result]:
         signature = _merged(function, _parameters_of(parent), parent.__name__, without, defaults or {}, after or {})
         function.__signature__ = signature  # type: ignore[attr-defined]
+        function.arguments_of = parent  # type: ignore[attr-defined]
         function.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()
                                     if p.annotation is not p.empty}
         rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)

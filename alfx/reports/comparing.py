@@ -1,4 +1,5 @@
 """Comparison of runs: returns, speed, conf differences, and paired differences over equal seeds."""
+import contextlib
 import os
 import re
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ import numpy as np
 
 from alfx.gin_utils import ConfError, stored_files
 from alfx.reports import curves
+from alfx.reports.aggregates import interquartile_mean, interquartile_mean_interval
 from alfx.runs import run_files
 from alfx.utils.confidence import confidence_interval
 
@@ -39,6 +41,28 @@ def read_run(root_dir: str) -> dict[str, Any]:
             'final return': returns[-1] if returns else None, 'best return': max(returns, default=None),
             'last evaluation': evaluated[-1] if evaluated else None, 'steps/s': rate,
             'minutes': seconds[-1] / 60 if seconds else None}
+
+
+def summarize(title: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the row of the seeds of a conf in the comparison table.
+
+    Args:
+        title: first cell.
+        runs: results of :func:`read_run`.
+
+    Returns:
+        A tuple of numbers for each column, so that rows can be sorted: the interquartile mean over the runs that have a
+        value, for returns of several runs followed by the ends of its 95% bootstrap interval; empty if no run has a
+        value; the seeds.
+    """
+    row: dict[str, Any] = {'run': title}
+    for name in list(runs[0])[1:]:
+        row[name] = tuple(run[name] for run in runs if run[name] is not None)
+        values = np.reshape(row[name], (-1, 1))
+        if name != 'seed' and len(values) > 1:
+            interval = interquartile_mean_interval(values) if 'return' in name or 'evaluation' in name else ()
+            row[name] = (interquartile_mean(values).item(), *np.ravel(interval).tolist())
+    return row
 
 
 def read_bindings(root_dir: str) -> dict[str, str]:
@@ -120,6 +144,21 @@ def labelled_groups(folders: Sequence[str], group_by: str = 'conf', names: Seque
         return dict(zip(first, groups))
     found = labels(first, [curves.conf_name(root_dir) for root_dir in first])
     return {label if found.count(label) == 1 else group[0]: group for label, group in zip(found, groups)}
+
+
+def groups_in(folder: str) -> dict[str, list[str]]:
+    """Return the runs of each conf in a folder that have logged anything, by a title.
+
+    The title is the folder, or the folder inside it that contains the runs of the conf, or its label if several confs
+    have runs in the same folder. Empty if the folder neither is nor contains a run.
+    """
+    with contextlib.suppress(ConfError):
+        logged = [x for x in run_files.run_folders(folder) if os.path.exists(os.path.join(x, 'progress.csv'))]
+        groups = labelled_groups(logged)
+        titles = [folder] if len(groups) == 1 else [os.path.commonpath(group) for group in groups.values()]
+        return {title if titles.count(title) == 1 else f'{folder}: {label}': group
+                for title, (label, group) in zip(titles, groups.items())}
+    return {}
 
 
 def _short(value: str) -> str:

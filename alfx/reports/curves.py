@@ -6,7 +6,7 @@ only in their seed and folder form a group. The band around the curve of a group
 """
 import glob
 import io
-import itertools
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -18,6 +18,7 @@ from alfx.gin_utils import ConfError, hint_nearest, stored_files
 from alfx.reports.aggregates import interquartile_mean, interquartile_mean_interval
 from alfx.runs import run_files
 
+_log = logging.getLogger(__name__)
 _POINTS = 200
 _SEED_BINDING = re.compile(r'^\s*(?:\w+\.)*TrainerConfig\.(random_seed|root_dir|conf_file)\s*=')
 _EVENT_TAG = 'Metrics/AverageReturn'
@@ -227,7 +228,7 @@ def columns(root_dirs: list[str]) -> list[str]:
 
 def read_panels(groups: Mapping[str, Sequence[str]], x: str | None, y: Sequence[str],
                 smoothing: int = 1) -> tuple[str, dict[str, dict[str, Band]]]:
-    """Read the curves of runs and average them over each group.
+    """Read the curves of runs and average them over each group. A warning names the runs that lack a column.
 
     Args:
         groups: run folders by label, see :func:`alfx.reports.comparing.labelled_groups`.
@@ -239,23 +240,24 @@ def read_panels(groups: Mapping[str, Sequence[str]], x: str | None, y: Sequence[
         The column of the horizontal axis, and bands by title of the panel and label.
 
     Raises:
-        ConfError: no run has such data.
+        ConfError: no run has such data, or no run has one of the columns.
     """
     all_runs = [root_dir for group in groups.values() for root_dir in group]
     x = x or axis_of(all_runs)
     panels: dict[str, dict[str, Band]] = {}
-    has_all = list(y) == ['all']
-    for name, evaluation in itertools.product(columns(all_runs) if has_all else y, (False, True)):
-        if evaluation and x == 'seconds':
-            continue  # the table of evaluations has no such column
-        for label, root_dirs in groups.items():
-            found = [curve for root_dir in root_dirs if (
-                has_column(root_dir, name, evaluation)  # it is enough if one of the two tables has the column
-                or not has_all and not has_column(root_dir, name, not evaluation))
-                     and (curve := read_curve(root_dir, x, name, evaluation)) is not None]
-            if found:
-                title = f'{name} in {"evaluation" if evaluation else "training"}'
-                panels.setdefault(title, {})[label] = average(found, smoothing)
+    for name in columns(all_runs) if list(y) == ['all'] else y:
+        lacking = [root_dir for root_dir in all_runs if not any(
+            has_column(root_dir, name, evaluation) for evaluation in (False, True))]
+        if 0 < len(lacking) < len(all_runs) and list(y) != ['all']:
+            _log.warning('%s is not drawn for runs without such a column: %s', name, ', '.join(lacking))
+        for evaluation in (False, ) if x == 'seconds' else (False, True):  # evaluations have no such column
+            for label, root_dirs in groups.items():
+                found = [curve for root_dir in root_dirs if (  # if no run has the column, reading it is an error
+                    has_column(root_dir, name, evaluation) or lacking == all_runs)
+                         and (curve := read_curve(root_dir, x, name, evaluation)) is not None]
+                if found:
+                    title = f'{name} in {"evaluation" if evaluation else "training"}'
+                    panels.setdefault(title, {})[label] = average(found, smoothing)
     if not panels:
         raise ConfError(f'no run has data for {", ".join(y)} over {x} yet', 'train longer, or choose other columns for '
                         'x and y')

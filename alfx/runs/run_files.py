@@ -104,7 +104,7 @@ def run_folders(argument: str) -> list[str]:
                  if any(os.path.exists(os.path.join(folder, part)) for part in ('progress.csv', 'conf', 'train'))]
         if found:
             return found
-    raise ConfError(f'{argument} is not a run folder and contains none', 'name the --root_dir of a run')
+    raise ConfError(f'{argument} is not a run folder and contains none', 'name the folder of a run')
 
 
 class StartRecord:

@@ -3,15 +3,18 @@
 An agent is a run folder that contains the conf, a checkpoint without critics, optimizers and replay buffers, and
 ``card.json``, which states how the agent was trained and how well it does. `tools/zoo.py` creates them.
 """
-import difflib
+import glob
 import os
 from typing import Any
-
-from alfx.gin_utils import ConfError, stored_files
 
 PREFIX = 'zoo:'
 FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'examples', 'agents')
 CARD = 'card.json'
+
+
+def names() -> list[str]:
+    """Return the names of the agents. Like importing this module, this needs no torch."""
+    return sorted(os.path.basename(os.path.dirname(path)) for path in glob.glob(os.path.join(FOLDER, '*', CARD)))
 
 
 def agents() -> dict[str, dict[str, Any]]:
@@ -20,12 +23,12 @@ def agents() -> dict[str, dict[str, Any]]:
     A card has the keys ``conf``, ``environment``, ``seed``, ``steps``, ``returns`` (of the evaluation episodes),
     ``epsilon_greedy``, ``parameters``, ``omitted`` (the modules that acting does not need), ``date`` and ``versions``.
     """
-    names = sorted(os.listdir(FOLDER)) if os.path.isdir(FOLDER) else []
-    return {name: card for name in names if (card := read_card(os.path.join(FOLDER, name)))}
+    return {name: read_card(os.path.join(FOLDER, name)) for name in names()}
 
 
 def read_card(root_dir: str) -> dict[str, Any]:
     """Return the card of an agent; empty for other run folders."""
+    from alfx.gin_utils import stored_files
     try:
         return stored_files.read_json(os.path.join(root_dir, CARD), {str: object})
     except FileNotFoundError:
@@ -42,6 +45,7 @@ def run_folder(run: str, trains: bool = False) -> str:
     Raises:
         ConfError: alfx has no agent of this name, or the agent would be trained.
     """
+    from alfx.gin_utils import ConfError, hint_nearest
     if not run.startswith(PREFIX):
         return os.path.expanduser(run)
     known, name = agents(), run.removeprefix(PREFIX)
@@ -50,6 +54,5 @@ def run_folder(run: str, trains: bool = False) -> str:
                         f'train its conf: alfx train {known[name]["conf"]}')
     if name in known:
         return os.path.join(FOLDER, name)
-    nearest = difflib.get_close_matches(name, known, n=1)
-    hint = f'did you mean {PREFIX}{nearest[0]}? ' if nearest else ''
-    raise ConfError(f'{run}: alfx has no trained agent of this name', f'{hint}Agents: {", ".join(known) or "none"}')
+    hint = hint_nearest(run, [f'{PREFIX}{other}' for other in known])
+    raise ConfError(f'{run}: alfx has no trained agent of this name', f'{hint} Agents: {", ".join(known)}'.lstrip())

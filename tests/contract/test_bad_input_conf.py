@@ -173,8 +173,8 @@ def test_an_error_is_reported_with_location_and_remedy(run_check, mistake):
 def test_an_error_on_the_command_line_shows_the_parameter(run_check):
     code, _, err = run_check(params=['PPOLoss.gama=0.9', "create_environment.env_name=CartPole-v1"])
     assert code == 2
-    assert "--conf_param 'PPOLoss.gama=0.9': PPOLoss has no parameter 'gama'" in err
-    assert "--conf_param 'create_environment.env_name=CartPole-v1': syntax error" in err
+    assert "override 'PPOLoss.gama=0.9': PPOLoss has no parameter 'gama'" in err
+    assert "override 'create_environment.env_name=CartPole-v1': syntax error" in err
 
 
 def test_the_program_prints_one_message_and_exits_with_2(tmp_path):

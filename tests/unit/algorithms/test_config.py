@@ -223,7 +223,7 @@ def test_a_conf_error_points_at_its_line(tmp_path, monkeypatch):
         with pytest.raises(ConfError) as caught:
             TrainerConfig('run', algorithm_ctor=algorithm)
     places = [problem.location for problem in caught.value.problems]
-    assert places == ["--conf_param 'TrainerConfig.eval_interval = 0'", 'bad.gin:1']
+    assert places == ["override 'TrainerConfig.eval_interval = 0'", 'bad.gin:1']
     with gin_utils.loaded('bad.gin', ['TrainerConfig.epsilon_greedy = 0']):
         with pytest.raises(ConfError) as caught:
             TrainerConfig('run', algorithm_ctor=algorithm)

@@ -15,6 +15,7 @@ from alfx import gin_utils
 from alfx.bin import command, completion, flags, policy_flags
 from alfx.bin import help as help_program
 from alfx.bin import list as list_program
+from alfx.runs import zoo
 
 PARSER = flags.Parser('program.py', 'Test the command.', flags.CONF)
 flags.define_conf_flags(PARSER)
@@ -99,6 +100,23 @@ def test_help_shows_arguments_docstring_and_confs_that_bind_them(capsys):
         assert text in said
 
 
+def test_help_explains_arguments_of_other_classes_by_class(capsys):
+    for name, owner, explained in (
+            ('PPOLoss', 'ActorCriticLoss', 'td_loss_weight = 1.0: weight of the value error.'),
+            ('PPOAlgorithm', 'ActorCriticAlgorithm', 'optimizer = None: owns all parameters.'),
+            ('ActorDistributionNetwork', 'EncodingNetwork', 'use_fc_bn = False: use batch norm in fully')):
+        assert help_program.main([name]) == 0
+        own, _, inherited = capsys.readouterr().out.partition(f'\nArguments of {owner}:\n')
+        assert f'    {explained}' in inherited and 'Arguments of' not in own
+
+
+def test_meanings_of_forwarded_arguments_are_found():
+    gin_utils.import_configurables()
+    assert gin_utils.meanings('ActorDistributionNetwork')['dropout'].startswith('rate of ')
+    assert gin_utils.describe('PPOLoss').meanings['gamma'][0] == 'ActorCriticLoss'
+    assert gin_utils.describe('PPOLoss').meanings['value_clipping'][0] == ''
+
+
 def test_help_describes_functions_and_required_arguments(capsys):
     assert help_program.main(['clipped_exp']) == 0
     assert 'clipped_exp.clip_value_max =' in capsys.readouterr().out
@@ -119,9 +137,22 @@ def test_help_shows_the_nearest_name(capsys):
     for part, name in (('dqn', 'DqnAlgorithm'), ('Sac', 'SacAlgorithm'), ('sac_algoritm', 'sac_algorithm')):
         assert help_program.main([part]) == 2
         assert f"did you mean '{name}'?" in capsys.readouterr().err
+    for name, hint in (('clip_range', '\n  alfx calls it PPOLoss.importance_ratio_clipping'), ('nothing_is_near', ''),
+                       ('sac.gin', '\n  alfx show sac prints sac.gin'),
+                       ('dqn', "\n  did you mean 'DqnAlgorithm'?\n  alfx show dqn prints dqn.gin")):
+        assert help_program.main([name]) == 2
+        assert capsys.readouterr().err == f"there is no configurable '{name}'{hint}\n"
     assert help_program.main(['load']) == 2
     said = capsys.readouterr().err
     assert 'ambiguous' in said and 'environments.suite_gym.load' in said
+
+
+def test_help_explains_the_records_of_algorithms(capsys):
+    for name, field in (('LossInfo', 'priority'), ('AlgStep', 'info'), ('TimeStep', 'reward'), ('Experience', 'state')):
+        assert help_program.main([name]) == 0
+        said = capsys.readouterr().out
+        assert said.startswith(f'alfx.data_structures.{name}\n') and f'\n    {field}: ' in said
+    assert help_program.main(['torch']) == 2  # data_structures imports it
 
 
 def test_help_writes_arguments_as_a_conf_has_to(capsys):
@@ -178,6 +209,8 @@ def test_a_conf_or_a_run_folder_is_given_without_its_flag(tmp_path):
     ('completion z', ['zsh']), ('dataset fi', ['filter']), ('no_program ', []), ('check --root', []),
     ('help Sac', ['SacAlgorithm']), ('help suite_gym.lo', ['suite_gym.load']), ('help pl', ['play', 'plot']),
     ('train ppo/SacA', ['ppo/SacAlgorithm.']),
+    ('play zoo:dqn_a', ['zoo:dqn_acrobot']), ('show zoo:dqn_a', ['zoo:dqn_acrobot']), ('train zoo:dqn_a', []),
+    ('evaluate zoo : dqn_a', ['dqn_acrobot']), ('export --device cpu zoo : dqn_a', ['dqn_acrobot']),
 ])
 def test_words_are_completed(words, found, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -205,12 +238,15 @@ COMP_WORDS=(alfx fork run --set ppo/Adam.l); COMP_CWORD=4; _alfx; echo "${COMPRE
 COMP_WORDS=(alfx train suite_gym.load.disc); COMP_CWORD=2; _alfx; echo "${COMPREPLY[@]}"
 COMP_WORDS=(alfx train OacAlgorithm.target_update_t); COMP_CWORD=2; _alfx; echo "${COMPREPLY[@]}"
 COMP_WORDS=(alfx evaluate --mode = g); COMP_CWORD=4; _alfx; echo "${COMPREPLY[@]}"
+COMP_WORDS=(alfx play zoo : q_learning_); COMP_CWORD=4; _alfx; echo "${COMPREPLY[@]}"
+COMP_WORDS=(alfx evaluate zoo :); COMP_CWORD=3; _alfx; echo "${#COMPREPLY[@]} ${COMPREPLY[0]}"
 '''
     environment = {**os.environ, 'PATH': f'{tmp_path}:{os.environ["PATH"]}'}
     done = subprocess.run(['bash', '-c', program], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.splitlines() == [
         'ppo_cart_pole ppo_cart_pole_rnn', 'TrainerConfig.num_env_steps=', 'ppo/Adam.lr=', 'suite_gym.load.discount=',
-        'OacAlgorithm.target_update_tau=', 'greedy']
+        'OacAlgorithm.target_update_tau=', 'greedy', 'q_learning_frozen_lake q_learning_taxi',
+        f'{len(zoo.names())} {zoo.names()[0]}']
 
 
 @pytest.mark.parametrize('shell', ['bash', 'zsh', 'fish'])
@@ -243,6 +279,7 @@ def test_help_on_classes_imports_no_torch():
                'for name in ("SacAlgorithm", "suite_gym.load", "TrainerConfig", "suite_digits.load", "FC"):\n'
                '    assert help.main([name]) == 0\n'
                'assert "TrainerConfig.num_episodes=" in completion.completions(["train", "TrainerConfig.n"])\n'
+               'assert completion.completions(["play", "zoo:"])\n'
                'assert "torch" not in sys.modules and "gymnasium" not in sys.modules')
     subprocess.run([sys.executable, '-c', program], check=True, timeout=60, stdout=subprocess.DEVNULL)
 
@@ -257,7 +294,8 @@ def test_the_source_code_describes_classes_as_imports_do():
     program = ('import json\nfrom alfx.bin import help\nfound = {}\n'
                'for entry in help.entries():\n'
                '    if (x := help.described(entry)) is not None:\n'
-               '        found[entry.selector] = [x.docstring, *help._signature_lines("X", x.parameters)]\n'
+               '        found[entry.selector] = [x.docstring, *help._signature_lines("X", x.parameters),\n'
+               '                                 *help._inherited_lines(x)]\n'
                'print(json.dumps(found))')
     said = subprocess.run([sys.executable, '-c', program], check=True, timeout=60, stdout=subprocess.PIPE).stdout
     found = json.loads(said)
@@ -267,7 +305,8 @@ def test_the_source_code_describes_classes_as_imports_do():
     for selector, lines in found.items():
         imported = gin_utils.describe(selector)
         imported.parameters.pop('kwargs', None)  # of a class that is registered as a function; it cannot be bound
-        assert lines == [imported.docstring, *help_program._signature_lines('X', imported.parameters)], selector
+        assert lines == [imported.docstring, *help_program._signature_lines('X', imported.parameters),
+                         *help_program._inherited_lines(imported)], selector
 
 
 @pytest.mark.parametrize('is_terminal, no_color, colored', [(True, None, True), (False, None, False),

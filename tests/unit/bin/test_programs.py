@@ -152,3 +152,19 @@ def test_programs_work_without_readers_of_their_output(command_line, code):
     done = subprocess.run(['/bin/bash', '-o', 'pipefail', '-c', f'{sys.executable} {command_line}; echo code $?'],
                           capture_output=True, text=True, timeout=100)
     assert f'code {code}' in done.stdout and not done.stderr
+
+
+def test_rendering_without_a_display_prints_nothing_about_displays(tmp_path):
+    unset = ('SDL_VIDEODRIVER', 'DISPLAY', 'WAYLAND_DISPLAY', 'XDG_RUNTIME_DIR')
+    done = subprocess.run([sys.executable, '-m', 'alfx', 'play', 'zoo:q_learning_taxi', '--num_episodes', '1'],
+                          env={name: value for name, value in os.environ.items() if name not in unset},
+                          capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0
+    assert done.stderr == 'no display is available, so no window opens; --record_file play.mp4 records a video\n'
+
+
+def test_messages_are_not_delayed_if_python_is_unbuffered():
+    program = ('import os, sys\nfrom alfx.bin import command\ncommand.prepare_streams()\n'
+               'print("first", file=sys.stderr)\nos.write(2, b"second\\n")')
+    done = subprocess.run([sys.executable, '-u', '-c', program], capture_output=True, text=True, timeout=100)
+    assert done.stderr == 'first\nsecond\n'

@@ -542,16 +542,16 @@ def test_dynamic_registration_is_refused_by_name(conf):
 
 def test_errors_in_a_conf_param_show_the_conf_param(conf):
     message = message_of(conf(''), ["Engine.fuel='diesl'", 'Engine.powr=3', 'Car.name=me'])
-    assert "--conf_param \"Engine.fuel='diesl'\": Engine.fuel expects" in message
-    assert "--conf_param 'Engine.powr=3': Engine has no parameter 'powr'" in message
-    assert "--conf_param 'Car.name=me': syntax error" in message
+    assert "override \"Engine.fuel='diesl'\": Engine.fuel expects" in message
+    assert "override 'Engine.powr=3': Engine has no parameter 'powr'" in message
+    assert "override 'Car.name=me': syntax error" in message
 
 
 def test_all_errors_are_reported_at_once(conf):
     conf('Engin.power = 3', 'base.gin')
     message = message_of(conf("include 'base.gin'\nEngine.powr = 3\nEngine.power = 'x'\n"), ['Cra.seats=1'])
     assert [line.split(': ')[0] for line in message.splitlines() if not line.startswith('  ')] == [
-        'base.gin:1', 'car.gin:2', 'car.gin:3', "--conf_param 'Cra.seats=1'"]
+        'base.gin:1', 'car.gin:2', 'car.gin:3', "override 'Cra.seats=1'"]
 
 
 def test_an_error_in_several_places_is_reported_once(conf):
@@ -690,7 +690,7 @@ def test_an_unused_user_binding_ends_the_run_with_a_suggestion(conf, line, hint)
     message = refused(conf(f"include 'base.gin'\n\n{line}"))
     assert message.startswith(f'car.gin:3: this binding is never used: {line}\n') and hint in message
     assert 'correct or remove it, or train with --allow_unused' in message
-    assert refused('base', [line]).startswith(f"--conf_param '{line}': this binding is never used")
+    assert refused('base', [line]).startswith(f"override '{line}': this binding is never used")
     gin_utils.load('base', [line], allow_unused=True)
     garage()
     gin_utils.refuse_unused(gin_utils.unused_bindings())

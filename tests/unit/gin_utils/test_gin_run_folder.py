@@ -225,7 +225,7 @@ def test_a_conf_param_that_changes_training_is_refused(conf, param, differs, con
     start_run(conf)
     with pytest.raises(ConfError) as caught:
         gin_utils.load(conf_file, [param], root_dir='run')
-    assert str(caught.value).startswith(f"--conf_param '{param}': {differs}")
+    assert str(caught.value).startswith(f"override '{param}': {differs}")
     gin_utils.load(conf_file, [param], root_dir='run', same_run=False)
 
 

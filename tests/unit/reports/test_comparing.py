@@ -51,6 +51,34 @@ def test_the_command_ranks_runs_and_skips_other_folders(tmp_path):
     assert 'other: no progress.csv' in done.stderr
 
 
+def test_the_command_shows_a_folder_of_seeds_as_one_row_and_column(tmp_path):
+    for name, rate, finals in (('l2', 0.1, (10, 20, 60)), ('sac', 0.2, (1, 2, 3))):
+        for seed, final in enumerate(finals):
+            write_run(tmp_path / name / f'seed-{seed}', [1, final], rate, seed)
+    done = warm_starts.run([sys.executable, '-m', 'alfx', 'compare', 'l2', 'sac', 'l2/seed-0', 'sac/seed-0'],
+                           cwd=tmp_path, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    cells = [line.split('  ')[0] for line in lines[1:5]]
+    assert cells == ['l2', 'l2/seed-0', 'sac', 'sac/seed-0'] and done.stderr == ''
+    # fewer than four runs: the interquartile mean is the mean, and the bootstrap never leaves the range of the runs
+    assert lines[1].split()[1:9] == ['3', 'seeds', '1,000', '30', '(10', 'to', '60)', '30']
+    assert lines[7].split() == ['binding', 'l2', 'l2/seed-0', 'sac', 'sac/seed-0']
+    assert lines[8].split() == ['ac/Adam.lr', '0.1', '0.1', '0.2', '0.2']
+
+
+def test_runs_in_a_folder_are_grouped_by_conf(tmp_path):
+    for name, rate in (('a/0', 0.1), ('a/1', 0.1), ('b/0', 0.2)):
+        write_run(tmp_path / 'nested' / name, [1], rate)
+    for name, rate in (('a0', 0.1), ('a1', 0.1), ('b0', 0.2), ('b1', 0.2)):
+        write_run(tmp_path / 'flat' / name, [1], rate)
+    folder = tmp_path / 'nested'
+    assert comparing.groups_in(str(folder)) == {f'{folder}/a': [f'{folder}/a/0', f'{folder}/a/1'],
+                                                f'{folder}/b/0': [f'{folder}/b/0']}
+    assert [len(group) for group in comparing.groups_in(str(tmp_path / 'flat')).values()] == [2, 2]
+    assert list(comparing.groups_in(str(tmp_path / 'flat'))) == [f'{tmp_path}/flat: x: lr={x}' for x in (0.1, 0.2)]
+    assert comparing.groups_in(str(tmp_path / 'none')) == {}
+
+
 def test_confs_are_compared_seed_by_seed(tmp_path):
     of_first = [write_run(tmp_path / f'a{seed}', [value], 0.1, seed) for seed, value in ((1, 10), (2, 20), (3, 90))]
     of_second = [write_run(tmp_path / f'b{seed}', [value], 0.2, seed) for seed, value in ((1, 12), (2, 26), (4, 0))]

@@ -44,7 +44,7 @@ def test_there_are_agents():
 
 def test_an_unknown_agent_is_rejected_with_the_nearest_name():
     name = next(iter(AGENTS))
-    with pytest.raises(ConfError, match=f'zoo:{name[:-1]}: alfx has no trained agent.*\n?.*did you mean zoo:{name}'):
+    with pytest.raises(ConfError, match=f'zoo:{name[:-1]}: alfx has no trained agent.*\n?.*did you mean .zoo:{name}'):
         alfx.load(f'zoo:{name[:-1]}')
 
 

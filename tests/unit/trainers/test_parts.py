@@ -266,6 +266,20 @@ def test_curves_use_environment_steps_unless_a_run_trained_without(tmp_path):
     assert curves.axis_of([acting, offline_first]) == 'iteration'
 
 
+def test_runs_without_a_column_are_named_and_the_others_drawn(tmp_path, caplog):
+    short = make_run(tmp_path / '1', 'a', [(0, 1), (10, 2)])
+    (tmp_path / '2').mkdir()
+    (tmp_path / '2' / 'progress.csv').write_text('env_steps,average_return,train/l2_action\n0,1,3\n10,2,4\n')
+    groups = {'short': [short], 'long': [str(tmp_path / '2')]}
+    _, panels = curves.read_panels(groups, None, ['average_return', 'l2_action'])
+    assert {title: list(bands) for title, bands in panels.items()} == {
+        'average_return in training': ['short', 'long'], 'l2_action in training': ['long']}
+    assert [record.getMessage() for record in caplog.records] == [
+        f'l2_action is not drawn for runs without such a column: {short}']
+    with pytest.raises(ConfError, match="no column 'l2_actoin'\n  did you mean 'l2_action'"):
+        curves.read_panels({'long': groups['long']}, None, ['average_return', 'l2_actoin'])
+
+
 @pytest.mark.parametrize('columns', [80, 100])
 def test_a_progress_bar_shows_speed_and_time_left_first(monkeypatch, columns):
     monkeypatch.setenv('COLUMNS', str(columns))

@@ -16,6 +16,7 @@ import torch
 
 import alfx
 from alfx import gin_utils, python_interface
+from alfx.bin import policy_flags
 from alfx.config import TrainerConfig
 from alfx.gin_utils.python_values import binding_lines
 from alfx.gin_utils.registry import program_module
@@ -464,3 +465,13 @@ def test_a_notebook_shows_at_most_ten_lines_of_a_conf_error():
     assert short._render_traceback_() == ['ConfError: wrong', '  right']
     lines = gin_utils.ConfError([gin_utils.Problem('', f'problem {i}', 'hint') for i in range(9)])._render_traceback_()
     assert len(lines) == 10 and lines[8] == 'problem 4' and lines[9].startswith('... and 9 more lines')
+
+
+def test_errors_name_what_the_caller_wrote(tmp_path):
+    with pytest.raises(gin_utils.ConfError) as caught:
+        alfx.train('ppo_cart_pole', {'ppo/Adam.lrr': 1}, tmp_path / 'run')
+    assert str(caught.value) == "override 'ppo/Adam.lrr = 1': Adam has no parameter 'lrr'\n  did you mean 'lr'?"
+    for use in (alfx.load, policy_flags.check_run_folder):
+        with pytest.raises(gin_utils.ConfError, match='none does not exist\n  (pass|name) the folder of') as caught:
+            use(str(tmp_path / 'none'))
+        assert 'root_dir' not in str(caught.value)
