@@ -58,7 +58,8 @@ def description_of(found: Any, step_function: Any = None) -> Description:
 
 def _docstring(target: Any) -> str:
     documented = [target, *([registry.construction_function(target)[1]] if inspect.isclass(target) else ())]
-    return '\n\n'.join(filter(None, (inspect.getdoc(part) for part in documented if getattr(part, '__doc__', None))))
+    return '\n\n'.join(inspect.getdoc(part) or '' for part in documented
+                       if getattr(part, '__doc__', None) not in (None, '', object.__init__.__doc__))
 
 
 def meanings(name: str) -> dict[str, str]:
