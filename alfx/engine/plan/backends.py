@@ -10,8 +10,8 @@ to their fallback. They have this in common:
   compared. This detects values that change without the graph seeing them; a value that changes at every call is
   detected at once.
 - A graph that gives other results, or that cannot be created, is not used any more. The log contains the reason. A
-  small difference has to occur in three calls in a row: where the input of a ReLU is 0 up to rounding, or the inputs of
-  a minimum are equal, the gradient of a single element may differ.
+  small difference of gradients has to occur in three calls in a row: where the input of a ReLU is 0 up to rounding, or
+  the inputs of a minimum are equal, the gradient of a single element may differ.
 """
 import logging
 from collections.abc import Callable, Hashable, Sequence
@@ -28,7 +28,7 @@ from alfx.engine.plan.verification import (NEAR_MISS, Parts, State, difference, 
 
 logger = logging.getLogger(__name__)
 
-_MAX_NEAR_MISSES = 2  # a third small difference in a row is an error
+_MAX_NEAR_MISSES = 2  # a third small difference of gradients in a row is an error
 
 Run = Callable[[list[Tensor]], Sequence[Tensor | None]]
 
@@ -120,7 +120,7 @@ class CachedGraph:
         graph: traced graph.
         run: function that executes it.
         count: number of calls.
-        num_near_misses: number of latest verifications in a row with a small difference.
+        num_near_misses: number of latest verifications in a row in which gradients differed a little.
     """
 
     graph: TracedGraph
@@ -244,7 +244,7 @@ class Backend:
             if reason is None:
                 cached.num_near_misses = 0
             elif (not missed and tolerance and cached.num_near_misses < _MAX_NEAR_MISSES
-                  and difference(*compared, max(tolerance, NEAR_MISS)) is None):
+                  and difference(*compared, tolerance, NEAR_MISS) is None):
                 cached.num_near_misses += 1
                 reason = None
         else:  # summaries have drawn random numbers as well: nothing can be compared this time

@@ -10,7 +10,7 @@ from alfx import context
 
 _SINGLE = 2**13 * torch.finfo(torch.float32).eps  # 1e-3: thousands of roundings
 _HALF = 2**5 * torch.finfo(torch.bfloat16).eps  # 0.25
-NEAR_MISS = 2**-5  # tolerance of a single verification: one element of a batch may have another gradient
+NEAR_MISS = 2**-5  # tolerance of gradients in a single verification: one element may have another gradient
 _NEGLIGIBLE = 1e-5  # fraction of the norm of all gradients; smaller differences are rounding errors
 
 Parts = Sequence[tuple[str, Tensor | None]]
@@ -52,11 +52,11 @@ class State:
         return [*zip(names, self._values)]
 
 
-def difference(expected: Parts, found: Parts, tolerance: float) -> str | None:
+def difference(expected: Parts, found: Parts, tolerance: float, least_of_gradients: float = 0.0) -> str | None:
     """Return which part of two results differs and by how much; ``None`` if none does.
 
     With ``tolerance`` 0 the results have to be bit-identical. Otherwise the distance between two parts may be
-    ``tolerance`` times the norm of the expected part. A gradient that nearly cancels out may also differ by a tiny
+    ``tolerance`` times the norm of the expected part, for gradients at least ``least_of_gradients`` times. A gradient that nearly cancels out may also differ by a tiny
     fraction of the norm of all gradients.
     """
     lengths = [_length(x) if tolerance else 0.0 for _, x in expected]
@@ -73,10 +73,11 @@ def difference(expected: Parts, found: Parts, tolerance: float) -> str | None:
         reason = 'differs'
         if tolerance and a.is_floating_point():
             distance = float(torch.linalg.vector_norm(torch.where(a == b, 0.0, a - b), dtype=torch.float64))
-            least = total if name.startswith('the gradient') else a.numel()**0.5
-            if distance <= max(tolerance * length, _NEGLIGIBLE * least):
+            is_gradient = name.startswith('the gradient')
+            allowed = max(tolerance, least_of_gradients) if is_gradient else tolerance
+            if distance <= max(allowed * length, _NEGLIGIBLE * (total if is_gradient else a.numel()**0.5)):
                 continue
-            reason = f'differs by {distance / max(length, 1e-30):.2g} of its norm, more than {tolerance:.2g}'
+            reason = f'differs by {distance / max(length, 1e-30):.2g} of its norm, more than {allowed:.2g}'
         if not torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True):
             return f'{name} {reason}'
     return None

@@ -25,17 +25,18 @@ class Constant(GraphTask):
 
 
 class Scaled(Backend):
-    """Returns the gradient times ``factors[call]``, and times 1 in later calls."""
+    """Returns the gradient times ``factors[call]``, and times 1 in later calls; the loss times ``loss_factor``."""
 
     label = 'scaled code'
 
-    def __init__(self, factors):
+    def __init__(self, factors, loss_factor=1.0):
         super().__init__(lambda inputs: [torch.ones(()), GRADIENT], Constant(), warm_up=0)
+        self.loss = torch.tensor(loss_factor)
         self.factors, self.graph = list(factors), SimpleNamespace(
             is_current=True, is_half=False, written=[], fixed=[torch.ones(1)], versions=dict)
 
     def _make(self, request):
-        return CachedGraph(self.graph, lambda leaves: [torch.ones(()), GRADIENT * self._next()])
+        return CachedGraph(self.graph, lambda leaves: [self.loss, GRADIENT * self._next()])
 
     def _next(self):
         return self.factors.pop(0) if self.factors else 1.0
@@ -67,6 +68,12 @@ def test_small_differences_that_are_not_in_a_row_are_accepted():
 def test_a_large_difference_drops_the_graph_at_once():
     backend = Scaled([1.04])
     assert calls(backend, 1) == [1.0] and backend.has_stopped
+
+
+def test_a_small_difference_of_the_loss_drops_the_graph_at_once(caplog):
+    backend = Scaled([1.0], loss_factor=1.01)
+    assert float(backend(None)[0]) == 1.0 and backend.has_stopped
+    assert 'the loss differs by 0.01 of its norm' in caplog.text
 
 
 def test_an_exact_backend_accepts_no_difference():

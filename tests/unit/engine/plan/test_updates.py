@@ -398,7 +398,7 @@ def test_an_update_that_branches_on_values_stays_eager_with_one_warning(compile,
 
 def _spoiled(place, results):
     results = list(results)
-    results[place] = results[place] * 1.1
+    results[place] = results[place] * (1.1 if place == 2 else 1.01)  # a gradient may differ by 1/32 in one call
     return results
 
 
