@@ -56,8 +56,8 @@ def difference(expected: Parts, found: Parts, tolerance: float, least_of_gradien
     """Return which part of two results differs and by how much; ``None`` if none does.
 
     With ``tolerance`` 0 the results have to be bit-identical. Otherwise the distance between two parts may be
-    ``tolerance`` times the norm of the expected part, for gradients at least ``least_of_gradients`` times. A gradient that nearly cancels out may also differ by a tiny
-    fraction of the norm of all gradients.
+    ``tolerance`` times the norm of the expected part, for gradients at least ``least_of_gradients`` times. A gradient
+    that nearly cancels out may also differ by a tiny fraction of the norm of all gradients.
     """
     lengths = [_length(x) if tolerance else 0.0 for _, x in expected]
     total = sum(length**2 for (name, _), length in zip(expected, lengths) if name.startswith('the gradient'))**0.5
