@@ -34,6 +34,7 @@ from typing import Any
 
 import make_datasets
 import numpy as np
+import torch
 from make_datasets import run_program as _run
 from pictures import as_curves, draw_curves
 from suites import FAMILIES, SUITES, family_of, suite_table
@@ -178,7 +179,7 @@ def read_task(conf: str) -> Task:
 
 
 def train_and_evaluate(task: Task, seed: int, folder: Path, episodes: int, jobs: int,
-                       compile: bool = False) -> dict[str, Any]:
+                       compile: bool = False, device: str = 'cpu') -> dict[str, Any]:
     """Train one run, resuming it if it was interrupted, and evaluate it.
 
     Args:
@@ -188,6 +189,7 @@ def train_and_evaluate(task: Task, seed: int, folder: Path, episodes: int, jobs:
         episodes: number of evaluation episodes.
         jobs: number of runs that share the cores; the torch threads are divided among them.
         compile: compile the updates, which learns the same in less time.
+        device: device of the training; evaluation uses the CPU.
 
     Returns:
         The entry of the run in docs/results.json.
@@ -200,8 +202,8 @@ def train_and_evaluate(task: Task, seed: int, folder: Path, episodes: int, jobs:
     threads = max(1, num_cores() // jobs)
     log = root_dir.parent / f'seed-{seed}.log'
     _run(['alfx.bin.train', '--conf', task.conf, '--root_dir', str(root_dir), '--conf_param',
-          f'TrainerConfig.random_seed={seed}', *(['--conf_param', 'TrainerConfig.compile=True'] if compile else [])],
-         log, threads)
+          f'TrainerConfig.random_seed={seed}', *(['--conf_param', 'TrainerConfig.compile=True'] if compile else []),
+          *(['--device', device] if device != 'cpu' else [])], log, threads)
     text = _run(['alfx.bin.evaluate', '--root_dir', str(root_dir), '--epsilon_greedy', str(task.epsilon_greedy),
                  '--num_episodes', str(episodes), '--json', '-'], log, threads)
     last = read_table(str(root_dir / 'progress.csv'))[-1]
@@ -220,7 +222,8 @@ def train_and_evaluate(task: Task, seed: int, folder: Path, episodes: int, jobs:
     return {'returns': evaluation['returns'], 'env_info': further, 'epsilon_greedy': task.epsilon_greedy,
             'env_steps': int(float(last['env_steps'])) or _updates(task, last) or _epochs(root_dir),
             'seconds': float(last['seconds']), 'jobs': jobs, 'cores': num_cores(),
-            'compiled': compile, 'curve': learning_curve(root_dir),
+            'compiled': compile, **({} if device == 'cpu' else {'device': torch.cuda.get_device_name(device)}),
+            'curve': learning_curve(root_dir),
             'date': datetime.date.today().isoformat(), 'versions': versions}
 
 
@@ -283,9 +286,10 @@ def _row(name: str, env_name: str, runs: list[dict[str, Any]], bar: Bar, outdate
     worst = means.max() if bar.at_most else means.min()
     epsilon = latest.get('epsilon_greedy', 0.0)
     measure = bar.measure + (f', epsilon {epsilon:g}' if epsilon else '')
+    place = f"{latest['cores']} cores" + (f" and a GPU ({latest['device']})" if 'device' in latest else '')
     return [f'`{name}`', env_name, f"{int(np.median([run['env_steps'] for run in runs])):,}", str(len(runs)),
-            f"{format_minutes(float(np.median([run['seconds'] for run in runs])))}, {latest['jobs']} on "
-            f"{latest['cores']} cores{', compiled' if latest.get('compiled') else ''}", measure, f'{means.mean():,.5g}',
+            f"{format_minutes(float(np.median([run['seconds'] for run in runs])))}, {latest['jobs']} on {place}"
+            f"{', compiled' if latest.get('compiled') else ''}", measure, f'{means.mean():,.5g}',
             '' if np.isnan(half_width) else f'{means.mean() - half_width:,.5g} to {means.mean() + half_width:,.5g}',
             f'{worst:,.5g}', str(bar), ', '.join(filter(None, (bar.verdict(means.mean()), 'older conf' * outdated))),
             latest['date'],
@@ -451,13 +455,14 @@ class Store:
 
 
 def run_all(tasks: list[Task], seeds: int, store: Store, folder: Path, episodes: int, jobs: int,
-            compile: bool = False) -> int:
+            compile: bool = False, device: str = 'cpu') -> int:
     """Run all tasks and seeds without a stored result; return the number of failed runs."""
     todo = [(task, seed) for task in tasks for seed in range(seeds) if not store.is_done(task, seed)]
     print(f'{len(todo)} runs to do, {len(tasks) * seeds - len(todo)} already stored; logs in {folder}', flush=True)
     failed = 0
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        futures = {pool.submit(train_and_evaluate, task, seed, folder, episodes, jobs, compile): (task, seed)
+        futures = {pool.submit(train_and_evaluate, task, seed, folder, episodes, jobs, compile,
+                           device): (task, seed)
                    for task, seed in todo}
         for i, future in enumerate(concurrent.futures.as_completed(futures), 1):
             task, seed = futures[future]
@@ -483,6 +488,7 @@ def main() -> int:
     parser.add_argument('--folder', type=Path, default=ROOT / 'runs' / 'results', help='parent of the run folders')
     parser.add_argument('--json', type=Path, default=ROOT / 'docs' / 'results.json', help='file with the results')
     parser.add_argument('--compile', action='store_true', help='compile the updates')
+    parser.add_argument('--device', default='cpu', help='device of the training, as for alfx.bin.train')
     parser.add_argument('--table', action='store_true', help='only rewrite the page')
     args = parser.parse_args()
     store = Store(args.json)
@@ -505,7 +511,7 @@ def main() -> int:
         print(f'RuntimeError: {error}', file=sys.stderr)
         return 1
     return int(run_all(tasks, args.seeds, store, args.folder.resolve(), args.episodes, args.jobs,
-                       args.compile) > 0)
+                       args.compile, args.device) > 0)
 
 
 if __name__ == '__main__':

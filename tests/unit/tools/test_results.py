@@ -194,7 +194,11 @@ def test_a_conf_is_evaluated_with_its_epsilon_which_the_table_shows(results, tmp
     assert row[5] == 'return, epsilon 0.1' and row[4].endswith(' cores')
     stored = results.train_and_evaluate(task, 0, tmp_path, 1, 1, compile=True)
     row, = results.rows_of('some_conf', {'env_name': 'Task', 'bars': [{}], 'runs': {'0': stored}})
-    assert row[4].endswith(' cores, compiled') and 'TrainerConfig.compile=True' in asked
+    assert row[4].endswith(' cores, compiled') and 'TrainerConfig.compile=True' in asked and '--device' not in asked
+    monkeypatch.setattr(results.torch.cuda, 'get_device_name', lambda device: f'GPU {device}')
+    stored = results.train_and_evaluate(task, 0, tmp_path, 1, 1, device='cuda:1')
+    row, = results.rows_of('some_conf', {'env_name': 'Task', 'bars': [{}], 'runs': {'0': stored}})
+    assert row[4].endswith(' cores and a GPU (GPU cuda:1)') and asked[asked.index('--device') + 1] == 'cuda:1'
     assert results.read_task('ppo_rnd_minigrid_doorkey_8x8').epsilon_greedy == 0.1
     assert results.read_task('ppo_cart_pole').epsilon_greedy == 0
 
