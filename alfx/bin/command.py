@@ -18,7 +18,7 @@ _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _FIRST = ('train', 'evaluate', 'play', 'plot', 'check', 'compare', 'search', 'fork', 'list', 'show', 'convert',
           'help')
 _ALIASES = {'branch': 'fork'}  # former names of programs
-_started_as: list[str] = []  # how the user called the command; empty for python -m alfx.bin.<name>
+_STARTED_AS = 'ALFX_STARTED_AS'  # how the user called the command; the processes of a run inherit it
 
 
 def programs() -> dict[str, str]:
@@ -45,9 +45,9 @@ def is_program(text: str) -> bool:
 
 def command_of(program: str, *arguments: str) -> str:
     """Return the command line that runs a program, in the same style as the current command line."""
-    start = _started_as or [python(), '-m']
-    words = [*start, program] if _started_as else [*start, f'alfx.bin.{program}']
-    return ' '.join([*words, *map(shlex.quote, arguments)])
+    start = os.environ.get(_STARTED_AS)
+    words = f'{start} {program}' if start else f'{python()} -m alfx.bin.{program}'
+    return ' '.join([words, *map(shlex.quote, arguments)])
 
 
 def with_flags(arguments: Sequence[str], *flags: str) -> list[str]:
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = f"did you mean '{nearest[0]}'?" if nearest else f'available: {", ".join(known)}'
         print(f"alfx has no command '{program}'\n  {hint}", file=sys.stderr)
         return 2
-    _started_as[:] = [python(), '-m', 'alfx'] if sys.argv[0].endswith('__main__.py') else ['alfx']
+    os.environ[_STARTED_AS] = f'{python()} -m alfx' if sys.argv[0].endswith('__main__.py') else 'alfx'
     sys.argv[1:] = rest
     runpy.run_module(f'alfx.bin.{program}', run_name='__main__', alter_sys=True)
     return 0

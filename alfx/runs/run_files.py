@@ -98,7 +98,7 @@ def run_folders(argument: str) -> list[str]:
         ConfError: no run folder is found.
     """
     argument = os.path.expanduser(argument)
-    for pattern in ('', '*', '*/*'):
+    for pattern in ('', '*', '*/*', '*/*/*'):  # the last one: runs of a search
         folders = sorted(glob.glob(os.path.join(glob.escape(argument), pattern)))
         found = [folder.rstrip('/') for folder in folders
                  if any(os.path.exists(os.path.join(folder, part)) for part in ('progress.csv', 'conf', 'train'))]

@@ -46,6 +46,22 @@ def test_a_misspelled_command_is_answered_with_the_nearest(capsys):
     assert "did you mean 'train'?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize('program, start', [('/bin/alfx', 'alfx '),
+                                            ('/x/alfx/__main__.py', f'{command.python()} -m alfx ')])
+def test_processes_of_a_run_show_commands_in_the_style_of_its_start(program, start, monkeypatch):
+    shown = []
+
+    def run(name, **settings):
+        child = 'from alfx.bin.command import command_of; print(command_of("play", "my run"))'
+        shown.append(subprocess.run([sys.executable, '-c', child], capture_output=True, text=True, check=True).stdout)
+
+    monkeypatch.setenv('ALFX_STARTED_AS', '')  # restored after the test
+    monkeypatch.setattr(command.runpy, 'run_module', run)
+    monkeypatch.setattr(sys, 'argv', [program, 'train'])
+    assert command.main() == 0
+    assert shown == [f"{start}play 'my run'\n"]
+
+
 def test_the_version_is_printed(capsys):
     assert command.main(['--version']) == 0
     assert capsys.readouterr().out == f'alfx {alfx.__version__}\n'

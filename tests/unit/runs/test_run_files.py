@@ -1,12 +1,13 @@
 """Tests of progress tables, event files that are cut, and the record of the start."""
 
 import csv
+import os
 
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from alfx import context, summary
-from alfx.runs.run_files import ProgressLog, StartRecord, cut_event_files, read_table
+from alfx.runs.run_files import ProgressLog, StartRecord, cut_event_files, read_table, run_folders
 
 
 def rows(path):
@@ -138,3 +139,12 @@ def test_a_run_of_an_old_version_has_iterations_as_its_axis(tmp_path):
     assert other.read() == {}
     other.write(summary_axis='env_steps')
     assert other.read() == {'summary_axis': 'env_steps'}
+
+
+@pytest.mark.parametrize('argument', ['search/trials/0000/seed_0', 'search/trials/0000', 'search/trials', 'search'])
+def test_runs_are_found_in_the_folder_of_a_search(tmp_path, argument):
+    runs = [str(tmp_path / 'search' / 'trials' / trial / 'seed_0') for trial in ('0000', '0001')]
+    for run in runs:
+        os.makedirs(os.path.join(run, 'conf'))
+    (tmp_path / 'search' / 'search').mkdir()  # not a run
+    assert run_folders(str(tmp_path / argument)) == (runs[:1] if '0000' in argument else runs)
