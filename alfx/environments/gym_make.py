@@ -1,10 +1,11 @@
 """Creation of gymnasium environments by name; errors suggest the package to install or a similar name."""
 import importlib
 import inspect
+import io
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from typing import Any
 
@@ -193,8 +194,11 @@ def _import_plugin(package: str, name: str) -> None:
 
 
 def _import_if_there(package: str) -> None:
+    """Import a package if it is installed, without what it prints about environments that may not be used."""
+    unread = io.StringIO()
     try:
-        importlib.import_module(package)
+        with redirect_stdout(unread), redirect_stderr(unread):
+            importlib.import_module(package)
     except ImportError:
         _log.debug('%s is not installed', package)
 

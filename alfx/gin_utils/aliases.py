@@ -88,7 +88,7 @@ ELSEWHERE = {
         'PPOLoss.normalize_advantages': 'normalize_advantage norm_adv advantage_normalization',
         'PPOLoss.gamma': 'discount_factor discount',
         'TrainerConfig.num_env_steps': 'total_timesteps total_steps timesteps_total num_timesteps max_timesteps '
-                                       'max_steps total_env_steps n_timesteps step_per_epoch',
+                                       'max_steps total_env_steps n_timesteps step_per_epoch steps timesteps',
         'TrainerConfig.unroll_length': 'n_steps num_steps rollout_length rollout_fragment_length train_freq '
                                        'train_frequency step_per_collect',
         'TrainerConfig.num_updates_per_train_iter': 'n_epochs num_epochs update_epochs num_sgd_iter gradient_steps '

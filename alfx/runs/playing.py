@@ -236,9 +236,9 @@ def video_writer(path: str | None, fps: float, max_frames: int = 20_000) -> Iter
             writer.append_data(fitted(frame, *size))
         if count == max_frames:
             writer.close()
-            _log.warning('%s ends after %d frames; if an episode does not end, limit it with max_episode_steps, for '
-                         'example --conf_param suite_gym.load.max_episode_steps=1000; --max_frames sets the length',
-                         path, max_frames)
+            _log.warning('%s ends after %d frames (--max_frames); the rest of the episodes is played without a video. '
+                         'If an episode does not end, limit it with max_episode_steps, for example '
+                         '--conf_param suite_gym.load.max_episode_steps=1000', path, max_frames)
 
     try:
         yield add

@@ -278,8 +278,11 @@ class Trainer:
 
     def _progress_values(self) -> dict[str, str]:
         values = {'iteration': f'{self._state.iteration:,}'}
-        if self._env is not None:
+        if self._env is not None and self._config.collects:
             values['env steps'] = f'{self.current_env_steps():,}'
+        else:
+            values |= {name: f'{value:,.0f}' if name == 'updates' else f'{value:.5g}'
+                       for name, value in self._summary.learning_values().items()}
         return values | {name.removeprefix('average_'): f'{value:.5g}'
                          for name, value in self._summary.episode_averages().items()}
 

@@ -186,6 +186,11 @@ class RunSummary:
                 averages[key] = float(metric.result().sum())
         return averages
 
+    def learning_values(self) -> dict[str, float]:
+        """Return the number of updates and the latest logged loss, as far as they are known."""
+        found = {'updates': self._learning().get('updates'), 'loss': self._row.get('loss')}
+        return {name: float(value) for name, value in found.items() if value is not None}
+
     def _learning(self) -> dict[str, float]:
         """Return learning rates, number of updates, exploration rate and size of the replay buffer."""
         optimizers, found = self._optimizers, {}

@@ -25,6 +25,7 @@ from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 from alfx.runs import building
 from alfx.reports import curves
 from alfx.trainers.policy_trainer import RLTrainer
+from alfx.trainers.progress_display import ProgressDisplay
 from alfx.utils.checkpoint_utils import read_checkpoint
 
 sys.path.insert(0, str(Path(__file__).parents[2] / 'tools'))
@@ -338,3 +339,14 @@ def test_asynchronous_actors_work_with_an_additional_dataset(setting):
     assert trainer.current_iterations() == 8
     assert trainer.algorithm.replay_buffer.total_size >= 4 * 4
     assert all(torch.isfinite(x).all() for x in trainer.algorithm.parameters())
+
+
+def test_progress_is_shown_in_updates_and_loss(monkeypatch):
+    shown = []
+    monkeypatch.setattr(ProgressDisplay, 'is_due', lambda self: True)
+    monkeypatch.setattr(ProgressDisplay, 'show', lambda self, percent, count, values: shown.append(values))
+    record('data', seed=1)
+    train('iql_pendulum', 'run', "TrainerConfig.offline_buffer_dir = 'data'", 'TrainerConfig.num_iterations = 4',
+          'TrainerConfig.summary_interval = 1')
+    assert [list(values) for values in shown] == 5 * [['iteration', 'updates', 'loss']]  # the last one twice
+    assert [values['updates'] for values in shown] == ['3', '6', '9', '12', '12'] and float(shown[-1]['loss'])

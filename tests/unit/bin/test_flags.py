@@ -240,7 +240,8 @@ def test_flags_may_be_written_with_hyphens():
 
 
 @pytest.mark.parametrize('flag, binding', [
-    ('--num-env-steps=3', 'TrainerConfig.num_env_steps'), ('--total_timesteps', 'TrainerConfig.num_env_steps'),
+    ('--num-env-steps=3', 'TrainerConfig.num_env_steps'), ('--steps=300', 'TrainerConfig.num_env_steps'),
+    ('--total_timesteps', 'TrainerConfig.num_env_steps'),
     ('--unroll_length=3', 'TrainerConfig.unroll_length'), ('--learning-rate', 'Adam.lr'),
 ])
 def test_an_unknown_flag_names_the_binding_that_it_may_mean(flag, binding, capsys):

@@ -13,7 +13,7 @@ import torch
 from helpers.gym_environments import ChainEnv, CountEnv
 
 from alfx import nest
-from alfx.environments import saved_state, suite_atari, suite_gym, suite_minigrid
+from alfx.environments import gym_make, saved_state, suite_atari, suite_gym, suite_minigrid
 from alfx.environments.alf_gym_wrapper import AlfGymWrapper, tensor_spec_from_gym_space
 from alfx.environments.alf_wrappers import AtariTerminalOnLifeLossWrapper, CheckedEnvironment, TimeLimit
 from alfx.environments.environment_errors import EnvironmentLoadError, UnsupportedOperationError
@@ -372,3 +372,14 @@ class TestMiniGrid:
 
 def test_no_window_is_opened_on_this_machine():
     assert os.environ.get('SDL_VIDEODRIVER') == 'dummy'
+
+
+def test_output_of_packages_that_are_not_needed_is_not_shown(tmp_path, monkeypatch, capfd):
+    (tmp_path / 'noisy_plugin.py').write_text("import logging, sys\nlogging.warning('advice')\nprint('more advice')\n"
+                                              "import gymnasium\ngymnasium.register('Quiet-v3', 'x:Y')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(gym_make, '_PLUGINS', {'noisy_plugin': 'Noisy'})
+    with pytest.raises(EnvironmentLoadError, match="did you mean 'Quiet-v3'"):
+        suite_gym.load('Quiet-v2')
+    gym_make.registry.pop('Quiet-v3')
+    assert 'advice' not in ''.join(capfd.readouterr())
