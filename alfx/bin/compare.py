@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
     print(_table([list(rows[0]), *([_cell(value, name) for name, value in row.items()] for row in rows)]))
     titles = [row['run'] for row in rows]
     names = [os.path.basename(os.path.normpath(title)) for title in titles]
-    unequal = comparing.differences([comparing.read_bindings(groups[title][0]['run']) for title in titles])
+    unequal = comparing.differences([comparing.read_conf(groups[title][0]['run']) for title in titles])
     if unequal:
         print('\ndifferences between the confs:')
         print(_table([['binding', *(titles if len(set(names)) < len(names) else names)],

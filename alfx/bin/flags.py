@@ -414,8 +414,8 @@ def take_argument(argv: list[str], name: str) -> list[str]:
 def call(main: Callable[[list[str]], Optional[int]], argv: list[str]) -> int:
     """Call ``main`` with the parsed arguments, print errors as :func:`run` describes, and return the exit code."""
     if len(argv) > 1:
-        print(f"unexpected argument {argv[1]!r}; flags start with --, and values with spaces need quotes",
-              file=sys.stderr)
+        print(f'unexpected argument {argv[1]!r}: expected one conf or run folder; flags start with --, and values with '
+              'spaces need quotes', file=sys.stderr)
         return 2
     try:
         return main(argv) or 0

@@ -139,16 +139,18 @@ def _lines_of_class(name: str, known: Sequence[Entry]) -> list[str]:
         try:
             description = gin_utils.describe(name)
         except gin_utils.ConfError as error:
-            own = sorted({entry.selector.rsplit('.', 1)[-1] for entry in known})
+            names = sorted({entry.selector.rsplit('.', 1)[-1] for entry in known})
             modules = sorted({part for entry in known for part in entry.module.split('.')[1:]})
-            nearest = [*sorted((other for other in own if other.lower().startswith(name.lower())), key=len),
-                       *difflib.get_close_matches(name, [*own, *modules], n=1, cutoff=0.7)]
+            nearest = [*sorted((other for other in names if other.lower().startswith(name.lower())), key=len),
+                       *difflib.get_close_matches(name, [*names, *modules], n=1, cutoff=0.7)]
             message, _, hint = str(error).partition('\n  ')
             meant = hint or gin_utils.aliases.instead_of_parameter('', name) or (
                 f"did you mean '{nearest[0]}'?" if nearest else '')
             conf = name.removesuffix('.gin')
             shown = os.path.isfile(os.path.join(CONFS, f'{conf}.gin')) and f'alfx show {conf} prints {conf}.gin'
-            return [message, *(f'  {text}' for text in (meant, shown) if text)]
+            unknown = not (meant or shown or vars(flags.FLAGS).get('module'))
+            own = unknown and 'for a class of your own, also write --module your_module'
+            return [message, *(f'  {text}' for text in (meant, shown, own) if text)]
     # A conf may not write a name that several modules define, such as load.
     shortest = next(part for part in _endings(description.selector) if len(matching(part, known)) <= 1)
     return [f'@{description.selector}', '', *_signature_lines(shortest, description.parameters), '',

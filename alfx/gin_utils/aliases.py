@@ -57,6 +57,8 @@ INSTEAD = {
     '*.value_network': _NETWORK_CLASS.format('value_network'),
     '*.gamma': 'the discount is a parameter of the loss: write OneStepTDLoss.gamma for critics, ActorCriticLoss.gamma '
                'or PPOLoss.gamma for actor-critics',
+    'SacAlgorithm.ent_coef': 'the temperature is learned: write SacAlgorithm.initial_log_alpha, the logarithm of its '
+                             'initial value, and SacAlgorithm.target_entropy',
     '*.use_parallel_network': 'remove it: the networks of an ensemble are batched automatically where possible',
     'make_ddp_performer': 'remove it: gradients are averaged over processes without DistributedDataParallel',
     'PPGAuxPhaseLoss.gamma': 'remove it: the targets of the values are the returns of PPOLoss.gamma',

@@ -14,6 +14,7 @@
 """
 
 import contextlib
+import glob
 import importlib.metadata
 import json
 import os
@@ -158,6 +159,11 @@ def stored_conf(root_dir: Optional[str]) -> str:
         path = os.path.join(root_dir or '.', 'conf', name)
         if os.path.isfile(path) and stored_files.read_text(path).strip():
             return os.path.abspath(path)
+    runs = sorted(glob.glob(os.path.join(glob.escape(root_dir or '.'), '*', 'conf', 'operative.gin')))
+    if runs:
+        names = [os.path.dirname(os.path.dirname(run)) for run in runs]
+        raise ConfError(f'{root_dir} is not a run folder, but contains {len(names)}',
+                        f'name one of them: {", ".join(names[:5])}{", ..." if len(names) > 5 else ""}')
     raise ConfError(f'{root_dir} is not a run folder: it has no conf/operative.gin, or the file is blank',
                     'pass --conf FILE, or the root_dir of an existing run')
 

@@ -98,7 +98,9 @@ def _fit(value: Any, annotation: Any) -> Any:
     if base in (collections.abc.Callable, typing.Callable, type):
         hint = '' if not isinstance(value, str) else (
             f'a reference has no quotes: {value}; in Python, pass the function or class itself'
-            if value.startswith('@') else f'a reference begins with @: @{value}')
+            if value.startswith('@') else
+            'a schedule is an object: @LinearScheduler() with LinearScheduler.schedule = [(0.0, START), (1.0, 0.0)]'
+            if value.startswith('lin_') else f'a reference begins with @: @{value}')
         return _require(not isinstance(value, _LITERALS), value, hint)
     return _fit_scalar(value, base)
 

@@ -188,8 +188,9 @@ def _without_task(folder: str) -> str:
     if not os.path.isfile(path):
         return os.path.dirname(os.path.abspath(folder))
     lines = gin_utils.stored_files.read_text(path).splitlines(keepends=True)
-    return ''.join(sorted(line for line in lines if not line.startswith('#') and not _TASK_LINE.match(line)
-                          and not curves.is_seed_binding(line)))
+    bindings = sorted(line for line in lines if not line.startswith('#') and not _TASK_LINE.match(line)
+                      and not curves.is_seed_binding(line))
+    return ''.join([*bindings, *map(str, curves.user_code(folder).items())])
 
 
 def _read_curve(folder: str, x: str, y: str, evaluation: bool) -> curves.Curve | None:
@@ -199,7 +200,7 @@ def _read_curve(folder: str, x: str, y: str, evaluation: bool) -> curves.Curve |
 
 
 def _read_run(folder: str, method: str, finals: dict[str, float]) -> Run:
-    bindings = comparing.read_bindings(folder)
+    bindings = comparing.read_conf(folder)
     task = next((value for name, value in bindings.items() if _TASK.search(name)), '')
     info = gin_utils.stored_info(folder)
     tuning = run_files.StartRecord(folder).read().get('tuning')

@@ -76,6 +76,11 @@ def read_bindings(root_dir: str) -> dict[str, str]:
     return {name: value for name, value in named.items() if name not in _NOT_COMPARED}
 
 
+def read_conf(root_dir: str) -> dict[str, str]:
+    """Return the bindings of a run and the checksums of the user's code, see :func:`~alfx.reports.curves.user_code`."""
+    return read_bindings(root_dir) | curves.user_code(root_dir)
+
+
 def _short_name(name: str) -> str:
     """Return the name of a binding without the module: ``ac/Adam.lr`` for ``ac/alfx.optimizers.Adam.lr``."""
     *scopes, selector = name.split('/')
@@ -104,7 +109,7 @@ def labels(root_dirs: Sequence[str], names: Sequence[str], most: int = 3) -> lis
     result = list(names)
     for name in dict.fromkeys(name for name in names if list(names).count(name) > 1):
         same = [i for i, other in enumerate(names) if other == name]
-        unequal = differences([read_bindings(root_dirs[i]) for i in same])
+        unequal = differences([read_conf(root_dirs[i]) for i in same])
         arguments = [binding.rpartition('.')[2] for binding, _ in unequal]
         if len(set(arguments)) < len(arguments):
             arguments = [binding for binding, _ in unequal]

@@ -4,7 +4,10 @@ A curve is read from ``progress.csv``, or from the TensorBoard event files of a 
 only in their seed and folder form a group. The band around the curve of a group is its 95% interval
 (Student's t).
 """
+import ast
+import contextlib
 import glob
+import hashlib
 import io
 import logging
 import os
@@ -141,7 +144,23 @@ def _conf_key(root_dir: str) -> str:
     if not os.path.isfile(path):
         return os.path.dirname(os.path.abspath(root_dir))
     lines = stored_files.read_text(path).splitlines(keepends=True)
-    return ''.join(line for line in lines if not is_seed_binding(line) and not line.startswith('#'))
+    bindings = [line for line in lines if not is_seed_binding(line) and not line.startswith('#')]
+    return ''.join([*bindings, *map(str, user_code(root_dir).items())])
+
+
+def user_code(root_dir: str) -> dict[str, str]:
+    """Return a checksum of each Python file that a run copied from the user, by 'code of NAME'.
+
+    Comments and the formatting of the code have no effect on it.
+    """
+    folder, found = os.path.join(root_dir, 'conf'), {}
+    for path in sorted(glob.glob(os.path.join(glob.escape(folder), '**', '*.py'), recursive=True)):
+        text = stored_files.read_text(path, errors='replace')
+        with contextlib.suppress(SyntaxError, ValueError):
+            text = ast.dump(ast.parse(text))
+        name = os.path.splitext(os.path.relpath(path, folder))[0]
+        found[f'code of {name}'] = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return found
 
 
 def is_seed_binding(line: str) -> bool:

@@ -153,7 +153,8 @@ def test_help_shows_the_nearest_name(capsys):
     for part, name in (('dqn', 'DqnAlgorithm'), ('Sac', 'SacAlgorithm'), ('sac_algoritm', 'sac_algorithm')):
         assert help_program.main([part]) == 2
         assert f"did you mean '{name}'?" in capsys.readouterr().err
-    for name, hint in (('clip_range', '\n  alfx calls it PPOLoss.importance_ratio_clipping'), ('nothing_is_near', ''),
+    for name, hint in (('clip_range', '\n  alfx calls it PPOLoss.importance_ratio_clipping'),
+                       ('nothing_is_near', '\n  for a class of your own, also write --module your_module'),
                        ('sac.gin', '\n  alfx show sac prints sac.gin'),
                        ('dqn', "\n  did you mean 'DqnAlgorithm'?\n  alfx show dqn prints dqn.gin")):
         assert help_program.main([name]) == 2

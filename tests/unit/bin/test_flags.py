@@ -326,3 +326,8 @@ def test_help_after_two_dashes_and_values_of_negated_flags(capsys):
         with pytest.raises(SystemExit):
             parser.read(arguments)
         assert message in ''.join(capsys.readouterr())
+
+
+def test_a_second_conf_is_refused_with_what_is_expected(capsys):
+    assert conf_flags.call(pytest.fail, ['train', 'other.gin']) == 2
+    assert "unexpected argument 'other.gin': expected one conf or run folder" in capsys.readouterr().err

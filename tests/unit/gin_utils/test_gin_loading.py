@@ -430,6 +430,7 @@ def test_an_open_bracket_has_the_same_message_in_every_python(conf, monkeypatch)
     ("Car.doors = (1, 'two')", 'Car.doors expects Sequence[int]'),
     ('Car.name = 3', "text needs quotes: '3'"),
     ("Car.paint = 'elu'", 'a reference begins with @: @elu'),
+    ("Car.paint = 'lin_0.1'", 'a schedule is an object: @LinearScheduler()'),
     ("Car.paint = '@elu'", 'a reference has no quotes: @elu'),
     ('Car.paint = @elu()', 'write @elu'),
     ('Car.fast = 2', 'Car.fast expects bool, found int 2'),

@@ -251,3 +251,13 @@ def test_without_a_checkpoint_no_run_can_be_resumed(conf):
     gin_utils.write_conf('run', loaded, [])
     assert gin_utils.stored_conf('run').endswith('config.gin'), 'the operative conf was that of another one'
     assert 'Boat.seats = 7' in read('config.gin') and 'Motor' not in read('config.gin')
+
+
+def test_a_folder_of_runs_is_answered_with_their_names(tmp_path):
+    for i in range(7):
+        (tmp_path / f'seed-{i}' / 'conf').mkdir(parents=True)
+        (tmp_path / f'seed-{i}' / 'conf' / 'operative.gin').write_text('X.y = 1')
+    with pytest.raises(ConfError) as caught:
+        gin_utils.load(None, root_dir=str(tmp_path))
+    assert str(caught.value) == (f'{tmp_path} is not a run folder, but contains 7\n  name one of them: '
+                                 + ', '.join(str(tmp_path / f'seed-{i}') for i in range(5)) + ', ...')

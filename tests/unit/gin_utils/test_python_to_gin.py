@@ -3,8 +3,10 @@ import subprocess
 import sys
 
 import pytest
+from helpers.flag_values import flag_values
 
 from alfx import gin_utils
+from alfx.bin import convert as convert_program
 from alfx.config import TrainerConfig
 from alfx.gin_utils import ConfError, python_to_gin
 from alfx.trainers.policy_trainer import RLTrainer
@@ -745,3 +747,8 @@ def test_the_command_writes_a_gin_file_and_lists_problems(folder):
     assert done.returncode == 1 and 'TrainerConfig.unroll_length = 1\n' in done.stdout
     assert done.stderr.startswith('# executing the Python code of x_conf.py\n')
     assert 'x_conf.py:2: a gin file cannot express a lambda\n  move it to a module beside the conf' in done.stderr
+
+
+def test_the_command_refuses_settings_of_other_libraries():
+    with flag_values(convert_program.PARSER, conf='sac.yml'), pytest.raises(ConfError, match='from_other_libraries'):
+        convert_program.main(['convert'])

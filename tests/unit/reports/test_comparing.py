@@ -5,7 +5,7 @@ import sys
 import pytest
 from helpers import warm_starts
 
-from alfx.reports import comparing
+from alfx.reports import collecting, comparing, curves
 
 
 def write_run(folder, returns, learning_rate, seed=0):
@@ -117,3 +117,17 @@ def test_labels_show_arguments_and_rounded_numbers(tmp_path, bindings, labels):
         (tmp_path / str(number) / 'conf').mkdir(parents=True)
         (tmp_path / str(number) / 'conf' / 'config.gin').write_text(f'{text}\n')
     assert comparing.labels(folders, ['x', 'x']) == labels
+
+
+def test_runs_of_different_code_of_the_user_are_different_variants(tmp_path):
+    folders = [write_run(tmp_path / name, [1], 0.1, seed) for seed, name in enumerate('abcd')]
+    for folder, code in zip(folders, ('X = 1\n', '# a comment\nX  =  1\n', 'X = 2\n', 'X = 2 +\n')):
+        package = tmp_path / folder / 'conf' / 'pack'
+        package.mkdir()
+        (package / 'own.py').write_text(code)
+    groups = curves.group_runs(folders)
+    assert list(groups.values()) == [folders[:2], folders[2:3], folders[3:]]
+    (name, sums), = comparing.differences([comparing.read_conf(folder) for folder in folders])
+    assert name == 'code of pack/own' and sums[0] == sums[1] and len(set(sums)) == 3
+    assert comparing.labels(folders[1:3], ['x', 'x']) == [f'x: {name}={sums[1]}', f'x: {name}={sums[2]}']
+    assert len({run.method for run in collecting.collect(folders[1:3]).runs}) == 2
