@@ -112,14 +112,13 @@ def _print_end(trainer: Any, root_dir: str) -> None:
         log.handlers.clear()
     print(f'\n{done}')
     arguments: dict[str, tuple[str, ...]] = {
-        'train more': ('train', '--root_dir', root_dir, '--conf_param', trainer.longer())}
+        'train more': ('train', root_dir, trainer.longer())}
     if kept := trainer.last_scheduled_values():  # a longer run would set them back; a fork can keep them
-        bindings = [trainer.longer(), *(f'{name}={value:.4g}' for name, value in kept.items())]
-        arguments['train more'] = ('fork', root_dir, *(part for binding in bindings for part in ('--set', binding)))
+        arguments['train more'] = ('fork', root_dir, trainer.longer(),
+                                   *(f'{name}={value:.4g}' for name, value in kept.items()))
     if trainer.algorithm.environment is not None:
-        play = ('play', '--root_dir', root_dir)
-        arguments = {'play': play, 'video': (*play, '--record_file', 'play.mp4'),
-                     'evaluate': ('evaluate', '--root_dir', root_dir), 'plot': ('plot', root_dir), **arguments}
+        arguments = {'play': ('play', root_dir), 'video': ('play', root_dir, '--record_file', 'play.mp4'),
+                     'evaluate': ('evaluate', root_dir), 'plot': ('plot', root_dir), **arguments}
     for name, (program, *rest) in arguments.items():
         print(f'  {name + ":":13}{command.command_of(program, *rest)}')
     print(f'  {"curves:":13}{command.python()} -m tensorboard.main --logdir {shlex.quote(root_dir)}')

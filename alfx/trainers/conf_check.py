@@ -15,6 +15,7 @@ from torch import nn
 from alfx import gin_utils, nest
 from alfx.algorithms.agent import Agent
 from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.data_transformer import IdentityDataTransformer, SequentialDataTransformer
 from alfx.config import TrainerConfig
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
@@ -81,9 +82,11 @@ def check(root_dir: str, conf_file: str = '', callbacks: Sequence[Any] = ()) -> 
     algorithm = trainer.algorithm
     acting.check(algorithm, as_given)
     trainer.leave_signals()
+    trainer._environment_state.close()  # nothing is resumed, so that no saved state has to be verified
     shorten(config, trainer._env.batch_size if is_rl else 1)
     if is_rl:
         yield from spec_lines(trainer._env, algorithm)
+        yield transformer_line(algorithm.data_transformer)
         yield ''
     if isinstance(algorithm, Agent):
         yield from agent_lines(algorithm, _owner_names(algorithm))
@@ -150,6 +153,13 @@ def spec_lines(env: Any, algorithm: Any) -> list[str]:
         if spec is not None:
             lines += nested_spec_lines(title, spec)
     return lines
+
+
+def transformer_line(transformer: Any) -> str:
+    """Name the data transformers in the order in which they are applied."""
+    members = transformer.members() if isinstance(transformer, SequentialDataTransformer) else [transformer]
+    names = [type(member).__name__ for member in members if not isinstance(member, IdentityDataTransformer)]
+    return f'data transformers: {", ".join(names) or "none"}'
 
 
 def nested_spec_lines(title: str, spec: NestedTensorSpec) -> list[str]:

@@ -363,9 +363,14 @@ class Trainer:
         return f'TrainerConfig.{name}={2 * getattr(self._config, name)}'
 
     def last_scheduled_values(self) -> dict[str, float]:
-        """Return the values in the last iteration of the schedules that a longer run would set back, by argument."""
+        """Return the values in the last iteration of the schedules that a longer run would set back, by argument.
+
+        Values that have fallen below 2% of their start, with which hardly anything is learned, are left out.
+        """
         env_steps = self.current_env_steps() - self._state.steps_of_iteration
-        return values_over_percent(self._progress_after(env_steps, self._state.iteration - 1))
+        first, last = (values_over_percent(percent) for percent in (
+            0.0, self._progress_after(env_steps, self._state.iteration - 1)))
+        return {name: value for name, value in last.items() if abs(value) >= 0.02 * abs(first[name])}
 
     def score(self) -> str:
         """Describe the latest evaluation, or the latest training episodes if there is no evaluation."""

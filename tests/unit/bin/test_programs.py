@@ -59,8 +59,8 @@ def test_training_creates_a_run_folder_and_prints_the_next_steps(run):
         assert os.path.isfile(os.path.join(root_dir, path)), path
     assert len(Checkpointer(run_files.checkpoint_dir(root_dir)).steps()) == 5
     assert 'evaluation return' in said
-    for command in (f'play --root_dir {root_dir}', f'evaluate --root_dir {root_dir}', f'plot {root_dir}',
-                    f'-m tensorboard.main --logdir {root_dir}', 'TrainerConfig.num_env_steps=3000'):
+    for command in (f'play {root_dir}', f'evaluate {root_dir}', f'plot {root_dir}',
+                    f'-m tensorboard.main --logdir {root_dir}', f'train {root_dir} TrainerConfig.num_env_steps=3000'):
         assert command in said
 
 

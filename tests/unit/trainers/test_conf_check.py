@@ -1,5 +1,6 @@
 """Parts of the report of ``bin.check`` about a conf."""
 
+import logging
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,7 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from alfx import gin_utils
 from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.data_transformer import ObservationNormalizer, RewardClipping, create_data_transformer
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 from alfx.trainers import conf_check
 
@@ -84,3 +87,24 @@ def test_an_unroll_is_shortened_if_samples_of_it_are_trained_on(samples, unroll_
     conf_check.shorten(config, 38)
     assert (config.unroll_length, config.num_updates_per_train_iter) == (unroll_length, updates)
     assert (config.num_iterations, config.initial_collect_steps) == (2, 3 * 38)
+
+
+@pytest.mark.parametrize('ctors, line', [
+    (None, 'none'), (ObservationNormalizer, 'ObservationNormalizer'),
+    ([ObservationNormalizer, RewardClipping], 'ObservationNormalizer, RewardClipping')])
+def test_data_transformers_are_listed_in_order(ctors, line):
+    transformer = create_data_transformer(ctors, TensorSpec((3, )))
+    assert conf_check.transformer_line(transformer) == f'data transformers: {line}'
+
+
+def test_a_check_does_not_report_that_states_cannot_be_verified(tmp_path, caplog):
+    (tmp_path / 'checked_env.py').write_text(
+        'import gymnasium\nfrom gymnasium.envs.classic_control import CartPoleEnv\n\n\n'
+        "class Own(CartPoleEnv):\n    pass\n\n\ngymnasium.register('Checked-v0', Own, max_episode_steps=20)\n")
+    conf = tmp_path / 'c.gin'
+    conf.write_text("include 'ppo_cart_pole.gin'\nimport checked_env\ncreate_environment.env_name = 'Checked-v0'\n")
+    caplog.set_level(logging.INFO)
+    with gin_utils.loaded(str(conf)):
+        lines = list(conf_check.check(str(tmp_path / 'run')))
+    assert any(line.startswith('data transformers: ') for line in lines) and 'random seed' in caplog.text
+    assert 'cannot be saved' not in caplog.text

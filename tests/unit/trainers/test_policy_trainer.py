@@ -667,3 +667,11 @@ def test_a_library_trainer_does_not_train_in_the_folder_of_another(tmp_path):
             run(tmp_path)
         process.communicate('\n')
     assert not steps(tmp_path)
+
+
+def test_a_longer_run_keeps_schedules_that_still_have_an_effect_at_their_end(tmp_path, monkeypatch):
+    trainer = run(tmp_path, num_iterations=4)
+    values = {0.0: {'Adam.lr': 1e-3, 'X.rate': 1.0, 'X.clip': 0.0},
+              0.75: {'Adam.lr': 1e-5, 'X.rate': 0.04, 'X.clip': 0.5}}
+    monkeypatch.setattr('alfx.trainers.policy_trainer.values_over_percent', values.__getitem__)
+    assert trainer.last_scheduled_values() == {'X.rate': 0.04, 'X.clip': 0.5}
