@@ -357,7 +357,8 @@ class EnvironmentGroup:
                                                self._observation_shapes):
             if np.shape(value) != shape or value is None:
                 found = 'None' if value is None else f'shape {np.shape(value)}'
-                raise ValueError(f'{path}: expected a sample of its space {space}, but {self._during} returned {found}')
+                raise _WrongObservation(f'{path}: expected a sample of its space {space}, but {self._during} returned '
+                                        f'{found}')
 
     def _parts(self, space: spaces.Space, observation: Any) -> list[Any]:
         """Return the parts of one observation; an observation of another structure raises ``ValueError``."""
@@ -365,8 +366,8 @@ class EnvironmentGroup:
             parts = flatten_sample(space, observation)
             if len(parts) == len(self._observation_shapes):
                 return parts
-        raise ValueError(f'observation: expected a sample of its space {space}, but {self._during} returned '
-                         f'{reprlib.repr(observation)}')
+        raise _WrongObservation(f'observation: expected a sample of its space {space}, but {self._during} returned '
+                                f'{reprlib.repr(observation)}')
 
     def _kept(self, info: dict[str, Any], has_ended: bool = False) -> dict[str, Any]:
         keys = self.info_keys
@@ -415,6 +416,9 @@ class EnvironmentGroup:
         i = self._cursor
         hint = (f'it was restarted {self.restarts[i]} times, the limit set by max_restarts' if self._max_restarts else
                 'set create_environment.max_restarts to restart it')
+        if isinstance(error, _WrongObservation):
+            raise EnvironmentStepError(self._first + i, self.name, self._during, str(error),
+                                       hint='change the space, or what the environment returns') from None
         reason = (f'it called sys.exit({error.code})' if isinstance(error, SystemExit) else
                   f'{type(error).__name__}: {error}')
         raise EnvironmentStepError(self._first + i, self.name, self._during, reason,
@@ -501,6 +505,10 @@ def _all_finite(reward: Any, shape: tuple[int, ...]) -> bool:
 
 _NO_RESULT = object()
 _SELF_EXPLANATORY = (EnvironmentStepError, EnvironmentLoadError, UnsupportedSpaceError, ConfError)
+
+
+class _WrongObservation(ValueError):
+    """Raised if an observation does not have the structure of its space."""
 
 
 class _Guard:

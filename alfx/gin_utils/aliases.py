@@ -33,7 +33,8 @@ INSTEAD = {
     'SummarizeGradient': 'remove the layer and write TrainerConfig.summarize_grads_and_vars = True',
     'PeriodicReset': 'remove it: parameters are never reset during a run',
     # transformations of experience
-    'cast_transformer': 'write @Cast() as input preprocessor: EncodingNetwork.input_preprocessors = @Cast()',
+    'cast_transformer': 'write @Cast() as input preprocessor of each network, for example '
+                        'ActorDistributionNetwork.input_preprocessors = @Cast()',
     'image_scale_transformer': 'write TrainerConfig.data_transformer_ctor = @ImageScaleTransformer; its parameters '
                                'are ImageScaleTransformer.fields, ImageScaleTransformer.min and '
                                'ImageScaleTransformer.max',

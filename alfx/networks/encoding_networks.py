@@ -101,6 +101,7 @@ def _advice_for_integers(spec: TensorSpec) -> str:
     advice = ('for quantities add @ImageScaleTransformer to TrainerConfig.data_transformer_ctor' if size <= 2**16 else
               'for quantities add @ObservationNormalizer to TrainerConfig.data_transformer_ctor and name them in '
               "ObservationNormalizer.fields ([''] if they are the whole observation)")
+    advice += ', or set input_preprocessors = @Cast() of this network to take them as they are'
     if size * spec.numel <= 2**24:  # see EmbeddingPreprocessor
         one_hot = '@OneHot() or ' if size <= 2**12 else ''
         advice += f', for categories set input_preprocessors = {one_hot}@EmbeddingPreprocessor()'

@@ -191,8 +191,9 @@ class TestErrors:
                 return np.zeros(1, np.float32)
 
         env = SerialVectorEnv([Wrong])
-        with pytest.raises(EnvironmentStepError, match=r'reset\(\) returned shape \(1,\)'):
+        with pytest.raises(EnvironmentStepError, match=r'reset\(\) returned shape \(1,\)') as caught:
             env.reset()
+        assert str(caught.value).endswith('\n  change the space, or what the environment returns')  # no restart helps
 
     def test_a_process_that_is_killed_is_reported_with_how_it_ended(self):
         env = ProcessVectorEnv(raising('kill'))
