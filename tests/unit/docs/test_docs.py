@@ -92,8 +92,18 @@ def test_the_penalty_of_the_extended_algorithm_shrinks_the_actor(tmp_path, monke
         (folder := tmp_path / str(penalty)).mkdir()
         algorithm = trained('write_an_algorithm.md', 'regularized_sac_pendulum.gin',
                             [*SHORT_SAC, f'RegularizedSac.penalty = {penalty}'], folder, monkeypatch)
+        assert 'train/squared_weights' in pathlib.Path('run/progress.csv').read_text()
         sizes.append(sum(float(p.detach().square().sum()) for p in algorithm.policy.actor.parameters()))
     assert sizes[1] < 0.98 * sizes[0]
+
+
+@pytest.mark.parametrize('bindings, is_fixed', [
+    ((), False), (('SacAlgorithm.alpha_optimizer = @alpha/Adam()', 'alpha/Adam.lr = 0.0'), True)])
+def test_a_learning_rate_of_zero_fixes_the_entropy_coefficient(bindings, is_fixed, tmp_path, monkeypatch):
+    algorithm = trained('coming_from_other_libraries.md', 'zoo_sac_pendulum.gin', [*SHORT_SAC, *bindings], tmp_path,
+                        monkeypatch)
+    log_alpha, = (value.item() for name, value in algorithm.named_parameters() if name.endswith('_log_alpha'))
+    assert (log_alpha == pytest.approx(-2.303, abs=1e-6)) == is_fixed
 
 
 def test_the_custom_network_is_trained(tmp_path, monkeypatch):
