@@ -170,10 +170,17 @@ def collect(folders: Sequence[str], x: str = 'env_steps', y: str = 'average_retu
 
 
 def _methods(folders: Sequence[str]) -> dict[str, str]:
-    """Return the name of the method of each run."""
-    keys: dict[str, list[str]] = {}
-    for group in curves.group_runs(list(folders)).values():
-        keys.setdefault(_without_task(group[0]), []).extend(group)
+    """Return the name of the method of each run.
+
+    The same file of the user with other contents makes another method. A file that only some runs have does not,
+    because it may belong to their task.
+    """
+    groups = list(curves.group_runs(list(folders)).values())
+    codes = [curves.user_code(group[0]) for group in groups]
+    keys: dict[tuple[str, ...], list[str]] = {}
+    for group, code in zip(groups, codes):
+        changed = [code[name] for name in code if any(other.get(name, code[name]) != code[name] for other in codes)]
+        keys.setdefault((_without_task(group[0]), *changed), []).extend(group)
     first = [group[0] for group in keys.values()]
     labels = comparing.labels(first, [curves.conf_name(folder) for folder in first])
     named = {}
@@ -188,9 +195,8 @@ def _without_task(folder: str) -> str:
     if not os.path.isfile(path):
         return os.path.dirname(os.path.abspath(folder))
     lines = gin_utils.stored_files.read_text(path).splitlines(keepends=True)
-    bindings = sorted(line for line in lines if not line.startswith('#') and not _TASK_LINE.match(line)
-                      and not curves.is_seed_binding(line))
-    return ''.join([*bindings, *map(str, curves.user_code(folder).items())])
+    return ''.join(sorted(line for line in lines if not line.startswith('#') and not _TASK_LINE.match(line)
+                          and not curves.is_seed_binding(line)))
 
 
 def _read_curve(folder: str, x: str, y: str, evaluation: bool) -> curves.Curve | None:

@@ -1,5 +1,6 @@
 """Comparisons of runs: metrics, confs, names, pairs with the same seed."""
 import json
+import os
 import sys
 
 import pytest
@@ -131,3 +132,5 @@ def test_runs_of_different_code_of_the_user_are_different_variants(tmp_path):
     assert name == 'code of pack/own' and sums[0] == sums[1] and len(set(sums)) == 3
     assert comparing.labels(folders[1:3], ['x', 'x']) == [f'x: {name}={sums[1]}', f'x: {name}={sums[2]}']
     assert len({run.method for run in collecting.collect(folders[1:3]).runs}) == 2
+    os.rename(os.path.join(folders[1], 'conf', 'pack', 'own.py'), os.path.join(folders[1], 'conf', 'task.py'))
+    assert len({run.method for run in collecting.collect(folders[1:3]).runs}) == 1  # other files, of other tasks
