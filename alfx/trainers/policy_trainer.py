@@ -284,7 +284,7 @@ class Trainer:
             values |= {name: f'{value:,.0f}' if name == 'updates' else f'{value:.5g}'
                        for name, value in self._summary.learning_values().items()}
         return values | {name.removeprefix('average_'): f'{value:.5g}'
-                         for name, value in self._summary.episode_averages().items()}
+                         for name, value in self._summary.episode_averages().items() if '/' not in name}
 
     def _show_messages(self) -> None:
         if self._evaluator is not None:

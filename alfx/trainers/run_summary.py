@@ -177,13 +177,16 @@ class RunSummary:
     def episode_averages(self) -> dict[str, float]:
         """Return ``average_return`` (summed over the reward dimensions) and ``average_length`` of the latest episodes.
 
-        The dict is empty before the first episode has ended.
+        For K-dimensional rewards ``average_return/0`` to ``average_return/K-1`` are added. The dict is empty before the
+        first episode has ended.
         """
         averages = {}
         for key, name in (('average_return', 'AverageReturn'), ('average_length', 'AverageEpisodeLength')):
             metric = self._metrics.get(name)
             if metric is not None and metric.has_result():
-                averages[key] = float(metric.result().sum())
+                result = metric.result()
+                averages[key] = float(result.sum())
+                averages |= {f'{key}/{i}': float(result[i]) for i in range(len(result) if result.ndim else 0)}
         return averages
 
     def learning_values(self) -> dict[str, float]:

@@ -13,6 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from helpers.gym_environments import MultiRewardEnv
 
 import alfx
 from alfx import gin_utils, python_interface
@@ -23,6 +24,7 @@ from alfx.gin_utils.registry import program_module
 from alfx.runs.policy import Policy
 from alfx.tensor_specs import BoundedTensorSpec, SpecError
 from alfx.trainers.policy_trainer import RLTrainer
+from alfx.trainers.progress_display import ProgressDisplay
 
 PAGE = pathlib.Path(__file__).parents[3] / 'docs' / 'use_from_python.md'
 SMALL = {'create_environment.num_parallel_environments': 2, 'TrainerConfig.num_iterations': 2,
@@ -475,3 +477,17 @@ def test_errors_name_what_the_caller_wrote(tmp_path):
         with pytest.raises(gin_utils.ConfError, match='none does not exist\n  (pass|name) the folder of') as caught:
             use(str(tmp_path / 'none'))
         assert 'root_dir' not in str(caught.value)
+
+
+def test_progress_has_the_return_of_each_reward(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(ProgressDisplay, 'is_due', lambda self: True)
+    root_dir = str(tmp_path / 'run')
+    alfx.train('ppo_cart_pole', {**SMALL, 'create_environment.env_name': MultiRewardEnv,
+                                 'TrainerConfig.data_transformer_ctor': [], 'TrainerConfig.summary_interval': 1},
+               root_dir=root_dir)
+    progress = alfx.read_progress(root_dir)
+    length, sums = progress['average_length'][-1], progress['average_return/1'][-1]
+    assert progress['average_return/0'][-1] == length  # a reward of 1 for each step
+    assert progress['average_return'][-1] == length + sums and sums > length
+    shown = capfd.readouterr().err
+    assert '  return ' in shown and 'return/1' not in shown  # the sum alone
