@@ -62,8 +62,15 @@ def greedy_return(values: Callable[[Tensor], Tensor]) -> float:
 def network(outputs: int, norm: bool = False) -> nn.Sequential:
     """Return one convolution of 16 channels and a layer of 64 units."""
     normed = (lambda *shape: [nn.LayerNorm(shape)]) if norm else lambda *shape: []
-    return nn.Sequential(nn.Conv2d(1, 16, 3), *normed(16, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(384, 64),
-                         *normed(64), nn.ReLU(), nn.Linear(64, outputs))
+    return nn.Sequential(initialized(nn.Conv2d(1, 16, 3)), *normed(16, 8, 3), nn.ReLU(), nn.Flatten(),
+                         initialized(nn.Linear(384, 64)), *normed(64), nn.ReLU(), nn.Linear(64, outputs))
+
+
+def initialized(layer: nn.Conv2d | nn.Linear) -> nn.Module:
+    """Initialize a hidden layer as alfx does by default (He et al. 2015)."""
+    nn.init.kaiming_normal_(layer.weight, nonlinearity='relu')
+    nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    return layer
 
 
 class Noisy(nn.Module):
@@ -90,7 +97,7 @@ class RainbowNetwork(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Flatten())
+        self.body = nn.Sequential(initialized(nn.Conv2d(1, 16, 3)), nn.ReLU(), nn.Flatten())
         self.value, self.advantage = (nn.Sequential(Noisy(384, 64), nn.ReLU(), Noisy(64, n)) for n in (51, 153))
         self.atoms = torch.linspace(-1.0, 1.0, 51)
 
