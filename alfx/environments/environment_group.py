@@ -216,7 +216,7 @@ class EnvironmentGroup:
         for leaf in self._floats:
             x = leaves[leaf]
             # takes a third of the time of np.isfinite; the square of a large number is checked again in _check_finite
-            if not math.isfinite(np.vdot(x, x)):
+            if not float(np.vdot(x, x)) <= _MAX_SQUARES:
                 return True
         return False
 
@@ -225,12 +225,15 @@ class EnvironmentGroup:
         leaves = self._leaves(observations)
         for leaf in self._floats:
             x = leaves[leaf][i]
-            if not np.isfinite(x).all():
+            with np.errstate(over='ignore'):
+                stored = x.astype(np.float32)
+            if not np.isfinite(stored).all():
                 path = flatten_space(self.envs[i].observation_space, 'observation')[leaf][0]
                 where = f'{path} of step {self._steps[i]} of its episode contains'
                 if np.isnan(x).any():
                     raise ValueError(f'{where} NaN')
-                warn_once(self._first + i, self.name, f'{where} infinity', INFINITE)
+                found = 'a number too large for float32' if np.isfinite(x).all() else 'infinity'
+                warn_once(self._first + i, self.name, f'{where} {found}', INFINITE)
 
     def _check_values(self, i: int, observation: Any) -> None:
         """Raise ``EnvironmentStepError`` if an observation would be another one in the dtype of its space.
@@ -503,6 +506,7 @@ def _all_finite(reward: Any, shape: tuple[int, ...]) -> bool:
     return bool(np.isfinite(reward).all())
 
 
+_MAX_SQUARES = 1e77  # about the square of the largest float32
 _NO_RESULT = object()
 _SELF_EXPLANATORY = (EnvironmentStepError, EnvironmentLoadError, UnsupportedSpaceError, ConfError)
 

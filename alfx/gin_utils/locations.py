@@ -189,11 +189,19 @@ def explain(error: Exception, selector: str, scope: Sequence[str], parameters: I
         names_it = innermost and name != 'name' and re.search(rf'\b{re.escape(name)}\b', text)
         if names_it or (isinstance(binding.value, str) and len(binding.value) >= 3 and binding.value in text):
             message = text if text.startswith(f'{owner}.{name}') else f'{owner}.{name} = {binding.value!r}: {text}'
-            raise ConfError([Problem(binding.location, message)]).with_traceback(error.__traceback__) from error
+            problem = Problem(binding.location, message, _bindings_of_object(str(binding.value)))
+            raise ConfError([problem]).with_traceback(error.__traceback__) from error
     if in_effect and innermost:
         setattr(error, _EXPLAINED, True)
         lines = '\n'.join(f'  {binding.location}: {binding}' for binding in in_effect.values())
         error.add_note(f'{owner} was constructed with these bindings of the conf:\n{lines}')
+
+
+def _bindings_of_object(reference: str) -> str:
+    """Return the bindings of the object that ``@scope/Name()`` makes, in one line; '' for other text."""
+    made = re.fullmatch(r'@(?:(.+)/)?(?:\w+\.)*(\w+)\(\)', reference)
+    found = [b for b in bindings() if made and b.scope in ('', made[1]) and b.selector.rsplit('.', 1)[-1] == made[2]]
+    return f'its bindings: {", ".join(f"{b.location}: {b}" for b in found)}' if found else ''
 
 
 def _places_of(owner: str) -> list[Binding]:

@@ -35,6 +35,7 @@ font-variant-numeric:tabular-nums}
 th{background:var(--head)}th:first-child,td:first-child,.text td,.text th{text-align:left}
 td{max-width:30rem}.text td{min-width:6rem;overflow-wrap:anywhere}
 COLORS
+@media(max-width:600px){figure{overflow-x:auto}svg{min-width:560px}}
 @media print{body{max-width:none}.table{overflow:visible}}
 '''
 

@@ -1,6 +1,7 @@
 """Results of single environments that do not fit the interface of gymnasium or the spaces of the environment."""
 import logging
 import re
+import warnings
 
 import gymnasium
 import numpy as np
@@ -13,6 +14,7 @@ from alfx.environments import step_checks
 from alfx.environments.described_environment import DescribedEnvironment
 from alfx.environments.environment_errors import EnvironmentStepError
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
+from alfx.environments.spaces import ObservationCodec
 from alfx.environments.process_vector_env import ProcessVectorEnv
 from alfx.environments.vector_env import SerialVectorEnv
 from alfx.environments.wrapper_base import AlfEnvironmentBaseWrapper
@@ -217,3 +219,19 @@ def test_an_info_that_is_no_dict_is_refused():
     env.reset()
     with pytest.raises(EnvironmentStepError, match=r"its info is \['info'\], expected a dict"):
         env.step(np.zeros(1, int))
+
+
+@pytest.mark.parametrize('large', [1e300, -1e39])
+def test_numbers_that_float32_cannot_hold_are_logged_with_environment_and_step(large, monkeypatch, caplog):
+    monkeypatch.setattr(step_checks, '_logged', set())
+    space = spaces.Box(-np.inf, np.inf, (2, ), np.float64)
+    env = SerialVectorEnv([lambda sent=sent: Returning(space, (np.zeros(2), {}), [np.array([0.0, sent])])
+                           for sent in (3e38, large)])
+    env.reset()
+    with caplog.at_level(logging.WARNING), warnings.catch_warnings():
+        warnings.simplefilter('error')
+        observation = env.step(np.zeros(2, int))[0]
+        stored = ObservationCodec(space).decode(observation, owned=False)
+    assert not torch.isfinite(stored[1, 1]) and torch.isfinite(stored[0]).all()
+    assert "environment 1 of 'Returning': observation of step 1 of its episode contains a number too large for " \
+           'float32' in caplog.text

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from alfx import BoundedTensorSpec, gin_utils
+from alfx import BoundedTensorSpec, gin_utils, optimizers
 from alfx.distributions.truncated import TruncatedCauchy
 from alfx.gin_utils import ConfError, configurable, parsing, static_check
 from alfx.gin_utils.value_checks import Fraction, Range
@@ -839,3 +839,13 @@ def test_a_conf_that_includes_its_own_name_means_the_shipped_one(tmp_path, caplo
     with pytest.raises(ConfError, match='circular include: own.gin -> own.gin'):
         gin_utils.load(str(tmp_path / 'own.gin'))
     gin_utils.clear()
+
+
+def test_an_error_in_what_an_object_returns_names_the_bindings_of_the_object(tmp_path):
+    (tmp_path / 'minus.gin').write_text("include 'ppo_cart_pole.gin'\n"
+                                        'LinearScheduler.schedule = [(0, -1e-3), (1, 0)]\n')
+    gin_utils.load(str(tmp_path / 'minus.gin'))
+    with pytest.raises(ConfError) as caught, gin.config_scope('ppo'):
+        optimizers.Adam([torch.nn.Parameter(torch.zeros(1))])
+    assert 'ppo_cart_pole.gin:18: Adam.lr: expected a number of at least 0, found -0.001\n' in str(caught.value)
+    assert 'minus.gin:2: LinearScheduler.schedule = [(0, -0.001), (1, 0)]' in str(caught.value)
