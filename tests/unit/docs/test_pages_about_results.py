@@ -39,7 +39,8 @@ def test_the_exported_policy_acts_the_same_without_alfx(tmp_path):
     returns = [return_of_program('play.py', tmp_path)]
     if importlib.util.find_spec('onnxscript') and importlib.util.find_spec('onnxruntime'):
         arguments = ['export', 'runs/cart_pole', '--output', 'policy.onnx', '--num_steps', '50']
-        said = warm_starts.run([sys.executable, '-m', 'alfx', *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        said = warm_starts.run([sys.executable, '-m', 'alfx', *arguments], cwd=tmp_path, capture_output=True, text=True,
+                               timeout=120)
         assert said.returncode == 0, said.stderr
         returns.append(return_of_program('play_onnx.py', tmp_path))
 
