@@ -222,7 +222,7 @@ def test_an_info_that_is_no_dict_is_refused():
 
 
 @pytest.mark.parametrize('large', [1e300, -1e39])
-def test_numbers_that_float32_cannot_hold_are_logged_with_environment_and_step(large, monkeypatch, caplog):
+def test_numbers_too_large_for_float32_are_logged_with_their_step(large, monkeypatch, caplog):
     monkeypatch.setattr(step_checks, '_logged', set())
     space = spaces.Box(-np.inf, np.inf, (2, ), np.float64)
     env = SerialVectorEnv([lambda sent=sent: Returning(space, (np.zeros(2), {}), [np.array([0.0, sent])])

@@ -841,7 +841,7 @@ def test_a_conf_that_includes_its_own_name_means_the_shipped_one(tmp_path, caplo
     gin_utils.clear()
 
 
-def test_an_error_in_what_an_object_returns_names_the_bindings_of_the_object(tmp_path):
+def test_an_error_in_what_an_object_returns_names_its_bindings(tmp_path):
     (tmp_path / 'minus.gin').write_text("include 'ppo_cart_pole.gin'\n"
                                         'LinearScheduler.schedule = [(0, -1e-3), (1, 0)]\n')
     gin_utils.load(str(tmp_path / 'minus.gin'))

@@ -669,7 +669,7 @@ def test_a_library_trainer_does_not_train_in_the_folder_of_another(tmp_path):
     assert not steps(tmp_path)
 
 
-def test_a_longer_run_keeps_schedules_that_still_have_an_effect_at_their_end(tmp_path, monkeypatch):
+def test_a_longer_run_keeps_schedules_that_still_have_an_effect(tmp_path, monkeypatch):
     trainer = run(tmp_path, num_iterations=4)
     values = {0.0: {'Adam.lr': 1e-3, 'X.rate': 1.0, 'X.clip': 0.0},
               0.75: {'Adam.lr': 1e-5, 'X.rate': 0.04, 'X.clip': 0.5}}
