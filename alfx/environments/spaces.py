@@ -212,9 +212,11 @@ class ObservationCodec:
 def _tensor(array: Any, dtype: Any, owned: bool) -> torch.Tensor:
     if type(array) is not np.ndarray:
         array = array.cpu().numpy() if isinstance(array, torch.Tensor) else np.asarray(array)
-    if not owned or array.dtype != dtype:
+    if array.dtype != dtype:
         with np.errstate(over='ignore'):  # the environment group warns of numbers too large for float32
             array = array.astype(dtype, order='C')
+    elif not owned:
+        array = array.copy()
     return torch.from_numpy(array)
 
 
