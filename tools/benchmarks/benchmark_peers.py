@@ -29,7 +29,7 @@ class Workload:
     """Task with all settings that determine the amount of work.
 
     Attributes:
-        algorithm: 'ppo' or 'a2c'.
+        algorithm: 'ppo', 'ppo_doorkey' or 'a2c'.
         env_name: gymnasium id.
         num_envs: number of parallel environments.
         unroll_length: steps of each environment per iteration.
@@ -58,19 +58,23 @@ WORKLOADS: dict[str, Any] = {
     'ppo_cart_pole_bonus': Workload('ppo', 'CartPole-v1', 8, 32, 20, 60_000,
                                     'PPO as in ppo_cart_pole, without and with a bonus with networks of equal size; '
                                     'a speedup of 1.3 means that the bonus adds 30%', 'iterations'),
+    'ppo_doorkey_bonus': Workload('ppo_doorkey', 'MiniGrid-DoorKey-8x8-v0', 16, 128, 4, 20_480,
+                                  'PPO as in ppo_minigrid_doorkey_8x8.gin, without and with a bonus', 'iterations'),
     **benchmark_off_policy.WORKLOADS,
     **benchmark_offline.WORKLOADS,
 }
 
 # Networks and environments as in the other peers; summaries and progress.csv with the defaults of TrainerConfig.
-_ALFX_COMMON = """
-create_environment.env_name = '{env_name}'
-create_environment.num_parallel_environments = {num_envs}
-create_environment.nonparallel = True
+_ALFX_NETWORKS = """
 ActorDistributionNetwork.fc_layer_params = (64, 64)
 ActorDistributionNetwork.activation = @torch.tanh
 ValueNetwork.fc_layer_params = (64, 64)
 ValueNetwork.activation = @torch.tanh
+"""
+_ALFX_COMMON = """
+create_environment.env_name = '{env_name}'
+create_environment.num_parallel_environments = {num_envs}
+create_environment.nonparallel = True
 TrainerConfig.unroll_length = {unroll_length}
 TrainerConfig.num_env_steps = {steps}
 TrainerConfig.num_iterations = 0
@@ -80,12 +84,13 @@ TrainerConfig.random_seed = {seed}
 TrainerConfig.compile = {compile}
 """
 _ALFX_CONFS = {
-    'ppo': """include 'ppo.gin'
+    'ppo_doorkey': "include 'ppo_minigrid_doorkey_8x8.gin'\n",
+    'ppo': f"""include 'ppo.gin'
 ppo/Adam.lr = 3e-4
-TrainerConfig.mini_batch_size = {batch_size}
-TrainerConfig.num_updates_per_train_iter = {epochs}
-""",
-    'a2c': """include 'ac_simple.gin'
+TrainerConfig.mini_batch_size = {{batch_size}}
+TrainerConfig.num_updates_per_train_iter = {{epochs}}
+{_ALFX_NETWORKS}""",
+    'a2c': f"""include 'ac_simple.gin'
 Agent.optimizer = @ac/RMSprop()
 ac/RMSprop.lr = 7e-4
 ac/RMSprop.alpha = 0.99
@@ -93,7 +98,7 @@ ac/RMSprop.eps = 1e-5
 ac/RMSprop.gradient_clipping = 0.5
 ac/RMSprop.clip_by_global_norm = True
 ActorCriticLoss.td_lambda = 1.0
-""",
+{_ALFX_NETWORKS}""",
 }
 # Two networks with two layers of 64 each, like policy and value: target and predictor, or forward and inverse model.
 _BONUSES = {
@@ -239,7 +244,7 @@ def unavailable(peer: str, workload: Any) -> str:
     """Return the reason why the peer does not support the workload, or ''."""
     compares_bonuses = workload.unit == 'iterations'
     if peer in _BONUSES:
-        return '' if compares_bonuses else 'only for ppo_cart_pole_bonus'
+        return '' if compares_bonuses else 'only for the workloads ppo_cart_pole_bonus and ppo_doorkey_bonus'
     if compares_bonuses and peer != 'alfx':
         return 'this workload compares alfx with itself'
     is_offline = isinstance(workload, OfflineWorkload)
