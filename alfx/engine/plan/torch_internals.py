@@ -2,10 +2,10 @@
 
 No other module of :mod:`alfx.engine` imports a private module of torch or reads a private attribute of its objects.
 """
+import contextlib
 import functools
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -124,12 +124,28 @@ def has_kernel(op: Any, device: torch.device) -> bool:
 # Compiling -----------------------------------------------------------------------------------------------------------
 
 
-def compiler_settings(settings: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Context manager that sets options of the backend of ``torch.compile``."""
-    from torch._inductor import config
+@contextlib.contextmanager
+def compiler_settings(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Set options of the backend of ``torch.compile`` within a ``with`` block.
 
-    found: AbstractContextManager[None] = config.patch(dict(settings))
-    return found
+    C++ code is compiled with -O2 instead of -O3. Its loops are vectorized when it is generated, so it is as fast, and
+    the large functions of an update compile in a third of the time.
+    """
+    from torch._inductor import config, cpp_builder
+    from torch.utils._pytree import tree_map
+
+    builder: Any = cpp_builder
+    flags_of = builder._get_optimization_cflags
+
+    def flags(*args: Any, **kwargs: Any) -> Any:
+        return tree_map(lambda flag: 'O2' if flag == 'O3' else flag, flags_of(*args, **kwargs))
+
+    builder._get_optimization_cflags = flags
+    try:
+        with config.patch(dict(settings)):
+            yield
+    finally:
+        builder._get_optimization_cflags = flags_of
 
 
 def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor],
