@@ -24,8 +24,8 @@ from alfx.algorithms.offline import offline_losses
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, Count, Fraction, Positive, Range, configurable, problem_at
-from alfx.networks.action_specs import check_actor
+from alfx.gin_utils import Count, Fraction, Positive, Range, configurable
+from alfx.networks.action_specs import check_actor, refuse_discrete_actions
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.value_networks import ValueNetwork
@@ -115,10 +115,7 @@ class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                  max_exp_advantage: Positive = 100, checkpoint: str | None = None, debug_summaries: bool = False,
                  name: str = 'IqlAlgorithm'):
         owner = type(self).__name__
-        if any(spec.is_discrete for spec in nest.flatten(action_spec)):
-            raise ConfError([problem_at('create_environment', 'env_name', f'has a discrete action, {action_spec}, but '
-                                        f'{owner} supports only continuous actions',
-                                        'choose another environment or algorithm')])
+        refuse_discrete_actions(owner, action_spec, 'choose another environment or algorithm')
         actor = actor_network_cls(input_tensor_spec=observation_spec, action_spec=action_spec)
         check_actor(owner, 'actor_network_cls', actor, gives_distributions=True)
         values = {'output_tensor_spec': TensorSpec(reward_spec.shape)} if reward_spec.ndim else {}
