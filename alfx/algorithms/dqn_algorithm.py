@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from alfx import context, nest
 from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
-from alfx.algorithms.categorical_td_loss import CategoricalTDLoss, bootstrap_steps
+from alfx.algorithms.categorical_td_loss import CategoricalTDLoss, bootstrap_steps, make_atoms
 from alfx.config import TrainerConfig
 from alfx.algorithms.base import q_values
 from alfx.algorithms.base.time_slices import steps, pad_end
@@ -358,12 +358,7 @@ def _make_atoms(num_atoms: int | None, v_min: float | None, v_max: float | None,
             raise ValueError(f'{name}: v_min and v_max are set, the range of the atoms of a distribution, but '
                              'num_atoms is not; set num_atoms (51 in the paper), or remove v_min and v_max')
         return None
-    if num_atoms < 2 or v_min is None or v_max is None or not v_min < v_max:
-        raise ValueError(f'{name}: a distribution needs num_atoms of at least 2 and v_min < v_max, found num_atoms = '
-                         f'{num_atoms}, v_min = {v_min}, v_max = {v_max}')
-    if reward_spec.ndim:
-        raise ValueError(f'{name}: num_atoms requires a scalar reward, found {reward_spec}; remove num_atoms')
-    return torch.linspace(v_min, v_max, num_atoms)
+    return make_atoms(num_atoms, v_min, v_max, reward_spec, name, 'remove num_atoms')
 
 
 def make_critics(q_network_cls: Callable[..., Any], observation_spec: NestedTensorSpec, action: BoundedTensorSpec,
