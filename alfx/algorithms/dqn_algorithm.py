@@ -39,7 +39,6 @@ from alfx.networks.q_networks import QNetwork
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.discrete_action import mask_invalid, DiscreteAction, EpsilonZGreedy
 from alfx.utils.schedulers import as_scheduler
-from alfx.utils.target_updater import TargetUpdater
 
 DqnState = namedtuple('DqnState', ['critic', 'target_critic', 'exploration'], default_value=())
 """States of the critics and the target critics, ``()`` if feed-forward, and of the exploration in the rollout."""
@@ -132,9 +131,7 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                                                      long_exploration.state_spec if long_exploration else ()),
                          checkpoint=checkpoint, debug_summaries=debug_summaries, name=name)
         self._critic_networks = critics
-        self._target_critic_networks = critics.copy(name='target_' + critics.name)
-        self._update_target = TargetUpdater(critics, self._target_critic_networks, tau=target_update_tau,
-                                            period=target_update_period)
+        self._set_target_critics(target_update_tau, target_update_period)
         self._add_given_optimizers((q_optimizer, critics))
         self._critic_losses: Any = nn.ModuleList(_make_losses(
             critic_loss_ctor, num_critic_replicas, {} if num_atoms is None else {'v_min': v_min, 'v_max': v_max},
@@ -160,9 +157,6 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             self._greedy = self.recorded(self._best_index, self)
             if long_exploration is None:
                 self._exploring = self.recorded(self._exploring_action, self)
-
-    def _trainable_attributes_to_ignore(self) -> list[str]:
-        return ['_target_critic_networks']
 
     supports_action_mask = True
 

@@ -31,7 +31,6 @@ from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.value_networks import ValueNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils import dist_utils
-from alfx.utils.target_updater import TargetUpdater
 
 IqlActionState = namedtuple('IqlActionState', ['actor_network', 'critic'], default_value=())
 """State of the actor network; ``critic`` is not used."""
@@ -132,9 +131,7 @@ class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._actor_network = actor
         self._critic_networks = critics
         self._value_network = value
-        self._target_critic_networks = critics.copy(name='target_' + critics.name)
-        self._update_target = TargetUpdater(critics, self._target_critic_networks, tau=target_update_tau,
-                                            period=target_update_period)
+        self._set_target_critics(target_update_tau, target_update_period)
         self._add_given_optimizers((actor_optimizer, actor), (critic_optimizer, critics), (value_optimizer, value))
         self._critic_loss = (critic_loss_ctor or OneStepTDLoss)(debug_summaries=debug_summaries,
                                                                 name=f'{name}/critic_loss')
@@ -143,10 +140,6 @@ class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._calculate_priority = calculate_priority
         self._is_recurrent = bool(nest.flatten(self.train_state_spec))
         self.set_epsilon_greedy(epsilon_greedy)
-
-    def _trainable_attributes_to_ignore(self) -> list[str]:
-        """Return the attribute of the target critics."""
-        return ['_target_critic_networks']
 
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
         """Return the state of the actor."""

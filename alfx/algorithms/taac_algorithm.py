@@ -239,10 +239,6 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
         if isinstance(target_entropy, (tuple, list)) and len(target_entropy) != 2:
             raise ConfError([problem_at(owner, 'target_entropy', f'= {target_entropy}: expected one target or a pair')])
 
-    def _trainable_attributes_to_ignore(self) -> list[str]:
-        """Return the name of the target critics."""
-        return ['_target_critic_networks']
-
     # Acting ----------------------------------------------------------------------------------------------------
 
     def predict_step(self, inputs: TimeStep, state: Any) -> AlgStep:
