@@ -127,9 +127,8 @@ def _play_games(algorithm: Any, rules: Rules, opponent: Any, games: int) -> int:
     return int(lost > 0)
 
 
-def main(argv: list[str]) -> int:
+def main() -> int:
     """Evaluate the agent in ``--root_dir``; return 1 if it lost."""
-    del argv
     from alfx.runs import building
     from alfx.runs.playing import load_for_play
     policy_flags.set_up_logging()

@@ -62,9 +62,8 @@ def search_of_run(root_dir: str, steps: int) -> Trees:
     return trees
 
 
-def main(argv: list[str]) -> int:
+def main() -> int:
     """Print the tree."""
-    del argv
     if FLAGS.position:
         trees = search_position(FLAGS.position, FLAGS.simulations)
     else:

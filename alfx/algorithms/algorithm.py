@@ -78,7 +78,6 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         self._capabilities: Capabilities | None = None
         self._updater: Updater | None = None
         self._learner: Learner | None = None
-        self._gradient_noise_scale: GradientNoiseScale | None = None
         self._replay_buffer: ReplayBuffer | None = None
         self._replay_buffer_size: tuple[int, int, bool] | None = None
         self._experience_spec: NestedTensorSpec = None

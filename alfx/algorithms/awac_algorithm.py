@@ -16,10 +16,11 @@ from torch import Tensor
 
 from alfx.algorithms.bootstrapped_algorithm import Rows
 from alfx.algorithms.offline.offline_losses import StoredActions, advantage_weights
-from alfx.algorithms.sac.actions import ActionParts, ActionType, Choice
+from alfx.algorithms.sac.actions import Choice
 from alfx.algorithms.sac.states import OF_BATCHES
 from alfx.algorithms.sac_algorithm import SacAlgorithm
-from alfx.gin_utils import ConfError, Positive, configurable, problem_at, takes_arguments_of
+from alfx.gin_utils import Positive, configurable, takes_arguments_of
+from alfx.networks.action_specs import refuse_discrete_actions
 from alfx.tensor_specs import NestedTensorSpec
 
 _OF_ENTROPY = ('use_entropy_reward', 'normalize_entropy_reward', 'target_entropy', 'prior_actor_ctor',
@@ -51,10 +52,7 @@ class AwacAlgorithm(SacAlgorithm):
         after={'temperature': 'critic_loss_ctor'})
     def __init__(self, action_spec: NestedTensorSpec, temperature: Positive = 1.0, max_exp_advantage: Positive = 100.0,
                  **kwargs: Any):
-        if ActionParts(action_spec).type != ActionType.Continuous:
-            raise ConfError([problem_at(
-                'create_environment', 'env_name', f'has a discrete action, {action_spec}, but {type(self).__name__} '
-                'supports only continuous actions', 'choose another environment or algorithm')])
+        refuse_discrete_actions(type(self).__name__, action_spec, 'choose another environment or algorithm')
         super().__init__(action_spec=action_spec, use_entropy_reward=False, **kwargs)
         self._stored_actions = StoredActions(action_spec)
         self._temperature, self._max_weight = temperature, max_exp_advantage

@@ -93,6 +93,7 @@ class BootstrappedAlgorithm(Algorithm):
     """
 
     _train_actor_on_last_step = True  # compute policy_loss at the last step of a sequence
+    _critic_networks: Any
     _update_target: TargetUpdater | None
     _joins_batches = False  # compute values and targets by one call, joint_values
     _policy_update_period = 1
@@ -116,6 +117,16 @@ class BootstrappedAlgorithm(Algorithm):
     def target_critics(self) -> Any:
         """Target critic networks, or ``None``."""
         return getattr(self, '_target_critic_networks', None)
+
+    def _set_target_critics(self, tau: float, period: int) -> None:
+        """Create target critics as a copy of the critics, updated with rate ``tau`` in every ``period``-th call."""
+        critics = self._critic_networks
+        self._target_critic_networks = critics.copy(name='target_' + critics.name)
+        self._update_target = TargetUpdater(critics, self._target_critic_networks, tau=tau, period=period)
+
+    def _trainable_attributes_to_ignore(self) -> list[str]:
+        """Return the name of the target critics."""
+        return ['_target_critic_networks']
 
     @property
     def updates_are_traceable(self) -> bool:

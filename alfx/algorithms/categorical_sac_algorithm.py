@@ -16,7 +16,7 @@ from torch import Tensor
 
 from alfx.algorithms.base.q_values import expected_values, least_distribution
 from alfx.algorithms.bootstrapped_algorithm import Rows
-from alfx.algorithms.categorical_td_loss import CategoricalTDLoss
+from alfx.algorithms.categorical_td_loss import CategoricalTDLoss, make_atoms
 from alfx.algorithms.sac.critics import critic_with_outputs, require_continuous_actions
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.gin_utils import Count, configurable, takes_arguments_of
@@ -51,11 +51,7 @@ class CategoricalSacAlgorithm(SacAlgorithm):
                  critic_network_cls: Callable[..., Any] | None, critic_loss_ctor: Callable[..., Any] | None, name: str,
                  num_atoms: Count = 101, v_min: float = -5.0, v_max: float = 5.0, **kwargs: Any):
         require_continuous_actions(name, action_spec)
-        if num_atoms < 2 or not v_min < v_max:
-            raise ValueError(f'{name}: a distribution needs num_atoms of at least 2 and v_min < v_max, found num_atoms '
-                             f'= {num_atoms}, v_min = {v_min}, v_max = {v_max}')
-        if reward_spec.ndim:
-            raise ValueError(f'{name}: num_atoms requires a scalar reward, found {reward_spec}; use QrsacAlgorithm')
+        atoms = make_atoms(num_atoms, v_min, v_max, reward_spec, name, 'use QrsacAlgorithm')
         if critic_network_cls is not None:
             critic_network_cls = partial(critic_with_outputs, critic_network_cls, num_atoms)
         self._num_outputs = num_atoms
@@ -63,7 +59,7 @@ class CategoricalSacAlgorithm(SacAlgorithm):
             action_spec=action_spec, reward_spec=reward_spec, critic_network_cls=critic_network_cls, q_network_cls=None,
             critic_loss_ctor=partial(critic_loss_ctor or partial(CategoricalTDLoss, td_lambda=0.0), v_min=v_min,
                                      v_max=v_max), name=name, **kwargs)
-        self.register_buffer('_atoms', torch.linspace(v_min, v_max, num_atoms), persistent=False)
+        self.register_buffer('_atoms', atoms, persistent=False)
 
     def trained_values(self, rows: Rows, details: Any, state: Any) -> tuple[Tensor, Any]:
         """Return log-probabilities ``[B, n, N]`` of the atoms for the action taken."""

@@ -16,6 +16,7 @@ from alfx import summary
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import LossInfo, StepType
 from alfx.gin_utils import Fraction, configurable
+from alfx.tensor_specs import TensorSpec
 from alfx.utils import losses, value_ops
 
 
@@ -61,6 +62,29 @@ def bootstrap_steps(step_type: Tensor) -> Tensor:
     steps = torch.arange(length, device=step_type.device).unsqueeze(-1)
     stops = torch.where((step_type == StepType.LAST) | (steps == length - 1), steps, length - 1)
     return stops[1:].flip(0).cummin(0).values.flip(0)
+
+
+def make_atoms(num_atoms: int, v_min: float | None, v_max: float | None, reward_spec: TensorSpec, name: str,
+               remedy: str) -> Tensor:
+    """Return the values ``[num_atoms]`` of the atoms of a distribution.
+
+    Args:
+        num_atoms: number of atoms.
+        v_min: value of the first atom.
+        v_max: value of the last atom.
+        reward_spec: spec of the reward.
+        name: name of the algorithm, for messages.
+        remedy: advice for rewards with several dimensions.
+
+    Raises:
+        ValueError: ``num_atoms`` is below 2, ``v_min`` is not below ``v_max``, or there are several rewards.
+    """
+    if num_atoms < 2 or v_min is None or v_max is None or not v_min < v_max:
+        raise ValueError(f'{name}: a distribution needs num_atoms of at least 2 and v_min < v_max, found num_atoms = '
+                         f'{num_atoms}, v_min = {v_min}, v_max = {v_max}')
+    if reward_spec.ndim:
+        raise ValueError(f'{name}: num_atoms requires a scalar reward, found {reward_spec}; {remedy}')
+    return torch.linspace(v_min, v_max, num_atoms)
 
 
 @configurable

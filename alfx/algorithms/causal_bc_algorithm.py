@@ -25,7 +25,7 @@ from alfx.algorithms.bc_algorithm import BcAlgorithm, BcState
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, NonNegative, configurable, problem_at, takes_arguments_of
 from alfx.utils.math_ops import identity
-from alfx.networks.action_specs import check_actor
+from alfx.networks.action_specs import check_actor, refuse_discrete_actions
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.tensor_specs import NestedTensorSpec
 from alfx.engine.capabilities import Capabilities
@@ -67,9 +67,7 @@ class CausalBcAlgorithm(BcAlgorithm):
                  f_norm_penalty_weight: NonNegative = 1e-3, bc_regulatization_weight: NonNegative = 5e-2,
                  **kwargs: Any):
         owner = type(self).__name__
-        if any(spec.is_discrete for spec in nest.flatten(action_spec)):
-            raise ConfError([problem_at('create_environment', 'env_name', f'has a discrete action, {action_spec}, but '
-                                        f'{owner} supports only continuous actions', 'use BcAlgorithm')])
+        refuse_discrete_actions(owner, action_spec, 'use BcAlgorithm')
         super().__init__(observation_spec=observation_spec, action_spec=action_spec, **kwargs)
         check_actor(owner, 'actor_network_cls', self._actor_network, gives_distributions=False)
         size = sum(spec.numel for spec in nest.flatten(action_spec))

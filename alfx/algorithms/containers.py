@@ -64,6 +64,34 @@ class _Forwarding(Algorithm):
         return super().own_capabilities()._replace(trains_after_iteration=type(self).after_train_iter not in forwarding)
 
 
+class _StepsOfParts(_Forwarding):
+    """Algorithm whose steps call the method of the same name of its parts."""
+
+    _delegates_offline = True
+
+    def predict_step(self, inputs: NestedTensor, state: Any) -> AlgStep:
+        """Compute one step of evaluation with ``predict_step`` of the algorithms; nests ``[B, ...]``."""
+        return self._step('predict_step', inputs, state)
+
+    def rollout_step(self, inputs: NestedTensor, state: Any) -> AlgStep:
+        """Compute one step of collecting experience with ``rollout_step`` of the algorithms; nests ``[B, ...]``."""
+        return self._step('rollout_step', inputs, state)
+
+    def train_step(self, inputs: NestedTensor, state: Any, rollout_info: Any) -> AlgStep:
+        """Compute one step of training on stored experience with ``train_step`` of the algorithms; nests ``[B,
+        ...]``."""
+        return self._step('train_step', inputs, state, rollout_info)
+
+    def train_step_offline(self, inputs: NestedTensor, state: Any, rollout_info: Any,
+                           pre_train: bool = False) -> AlgStep:
+        """Compute :meth:`train_step` with ``train_step_offline`` of the algorithms."""
+        return self._step('train_step_offline', inputs, state, rollout_info, pre_train)
+
+    def _step(self, method: str, inputs: NestedTensor, state: Any, *more: Any) -> AlgStep:
+        """Compute one step by calling the method named ``method`` of the parts, with the arguments ``more``."""
+        raise NotImplementedError(f'{type(self).__name__}._step')
+
+
 @configurable
 class AlgorithmContainer(_Forwarding):
     """Base of algorithms that contain several: calls the hooks of all of them and adds their losses.
@@ -169,7 +197,7 @@ def _common_on_policy(algs: Mapping[str, Algorithm], name: str) -> bool | None:
 
 
 @configurable(allowlist=['output', 'is_on_policy', 'name'])
-class SequentialAlg(AlgorithmContainer):
+class SequentialAlg(_StepsOfParts, AlgorithmContainer):
     """Algorithms, networks, modules and functions, computed in order.
 
     Each element takes the previous result, or, written as a pair ``(names, element)``, a nest of earlier results by
@@ -200,8 +228,6 @@ class SequentialAlg(AlgorithmContainer):
             ``AlgorithmContainer``.
     """
 
-    _delegates_offline = True
-
     def __init__(self, *modules: Any, output: Nested = '', is_on_policy: bool | None = None,
                  name: str = 'SequentialAlg', **named_modules: Any):
         steps = parse_elements(modules, named_modules, output, name)
@@ -217,24 +243,6 @@ class SequentialAlg(AlgorithmContainer):
         self._output = Selector(output)
         self._stateful = {method: list(parts) for method, parts in specs.items()}
         register_steps(self, steps)
-
-    def predict_step(self, inputs: NestedTensor, state: Any) -> AlgStep:
-        """Compute one step of evaluation with ``predict_step`` of the algorithms; nests ``[B, ...]``."""
-        return self._step('predict_step', inputs, state)
-
-    def rollout_step(self, inputs: NestedTensor, state: Any) -> AlgStep:
-        """Compute one step of collecting experience with ``rollout_step`` of the algorithms; nests ``[B, ...]``."""
-        return self._step('rollout_step', inputs, state)
-
-    def train_step(self, inputs: NestedTensor, state: Any, rollout_info: Any) -> AlgStep:
-        """Compute one step of training on stored experience with ``train_step`` of the algorithms; nests ``[B,
-        ...]``."""
-        return self._step('train_step', inputs, state, rollout_info)
-
-    def train_step_offline(self, inputs: NestedTensor, state: Any, rollout_info: Any,
-                           pre_train: bool = False) -> AlgStep:
-        """Compute :meth:`train_step` with ``train_step_offline`` of the algorithms."""
-        return self._step('train_step_offline', inputs, state, rollout_info, pre_train)
 
     def _step(self, method: str, inputs: NestedTensor, state: Any, rollout_info: Any = None, *more: Any) -> AlgStep:
         """Compute all elements, calling the method named ``method`` of algorithms."""
@@ -326,7 +334,7 @@ def named_fields(record: str, **fields: Nested) -> Nested:
 # Wrappers ------------------------------------------------------------------------------------------------------
 
 
-class _Wrapper(_Forwarding):
+class _Wrapper(_StepsOfParts):
     """Algorithm that wraps another algorithm, ``self._alg``, and shares its info."""
 
     _delegates_offline = True
@@ -339,23 +347,6 @@ class _Wrapper(_Forwarding):
 
     def _inner(self) -> dict[str, Algorithm]:
         return {'': self._alg}
-
-    def predict_step(self, inputs: NestedTensor, state: Any) -> AlgStep:
-        """Compute one step of evaluation; nests ``[B, ...]``."""
-        return self._step('predict_step', inputs, state)
-
-    def rollout_step(self, inputs: NestedTensor, state: Any) -> AlgStep:
-        """Compute one step of collecting experience; nests ``[B, ...]``."""
-        return self._step('rollout_step', inputs, state)
-
-    def train_step(self, inputs: NestedTensor, state: Any, rollout_info: Any) -> AlgStep:
-        """Compute one step of training on stored experience; nests ``[B, ...]``."""
-        return self._step('train_step', inputs, state, rollout_info)
-
-    def train_step_offline(self, inputs: NestedTensor, state: Any, rollout_info: Any,
-                           pre_train: bool = False) -> AlgStep:
-        """Compute :meth:`train_step` for experience from an offline buffer."""
-        return self._step('train_step_offline', inputs, state, rollout_info, pre_train)
 
     def _step(self, method: str, inputs: NestedTensor, state: Any, *more: Any) -> AlgStep:
         """Call the method named ``method`` of the wrapped algorithm."""

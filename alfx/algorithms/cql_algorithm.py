@@ -27,11 +27,12 @@ from alfx.algorithms.dqn_algorithm import DqnAlgorithm, DqnInfo, DqnLossInfo
 from alfx.algorithms.base.exploration_noise import ActionBounds
 from alfx.algorithms.base import critic_values, q_values
 from alfx.algorithms.offline.offline_losses import log_integral_exp
-from alfx.algorithms.sac.actions import ActionParts, ActionType, Choice
+from alfx.algorithms.sac.actions import Choice
 from alfx.algorithms.sac.states import OF_BATCHES
 from alfx.algorithms.sac_algorithm import SacAlgorithm, SacInfo, SacLossInfo
 from alfx.data_structures import BatchInfo, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, Count, NonNegative, configurable, problem_at, takes_arguments_of
+from alfx.networks.action_specs import refuse_discrete_actions
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 from alfx.utils import dist_utils
 from alfx.utils.discrete_action import mask_invalid
@@ -136,9 +137,7 @@ class CqlAlgorithm(SacAlgorithm):
     def __init__(self, action_spec: NestedTensorSpec, penalty_weight: NonNegative = 5.0,
                  num_sampled_actions: Count = 10, calibrated: bool = False, **kwargs: Any):
         owner = type(self).__name__
-        if ActionParts(action_spec).type != ActionType.Continuous:
-            raise ConfError([problem_at('create_environment', 'env_name', f'has a discrete action, {action_spec}, but '
-                                        f'{owner} supports only continuous actions', 'use DiscreteCqlAlgorithm')])
+        refuse_discrete_actions(owner, action_spec, 'use DiscreteCqlAlgorithm')
         super().__init__(action_spec=action_spec, **kwargs)
         self._bounds = ActionBounds(action_spec, owner)
         self._log_uniform = -sum(float(np.log(np.broadcast_to(spec.maximum - spec.minimum, spec.shape)).sum())

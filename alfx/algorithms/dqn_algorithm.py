@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from alfx import context, nest
 from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
-from alfx.algorithms.categorical_td_loss import CategoricalTDLoss, bootstrap_steps
+from alfx.algorithms.categorical_td_loss import CategoricalTDLoss, bootstrap_steps, make_atoms
 from alfx.config import TrainerConfig
 from alfx.algorithms.base import q_values
 from alfx.algorithms.base.time_slices import steps, pad_end
@@ -39,7 +39,6 @@ from alfx.networks.q_networks import QNetwork
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.discrete_action import mask_invalid, DiscreteAction, EpsilonZGreedy
 from alfx.utils.schedulers import as_scheduler
-from alfx.utils.target_updater import TargetUpdater
 
 DqnState = namedtuple('DqnState', ['critic', 'target_critic', 'exploration'], default_value=())
 """States of the critics and the target critics, ``()`` if feed-forward, and of the exploration in the rollout."""
@@ -132,9 +131,7 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                                                      long_exploration.state_spec if long_exploration else ()),
                          checkpoint=checkpoint, debug_summaries=debug_summaries, name=name)
         self._critic_networks = critics
-        self._target_critic_networks = critics.copy(name='target_' + critics.name)
-        self._update_target = TargetUpdater(critics, self._target_critic_networks, tau=target_update_tau,
-                                            period=target_update_period)
+        self._set_target_critics(target_update_tau, target_update_period)
         self._add_given_optimizers((q_optimizer, critics))
         self._critic_losses: Any = nn.ModuleList(_make_losses(
             critic_loss_ctor, num_critic_replicas, {} if num_atoms is None else {'v_min': v_min, 'v_max': v_max},
@@ -160,9 +157,6 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             self._greedy = self.recorded(self._best_index, self)
             if long_exploration is None:
                 self._exploring = self.recorded(self._exploring_action, self)
-
-    def _trainable_attributes_to_ignore(self) -> list[str]:
-        return ['_target_critic_networks']
 
     supports_action_mask = True
 
@@ -358,12 +352,7 @@ def _make_atoms(num_atoms: int | None, v_min: float | None, v_max: float | None,
             raise ValueError(f'{name}: v_min and v_max are set, the range of the atoms of a distribution, but '
                              'num_atoms is not; set num_atoms (51 in the paper), or remove v_min and v_max')
         return None
-    if num_atoms < 2 or v_min is None or v_max is None or not v_min < v_max:
-        raise ValueError(f'{name}: a distribution needs num_atoms of at least 2 and v_min < v_max, found num_atoms = '
-                         f'{num_atoms}, v_min = {v_min}, v_max = {v_max}')
-    if reward_spec.ndim:
-        raise ValueError(f'{name}: num_atoms requires a scalar reward, found {reward_spec}; remove num_atoms')
-    return torch.linspace(v_min, v_max, num_atoms)
+    return make_atoms(num_atoms, v_min, v_max, reward_spec, name, 'remove num_atoms')
 
 
 def make_critics(q_network_cls: Callable[..., Any], observation_spec: NestedTensorSpec, action: BoundedTensorSpec,

@@ -47,24 +47,32 @@ def encode_sequence(network: Any, inputs: NestedTensor, state: NestedTensor,
 class EncoderAlgorithm(Algorithm):
     """Base of representation learners whose state is the state of one network, called on :meth:`_encoder_inputs`.
 
-    A subclass defines :meth:`_encoder_inputs` and :meth:`_train_step`, which computes the training step from the
-    output.
+    A subclass sets ``_output_spec``, and defines :meth:`_encoder_inputs` and :meth:`_train_step`, which computes the
+    training step from the output.
 
     Args:
         encoder: the network.
         kwargs: arguments of ``Algorithm``.
     """
 
+    _output_spec: NestedTensorSpec
+
     def __init__(self, encoder: Any, **kwargs: Any):
         super().__init__(train_state_spec=encoder.state_spec, **kwargs)
         self._encoder = encoder
 
+    @property
+    def output_spec(self) -> NestedTensorSpec:
+        """Nest of specs of the representation."""
+        return self._output_spec
+
     def own_capabilities(self) -> Capabilities:
         """Return the capabilities: sequences are trained on at once; a recurrent network is called once per step.
 
-        A recurrent network needs the previous step, because a single step after a zero state trains no recurrence.
+        Updates are traceable unless a layer draws random numbers or keeps statistics. A recurrent network needs the
+        previous step, because a single step after a zero state trains no recurrence.
         """
-        return super().own_capabilities()._replace(trains_sequences_at_once=True,
+        return super().own_capabilities()._replace(traceable_update=is_traceable(self), trains_sequences_at_once=True,
                                                    needs_previous_step=self._encoder.is_rnn)
 
     def train_sequence(self, inputs: TimeStep, state: NestedTensor, rollout_info: NestedTensor) -> AlgStep:
@@ -145,15 +153,6 @@ class EncodingAlgorithm(EncoderAlgorithm):
         self._loss_fields = loss_fields
         self._loss_weights = _checked_weights(name, encoder.output_spec, loss_fields, loss_weights)
         self._output_spec = self._output(encoder.output_spec)
-
-    @property
-    def output_spec(self) -> NestedTensorSpec:
-        """Nest of specs of the representation."""
-        return self._output_spec
-
-    def own_capabilities(self) -> Capabilities:
-        """Return the capabilities; updates are traceable unless a layer draws random numbers or keeps statistics."""
-        return super().own_capabilities()._replace(traceable_update=is_traceable(self))
 
     def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
         """Return the representation ``[B, ...]``; ``info`` is the nest of losses ``[B]``, if there are any."""

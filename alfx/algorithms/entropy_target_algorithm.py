@@ -246,8 +246,10 @@ class EntropyTargetAlgorithm(_EntropyAlgorithm):
 
 
 @configurable
-class NestedEntropyTargetAlgorithm(Algorithm):
+class NestedEntropyTargetAlgorithm(_EntropyAlgorithm):
     """Separate :class:`EntropyTargetAlgorithm` for each action of a nest, so that none of them loses its entropy.
+
+    The distributions given to a step, and the ``EntropyTargetInfo`` of its ``info``, are nests like ``action_spec``.
 
     Args:
         action_spec: nest of ``BoundedTensorSpec``.
@@ -259,8 +261,6 @@ class NestedEntropyTargetAlgorithm(Algorithm):
     Raises:
         ValueError: the structures differ, or an argument is out of range.
     """
-
-    updates_are_traceable = False
 
     @takes_arguments_of(EntropyTargetAlgorithm)
     def __init__(self, action_spec: NestedTensorSpec, max_entropy: Nested, target_entropy: Nested,
@@ -285,36 +285,15 @@ class NestedEntropyTargetAlgorithm(Algorithm):
         for algorithm in getattr(self, '_algorithms', ()):
             algorithm.set_on_policy(is_on_policy)
 
-    def _steps(self, method: str, distribution_and_step_type: tuple[Any, Tensor]) -> AlgStep:
+    def _entropy_step(self, distribution_and_step_type: tuple[Any, Tensor]) -> AlgStep:
         distributions, step_type = distribution_and_step_type
         flat = nest.flatten(distributions, is_leaf=nest.is_distribution)
         if len(flat) != len(self._algorithms):
             raise ValueError(f'{self._name}: expected a nest of {len(self._algorithms)} distributions, one for each '
                              f'action, found {len(flat)}')
-        infos = [getattr(algorithm, method)((distribution, step_type)).info
+        infos = [algorithm._entropy_step((distribution, step_type)).info
                  for algorithm, distribution in zip(self.members(), flat)]
         return AlgStep(info=self._action_structure.unflatten(infos))
-
-    def predict_step(self, distribution_and_step_type: tuple[Any, Tensor], state: Any = None) -> AlgStep:
-        """Return an empty step."""
-        return AlgStep()
-
-    def rollout_step(self, distribution_and_step_type: tuple[Any, Tensor], state: Any = None) -> AlgStep:
-        """Compute the entropies if training is on-policy, otherwise return an empty step.
-
-        Args:
-            distribution_and_step_type: nest of action distributions, batch shape ``[B]``, and the step type ``[B]``.
-            state: not used.
-
-        Returns:
-            ``info`` is a nest like ``action_spec`` of ``EntropyTargetInfo``.
-        """
-        return AlgStep() if self.on_policy is False else self._steps('rollout_step', distribution_and_step_type)
-
-    def train_step(self, distribution_and_step_type: tuple[Any, Tensor], state: Any = None,
-                   rollout_info: Any = None) -> AlgStep:
-        """Compute the entropies; see :meth:`rollout_step`."""
-        return self._steps('train_step', distribution_and_step_type)
 
     def calc_loss(self, info: Any, valid_mask: Optional[Tensor] = None) -> LossInfo:
         """Adjust each alpha, then add the weighted losses.

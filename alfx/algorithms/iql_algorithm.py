@@ -11,7 +11,7 @@ Differs from the paper: for a multi-dimensional reward V is a vector too, and th
 advantages; the data may also be collected by the policy.
 """
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -24,14 +24,13 @@ from alfx.algorithms.offline import offline_losses
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, Count, Fraction, check_value, configurable, problem_at
-from alfx.networks.action_specs import check_actor
+from alfx.gin_utils import Count, Fraction, Positive, Range, configurable
+from alfx.networks.action_specs import check_actor, refuse_discrete_actions
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.value_networks import ValueNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils import dist_utils
-from alfx.utils.target_updater import TargetUpdater
 
 IqlActionState = namedtuple('IqlActionState', ['actor_network', 'critic'], default_value=())
 """State of the actor network; ``critic`` is not used."""
@@ -107,22 +106,15 @@ class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                  critic_network_cls: Callable[..., Any] = CriticNetwork,
                  v_network_cls: Callable[..., Any] = ValueNetwork, reward_weights: list[float] | None = None,
                  epsilon_greedy: Fraction | None = None, calculate_priority: bool = False,
-                 num_critic_replicas: Count = 2,
-                 env: Any = None, config: TrainerConfig | None = None,
+                 num_critic_replicas: Count = 2, env: Any = None, config: TrainerConfig | None = None,
                  critic_loss_ctor: Callable[..., Any] | None = None, target_update_tau: Fraction = 0.05,
-                 target_update_period: Count = 1, temperature: float = 1.0, actor_optimizer: Any = None,
-                 critic_optimizer: Any = None, value_optimizer: Any = None, expectile: float = 0.8,
-                 max_exp_advantage: float = 100, checkpoint: str | None = None, debug_summaries: bool = False,
+                 target_update_period: Count = 1, temperature: Positive = 1.0, actor_optimizer: Any = None,
+                 critic_optimizer: Any = None, value_optimizer: Any = None,
+                 expectile: Annotated[float, Range(above=0, maximum=1 - 1e-6)] = 0.8,
+                 max_exp_advantage: Positive = 100, checkpoint: str | None = None, debug_summaries: bool = False,
                  name: str = 'IqlAlgorithm'):
         owner = type(self).__name__
-        check_value(owner, 'num_critic_replicas', num_critic_replicas, int, minimum=1)
-        check_value(owner, 'temperature', temperature, float, above=0)
-        check_value(owner, 'max_exp_advantage', max_exp_advantage, float, above=0)
-        check_value(owner, 'expectile', expectile, float, above=0, maximum=1 - 1e-6)
-        if any(spec.is_discrete for spec in nest.flatten(action_spec)):
-            raise ConfError([problem_at('create_environment', 'env_name', f'has a discrete action, {action_spec}, but '
-                                        f'{owner} supports only continuous actions',
-                                        'choose another environment or algorithm')])
+        refuse_discrete_actions(owner, action_spec, 'choose another environment or algorithm')
         actor = actor_network_cls(input_tensor_spec=observation_spec, action_spec=action_spec)
         check_actor(owner, 'actor_network_cls', actor, gives_distributions=True)
         values = {'output_tensor_spec': TensorSpec(reward_spec.shape)} if reward_spec.ndim else {}
@@ -139,9 +131,7 @@ class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._actor_network = actor
         self._critic_networks = critics
         self._value_network = value
-        self._target_critic_networks = critics.copy(name='target_' + critics.name)
-        self._update_target = TargetUpdater(critics, self._target_critic_networks, tau=target_update_tau,
-                                            period=target_update_period)
+        self._set_target_critics(target_update_tau, target_update_period)
         self._add_given_optimizers((actor_optimizer, actor), (critic_optimizer, critics), (value_optimizer, value))
         self._critic_loss = (critic_loss_ctor or OneStepTDLoss)(debug_summaries=debug_summaries,
                                                                 name=f'{name}/critic_loss')
@@ -150,10 +140,6 @@ class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._calculate_priority = calculate_priority
         self._is_recurrent = bool(nest.flatten(self.train_state_spec))
         self.set_epsilon_greedy(epsilon_greedy)
-
-    def _trainable_attributes_to_ignore(self) -> list[str]:
-        """Return the attribute of the target critics."""
-        return ['_target_critic_networks']
 
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
         """Return the state of the actor."""

@@ -7,7 +7,7 @@ environments are computed at once and independently.
 Read next: :mod:`alfx.algorithms.mbrl_algorithm`.
 """
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, check_value, configurable, problem_at, takes_arguments_of
+from alfx.gin_utils import (ConfError, Count, Fraction, NonNegative, Positive, Range, check_value, configurable,
+                            problem_at, takes_arguments_of)
 from alfx.optimizers.traj_optimizers import (CEMOptimizer, CostFunction, ICEMOptimizer, MPPIOptimizer, RandomOptimizer,
                                              TrajOptimizer)
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
@@ -49,10 +50,9 @@ class PlanAlgorithm(OffPolicyAlgorithm):
     """
 
     def __init__(self, feature_spec: NestedTensorSpec, action_spec: BoundedTensorSpec,
-                 reward_spec: TensorSpec = TensorSpec(()), planning_horizon: int = 25, upper_bound: float | None = None,
-                 lower_bound: float | None = None, name: str = 'PlanningAlgorithm'):
+                 reward_spec: TensorSpec = TensorSpec(()), planning_horizon: Count = 25,
+                 upper_bound: float | None = None, lower_bound: float | None = None, name: str = 'PlanningAlgorithm'):
         owner = type(self).__name__
-        self._planning_horizon = check_value(owner, 'planning_horizon', planning_horizon, int, minimum=1)
         _check_action(owner, action_spec)
         low = action_spec.minimum if lower_bound is None else lower_bound
         high = action_spec.maximum if upper_bound is None else upper_bound
@@ -176,17 +176,15 @@ class RandomShootingAlgorithm(_TrajectoryPlanner):
         kwargs: arguments of :class:`PlanAlgorithm`.
     """
 
-    def __init__(self, feature_spec: NestedTensorSpec, action_spec: BoundedTensorSpec, population_size: int,
-                 reward_spec: TensorSpec = TensorSpec(()), planning_horizon: int = 25, upper_bound: float | None = None,
-                 lower_bound: float | None = None, name: str = 'RandomShootingAlgorithm'):
-        super().__init__(feature_spec, action_spec, reward_spec, planning_horizon, upper_bound, lower_bound, name)
-        self._population_size = check_value(type(self).__name__, 'population_size', population_size, int, minimum=1)
-        self._optimizer = self._make_optimizer(dict(
-            solution_dim=self._plan_shape, population_size=population_size, cost_func=self._cost,
-            upper_bound=self._upper_bound, lower_bound=self._lower_bound))
+    _optimizer_class: type[TrajOptimizer] = RandomOptimizer
+    _optimizer_arguments: dict[str, Any] = {}
 
-    def _make_optimizer(self, problem: dict[str, Any]) -> TrajOptimizer:
-        return RandomOptimizer(**problem)
+    @takes_arguments_of(PlanAlgorithm, defaults={'name': 'RandomShootingAlgorithm'},
+                        after={'population_size': 'action_spec'})
+    def __init__(self, population_size: Count, **kwargs: Any):
+        super().__init__(**kwargs)
+        self._optimizer = self._optimizer_class(self._plan_shape, population_size, self._cost, self._upper_bound,
+                                                self._lower_bound, **self._optimizer_arguments)
 
 
 @configurable
@@ -208,23 +206,18 @@ class CEMPlanAlgorithm(RandomShootingAlgorithm):
         ConfError: an argument is out of range, or there are more elites than plans.
     """
 
-    def __init__(self, feature_spec: NestedTensorSpec, action_spec: BoundedTensorSpec, population_size: int,
-                 planning_horizon: int = 25, reward_spec: TensorSpec = TensorSpec(()), elite_size: int = 50,
-                 max_iter_num: int = 5, epsilon: float = 0.01, tau: float = 0.9, scalar_var: float | None = None,
-                 upper_bound: float | None = None, lower_bound: float | None = None, name: str = 'CEMPlanAlgorithm'):
-        owner = type(self).__name__
-        check_value(owner, 'population_size', population_size, int, minimum=1)
-        check_value(owner, 'elite_size', elite_size, int, minimum=1, maximum=population_size)
-        check_value(owner, 'tau', tau, float, above=0, maximum=1)
-        self._scalar_var = check_value(owner, 'scalar_var', scalar_var, float, above=0, optional=True)
-        self._cem_arguments: dict[str, Any] = dict(elite_size=elite_size, max_iter_num=check_value(
-            owner, 'max_iter_num', int(max_iter_num), int, minimum=1), epsilon=check_value(
-                owner, 'epsilon', epsilon, float, minimum=0), tau=tau)
-        super().__init__(feature_spec, action_spec, population_size, reward_spec, planning_horizon, upper_bound,
-                         lower_bound, name)
+    _optimizer_class = CEMOptimizer
 
-    def _make_optimizer(self, problem: dict[str, Any]) -> TrajOptimizer:
-        return CEMOptimizer(**problem, **self._cem_arguments)
+    @takes_arguments_of(RandomShootingAlgorithm, defaults={'name': 'CEMPlanAlgorithm'},
+                        after={'reward_spec': 'planning_horizon'})
+    def __init__(self, population_size: Count, reward_spec: TensorSpec, elite_size: int = 50, max_iter_num: Count = 5,
+                 epsilon: NonNegative = 0.01, tau: Annotated[float, Range(above=0, maximum=1)] = 0.9,
+                 scalar_var: Positive | None = None, **kwargs: Any):
+        check_value(type(self).__name__, 'elite_size', elite_size, int, minimum=1, maximum=population_size)
+        self._scalar_var = scalar_var
+        self._optimizer_arguments = dict(self._optimizer_arguments, elite_size=elite_size, max_iter_num=max_iter_num,
+                                         epsilon=epsilon, tau=tau)
+        super().__init__(population_size=population_size, reward_spec=reward_spec, **kwargs)
 
 
 @configurable
@@ -242,21 +235,16 @@ class ICEMPlanAlgorithm(CEMPlanAlgorithm):
         kwargs: arguments of :class:`CEMPlanAlgorithm`.
     """
 
+    _optimizer_class = ICEMOptimizer
+
     @takes_arguments_of(CEMPlanAlgorithm, defaults={'name': 'ICEMPlanAlgorithm', 'elite_size': 10, 'max_iter_num': 3,
                                                     'epsilon': 0.0},
                         after={'noise_beta': 'scalar_var'})
-    def __init__(self, noise_beta: float = 2.0, population_decay: float = 1.25, keep_fraction: float = 0.3,
-                 return_mean_elites: bool = False, **kwargs: Any):
-        owner = type(self).__name__
-        check_value(owner, 'noise_beta', noise_beta, float, minimum=0)
-        check_value(owner, 'population_decay', population_decay, float, minimum=1)
-        check_value(owner, 'keep_fraction', keep_fraction, float, minimum=0, maximum=1)
-        self._icem_arguments: dict[str, Any] = dict(noise_beta=noise_beta, population_decay=population_decay,
-                                    keep_fraction=keep_fraction, return_mean_elites=return_mean_elites)
+    def __init__(self, noise_beta: NonNegative = 2.0, population_decay: Annotated[float, Range(minimum=1)] = 1.25,
+                 keep_fraction: Fraction = 0.3, return_mean_elites: bool = False, **kwargs: Any):
+        self._optimizer_arguments = dict(noise_beta=noise_beta, population_decay=population_decay,
+                                         keep_fraction=keep_fraction, return_mean_elites=return_mean_elites)
         super().__init__(**kwargs)
-
-    def _make_optimizer(self, problem: dict[str, Any]) -> TrajOptimizer:
-        return ICEMOptimizer(**problem, **self._cem_arguments, **self._icem_arguments)
 
 
 @configurable
@@ -273,18 +261,12 @@ class MPPIPlanAlgorithm(RandomShootingAlgorithm):
         kwargs: arguments of :class:`RandomShootingAlgorithm`.
     """
 
+    _optimizer_class = MPPIOptimizer
+
     @takes_arguments_of(RandomShootingAlgorithm, defaults={'name': 'MPPIPlanAlgorithm'},
                         after={'max_iter_num': 'planning_horizon'})
-    def __init__(self, max_iter_num: int = 3, temperature: float = 0.1, noise_beta: float = 0.0,
-                 scalar_var: float | None = None, **kwargs: Any):
-        owner = type(self).__name__
-        self._scalar_var = check_value(owner, 'scalar_var', scalar_var, float, above=0, optional=True)
-        check_value(owner, 'max_iter_num', max_iter_num, int, minimum=1)
-        check_value(owner, 'temperature', temperature, float, above=0)
-        check_value(owner, 'noise_beta', noise_beta, float, minimum=0)
-        self._mppi_arguments: dict[str, Any] = dict(max_iter_num=max_iter_num, temperature=temperature,
-                                                    noise_beta=noise_beta)
+    def __init__(self, max_iter_num: Count = 3, temperature: Positive = 0.1, noise_beta: NonNegative = 0.0,
+                 scalar_var: Positive | None = None, **kwargs: Any):
+        self._scalar_var = scalar_var
+        self._optimizer_arguments = dict(max_iter_num=max_iter_num, temperature=temperature, noise_beta=noise_beta)
         super().__init__(**kwargs)
-
-    def _make_optimizer(self, problem: dict[str, Any]) -> TrajOptimizer:
-        return MPPIOptimizer(**problem, **self._mppi_arguments)

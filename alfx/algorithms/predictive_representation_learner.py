@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from alfx import context, nest, summary
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.config import TrainerConfig
 from alfx.algorithms.decoding_algorithm import loss_of_samples
 from alfx.algorithms.encoding_algorithm import EncoderAlgorithm
@@ -34,7 +33,6 @@ from alfx.layers import FC
 from alfx.networks.network import Network, example_batch
 from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec, extract_spec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils.normalizers import AdaptiveNormalizer
 from alfx.utils.tensor_utils import explained_variance
 
@@ -282,15 +280,6 @@ class PredictiveRepresentationLearner(EncoderAlgorithm):
     def on_policy(self) -> bool | None:
         """Return ``False``, because the targets are looked up in the replay buffer."""
         return False
-
-    @property
-    def output_spec(self) -> NestedTensorSpec:
-        """Nest of specs of the representation."""
-        return self._output_spec
-
-    def own_capabilities(self) -> Capabilities:
-        """Return the capabilities; updates are traceable unless a layer draws random numbers or keeps statistics."""
-        return super().own_capabilities()._replace(traceable_update=is_traceable(self))
 
     def get_decoder(self, target_field: Any) -> Any:
         """Return the decoder that predicts ``target_field``, a nest of names as in its ``get_target_fields()``.

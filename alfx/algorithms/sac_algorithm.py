@@ -51,7 +51,6 @@ from alfx.networks.q_networks import QNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils import dist_utils
 from alfx.utils.averager import ScalarAdaptiveAverager
-from alfx.utils.target_updater import TargetUpdater
 
 
 @configurable
@@ -218,9 +217,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         if policy_update_period > 1:
             self._set_policy_update_period(policy_update_period, num_losses=3)
         if use_target_critics:
-            self._target_critic_networks = critics.copy(name='target_' + critics.name)
-            self._update_target = TargetUpdater(critics, self._target_critic_networks, tau=target_update_tau,
-                                                period=target_update_period)
+            self._set_target_critics(target_update_tau, target_update_period)
         self._critic_loss = (critic_loss_ctor or OneStepTDLoss)(debug_summaries=debug_summaries, name='critic_loss')
 
     _num_outputs: int | None = None  # of a critic with a distribution of values, set by a subclass

@@ -21,13 +21,12 @@ flags.define_device_flag(PARSER)
 flags.define_conf_flags(PARSER, root_dir=False)
 
 
-def main(argv: list[str]) -> int:
+def main() -> int:
     """Check the conf that the flags name.
 
     Returns:
         The exit code.
     """
-    del argv
     from alfx.trainers import conf_check
     policy_flags.set_up_logging()
     flags.stop_on_signals()

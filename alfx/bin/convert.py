@@ -21,9 +21,8 @@ PARSER = flags.Parser(__file__, __doc__, ('PYTHON_CONF', 'Python conf of the Age
 flags.define_conf_flags(PARSER, root_dir=False)
 
 
-def main(argv: list[str]) -> int:
+def main() -> int:
     """Print the gin file for the Python conf that the flags name, and return the exit code."""
-    del argv
     from alfx.gin_utils import python_to_gin
     given = [*([FLAGS.conf] if FLAGS.conf else []), *FLAGS.gin_file]
     if len(given) != 1:

@@ -28,13 +28,12 @@ flags.define_conf_flags(PARSER)
 flags.define_untrusted_flag(PARSER)
 
 
-def main(argv: list[str]) -> int:
+def main() -> int:
     """Evaluate the policy selected by the flags.
 
     Returns:
         The exit code.
     """
-    del argv
     from alfx.runs.evaluator import evaluate
     from alfx.runs.playing import load_for_play, make_policy, run_config
     policy_flags.set_up_logging()

@@ -24,9 +24,8 @@ flags.define_conf_flags(PARSER)
 flags.define_untrusted_flag(PARSER)
 
 
-def main(argv: list[str]) -> int:
+def main() -> int:
     """Export the policy selected by the flags and return the exit code."""
-    del argv
     from alfx.trainers import devices
     from alfx.reports import curves
     from alfx.runs import exporting, playing, zoo

@@ -325,14 +325,14 @@ def stop_on_signals() -> None:
             signal.signal(number, stop)
 
 
-def run(main: Callable[[list[str]], Optional[int]], parser: Parser, argument: str = '') -> None:
-    """Parse the command line, call ``main(argv)`` and exit the process with the code it returns (None is 0).
+def run(main: Callable[..., Optional[int]], parser: Parser, argument: str = '') -> None:
+    """Parse the command line, call ``main`` and exit the process with the code it returns (None is 0).
 
     Args:
-        main: the program.
+        main: the program; called without arguments, or with ``argv`` if ``argument`` is '*'.
         parser: its command line.
         argument: the flag that can be given without its name, as the only positional argument; '*' for a program with
-            positional arguments, which ``main`` receives in ``argv[1:]``.
+            positional arguments, ``argv[1:]``.
 
     Exit code 1 means that the work was done with a negative result, or that the program failed; 2 is a user error; 130
     is an interrupt.
@@ -340,7 +340,7 @@ def run(main: Callable[[list[str]], Optional[int]], parser: Parser, argument: st
     argv = parse(parser, sys.argv)
     faulthandler.enable()  # prints the Python traceback if a C library crashes
     if argument == '*':
-        code = call(lambda _: main(argv), argv[:1])
+        code = call(lambda: main(argv), argv[:1])
     else:
         code = call(main, take_argument(argv, argument) if argument else argv)
     sys.stdout.flush()
@@ -411,14 +411,14 @@ def take_argument(argv: list[str], name: str) -> list[str]:
     return [argv[0], *argv[2:]]
 
 
-def call(main: Callable[[list[str]], Optional[int]], argv: list[str]) -> int:
-    """Call ``main`` with the parsed arguments, print errors as :func:`run` describes, and return the exit code."""
+def call(main: Callable[[], Optional[int]], argv: list[str]) -> int:
+    """Call ``main``, print errors as :func:`run` describes, and return the exit code; reject excess arguments."""
     if len(argv) > 1:
         print(f'unexpected argument {argv[1]!r}: expected one conf or run folder; flags start with --, and values with '
               'spaces need quotes', file=sys.stderr)
         return 2
     try:
-        return main(argv) or 0
+        return main() or 0
     except KeyboardInterrupt as error:
         number = signal.Signals(error.args[0] if isinstance(error, _Stopped) else signal.SIGINT)
         print('interrupted' if number == signal.SIGINT else f'stopped by {number.name}', file=sys.stderr)

@@ -16,7 +16,7 @@ PARSER.add('import_modules', 'import the modules that confs import, so that the 
 PARSER.add('stdio', 'ignored; some editors add it')
 
 
-def main(argv: list[str]) -> int:
+def main() -> int:
     """Run the server until the editor ends it, and return the exit code."""
     import alfx
     from alfx.utils.extras import pip_install

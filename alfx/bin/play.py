@@ -26,13 +26,12 @@ flags.define_conf_flags(PARSER)
 flags.define_untrusted_flag(PARSER)
 
 
-def main(argv: list[str]) -> int:
+def main() -> int:
     """Play the policy selected by the flags.
 
     Returns:
         The exit code.
     """
-    del argv
     from alfx.environments.rendering import has_display
     from alfx.runs.playing import play
     policy_flags.set_up_logging()

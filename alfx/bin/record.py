@@ -32,13 +32,12 @@ flags.define_conf_flags(PARSER)
 flags.define_untrusted_flag(PARSER)
 
 
-def main(argv: list[str]) -> int:
+def main() -> int:
     """Record the dataset described by the flags.
 
     Returns:
         The exit code.
     """
-    del argv
     from alfx.offline import dataset_folder, dataset_statistics
     from alfx.offline.dataset_files import Dataset, DatasetError
     policy_flags.set_up_logging()

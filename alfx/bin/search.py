@@ -23,13 +23,12 @@ flags.define_conf_flags(PARSER)
 SEARCHES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'examples', 'searches')
 
 
-def main(argv: list[str]) -> int:
+def main() -> int:
     """Run the hyperparameter search described by the flags.
 
     Returns:
         The exit code.
     """
-    del argv
     from alfx.search import search_conf, study
     policy_flags.set_up_logging()
     from alfx.search.search_folder import SearchFolder

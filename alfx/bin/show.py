@@ -17,9 +17,8 @@ flags.define_conf_flags(PARSER)
 flags.define_untrusted_flag(PARSER)
 
 
-def main(argv: list[str]) -> int:
+def main() -> int:
     """Print the conf selected by the flags and return the exit code."""
-    del argv
     root_dir = flags.root_dir_from_flags() if FLAGS.root_dir else None
     conf = flags.conf_from_flags(root_dir, same_run=False)
     try:

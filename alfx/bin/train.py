@@ -34,13 +34,12 @@ flags.define_conf_flags(PARSER)
 flags.define_unused_flag(PARSER)
 
 
-def main(argv: list[str]) -> int:
+def main() -> int:
     """Train the conf selected by the flags.
 
     Returns:
         The exit code.
     """
-    del argv
     for number in (signal.SIGUSR1, signal.SIGUSR2):  # ignored before and after training
         signal.signal(number, signal.SIG_IGN)
     seeds.apply_seed()

@@ -241,6 +241,61 @@ class AlfEnvironment(abc.ABC):
         self.close()
 
 
+class SpecifiedEnvironment(AlfEnvironment):
+    """Base class of environments whose batch size and specs are attributes, unless a subclass overrides them."""
+
+    _batch_size: int
+    _observation_spec: NestedTensorSpec
+    _action_spec: NestedTensorSpec
+    _reward_spec = TensorSpec(())
+
+    @property
+    def batch_size(self) -> int:
+        return self._batch_size
+
+    def observation_spec(self) -> NestedTensorSpec:
+        return self._observation_spec
+
+    def action_spec(self) -> NestedTensorSpec:
+        return self._action_spec
+
+    def reward_spec(self) -> TensorSpec:
+        return self._reward_spec
+
+
+class EnvironmentAsAnother(AlfEnvironment):
+    """Base class of environments with the specs, tasks, metadata and images of another one, unless overridden."""
+
+    _env: AlfEnvironment
+
+    @property
+    def num_tasks(self) -> int:
+        return self._env.num_tasks
+
+    @property
+    def task_names(self) -> list[str]:
+        return self._env.task_names
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return self._env.metadata
+
+    def observation_spec(self) -> NestedTensorSpec:
+        return self._env.observation_spec()
+
+    def action_spec(self) -> NestedTensorSpec:
+        return self._env.action_spec()
+
+    def reward_spec(self) -> TensorSpec:
+        return self._env.reward_spec()
+
+    def env_info_spec(self) -> NestedTensorSpec:
+        return self._env.env_info_spec()
+
+    def render(self, mode: str = 'rgb_array') -> np.ndarray | None:
+        return self._env.render(mode)
+
+
 def latest_episodes(batch_size: int) -> collections.deque:
     """Return an empty queue for results of the latest episodes; it holds the last ``max(10, B)`` of them."""
     return collections.deque(maxlen=max(_EPISODES, batch_size))

@@ -32,6 +32,5 @@ class AlfGymWrapper(GymVectorEnvironment):
         if not auto_reset:
             raise EnvironmentLoadError('AlfGymWrapper: auto_reset=False is not supported: the step after LAST is '
                                        'always FIRST')
-        self._gym_env = gym_env
         super().__init__(SerialVectorEnv([lambda: gym_env], name=environment_name(gym_env)), discount, env_id,
                          simplify_box_bounds=simplify_box_bounds, **kwargs)

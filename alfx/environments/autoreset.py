@@ -122,36 +122,15 @@ class NextStepAutoreset(VectorWrapper):
         self._due = done = np.logical_or(terminated, truncated)
         if self._mode is not AutoresetMode.SAME_STEP or not done.any():
             return observation, rewards, terminated, truncated, infos
-        self._held = (self._copy(observation), infos)
-        observation = self._copy(observation)
+        self._held = (copied(self, observation), infos)
         rows = np.flatnonzero(done)
-        self._put(observation, rows, infos['final_obs'])
+        observation = with_rows(self, observation, rows, infos['final_obs'])
         return observation, rewards, terminated, truncated, _with_final_infos(infos, rows)
-
-    def _copy(self, observation: Any) -> Any:
-        return copied(self, observation)
-
-    def _put(self, observation: Any, rows: np.ndarray, source: Any) -> None:
-        """Copy ``rows`` of ``source``, a batch or an array of single observations, into ``observation``."""
-        if isinstance(source, np.ndarray) and source.dtype == object:
-            for i in rows:
-                self._put_one(observation, i, source[i])
-            return
-        space = self.single_observation_space
-        for leaf, value in zip(flatten_sample(space, observation), flatten_sample(space, source)):
-            leaf[rows] = value[rows]
-
-    def _put_one(self, observation: Any, i: int, single: Any) -> None:
-        """Write the observation of one environment into row ``i`` of ``observation``."""
-        space = self.single_observation_space
-        for leaf, value in zip(flatten_sample(space, observation), flatten_sample(space, single)):
-            leaf[i] = value
 
     def _with_held(self, result: Step, due: np.ndarray) -> Step:
         """Return ``result`` with the held-back reset observations and infos of the environments in ``due``."""
         observation, rewards, terminated, truncated, infos = result
-        observation = self._copy(observation)
-        self._put(observation, np.flatnonzero(due), self._held[0])
+        observation = with_rows(self, observation, np.flatnonzero(due), self._held[0])
         return observation, rewards, terminated, truncated, merged_infos(infos, self._held[1], np.flatnonzero(due))
 
 
@@ -170,12 +149,12 @@ class _PartialAsync(NextStepAutoreset):
                 asked.append(i)
         answers = [env.parent_pipes[i].recv() for i in asked]
         env._raise_if_errors([success for _, success in answers])
-        observation = self._copy(env.observations)
+        observation = copied(self, env.observations)
         rewards, flags = np.zeros(self.num_envs), np.zeros((2, self.num_envs), bool)
         infos: dict[str, Any] = {}
         for i, (answer, _) in zip(asked, answers):
             if not env.shared_memory:
-                self._put_one(observation, i, answer[0])
+                _put(self, observation, i, answer[0])
             if not due[i]:
                 rewards[i], flags[0, i], flags[1, i] = answer[1:4]
             infos = env._add_info(infos, answer[-1], i)
@@ -195,9 +174,9 @@ class _ResetAgain(NextStepAutoreset):
         elif due.all():
             return self._with_held(_standstill(self._held[0], {}), due)
         observation, rewards, terminated, truncated, infos = self.env.step(actions)
-        observation = self._copy(observation)
+        observation = copied(self, observation)
         again, reset_infos = self.env.reset(options={'reset_mask': due.copy()})
-        self._put(observation, rows, again)
+        _put_rows(self, observation, rows, again)
         return observation, rewards, terminated, truncated, merged_infos(infos, reset_infos, rows)
 
 
@@ -219,10 +198,26 @@ def copied(env: VectorEnv, observation: Any) -> Any:
 def with_rows(env: VectorEnv, observation: Any, rows: np.ndarray, source: Any) -> Any:
     """Return a copy of a batch of observations of ``env`` with ``rows`` taken from another batch."""
     result = copied(env, observation)
-    for leaf, value in zip(flatten_sample(env.single_observation_space, result),
-                           flatten_sample(env.single_observation_space, source)):
-        leaf[rows] = value[rows]
+    _put_rows(env, result, rows, source)
     return result
+
+
+def _put_rows(env: VectorEnv, observation: Any, rows: np.ndarray, source: Any) -> None:
+    """Copy ``rows`` of ``source``, a batch or an array of single observations, into ``observation``."""
+    if isinstance(source, np.ndarray) and source.dtype == object:
+        for i in rows:
+            _put(env, observation, i, source[i])
+        return
+    space = env.single_observation_space
+    for leaf, value in zip(flatten_sample(space, observation), flatten_sample(space, source)):
+        leaf[rows] = value[rows]
+
+
+def _put(env: VectorEnv, observation: Any, i: int, single: Any) -> None:
+    """Write the observation of one environment into row ``i`` of ``observation``."""
+    space = env.single_observation_space
+    for leaf, value in zip(flatten_sample(space, observation), flatten_sample(space, single)):
+        leaf[i] = value
 
 
 def _standstill(observation: Any, infos: dict[str, Any]) -> Step:

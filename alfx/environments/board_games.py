@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from alfx.data_structures import StepType, TimeStep
-from alfx.environments.alf_environment import AlfEnvironment, check_action, select
+from alfx.environments.alf_environment import SpecifiedEnvironment, check_action, select
 from alfx.environments.rendering import Window
 from alfx.environments.seeding import batch_seed
 from alfx.gin_utils import configurable
@@ -189,7 +189,7 @@ class SearchOpponent:
         return trees.root_visits.argmax(-1).numpy()
 
 
-class BoardGame(AlfEnvironment):
+class BoardGame(SpecifiedEnvironment):
     """``batch_size`` games that are played at the same time.
 
     The observation is a dictionary: 'board', float32 ``[rows, columns]`` (1: player 0, -1: player 1, 0: empty);
@@ -235,10 +235,6 @@ class BoardGame(AlfEnvironment):
         if self._opponent is not None:
             alternating = np.arange(self._batch_size) % 2
             self._agent = alternating if self._agent_player is None else np.full(self._batch_size, self._agent_player)
-
-    @property
-    def batch_size(self) -> int:
-        return self._batch_size
 
     def observation_spec(self) -> NestedTensorSpec:
         rules = self.rules

@@ -3,14 +3,14 @@ from collections.abc import Callable
 from typing import Any
 
 from alfx.data_structures import TimeStep
-from alfx.environments.alf_environment import AlfEnvironment
+from alfx.environments.alf_environment import AlfEnvironment, SpecifiedEnvironment
 from alfx.environments.environment_errors import UnsupportedOperationError
-from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 
 NO_ENVIRONMENT = 'offline'  # create_environment.env_name of a run that has only datasets
 
 
-class DescribedEnvironment(AlfEnvironment):
+class DescribedEnvironment(SpecifiedEnvironment):
     """Specs, name and size of a batch of environments that live in other processes.
 
     Args:
@@ -23,19 +23,6 @@ class DescribedEnvironment(AlfEnvironment):
         self._observation_spec, self._action_spec = env.observation_spec(), env.action_spec()
         self._reward_spec, self._env_info_spec = env.reward_spec(), env.env_info_spec()
         self._task_names, self._goal_reward_fn = env.task_names, env.goal_reward_fn()
-
-    @property
-    def batch_size(self) -> int:
-        return self._batch_size
-
-    def observation_spec(self) -> NestedTensorSpec:
-        return self._observation_spec
-
-    def action_spec(self) -> NestedTensorSpec:
-        return self._action_spec
-
-    def reward_spec(self) -> TensorSpec:
-        return self._reward_spec
 
     def env_info_spec(self) -> NestedTensorSpec:
         return self._env_info_spec

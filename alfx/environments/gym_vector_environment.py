@@ -14,7 +14,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from alfx import nest
 from alfx.data_structures import TimeStep
 from alfx.environments import autoreset, saved_state, step_checks
-from alfx.environments.alf_environment import AlfEnvironment, select
+from alfx.environments.alf_environment import SpecifiedEnvironment, select
 from alfx.environments.environment_errors import UnsupportedOperationError
 from alfx.environments.rendering import Window, as_frame
 from alfx.environments.seeding import environment_seeds
@@ -25,7 +25,7 @@ from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec, neares
 _STATE_FORMAT = 1
 
 
-class GymVectorEnvironment(AlfEnvironment):
+class GymVectorEnvironment(SpecifiedEnvironment):
     """A gymnasium vector environment as an :class:`AlfEnvironment`.
 
     Args:
@@ -52,6 +52,7 @@ class GymVectorEnvironment(AlfEnvironment):
                  seed: int | None = None, name: str = ''):
         self._observations = ObservationCodec(vector_env.single_observation_space, simplify_box_bounds, float_dtype)
         self._actions = ActionCodec(vector_env.single_action_space, vector_env.num_envs, normalize_action, clip_action)
+        self._observation_spec, self._action_spec = self._observations.spec, self._actions.spec
         self._no_action = [leaf.numpy() for leaf in nest.flatten(nearest_zeros(self._actions.spec, ()))]
         self._env = env = autoreset.with_next_step_autoreset(vector_env)
         self._batch_size = env.num_envs
@@ -86,25 +87,12 @@ class GymVectorEnvironment(AlfEnvironment):
         return self._env
 
     @property
-    def batch_size(self) -> int:
-        return self._batch_size
-
-    @property
     def name(self) -> str:
         return self._name
 
     @property
     def metadata(self) -> dict[str, Any]:
         return self._env.metadata
-
-    def observation_spec(self) -> NestedTensorSpec:
-        return self._observations.spec
-
-    def action_spec(self) -> NestedTensorSpec:
-        return self._actions.spec
-
-    def reward_spec(self) -> TensorSpec:
-        return self._reward_spec
 
     def env_info_spec(self) -> NestedTensorSpec:
         return dict(self._info_specs) if self._info_specs else ()

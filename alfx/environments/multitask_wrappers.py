@@ -8,7 +8,7 @@ import torch
 
 from alfx import context, nest
 from alfx.data_structures import StepType, TimeStep
-from alfx.environments.alf_environment import AlfEnvironment
+from alfx.environments.alf_environment import AlfEnvironment, EnvironmentAsAnother
 from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.seeding import batch_seed, derived_seed
 from alfx.environments.wrapper_base import _MODULE, AlfEnvironmentBaseWrapper
@@ -16,34 +16,18 @@ from alfx.gin_utils import configurable
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 
 
-class _MultiEnvironment(AlfEnvironment):
-    """Base class of environments that contain several environments with equal specs."""
+class _MultiEnvironment(EnvironmentAsAnother):
+    """Base class of environments that contain several environments with equal specs, those of the first."""
 
     def __init__(self, envs: Sequence[AlfEnvironment]):
         if not envs:
             raise EnvironmentLoadError(f'{type(self).__name__}: expected at least one environment')
         self._envs = list(envs)
-        first = envs[0]
+        self._env = first = envs[0]
         for i, env in enumerate(self._envs):
             if env.time_step_spec() != first.time_step_spec():
                 raise EnvironmentLoadError(f'{type(self).__name__}: environment {i} has other specs than the first: '
                                            f'expected {first.time_step_spec()}, found {env.time_step_spec()}')
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        return self._envs[0].metadata
-
-    def observation_spec(self) -> NestedTensorSpec:
-        return self._envs[0].observation_spec()
-
-    def action_spec(self) -> NestedTensorSpec:
-        return self._envs[0].action_spec()
-
-    def reward_spec(self) -> TensorSpec:
-        return self._envs[0].reward_spec()
-
-    def env_info_spec(self) -> NestedTensorSpec:
-        return self._envs[0].env_info_spec()
 
     def _seed(self, seed: int | None) -> None:
         for i, env in enumerate(self._envs):
@@ -99,14 +83,6 @@ class BatchEnvironmentWrapper(_MultiEnvironment):
     def batch_size(self) -> int:
         return sum(self._sizes)
 
-    @property
-    def num_tasks(self) -> int:
-        return self._envs[0].num_tasks
-
-    @property
-    def task_names(self) -> list[str]:
-        return self._envs[0].task_names
-
     def final_infos(self) -> dict[int, dict[str, float]]:
         firsts = itertools.accumulate(self._sizes, initial=0)
         return {first + i: info for first, env in zip(firsts, self._envs) for i, info in env.final_infos().items()}
@@ -132,9 +108,6 @@ class BatchEnvironmentWrapper(_MultiEnvironment):
         self.current_time_step()
         self._current = self._joined([env.reset_envs(part) for env, part in zip(self._envs, mask.split(self._sizes))])
         return self._current
-
-    def render(self, mode: str = 'rgb_array') -> np.ndarray | None:
-        return self._envs[0].render(mode)
 
 
 class MultitaskWrapper(_MultiEnvironment):

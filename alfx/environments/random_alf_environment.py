@@ -7,7 +7,7 @@ import torch
 
 from alfx import nest
 from alfx.data_structures import StepType, TimeStep
-from alfx.environments.alf_environment import AlfEnvironment
+from alfx.environments.alf_environment import SpecifiedEnvironment
 from alfx.environments.checked_environment import check_values
 from alfx.environments.seeding import batch_seed
 from alfx.gin_utils import Count, Fraction, StepLimit, configurable
@@ -16,7 +16,7 @@ from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec
 
 
 @configurable
-class RandomAlfEnvironment(AlfEnvironment):
+class RandomAlfEnvironment(SpecifiedEnvironment):
     """Environment whose observations are drawn from their spec, uniformly between its bounds or standard normal.
 
     Each environment of the batch ends its episodes independently of the others, by termination. Actions have to fit
@@ -56,16 +56,6 @@ class RandomAlfEnvironment(AlfEnvironment):
         self._t = torch.zeros(self._batch_size, dtype=torch.int64)
         self._generator = torch.Generator()
         self._seed(seed)
-
-    @property
-    def batch_size(self) -> int:
-        return self._batch_size
-
-    def observation_spec(self) -> NestedTensorSpec:
-        return self._observation_spec
-
-    def action_spec(self) -> NestedTensorSpec:
-        return self._action_spec
 
     def _reset(self) -> TimeStep:
         self._t = torch.zeros_like(self._t)

@@ -11,12 +11,11 @@ used for training, give the evaluation environments another split::
 import functools
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 
 from alfx.environments.environment_errors import EnvironmentLoadError
-from alfx.environments.suite_helpers import make_load
+from alfx.environments.suite_helpers import SmallEnv, make_load
 from alfx.gin_utils import ConfError
 from alfx.environments.datagen import digit_images
 
@@ -53,7 +52,7 @@ def load_digits(split: str = 'all') -> tuple[np.ndarray, np.ndarray]:
     return images, labels
 
 
-class DigitsEnv(gymnasium.Env):
+class DigitsEnv(SmallEnv):
     """Shows a uniformly random digit at each step; the action is a guess of the digit.
 
     The reward is 1 if the action is the digit shown before it, otherwise 0. Episodes are truncated. The optimal return
@@ -69,8 +68,6 @@ class DigitsEnv(gymnasium.Env):
         ValueError: an argument is out of range.
     """
 
-    metadata: dict[str, Any] = {'render_modes': []}
-
     def __init__(self, split: str = 'train', with_label: bool = False, num_steps: int = 15):
         if num_steps < 1:
             raise ValueError(f'DigitsEnv.num_steps: expected at least 1, found {num_steps}')
@@ -84,18 +81,15 @@ class DigitsEnv(gymnasium.Env):
         self._with_label = with_label
         self._shown = 0
 
-    def _show(self) -> Any:
+    def _observe(self) -> Any:
+        """Draw the next digit and return it."""
         self._shown = int(self.np_random.integers(len(self._images)))
         image = self._images[self._shown].copy()
         return {'image': image, 'label': self._labels[self._shown]} if self._with_label else image
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        return self._show(), {}
-
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         reward = float(int(action) == self._labels[self._shown])
-        return self._show(), reward, False, False, {}
+        return self._observe(), reward, False, False, {}
 
 
 load = make_load(__name__, 'environment of digits', {'Digits': DigitsEnv})

@@ -1,14 +1,13 @@
 """A hard-exploration corridor whose end a random policy almost never finds, as a test of exploration bonuses."""
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from alfx.environments.suite_helpers import ResetResult, make_load
+from alfx.environments.suite_helpers import SmallEnv, make_load
 
 
-class CorridorEnv(gymnasium.Env):
+class CorridorEnv(SmallEnv):
     """A corridor of cells. In each cell one action moves forward, and every other action moves one cell back.
 
     An episode begins in cell 0, where the wrong actions change nothing, and terminates with reward 1 in the last cell;
@@ -31,8 +30,6 @@ class CorridorEnv(gymnasium.Env):
         ValueError: a number is too small.
     """
 
-    metadata: dict[str, Any] = {'render_modes': []}
-
     def __init__(self, length: int = 25, num_actions: int = 3, num_steps: int = 100, layout_seed: int = 0):
         for name, value, least in (('length', length, 2), ('num_actions', num_actions, 2),
                                    ('num_steps', num_steps, length - 1)):
@@ -51,15 +48,16 @@ class CorridorEnv(gymnasium.Env):
         """Action that moves forward, for each cell except the last."""
         return list(self._actions_on)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
-        super().reset(seed=seed)
+    def _begin(self) -> None:
         self._cell = 0
-        return self._observations[0].copy(), {}
+
+    def _observe(self) -> np.ndarray:
+        return self._observations[self._cell].copy()
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self._cell = self._cell + 1 if action == self._actions_on[self._cell] else max(self._cell - 1, 0)
         at_the_end = self._cell == len(self._actions_on)
-        return self._observations[self._cell].copy(), float(at_the_end), at_the_end, False, {}
+        return self._observe(), float(at_the_end), at_the_end, False, {}
 
 
 class NoisyCorridorEnv(CorridorEnv):
@@ -90,20 +88,21 @@ class NoisyCorridorEnv(CorridorEnv):
         self.action_space = spaces.Discrete(num_actions + 1)
         self._noise = np.zeros(noise_size, np.float32)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
-        cell, info = super().reset(seed=seed, options=options)
-        return self._with_noise(cell, new=True), info
+    def _begin(self) -> None:
+        super()._begin()
+        self._draw_noise()
+
+    def _draw_noise(self) -> None:
+        self._noise = self.np_random.random(len(self._noise), dtype=np.float32)
+
+    def _observe(self) -> np.ndarray:
+        return np.concatenate([super()._observe(), self._noise])
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        if action == self._num_actions:
-            return self._with_noise(self._observations[self._cell], new=True), 0.0, False, False, {}
-        cell, reward, terminated, truncated, info = super().step(action)
-        return self._with_noise(cell, new=False), reward, terminated, truncated, info
-
-    def _with_noise(self, cell: np.ndarray, new: bool) -> np.ndarray:
-        if new:
-            self._noise = self.np_random.random(len(self._noise), dtype=np.float32)
-        return np.concatenate([cell, self._noise])
+        if action != self._num_actions:
+            return super().step(action)
+        self._draw_noise()
+        return self._observe(), 0.0, False, False, {}
 
 
 load = make_load(__name__, 'exploration task', {'Corridor': CorridorEnv, 'NoisyCorridor': NoisyCorridorEnv})

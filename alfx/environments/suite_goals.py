@@ -5,17 +5,16 @@ Observations are dicts of ``observation``, ``achieved_goal`` and ``desired_goal`
 """
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from alfx.environments.suite_helpers import ResetResult, make_load
+from alfx.environments.suite_helpers import SmallEnv, make_load
 from alfx.environments.suite_robotics import SuccessAtEnd
 
 Step = tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]
 
 
-class GoalEnv(gymnasium.Env):
+class GoalEnv(SmallEnv):
     """Base class of these environments: the reward is 0 where the goal is reached, -1 elsewhere.
 
     Args:
@@ -23,8 +22,6 @@ class GoalEnv(gymnasium.Env):
         action_space: space of the actions.
         terminate: terminate the episode when the goal is reached.
     """
-
-    metadata: dict[str, Any] = {'render_modes': []}
 
     def __init__(self, state_space: spaces.Box, action_space: spaces.Space, terminate: bool):
         self.observation_space = spaces.Dict(
@@ -48,10 +45,8 @@ class GoalEnv(gymnasium.Env):
     def _observe(self) -> dict[str, np.ndarray]:
         return {'observation': self._state, 'achieved_goal': self._state, 'desired_goal': self._goal}
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
-        super().reset(seed=seed)
+    def _begin(self) -> None:
         self._state, self._goal = self._draw()
-        return self._observe(), {}
 
     def step(self, action: Any) -> Step:
         self._state = self._move(action)

@@ -21,6 +21,24 @@ Constructor = Callable[..., Any]
 ResetResult = tuple[Any, dict[str, Any]]  # observation and info
 
 
+class SmallEnv(gymnasium.Env):
+    """Base class of environments that are not rendered and whose infos are empty at the start of an episode."""
+
+    metadata: dict[str, Any] = {'render_modes': []}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
+        super().reset(seed=seed)
+        self._begin()
+        return self._observe(), {}
+
+    def _begin(self) -> None:
+        """Draw the first state of an episode."""
+
+    def _observe(self) -> Any:
+        """Return the observation of a step, as new arrays."""
+        raise NotImplementedError(f'{type(self).__name__}._observe')
+
+
 def _make(constructor: Constructor, max_episode_steps: StepLimit | None, env_args: Mapping[str, Any],
           wrappers: Sequence[EnvWrapper]) -> gymnasium.Env:
     env = constructor(**env_args)

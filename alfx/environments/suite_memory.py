@@ -1,14 +1,13 @@
 """Tasks that need memory: information that is needed at the end is visible only at the start."""
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from alfx.environments.suite_helpers import ResetResult, make_load
+from alfx.environments.suite_helpers import SmallEnv, make_load
 
 
-class TMazeEnv(gymnasium.Env):
+class TMazeEnv(SmallEnv):
     """A corridor that ends in a junction; a cue in its first cell shows which way to turn there (Bakker 2001, NeurIPS).
 
     An episode begins in the first cell, with a cue that is left or right with equal probability. Action 0 moves one
@@ -29,8 +28,6 @@ class TMazeEnv(gymnasium.Env):
         ValueError: a number is too small.
     """
 
-    metadata: dict[str, Any] = {'render_modes': []}
-
     def __init__(self, length: int = 20, num_steps: int | None = None):
         num_steps = 4 * (length + 1) if num_steps is None else num_steps
         for name, value, least in (('length', length, 1), ('num_steps', num_steps, length + 1)):
@@ -42,10 +39,8 @@ class TMazeEnv(gymnasium.Env):
         self._length = length
         self._cell = self._cue = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
-        super().reset(seed=seed)
+    def _begin(self) -> None:
         self._cell, self._cue = 0, int(self.np_random.integers(2))
-        return self._observe(), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         if self._cell < self._length:

@@ -1,14 +1,13 @@
 """A small environment with mixed discrete and continuous actions, whose optimal return is known in closed form."""
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from alfx.environments.suite_helpers import ResetResult, make_load
+from alfx.environments.suite_helpers import SmallEnv, make_load
 
 
-class GearsEnv(gymnasium.Env):
+class GearsEnv(SmallEnv):
     """A point on a line that has to be brought to 0 with one of two gears and a thrust; an episode has 10 steps.
 
     The state x is uniformly random in [-1, 1]. An action ``(gear, thrust)`` moves it by ``reach[gear] * thrust`` with
@@ -21,7 +20,6 @@ class GearsEnv(gymnasium.Env):
     where the high gear is the better choice from ``|x| = 11 / 30`` on. Its mean over initial states is -0.3683.
     """
 
-    metadata: dict[str, Any] = {'render_modes': []}
     num_steps = 10
     reach = (0.1, 1.0)
     cost = (0.0, 0.5)
@@ -31,10 +29,8 @@ class GearsEnv(gymnasium.Env):
         self.action_space = spaces.Tuple((spaces.Discrete(2), spaces.Box(-1, 1, (1, ), np.float32)))
         self._x = 0.0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
-        super().reset(seed=seed)
+    def _begin(self) -> None:
         self._x = float(self.np_random.uniform(-1, 1))
-        return self._observe(), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         gear, thrust = int(action[0]), float(np.clip(action[1], -1, 1)[0])

@@ -3,7 +3,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 
@@ -12,13 +11,13 @@ from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.gym_wrappers import FrameSkip, FrameStack
 from alfx.environments.gym_make import EnvWrapper
-from alfx.environments.suite_helpers import ResetResult, constructor_of
+from alfx.environments.suite_helpers import SmallEnv, constructor_of
 from alfx.environments.suite_gym import AlfWrapper, VectorEnvCtor
 from alfx.environments.vector_env import SerialVectorEnv
 from alfx.gin_utils import StepLimit, configurable
 
 
-class StochasticWithRiskyBranch(gymnasium.Env):
+class StochasticWithRiskyBranch(SmallEnv):
     """A choice between a safe and a risky branch; a deterministic model prefers the risky one by mistake.
 
     In the first step action 0 leads to the safe branch and action 1 to the risky one, where the task is won with
@@ -30,7 +29,6 @@ class StochasticWithRiskyBranch(gymnasium.Env):
     while the most likely outcome of the risky branch is worth 1. The observation is one-hot: start, safe, won, lost.
     """
 
-    metadata: dict[str, Any] = {'render_modes': []}
     num_steps = 2
     rewards = (0.0, 0.5, 1.0, -2.0)
     win_probability = 0.7
@@ -40,10 +38,8 @@ class StochasticWithRiskyBranch(gymnasium.Env):
         self.action_space = spaces.Discrete(2)
         self._place = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
-        super().reset(seed=seed)
+    def _begin(self) -> None:
         self._place = 0
-        return self._observe(), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         if self._place:

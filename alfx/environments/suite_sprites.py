@@ -7,11 +7,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from alfx.environments.suite_helpers import make_load
+from alfx.environments.suite_helpers import SmallEnv, make_load
 
 SHAPES = ('disc', 'square', 'triangle')
 """Names of the shapes; all have the same circumscribed circle."""
@@ -103,7 +102,7 @@ def _saturated(hue: np.ndarray) -> np.ndarray:
     return 1 - np.clip(np.minimum(k, 4 - k), 0, 1)
 
 
-class SpritesEnv(gymnasium.Env):
+class SpritesEnv(SmallEnv):
     """Shows a random image at each step, whatever the action; rewards are 0, and episodes are truncated.
 
     All images of an episode are drawn when it begins.
@@ -121,8 +120,6 @@ class SpritesEnv(gymnasium.Env):
     Raises:
         ValueError: an argument is out of range.
     """
-
-    metadata: dict[str, Any] = {'render_modes': []}
 
     def __init__(self, image_size: int = 16, num_sprites: tuple[int, int] = (2, 3), shapes: Sequence[str] = SHAPES,
                  diameter: tuple[float, float] = (0.3, 0.5), background: tuple[float, float] = (0.0, 0.3),
@@ -145,11 +142,9 @@ class SpritesEnv(gymnasium.Env):
         image = self._images[self._t].copy()
         return {'image': image, 'mask': self._masks[self._t].copy()} if self._with_mask else image
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
+    def _begin(self) -> None:
         self._t = 0
         self._images, self._masks = draw_sprites(self.np_random, self.num_steps + 1, **self._drawing)
-        return self._observe(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self._t = (self._t + 1) % len(self._images)  # wraps around only without a time limit

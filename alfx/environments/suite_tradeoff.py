@@ -1,14 +1,13 @@
 """A small environment with a two-dimensional reward, whose best trade-off is known in closed form."""
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from alfx.environments.suite_helpers import ResetResult, make_load
+from alfx.environments.suite_helpers import SmallEnv, make_load
 
 
-class FuelEnv(gymnasium.Env):
+class FuelEnv(SmallEnv):
     """Drive as far as possible with little fuel; an episode has 20 steps.
 
     The observation is the slope g of the road, uniformly random in [0.5, 1.5] at each step; the action is the throttle
@@ -22,7 +21,6 @@ class FuelEnv(gymnasium.Env):
     ``k = sqrt(12/13 fuel)``. The ``env_info`` has the means of both rewards over the steps of an episode.
     """
 
-    metadata: dict[str, Any] = {'render_modes': []}
     reward_space = spaces.Box(-1.0, 1.5, (2, ), np.float32)
     num_steps = 20
 
@@ -31,17 +29,14 @@ class FuelEnv(gymnasium.Env):
         self.action_space = spaces.Box(0.0, 1.0, (1, ), np.float32)
         self._slope = 1.0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
-        super().reset(seed=seed)
-        return self._next_slope(), {}
-
     def step(self, action: np.ndarray) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
         throttle = min(max(float(action[0]), 0.0), 1.0)
         progress, fuel = self._slope * throttle, throttle**2
         info = {'progress@step': progress, 'minus_fuel@step': -fuel}
-        return self._next_slope(), np.array([progress, -fuel], np.float32), False, False, info
+        return self._observe(), np.array([progress, -fuel], np.float32), False, False, info
 
-    def _next_slope(self) -> np.ndarray:
+    def _observe(self) -> np.ndarray:
+        """Draw the next slope and return it."""
         self._slope = float(self.np_random.uniform(0.5, 1.5))
         return np.array([self._slope], np.float32)
 

@@ -12,7 +12,7 @@ import torch
 
 from alfx import nest
 from alfx.data_structures import StepType, TimeStep
-from alfx.environments.alf_environment import AlfEnvironment, check_action, select
+from alfx.environments.alf_environment import SpecifiedEnvironment, check_action, select
 from alfx.environments.seeding import batch_seed
 from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, nearest_zeros,
                                without_action)
@@ -25,7 +25,7 @@ class ActionType(enum.Enum):
     Continuous = 2
 
 
-class UnittestEnv(AlfEnvironment):
+class UnittestEnv(SpecifiedEnvironment):
     """Base class of these environments: observations are noise, and every reward is 0.
 
     The first element of the observation is the signal, the others are noise; both are -1 or 1.
@@ -55,10 +55,6 @@ class UnittestEnv(AlfEnvironment):
 
     # Description -----------------------------------------------------------------------------------------------
 
-    @property
-    def batch_size(self) -> int:
-        return self._batch_size
-
     def observation_spec(self) -> NestedTensorSpec:
         signal = BoundedTensorSpec((self._obs_dim, ), torch.float32, -1, 1)
         if not self._nested:
@@ -68,9 +64,6 @@ class UnittestEnv(AlfEnvironment):
 
     def action_spec(self) -> NestedTensorSpec:
         return _action_spec(self._action_type)
-
-    def reward_spec(self) -> TensorSpec:
-        return self._reward_spec
 
     # Dynamics --------------------------------------------------------------------------------------------------
 

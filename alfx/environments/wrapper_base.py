@@ -3,18 +3,17 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
 import torch
 
 from alfx import nest
 from alfx.data_structures import TimeStep
-from alfx.environments.alf_environment import AlfEnvironment, select
-from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.environments.alf_environment import AlfEnvironment, EnvironmentAsAnother, select
+from alfx.tensor_specs import NestedTensor
 
 _MODULE = 'alfx.environments.alf_wrappers'
 
 
-class AlfEnvironmentBaseWrapper(AlfEnvironment):
+class AlfEnvironmentBaseWrapper(EnvironmentAsAnother):
     """A wrapper that changes nothing.
 
     A subclass changes actions in ``_inner`` and time steps in ``_outer``. A subclass with its own state overrides
@@ -84,34 +83,10 @@ class AlfEnvironmentBaseWrapper(AlfEnvironment):
         return self._env.batch_size
 
     @property
-    def num_tasks(self) -> int:
-        return self._env.num_tasks
-
-    @property
-    def task_names(self) -> list[str]:
-        return self._env.task_names
-
-    @property
     def name(self) -> str:
         return self._env.name
 
-    @property
-    def metadata(self) -> dict[str, Any]:
-        return self._env.metadata
-
-    def observation_spec(self) -> NestedTensorSpec:
-        return self._env.observation_spec()
-
-    def action_spec(self) -> NestedTensorSpec:
-        return self._env.action_spec()
-
-    def reward_spec(self) -> TensorSpec:
-        return self._env.reward_spec()
-
-    def env_info_spec(self) -> NestedTensorSpec:
-        return self._env.env_info_spec()
-
-    # Saving, rendering and closing -----------------------------------------------------------------------------
+    # Saving and closing -----------------------------------------------------------------------------------------
 
     def get_state(self) -> Any:
         inner = self._env.get_state()
@@ -134,9 +109,6 @@ class AlfEnvironmentBaseWrapper(AlfEnvironment):
                 setattr(self, name, copy.deepcopy(value))
         current = state['current']
         self._current = None if current is None else nest.map_structure(torch.clone, current)
-
-    def render(self, mode: str = 'rgb_array') -> np.ndarray | None:
-        return self._env.render(mode)
 
     def close(self) -> None:
         self._env.close()

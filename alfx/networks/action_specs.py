@@ -4,9 +4,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from alfx import nest
 from alfx.distributions.discrete import has_integer_bounds
 from alfx.gin_utils import ConfError, problem_at
-from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensorSpec, SpecError, TensorSpec
 
 _UNBOUNDED = 1e30
 _MAX_CATEGORIES = 1 << 20
@@ -32,6 +33,13 @@ def check_actor(owner: str, argument: str, actor: Any, gives_distributions: bool
         raise ConfError([problem_at(
             owner, argument, f'creates {type(actor).__name__}, which returns {other}; the algorithm needs {needed}',
             f'choose a network that returns {needed}, for example @{example}')])
+
+
+def refuse_discrete_actions(owner: str, action_spec: NestedTensorSpec, remedy: str) -> None:
+    """Raise ``ConfError`` if an action of the environment is discrete; ``remedy`` is what ``owner`` advises."""
+    if any(spec.is_discrete for spec in nest.flatten(action_spec)):
+        raise ConfError([problem_at('create_environment', 'env_name', f'has a discrete action, {action_spec}, but '
+                                    f'{owner} supports only continuous actions', remedy)])
 
 
 def require_categories(spec: TensorSpec, head: str) -> None:

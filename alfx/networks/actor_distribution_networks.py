@@ -117,13 +117,10 @@ class AuxiliaryValueActorNetwork(ActorDistributionNetworkBase):
         kwargs: arguments of :class:`ActorDistributionNetworkBase`.
     """
 
-    def __init__(self, input_tensor_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
-                 encoding_network_ctor: Callable[..., Network] = EncodingNetwork,
-                 discrete_projection_net_ctor: Callable[..., Network] = CategoricalProjectionNetwork,
-                 continuous_projection_net_ctor: Callable[..., Network] = NormalProjectionNetwork,
-                 value_spec: TensorSpec = TensorSpec(()), name: str = 'AuxiliaryValueActorNetwork'):
-        super().__init__(input_tensor_spec, action_spec, encoding_network_ctor, discrete_projection_net_ctor,
-                         continuous_projection_net_ctor, name)
+    @takes_arguments_of(ActorDistributionNetworkBase, defaults={'name': 'AuxiliaryValueActorNetwork'},
+                        after={'value_spec': 'continuous_projection_net_ctor'})
+    def __init__(self, value_spec: TensorSpec = TensorSpec(()), **kwargs: Any):
+        super().__init__(**kwargs)
         self._value_shape = tuple(value_spec.shape)
         self._value_head = FC(self._encoding_net.output_spec.numel, value_spec.numel,
                               kernel_initializer=small_last_layer_init(0.03))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from alfx import nest
-from alfx.gin_utils.value_checks import check_value
+from alfx.gin_utils import check_value, takes_arguments_of
 from alfx.tensor_specs import NestedTensor
 
 CostFunction = Callable[[NestedTensor, Tensor], Tensor]
@@ -153,27 +153,31 @@ class CEMOptimizer(TrajOptimizer):
                         init_var: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the mean and the cost of the best candidate of the last iteration, see the base class."""
         mean, var = self._start(observation, init_mean, init_var)
-        dims = tuple(range(1, mean.ndim))
         best = mean.new_full((len(mean), ), _WORST)
         for _ in range(self._max_iter_num):
-            active = var.amax(dims) >= self._epsilon
+            active = var.flatten(1).amax(1) >= self._epsilon
             if not bool(active.any()):
                 break
-            mean, var, cost = self._improved(observation, mean, var, active.view(-1, *[1] * len(dims)))
+            solutions = self._candidates(mean, var, self._noise(len(mean), self._population_size))
+            mean, var, _, cost = self._fitted(observation, solutions, mean, var, active)
             best = torch.where(active, cost, best)
         return self._clipped(mean), best
 
-    def _improved(self, observation: NestedTensor, mean: Tensor, var: Tensor,
-                  active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Run one iteration; return mean and variance ``[B, *S]``, updated where ``active``, and the lowest cost."""
-        solutions = self._candidates(mean, var, self._noise(len(mean), self._population_size))
+    def _fitted(self, observation: NestedTensor, solutions: Tensor, mean: Tensor, var: Tensor,
+                active: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Fit mean and variance ``[B, *S]`` to the elites of ``solutions [B, P, *S]`` where ``active [B]``.
+
+        Returns:
+            Mean, variance, the elites ``[B, elite_size, *S]``, best first, and the lowest cost ``[B]``.
+        """
         cost, index = self._costs(observation, solutions).topk(self._elite_size, 1, largest=False)
         elites = select_solutions(solutions, index)
         new_mean = elites.mean(1)
         new_var = (elites - new_mean.unsqueeze(1)).square().mean(1)
+        active = active.view(-1, *[1] * len(self._shape))
         mean = torch.where(active, torch.lerp(mean, new_mean, self._tau), mean)
         var = torch.where(active, torch.lerp(var, new_var, self._tau).clamp(min=self._min_var), var)
-        return mean, var, cost[:, 0]
+        return mean, var, elites, cost[:, 0]
 
 
 def coloured_noise(shape: Sequence[int], beta: float, device: torch.device | None = None) -> Tensor:
@@ -230,12 +234,11 @@ class ICEMOptimizer(CEMOptimizer):
         ValueError: a solution does not have a shape ``(H, dim)``.
     """
 
-    def __init__(self, solution_dim: int | Sequence[int], population_size: int, cost_func: CostFunction,
-                 upper_bound: Any, lower_bound: Any, elite_size: int = 10, max_iter_num: int = 3,
-                 epsilon: float = 0.0, tau: float = 0.9, min_var: float = 1e-5, noise_beta: float = 2.0,
-                 population_decay: float = 1.25, keep_fraction: float = 0.3, return_mean_elites: bool = False):
-        super().__init__(solution_dim, population_size, cost_func, upper_bound, lower_bound, elite_size, max_iter_num,
-                         epsilon, tau, min_var)
+    @takes_arguments_of(CEMOptimizer, defaults={'elite_size': 10, 'max_iter_num': 3, 'epsilon': 0.0},
+                        after={'noise_beta': 'min_var'})
+    def __init__(self, noise_beta: float = 2.0, population_decay: float = 1.25, keep_fraction: float = 0.3,
+                 return_mean_elites: bool = False, **kwargs: Any):
+        super().__init__(**kwargs)
         name = type(self).__name__
         if len(self._shape) != 2:
             raise ValueError(f'{name}.solution_dim: expected (H, dim), found {self._shape}')
@@ -264,15 +267,10 @@ class ICEMOptimizer(CEMOptimizer):
             if i == self._max_iter_num - 1 and i:
                 kept = torch.cat((kept, self._clipped(mean).unsqueeze(1)), 1)
             solutions = torch.cat((solutions, kept), 1)
-            cost, index = self._costs(observation, solutions).topk(self._elite_size, 1, largest=False)
-            elites = select_solutions(solutions, index)
-            new_mean = elites.mean(1)
-            new_var = (elites - new_mean.unsqueeze(1)).square().mean(1)
-            moves, is_better = active.view(-1, 1, 1), active & (cost[:, 0] < best_cost)
-            mean = torch.where(moves, torch.lerp(mean, new_mean, self._tau), mean)
-            var = torch.where(moves, torch.lerp(var, new_var, self._tau).clamp(min=self._min_var), var)
+            mean, var, elites, cost = self._fitted(observation, solutions, mean, var, active)
+            is_better = active & (cost < best_cost)
             best = torch.where(is_better.view(-1, 1, 1), elites[:, 0], best)
-            best_cost = torch.where(is_better, cost[:, 0], best_cost)
+            best_cost = torch.where(is_better, cost, best_cost)
             kept = elites[:, :self._num_kept]
         return self._clipped(mean) if self._return_mean_elites else best, best_cost
 

@@ -72,7 +72,7 @@ def read_bindings(root_dir: str) -> dict[str, str]:
         return {}
     lines = stored_files.read_text(path).splitlines()
     statements = [line.split(' = ', 1) for line in lines if not line.startswith('#')]
-    named = {_short_name(parts[0]): parts[1] for parts in statements if len(parts) == 2}
+    named = {short_name(parts[0]): parts[1] for parts in statements if len(parts) == 2}
     return {name: value for name, value in named.items() if name not in _NOT_COMPARED}
 
 
@@ -81,7 +81,7 @@ def read_conf(root_dir: str) -> dict[str, str]:
     return read_bindings(root_dir) | curves.user_code(root_dir)
 
 
-def _short_name(name: str) -> str:
+def short_name(name: str) -> str:
     """Return the name of a binding without the module: ``ac/Adam.lr`` for ``ac/alfx.optimizers.Adam.lr``."""
     *scopes, selector = name.split('/')
     return '/'.join([*scopes, '.'.join(selector.split('.')[-2:])])

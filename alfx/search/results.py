@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from alfx.reports.comparing import short_name
 from alfx.search import seeds
 from alfx.search.search_folder import SearchFolder, write_text
 from alfx.search.search_conf import SearchConf, full_name
@@ -41,7 +42,7 @@ class Results:
         else:
             value = '' if trial.value is None else f' {trial.value:.6g}'
             outcome = 'pruned at' + value if trial.state.name == 'PRUNED' else value.strip()
-        params = '  '.join(f'{_short(name)} {text}' for name, text in self._study.short_texts(trial.params).items())
+        params = '  '.join(f'{short_name(name)} {text}' for name, text in self._study.short_texts(trial.params).items())
         score = f'  (best {best.value:.6g}, trial {best.number})' if best else ''
         return f'[{ended}/{self._study.num_trials}] trial {number}: {outcome}{score}  {params}'.rstrip()
 
@@ -133,12 +134,6 @@ def _one_line(text: str) -> str:
     return ' '.join(text.split())
 
 
-def _short(name: str) -> str:
-    """Return the name of a binding without modules, for example ``ppo/Adam.lr``."""
-    *scopes, selector = name.split('/')
-    return '/'.join([*scopes, '.'.join(selector.split('.')[-2:])])
-
-
 def draw(trials: list[Any], names: list[str], study: Study, direction: str, path: str) -> None:
     """Plot the value of each trial with the best value so far, and the values over each parameter.
 
@@ -209,5 +204,5 @@ def _draw_slice(axis: Any, trials: list[Any], name: str, study: Study) -> None:
         axis.minorticks_off()
     else:
         axis.locator_params(axis='x', nbins=4)
-    axis.set_title(_short(name), fontsize='small')
+    axis.set_title(short_name(name), fontsize='small')
     axis.grid(alpha=0.3)

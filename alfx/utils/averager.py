@@ -21,31 +21,31 @@ def average_outer_dims(tensor: Tensor, spec: TensorSpec) -> Tensor:
     return tensor.mean(tuple(range(outer))) if outer else tensor
 
 
-def make_stats(tensor_spec: NestedTensorSpec, make: Callable[[TensorSpec], RunningStats]) -> nn.ModuleDict:
-    """Create a module of statistics for each spec of a nest, named by its path."""
-    return nn.ModuleDict({_module_name(path): make(spec) for path, spec in nest.flatten_with_path(tensor_spec)})
-
-
 def _module_name(path: str) -> str:
     # torch forbids dots in the names of modules, and names of methods of the container.
     return '/' + path.replace('/', '//').replace('.', '/')
 
 
-class _Averager(nn.Module):
-    """Base of averagers.
+class Statistics(nn.Module):
+    """Base of averagers and normalizers: statistics of the tensors of a nest.
 
     Args:
-        tensor_spec: nest of specs of the averaged tensors, without batch dimensions.
+        tensor_spec: nest of specs of the tensors, without batch dimensions.
         make: creates the statistics for one spec.
-        name: name of this averager.
+        name: name of this module.
     """
 
     def __init__(self, tensor_spec: NestedTensorSpec, make: Callable[[TensorSpec], RunningStats], name: str):
         super().__init__()
         self._name = name
         self._structure = nest.structure(tensor_spec)
-        self._stats = make_stats(tensor_spec, make)
+        self._stats = nn.ModuleDict({_module_name(path): make(spec)
+                                     for path, spec in nest.flatten_with_path(tensor_spec)})
         self._stats_list: list[Any] = list(self._stats.values())
+
+
+class _Averager(Statistics):
+    """Base of averagers."""
 
     def update(self, tensor: NestedTensor) -> None:
         """Add one batch, averaged over its leading dimensions; ignored in evaluation and auxiliary phases.

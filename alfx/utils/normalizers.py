@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from alfx import context, nest, summary
+from alfx import context, summary
 from alfx.gin_utils import Count, Fraction, NonNegative, Positive, configurable, takes_arguments_of
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.utils.averager import make_stats
+from alfx.utils.averager import Statistics
 from alfx.utils.running_stats import AdaptiveStats, EMStats, RunningStats, WindowStats
 
 
 @configurable
-class Normalizer(nn.Module):
+class Normalizer(Statistics):
     """Base of normalizers, which differ in the weights of past batches.
 
     With mean m, variance v and second moment ``s = v + m^2`` of a component, x is mapped to
@@ -43,17 +43,13 @@ class Normalizer(nn.Module):
     def __init__(self, tensor_spec: NestedTensorSpec, auto_update: bool = True, zero_mean: bool = True,
                  unit_std: bool = False, variance_epsilon: NonNegative = 1e-10, debug_summaries: bool = False,
                  max_dims_to_summarize: int = 10, name: str = 'Normalizer'):
-        super().__init__()
-        self._structure = nest.structure(tensor_spec)
+        super().__init__(tensor_spec, self._make_stats, name)
         self._auto_update = auto_update
         self._zero_mean = zero_mean
         self._unit_std = unit_std
         self._variance_epsilon = variance_epsilon
         self._debug_summaries = debug_summaries
         self._max_dims_to_summarize = max_dims_to_summarize
-        self._name = name
-        self._stats = make_stats(tensor_spec, self._make_stats)
-        self._stats_list: list[Any] = list(self._stats.values())
 
     def _make_stats(self, spec: TensorSpec) -> RunningStats:
         raise NotImplementedError(f'{type(self).__name__} does not define statistics; use WindowNormalizer, '

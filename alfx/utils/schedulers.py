@@ -96,19 +96,28 @@ class ConstantScheduler:
         return f'ConstantScheduler({self._value})'
 
 
-def _breakpoints(owner: str, schedule: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Check a schedule and return its progresses and values."""
-    pairs = [tuple(pair) for pair in schedule]
-    if not pairs or any(len(pair) != 2 for pair in pairs):
-        raise ValueError(f'{owner}: schedule must be a list of (progress, value) pairs, found {schedule}')
-    progresses, values = [float(p) for p, _ in pairs], [float(v) for _, v in pairs]
-    if any(a >= b for a, b in zip(progresses, progresses[1:])):
-        raise ValueError(f'{owner}: the progresses of schedule must increase, found {progresses}')
-    return progresses, values
+class _ScheduleOfPairs(Scheduler):
+    """Base class of schedulers with a list of (progress, value) pairs."""
+
+    def __init__(self, progress_type: str, schedule: Sequence[tuple[float, float]]):
+        super().__init__(progress_type)
+        owner, pairs = type(self).__name__, [tuple(pair) for pair in schedule]
+        if not pairs or any(len(pair) != 2 for pair in pairs):
+            raise ValueError(f'{owner}: schedule must be a list of (progress, value) pairs, found {schedule}')
+        self._progresses, self._values = [float(p) for p, _ in pairs], [float(v) for _, v in pairs]
+        if any(a >= b for a, b in zip(self._progresses, self._progresses[1:])):
+            raise ValueError(f'{owner}: the progresses of schedule must increase, found {self._progresses}')
+
+    def final_value(self) -> float:
+        """Return the last number of the schedule."""
+        return self._values[-1]
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self._progress_type!r}, {list(zip(self._progresses, self._values))})'
 
 
 @configurable
-class StepScheduler(Scheduler):
+class StepScheduler(_ScheduleOfPairs):
     """Piecewise constant number, with an optional linear warm-up from 0.
 
     Args:
@@ -124,8 +133,7 @@ class StepScheduler(Scheduler):
 
     def __init__(self, progress_type: str, schedule: Sequence[tuple[float, float]], warm_up_period: float = 0,
                  start: float = 0):
-        super().__init__(progress_type)
-        self._progresses, self._values = _breakpoints('StepScheduler', schedule)
+        super().__init__(progress_type, schedule)
         if warm_up_period < 0:
             raise ValueError(f'StepScheduler: warm_up_period must not be negative, found {warm_up_period}')
         self._warm_up_period = warm_up_period
@@ -142,16 +150,9 @@ class StepScheduler(Scheduler):
             return value * elapsed / self._warm_up_period
         return value
 
-    def final_value(self) -> float:
-        """Return the last number of the schedule."""
-        return self._values[-1]
-
-    def __repr__(self) -> str:
-        return f'StepScheduler({self._progress_type!r}, {list(zip(self._progresses, self._values))})'
-
 
 @configurable
-class LinearScheduler(Scheduler):
+class LinearScheduler(_ScheduleOfPairs):
     """Linear interpolation between given points; constant before the first and after the last.
 
     Args:
@@ -161,10 +162,6 @@ class LinearScheduler(Scheduler):
     Raises:
         ValueError: the schedule is empty or does not increase.
     """
-
-    def __init__(self, progress_type: str, schedule: Sequence[tuple[float, float]]):
-        super().__init__(progress_type)
-        self._progresses, self._values = _breakpoints('LinearScheduler', schedule)
 
     def __call__(self) -> float:
         """Return the current number."""
@@ -177,13 +174,6 @@ class LinearScheduler(Scheduler):
         before = after - 1
         weight = (progress - points[before]) / (points[after] - points[before])
         return values[before] + weight * (values[after] - values[before])
-
-    def final_value(self) -> float:
-        """Return the last number of the schedule."""
-        return self._values[-1]
-
-    def __repr__(self) -> str:
-        return f'LinearScheduler({self._progress_type!r}, {list(zip(self._progresses, self._values))})'
 
 
 @configurable

@@ -115,8 +115,8 @@ def test_environment_state_is_loaded_only_from_runs_of_the_user(run, tmp_path, m
     assert os.stat(user_key.path()).st_mode & 0o777 == 0o600 and len(Path(user_key.path()).read_bytes()) == 32
 
 
-@pytest.mark.parametrize('arguments, program', [(['show'], show), (['dataset', 'check', 'data'], dataset)])
-def test_show_and_dataset_import_nothing_of_untrusted_runs(run, tmp_path, monkeypatch, capsys, arguments, program):
+@pytest.mark.parametrize('program, arguments', [(show, []), (dataset, [['dataset', 'check', 'data']])])
+def test_show_and_dataset_import_nothing_of_untrusted_runs(run, tmp_path, monkeypatch, capsys, program, arguments):
     (tmp_path / 'evil.py').write_text(EVIL)
     monkeypatch.syspath_prepend(str(tmp_path))
     shutil.copytree(run, tmp_path / 'copy')
@@ -124,7 +124,7 @@ def test_show_and_dataset_import_nothing_of_untrusted_runs(run, tmp_path, monkey
         path = tmp_path / 'copy' / 'conf' / name
         path.write_text('import evil\n' + path.read_text())
     with flag_values(program.PARSER, root_dir=str(tmp_path / 'copy'), untrusted=True):
-        assert conf_flags.call(lambda _: program.main(arguments), arguments[:1]) == 2
+        assert conf_flags.call(lambda: program.main(*arguments), ['program']) == 2
     gin_utils.clear()
     assert "import of 'evil' is not allowed with --untrusted" in capsys.readouterr().err
     assert not (tmp_path / 'executed').exists()

@@ -122,15 +122,15 @@ def test_one_step_of_cem_is_the_formula_of_a_slow_loop():
     optimizer = CEMOptimizer((4, 2), 20, quadratic, 1.0, -1.0, elite_size=5, max_iter_num=1, epsilon=0.0, tau=0.7)
     mean, var = 0.1 * torch.randn(3, 4, 2), torch.full((3, 4, 2), 0.3)
     noise = optimizer._noise(3, 20)
-    optimizer._noise = lambda batch, count: noise
-    found = optimizer._improved(OBSERVATION, mean, var, torch.ones(3, 1, 1, dtype=torch.bool))
+    found = optimizer._fitted(OBSERVATION, optimizer._candidates(mean, var, noise), mean, var,
+                              torch.ones(3, dtype=torch.bool))
     for b in range(3):
         candidates = np.clip(mean[b].double().numpy() + np.sqrt(0.3) * noise[b].double().numpy(), -1, 1)
         costs = [float((((c - MINIMA[b].double().numpy()).reshape(-1)**2) * FACTOR.numpy()).sum()) for c in candidates]
         elites = candidates[np.argsort(costs)[:5]]
         np.testing.assert_allclose(found[0][b], 0.3 * mean[b].numpy() + 0.7 * elites.mean(0), atol=1e-6)
         np.testing.assert_allclose(found[1][b], 0.3 * 0.3 + 0.7 * elites.var(0), atol=1e-6)
-        np.testing.assert_allclose(found[2][b], min(costs), rtol=1e-5)
+        np.testing.assert_allclose(found[3][b], min(costs), rtol=1e-5)
 
 
 def test_mppi_weights_candidates_by_their_costs():

@@ -75,7 +75,7 @@ def test_the_conf_of_a_run_folder_is_used_where_none_is_given(conf_file, tmp_pat
     (ParameterMismatchError('wrong'), 1),
 ])
 def test_a_user_error_is_one_message_without_a_traceback(error, code, capsys):
-    def main(argv):
+    def main():
         raise error
 
     assert conf_flags.call(main, ['program']) == code
@@ -84,7 +84,7 @@ def test_a_user_error_is_one_message_without_a_traceback(error, code, capsys):
 
 
 def test_a_conf_error_is_printed_with_place_and_remedy(capsys):
-    def main(argv):
+    def main():
         raise gin_utils.ConfError('wrong', 'do better', 'a.gin:3')
 
     conf_flags.call(main, ['program'])
@@ -92,7 +92,7 @@ def test_a_conf_error_is_printed_with_place_and_remedy(capsys):
 
 
 def test_debug_shows_the_traceback(capsys):
-    def main(argv):
+    def main():
         raise gin_utils.ConfError('wrong')
 
     with flag_values(debug=True):
@@ -101,7 +101,7 @@ def test_debug_shows_the_traceback(capsys):
 
 
 def test_a_fault_of_the_program_keeps_its_traceback():
-    def main(argv):
+    def main():
         raise ValueError('a fault')
 
     with pytest.raises(ValueError, match='a fault'):
@@ -109,12 +109,12 @@ def test_a_fault_of_the_program_keeps_its_traceback():
 
 
 def test_an_argument_that_is_no_flag_is_refused(capsys):
-    assert conf_flags.call(lambda argv: 0, ['program', 'sac.gin']) == 2
+    assert conf_flags.call(lambda: 0, ['program', 'sac.gin']) == 2
     assert "'sac.gin'" in capsys.readouterr().err
 
 
 def test_an_interrupt_ends_the_program_with_its_usual_code():
-    def main(argv):
+    def main():
         raise KeyboardInterrupt
 
     assert conf_flags.call(main, ['program']) == 130
@@ -122,7 +122,7 @@ def test_an_interrupt_ends_the_program_with_its_usual_code():
 
 @pytest.mark.parametrize('argument', ['', '*'])
 def test_a_further_interrupt_ends_the_program_at_once_and_silently(monkeypatch, argument):
-    def main(argv):
+    def main(*argv):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sys, 'argv', ['program'])
@@ -136,13 +136,13 @@ def test_a_further_interrupt_ends_the_program_at_once_and_silently(monkeypatch, 
 
 
 def test_code_that_ends_the_program_is_named_and_no_success(capsys):
-    assert conf_flags.call(lambda argv: sys.exit(0), ['program']) == 1
+    assert conf_flags.call(lambda: sys.exit(0), ['program']) == 1
     assert 'ended by sys.exit(0) in ' in capsys.readouterr().err
 
 
 def test_the_exit_code_is_the_return_value_of_main():
-    assert conf_flags.call(lambda argv: None, ['program']) == 0
-    assert conf_flags.call(lambda argv: 1, ['program']) == 1
+    assert conf_flags.call(lambda: None, ['program']) == 0
+    assert conf_flags.call(lambda: 1, ['program']) == 1
 
 
 @pytest.mark.parametrize('argument, said', [('--no_such_flag=3', 'no_such_flag'), ('--root_dirr=3', 'root_dir')])
@@ -187,7 +187,7 @@ def test_a_check_that_is_stopped_returns_the_code_of_the_signal(monkeypatch, cap
 
 
 def test_errors_of_the_disk_say_what_to_do(capsys):
-    def write(_):
+    def write():
         raise OSError(errno.EROFS, 'Read-only file system', 'runs/a')
 
     assert conf_flags.call(write, ['program']) == 1

@@ -751,4 +751,4 @@ def test_the_command_writes_a_gin_file_and_lists_problems(folder):
 
 def test_the_command_refuses_settings_of_other_libraries():
     with flag_values(convert_program.PARSER, conf='sac.yml'), pytest.raises(ConfError, match='from_other_libraries'):
-        convert_program.main(['convert'])
+        convert_program.main()
