@@ -3,6 +3,7 @@
 Examples:
 
   alfx help PPOLoss
+  alfx help PPOLoss.gamma
   alfx help networks
   alfx help suite_gym.load --module my_package.my_module
 
@@ -27,7 +28,7 @@ from alfx.bin import command, flags, from_source
 from alfx.bin.list import CONFS
 from alfx.utils import docstrings
 
-PARSER = flags.Parser(__file__, __doc__, ('CLASS', 'class, function, module or package of alfx, or command'))
+PARSER = flags.Parser(__file__, __doc__, ('CLASS', 'class, function, argument, module or package of alfx, or command'))
 PARSER.add('module MODULE...', 'import this module first; repeatable')
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _REGISTERED = re.compile(r'^@(?:\w+\.)?(?:configurable|register_function)(\([^\n]*\))?(?:  #[^\n]*)?\n'
@@ -126,6 +127,11 @@ def _lines_of_class(name: str, known: Sequence[Entry]) -> list[str]:
     The first line is its complete name, with ``@`` if confs can use it, or an error message.
     """
     found = matching(name, known)
+    owner, _, argument = name.rpartition('/')[2].rpartition('.')
+    if not found and matching(owner, known):  # a binding
+        name, found = owner, matching(owner, known)
+    else:
+        argument = ''
     description = described(found[0]) if len(found) == 1 and name != 'softsign' else None  # that of torch
     if description is None:
         from alfx import gin_utils
@@ -153,9 +159,23 @@ def _lines_of_class(name: str, known: Sequence[Entry]) -> list[str]:
             return [message, *(f'  {text}' for text in (meant, shown, own) if text)]
     # A conf may not write a name that several modules define, such as load.
     shortest = next(part for part in _endings(description.selector) if len(matching(part, known)) <= 1)
+    if argument:
+        return _lines_of_argument(shortest, argument, description)
     return [f'@{description.selector}', '', *_signature_lines(shortest, description.parameters), '',
             *textwrap.dedent(docstrings.plain(description.docstring)).splitlines(), '', *_inherited_lines(description),
             *_bound_lines(shortest)]
+
+
+def _lines_of_argument(name: str, argument: str, description: Any) -> list[str]:
+    """Return the help on an argument of the class or function that confs call ``name``."""
+    if argument not in description.parameters:
+        nearest = difflib.get_close_matches(argument, description.parameters, n=1)
+        return [f"{name} has no argument '{argument}'", *(f"  did you mean '{name}.{other}'?" for other in nearest)]
+    owner, meaning = description.meanings.get(argument, ('', ''))
+    explained = f'{docstrings.plain(meaning)}{owner and f" (argument of {owner})"}'
+    return [f'@{description.selector}', '',
+            *_signature_lines(name, {argument: description.parameters[argument]}), '',
+            *textwrap.wrap(explained, 120, break_on_hyphens=False), '', *_bound_lines(name, argument)]
 
 
 def described(entry: Entry) -> Any:
@@ -207,9 +227,9 @@ def type_name(annotation: Any) -> str:
     return re.sub(r'\b(typing|collections\.abc|alfx(\.\w+)*|torch(\.\w+)*|gymnasium(\.\w+)*)\.', '', annotation)
 
 
-def _bound_lines(name: str) -> Iterator[str]:
-    """Yield the bindings of ``name`` in the confs included in alfx."""
-    pattern = re.compile(rf"^(?:[\w/]*/)?(?:\w+\.)*{re.escape(name)}\.\w+ = [^#\n]*", re.MULTILINE)
+def _bound_lines(name: str, argument: str = r'\w+') -> Iterator[str]:
+    """Yield the bindings of ``name`` in the confs included in alfx, of all arguments or of one."""
+    pattern = re.compile(rf"^(?:[\w/]*/)?(?:\w+\.)*{re.escape(name)}\.{argument} = [^#\n]*", re.MULTILINE)
     confs = {path.name: [line.strip() for line in pattern.findall(path.read_text(encoding='utf8'))]
              for path in sorted(pathlib.Path(CONFS).glob('*.gin'))}
     bound = {conf: lines for conf, lines in confs.items() if lines}

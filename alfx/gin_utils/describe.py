@@ -10,8 +10,8 @@ from alfx.gin_utils.conf_error import ConfError
 from .reference_types import resolve
 from .parsing import Conf, Reader, is_shipped, show_path
 
-SECTION = re.compile(r'^(Args|Arguments|Attributes|Returns|Raises|Yields|Example|Examples):$', re.MULTILINE)
-"""Heading of a section of a docstring."""
+SECTION = re.compile(r'^([A-Z][\w ]*):$(?=\n    )', re.MULTILINE)
+"""Heading of a section of a docstring: 'Args', 'Returns', or a group of arguments with any other name."""
 _ARGUMENT = re.compile(r'^    (\*{0,2}\w+(?:, \*{0,2}\w+)*): ', re.MULTILINE)
 
 
@@ -77,7 +77,7 @@ def _meanings(target: Any) -> dict[str, tuple[str, str]]:
     for owner in _owners(target):
         parts = SECTION.split(_docstring(owner))
         for title, body in zip(parts[1::2], parts[2::2]):
-            entries = _ARGUMENT.split(body) if title in ('Args', 'Arguments', 'Attributes') else []
+            entries = [] if title in ('Returns', 'Raises', 'Yields', 'Example', 'Examples') else _ARGUMENT.split(body)
             for names, meaning in zip(entries[1::2], entries[2::2]):
                 for argument in names.split(', '):
                     found.setdefault(argument.lstrip('*'), ('' if owner is target else owner.__name__,

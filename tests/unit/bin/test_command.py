@@ -164,6 +164,24 @@ def test_help_shows_the_nearest_name(capsys):
     assert 'ambiguous' in said and 'environments.suite_gym.load' in said
 
 
+def test_help_explains_one_argument_as_a_conf_writes_it(capsys):
+    for name, line, explained in (
+            ('PPOLoss.gamma', 'PPOLoss.gamma = 0.99  # float', 'discount factor, or one per dimension of a K-dim'),
+            ('ppo/Adam.lr', 'Adam.lr = 0.001  # float', 'learning rate or scheduler.'),
+            ('TrainerConfig.num_env_steps', 'TrainerConfig.num_env_steps = 0  # int', 'stop acting after this number')):
+        assert help_program.main([name]) == 0
+        said = capsys.readouterr().out.splitlines()
+        assert said[2].startswith(line) and said[4].startswith(explained) and said[1] == ''
+        bound = said[said.index('bound by:') + 1:]
+        assert bound and all(f'{name.rpartition("/")[2]} = ' in each for each in bound)
+    assert help_program.main(['suite_gym.load.discount']) == 0
+    capsys.readouterr()
+    assert help_program.main(['PPOLoss.gama']) == 2
+    assert capsys.readouterr().err == "PPOLoss has no argument 'gama'\n  did you mean 'PPOLoss.gamma'?\n"
+    assert help_program.main(['PPOLos.gamma']) == 2
+    assert capsys.readouterr().err.startswith("there is no configurable 'PPOLos.gamma'\n")
+
+
 def test_help_explains_the_records_of_algorithms(capsys):
     for name, field in (('LossInfo', 'priority'), ('AlgStep', 'info'), ('TimeStep', 'reward'), ('Experience', 'state')):
         assert help_program.main([name]) == 0
