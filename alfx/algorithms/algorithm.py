@@ -5,6 +5,7 @@ methods in :mod:`alfx.algorithms.documented_loops` forward to the learner. Read 
 :mod:`alfx.algorithms.rl_algorithm`.
 """
 import json
+import logging
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
@@ -36,6 +37,8 @@ from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, extract_spec, zeros_from_spec
 from alfx.engine.capabilities import Capabilities
 from alfx.utils.renamed import adopt_former_methods, keep_former_methods
+
+logger = logging.getLogger(__name__)
 
 
 @configurable
@@ -198,11 +201,15 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
 
     def _joined_capabilities(self) -> Capabilities:
         own, acting = self.own_capabilities(), self.policy_algorithm
-        if not type(self).__module__.startswith('alfx.') and 'own_capabilities' not in vars(type(self)):
+        if not self._declares_capabilities():
             own = own._replace(traceable_update=False, traceable_prediction=False)
         if overridden_loops(self).keys() & {'update_with_gradient', 'train_from_unroll'}:  # a graph would bypass them
             own = own._replace(traceable_update=False)
         return own.joined(list(self._capabilities_of_parts().values()), None if acting is None else acting.capabilities)
+
+    def _declares_capabilities(self) -> bool:
+        """Return whether the class is one of alfx, or overrides :meth:`own_capabilities`."""
+        return type(self).__module__.startswith('alfx.') or 'own_capabilities' in vars(type(self))
 
     def _capabilities_of_parts(self) -> dict['Algorithm', Capabilities]:
         """Return the capabilities of the parts of this algorithm."""
@@ -615,6 +622,11 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         if self.data_transformer is not None:  # checkpoints contain its statistics once
             self.add_module('_root_data_transformer', self.data_transformer)
         self._capabilities = self._joined_capabilities()
+        for part in self.modules():
+            if isinstance(part, Algorithm) and not part._declares_capabilities() and (
+                    part.own_capabilities().traceable_update):
+                logger.info("%s does not declare that its updates can be traced, so they run eagerly, which is slower; "
+                            "see 'Speed up the updates' in docs/write_an_algorithm.md", type(part).__name__)
         assign_optimizers(self)
         config = self._config
         if config is None or not has_checkpoint(config.root_dir):

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import gin
+from torch import nn
 
 from . import locations, registry, static_check
 from alfx.gin_utils.conf_error import ConfError, Problem, hint_nearest
@@ -137,6 +138,8 @@ def _may_come_later(binding: locations.Binding, referred: dict[tuple[str, str], 
     target = static_check.resolve(binding.selector).wrapped
     if not inspect.isclass(target) and registry.annotation_of(target, 'return') is type(None):
         return True
+    if inspect.isclass(target) and issubclass(target, nn.Module):
+        return False  # algorithms create all networks before the first update
     scopes = binding.scope.split('/') if binding.scope else ['']
     selectors = [binding.selector, *(each.selector for each in locations.inherited() if each.text == binding.text)]
     return any({*scopes} - {''} <= others

@@ -7,6 +7,7 @@ everything.
 
 import collections.abc
 import inspect
+import re
 import types
 import typing
 from typing import Any, NamedTuple, Optional
@@ -100,7 +101,8 @@ def _fit(value: Any, annotation: Any) -> Any:
             f'a reference has no quotes: {value}; in Python, pass the function or class itself'
             if value.startswith('@') else
             'a schedule is an object: @LinearScheduler() with LinearScheduler.schedule = [(0.0, START), (1.0, 0.0)]'
-            if value.startswith('lin_') else f'a reference begins with @: @{value}')
+            if value.startswith('lin_') else f'a number has no quotes: {value}'
+            if re.fullmatch(r'[-+.\d]+(e[-+]?\d+)?', value) else f'a reference begins with @: @{value}')
         return _require(not isinstance(value, _LITERALS), value, hint)
     return _fit_scalar(value, base)
 

@@ -72,10 +72,14 @@ class TrainingRun:
         last row when the run ends.
 
         Raises:
-            ValueError: ``value`` is not a number, or ``name`` is a column that alfx writes.
+            ValueError: ``value`` is not a number, or ``name`` is a column that alfx writes or, as those with 'train/',
+                'loss' and 'alpha', for scalars of the algorithm.
         """
-        if name in run_files.PROGRESS_COLUMNS or run_files.LEARNING_COLUMN.search(name):
+        if name in run_files.PROGRESS_COLUMNS:
             raise ValueError(f'{name!r} is a column that alfx writes to progress.csv; choose another name')
+        if run_files.LEARNING_COLUMN.search(name):
+            raise ValueError(f"{name!r}: names with 'train/', 'loss' and 'alpha' are for scalars of the algorithm; "
+                             f"choose another name, such as 'callback/{name.rsplit('/', 1)[-1]}'")
         try:
             self.logged[name] = float(value)
         except (TypeError, ValueError) as error:

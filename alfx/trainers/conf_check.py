@@ -158,7 +158,8 @@ def spec_lines(env: Any, algorithm: Any) -> list[str]:
 def transformer_line(transformer: Any) -> str:
     """Name the data transformers in the order in which they are applied."""
     members = transformer.members() if isinstance(transformer, SequentialDataTransformer) else [transformer]
-    names = [type(member).__name__ for member in members if not isinstance(member, IdentityDataTransformer)]
+    names = [type(member).__name__ for member in members
+             if member is not None and not isinstance(member, IdentityDataTransformer)]
     return f'data transformers: {", ".join(names) or "none"}'
 
 

@@ -150,7 +150,8 @@ def test_help_lists_the_modules_of_a_folder(capsys):
 def test_help_shows_the_nearest_name(capsys):
     assert help_program.main(['PPOLos']) == 2
     assert "did you mean 'PPOLoss'?" in capsys.readouterr().err
-    for part, name in (('dqn', 'DqnAlgorithm'), ('Sac', 'SacAlgorithm'), ('sac_algoritm', 'sac_algorithm')):
+    for part, name in (('dqn', 'DqnAlgorithm'), ('Sac', 'SacAlgorithm'), ('sac_algoritm', 'sac_algorithm'),
+                       ('SACAlgoritm', 'SacAlgorithm')):
         assert help_program.main([part]) == 2
         assert f"did you mean '{name}'?" in capsys.readouterr().err
     for name, hint in (('clip_range', '\n  alfx calls it PPOLoss.importance_ratio_clipping'),

@@ -432,6 +432,7 @@ def test_an_open_bracket_has_the_same_message_in_every_python(conf, monkeypatch)
     ("Car.paint = 'elu'", 'a reference begins with @: @elu'),
     ("Car.paint = 'lin_0.1'", 'a schedule is an object: @LinearScheduler()'),
     ("Car.paint = '@elu'", 'a reference has no quotes: @elu'),
+    ("Car.paint = '-2.5e-3'", 'a number has no quotes: -2.5e-3'),
     ('Car.paint = @elu()', 'write @elu'),
     ('Car.fast = 2', 'Car.fast expects bool, found int 2'),
     ('Car.fast = 1.0', 'Car.fast expects bool, found float 1.0'),

@@ -108,3 +108,17 @@ def test_a_check_does_not_report_that_states_cannot_be_verified(tmp_path, caplog
         lines = list(conf_check.check(str(tmp_path / 'run')))
     assert any(line.startswith('data transformers: ') for line in lines) and 'random seed' in caplog.text
     assert 'cannot be saved' not in caplog.text
+
+
+def test_a_network_that_the_algorithm_does_not_create_is_a_mistake(tmp_path):
+    conf = tmp_path / 'sac_cart_pole.gin'  # with discrete actions SAC has a QNetwork only
+    conf.write_text("include 'sac_continuous.gin'\ncreate_environment.env_name = 'CartPole-v1'\n"
+                    'QNetwork.fc_layer_params = (8, )\nCriticNetwork.joint_fc_layer_params = (8, )\n'
+                    'ActorDistributionNetwork.fc_layer_params = (8, )\nTrainerConfig.num_env_steps = 100\n')
+    gin_utils.load(str(conf), allow_unused=True)
+    list(conf_check.check(str(tmp_path / 'run')))
+    result = conf_check.unused()
+    assert [text.partition(': ')[2] for text in result.mistakes] == [
+        'CriticNetwork.joint_fc_layer_params = (8,)\n  CriticNetwork is never constructed',
+        'ActorDistributionNetwork.fc_layer_params = (8,)\n  ActorDistributionNetwork is never constructed']
+    assert str(result).endswith('\n2 unused bindings')

@@ -220,9 +220,12 @@ def test_few_updates_are_not_worth_a_graph():
 # Features of algorithms that graphs must support ---------------------------------------------------------------------
 
 
-def test_a_subclass_must_declare_its_update_traceable_again(replayed_at_once):
+def test_a_subclass_must_declare_its_update_traceable_again(replayed_at_once, caplog):
+    caplog.set_level('INFO', 'alfx')
     agent = make_agent(algorithm_cls=Changing)
     assert not agent.policy.capabilities.traceable_update
+    said, = (text for text in caplog.messages if 'declare' in text)
+    assert said.startswith('Changing does not declare that its updates can be traced, so they run eagerly')
     train([agent], 3)
     assert not isinstance(agent.updater.plan(agent.learner.losses.collected), TracedPlan)
     with pytest.raises(ConfError, match='does not execute the same operations'):
