@@ -195,11 +195,16 @@ def _saves_itself(layer: Any) -> bool:
 def _is_known(layer: Any) -> bool:
     """Return whether the class of an environment and its attributes come from packages that alfx knows."""
     kinds = [value if isinstance(value, (types.FunctionType, type)) else type(value) for value in vars(layer).values()]
-    return all((kind.__module__ or '').partition('.')[0] in _KNOWN for kind in (type(layer), *kinds))
+    return all(_package(kind) in _KNOWN for kind in (type(layer), *kinds))
+
+
+def _package(kind: Any) -> str:
+    """Return the name of the package of a class or function; '' for classes of C code that have none."""
+    return (getattr(kind, '__module__', '') or '').partition('.')[0]
 
 
 def _is_skipped(value: Any) -> bool:
-    if isinstance(value, _SKIPPED_TYPES) or type(value).__module__.partition('.')[0] in _WINDOW_PACKAGES:
+    if isinstance(value, _SKIPPED_TYPES) or _package(type(value)) in _WINDOW_PACKAGES:
         return True
     return any(type(value) is getattr(sys.modules.get(module), name, None) for module, name in _WINDOW_TYPES)
 
@@ -235,7 +240,7 @@ class _Pickler(pickle.Pickler):
             self.persistent_id(str(os.fspath(obj)))
         elif isinstance(obj, gymnasium.utils.EzPickle):
             raise pickle.PicklingError(f'unpickling {type(obj).__name__} would construct a new one')
-        elif type(obj).__module__.partition('.')[0] in _PROCESS_PACKAGES:
+        elif _package(type(obj)) in _PROCESS_PACKAGES:
             raise pickle.PicklingError(f'{type(obj).__module__}.{type(obj).__name__} belongs to this process')
         return NotImplemented
 
