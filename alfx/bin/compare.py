@@ -58,7 +58,8 @@ def main(argv: list[str]) -> int:
             print(f'\n{column}: mean difference from {difference.baseline!r} over equal seeds (95% interval):')
         margin = 'one pair' if difference.num_pairs == 1 else \
             f'+- {difference.margin:.4g}, {difference.num_pairs} pairs'
-        print(f'  {difference.name}: {difference.mean:+.5g} ({margin})')
+        unclear = ': no clear difference' if abs(difference.mean) <= difference.margin else ''
+        print(f'  {difference.name}: {difference.mean:+.5g} ({margin}){unclear}')
     return 0
 
 

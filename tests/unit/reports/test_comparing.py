@@ -67,6 +67,17 @@ def test_the_command_shows_a_folder_of_seeds_as_one_row_and_column(tmp_path):
     assert lines[8].split() == ['ac/Adam.lr', '0.1', '0.1', '0.2', '0.2']
 
 
+def test_the_command_says_whether_a_difference_is_clear(tmp_path):
+    for name, rate, finals in (('a', 0.1, (10, 20, 60)), ('b', 0.2, (15, 25.5, 65)), ('c', 0.3, (5, 60, 60))):
+        for seed, final in enumerate(finals):
+            write_run(tmp_path / name / f'seed-{seed}', [1, final], rate, seed)
+    done = warm_starts.run([sys.executable, '-m', 'alfx', 'compare', 'a', 'b', 'c'], cwd=tmp_path, capture_output=True,
+                           text=True, check=True)
+    clear, unclear = done.stdout.splitlines()[-2:]
+    assert clear.endswith('+5.1667 (+- 0.7171, 3 pairs)')
+    assert unclear.endswith(', 3 pairs): no clear difference') and ': +11.667 (' in unclear
+
+
 def test_runs_in_a_folder_are_grouped_by_conf(tmp_path):
     for name, rate in (('a/0', 0.1), ('a/1', 0.1), ('b/0', 0.2)):
         write_run(tmp_path / 'nested' / name, [1], rate)
