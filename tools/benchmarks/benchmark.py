@@ -112,6 +112,10 @@ def summarize(rounds: list[dict[str, dict[str, float]]], reference: str) -> dict
     return rows
 
 
+def _rate(rate: float) -> str:
+    return f'{rate:,.0f}' if rate >= 100 else f'{rate:.3g}'
+
+
 def format_table(rows: dict[str, dict[str, float]], reference: str, unit: str = 'steps') -> str:
     """Format the rows as a Markdown table."""
     lines = [f'| peer | {unit}/s (median) | range | speedup of {reference} | peak memory |',
@@ -119,7 +123,7 @@ def format_table(rows: dict[str, dict[str, float]], reference: str, unit: str = 
     for peer, row in rows.items():
         ratio = f"{row['ratio']:.2f}" if 'ratio' in row and peer != reference else ''
         ratio += f' ({peer.removesuffix(BEFORE)})' if peer.endswith(BEFORE) and ratio else ''
-        lines.append(f"| {peer} | {row['rate']:,.0f} | {row['lowest']:,.0f} to {row['highest']:,.0f} | {ratio} "
+        lines.append(f"| {peer} | {_rate(row['rate'])} | {_rate(row['lowest'])} to {_rate(row['highest'])} | {ratio} "
                      f"| {row['peak_mib']:.0f} MiB |")
     return '\n'.join(lines)
 
@@ -162,7 +166,7 @@ def run_workload(name: str, peers: list[str], rounds: int, steps: int | None, se
         order = here[i % len(here):] + here[:i % len(here)]
         measured = {peer: measure(peer, name, steps or workload.steps, seed + i, cores, against) for peer in order}
         results.append({peer: measured[peer] for peer in here})
-        rates = '   '.join(f"{peer} {results[-1][peer]['rate']:,.0f}" for peer in here)
+        rates = '   '.join(f"{peer} {_rate(results[-1][peer]['rate'])}" for peer in here)
         print(f'  round {i + 1}/{rounds}: {rates} {unit}/s', flush=True)
     rows = summarize(results, here[0])
     print('\n' + format_table(rows, here[0], unit))
