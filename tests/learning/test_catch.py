@@ -27,7 +27,7 @@ CASES = {
     'ppo': [*ACTOR, *UNROLLS, 'ValueNetwork.conv_layer_params = ((16, 3, 1), )',
             'ValueNetwork.fc_layer_params = (64, )', 'ppo/Adam.lr = 2e-3', 'PPOLoss.entropy_regularization = 0.01',
             'TrainerConfig.num_updates_per_train_iter = 4', 'TrainerConfig.num_env_steps = 20000'],
-    'sac': [*ACTOR, *Q_NETWORK, *REPLAY, 'sac/Adam.lr = 1e-3', 'SacAlgorithm.initial_log_alpha = -2.0',
+    'sac': [*Q_NETWORK, *REPLAY, 'sac/Adam.lr = 1e-3', 'SacAlgorithm.initial_log_alpha = -2.0',
             'SacAlgorithm.target_entropy = 0.1', 'SacAlgorithm.target_update_tau = 0.02',
             'TrainerConfig.num_env_steps = 8000'],
     'pqn': [*Q_NETWORK, *UNROLLS, 'pqn/RAdam.lr = 1e-3', 'PqnAlgorithm.td_lambda = 0.9',

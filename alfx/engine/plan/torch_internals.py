@@ -8,6 +8,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import BuiltinFunctionType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, fx, nn
@@ -134,18 +135,13 @@ def compiler_settings(settings: Mapping[str, Any]) -> Iterator[None]:
     from torch._inductor import config, cpp_builder
     from torch.utils._pytree import tree_map
 
-    builder: Any = cpp_builder
-    flags_of = builder._get_optimization_cflags
+    flags_of: Any = cpp_builder._get_optimization_cflags
 
     def flags(*args: Any, **kwargs: Any) -> Any:
         return tree_map(lambda flag: 'O2' if flag == 'O3' else flag, flags_of(*args, **kwargs))
 
-    builder._get_optimization_cflags = flags
-    try:
-        with config.patch(dict(settings)):
-            yield
-    finally:
-        builder._get_optimization_cflags = flags_of
+    with config.patch(dict(settings)), mock.patch.object(cpp_builder, '_get_optimization_cflags', flags):
+        yield
 
 
 def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor],
