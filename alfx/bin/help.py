@@ -147,11 +147,10 @@ def _lines_of_class(name: str, known: Sequence[Entry]) -> list[str]:
         except gin_utils.ConfError as error:
             names = sorted({entry.selector.rsplit('.', 1)[-1] for entry in known})
             modules = sorted({part for entry in known for part in entry.module.split('.')[1:]})
-            nearest = [*sorted((other for other in names if other.lower().startswith(name.lower())), key=len),
-                       *_similar(name, [*names, *modules])]
+            longer = sorted((other for other in names if other.lower().startswith(name.lower())), key=len)
             message, _, hint = str(error).partition('\n  ')
             meant = hint or gin_utils.aliases.instead_of_parameter('', name) or (
-                f"did you mean '{nearest[0]}'?" if nearest else '')
+                f"did you mean '{longer[0]}'?" if longer else gin_utils.hint_nearest(name, [*names, *modules]))
             conf = name.removesuffix('.gin')
             shown = os.path.isfile(os.path.join(CONFS, f'{conf}.gin')) and f'alfx show {conf} prints {conf}.gin'
             unknown = not (meant or shown or vars(flags.FLAGS).get('module'))
@@ -176,12 +175,6 @@ def _lines_of_argument(name: str, argument: str, description: Any) -> list[str]:
     return [f'@{description.selector}', '',
             *_signature_lines(name, {argument: description.parameters[argument]}), '',
             *textwrap.wrap(explained, 120, break_on_hyphens=False), '', *_bound_lines(name, argument)]
-
-
-def _similar(name: str, known: Sequence[str]) -> list[str]:
-    """Return the most similar name, whatever its case, in a list; an empty list if none is similar."""
-    original = {other.lower(): other for other in known}
-    return [original[near] for near in difflib.get_close_matches(name.lower(), original, n=1, cutoff=0.7)]
 
 
 def described(entry: Entry) -> Any:

@@ -67,17 +67,16 @@ class ConfError(ValueError):
 
 
 def nearest_name(name: str, candidates: Sequence[str], cutoff: float = 0.7) -> Optional[str]:
-    """Return the candidate that is most similar to ``name``, or ``None`` if no candidate is similar enough.
+    """Return the candidate that is most similar to ``name``, whatever the case, or ``None`` if none is similar enough.
 
     Args:
         name: the name that was written.
         candidates: valid names.
         cutoff: minimum similarity in [0, 1].
     """
-    candidates = list(dict.fromkeys(candidates))
-    same_but_case = [c for c in candidates if c.lower() == name.lower()]
-    matches = same_but_case or difflib.get_close_matches(name, candidates, n=1, cutoff=cutoff)
-    return matches[0] if matches else None
+    same_case = {candidate.lower(): candidate for candidate in reversed(candidates)}
+    matches = difflib.get_close_matches(name.lower(), same_case, n=1, cutoff=cutoff)
+    return same_case[matches[0]] if matches else None
 
 
 def hint_nearest(name: str, candidates: Sequence[str], cutoff: float = 0.7) -> str:

@@ -52,9 +52,14 @@ class IntrinsicRewardAlgorithm(Algorithm):
                  reward_clip_value: float = -1.0, train_state_spec: NestedTensorSpec = (), optimizer: Any = None,
                  name: str = 'IntrinsicRewardAlgorithm'):
         super().__init__(train_state_spec=train_state_spec, optimizer=optimizer, name=name)
+        owner = type(self).__name__
+        check_value(owner, 'observation_adapt_speed', observation_adapt_speed, float, above=0, optional=True)
+        check_value(owner, 'observation_clip_value', observation_clip_value, float, above=0, optional=True)
+        check_value(owner, 'reward_adapt_speed', reward_adapt_speed, float, above=0, optional=True)
+        check_value(owner, 'reward_zero_mean', reward_zero_mean, bool)
         if observation_adapt_speed is not None and observation_spec is None:
-            raise ConfError([problem_at(type(self).__name__, 'observation_adapt_speed', f'= {observation_adapt_speed}: '
-                                        'there is no observation_spec, so observations cannot be normalized',
+            raise ConfError([problem_at(owner, 'observation_adapt_speed', f'= {observation_adapt_speed}: there is no '
+                                        'observation_spec, so observations cannot be normalized',
                                         'set observation_spec, or remove observation_adapt_speed')])
         self._observation_normalizer = None if observation_adapt_speed is None else AdaptiveNormalizer(
             observation_spec, speed=observation_adapt_speed, name=f'{name}/observation')
