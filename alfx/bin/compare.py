@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
                       *([name, *values] for name, values in unequal)]))
     elif len(rows) > 1:
         print('\nthe confs are identical')
-    column = 'final return' if any(run['last evaluation'] is None for run in runs) else 'last evaluation'
+    column = comparing.score_column(runs)
     for i, difference in enumerate(comparing.paired_differences(runs, column)):
         if i == 0:
             print(f'\n{column}: mean difference from {difference.baseline!r} over equal seeds (95% interval):')

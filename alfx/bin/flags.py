@@ -454,6 +454,7 @@ def _exit_code(error: BaseException) -> Optional[int]:
                                                       UnsupportedOperationError)
     from alfx.tensor_specs import SpecError
     from alfx.tree_search.batched_search import SearchError
+    from alfx.trainers.callback_runner import CallbackError
     from alfx.trainers.team.team import ParameterMismatchError
     from alfx.utils.discrete_action import NoValidActionError
     from alfx.utils.processes import LostProcessError
@@ -463,5 +464,5 @@ def _exit_code(error: BaseException) -> Optional[int]:
         return 2
     disk = isinstance(error, OSError) and error.errno in _DISK
     broken = (EnvironmentStepError, NonFiniteLossError, CheckpointError, LostProcessError, NoValidActionError,
-              ParameterMismatchError, SearchError)
+              ParameterMismatchError, SearchError, CallbackError)
     return 1 if disk or isinstance(error, broken) else None

@@ -110,16 +110,24 @@ def _read(folder: str) -> dict[str, Any] | None:
 def _result(root_dir: str, seed: int, code: int) -> str:
     run = _read(_folder(root_dir, seed))
     if code == 0 and run is not None:
-        score = 'no episode has ended' if run['final return'] is None else f'return {run["final return"]:.5g}'
-        return f'done, {score}'
+        name, (score,) = _scores([run])
+        return 'done, no episode has ended' if score is None else f'done, {name} {score:.5g}'
     return f'{processes.describe_exit(code)}; see {_log(root_dir, seed)}'
+
+
+def _scores(runs: list[dict[str, Any]]) -> tuple[str, list[Any]]:
+    """Return the name and the values of the return that ranks these runs."""
+    from alfx.reports import comparing
+    column = comparing.score_column(runs)
+    return 'training return' if column == 'final return' else 'return in evaluation', [run[column] for run in runs]
 
 
 def _summary(runs: list[dict[str, Any]]) -> str:
     import numpy as np
 
     from alfx.reports.aggregates import interquartile_mean, interquartile_mean_interval
-    returns = np.array([[run['final return']] for run in runs])
+    name, scores = _scores(runs)
+    returns = np.array(scores)[:, None]
     (low, ), (high, ) = interquartile_mean_interval(returns)
-    return (f'{len(runs)} seeds: return {interquartile_mean(returns)[0]:.5g} (interquartile mean; 95% interval '
+    return (f'{len(runs)} seeds: {name} {interquartile_mean(returns)[0]:.5g} (interquartile mean; 95% interval '
             f'{low:.5g} to {high:.5g})')

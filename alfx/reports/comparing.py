@@ -43,6 +43,11 @@ def read_run(root_dir: str) -> dict[str, Any]:
             'minutes': seconds[-1] / 60 if seconds else None}
 
 
+def score_column(runs: Sequence[dict[str, Any]]) -> str:
+    """Return the column that ranks runs: the last evaluation, or the return in training if a run was not evaluated."""
+    return 'final return' if any(run['last evaluation'] is None for run in runs) else 'last evaluation'
+
+
 def summarize(title: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the row of the seeds of a conf in the comparison table.
 

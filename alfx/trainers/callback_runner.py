@@ -1,21 +1,25 @@
 """Calls of the hooks of ``TrainerConfig.callbacks``; the callbacks themselves are in :mod:`alfx.runs.callbacks`."""
 import contextlib
 import inspect
+import os
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+import alfx
 from alfx.config import TrainerConfig
 from alfx.gin_utils import ConfError
 from alfx.gin_utils.value_checks import describe, problem_at
 from alfx.runs.callbacks import Callback, Episode, EpisodeLog, TrainingRun
 
+_PACKAGE = os.path.join(os.path.dirname(alfx.__file__), '')
 _PLAIN = (int, float, str, bool, type(None), torch.Tensor)
 
 
 class CallbackError(RuntimeError):
-    """Raised if a hook of a callback raises; the message names the callback and the hook."""
+    """Raised if a hook of a callback raises; the message names the callback, the hook and the line."""
 
 
 class CallbackRunner:
@@ -161,8 +165,10 @@ def _named(name: str, hook: str) -> Iterator[None]:
     except ConfError:  # its message says what to do
         raise
     except Exception as error:
-        raise CallbackError(f'{name}.{hook} of TrainerConfig.callbacks raised '
-                            f'{type(error).__name__}: {error}') from error
+        frames = traceback.extract_tb(error.__traceback__)
+        where = traceback.format_list([frame for frame in frames if not frame.filename.startswith(_PACKAGE)])
+        what = f'{name}.{hook} of TrainerConfig.callbacks raised {type(error).__name__}: {error}'
+        raise CallbackError('\n'.join([what, *where]).rstrip()) from error
 
 
 def _check_plain(value: Any) -> None:
