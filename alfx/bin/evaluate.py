@@ -50,6 +50,8 @@ def main() -> int:
                                  renders=False)
     with env:
         results['checkpoint_step'] = load_for_play(root_dir, algorithm, policy_flags.checkpoint_step_from_flags())
+        if FLAGS.json != '-':
+            print(f'checkpoint {results["checkpoint_step"]}', flush=True)
         for name, epsilon_greedy in _modes(algorithm):
             results[name] = _evaluate(evaluate, env, algorithm, name, epsilon_greedy,
                                       reference or policy_flags.reference_returns_of_run(root_dir))

@@ -137,7 +137,8 @@ class ImageChannelFirst(BaseObservationWrapper):
         return box_like(require_box(observation_space, self, 3), lambda bound: bound.transpose(2, 0, 1))
 
     def transform_observation(self, observation: np.ndarray, field: str) -> np.ndarray:
-        return np.asarray(observation).transpose(2, 0, 1)
+        image = np.asarray(observation)
+        return image.transpose(2, 0, 1) if image.ndim == 3 else image  # the check of shapes names the field
 
 
 @configurable

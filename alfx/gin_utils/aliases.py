@@ -56,6 +56,10 @@ INSTEAD = {
     '*.critic_network': _NETWORK_CLASS.format('critic_network'),
     '*.q_network': _NETWORK_CLASS.format('q_network'),
     '*.value_network': _NETWORK_CLASS.format('value_network'),
+    **{f'{owner}.{name}': f'write {owner}.observation_{other}, and {owner}.action_{other} for the action'
+       for owner in ('CriticNetwork', 'CriticRNNNetwork', 'CriticQuantileNetwork')
+       for name, other in (('input_preprocessors', 'input_processors'),
+                           ('preprocessing_combiner', 'preprocessing_combiner'))},
     '*.gamma': 'the discount is a parameter of the loss: write OneStepTDLoss.gamma for critics, ActorCriticLoss.gamma '
                'or PPOLoss.gamma for actor-critics',
     'SacAlgorithm.ent_coef': 'the temperature is learned: write SacAlgorithm.initial_log_alpha, the logarithm of its '

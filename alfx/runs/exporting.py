@@ -12,8 +12,10 @@ import importlib.util
 import inspect
 import io
 import json
+import logging
 import math
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +28,7 @@ from alfx import nest
 from alfx.data_structures import StepType
 from alfx.gin_utils import ConfError, stored_files
 from alfx.runs.policy import Policy
+from alfx.utils.extras import pip_install
 
 METADATA = 'alfx.json'  # name of the signature inside the file
 _FORMAT = 1
@@ -205,7 +208,7 @@ def check_path(path: str) -> None:
     missing = [name for name in ('onnxscript', 'onnxruntime') if importlib.util.find_spec(name) is None]
     if suffix == '.onnx' and missing:
         raise ConfError(f'{path}: ONNX export needs {" and ".join(missing)}, not installed',
-                        f"pip install {' '.join(missing)}, or name a file that ends with .pt2")
+                        f"{pip_install('onnx')}, or name a file that ends with .pt2")
 
 
 def save(program: torch.export.ExportedProgram, signature: str, path: str) -> None:
@@ -225,9 +228,12 @@ def save(program: torch.export.ExportedProgram, signature: str, path: str) -> No
     described = json.loads(signature)
     names = [[f'{kind}.{i}' for i in range(len(described[kind]))] for kind in ('observations', 'state', 'actions')]
     observations, state, actions = names
-    onnx_program = torch.onnx.export(
-        program, dynamo=True, verbose=False, input_names=['is_first', 'reward', *observations, *state],
-        output_names=[*actions, *(f'next_{name}' for name in state)])
+    logging.getLogger('torch.onnx').setLevel(logging.ERROR)  # it warns that torchvision, which is not used, is missing
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore', FutureWarning)  # torch.onnx uses functions that torch has deprecated
+        onnx_program = torch.onnx.export(
+            program, dynamo=True, verbose=False, input_names=['is_first', 'reward', *observations, *state],
+            output_names=[*actions, *(f'next_{name}' for name in state)])
     assert onnx_program is not None
     onnx_program.model.metadata_props[METADATA] = signature
     onnx_program.save(path)

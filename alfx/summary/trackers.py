@@ -20,6 +20,7 @@ from typing import Any
 from alfx import summary
 from alfx.gin_utils import ConfError, stored_files
 from alfx.summary.writer import SilentWriter, SummaryWriter
+from alfx.utils.extras import pip_install
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +138,6 @@ class MlflowTracker(Tracker):
 
 
 TRACKERS: dict[str, type[Tracker]] = {'wandb': WandbTracker, 'mlflow': MlflowTracker}
-_PACKAGES = {'wandb': 'wandb', 'mlflow': 'mlflow-skinny'}
 
 
 def check_packages(names: Sequence[str]) -> None:
@@ -152,7 +152,7 @@ def check_packages(names: Sequence[str]) -> None:
     for name in names:
         if name in TRACKERS and importlib.util.find_spec(name) is None:
             raise ConfError(f"TrainerConfig.loggers: '{name}' needs a package that is not installed",
-                            f'pip install {_PACKAGES[name]}')
+                            pip_install(name))
 
 
 def check_servers(names: Sequence[str]) -> None:

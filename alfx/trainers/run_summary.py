@@ -42,7 +42,6 @@ class RunSummary:
         self._has_table = writer is None
         self.writer = writer or trackers.event_writer(run_files.train_dir(config.root_dir), config)
         if self._has_table:
-            trackers.check_packages(config.loggers)
             trackers.check_servers(config.loggers)
         self._trackers: trackers.Trackers | None = None
         self._tracked_evaluation = -1.0  # counter of the latest evaluation sent to the trackers

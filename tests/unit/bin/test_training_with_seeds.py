@@ -36,7 +36,8 @@ def test_each_seed_has_a_run_folder_and_their_mean_is_printed(tmp_path):
     assert {number: run_files.StartRecord(str(root_dir / f'seed-{number}')).read()['random_seed'] for number in (3, 4)
             } == {3: 3, 4: 4}
     one, two = (float(re.search(rf'seed {number}: done, training return (\S+)', said)[1]) for number in (3, 4))
-    mean, low, high = map(float, re.search(r'2 seeds: training return (\S+) .*interval (\S+) to (\S+)\)', said).groups())
+    summary = re.search(r'2 seeds: training return (\S+) .*interval (\S+) to (\S+)\)', said)
+    mean, low, high = map(float, summary.groups())
     assert mean == pytest.approx((one + two) / 2, rel=1e-3) and low == min(one, two) and high == max(one, two)
     # The same command with another end resumes both runs; a setting that cannot change fails in both.
     said = alfx(root_dir / 'seed-3', 'TrainerConfig.num_env_steps=600')

@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from alfx.environments import step_checks
 from alfx.environments.described_environment import DescribedEnvironment
 from alfx.environments.environment_errors import EnvironmentStepError
+from alfx.environments.gym_wrappers import ImageChannelFirst
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
 from alfx.environments.spaces import ObservationCodec
 from alfx.environments.process_vector_env import ProcessVectorEnv
@@ -96,6 +97,15 @@ def test_values_outside_an_integer_space_are_refused(space, observation, found):
         env.step(np.zeros(2, int))
     with pytest.raises(EnvironmentStepError, match=r'failed in reset\(\): observation.* contains'):
         SerialVectorEnv([lambda: Returning(space, reset=(observation, {}))]).reset()
+
+
+def test_an_image_of_another_rank_is_named_with_both_shapes():
+    space = spaces.Dict(camera=spaces.Box(0, 255, (8, 6, 3), np.uint8), arm=FLOATS)
+    sent = {'camera': np.zeros((8, 6), np.uint8), 'arm': np.zeros(2, np.float32)}
+    env = SerialVectorEnv([lambda: ImageChannelFirst(Returning(space, observations=[sent]))])
+    with pytest.raises(EnvironmentStepError, match=r"observation\['camera'\]: expected .*\(3, 8, 6\).* shape \(8, 6\)"):
+        env.reset()
+        env.step(np.zeros(1, int))
 
 
 def test_whole_numbers_of_another_dtype_are_accepted():
