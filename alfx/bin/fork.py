@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     if not FLAGS.start or FLAGS.untrusted:  # training has no such option
         print(f'to start the run: {command.command_of("train", *arguments)}')
         return 0
-    os.execv(sys.executable, [sys.executable, '-m', 'alfx', 'train', *arguments])
+    os.execv(sys.executable, [sys.executable, '-m', 'alfx.bin.train', *arguments])
 
 
 def _free_folder(run: str) -> str:

@@ -23,8 +23,8 @@ from .describe import describe, flat_lines, meanings
 from alfx.gin_utils.conf_error import ConfError, Problem, hint_nearest, plain_text
 from alfx.gin_utils.conf_loading import check_file, clear, import_configurables, load, loaded
 from .locations import is_explained
-from .operative import (config_str, mistakes_of_unused, operative_config_str, refuse_unused, supplied_arguments,
-                        unused_bindings, warn_of_unused)
+from .operative import (config_str, confs_without_effect, mistakes_of_unused, operative_config_str, refuse_unused,
+                        supplied_arguments, unused_bindings, warn_of_unused)
 from .parsing import Conf
 from .registry import configurable, raw_functions, register_function
 from .run_folder import (check_same_conf, copy_conf, has_checkpoint, is_own_conf, rewrite_conf, stored_conf,
@@ -36,12 +36,12 @@ from .trust import is_trusted, may_import, require_trust
 
 __all__ = [
     'Conf', 'ConfError', 'Count', 'Fraction', 'NonNegative', 'Positive', 'Problem', 'Range', 'StepLimit', 'check_file',
-    'check_same_conf', 'check_value', 'clear', 'config_str', 'configurable', 'copy_conf', 'declare_scope', 'describe',
-    'flat_lines', 'has_checkpoint', 'hint_nearest', 'import_configurables', 'is_explained', 'is_own_conf', 'is_trusted',
-    'load', 'loaded', 'log_unused', 'may_import', 'meanings', 'mistakes_of_unused', 'operative_config_str',
-    'plain_text', 'problem_at', 'raw_functions', 'refuse_unused', 'register_function', 'require_trust', 'rewrite_conf',
-    'stored_conf', 'stored_info', 'supplied_arguments', 'takes_arguments_of', 'unused_bindings', 'warn_of_unused',
-    'write_conf', 'write_operative'
+    'check_same_conf', 'check_value', 'clear', 'config_str', 'configurable', 'confs_without_effect', 'copy_conf',
+    'declare_scope', 'describe', 'flat_lines', 'has_checkpoint', 'hint_nearest', 'import_configurables', 'is_explained',
+    'is_own_conf', 'is_trusted', 'load', 'loaded', 'log_unused', 'may_import', 'meanings', 'mistakes_of_unused',
+    'operative_config_str', 'plain_text', 'problem_at', 'raw_functions', 'refuse_unused', 'register_function',
+    'require_trust', 'rewrite_conf', 'stored_conf', 'stored_info', 'supplied_arguments', 'takes_arguments_of',
+    'unused_bindings', 'warn_of_unused', 'write_conf', 'write_operative'
 ]
 
 register_torch_functions()

@@ -68,7 +68,7 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
     if problems:
         raise ConfError(_merged(problems))
     _apply(resolved, imports)
-    if conf is not None and not is_shipped(path):
+    if conf is not None and not is_shipped(path) and not operative.is_generated(path):
         locations.written_by_user(path)
     operative.allow_unused(allow_unused, must_be_used)
     result = Conf(path, tuple(reader.sources), tuple(conf_params), tuple(locations.bindings()), tuple(imports),

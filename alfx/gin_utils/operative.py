@@ -4,7 +4,7 @@ import inspect
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import gin
@@ -51,15 +51,31 @@ def unused_bindings() -> list[locations.Binding]:
 
 
 def warn_of_unused(bindings: Iterable[locations.Binding]) -> None:
-    """Log each of these bindings as unused, except those in ``operative.gin``, which lists defaults.
+    """Log each of these bindings as unused, except those in confs that alfx wrote, see :func:`is_generated`.
 
-    Bindings in confs that come with alfx are not logged, because an override often makes them unused; ``alfx check``
-    lists them.
+    Bindings in confs that come with alfx are not logged one by one, because an override often makes them unused; ``alfx
+    check`` lists them.
     """
+    bindings = list(bindings)
+    for text in confs_without_effect(bindings):
+        logger.warning('%s', text)
     for binding in bindings:
-        if os.path.basename(binding.file) != 'operative.gin' and not is_shipped(binding.file):
+        if not is_generated(binding.file) and not is_shipped(binding.file):
             hint = f' ({_hint_for_macro(binding)})' if binding.selector == 'gin.macro' else ''
             logger.warning('%s: this binding has not been used so far: %s%s', binding.location, binding, hint)
+
+
+def is_generated(file: str) -> bool:
+    """Return whether a conf was written by a run or a search: it also has bindings that were replaced by others."""
+    return os.path.basename(file) in ('config.gin', 'operative.gin', 'best.gin')
+
+
+def confs_without_effect(unused: Sequence[locations.Binding]) -> list[str]:
+    """Return a line for each conf of alfx that is included in vain: another conf replaces what it selects."""
+    keys = {binding.key for binding in unused}
+    used = {binding.file for binding in locations.bindings() if binding.key not in keys}
+    return [f'{os.path.basename(file)} has no effect: later bindings select something else'
+            for file in sorted({binding.file for binding in unused} - used) if is_shipped(file)]
 
 
 def allow_unused(allowed: bool, but: Iterable[str] = ()) -> None:

@@ -30,10 +30,12 @@ class CheckResult(NamedTuple):
         description: lines about specs, parameters and memory.
         mistakes: bindings of the conf or of ``params`` that had no effect, with file, line and what to do.
         notes: bindings of included confs that had no effect; they may be meant for other confs.
+        warnings: included confs that had no effect at all.
     """
     description: tuple[str, ...]
     mistakes: tuple[str, ...]
     notes: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Return the text that ``alfx check`` prints."""
@@ -41,7 +43,8 @@ class CheckResult(NamedTuple):
         end = ('all bindings are used' if not self.mistakes + self.notes else
                count if self.mistakes else 'all bindings of this conf are used')
         return '\n'.join([*self.description, *(f'unused: {text}' for text in self.mistakes),
-                          *(f'note: unused so far: {text}' for text in self.notes), end])
+                          *(f'note: unused so far: {text}' for text in self.notes),
+                          *(f'warning: {text}' for text in self.warnings), end])
 
 
 def unused(description: Sequence[str] = ()) -> CheckResult:
@@ -55,7 +58,8 @@ def unused(description: Sequence[str] = ()) -> CheckResult:
     wrong = [binding for binding, _ in mistakes]
     return CheckResult(tuple(description),
                        tuple(f'{binding.location}: {binding}\n  {hint}' for binding, hint in mistakes),
-                       tuple(f'{binding.location}: {binding}' for binding in found if binding not in wrong))
+                       tuple(f'{binding.location}: {binding}' for binding in found if binding not in wrong),
+                       tuple(gin_utils.confs_without_effect(found)))
 
 
 def check(root_dir: str, conf_file: str = '', callbacks: Sequence[Any] = ()) -> Iterator[str]:

@@ -737,6 +737,30 @@ def test_shipped_lines_made_idle_by_an_override_are_not_reported(conf, caplog):
     assert [record.getMessage().rpartition(': ')[2] for record in caplog.records] == ['ppo/Adam.lr = 0.0001']
 
 
+def test_a_conf_that_is_included_in_vain_is_reported(conf, caplog):
+    gin_utils.load(conf("include 'ppo_corridor.gin'\ninclude 'rnd.gin'\ninclude 'count_bonus.gin'"))
+    of_rnd = [binding for binding in gin_utils.unused_bindings() if 'rnd' in str(binding).lower()]
+    assert len(of_rnd) == 13
+    gin_utils.warn_of_unused(of_rnd)
+    assert [record.getMessage() for record in caplog.records] == [
+        'rnd.gin has no effect: later bindings select something else']
+    gin_utils.warn_of_unused(of_rnd[1:])
+    assert len(caplog.records) == 1, 'the first binding is used'
+
+
+@pytest.mark.parametrize('name', ['config.gin', 'operative.gin', 'best.gin'])
+def test_a_conf_that_a_run_has_written_may_have_unused_bindings(conf, name, caplog):
+    text = 'garage.cars = [@Car()]\nCar.engine = @Engine\nother/Engine.power = 3'
+    gin_utils.load(conf(text, name))
+    garage()
+    gin_utils.refuse_unused(gin_utils.unused_bindings())
+    assert not caplog.records
+    gin_utils.load(conf(text))
+    garage()
+    with pytest.raises(gin_utils.ConfError, match='other/Engine.power = 3'):
+        gin_utils.refuse_unused(gin_utils.unused_bindings())
+
+
 @gin_utils.configurable
 class Turbo(Engine):
     """Forwards unknown arguments, as subclasses of users do."""
