@@ -98,6 +98,12 @@ class BaseObservationWrapper(gymnasium.ObservationWrapper):
             space = _with_part(space, keys, self.transform_space)
         self.observation_space = space
 
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        result = self.env.reset(seed=seed, options=options)
+        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
+            return result  # the environment group explains what is wrong
+        return self.observation(result[0]), result[1]
+
     def observation(self, observation: Any) -> Any:
         """Return the changed observation; the argument is not modified."""
         for field, path in zip(self._fields, self._paths):

@@ -5,6 +5,7 @@ Atari ('ALE/Pong-v5') and MiniGrid by their ids. :mod:`alfx.environments.suite_a
 :mod:`alfx.environments.suite_minigrid` also preprocess their observations.
 """
 import logging
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -112,6 +113,10 @@ def _infos(keys: Sequence[str] | Mapping[str, TensorSpec], spec: Any) -> Sequenc
 
 def _make_and_wrap(env_fn: EnvFn, wrappers: Sequence[EnvWrapper], image_channel_first: bool) -> gymnasium.Env:
     env = env_fn()
+    for name in ('observation_space', 'action_space') if isinstance(env, gymnasium.Env) else ():
+        if not isinstance(space := getattr(env, name, None), gymnasium.Space):
+            raise EnvironmentLoadError(f'{name} of {type(env.unwrapped).__name__}: expected a space of gymnasium, such '
+                                       f'as gymnasium.spaces.Dict, found {reprlib.repr(space)}')
     for wrapper in wrappers:
         env = wrapper(env)
     if image_channel_first and any(gym_wrappers.is_channels_last_image(leaf)

@@ -125,6 +125,10 @@ def describe_missing(selector: str, unavailable: dict[str, str]) -> str:
         return reasons[0]
     if known := instead_of(selector):
         return known
+    for module, contents in [*sys.modules.items()] if not modules else ():
+        found = vars(contents).get(name)
+        if getattr(found, '__module__', '') == module and not module.startswith('alfx.'):
+            return f"write '{module}.{name}', or decorate it with @alfx.gin_utils.configurable"
     inside = sys.modules.get('.'.join(modules))
     if inside is not None and (near := hint_nearest(name, dir(inside))):
         return near

@@ -1,6 +1,5 @@
 """Calls of the hooks of ``TrainerConfig.callbacks``; the callbacks themselves are in :mod:`alfx.runs.callbacks`."""
 import contextlib
-import inspect
 import os
 import traceback
 from collections.abc import Iterator
@@ -144,7 +143,7 @@ def _by_name(given: Any) -> dict[str, Callback]:
     """Return the callbacks by name: the class, with a number if several have the same class."""
     found: dict[str, Callback] = {}
     for callback in given:
-        if inspect.isclass(callback) and issubclass(callback, Callback):
+        if callable(callback) and not isinstance(callback, Callback):  # a class, or the factory of one
             callback = callback()
         if not isinstance(callback, Callback):
             raise ConfError([problem_at('TrainerConfig', 'callbacks', f'contains {describe(callback)}, which is not a '

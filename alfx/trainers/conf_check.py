@@ -123,12 +123,13 @@ def shorten(config: TrainerConfig, batch_size: int) -> None:
     """
     config.num_env_steps = config.num_episodes = 0
     config.num_iterations = 1
+    steps = (config.mini_batch_length or 1) + 1  # per environment, enough to sample a sequence
     if config.ml_type == 'rl' and config.initial_collect_steps:
-        steps = (config.mini_batch_length or 1) + 1  # per environment, enough to sample a sequence
         config.initial_collect_steps = min(config.initial_collect_steps, steps * batch_size)
         if not config.whole_replay_buffer_training:  # an unroll may be much longer than what is sampled from it
             config.unroll_length = min(config.unroll_length, _UNROLLED * steps)
             config.num_updates_per_train_iter = min(config.num_updates_per_train_iter, _UPDATES)
+    if config.ml_type == 'rl' and (config.initial_collect_steps or 0 < config.unroll_length < steps):
         config.num_iterations = math.ceil(steps / config.unroll_length) + 1
     config.num_checkpoints = min(config.num_checkpoints, 1)
     config.async_eval = False

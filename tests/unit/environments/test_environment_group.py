@@ -21,6 +21,7 @@ from alfx.environments.vector_env import SerialVectorEnv
 from alfx.environments.wrapper_base import AlfEnvironmentBaseWrapper
 
 FLOATS = spaces.Box(-1, 1, (2, ), np.float32)
+IMAGE = spaces.Box(0, 255, (8, 6, 3), np.uint8)
 
 
 class Returning(gymnasium.Env):
@@ -62,6 +63,8 @@ class WithoutArguments(Returning):
     (lambda: Returning(spaces.Tuple((FLOATS, FLOATS)), (np.zeros(2), np.zeros(2))), r'it returned \(array'),
     (lambda: Returning(spaces.Discrete(3), 0), 'it returned 0'),
     (lambda: Returning(reset=(np.zeros(2), 1.0, {})), 'it returned'),
+    (lambda: ImageChannelFirst(Returning(spaces.Dict(a=IMAGE, b=FLOATS), {'a': np.zeros((8, 6, 3)), 'b': np.zeros(2)})),
+     "it returned {'a'"),
 ])
 def test_an_old_reset_is_named_with_its_remedy(env, found):
     with pytest.raises(EnvironmentStepError, match=rf'(?s){found}.*old interface of gym.*seed=None, options') as caught:
@@ -100,7 +103,7 @@ def test_values_outside_an_integer_space_are_refused(space, observation, found):
 
 
 def test_an_image_of_another_rank_is_named_with_both_shapes():
-    space = spaces.Dict(camera=spaces.Box(0, 255, (8, 6, 3), np.uint8), arm=FLOATS)
+    space = spaces.Dict(camera=IMAGE, arm=FLOATS)
     sent = {'camera': np.zeros((8, 6), np.uint8), 'arm': np.zeros(2, np.float32)}
     env = SerialVectorEnv([lambda: ImageChannelFirst(Returning(space, observations=[sent]))])
     with pytest.raises(EnvironmentStepError, match=r"observation\['camera'\]: expected .*\(3, 8, 6\).* shape \(8, 6\)"):

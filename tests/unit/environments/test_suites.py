@@ -383,3 +383,15 @@ def test_output_of_packages_that_are_not_needed_is_not_shown(tmp_path, monkeypat
         suite_gym.load('Quiet-v2')
     gym_make.registry.pop('Quiet-v3')
     assert 'advice' not in ''.join(capfd.readouterr())
+
+
+@pytest.mark.parametrize('name, value', [('observation_space', {'a': 1}), ('action_space', 4), ('action_space', None)])
+def test_a_space_that_is_no_space_of_gymnasium_is_named(name, value):
+    def make():
+        env = gymnasium.make('CartPole-v1').unwrapped
+        setattr(env, name, value)
+        return env
+
+    found = f'{name} of CartPoleEnv: expected a space .*found {re.escape(repr(value))}'
+    with pytest.raises(EnvironmentLoadError, match=found):
+        suite_gym.load(make)

@@ -209,3 +209,14 @@ def test_data_of_a_package_is_copied_up_to_a_limit(tmp_path, caplog, monkeypatch
         found = user_modules.copies([('own_package', str(tmp_path))])
     assert sorted(os.path.basename(file.name) for file in found) == ['__init__.py', 'inner.py', 'small.bin']
     assert 'too large or too many: own_package/assets/large.bin' in caplog.text
+
+
+def test_a_class_that_is_not_registered_is_named_with_its_module(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'bare_layers.py').write_text('class Squeezed:\n    pass\n')
+    (tmp_path / 'c.gin').write_text('import bare_layers\nAgent.optimizer = @Squeezed()\n')
+    with pytest.raises(gin_utils.ConfError, match=r"'@Squeezed'\n  write 'bare_layers.Squeezed', or decorate it"):
+        gin_utils.load('c.gin')
+    (tmp_path / 'c.gin').write_text('import bare_layers\nAgent.optimizer = @bare_layers.Squeezed()\n')
+    gin_utils.load('c.gin')
+    gin_utils.clear()

@@ -210,6 +210,13 @@ def test_callbacks_that_cannot_work_are_refused(tmp_path, callbacks, params, mes
         train(tmp_path, *callbacks, **params)
 
 
+def test_a_callback_may_be_given_by_its_class_or_a_factory():
+    config = SimpleNamespace(callbacks=[Counter, lambda: Counter()], root_dir='', ml_type='rl', collects=True,
+                             evaluate=True)
+    runner = CallbackRunner(config, SimpleNamespace(get_metrics=list), None)
+    assert runner.users_of('on_iteration_end') == ['Counter', 'Counter_2']
+
+
 def test_names_and_values_that_cannot_be_logged_are_refused():
     run = TrainingRun('', None)
     with pytest.raises(ValueError, match="'env_steps' is a column that alfx writes"):

@@ -67,6 +67,7 @@ def test_replay_buffer_memory_is_the_sum_of_its_leaves():
 
 @pytest.mark.parametrize('initial, unroll_length, length, iterations, collected', [
     (0, 32, None, 1, 0),           # nothing to wait for
+    (0, 1, 2, 4, 0),               # samples need two steps
     (10000, 1, 2, 4, 3 * 4),       # sequences of 2 in 4 environments
     (10000, 8, 4, 2, 5 * 4),
     (5, 0.5, 2, 7, 5),             # the conf itself requires less
