@@ -424,5 +424,7 @@ def _hint_file(name: str, folder: str) -> str:
     here = sorted(f for f in os.listdir(folder) if f.endswith('.gin')) if os.path.isdir(folder) else []
     shipped = sorted(f for f in os.listdir(CONFS) if f.endswith('.gin')) if os.path.isdir(CONFS) else []
     base = os.path.basename(name)
+    if os.path.isfile(os.path.join(os.path.dirname(CONFS), 'searches', f'{base.removesuffix(".gin")}.gin')):
+        return f'it is the conf of a search: alfx search {base}'
     nearest = nearest_name(base if base.endswith('.gin') else f'{base}.gin', [*here, *shipped])
     return f"did you mean '{nearest}'?" if nearest else ''
