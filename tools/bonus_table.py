@@ -1,11 +1,11 @@
-"""Train each exploration bonus with each policy algorithm on the corridor, and write the table of their returns.
+"""Train each exploration bonus with several policy algorithms and tasks, and write the table of their returns.
 
     python tools/bonus_table.py                                       # run everything that has no result yet
-    python tools/bonus_table.py --bonus rnd icm --algorithm DQN --seeds 2
+    python tools/bonus_table.py --bonus rnd icm --column DQN 'PPO, DoorKey-8x8' --seeds 2
     python tools/bonus_table.py --table                               # only rewrite the table
 
-Each run has a conf of its own: the base conf of the algorithm, its settings for the corridor, the conf of the bonus and
-its coefficient. The settings of an algorithm are the same with all bonuses; only the coefficient belongs to the bonus.
+Each run has a conf of its own: the base conf of the algorithm, its settings for the task, the conf of the bonus and its
+coefficient. The settings of a column are the same with all bonuses; only the coefficient belongs to the bonus.
 The greedy policy is evaluated at the end. Results are stored in docs/exploration_bonuses.json as soon as they exist, so
 the command can be interrupted and repeated. Results whose settings have changed are dropped. The table is in
 docs/choose_an_exploration_bonus.md.
@@ -29,7 +29,6 @@ from alfx.gin_utils import ConfError
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKERS = '<!-- table: tools/bonus_table.py -->', '<!-- end of the table -->'
-NUM_STEPS = 100_000
 NUM_EPISODES = 20
 
 _CORRIDOR = """
@@ -46,19 +45,40 @@ TrainerConfig.mini_batch_length = 6          # five-step returns
 TrainerConfig.mini_batch_size = 128
 TrainerConfig.replay_buffer_length = 640     # per environment: the bonuses of older steps are outdated
 """
-ALGORITHMS = {
-    'PPO': """include 'ppo_corridor.gin'
+
+
+class Column(NamedTuple):
+    """Column of the table.
+
+    Attributes:
+        algorithm: name of the policy algorithm.
+        conf: its settings, as gin text.
+        task: words for the comment of the conf.
+        num_steps: environment steps of a run.
+        scale: factor for the coefficients of all bonuses.
+    """
+
+    algorithm: str
+    conf: str
+    task: str = 'in a corridor'
+    num_steps: int = 100_000
+    scale: float = 1.0
+
+
+_PPO = """include 'ppo_corridor.gin'
 
 TrainerConfig.unroll_length = 32
-""",
-    'DQN': f"""include 'dqn_n_step.gin'
+"""
+COLUMNS = {
+    'PPO': Column('PPO', _PPO),
+    'DQN': Column('DQN', f"""include 'dqn_n_step.gin'
 {_CORRIDOR}
 DqnAlgorithm.target_update_tau = 0.02
 DqnAlgorithm.target_update_period = 1
 exploration/LinearScheduler.schedule = [(0.0, 0.05), (1.0, 0.05)]
 learning_rate/LinearScheduler.schedule = [(0.0, 1e-2), (1.0, 1e-3)]
-""",
-    'discrete SAC': f"""include 'sac_cart_pole.gin'
+"""),
+    'discrete SAC': Column('discrete SAC', f"""include 'sac_cart_pole.gin'
 {_CORRIDOR}
 RewardScaling.scale = 1.0
 SacAlgorithm.initial_log_alpha = -4.0
@@ -67,7 +87,14 @@ SacAlgorithm.use_entropy_reward = False      # it would outweigh bonuses that fa
 SacAlgorithm.target_update_tau = 0.02
 SacAlgorithm.target_update_period = 1
 LinearScheduler.schedule = [(0.0, 1e-2), (1.0, 1e-3)]
-""",
+"""),
+    'PPO, NoisyCorridor': Column('PPO', f"{_PPO}create_environment.env_name = 'NoisyCorridor'\n", 'in a noisy corridor',
+                                 300_000),
+    'PPO, DoorKey-8x8': Column('PPO', """include 'ppo_minigrid_doorkey_8x8.gin'
+
+TrainerConfig.unroll_length = 64
+TrainerConfig.epsilon_greedy = 0.1           # a greedy policy can turn back and forth forever
+""", 'on DoorKey', 125_000, 0.1),
 }
 
 
@@ -104,28 +131,28 @@ BONUSES = {
 }
 
 
-def conf_text(bonus: str, algorithm: str, num_steps: int = NUM_STEPS) -> str:
+def conf_text(bonus: str, column: str, num_steps: int) -> str:
     """Return the conf of a cell of the table.
 
     Args:
         bonus: key of BONUSES.
-        algorithm: key of ALGORITHMS.
+        column: key of COLUMNS.
         num_steps: number of environment steps.
     """
     include, coef, bindings = BONUSES[bonus]
-    text = ALGORITHMS[algorithm]
+    algorithm, text, task, _, scale = COLUMNS[column]
     if include:
         text += (f"include '{include}'\n\nAgent.extrinsic_reward_coef = 10.0           # once the end is found, its "
-                 f'reward outweighs the bonus\nAgent.intrinsic_reward_coef = {coef}\n{bindings}')
-    return f'# {algorithm} with {bonus} in a corridor\n{text}TrainerConfig.num_env_steps = {num_steps}\n'
+                 f'reward outweighs the bonus\nAgent.intrinsic_reward_coef = {round(coef * scale, 6)}\n{bindings}')
+    return f'# {algorithm} with {bonus} {task}\n{text}TrainerConfig.num_env_steps = {num_steps}\n'
 
 
-def run(bonus: str, algorithm: str, seed: int, num_steps: int = NUM_STEPS) -> dict[str, Any]:
+def run(bonus: str, column: str, seed: int, num_steps: int) -> dict[str, Any]:
     """Train and evaluate one run in a temporary folder.
 
     Args:
         bonus: key of BONUSES.
-        algorithm: key of ALGORITHMS.
+        column: key of COLUMNS.
         seed: random seed of the run.
         num_steps: number of environment steps.
 
@@ -134,8 +161,8 @@ def run(bonus: str, algorithm: str, seed: int, num_steps: int = NUM_STEPS) -> di
         algorithm does not accept the bonus, with the wall time ``seconds``.
     """
     started = time.monotonic()
-    text = conf_text(bonus, algorithm, num_steps)
-    row = {'bonus': bonus, 'algorithm': algorithm, 'seed': seed, 'steps': num_steps, 'conf': fingerprint(text)}
+    text = conf_text(bonus, column, num_steps)
+    row = {'bonus': bonus, 'column': column, 'seed': seed, 'steps': num_steps, 'conf': fingerprint(text)}
     with tempfile.TemporaryDirectory(prefix='bonus_table_') as folder:
         conf = Path(folder, 'cell.gin')
         conf.write_text(text)
@@ -156,9 +183,9 @@ def fingerprint(text: str) -> str:
 
 def is_current(row: Mapping[str, Any]) -> bool:
     """Return whether the settings of a stored run are still those of this file."""
-    bonus, algorithm, _ = key_of(row)
-    known = bonus in BONUSES and algorithm in ALGORITHMS
-    return known and row['conf'] == fingerprint(conf_text(bonus, algorithm, row['steps']))
+    bonus, column, _ = key_of(row)
+    known = bonus in BONUSES and column in COLUMNS
+    return known and row['conf'] == fingerprint(conf_text(bonus, column, row['steps']))
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -167,10 +194,9 @@ def table(rows: list[dict[str, Any]]) -> str:
     Args:
         rows: content of docs/exploration_bonuses.json.
     """
-    lines = [f"| bonus | {' | '.join(ALGORITHMS)} |", '| --- |' + ' ---: |' * len(ALGORITHMS)]
+    lines = [f"| bonus | {' | '.join(COLUMNS)} |", '| --- |' + ' ---: |' * len(COLUMNS)]
     for bonus in BONUSES:
-        cells = [[row for row in rows if (row['bonus'], row['algorithm']) == (bonus, algorithm)]
-                 for algorithm in ALGORITHMS]
+        cells = [[row for row in rows if key_of(row)[:2] == (bonus, column)] for column in COLUMNS]
         if any(cells):
             label = bonus if bonus == 'none' else f'`{BONUSES[bonus].include}`'
             lines.append(f"| {label} | {' | '.join(map(_cell, cells))} |")
@@ -194,17 +220,17 @@ def write(rows: list[dict[str, Any]], numbers: Path, page: Path) -> None:
 
 
 def key_of(row: Mapping[str, Any]) -> tuple[str, str, int]:
-    """Return what identifies a run: bonus, algorithm and seed."""
-    return row['bonus'], row['algorithm'], row['seed']
+    """Return what identifies a run: bonus, column and seed."""
+    return row['bonus'], row['column'], row['seed']
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--bonus', nargs='+', choices=BONUSES, default=list(BONUSES), help='bonuses')
-    parser.add_argument('--algorithm', nargs='+', choices=ALGORITHMS, default=list(ALGORITHMS), help='algorithms')
+    parser.add_argument('--column', nargs='+', choices=COLUMNS, default=list(COLUMNS), help='algorithms and tasks')
     parser.add_argument('--seeds', type=int, default=1, help='run seeds 0 to N - 1')
-    parser.add_argument('--num_steps', type=int, default=NUM_STEPS, help='environment steps of a run')
+    parser.add_argument('--num_steps', type=int, help='environment steps of a run; default: those of the column')
     parser.add_argument('--json', type=Path, default=ROOT / 'docs' / 'exploration_bonuses.json',
                         help='file with the results')
     parser.add_argument('--page', type=Path, default=ROOT / 'docs' / 'choose_an_exploration_bonus.md',
@@ -212,15 +238,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument('--table', action='store_true', help='only rewrite the table')
     args = parser.parse_args(argv)
     rows = [row for row in json.loads(args.json.read_text()) if is_current(row)] if args.json.exists() else []
-    cells = [(bonus, algorithm, seed) for seed in range(args.seeds) for bonus in args.bonus
-             for algorithm in args.algorithm]
+    cells = [(bonus, column, seed) for seed in range(args.seeds) for column in args.column for bonus in args.bonus]
     for cell in () if args.table else cells:
-        bonus, algorithm, seed = cell
-        if any(key_of(row) == cell and row['steps'] == args.num_steps for row in rows):
+        bonus, column, seed = cell
+        num_steps = args.num_steps or COLUMNS[column].num_steps
+        if any(key_of(row) == cell and row['steps'] == num_steps for row in rows):
             continue
-        row = run(bonus, algorithm, seed, args.num_steps)
+        row = run(bonus, column, seed, num_steps)
         rows = sorted([*(old for old in rows if key_of(old) != cell), row], key=key_of)
-        print(f"{bonus} {algorithm} seed {seed}: {row.get('return', row.get('reason'))} ({row['seconds']:.0f} s)",
+        print(f"{bonus}, {column}, seed {seed}: {row.get('return', row.get('reason'))} ({row['seconds']:.0f} s)",
               flush=True)
         write(rows, args.json, args.page)
     write(rows, args.json, args.page)

@@ -32,6 +32,7 @@ SUITES = (
     Suite('Exploration', {'corridor': 'Corridor', 'noisy_corridor': 'NoisyCorridor',
                           'minigrid_doorkey_8x8': 'MiniGrid-DoorKey-8x8-v0',
                           'minigrid_key_corridor': 'MiniGrid-KeyCorridorS3R2-v0',
+                          'minigrid_key_corridor_s3r3': 'MiniGrid-KeyCorridorS3R3-v0',
                           'minigrid_multi_room': 'MiniGrid-MultiRoom-N6-v0'},
           'Random actions practically never find the end of the corridors. `ppo` has no bonus.'),
 )

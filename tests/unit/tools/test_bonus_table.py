@@ -22,26 +22,26 @@ def page(bonus_table, tmp_path):
     return page
 
 
-def row(bonus, algorithm, seed, **found):
-    return {'bonus': bonus, 'algorithm': algorithm, 'seed': seed, **found}
+def row(bonus, column, seed, **found):
+    return {'bonus': bonus, 'column': column, 'seed': seed, **found}
 
 
 def test_a_cell_shows_the_mean_and_each_seed_if_they_differ(bonus_table):
     text = bonus_table.table([row('rnd', 'PPO', 1, **{'return': 0.0}), row('rnd', 'PPO', 0, **{'return': 1.0}),
                               row('rnd', 'DQN', 0, **{'return': 1.0}), row('none', 'PPO', 0, **{'return': 0.0}),
                               row('deir', 'DQN', 0, reason='it needs whole unrolls')])
-    assert text.splitlines()[2:] == ['| none | 0.00, 1 seed |  |  |',
-                                     '| `rnd.gin` | 0.50 (1, 0), 2 seeds | 1.00, 1 seed |  |',
-                                     '| `deir.gin` |  | not accepted |  |']
+    assert text.splitlines()[2:] == ['| none | 0.00, 1 seed |  |  |  |  |',
+                                     '| `rnd.gin` | 0.50 (1, 0), 2 seeds | 1.00, 1 seed |  |  |  |',
+                                     '| `deir.gin` |  | not accepted |  |  |  |']
 
 
 def test_runs_are_stored_and_repeated_only_if_their_conf_changes(bonus_table, page, tmp_path, monkeypatch):
     numbers = tmp_path / 'numbers.json'
-    arguments = ['--bonus', 'count_bonus', '--algorithm', 'PPO', '--json', str(numbers), '--page', str(page),
+    arguments = ['--bonus', 'count_bonus', '--column', 'PPO', '--json', str(numbers), '--page', str(page),
                  '--num_steps', '2000']
     assert bonus_table.main(arguments) == 0
     found, = json.loads(numbers.read_text())
-    assert (found['bonus'], found['algorithm'], found['seed'], found['return']) == ('count_bonus', 'PPO', 0, 0.0)
+    assert (found['bonus'], found['column'], found['seed'], found['return']) == ('count_bonus', 'PPO', 0, 0.0)
     text = page.read_text()
     assert '| `count_bonus.gin` | 0.00, 1 seed |' in text and text.startswith('# Before') and 'old' not in text
 
@@ -54,7 +54,7 @@ def test_runs_are_stored_and_repeated_only_if_their_conf_changes(bonus_table, pa
     assert repeated == [('count_bonus', 'PPO', 0, 2000)]
 
 
-@pytest.mark.parametrize('bonus, algorithm', [('deir', 'DQN'), ('apt', 'PPO')])
-def test_a_rejected_combination_is_stored_with_its_reason(bonus_table, bonus, algorithm):
-    found = bonus_table.run(bonus, algorithm, 0, 2000)
+@pytest.mark.parametrize('bonus, column', [('deir', 'DQN'), ('apt', 'PPO')])
+def test_a_rejected_combination_is_stored_with_its_reason(bonus_table, bonus, column):
+    found = bonus_table.run(bonus, column, 0, 2000)
     assert found['reason'] and 'return' not in found
