@@ -258,7 +258,7 @@ def _do_imports(statements: Sequence[Statement],
                                     'if you trust this conf, remove --untrusted'))
             continue
         beside = [os.path.dirname(os.path.abspath(statement.file))] if statement.file else []
-        folders = [folder for folder in (kept, *beside, os.getcwd()) if folder is not None]
+        folders = list(dict.fromkeys(folder for folder in (kept, *beside, os.getcwd()) if folder is not None))
         try:
             folder = user_modules.look_in(module, folders)
         except ConfError as error:
@@ -288,7 +288,7 @@ def _warn_of_changes(module: str, folder: str, kept: Optional[str], others: Sequ
     for other in others:
         for name in user_modules.changed_since(folder, user_modules.copies([(module, other)]) if other != kept else ()):
             _logger.warning('%s has changed since the run was started; the run keeps using its copy %s; to use the '
-                            'new version, start a new run', os.path.join(other, name), os.path.join(folder, name))
+                            'new version, copy it there or start a new run', os.path.join(other, name), os.path.join(folder, name))
 
 
 def _hint_for_own_module(conf_file: str) -> str:
