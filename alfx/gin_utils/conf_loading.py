@@ -288,7 +288,8 @@ def _warn_of_changes(module: str, folder: str, kept: Optional[str], others: Sequ
     for other in others:
         for name in user_modules.changed_since(folder, user_modules.copies([(module, other)]) if other != kept else ()):
             _logger.warning('%s has changed since the run was started; the run keeps using its copy %s; to use the '
-                            'new version, copy it there or start a new run', os.path.join(other, name), os.path.join(folder, name))
+                            'new version, copy it there or start a new run', os.path.join(other, name),
+                            os.path.join(folder, name))
 
 
 def _hint_for_own_module(conf_file: str) -> str:
