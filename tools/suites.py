@@ -31,6 +31,7 @@ SUITES = (
           'Actions stick with a probability of 0.1, as in the original games.'),
     Suite('Exploration', {'corridor': 'Corridor', 'noisy_corridor': 'NoisyCorridor',
                           'minigrid_doorkey_8x8': 'MiniGrid-DoorKey-8x8-v0',
+                          'minigrid_doorkey_16x16': 'MiniGrid-DoorKey-16x16-v0',
                           'minigrid_key_corridor': 'MiniGrid-KeyCorridorS3R2-v0',
                           'minigrid_key_corridor_s3r3': 'MiniGrid-KeyCorridorS3R3-v0',
                           'minigrid_multi_room': 'MiniGrid-MultiRoom-N6-v0'},
