@@ -19,7 +19,7 @@ from typing import Any, Optional, Union
 
 import gin
 
-from alfx.gin_utils import locations, trust, value_checks
+from alfx.gin_utils import locations, settings, trust, value_checks
 
 # Keyword that asks a registered step function for the plain function.
 _RESOLVE = '_alfx_resolve_'
@@ -155,6 +155,7 @@ def _factory_of(cls: type) -> Callable:
 
     make.__name__, make.__qualname__, make.__module__, make.__doc__ = (
         cls.__name__, cls.__qualname__, cls.__module__, cls.__doc__)
+    make.changeable_arguments = settings.may_change(cls)  # type: ignore[attr-defined]
     if cls.__module__.startswith('torch.'):  # classes of other packages need only the methods that are used
         make.__annotations__ = {'return': cls}
     try:

@@ -63,14 +63,15 @@ def write_conf(root_dir: str, conf: Conf, command_line: Optional[Sequence[str]] 
             taken.add(name)
             _write(folder, name, source.text)
         _write(folder, 'config.gin', _flat_text(conf))
-        if not has_checkpoint(root_dir):
-            for module in conf.modules:
-                if module.name not in taken:
-                    os.makedirs(os.path.dirname(os.path.join(folder, module.name)), exist_ok=True)
-                    _write(folder, module.name, module.content)
-            if conf.modules:
-                origins = dict.fromkeys(os.path.abspath(module.folder) for module in conf.modules)
-                _write(folder, user_modules.ORIGINS, json.dumps([*origins]) + '\n')
+        resumes = has_checkpoint(root_dir)  # then only modules are missing that the conf did not import before
+        new = [module for module in conf.modules if module.name not in taken
+               and not (resumes and os.path.exists(os.path.join(folder, module.name)))]
+        for module in new:
+            os.makedirs(os.path.dirname(os.path.join(folder, module.name)), exist_ok=True)
+            _write(folder, module.name, module.content)
+        if new:
+            origins = [*(user_modules.origins(folder) if resumes else ()), *(os.path.abspath(m.folder) for m in new)]
+            _write(folder, user_modules.ORIGINS, json.dumps([*dict.fromkeys(origins)]) + '\n')
     if not has_checkpoint(root_dir):  # existing files are from a start that failed before the first checkpoint
         with contextlib.suppress(FileNotFoundError):
             os.remove(os.path.join(folder, 'operative.gin'))

@@ -13,6 +13,7 @@ The type of a field is its annotation. ``float`` accepts int; neither accepts bo
 """
 import collections.abc
 import dataclasses
+import inspect
 import types
 import typing
 from collections.abc import Callable
@@ -61,6 +62,8 @@ def may_change(cls: Any) -> frozenset[str]:
     """Return the fields or arguments that may differ when a stored run is resumed."""
     if isinstance(cls, types.FunctionType):
         return getattr(cls, 'changeable_arguments', frozenset())
+    if getattr(cls, 'settings_may_change', False):
+        return frozenset(inspect.signature(cls).parameters)
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
     return frozenset(field.name for field in fields if field.metadata.get('may_change'))
 

@@ -54,7 +54,7 @@ def look_in(module: str, folders: Iterable[str]) -> str | None:
     folder = next((folder for folder in folders if _file_of(folder, top)), None)
     if folder is None or top == 'alfx':
         return None
-    folder = next((origin for origin in _origins(folder) if _are_equal(origin, copies([(module, folder)]))), folder)
+    folder = next((origin for origin in origins(folder) if _are_equal(origin, copies([(module, folder)]))), folder)
     known = getattr(sys.modules.get(top), '__file__', None)
     path = _file_of(folder, top) or ''
     if known is not None and os.path.realpath(known) != os.path.realpath(path) and _read(known) != _read(path):
@@ -105,7 +105,7 @@ def changed_since(folder: str, files: Iterable[OwnFile]) -> list[str]:
             if os.path.isfile(path := os.path.join(folder, file.name)) and _read(path) != file.content]
 
 
-def _origins(folder: str) -> list[str]:
+def origins(folder: str) -> list[str]:
     """Return the folders from which the modules in the ``conf`` folder of a run were copied."""
     try:
         with open(os.path.join(folder, ORIGINS), encoding='utf8') as file:

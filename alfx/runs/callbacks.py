@@ -112,6 +112,8 @@ class Callback:
     not change its parameters.
     """
 
+    settings_may_change = True  # when a stored run is resumed
+
     def on_training_start(self, run: TrainingRun) -> None:
         """Called before the first iteration, also of a resumed run, after :meth:`load_state_dict`.
 

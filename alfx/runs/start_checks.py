@@ -1,8 +1,9 @@
 """Checks at the start of a run: errors for settings that make the first update fail, and warnings for large sizes."""
 import copy
+import importlib.util
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from alfx.config import TrainerConfig
 from alfx.algorithms.td_loss import TDLoss
 from alfx.experience_replayers.packed_storage import memory_of
 from alfx.gin_utils import ConfError, Problem, locations, log_unused, problem_at, static_check, supplied_arguments
+from alfx.summary.trackers import TRACKERS
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
+from alfx.utils.extras import pip_install
 from alfx.utils.processes import num_cores
 
 logger = logging.getLogger(__name__)
@@ -35,6 +38,20 @@ def check_environment_is_named() -> None:
     if locations.bindings() and not bound & {'env_name', 'env_load_fn'}:
         raise ConfError('create_environment.env_name is not set', "set it to a task, for example "
                         "create_environment.env_name = 'CartPole-v1'; alfx list shows confs that do")
+
+
+def check_loggers(names: Collection[str]) -> None:
+    """Check that the packages of experiment trackers are installed.
+
+    Args:
+        names: ``TrainerConfig.loggers``.
+
+    Raises:
+        ConfError: a package is missing; the message says how to install it.
+    """
+    for name in names:
+        if name in TRACKERS and importlib.util.find_spec(name) is None:
+            raise ConfError(f"TrainerConfig.loggers: '{name}' needs a package that is not installed", pip_install(name))
 
 
 def describe_run(algorithm: Any, has_environment: bool) -> str:

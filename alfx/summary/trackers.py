@@ -5,7 +5,6 @@ A tracker needs an optional package, which is imported when a run that names it 
 folder; the environment variables of the packages (``WANDB_MODE``, ``MLFLOW_TRACKING_URI``) change that.
 """
 import http.client
-import importlib.util
 import json
 import logging
 import os
@@ -20,7 +19,6 @@ from typing import Any
 from alfx import summary
 from alfx.gin_utils import ConfError, stored_files
 from alfx.summary.writer import SilentWriter, SummaryWriter
-from alfx.utils.extras import pip_install
 
 logger = logging.getLogger(__name__)
 
@@ -138,21 +136,6 @@ class MlflowTracker(Tracker):
 
 
 TRACKERS: dict[str, type[Tracker]] = {'wandb': WandbTracker, 'mlflow': MlflowTracker}
-
-
-def check_packages(names: Sequence[str]) -> None:
-    """Raise an error if the package of a tracker is missing.
-
-    Args:
-        names: ``TrainerConfig.loggers``.
-
-    Raises:
-        ConfError: a package is missing; the message says how to install it.
-    """
-    for name in names:
-        if name in TRACKERS and importlib.util.find_spec(name) is None:
-            raise ConfError(f"TrainerConfig.loggers: '{name}' needs a package that is not installed",
-                            pip_install(name))
 
 
 def check_servers(names: Sequence[str]) -> None:

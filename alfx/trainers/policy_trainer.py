@@ -28,7 +28,6 @@ from alfx.trainers.callback_runner import CallbackRunner
 from alfx.trainers.environment_state import EnvironmentState
 from alfx.runs.evaluator import RunEvaluator, SupervisedEvaluator, SyncEvaluator, read_results
 from alfx.runs.playing import play
-from alfx.summary import trackers
 from alfx.trainers.profiling import profiled
 from alfx.trainers.run_state import RunState, save_crash
 from alfx.trainers.run_summary import summarize_outputs
@@ -81,7 +80,7 @@ class Trainer:
 
     def __init__(self, config: TrainerConfig, ddp_rank: int = -1):
         config.required_algorithm_ctor()  # before the environments are created
-        trackers.check_packages(config.loggers)
+        start_checks.check_loggers(config.loggers)
         self._config = config
         self._team = make_team(config, ddp_rank)
         self._start_record = run_files.StartRecord(config.root_dir)

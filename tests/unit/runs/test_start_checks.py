@@ -1,4 +1,5 @@
 """Warnings at the start about sizes that are far too large."""
+import importlib.util
 import logging
 
 import pytest
@@ -116,3 +117,11 @@ def test_settings_of_replay_of_an_algorithm_without_replay_are_logged(make_train
                  'TrainerConfig.num_updates_per_train_iter = 2')
     message = ' is not used: ActorCriticAlgorithm learns on-policy, once from each unroll'
     assert {line.removesuffix(message).rpartition('.')[2] for line in caplog.messages if message in line} == logged
+
+
+def test_a_missing_package_of_a_logger_is_named_with_its_install_command(monkeypatch):
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+    for name, package in (('wandb', 'wandb'), ('mlflow', 'mlflow-skinny')):
+        with pytest.raises(gin_utils.ConfError, match=rf"(?s)'{name}' needs a package.*pip install '?{package}>=\S+$"):
+            start_checks.check_loggers(['tensorboard', name])
+    start_checks.check_loggers(['tensorboard'])
