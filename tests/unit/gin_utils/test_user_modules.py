@@ -108,6 +108,37 @@ def test_a_resumed_run_uses_its_module_copy_and_reports_changes(tmp_path, forget
     assert sys.modules['own_four'].__file__ == os.path.join(root_dir, 'conf', 'own_four.py')
 
 
+def test_modules_that_a_resumed_run_imports_anew_are_copied(tmp_path, forget):
+    conf_file = write(tmp_path / 'a', 'own_nine')
+    root_dir = str(tmp_path / 'run')
+    gin_utils.write_conf(root_dir, gin_utils.load(conf_file), [])
+    os.makedirs(os.path.join(root_dir, 'train', 'algorithm', 'ckpt-1'))
+    (tmp_path / 'b').mkdir()
+    (tmp_path / 'b' / 'own_ten.py').write_text('')
+    (tmp_path / 'b' / 'more.gin').write_text(f"include '{conf_file}'\nimport own_ten\n")
+    folder = gin_utils.write_conf(root_dir, gin_utils.load(str(tmp_path / 'b' / 'more.gin'), root_dir=root_dir), [])
+    assert os.path.isfile(os.path.join(folder, 'own_ten.py'))
+    assert user_modules.origins(folder) == [str(tmp_path / 'a'), str(tmp_path / 'b')]
+    shutil.rmtree(tmp_path / 'b')
+    del sys.modules['own_ten'], sys.modules['own_nine']
+    gin_utils.load(None, root_dir=root_dir)
+    assert sys.modules['own_ten'].__file__ == os.path.join(folder, 'own_ten.py')
+
+
+def test_settings_of_own_callbacks_may_change_when_a_run_is_resumed(tmp_path, forget):
+    (tmp_path / 'own_eleven.py').write_text('from alfx.runs.callbacks import Callback\n\n\nclass Often(Callback):\n'
+                                            '    def __init__(self, n=3):\n        self.n = n\n')
+    conf_file = tmp_path / 'mine.gin'
+    conf_file.write_text("import own_eleven\ninclude 'ppo_cart_pole.gin'\n")
+    root_dir = str(tmp_path / 'run')
+    gin_utils.write_conf(root_dir, gin_utils.load(str(conf_file)), [])
+    os.makedirs(os.path.join(root_dir, 'train', 'algorithm', 'ckpt-1'))
+    gin_utils.load(str(conf_file), ['TrainerConfig.callbacks = (@own_eleven.Often(), )', 'own_eleven.Often.n = 7'],
+                   root_dir=root_dir)
+    with pytest.raises(gin_utils.ConfError, match='PPOLoss.gamma is 0.5'):
+        gin_utils.load(str(conf_file), ['PPOLoss.gamma = 0.5'], root_dir=root_dir)
+
+
 def test_a_module_that_is_gone_is_explained(tmp_path, forget):
     conf = tmp_path / 'run' / 'conf'
     conf.mkdir(parents=True)
