@@ -14,7 +14,8 @@ from alfx import gin_utils
 from alfx.checkpoints.checkpointer import Checkpointer
 from alfx.reports import comparing, curves
 from alfx.runs import run_files
-from alfx.reports.aggregates import bootstrap_interval, interquartile_mean, probability_of_improvement
+from alfx.reports.aggregates import (bootstrap_interval, interquartile_mean, interquartile_mean_interval,
+                                     probability_of_improvement)
 
 _TASK = re.compile(r'(^|/)create_environment\.env_name$')
 _TASK_LINE = re.compile(r'^\s*(?:\w+\.)*create_environment\.env_name\s*=')
@@ -224,8 +225,8 @@ def _versions(found: Any) -> dict[str, str | None]:
 
 
 def _score(method: str, task: str, panel: str, finals: np.ndarray) -> Score:
-    interval = bootstrap_interval(lambda runs: float(interquartile_mean(runs[0])), [finals])
-    return Score(method, task, panel, finals, Interval(float(interquartile_mean(finals)), *interval))
+    (low, ), (high, ) = interquartile_mean_interval(finals[:, None])
+    return Score(method, task, panel, finals, Interval(float(interquartile_mean(finals)), float(low), float(high)))
 
 
 def _improvements(scores: list[Score], methods: list[str]) -> list[Improvement]:

@@ -346,3 +346,5 @@ def _draw_band(axis: Any, name: str, band: Band, color: str) -> None:
               markersize=4)
     if np.isfinite(band.low).all():
         axis.fill_between(band.x, band.low, band.high, color=color, alpha=0.2, linewidth=0)
+        if len(band.x) == 1:  # a band has no width
+            axis.vlines(band.x, band.low, band.high, color=color, alpha=0.5)
