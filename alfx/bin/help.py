@@ -12,6 +12,7 @@ can use. For a command, shows its options. The records of alfx.data_structures (
 are explained as well. Use --module to import your own modules first.
 """
 import ast
+import contextlib
 import difflib
 import glob
 import importlib
@@ -139,12 +140,15 @@ def _lines_of_class(name: str, known: Sequence[Entry]) -> list[str]:
             importlib.import_module(entry.module)
         if not found:
             gin_utils.import_configurables()
-            record = getattr(importlib.import_module('alfx.data_structures'), name, None)
-            if getattr(record, '__module__', '') == 'alfx.data_structures':
-                return [f'alfx.data_structures.{name}', '', docstrings.plain(inspect.getdoc(record) or '')]
+            for module in ('alfx.data_structures', 'alfx.runs.callbacks'):
+                record = vars(importlib.import_module(module)).get(name.removeprefix(f'{module}.'))
+                if getattr(record, '__module__', '') == module:
+                    return _lines_of_record(record)
         try:
             description = gin_utils.describe(name)
         except gin_utils.ConfError as error:
+            with contextlib.suppress(gin_utils.ConfError):  # a binding of an own class
+                return _lines_of_argument(owner, name.rpartition('.')[2], gin_utils.describe(owner))
             names = sorted({entry.selector.rsplit('.', 1)[-1] for entry in known})
             modules = sorted({part for entry in known for part in entry.module.split('.')[1:]})
             longer = sorted((other for other in names if other.lower().startswith(name.lower())), key=len)
@@ -163,6 +167,16 @@ def _lines_of_class(name: str, known: Sequence[Entry]) -> list[str]:
     return [f'@{description.selector}', '', *_signature_lines(shortest, description.parameters), '',
             *textwrap.dedent(docstrings.plain(description.docstring)).splitlines(), '', *_inherited_lines(description),
             *_bound_lines(shortest)]
+
+
+def _lines_of_record(cls: type) -> list[str]:
+    """Return the help on a class that confs do not construct, with its methods."""
+    lines = [f'{cls.__module__}.{cls.__name__}', '', docstrings.plain(inspect.getdoc(cls) or '')]
+    for name, method in vars(cls).items():
+        if inspect.isfunction(method) and not name.startswith('_'):
+            text = docstrings.plain(inspect.getdoc(method) or '')
+            lines += ['', f'{name}{inspect.signature(method)}', textwrap.indent(text, '    ')]
+    return lines
 
 
 def _lines_of_argument(name: str, argument: str, description: Any) -> list[str]:

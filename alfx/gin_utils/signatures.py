@@ -32,7 +32,8 @@ def takes_arguments_of(parent: Callable, *, without: Sequence[str] = (), default
         parent: class or function whose arguments are forwarded.
         without: arguments of ``parent`` to leave out.
         defaults: arguments of ``parent`` with another default.
-        after: new argument -> the argument that it follows. By default it follows the preceding argument.
+        after: new argument -> the argument that it follows. By default it follows the preceding argument, and the
+            arguments without a default if it has one.
 
     Returns:
         A decorator.
@@ -99,7 +100,9 @@ def _merged(function: Callable, parents: _Parameters, parent: str, without: Sequ
             order.insert(0 if anchor is None else order.index(anchor) + 1, key)
         previous = key
     merged = {**taken, **{key: _overridden(taken.get(key), p) for key, p in own.items()}}
-    return signature.replace(parameters=[*(merged[key] for key in order), *rest])
+    found = [merged[key] for key in order]
+    found.sort(key=lambda p: (p.kind, p.kind is not p.KEYWORD_ONLY and p.default is not p.empty))  # required ones first
+    return signature.replace(parameters=[*found, *rest])
 
 
 def _overridden(parent: Optional[inspect.Parameter], own: inspect.Parameter) -> inspect.Parameter:

@@ -183,6 +183,42 @@ def test_help_explains_one_argument_as_a_conf_writes_it(capsys):
     assert capsys.readouterr().err.startswith("there is no configurable 'PPOLos.gamma'\n")
 
 
+def test_help_explains_an_argument_of_an_own_class(capsys, tmp_path, monkeypatch):
+    (tmp_path / 'own_help.py').write_text('''
+from alfx.algorithms.sac_algorithm import SacAlgorithm
+from alfx.gin_utils import configurable, takes_arguments_of
+
+
+@configurable
+class HelpedSac(SacAlgorithm):
+    """SAC.
+
+    Args:
+        beta: weight of nothing.
+    """
+
+    @takes_arguments_of(SacAlgorithm)
+    def __init__(self, beta: float = 0.5, **kwargs):
+        super().__init__(**kwargs)
+''')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'path', [*sys.path])
+    assert help_program.main(['HelpedSac.beta', '--module', 'own_help']) == 0
+    said = capsys.readouterr().out
+    assert 'HelpedSac.beta = 0.5  # float' in said and 'weight of nothing' in said
+    assert help_program.main(['HelpedSac.target_update_tau', '--module', 'own_help']) == 0
+    assert '(argument of SacAlgorithm)' in ' '.join(capsys.readouterr().out.split())
+    assert help_program.main(['HelpedSac.bta', '--module', 'own_help']) == 2
+    assert "did you mean 'HelpedSac.beta'?" in capsys.readouterr().err
+
+
+def test_help_shows_the_hooks_of_a_callback(capsys):
+    for name in ('Callback', 'alfx.runs.callbacks.Callback'):
+        assert help_program.main([name]) == 0
+        said = capsys.readouterr().out
+        assert said.startswith('alfx.runs.callbacks.Callback\n') and 'on_evaluation_end(self, run' in said
+
+
 def test_help_explains_the_records_of_algorithms(capsys):
     for name, field in (('LossInfo', 'priority'), ('AlgStep', 'info'), ('TimeStep', 'reward'), ('Experience', 'state')):
         assert help_program.main([name]) == 0

@@ -287,3 +287,15 @@ def test_functions_without_kwargs_or_with_args_are_refused_at_definition():
         @takes_arguments_of(Saw)
         def make(*args, **kwargs):
             pass
+
+
+def test_a_new_argument_with_a_default_follows_the_required_ones():
+    def parent(observation, action, reward=0):
+        return observation, action, reward
+
+    @takes_arguments_of(parent)
+    def child(weight=0.5, **kwargs):
+        return weight, parent(**kwargs)
+
+    assert list(inspect.signature(child).parameters) == ['observation', 'action', 'weight', 'reward']
+    assert child(1, 2) == (0.5, (1, 2, 0)) and child(1, 2, weight=3, reward=4) == (3, (1, 2, 4))
