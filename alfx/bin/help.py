@@ -141,7 +141,7 @@ def _lines_of_class(name: str, known: Sequence[Entry]) -> list[str]:
         if not found:
             gin_utils.import_configurables()
             for module in ('alfx.data_structures', 'alfx.runs.callbacks'):
-                record = vars(importlib.import_module(module)).get(name.removeprefix(f'{module}.'))
+                record: Any = vars(importlib.import_module(module)).get(name.removeprefix(f'{module}.'))
                 if getattr(record, '__module__', '') == module:
                     return _lines_of_record(record)
         try:
