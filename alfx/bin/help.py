@@ -105,15 +105,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _lines_of_list(listed: Sequence[Entry]) -> Iterator[str]:
-    """Yield a line for each entry, with the first sentence of its docstring."""
-    module = ''
+    """Yield a line for each entry, with the first sentence of its docstring, after the docstring of a single module."""
+    module, is_single = '', len({entry.module for entry in listed}) == 1
     for entry in listed:
         if entry.module != module:
             module = entry.module
             yield f'{module}'
             source = pathlib.Path(from_source.path_of(module)).read_text(encoding='utf8')
-            nodes = {node.name: node for node in ast.parse(source).body
-                     if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+            tree = ast.parse(source)
+            nodes = {node.name: node for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+            if is_single:
+                yield f'\n{docstrings.plain(ast.get_docstring(tree) or "")}\n'
         node = nodes.get(entry.defined_as)
         docstring = docstrings.plain(node and ast.get_docstring(node) or '')
         sentence = re.split(r'(?<=[.:])\s', ' '.join(docstring.split('\n\n')[0].split()))[0]

@@ -147,6 +147,12 @@ def test_help_lists_the_modules_of_a_folder(capsys):
     assert ':class:' not in said
 
 
+def test_help_on_a_module_shows_its_method_and_its_classes(capsys):
+    assert help_program.main(['sac_algorithm']) == 0
+    said = capsys.readouterr().out
+    assert said.startswith('alfx.algorithms.sac_algorithm\n\nSoft actor-critic') and '\n  SacAlgorithm  ' in said
+
+
 def test_help_shows_the_nearest_name(capsys):
     assert help_program.main(['PPOLos']) == 2
     assert "did you mean 'PPOLoss'?" in capsys.readouterr().err
