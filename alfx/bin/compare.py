@@ -52,6 +52,8 @@ def main(argv: list[str]) -> int:
                       *([name, *values] for name, values in unequal)]))
     elif len(rows) > 1:
         print('\nthe confs are identical')
+    if any(name.endswith('create_environment.env_name') for name, _ in unequal):
+        print('\nthe runs have different environments, so their returns say little about each other')
     column = comparing.score_column(runs)
     for i, difference in enumerate(comparing.paired_differences(runs, column)):
         if i == 0:

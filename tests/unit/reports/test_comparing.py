@@ -78,6 +78,19 @@ def test_the_command_says_whether_a_difference_is_clear(tmp_path):
     assert unclear.endswith(', 3 pairs): no clear difference') and ': +11.667 (' in unclear
 
 
+def test_the_command_says_that_environments_differ(tmp_path):
+    for name in ('CartPole-v1', 'Acrobot-v1'):
+        conf = os.path.join(write_run(tmp_path / name, [1, 2], 0.1), 'conf', 'config.gin')
+        with open(conf, 'a', encoding='utf8') as file:
+            file.write(f"alfx.environments.utils.create_environment.env_name = '{name}'\n")
+    said = warm_starts.run([sys.executable, '-m', 'alfx', 'compare', 'CartPole-v1', 'Acrobot-v1'], cwd=tmp_path,
+                           capture_output=True, text=True, check=True).stdout
+    assert 'the runs have different environments' in said
+    same = warm_starts.run([sys.executable, '-m', 'alfx', 'compare', 'CartPole-v1', 'CartPole-v1'], cwd=tmp_path,
+                           capture_output=True, text=True, check=True).stdout
+    assert 'different environments' not in same
+
+
 def test_runs_in_a_folder_are_grouped_by_conf(tmp_path):
     for name, rate in (('a/0', 0.1), ('a/1', 0.1), ('b/0', 0.2)):
         write_run(tmp_path / 'nested' / name, [1], rate)
