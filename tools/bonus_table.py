@@ -65,12 +65,11 @@ class Column(NamedTuple):
     scale: float = 1.0
 
 
-_PPO = """include 'ppo_corridor.gin'
+COLUMNS = {
+    'PPO': Column('PPO', """include 'ppo_corridor.gin'
 
 TrainerConfig.unroll_length = 32
-"""
-COLUMNS = {
-    'PPO': Column('PPO', _PPO),
+"""),
     'DQN': Column('DQN', f"""include 'dqn_n_step.gin'
 {_CORRIDOR}
 DqnAlgorithm.target_update_tau = 0.02
@@ -88,8 +87,10 @@ SacAlgorithm.target_update_tau = 0.02
 SacAlgorithm.target_update_period = 1
 LinearScheduler.schedule = [(0.0, 1e-2), (1.0, 1e-3)]
 """),
-    'PPO, NoisyCorridor': Column('PPO', f"{_PPO}create_environment.env_name = 'NoisyCorridor'\n", 'in a noisy corridor',
-                                 300_000),
+    'PPO, NoisyCorridor': Column('PPO', """include 'ppo_corridor.gin'
+
+create_environment.env_name = 'NoisyCorridor'
+""", 'in a noisy corridor', 300_000),
     'PPO, DoorKey-8x8': Column('PPO', """include 'ppo_minigrid_doorkey_8x8.gin'
 
 TrainerConfig.unroll_length = 64
