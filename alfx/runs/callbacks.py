@@ -209,8 +209,8 @@ class KeepBestCheckpoint(_Improvement):
         ConfError: an evaluation has no such result.
     """
 
-    metric: str = setting('average_return', may_change=True)
-    mode: str = setting('max', choices=('max', 'min'), may_change=True)
+    metric: str = setting('average_return')
+    mode: str = setting('max', choices=('max', 'min'))
 
     def on_training_start(self, run: TrainingRun) -> None:
         super().on_training_start(run)
@@ -240,10 +240,10 @@ class StopWithoutImprovement(_Improvement):
         ConfError: an evaluation has no such result.
     """
 
-    patience: int = setting(5, minimum=1, may_change=True)
-    min_delta: float = setting(0.0, minimum=0, may_change=True)
-    metric: str = setting('average_return', may_change=True)
-    mode: str = setting('max', choices=('max', 'min'), may_change=True)
+    patience: int = setting(5, minimum=1)
+    min_delta: float = setting(0.0, minimum=0)
+    metric: str = setting('average_return')
+    mode: str = setting('max', choices=('max', 'min'))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -280,7 +280,7 @@ class EpisodeLog(_Settings):
         file: name of the file in the run folder.
     """
 
-    file: str = setting('episodes.csv', may_change=True)
+    file: str = setting('episodes.csv')
 
     def __post_init__(self) -> None:
         super().__post_init__()
