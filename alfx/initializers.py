@@ -51,8 +51,7 @@ def initial_weights(weights: str = 'variance_scaling', biases: str = 'zeros', la
     return InitialWeights(weights, biases, last_layers)
 
 
-def default_init(weight: torch.Tensor, gain: float = 1.0,
-                 activation: Callable[[torch.Tensor], torch.Tensor] = identity,
+def default_init(weight: torch.Tensor, gain: float = 1.0, activation: Callable[[torch.Tensor], torch.Tensor] = identity,
                  transposed: bool = False) -> torch.Tensor:
     """Fill ``weight`` ``[out, in, ...]`` in place as :func:`initial_weights` says.
 
@@ -87,13 +86,10 @@ def _init_last_layer(bound: float, weight: torch.Tensor) -> torch.Tensor:
 
 
 @configurable
-def variance_scaling_init(tensor: torch.Tensor,
-                          gain: float = 1.0,
-                          mode: str = 'fan_in',
-                          distribution: str = 'truncated_normal',
-                          calc_gain_after_activation: bool = True,
-                          nonlinearity: Callable[[torch.Tensor], torch.Tensor] = identity,
-                          transposed: bool = False) -> torch.Tensor:
+def variance_scaling_init(tensor: torch.Tensor, gain: float = 1.0, mode: str = 'fan_in',
+                          distribution: str = 'truncated_normal', calc_gain_after_activation: bool = True,
+                          nonlinearity: Callable[[torch.Tensor], torch.Tensor] = identity, transposed: bool = False
+                         ) -> torch.Tensor:
     """Fill ``tensor`` in place with zero-mean values of variance ``(gain * g)^2 / fan`` (He et al. 2015,
     arXiv:1502.01852, eq. 10).
 

@@ -164,8 +164,7 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
             raise RuntimeError(f'{self._name} has no value network, so it can be played and evaluated but not trained')
         return self._value_network(observation, state=state)
 
-    def _info(self, inputs: TimeStep, action: NestedTensor, distribution: NestedTensor,
-              value: torch.Tensor) -> Any:
+    def _info(self, inputs: TimeStep, action: NestedTensor, distribution: NestedTensor, value: torch.Tensor) -> Any:
         return ActorCriticInfo(step_type=inputs.step_type, discount=inputs.discount, reward=inputs.reward,
                                action=action, action_distribution=distribution, value=value,
                                reward_weights=self._batched_reward_weights(inputs))
@@ -214,8 +213,7 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
         return self._loss(info)
 
 
-def _make_value_network(ctor: Callable[..., Any], observation_spec: NestedTensorSpec,
-                        reward_spec: TensorSpec) -> Any:
+def _make_value_network(ctor: Callable[..., Any], observation_spec: NestedTensorSpec, reward_spec: TensorSpec) -> Any:
     """Create a value network with one output per reward dimension."""
     if reward_spec.ndim == 0:
         return ctor(input_tensor_spec=observation_spec)

@@ -208,8 +208,7 @@ class GailAlgorithm(AdversarialRewardAlgorithm):
     @takes_arguments_of(AdversarialRewardAlgorithm, defaults={'name': 'GailAlgorithm'},
                         after={'discriminator_network_cls': 'demonstrations'})
     def __init__(self, observation_spec: NestedTensorSpec,
-                 discriminator_network_cls: Callable[..., Any] = CriticNetwork,
-                 optimizer: Any = None, **kwargs: Any):
+                 discriminator_network_cls: Callable[..., Any] = CriticNetwork, optimizer: Any = None, **kwargs: Any):
         super().__init__(observation_spec=observation_spec, **kwargs)
         self._discriminator = _scalar_network(self, 'discriminator_network_cls', discriminator_network_cls, (
             observation_spec, self._encoder.output_spec))

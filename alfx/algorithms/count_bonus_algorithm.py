@@ -64,8 +64,7 @@ class CountBonusAlgorithm(IntrinsicRewardAlgorithm):
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec = None,
                  bonus_coef: Positive = 1.0, counting: str = 'simhash', num_bits: int | None = None,
                  observation_adapt_speed: Positive | None = None, grid_size: int | Sequence[int] | None = None,
-                 grid_bounds: Sequence[tuple[float, float] | None] | None = None,
-                 name: str = 'CountBonusAlgorithm'):
+                 grid_bounds: Sequence[tuple[float, float] | None] | None = None, name: str = 'CountBonusAlgorithm'):
         super().__init__(observation_spec, observation_adapt_speed, observation_clip_value=None,
                          reward_adapt_speed=None, reward_zero_mean=False, name=name)
         owner = type(self).__name__

@@ -117,15 +117,13 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                  epsilon_greedy: Fraction | None = None, calculate_priority: bool = False, env: Any = None,
                  config: TrainerConfig | None = None, ou_stddev: NonNegative = _OU_STDDEV,
                  ou_damping: Fraction = _OU_DAMPING, critic_loss_ctor: Callable[..., Any] | None = None,
-                 num_critic_replicas: Count = 1,
-                 target_update_tau: Fraction = 0.05, target_update_period: Count = 1,
+                 num_critic_replicas: Count = 1, target_update_tau: Fraction = 0.05, target_update_period: Count = 1,
                  rollout_random_action: Fraction | Callable[[], Fraction] = 0.0,
-                 dqda_clipping: NonNegative | None = None,
-                 action_l2: NonNegative = 0.0, actor_optimizer: Any = None, critic_optimizer: Any = None,
-                 checkpoint: str | None = None, debug_summaries: bool = False, name: str = 'DdpgAlgorithm',
-                 train_actor_on_last_step: bool = True,
-                 exploration_noise_ctor: Callable[[NestedTensorSpec], Any] | None = None,
-                 critic_batches: str = 'apart', use_target_critics: bool = True):
+                 dqda_clipping: NonNegative | None = None, action_l2: NonNegative = 0.0, actor_optimizer: Any = None,
+                 critic_optimizer: Any = None, checkpoint: str | None = None, debug_summaries: bool = False,
+                 name: str = 'DdpgAlgorithm', train_actor_on_last_step: bool = True,
+                 exploration_noise_ctor: Callable[[NestedTensorSpec], Any] | None = None, critic_batches: str = 'apart',
+                 use_target_critics: bool = True):
         owner = type(self).__name__
         bounds = ActionBounds(action_spec, owner)
         if exploration_noise_ctor is None:

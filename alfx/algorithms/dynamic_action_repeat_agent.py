@@ -85,8 +85,7 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
                  K: Count = 5, rl_algorithm_cls: Callable[..., Any] = SacAlgorithm,
                  representation_learner_cls: Callable[..., Any] | None = None,
                  reward_normalizer_ctor: Callable[..., Any] | None = None, gamma: Fraction = 0.99,
-                 optimizer: Any = None,
-                 debug_summaries: bool = False, name: str = 'DynamicActionRepeatAgent'):
+                 optimizer: Any = None, debug_summaries: bool = False, name: str = 'DynamicActionRepeatAgent'):
         owner = type(self).__name__
         if any(spec.is_discrete for spec in nest.flatten(action_spec)):
             raise SpecError(f'{owner}: expected continuous actions, found {action_spec}')

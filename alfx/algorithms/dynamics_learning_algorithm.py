@@ -114,10 +114,9 @@ class DynamicsLearningAlgorithm(Algorithm):
     """
 
     def __init__(self, train_state_spec: NestedTensorSpec, action_spec: NestedTensorSpec, feature_spec: TensorSpec,
-                 hidden_size: int | Sequence[int] = 256, num_replicas: int = 1,
-                 dynamics_network: Network | None = None, checkpoint: str | None = None,
-                 name: str = 'DynamicsLearningAlgorithm', normalize: bool = True, bootstrap: bool = True,
-                 holdout: float = 0.0, num_elites: int | None = None):
+                 hidden_size: int | Sequence[int] = 256, num_replicas: int = 1, dynamics_network: Network | None = None,
+                 checkpoint: str | None = None, name: str = 'DynamicsLearningAlgorithm', normalize: bool = True,
+                 bootstrap: bool = True, holdout: float = 0.0, num_elites: int | None = None):
         super().__init__(train_state_spec=train_state_spec, checkpoint=checkpoint, name=name)
         owner = type(self).__name__
         _check_feature(owner, feature_spec)
@@ -143,8 +142,7 @@ class DynamicsLearningAlgorithm(Algorithm):
         self.register_buffer('_holdout_error', torch.zeros(num_replicas))
         self.register_buffer('_holdout_count', torch.zeros(()))
 
-    def _default_network(self, input_spec: NestedTensorSpec, output_spec: TensorSpec,
-                         sizes: Sequence[int]) -> Network:
+    def _default_network(self, input_spec: NestedTensorSpec, output_spec: TensorSpec, sizes: Sequence[int]) -> Network:
         return DynamicsNetwork(input_spec, output_spec, joint_fc_layer_params=sizes, activation=F.silu)
 
     @property
@@ -313,9 +311,8 @@ class DeterministicDynamicsAlgorithm(DynamicsLearningAlgorithm):
 
     _is_stochastic = False
 
-    def __init__(self, action_spec: NestedTensorSpec, feature_spec: TensorSpec,
-                 hidden_size: int | Sequence[int] = 256, num_replicas: int = 1,
-                 dynamics_network_ctor: Callable[..., Network] | None = None,
+    def __init__(self, action_spec: NestedTensorSpec, feature_spec: TensorSpec, hidden_size: int | Sequence[int] = 256,
+                 num_replicas: int = 1, dynamics_network_ctor: Callable[..., Network] | None = None,
                  name: str = 'DeterministicDynamicsAlgorithm', normalize: bool = True, bootstrap: bool = True,
                  holdout: float = 0.0, num_elites: int | None = None, checkpoint: str | None = None):
         owner = type(self).__name__
@@ -403,8 +400,7 @@ class StochasticDynamicsAlgorithm(DeterministicDynamicsAlgorithm):
         self._logvar_bounds = logvar_bounds
         super().__init__(**kwargs)
 
-    def _default_network(self, input_spec: NestedTensorSpec, output_spec: TensorSpec,
-                         sizes: Sequence[int]) -> Network:
+    def _default_network(self, input_spec: NestedTensorSpec, output_spec: TensorSpec, sizes: Sequence[int]) -> Network:
         low, high = self._logvar_bounds
         head = partial(BoundedVarianceProjectionNetwork, min_log_variance=low, max_log_variance=high)
         return DynamicsNetwork(input_spec, output_spec, joint_fc_layer_params=sizes, activation=F.silu, prob=True,

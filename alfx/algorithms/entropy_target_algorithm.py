@@ -139,12 +139,11 @@ class EntropyTargetAlgorithm(_EntropyAlgorithm):
     _num_calls: Tensor
 
     def __init__(self, action_spec: NestedTensorSpec, initial_alpha: Positive = 0.1, skip_free_stage: bool = False,
-                 max_entropy: Optional[float] = None,
-                 target_entropy: Union[None, float, Callable[[], float]] = None,
+                 max_entropy: Optional[float] = None, target_entropy: Union[None, float, Callable[[], float]] = None,
                  very_slow_update_rate: NonNegative = 0.001, slow_update_rate: NonNegative = 0.01,
                  fast_update_rate: NonNegative = math.log(2), min_alpha: NonNegative = 0.0001,
-                 average_window: Count = 2,
-                 debug_summaries: bool = False, name: str = 'EntropyTargetAlgorithm') -> None:
+                 average_window: Count = 2, debug_summaries: bool = False,
+                 name: str = 'EntropyTargetAlgorithm') -> None:
         super().__init__(debug_summaries=debug_summaries, name=name)
         if not slow_update_rate <= fast_update_rate:
             raise ValueError(f'{name}: expected slow_update_rate <= fast_update_rate, found {slow_update_rate} and '

@@ -115,9 +115,8 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
                              else torch.zeros(0))
 
     @classmethod
-    def _check_arguments(cls, num_agents: int, num_episodes: int, strategy: str, fitness_shaping: str,
-                         antithetic: bool, num_best: int | None, sigma_learning_rate: float | None,
-                         weight_decay: float) -> None:
+    def _check_arguments(cls, num_agents: int, num_episodes: int, strategy: str, fitness_shaping: str, antithetic: bool,
+                         num_best: int | None, sigma_learning_rate: float | None, weight_decay: float) -> None:
         check = partial(check_value, cls.__name__)
         check('num_agents', num_agents, int, minimum=2)
         check('num_episodes', num_episodes, int, minimum=1)

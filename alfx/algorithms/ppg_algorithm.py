@@ -99,12 +99,10 @@ class PPGAlgorithm(PPOAlgorithm):
                  aux_options: PPGAuxOptions = PPGAuxOptions(),
                  encoding_network_ctor: Callable[..., Any] = EncodingNetwork, policy_optimizer: Any = None,
                  aux_optimizer: Any = None, epsilon_greedy: Fraction | None = None, checkpoint: str | None = None,
-                 debug_summaries: bool = False, name: str = 'PPGAlgorithm',
-                 reward_weights: list[float] | None = None,
+                 debug_summaries: bool = False, name: str = 'PPGAlgorithm', reward_weights: list[float] | None = None,
                  discrete_projection_net_ctor: Callable[..., Any] = CategoricalProjectionNetwork,
                  continuous_projection_net_ctor: Callable[..., Any] = NormalProjectionNetwork,
-                 loss_class: Callable[..., Any] = PPOLoss,
-                 aux_loss_class: Callable[..., Any] = PPGAuxPhaseLoss):
+                 loss_class: Callable[..., Any] = PPOLoss, aux_loss_class: Callable[..., Any] = PPGAuxPhaseLoss):
         super().__init__(
             observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
             reward_weights=reward_weights,

@@ -43,9 +43,8 @@ class TDLoss(nn.Module):
     _gamma: Tensor
 
     def __init__(self, gamma: Fraction | Sequence[Fraction] = 0.99,
-                 td_error_loss_fn: Callable[..., Tensor] = losses.element_wise_squared_loss,
-                 td_lambda: Fraction = 0.95, normalize_target: bool = False, debug_summaries: bool = False,
-                 name: str = 'TDLoss'):
+                 td_error_loss_fn: Callable[..., Tensor] = losses.element_wise_squared_loss, td_lambda: Fraction = 0.95,
+                 normalize_target: bool = False, debug_summaries: bool = False, name: str = 'TDLoss'):
         super().__init__()
         if not isinstance(gamma, (int, float)) and not len(gamma):
             raise ValueError(f'{name}: gamma must be a number or at least one number, found {gamma}')
@@ -182,9 +181,8 @@ class TDQRLoss(TDLoss):
 
     @takes_arguments_of(TDLoss, without=('normalize_target', ), defaults={'name': 'TDQRLoss'},
                         after={'sum_over_quantiles': 'td_lambda'})
-    def __init__(self, num_quantiles: Count = 50,
-                 td_error_loss_fn: Callable[[Tensor], Tensor] = losses.huber_function, td_lambda: Fraction = 1.0,
-                 sum_over_quantiles: bool = False, *, name: str, **kwargs: Any):
+    def __init__(self, num_quantiles: Count = 50, td_error_loss_fn: Callable[[Tensor], Tensor] = losses.huber_function,
+                 td_lambda: Fraction = 1.0, sum_over_quantiles: bool = False, *, name: str, **kwargs: Any):
         if td_lambda not in (0.0, 1.0):
             raise ValueError(f'{name}: td_lambda must be 0 or 1, found {td_lambda}')
         super().__init__(name=name, td_error_loss_fn=td_error_loss_fn, td_lambda=td_lambda, normalize_target=False,

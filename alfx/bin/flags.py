@@ -243,8 +243,7 @@ def device_from_flags() -> Any:
     return device
 
 
-def conf_from_flags(root_dir: Optional[str] = None, same_run: bool = True,
-                    allow_unused: bool = False) -> Any:
+def conf_from_flags(root_dir: Optional[str] = None, same_run: bool = True, allow_unused: bool = False) -> Any:
     """Load and check the conf selected by the flags; with ``--untrusted`` it may not import modules.
 
     Args:

@@ -105,9 +105,8 @@ class EnvironmentGroup:
         EnvironmentStepError: in all methods, if an environment raises and has no restart left.
     """
 
-    def __init__(self, env_fns: Sequence[EnvFn], first_index: int = 0, name: str = 'environment',
-                 max_restarts: int = 0, info_keys: Sequence[str] | None = None, expected: EnvSpaces | None = None,
-                 owns_process: bool = False):
+    def __init__(self, env_fns: Sequence[EnvFn], first_index: int = 0, name: str = 'environment', max_restarts: int = 0,
+                 info_keys: Sequence[str] | None = None, expected: EnvSpaces | None = None, owns_process: bool = False):
         self._env_fns = list(env_fns)
         self._first = first_index
         self.name = name

@@ -50,9 +50,8 @@ def _make(constructor: Constructor, max_episode_steps: StepLimit | None, env_arg
     return env
 
 
-def constructor_of(kind: str, environments: Mapping[str, Constructor], name: str,
-                   max_episode_steps: StepLimit | None, env_args: Mapping[str, Any] | None,
-                   wrappers: Sequence[EnvWrapper]) -> Callable[[], gymnasium.Env]:
+def constructor_of(kind: str, environments: Mapping[str, Constructor], name: str, max_episode_steps: StepLimit | None,
+                   env_args: Mapping[str, Any] | None, wrappers: Sequence[EnvWrapper]) -> Callable[[], gymnasium.Env]:
     """Return a constructor of one environment of a suite, with its wrappers; for the arguments see :func:`make_load`.
 
     Raises:
@@ -82,8 +81,7 @@ def make_load(module: str, kind: str, environments: Mapping[str, Constructor], w
     def load(environment_name: str, env_id: int | None = None, discount: float = 1.0,
              max_episode_steps: StepLimit | None = None, gym_env_wrappers: Sequence[EnvWrapper] = (),
              alf_env_wrappers: Sequence[AlfWrapper] = (), batch_size: int = 1,
-             vector_env: VectorEnvCtor = SerialVectorEnv,
-             env_args: Mapping[str, Any] | None = None) -> AlfEnvironment:
+             vector_env: VectorEnvCtor = SerialVectorEnv, env_args: Mapping[str, Any] | None = None) -> AlfEnvironment:
         """Create a batch of one of these environments.
 
         Args:

@@ -53,8 +53,7 @@ class SupervisedVectorEnv(VectorEnv, abc.ABC):
     goal_reward_fn: Callable[..., Any] | None = None
     _hang_hint = 'set create_environment.nonparallel = False to run it in a separate process, which can be ended'
 
-    def __init__(self, env_spaces: EnvSpaces, count: int, metadata: dict[str, Any], render_mode: str | None,
-                 name: str):
+    def __init__(self, env_spaces: EnvSpaces, count: int, metadata: dict[str, Any], render_mode: str | None, name: str):
         # clearer errors than those of batch_space
         tensor_spec_from_gym_space(env_spaces.observation, where='observation')
         tensor_spec_from_gym_space(env_spaces.action, where='action')

@@ -85,28 +85,15 @@ class ReplayBuffer(RingBuffer):
         ValueError: an argument is out of range, conflicts with another, or needs a field that ``data_spec`` lacks.
     """
 
-    def __init__(self,
-                 data_spec: NestedTensorSpec,
-                 num_environments: Count,
-                 max_length: Count = 1024,
-                 num_earliest_frames_ignored: int = 0,
-                 prioritized_sampling: bool = False,
-                 initial_priority: float = 1.0,
-                 recent_data_steps: int = 1,
-                 recent_data_ratio: Fraction = 0.0,
-                 with_replacement: bool = False,
-                 device: str | torch.device = 'cpu',
-                 allow_multiprocess: bool = False,
-                 keep_episodic_info: Optional[bool] = None,
-                 record_episodic_return: bool = False,
-                 default_return: float = -1000.0,
-                 gamma: Fraction = 0.99,
-                 reward_clip: Optional[tuple[float, float]] = None,
-                 enable_checkpoint: Optional[bool] = None,
-                 name: str = 'ReplayBuffer',
-                 memory_map_dir: Optional[str] = None,
-                 return_after_truncation: Optional[float] = None,
-                 new_priority_period: int = 0) -> None:
+    def __init__(self, data_spec: NestedTensorSpec, num_environments: Count, max_length: Count = 1024,
+                 num_earliest_frames_ignored: int = 0, prioritized_sampling: bool = False,
+                 initial_priority: float = 1.0, recent_data_steps: int = 1, recent_data_ratio: Fraction = 0.0,
+                 with_replacement: bool = False, device: str | torch.device = 'cpu', allow_multiprocess: bool = False,
+                 keep_episodic_info: Optional[bool] = None, record_episodic_return: bool = False,
+                 default_return: float = -1000.0, gamma: Fraction = 0.99,
+                 reward_clip: Optional[tuple[float, float]] = None, enable_checkpoint: Optional[bool] = None,
+                 name: str = 'ReplayBuffer', memory_map_dir: Optional[str] = None,
+                 return_after_truncation: Optional[float] = None, new_priority_period: int = 0) -> None:
         require_at_least(name, 0, num_earliest_frames_ignored=num_earliest_frames_ignored,
                          new_priority_period=new_priority_period)
         if new_priority_period and not prioritized_sampling:

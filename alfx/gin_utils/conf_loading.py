@@ -28,9 +28,8 @@ _imported = False
 _NOT_WALKED = ('alfx.bin', 'alfx.examples', 'alfx.gin_utils', 'alfx.language_server')
 
 
-def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optional[str] = None,
-         same_run: bool = True, allow_unused: bool = False, trusted: bool = True,
-         must_be_used: Sequence[str] = ()) -> Conf:
+def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optional[str] = None, same_run: bool = True,
+         allow_unused: bool = False, trusted: bool = True, must_be_used: Sequence[str] = ()) -> Conf:
     """Check a conf file and load it, replacing the conf that was loaded before.
 
     Args:

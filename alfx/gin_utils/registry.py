@@ -31,8 +31,7 @@ _qualified_names: dict[str, tuple] = {}  # selector -> module and qualified name
 
 
 def configurable(name_or_fn: Union[None, str, Callable] = None, module: Optional[str] = None,
-                 denylist: Optional[Sequence[str]] = None,
-                 allowlist: Optional[Sequence[str]] = None) -> Callable:
+                 denylist: Optional[Sequence[str]] = None, allowlist: Optional[Sequence[str]] = None) -> Callable:
     """Decorate a constructor or factory so that conf files can set its arguments.
 
     Works as ``@configurable``, ``@configurable('Name')`` and ``@configurable(module='suite_gym')``.

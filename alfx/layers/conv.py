@@ -116,22 +116,12 @@ class Conv2D(_ConvBase):
         ValueError: two arguments exclude each other.
     """
 
-    def __init__(self,
-                 in_channels: Count,
-                 out_channels: Count,
-                 kernel_size: Size2d,
-                 activation: w.Activation = torch.relu_,
-                 strides: Size2d = 1,
-                 padding: Size2d = 0,
-                 use_bias: bool | None = None,
-                 use_bn: bool = False,
-                 use_ln: bool = False,
-                 weight_opt_args: dict | None = None,
-                 bn_ctor: Callable[[int], nn.Module] = nn.BatchNorm2d,
-                 kernel_initializer: w.Initializer | None = None,
-                 kernel_init_gain: float = 1.0,
-                 bias_init_value: float = 0.0,
-                 use_torch_init: bool = False):
+    def __init__(self, in_channels: Count, out_channels: Count, kernel_size: Size2d,
+                 activation: w.Activation = torch.relu_, strides: Size2d = 1, padding: Size2d = 0,
+                 use_bias: bool | None = None, use_bn: bool = False, use_ln: bool = False,
+                 weight_opt_args: dict | None = None, bn_ctor: Callable[[int], nn.Module] = nn.BatchNorm2d,
+                 kernel_initializer: w.Initializer | None = None, kernel_init_gain: float = 1.0,
+                 bias_init_value: float = 0.0, use_torch_init: bool = False):
         super().__init__(
             in_channels, out_channels, kernel_size, activation=activation, strides=strides, padding=padding,
             use_bias=use_bias, use_bn=use_bn, use_ln=use_ln, weight_opt_args=weight_opt_args, bn_ctor=bn_ctor,

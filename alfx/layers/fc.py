@@ -64,25 +64,13 @@ class FC(_FullyConnected):
         ValueError: two arguments exclude each other.
     """
 
-    def __init__(self,
-                 input_size: Count,
-                 output_size: Count,
-                 activation: w.Activation = identity,
-                 use_bias: bool = True,
-                 use_bn: bool = False,
-                 use_ln: bool = False,
-                 bn_ctor: Callable[[int], nn.Module] = nn.BatchNorm1d,
-                 kernel_initializer: w.Initializer | None = None,
-                 kernel_init_gain: float = 1.0,
-                 bias_init_value: float = 0.0,
-                 bias_initializer: w.Initializer | None = None,
-                 use_torch_init: bool = False,
-                 weight_opt_args: dict | None = None,
-                 bias_opt_args: dict | None = None,
-                 norm: w.Norm | None = None,
-                 norm_position: str = 'before',
-                 dropout: Fraction = 0.0,
-                 unit_weights: bool = False):
+    def __init__(self, input_size: Count, output_size: Count, activation: w.Activation = identity,
+                 use_bias: bool = True, use_bn: bool = False, use_ln: bool = False,
+                 bn_ctor: Callable[[int], nn.Module] = nn.BatchNorm1d, kernel_initializer: w.Initializer | None = None,
+                 kernel_init_gain: float = 1.0, bias_init_value: float = 0.0,
+                 bias_initializer: w.Initializer | None = None, use_torch_init: bool = False,
+                 weight_opt_args: dict | None = None, bias_opt_args: dict | None = None, norm: w.Norm | None = None,
+                 norm_position: str = 'before', dropout: Fraction = 0.0, unit_weights: bool = False):
         super().__init__(input_size, output_size)
         w.check_init_arguments('FC', use_torch_init, kernel_initializer, use_bn, use_ln, norm, norm_position)
         self._config: dict[str, Any] = dict(

@@ -39,8 +39,7 @@ class RandomCrop(nn.Module):
             arXiv:2004.13649); one number for both, (rows, columns), or (left, right, top, bottom).
     """
 
-    def __init__(self, size: Size2d,
-                 padding: Size2d | tuple[StepLimit, StepLimit, StepLimit, StepLimit] = 0):
+    def __init__(self, size: Size2d, padding: Size2d | tuple[StepLimit, StepLimit, StepLimit, StepLimit] = 0):
         super().__init__()
         self._size = pair(size)
         if isinstance(padding, int) or len(padding) == 2:

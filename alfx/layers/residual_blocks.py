@@ -69,16 +69,9 @@ class ResidueBlock(_ResidualBlock):
         ValueError: the kernel size is even, or ``weight_opt_args`` is set with ``transpose``, which excludes it.
     """
 
-    def __init__(self,
-                 in_channels: Count,
-                 channels: Count,
-                 kernel_size: Size2d,
-                 stride: Count,
-                 transpose: bool = False,
-                 activation: w.Activation = torch.relu_,
-                 with_batch_normalization: bool = True,
-                 weight_opt_args: dict | None = None,
-                 bn_ctor: Callable[[int], nn.Module] = nn.BatchNorm2d):
+    def __init__(self, in_channels: Count, channels: Count, kernel_size: Size2d, stride: Count, transpose: bool = False,
+                 activation: w.Activation = torch.relu_, with_batch_normalization: bool = True,
+                 weight_opt_args: dict | None = None, bn_ctor: Callable[[int], nn.Module] = nn.BatchNorm2d):
         kernel = _odd(kernel_size, 'ResidueBlock')
         if transpose and weight_opt_args is not None:
             raise ValueError('ResidueBlock: weight_opt_args cannot be used with transpose=True')
@@ -116,14 +109,8 @@ class BottleneckBlock(_ResidualBlock):
         ValueError: the kernel size is even, or there are not three ``filters``.
     """
 
-    def __init__(self,
-                 in_channels: Count,
-                 kernel_size: Size2d,
-                 filters: Sequence[Count],
-                 stride: Count,
-                 transpose: bool = False,
-                 v1_5: bool = True,
-                 with_batch_normalization: bool = True,
+    def __init__(self, in_channels: Count, kernel_size: Size2d, filters: Sequence[Count], stride: Count,
+                 transpose: bool = False, v1_5: bool = True, with_batch_normalization: bool = True,
                  bn_ctor: Callable[[int], nn.Module] = nn.BatchNorm2d):
         kernel = _odd(kernel_size, 'BottleneckBlock')
         if len(filters) != 3:

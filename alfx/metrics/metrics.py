@@ -177,12 +177,8 @@ class AverageEpisodicAggregationMetric(MergesEpisodes, StepMetric):
         example_time_step: a ``[B, ...]`` time step, for the number of environments and the shapes.
     """
 
-    def __init__(self,
-                 name: str = 'AverageEpisodicAggregationMetric',
-                 prefix: str = 'Metrics',
-                 dtype: torch.dtype = torch.float32,
-                 buffer_size: int = 10,
-                 example_time_step: TimeStep | None = None):
+    def __init__(self, name: str = 'AverageEpisodicAggregationMetric', prefix: str = 'Metrics',
+                 dtype: torch.dtype = torch.float32, buffer_size: int = 10, example_time_step: TimeStep | None = None):
         super().__init__(name, prefix, dtype)
         if example_time_step is None:
             raise ValueError(f'{name}: example_time_step is required, for the number of environments')
@@ -297,12 +293,8 @@ class AverageReturnMetric(AverageEpisodicAggregationMetric):
         buffer_size: number of episodes in the average.
     """
 
-    def __init__(self,
-                 example_time_step: TimeStep,
-                 name: str = 'AverageReturn',
-                 prefix: str = 'Metrics',
-                 dtype: torch.dtype = torch.float32,
-                 buffer_size: int = 10):
+    def __init__(self, example_time_step: TimeStep, name: str = 'AverageReturn', prefix: str = 'Metrics',
+                 dtype: torch.dtype = torch.float32, buffer_size: int = 10):
         super().__init__(name, prefix, dtype, buffer_size, example_time_step)
 
     def _extract_values(self, steps: StepSequence) -> list[np.ndarray]:

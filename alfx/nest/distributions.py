@@ -11,8 +11,7 @@ def is_distribution(value: Any) -> bool:
     return isinstance(value, Distribution)
 
 
-def register_distribution(cls: type[Distribution],
-                          get_params: Callable[[Any], tuple[tuple[Any, ...], Any]],
+def register_distribution(cls: type[Distribution], get_params: Callable[[Any], tuple[tuple[Any, ...], Any]],
                           rebuild: Callable[[tuple[Any, ...], Any], Any]) -> None:
     """Register distributions of class ``cls`` as nodes of a nest.
 

@@ -268,9 +268,8 @@ class NoisyFC(Network):
     """
 
     def __init__(self, input_size: Count, output_size: Count, std_init: NonNegative = 0.5,
-                 new_noise_prob: Fraction = 0.01,
-                 activation: w.Activation = identity, use_bn: bool = False, use_ln: bool = False,
-                 bn_ctor: Callable[[int], nn.Module] = nn.BatchNorm1d,
+                 new_noise_prob: Fraction = 0.01, activation: w.Activation = identity, use_bn: bool = False,
+                 use_ln: bool = False, bn_ctor: Callable[[int], nn.Module] = nn.BatchNorm1d,
                  kernel_initializer: w.Initializer | None = None, kernel_init_gain: float = 1.0,
                  bias_init_value: float | None = None, bias_initializer: w.Initializer | None = None,
                  weight_opt_args: dict | None = None, bias_opt_args: dict | None = None):

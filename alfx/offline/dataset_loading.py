@@ -10,9 +10,8 @@ from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 logger = logging.getLogger(__name__)
 
 
-def load(names: Sequence[str], num_steps: int | None, observation_spec: NestedTensorSpec,
-         action_spec: NestedTensorSpec, reward_spec: TensorSpec, batch_length: int = 1,
-         env_name: str = '') -> list[Dataset]:
+def load(names: Sequence[str], num_steps: int | None, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+         reward_spec: TensorSpec, batch_length: int = 1, env_name: str = '') -> list[Dataset]:
     """Read datasets, check them, and log their statistics.
 
     Args:

@@ -92,14 +92,8 @@ class ClippingMixin:
 
     param_groups: list[dict[str, Any]]
 
-    def __init__(self,
-                 params: Parameters = (),
-                 *,
-                 lr: LearningRate,
-                 gradient_clipping: Optional[Positive] = None,
-                 clip_by_global_norm: bool = False,
-                 name: str = 'Optimizer',
-                 **kwargs: Any) -> None:
+    def __init__(self, params: Parameters = (), *, lr: LearningRate, gradient_clipping: Optional[Positive] = None,
+                 clip_by_global_norm: bool = False, name: str = 'Optimizer', **kwargs: Any) -> None:
         if gradient_clipping is not None:
             if isinstance(gradient_clipping, bool) or not isinstance(gradient_clipping, numbers.Real):
                 raise TypeError(f'{name}.gradient_clipping: expected a number or None, found {gradient_clipping!r}')

@@ -147,7 +147,7 @@ class Callback:
         """Restore the state of the checkpoint from which the run is resumed; not called if there is none."""
 
 
-class _Settings(Callback):
+class SettingsCallback(Callback):
     """Base class of callbacks that are dataclasses of settings."""
 
     def __post_init__(self) -> None:
@@ -156,7 +156,7 @@ class _Settings(Callback):
             raise gin_utils.ConfError(problems)
 
 
-class _Improvement(_Settings):
+class _Improvement(SettingsCallback):
     """Base class of callbacks that compare the evaluations of a run by one of their results."""
 
     metric: str
@@ -269,7 +269,7 @@ class StopWithoutImprovement(_Improvement):
 
 @gin_utils.configurable
 @dataclasses.dataclass(eq=False)
-class EpisodeLog(_Settings):
+class EpisodeLog(SettingsCallback):
     """Callback that writes a row for each finished training episode to a CSV file.
 
     The columns are ``episode`` (number of the episode, from 1), ``env_steps`` and ``seconds`` (environment steps and

@@ -12,6 +12,7 @@ from alfx.config import TrainerConfig
 from alfx.gin_utils import ConfError
 from alfx.gin_utils.value_checks import describe, problem_at
 from alfx.runs.callbacks import Callback, Episode, EpisodeLog, TrainingRun
+from alfx.trainers.reset_networks import ResetNetworks
 
 _PACKAGE = os.path.join(os.path.dirname(alfx.__file__), '')
 _PLAIN = (int, float, str, bool, type(None), torch.Tensor)
@@ -44,13 +45,17 @@ class CallbackRunner:
         self.stopped_by = ''
         self._metrics = [] if config.ml_type == 'sl' else algorithm.get_metrics()
         self._records_episodes = bool(self.users_of('on_episode_end'))
-        for hook, needs, reason in (
-                ('on_evaluation_end', config.evaluate or config.eval_uncertainty, 'set TrainerConfig.evaluate = True'),
-                ('on_episode_end', config.ml_type == 'rl' and config.collects,
-                 'leave it out, because the run collects no episodes')):
-            if self.users_of(hook) and not needs:
-                raise ConfError([problem_at('TrainerConfig', 'callbacks', f'contains {self.users_of(hook)[0]}, whose '
-                                            f'{hook} would never be called', reason)])
+        collects = config.ml_type == 'rl' and config.collects
+        resets = [name for name, callback in self._callbacks.items() if isinstance(callback, ResetNetworks)]
+        for users, without, is_possible, reason in (
+                (self.users_of('on_evaluation_end'), 'on_evaluation_end would never be called',
+                 config.evaluate or config.eval_uncertainty, 'set TrainerConfig.evaluate = True'),
+                (self.users_of('on_episode_end'), 'on_episode_end would never be called', collects,
+                 'leave it out, because the run collects no episodes'),
+                (resets, 'steps would never be reached', collects, 'leave it out, because the run collects no steps')):
+            if users and not is_possible:
+                raise ConfError([problem_at('TrainerConfig', 'callbacks',
+                                            f'contains {users[0]}, whose {without}', reason)])
         if self._records_episodes:
             for metric in self._metrics[2:4]:  # returns and lengths
                 metric.finished = []

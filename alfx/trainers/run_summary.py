@@ -34,8 +34,7 @@ class RunSummary:
         writer: summary writer to use instead of an event file; then no ``progress.csv`` is written.
     """
 
-    def __init__(self, config: Any, algorithm: Any, metrics: list[Any],
-                 writer: SummaryWriter | None = None):
+    def __init__(self, config: Any, algorithm: Any, metrics: list[Any], writer: SummaryWriter | None = None):
         self._config = config
         self._algorithm = algorithm
         self._metrics = {metric.name: metric for metric in metrics}

@@ -58,8 +58,7 @@ def calc_default_target_entropy(spec: TensorSpec, min_prob: Fraction = 0.1) -> f
 
 
 @configurable(module=_MODULE)
-def calc_default_target_entropy_quantized(spec: TensorSpec, num_bins: Count,
-                                          ent_per_action_dim: float = -1.0) -> float:
+def calc_default_target_entropy_quantized(spec: TensorSpec, num_bins: Count, ent_per_action_dim: float = -1.0) -> float:
     """Target entropy of continuous actions that are quantized into bins.
 
     A density of differential entropy h discretized into bins of width ``w = (max - min) / num_bins`` has the discrete

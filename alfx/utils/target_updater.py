@@ -86,6 +86,22 @@ class TargetUpdater(nn.Module):
             self._move(models, targets)
         _copy(buffers, target_buffers)
 
+    @torch.no_grad()
+    def copy_to_targets(self, chosen: set[Tensor]) -> set[Tensor]:
+        """Copy those parameters of the models that are in ``chosen``, and with any of them all buffers, to the targets.
+
+        Returns:
+            The targets of these parameters.
+        """
+        pairs = list(zip(_parameters(self._models), _parameters(self._target_models)))
+        found = [i for i, (model, _) in enumerate(pairs) if model in chosen]
+        for i in found:
+            for target in pairs[i][1], *(getattr(self, name) for name in self._delayed[i:i + 1]):
+                target.copy_(pairs[i][0])
+        if found:
+            _copy(_buffers(self._models), _buffers(self._target_models))
+        return {pairs[i][1] for i in found}
+
     def _move(self, sources: list[Tensor], targets: list[Tensor]) -> None:
         if self._tau == 1.0:
             _copy(sources, targets)

@@ -162,8 +162,7 @@ class Temperature(nn.Module):
 # M-step ------------------------------------------------------------------------------------------------------------
 
 
-def gaussian_divergences(target_loc: Tensor, target_scale: Tensor, loc: Tensor,
-                         scale: Tensor) -> tuple[Tensor, Tensor]:
+def gaussian_divergences(target_loc: Tensor, target_scale: Tensor, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Return the two parts of the change of a diagonal normal policy (RE section 4.2.1; MPO appendix D.3).
 
     They are the KL divergences from the target policy to the target policy with the new mean, and with the new standard

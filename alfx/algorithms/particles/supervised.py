@@ -291,8 +291,7 @@ class SupervisedEnsemble:
         measures = sl_utils.classification_metrics(outputs, targets)
         return Uncertainty(**aurocs, **{name: measures[name] for name in ('nll', 'brier', 'ece')})
 
-    def _summarize_epoch(self, loss_info: LossInfo, params: Any, cum_loss: float | None, avg_acc: float | None
-                         ) -> None:
+    def _summarize_epoch(self, loss_info: LossInfo, params: Any, cum_loss: float | None, avg_acc: float | None) -> None:
         super().summarize_train((), (), loss_info, params)  # type: ignore[misc]
         if cum_loss is not None:
             summary.scalar('train_epoch/neg_logprob', cum_loss)

@@ -83,8 +83,7 @@ def _layout(x: Any) -> Any:
     return (tuple(x.shape), x.stride(), x.dtype) if isinstance(x, Tensor) else None
 
 
-def _behaves_the_same(bare: Any, inputs: Sequence[Tensor], arguments: Sequence[Tensor],
-                      results: Sequence[Any]) -> bool:
+def _behaves_the_same(bare: Any, inputs: Sequence[Tensor], arguments: Sequence[Tensor], results: Sequence[Any]) -> bool:
     """Return whether ``bare``, the compiled code alone, gives the same results for ``inputs`` as the complete function.
 
     The code around it is needed for functions that return one of their inputs or a view; it takes a tenth of the time

@@ -144,8 +144,7 @@ def compiler_settings(settings: Mapping[str, Any]) -> Iterator[None]:
         yield
 
 
-def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor],
-                  inner: list[tuple[Any, Sequence[Any]]] | None = None,
+def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor], inner: list[tuple[Any, Sequence[Any]]] | None = None,
                   operations_kept: Sequence[Any] = ()) -> Callable[..., Any]:
     """Compile ``graph`` into a function of tensors. The backend may compile at the first call only.
 
