@@ -19,17 +19,16 @@ from alfx.utils.target_updater import TargetUpdater
 class ResetNetworks(SettingsCallback):
     """Callback that gives trained parameters new initial values at given steps and keeps the replay buffer.
 
-    Resets let an agent with many updates per step forget what it has overfitted early (Nikishin et al. 2022,
+    Resets let an agent with many updates per step forget what it overfitted at first (Nikishin et al. 2022,
     arXiv:2205.07802). With ``keep`` above 0 they only shrink and perturb the parameters (Ash and Adams 2020,
     arXiv:1910.08475), as for the encoder of BBF (Schwarzer et al. 2023, arXiv:2305.19452):
 
         parameter = keep * parameter + (1 - keep) * initial value
 
     Layers draw new initial values; parameters outside of layers, such as the logarithm of SAC's temperature, get the
-    values that they had when the run started. Running statistics of the normalization in these layers start anew, the
-    state of the optimizer of these parameters (moments and counts) is set to 0, and target networks become copies.
-
-    List it several times in ``TrainerConfig.callbacks``, with gin scopes, for parts with different settings.
+    values that they had when the run started. Running statistics of normalization layers are
+    reset, the optimizer state of these parameters (moments and step counts) is set to 0, and target networks become
+    copies. List the callback several times, with gin scopes, for parts with different settings.
 
     Args:
         at_env_steps: numbers of environment steps; a reset follows the iteration that reaches one of them.
