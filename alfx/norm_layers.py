@@ -23,13 +23,13 @@ class RowWeights(NamedTuple):
     """Weights of the rows of a batch.
 
     Attributes:
-        counted: whether a row counts, ``[B, 1]``.
-        shares: ``[B]``, weights divided by their sum.
+        weights: ``[B]``.
+        total: their sum; 1 if no row counts.
         any: whether any row counts.
     """
 
-    counted: torch.Tensor
-    shares: torch.Tensor
+    weights: torch.Tensor
+    total: torch.Tensor
     any: torch.Tensor
 
 
@@ -45,8 +45,7 @@ def counted(weights: torch.Tensor | None) -> AbstractContextManager[None]:
     if weights is None:
         return context.set_counted_rows(None)
     total = weights.sum()
-    shares = weights / torch.where(total > 0, total, 1.0)
-    return context.set_counted_rows(RowWeights((weights > 0).unsqueeze(1), shares, total > 0))
+    return context.set_counted_rows(RowWeights(_stored(weights), torch.where(total > 0, total, 1.0), total > 0))
 
 
 def repeated_rows(count: int) -> AbstractContextManager[None]:
@@ -54,8 +53,16 @@ def repeated_rows(count: int) -> AbstractContextManager[None]:
     rows = context.counted_rows()
     if rows is None:
         return context.set_counted_rows(None)
-    shares = torch.cat((rows.shares, ) * count) / count
-    return context.set_counted_rows(RowWeights(torch.cat((rows.counted, ) * count), shares, rows.any))
+    weights = _stored(torch.cat((rows.weights, ) * count))
+    return context.set_counted_rows(RowWeights(weights, rows.total * count, rows.any))
+
+
+def _stored(x: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a vector that compiled graphs store. They compute a copy by ``clone`` again for every use.
+
+    Only results of reductions are always stored, and those over few elements are not.
+    """
+    return x.expand(16, -1).amax(0)
 
 
 @configurable
@@ -149,34 +156,42 @@ class BatchNorm(nn.Module):
             x = inputs.flatten(1)
         x = x.to(torch.float32)
         if self.training and context.normalizes_by_batch():
-            return self._by_batch(x).view(inputs.shape)
+            # products of stacked layers have the batch last in memory, see ParallelFC; keep it there
+            y = self._by_batch(x.t(), 1).t() if x.stride(0) == 1 else self._by_batch(x, 0)
+            return y.view(inputs.shape)
         scale = self.weight * torch.rsqrt(self.running_var + self._eps)
         return ((x - self.running_mean) * scale + self.bias).view(inputs.shape)
 
-    def _by_batch(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalize ``[B, F]`` by its own statistics."""
-        rows = context.counted_rows()
-        if rows is None and x.shape[0] < 2:
+    def _by_batch(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """Normalize rows by their own statistics.
+
+        Args:
+            x: ``[B, F]``, or ``[F, B]`` if ``dim`` is 1.
+            dim: dimension of the rows.
+        """
+        rows, num = context.counted_rows(), x.shape[dim]
+        if rows is None and num < 2:
             raise ValueError('BatchNorm: expected at least 2 rows in training, found 1; use larger batches')
-        if rows is not None and rows.shares.shape[0] != x.shape[0]:
-            raise ValueError(f'BatchNorm: expected a row for each of {len(rows.shares)} weights, found {len(x)}')
+        if rows is not None and len(rows.weights) != num:
+            raise ValueError(f'BatchNorm: expected a row for each of {len(rows.weights)} weights, found {num}')
+        weights = None if rows is None else rows.weights.unsqueeze(1 - dim)
         is_tracked = torch.is_grad_enabled()
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            if rows is None:
-                mean = x.mean(0)
-                centred = x - mean
-                variance = centred.square().mean(0)
+            if rows is None or weights is None:
+                mean = x.mean(dim)
+                centred = x - mean.unsqueeze(dim)
+                variance = centred.square().mean(dim)
             else:
-                counted = torch.where(rows.counted, x, 0.0)  # multiplication would keep NaN
-                mean = torch.mv(counted.t(), rows.shares)
-                centred = counted - mean
-                variance = torch.mv(centred.square().t(), rows.shares)
+                counted = torch.where(weights > 0, x, 0.0)  # multiplication would keep NaN
+                mean = _weighted_sum(counted, rows.weights, dim) / rows.total
+                centred = counted - mean.unsqueeze(dim)
+                variance = _weighted_sum(centred.square(), rows.weights, dim) / rows.total
             inverse = torch.rsqrt(variance + self._eps)
             r, d = self._correction(mean, variance) if self._renorm else (None, None)
             if is_tracked:
                 self._track(mean, variance, self._momentum if rows is None else rows.any * self._momentum)
-        shares = None if rows is None else rows.shares.unsqueeze(1)
-        return _Normalized.apply(x, self.weight, self.bias, centred, inverse, r, d, shares)
+        total = num if rows is None else rows.total
+        return _Normalized.apply(x, self.weight, self.bias, centred, inverse, r, d, weights, total, dim)
 
     def _correction(self, mean: torch.Tensor, variance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return r and d of batch renorm."""
@@ -197,6 +212,11 @@ class BatchNorm(nn.Module):
         return ', '.join([str(self._size), *(f'{k}={v}' for k, v in (('n', self._n), ('renorm', self._renorm)) if v)])
 
 
+def _weighted_sum(x: torch.Tensor, weights: torch.Tensor, dim: int) -> torch.Tensor:
+    """Sum of the rows of ``x`` along ``dim``, with weights ``[B]``."""
+    return torch.mv(x if dim else x.t(), weights)
+
+
 class _Normalized(torch.autograd.Function):
     """``(x - m) / sd * (weight r) + bias + weight d`` with the gradient through the statistics m and sd of x.
 
@@ -205,38 +225,47 @@ class _Normalized(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, centred: torch.Tensor,
-                inverse: torch.Tensor, r: torch.Tensor | None, d: torch.Tensor | None,
-                shares: torch.Tensor | None) -> torch.Tensor:
-        """Normalize ``centred`` rows ``[B, F]``.
+                inverse: torch.Tensor, r: torch.Tensor | None, d: torch.Tensor | None, weights: torch.Tensor | None,
+                total: torch.Tensor | int, dim: int) -> torch.Tensor:
+        """Normalize ``centred`` rows ``[B, F]``, or ``[F, B]`` if ``dim`` is 1.
 
         Args:
-            x: rows ``[B, F]``, which get the gradient.
+            x: rows, which get the gradient.
             weight: ``[F]``.
             bias: ``[F]``.
-            centred: ``x - m``, ``[B, F]``.
+            centred: ``x - m``, in the shape of ``x``.
             inverse: ``1 / sd``, ``[F]``.
             r: factor of batch renorm ``[F]``; ``None`` is 1.
             d: shift of batch renorm ``[F]``; ``None`` is 0.
-            shares: share of each row in the statistics, ``[B, 1]``; ``None`` for equal shares.
+            weights: weights of the rows in the statistics, ``[B, 1]`` or ``[1, B]``; ``None`` for equal weights.
+            total: sum of the weights.
+            dim: dimension of the rows.
         """
         ratio = inverse if r is None else inverse * r
-        ctx.save_for_backward(weight, centred, inverse, ratio, d, shares)
-        return (centred * (weight * ratio)).add_(bias if d is None else torch.addcmul(bias, weight, d))
+        scale = _stored(weight * ratio)
+        ctx.save_for_backward(scale, centred, inverse, ratio, d, weights)
+        ctx.total, ctx.dim = total, dim
+        shift = bias if d is None else torch.addcmul(bias, weight, d)
+        return (centred * scale.unsqueeze(dim)).add_(shift.unsqueeze(dim))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         """Return the gradients of ``x``, ``weight`` and ``bias``.
 
-        With g the gradient of the result and p the shares, the gradient of x[i] is
+        With g the gradient of the result and p the weights divided by their sum, the gradient of x[i] is
         ``weight ratio (g[i] - p[i] (sum_j g[j] + (x[i] - m) / sd^2 sum_j g[j] (x[j] - m)))``.
         """
-        weight, centred, inverse, ratio, d, shares = ctx.saved_tensors
-        total, product = grad.sum(0), (grad * centred).sum(0)
-        of_x = (centred * (inverse.square() * product)).add_(total)
-        of_x = of_x.mul_(1.0 / len(grad) if shares is None else shares).neg_().add_(grad).mul_(weight * ratio)
+        scale, centred, inverse, ratio, d, weights = ctx.saved_tensors
+        dim = ctx.dim
+        total, product = grad.sum(dim), (grad * centred).sum(dim)
+        slope, mean = _stored(inverse.square() * product / ctx.total), _stored(total / ctx.total)
+        of_x = (centred * slope.unsqueeze(dim)).add_(mean.unsqueeze(dim))
+        if weights is not None:
+            of_x = of_x.mul_(weights)
+        of_x = of_x.neg_().add_(grad).mul_(scale.unsqueeze(dim))
         of_weight = product * ratio
-        return of_x, of_weight if d is None else torch.addcmul(of_weight, total, d), total, *[None] * 5
+        return of_x, of_weight if d is None else torch.addcmul(of_weight, total, d), total, *[None] * 7
 
 
 class RmsNorm(nn.Module):
