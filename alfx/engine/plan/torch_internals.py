@@ -130,17 +130,28 @@ def compiler_settings(settings: Mapping[str, Any]) -> Iterator[None]:
     """Set options of the backend of ``torch.compile`` within a ``with`` block.
 
     C++ code is compiled with -O2 instead of -O3. Its loops are vectorized when it is generated, so it is as fast, and
-    the large functions of an update compile in a third of the time.
+    the large functions of an update compile in a third of the time. The generation takes a quarter less time with
+    strides that are read off linear indices, which the backend simplifies symbolically.
     """
+    import sympy
     from torch._inductor import config, cpp_builder
+    from torch._inductor.codegen import cpp
     from torch.utils._pytree import tree_map
 
     flags_of: Any = cpp_builder._get_optimization_cflags
+    stride_of: Any = cpp.stride_at_vec_range
 
     def flags(*args: Any, **kwargs: Any) -> Any:
         return tree_map(lambda flag: 'O2' if flag == 'O3' else flag, flags_of(*args, **kwargs))
 
-    with config.patch(dict(settings)), mock.patch.object(cpp_builder, '_get_optimization_cflags', flags):
+    def stride(index: Any, variable: Any, *args: Any) -> Any:
+        """Return the coefficient of ``variable`` in an index like ``256*d0 + d1``; else what the backend computes."""
+        terms = index.as_coefficients_dict()
+        is_linear = all(term.is_Symbol or term.is_Number for term in terms)
+        return sympy.sympify(terms[variable]) if is_linear else stride_of(index, variable, *args)
+
+    with (config.patch(dict(settings)), mock.patch.object(cpp_builder, '_get_optimization_cflags', flags),
+          mock.patch.object(cpp, 'stride_at_vec_range', stride)):
         yield
 
 
