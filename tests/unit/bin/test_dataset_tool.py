@@ -131,7 +131,7 @@ ARGUMENTS = ('--conf', 'sac_pendulum', '--mode', 'random', '--num_steps', '400')
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.parametrize('has_old', [True, False], ids=['overwriting', 'new'])
-def test_twenty_kills_of_the_recorder_leave_the_old_dataset_or_the_new_one(tmp_path, has_old):
+def test_ten_kills_of_the_recorder_leave_the_old_dataset_or_the_new_one(tmp_path, has_old):
     """Half of them at any moment, half while it writes."""
     old, new, path = (str(tmp_path / name) for name in ('old', 'new', 'data'))
     started = time.monotonic()
@@ -141,7 +141,7 @@ def test_twenty_kills_of_the_recorder_leave_the_old_dataset_or_the_new_one(tmp_p
     fingerprints = {dataset_folder.read(place).fingerprint: place for place in (old, new)}
     assert len(fingerprints) == 2
     chance, found = random.Random(7), []
-    for kill in range(20):
+    for kill in range(10):
         shutil.rmtree(path, ignore_errors=True)
         if has_old:
             shutil.copytree(old, path)
