@@ -43,8 +43,8 @@ initial weights. A conf selects them for all layers without a separate initializ
 initial_weights.weights = 'orthogonal'   # or 'torch' (the default of torch.nn.Linear), or 'variance_scaling'
 ```
 
-SAC and TD3 with continuous actions (`sac_continuous.gin`, `td3.gin`), DDPG (`ddpg.gin`) and PPO on HalfCheetah use
-orthogonal weights: on MuJoCo tasks they give up to four times the return, and are as good as the weights of torch or
+SAC and TD3 with continuous actions (`sac_continuous.gin`, `td3.gin`), SAC with distributional critics (`qrsac.gin`,
+`categorical_sac.gin`), OAC (`oac.gin`), DDPG (`ddpg.gin`) and PPO on HalfCheetah use orthogonal weights: on MuJoCo tasks they give up to four times the return, and are as good as the weights of torch or
 better. DQN, A2C and PPO with discrete actions keep the default, because no scheme is better on these small tasks.
 CrossQ uses the weights of its paper's code.
 
@@ -61,13 +61,14 @@ small uniform weights.
 """
 
 SCHEMES = {
-    'variance_scaling': {},
+    'variance_scaling': {'initial_weights.weights': 'variance_scaling'},
     'torch': {'initial_weights.weights': 'torch', 'initial_weights.biases': 'torch'},
     'torch, same last layers': {'initial_weights.weights': 'torch', 'initial_weights.biases': 'torch',
                                 'initial_weights.last_layers': 'same'},
     'orthogonal': {'initial_weights.weights': 'orthogonal'},
     'torch, zero biases': {'initial_weights.weights': 'torch'},
-    'variance_scaling, same last layers': {'initial_weights.last_layers': 'same'},
+    'variance_scaling, same last layers': {'initial_weights.weights': 'variance_scaling',
+                                           'initial_weights.last_layers': 'same'},
 }
 # The policy's output layer keeps the gain of its class (0.3) with variance scaling and has the gain 1 with torch's.
 _UNIT_GAIN = {'NormalProjectionNetwork.projection_output_init_gain': 1.0}
