@@ -44,9 +44,9 @@ initial_weights.weights = 'orthogonal'   # or 'torch' (the default of torch.nn.L
 ```
 
 SAC and TD3 with continuous actions (`sac_continuous.gin`, `td3.gin`), SAC with distributional critics (`qrsac.gin`,
-`categorical_sac.gin`), OAC (`oac.gin`), DDPG (`ddpg.gin`) and PPO on HalfCheetah use orthogonal weights: on MuJoCo tasks
-they give up to four times the return, and are as good as the weights of torch or better. DQN, A2C and PPO with discrete
-actions keep the default, because no scheme is better on these small tasks.
+`categorical_sac.gin`), OAC (`oac.gin`), DDPG (`ddpg.gin`) and PPO on HalfCheetah use orthogonal weights: on MuJoCo
+tasks they give up to four times the return, and are as good as the weights of torch or better. DQN, A2C and PPO with
+discrete actions keep the default, because no scheme is better on these small tasks.
 CrossQ uses the weights of its paper's code.
 
 The weights of `'torch'` are 2.4 times smaller than the default ones in all layers. Orthogonal weights have the scale of
