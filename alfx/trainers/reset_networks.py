@@ -26,9 +26,9 @@ class ResetNetworks(SettingsCallback):
         parameter = keep * parameter + (1 - keep) * initial value
 
     Layers draw new initial values; parameters outside of layers, such as the logarithm of SAC's temperature, get the
-    values that they had when the run started. Running statistics of normalization layers are
-    reset, the optimizer state of these parameters (moments and step counts) is set to 0, and target networks become
-    copies. List the callback several times, with gin scopes, for parts with different settings.
+    values that they had when the run started. Running statistics of normalization layers are reset, the optimizer state
+    of these parameters (moments and step counts) is set to 0, and target networks become copies. List the callback
+    several times, with gin scopes, for parts with different settings.
 
     Args:
         at_env_steps: numbers of environment steps; a reset follows the iteration that reaches one of them.
@@ -39,8 +39,8 @@ class ResetNetworks(SettingsCallback):
         keep: weight of the old values, in [0, 0.99].
 
     Raises:
-        ConfError: a name in ``modules`` selects nothing, there are no steps to reset at, or several processes train
-            together.
+        ConfError: a name in ``modules`` selects nothing, there are no steps to reset at, ``until_env_steps`` has no
+            effect, or several processes train together.
     """
 
     at_env_steps: Sequence[int] = setting(())
@@ -56,6 +56,9 @@ class ResetNetworks(SettingsCallback):
         if not self.at_env_steps and not self.every_env_steps:
             raise gin_utils.ConfError('ResetNetworks: there are no steps to reset at',
                                       'set ResetNetworks.at_env_steps or ResetNetworks.every_env_steps')
+        if self.until_env_steps is not None and not self.every_env_steps:
+            raise gin_utils.ConfError('ResetNetworks.until_env_steps: has no effect without every_env_steps',
+                                      'leave it out, or set ResetNetworks.every_env_steps')
         if not all(isinstance(step, int) and step > 0 for step in self.at_env_steps):
             raise gin_utils.ConfError('ResetNetworks.at_env_steps: expected numbers of environment steps of 1 or more, '
                                       f'found {self.at_env_steps!r}')

@@ -155,6 +155,8 @@ def test_wrong_settings_are_refused(tmp_path):
     for steps in ((0,), ('x',)):
         with pytest.raises(ConfError, match='expected numbers of environment steps of 1 or more, found'):
             ResetNetworks(at_env_steps=steps)
+    with pytest.raises(ConfError, match='until_env_steps: has no effect without every_env_steps'):
+        ResetNetworks(at_env_steps=(5,), until_env_steps=9)
     with pytest.raises(ConfError, match='keep'):
         ResetNetworks(at_env_steps=(5,), keep=1.0)
     with pytest.raises(ConfError, match="no trained parameters have 'critic_network' in their path"
