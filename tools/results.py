@@ -77,16 +77,17 @@ _FAMILY_HEAD = """- *measure*: the return of an episode, or a metric of the envi
 - *steps*: environment steps, or updates for offline runs.
 - *wall time*: median training time of a run, and the number of runs that shared the cores of the machine. *compiled*
   marks runs with `TrainerConfig.compile`, which learn the same in less time.
+- *updates/s*: parameter updates per second of wall time, in the median run; not known for old runs.
 
 The learning curves show the return of the latest training episodes over environment steps: the mean over seeds, and
 each seed as a thin line. [All results](../results.md)
 
 """
 _COLUMNS = ('conf', 'environment', 'steps', 'seeds', 'wall time', 'measure', 'mean', '95% interval', 'worst',
-            'required', 'verdict', 'date', 'versions')
+            'required', 'verdict', 'date', 'versions', 'updates/s')
 _SHOWN = ('conf', 'measure', 'mean', '95% interval', 'worst', 'required', 'verdict', 'steps', 'seeds', 'wall time',
-          'date', 'versions')  # columns of the table of a task, in this order
-_NUMBERS = ('steps', 'seeds', 'wall time', 'mean', '95% interval', 'worst', 'required')
+          'updates/s', 'date', 'versions')  # columns of the table of a task, in this order
+_NUMBERS = ('steps', 'seeds', 'wall time', 'updates/s', 'mean', '95% interval', 'worst', 'required')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,6 +222,7 @@ def train_and_evaluate(task: Task, seed: int, folder: Path, episodes: int, jobs:
                                f"{sorted(further) or 'no other numbers'}")
     return {'returns': evaluation['returns'], 'env_info': further, 'epsilon_greedy': task.epsilon_greedy,
             'env_steps': int(float(last['env_steps'])) or _updates(task, last) or _epochs(root_dir),
+            **({'updates': int(float(last['train/updates']))} if last.get('train/updates') else {}),
             'seconds': float(last['seconds']), 'jobs': jobs, 'cores': num_cores(),
             'compiled': compile, **({} if device == 'cpu' else {'device': torch.cuda.get_device_name(device)}),
             'curve': learning_curve(root_dir),
@@ -286,6 +288,7 @@ def _row(name: str, env_name: str, runs: list[dict[str, Any]], bar: Bar, outdate
     worst = means.max() if bar.at_most else means.min()
     epsilon = latest.get('epsilon_greedy', 0.0)
     measure = bar.measure + (f', epsilon {epsilon:g}' if epsilon else '')
+    speeds = [run['updates'] / run['seconds'] for run in runs if 'updates' in run]
     place = f"{latest['cores']} cores" + (f" and a GPU ({latest['device']})" if 'device' in latest else '')
     return [f'`{name}`', env_name, f"{int(np.median([run['env_steps'] for run in runs])):,}", str(len(runs)),
             f"{format_minutes(float(np.median([run['seconds'] for run in runs])))}, {latest['jobs']} on {place}"
@@ -293,7 +296,8 @@ def _row(name: str, env_name: str, runs: list[dict[str, Any]], bar: Bar, outdate
             '' if np.isnan(half_width) else f'{means.mean() - half_width:,.5g} to {means.mean() + half_width:,.5g}',
             f'{worst:,.5g}', str(bar), ', '.join(filter(None, (bar.verdict(means.mean()), 'older conf' * outdated))),
             latest['date'],
-            ', '.join(f"{key} {latest['versions'][key]}" for key in _SHOWN_VERSIONS if latest['versions'].get(key))]
+            ', '.join(f"{key} {latest['versions'][key]}" for key in _SHOWN_VERSIONS if latest['versions'].get(key)),
+            f'{np.median(speeds):,.3g}' if speeds else '']
 
 
 def format_minutes(seconds: float) -> str:

@@ -102,8 +102,7 @@ def differences(a, b):
 
 
 @pytest.mark.parametrize('conf', CONFS)
-def test_same_seed_same_parameters_also_when_replayed_and_when_resumed(conf, tmp_path, monkeypatch, warm_up,
-                                                                                   caplog):
+def test_same_seed_same_parameters_also_when_replayed_and_when_resumed(conf, tmp_path, monkeypatch, warm_up, caplog):
     """Require bitwise equal parameters. Runs are slow, so the second run of the seed is also the replayed one."""
     recorded = []
     make = Replayed._make

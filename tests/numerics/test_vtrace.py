@@ -55,8 +55,7 @@ def random_ratios(like, seed):
 
 @given(rollouts(), st.integers(0, 2**32 - 1), THRESHOLDS, THRESHOLDS, THRESHOLDS, st.sampled_from([0.0, 0.7, 1.0]))
 @settings(max_examples=120)
-def test_targets_and_advantages_match_the_double_sum_at_any_boundaries(rollout, seed, rho, c, pg_rho,
-                                                                                td_lambda):
+def test_targets_and_advantages_match_the_double_sum_at_any_boundaries(rollout, seed, rho, c, pg_rho, td_lambda):
     ratio = random_ratios(rollout[0], seed)
     found = value_ops.vtrace(*tensors(*rollout, ratio), td_lambda, rho, c, pg_rho)
     targets, advantages = slow_vtrace(*rollout, ratio, rho, c, pg_rho, td_lambda)

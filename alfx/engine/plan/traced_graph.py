@@ -110,7 +110,7 @@ class Tracer:
         return tensors_of(self._root)
 
     def trace(self, function: Callable[[dict[str, Tensor], Sequence[Tensor]], list[Any]],
-               leaves: Sequence[Tensor]) -> TracedGraph:
+              leaves: Sequence[Tensor]) -> TracedGraph:
         """Trace ``function`` of the named tensors and of ``leaves``, which calls :meth:`call`.
 
         It is called with copies, and the attributes of all modules are restored afterwards.

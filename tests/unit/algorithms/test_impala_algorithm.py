@@ -50,8 +50,7 @@ def one_update(agent):
 
 
 @pytest.mark.parametrize('length, batch_size', [(None, None), (6, 2), (3, 8), (2, 3), (1, 4)])
-def test_every_transition_is_trained_on_once(length, batch_size,
-                                                                                          monkeypatch):
+def test_every_transition_is_trained_on_once(length, batch_size, monkeypatch):
     """Train once on every transition of an unroll, including the bootstrap step."""
     agent, _ = make_agent('impala', 'discrete', mini_batch_length=length, mini_batch_size=batch_size)
     seen = losses_seen(one_update(agent), monkeypatch)

@@ -132,8 +132,7 @@ class TestCriticNetwork:
     ])
     @pytest.mark.parametrize('shape', [(), (2, )])
     @pytest.mark.parametrize('stacked_inputs', [False, True])
-    def test_leading_replicas_have_the_values_and_gradients_of_the_stack(self, layers, shape,
-                                                                                      stacked_inputs):
+    def test_leading_replicas_have_the_values_and_gradients_of_the_stack(self, layers, shape, stacked_inputs):
         stack = CriticNetwork(PAIR, TensorSpec(shape), **layers).make_parallel(3)
         pair = inputs()
         if stacked_inputs:

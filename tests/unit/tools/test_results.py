@@ -96,7 +96,18 @@ def test_a_row_is_over_the_means_of_seeds(results, tmp_path):
     row = only_row(results, store)
     assert row[:10] == ['`some_conf`', 'Some-v1', '1,000', '2', '60 s, 2 on 2 cores', 'return', '15',
                         '-48.531 to 78.531', '10', '10']
-    assert row[10:] == ['reached', '2026-01-02', 'alfx 0.1, torch 2.13']
+    assert row[10:] == ['reached', '2026-01-02', 'alfx 0.1, torch 2.13', '']
+
+
+def test_a_row_has_the_updates_per_second_of_the_median_run(results, tmp_path):
+    store = results.Store(tmp_path / 'results.json')
+    store.add(a_task(results), 0, a_run([10.0]))  # an old run without a number of updates
+    for seed, updates in enumerate([600, 6000, 60_000], start=1):
+        store.add(a_task(results), seed, {**a_run([10.0]), 'updates': updates})
+    assert only_row(results, store)[-1] == '100'
+    results.write_table(store.confs, tmp_path / 'results.md')
+    page = (tmp_path / 'results' / 'other.md').read_text()
+    assert '| wall time | updates/s | date |' in page and '| 60 s, 2 on 2 cores | 100 | 2026-01-02 |' in page
 
 
 def test_a_mean_below_the_requirement_fails(results, tmp_path):
@@ -153,8 +164,7 @@ def test_a_conf_may_state_an_environment_metric_instead_of_the_return(results, t
     assert '| success | 0.75 |' in (tmp_path / 'results' / 'other.md').read_text()
 
 
-def test_an_unknown_environment_metric_raises_with_the_known_ones(results, tmp_path,
-                                                                                         monkeypatch):
+def test_an_unknown_environment_metric_raises_with_the_known_ones(results, tmp_path, monkeypatch):
     evaluation = {'epsilon_greedy=0': {'returns': [1.0], 'env_info': {'distance': [0.5]}, 'measures': {}}}
 
     def run(arguments, log, threads):
@@ -203,14 +213,13 @@ def test_a_conf_is_evaluated_with_its_epsilon_which_the_table_shows(results, tmp
     assert results.read_task('ppo_cart_pole').epsilon_greedy == 0
 
 
-def test_offline_runs_are_measured_in_updates_and_may_state_a_score(results, tmp_path,
-                                                                                            monkeypatch):
+def test_offline_runs_are_measured_in_updates_and_may_state_a_score(results, tmp_path, monkeypatch):
     """Length of a purely offline run is its number of updates; its conf may state a score."""
     def run(arguments, log, threads):
         folder = tmp_path / 'some_conf-f' / 'seed-0' / 'conf'
         folder.mkdir(parents=True, exist_ok=True)
         (folder / 'versions.json').write_text('{}')
-        (folder.parent / 'progress.csv').write_text('iteration,env_steps,seconds\n200,0,1.5\n')
+        (folder.parent / 'progress.csv').write_text('iteration,env_steps,seconds,train/updates\n200,0,1.5,20000\n')
         return json.dumps({'epsilon_greedy=0': {'returns': [-200.0], 'env_info': {}, 'measures': {},
                                                 'normalized_score': 90.0}})
 
@@ -218,7 +227,8 @@ def test_offline_runs_are_measured_in_updates_and_may_state_a_score(results, tmp
     task = dataclasses.replace(a_task(results, required=85.0, measure='normalized_score'),
                                datasets=('pendulum/replay', ), updates_per_iteration=100)
     stored = results.train_and_evaluate(task, 0, tmp_path, 1, 1)
-    assert stored['env_steps'] == 20000 and results.mean_over_episodes(stored, 'normalized_score') == 90.0
+    assert stored['env_steps'] == stored['updates'] == 20000
+    assert results.mean_over_episodes(stored, 'normalized_score') == 90.0
     iql = results.read_task('iql_finetune_pendulum')
     assert (iql.datasets, iql.updates_per_iteration) == (('pendulum/replay', ), 100)
 

@@ -54,8 +54,7 @@ def test_a_device_in_use_is_the_default_one_and_the_current_gpu(monkeypatch):
 @pytest.mark.parametrize('program, arguments', [
     ('train', ['--conf', 'ppo_cart_pole', '--root_dir', 'run']), ('check', ['--conf', 'ppo_cart_pole']),
     ('evaluate', ['--root_dir', '.']), ('play', ['--root_dir', '.'])])
-def test_every_program_refuses_a_missing_gpu_before_it_writes_anything(program, arguments,
-                                                                                              tmp_path, repository):
+def test_every_program_refuses_a_missing_gpu_before_it_writes_anything(program, arguments, tmp_path, repository):
     found = warm_starts.run([sys.executable, '-m', f'alfx.bin.{program}', *arguments, '--device', 'cuda:99'],
                            capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False,
                            env={**os.environ, 'PYTHONPATH': repository})

@@ -209,8 +209,7 @@ def soon_gone():
 
 
 @pytest.mark.slow
-def test_a_ray_run_replaces_workers_resumes_evaluates_and_plays(tmp_path, monkeypatch,
-                                                                                          soon_gone):
+def test_a_ray_run_replaces_workers_resumes_evaluates_and_plays(tmp_path, monkeypatch, soon_gone):
     """Replace a killed worker, end with the learner, resume, evaluate and play a run with Ray workers."""
     run_folder(tmp_path, monkeypatch)
     log, process = tmp_path / 'run' / 'train.log', None

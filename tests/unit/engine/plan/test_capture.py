@@ -27,8 +27,7 @@ def test_on_the_cpu_an_update_stays_compiled(never_replayed):
 
 
 @pytest.mark.parametrize('asks', [False, True])
-def test_an_uncapturable_update_runs_eagerly_and_logs_the_reason(asks, never_replayed, monkeypatch,
-                                                                                    caplog):
+def test_an_uncapturable_update_runs_eagerly_and_logs_the_reason(asks, never_replayed, monkeypatch, caplog):
     def refuse(*args):
         raise RuntimeError('operation not permitted when capturing\nlong text')
 

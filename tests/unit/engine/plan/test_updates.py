@@ -408,8 +408,7 @@ def _spoiled(place, results):
 @pytest.mark.compiles
 @pytest.mark.parametrize('place, part', [(0, 'the loss'), (1, 'the priority'), (2, 'the gradient of _rl_algorithm.')])
 @pytest.mark.parametrize('backend', ['replayed', 'compiled'])
-def test_a_backend_with_wrong_results_is_dropped_with_a_warning(backend, place, part, warm_up,
-                                                                               monkeypatch, caplog):
+def test_a_backend_with_wrong_results_is_dropped_with_a_warning(backend, place, part, warm_up, monkeypatch, caplog):
     """Drop backends with different results, with a warning that names the part."""
     def spoil(make):
         def spoiled(*args):
@@ -538,8 +537,7 @@ def in_ranks(agent):
 @pytest.mark.compiles
 @pytest.mark.parametrize('algorithm_cls', [Asking, Gathering])
 @pytest.mark.parametrize('compile', [False, True])
-def test_every_update_makes_the_same_number_of_collective_calls(compile, algorithm_cls,
-                                                                                             replayed_at_once):
+def test_every_update_makes_the_same_number_of_collective_calls(compile, algorithm_cls, replayed_at_once):
     """Compare the collective calls of updates; mismatched collectives hang or average unrelated numbers."""
     agent = make_agent(compile, algorithm_cls=algorithm_cls)
     ranks = in_ranks(agent)
