@@ -123,6 +123,8 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             al. 2021, arXiv:2101.05982, algorithm 1); ``None``: all. Smaller numbers underestimate less.
         rollout_noise_repeat: holds the noise in the actions of the rollout for several steps, such as
             :class:`~alfx.algorithms.base.exploration_noise.ZetaRepeat`, instead of ``rollout_noise_correlation``.
+        random_initial_actions: act uniformly at random until training starts, that is in the first
+            ``TrainerConfig.initial_collect_steps`` steps; otherwise the untrained policy acts.
 
     Raises:
         SpecError: an action or a network is not supported.
@@ -153,7 +155,8 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                  train_actor_on_last_step: bool = True, rollout_noise_correlation: Fraction = 0.0,
                  critic_batches: str = 'apart', use_target_critics: bool = True, policy_update_period: Count = 1,
                  policy_critics: str = 'min', bootstrap_critics: str = 'min',
-                 num_bootstrap_critics: Count | None = None, rollout_noise_repeat: ZetaRepeat | None = None):
+                 num_bootstrap_critics: Count | None = None, rollout_noise_repeat: ZetaRepeat | None = None,
+                 random_initial_actions: bool = False):
         parts = ActionParts(action_spec)
         check_arguments(name, parts, prior_actor_ctor, target_entropy, reproduce_locomotion, train_actor_on_last_step,
                         rollout_noise_correlation, rollout_noise_repeat)
@@ -188,6 +191,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._dqda_clipping = dqda_clipping
         self._max_log_alpha = max_log_alpha
         self._reproduce_locomotion = reproduce_locomotion
+        self._begins_with_random_actions = reproduce_locomotion or random_initial_actions
         self._train_actor_on_last_step = train_actor_on_last_step
         self._noise = rollout_noise_correlation, rollout_noise_repeat
         if any(self._noise):
@@ -257,7 +261,8 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
         """Sample an action; if states are stored for training, also update the states of the critics."""
-        if self._sampled_action is not None and not self._reproduce_locomotion:
+        is_random = self._begins_with_random_actions and not self._training_started
+        if self._sampled_action is not None and not is_random:
             action = self._sampled_action(inputs.observation)
             return AlgStep(action, state, SacInfo(action=action))
         noise, noise_state = (), state.noise
@@ -266,7 +271,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         draw = partial(self._draw_rollout_action, inputs, noise)
         choice = self._choose(inputs.observation, state.action, draw, mask=inputs.action_mask)
         action = choice.action
-        if self._reproduce_locomotion and not self._training_started:
+        if is_random:
             action = sac_actions.uniform_actions(self._action_spec, inputs.step_type.shape[0], self.device)
             action = self._parts.with_valid_choice(action, inputs.action_mask)
         new_state = SacState(choice.state, state.actor, state.critic, noise_state)
@@ -487,5 +492,5 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         super().after_update(root_inputs, info)
         if self._max_log_alpha is not None:
             self._log_alpha.data.clamp_(max=self._max_log_alpha)
-        if self._reproduce_locomotion:
+        if self._begins_with_random_actions:
             self._training_started.fill_(True)

@@ -35,6 +35,7 @@ from alfx.tensor_specs import Nested, NestedTensorSpec, TensorSpec
 from alfx.utils.math_ops import identity
 
 _orthogonal = nn.init.orthogonal_
+_he_normal = partial(nn.init.kaiming_normal_, nonlinearity='relu')
 _scaled_orthogonal = partial(nn.init.orthogonal_, gain=2.0**0.5)
 
 
@@ -155,7 +156,9 @@ class _RaisedRelu(ElementwiseLayerBase):
 
 
 def _simba(size: int, h: int, num_blocks: int) -> list[nn.Module]:
-    blocks = [Residual(Sequential(LayerNorm(h), FC(h, 4 * h, torch.relu_), FC(4 * h, h))) for _ in range(num_blocks)]
+    layer = partial(FC, kernel_initializer=_he_normal)
+    blocks = [Residual(Sequential(LayerNorm(h), layer(h, 4 * h, torch.relu_), layer(4 * h, h)))
+              for _ in range(num_blocks)]
     return [FC(size, h, kernel_initializer=_orthogonal), *blocks, LayerNorm(h)]
 
 

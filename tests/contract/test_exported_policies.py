@@ -2,6 +2,7 @@
 import pytest
 
 from alfx import gin_utils
+from alfx.norm_layers import BatchNorm
 from alfx.runs import building
 from alfx.runs import exporting
 from alfx.runs import playing
@@ -29,9 +30,21 @@ def policy_of(tmp_path):
 
 @pytest.mark.parametrize('conf', ['dqn_cart_pole', 'dynamic_action_repeat_pendulum', 'mpo_pendulum',
                                   'ppo_predictive_masked_cart_pole', 'q_learning_frozen_lake', 'sac_mixed_actions',
-                                  'taac_pendulum'])
+                                  'taac_pendulum', 'td7_pendulum'])
 def test_an_exported_policy_acts_like_the_policy(conf, policy_of):
     policy, env = policy_of(conf)
+    step = exporting.export(policy, conf).module()
+    assert exporting.greatest_differences(policy, [step], env, 60)[0] <= 1e-5
+
+
+@pytest.mark.parametrize('conf', ['crossq_small_hopper', 'flash_sac_small_half_cheetah', 'xqc_small_half_cheetah'])
+def test_an_exported_policy_normalizes_by_running_statistics(conf, policy_of):
+    pytest.importorskip('mujoco')
+    policy, env = policy_of(conf)
+    for module in policy._algorithm.modules():
+        if isinstance(module, BatchNorm):
+            module.running_mean.uniform_(-1.0, 1.0)
+            module.running_var.uniform_(0.5, 2.0)
     step = exporting.export(policy, conf).module()
     assert exporting.greatest_differences(policy, [step], env, 60)[0] <= 1e-5
 

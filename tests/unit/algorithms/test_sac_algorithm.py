@@ -293,8 +293,9 @@ def test_epsilon_greedy_samples_in_evaluation():
         assert sampled.item() == pytest.approx(0.25, abs=0.04)
 
 
-def test_locomotion_begins_with_uniform_actions():
-    agent, env = make_agent('nested action', batch_size=2000, reproduce_locomotion=True)
+@pytest.mark.parametrize('argument', ['reproduce_locomotion', 'random_initial_actions'])
+def test_a_run_can_begin_with_uniform_actions(argument):
+    agent, env = make_agent('nested action', batch_size=2000, **{argument: True})
     assert make_agent('nested action')[0]._rl_algorithm._training_started.item() is False
     time_step, state = env.current_time_step(), agent.get_initial_rollout_state(2000)
     action = agent.rollout_step(time_step, state).output
