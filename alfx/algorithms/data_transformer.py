@@ -24,7 +24,7 @@ from alfx.algorithms.transformers.normalization import (OFFLINE, episode_returns
                                                      make_reward_normalizer, plan_normalizing, update_condition)
 from alfx.data_structures import Experience, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable, register_function, takes_arguments_of
-from alfx.gin_utils.value_checks import Count, Fraction, Positive, StepLimit, problem_at
+from alfx.gin_utils.value_checks import Count, Fraction, Positive, StepLimit, log_unused, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.utils.discrete_action import NoValidActionError
 from alfx.utils.normalizers import Normalizer
@@ -267,6 +267,8 @@ class ImageScaleTransformer(SimpleDataTransformer):
         self._lines = []  # field, slope and intercept
         for field, (low, high) in ranges.items():
             if (low, high) == (0, 1):
+                log_unused('ImageScaleTransformer', ['min', 'max'] if (min, max) != (-1.0, 1.0) else [],
+                           f"'{field or 'observation'}' has the bounds 0 and 1, which become floats 0 and 1")
                 self._lines.append((field, 1.0, 0.0))
                 continue
             scale = (max - min) / (high - low or 1)

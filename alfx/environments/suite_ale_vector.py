@@ -1,8 +1,9 @@
 """Atari games that the Arcade Learning Environment itself steps as a batch, in C++ threads.
 
 Observations, actions and rewards are those of :mod:`alfx.environments.suite_atari`, without Python, processes and
-copies in between. Two things differ: the stacked images before the first image of an episode are black instead of
-copies of it, and the number of no-ops at the start of an episode may be drawn differently.
+copies in between. Three things differ: the stacked images before the first image of an episode are black instead of
+copies of it, the number of no-ops at the start of an episode may be drawn differently, and FIRE is pressed for one
+frame only, which a game with sticky actions may miss.
 """
 import inspect
 from collections.abc import Mapping, Sequence
@@ -86,6 +87,7 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
         raise EnvironmentLoadError(f'env_info_keys: expected some of {_INFOS}, found {unknown[0]!r}')
     if sticky_action_probability is None:
         sticky_action_probability = registered['repeat_action_probability']
+    suite_gym.log_sticky_actions(name, sticky_action_probability)
     arguments = {'reward_clipping': False, **_checked(env_args or {})}
     vector_env = _vector_env_class()(
         game, batch_size, num_threads=num_threads, frameskip=frame_skip, noop_max=noop_max, img_height=screen_size,

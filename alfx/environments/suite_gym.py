@@ -4,6 +4,7 @@
 Atari ('ALE/Pong-v5') and MiniGrid by their ids. :mod:`alfx.environments.suite_atari` and
 :mod:`alfx.environments.suite_minigrid` also preprocess their observations.
 """
+import functools
 import logging
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
@@ -79,6 +80,9 @@ def load(environment_name: str | gym_make.EnvCtor, env_id: int | None = None, di
         # raises for an unknown name in this process, not in a worker
         spec = None if callable(environment_name) else gym_make.find_spec(environment_name)
         env_info_keys = _infos(env_info_keys, spec)
+        arguments = {**(spec.kwargs if spec else {}), **(env_args or {})}
+        if 'repeat_action_probability' in arguments:
+            log_sticky_actions(environment_name, arguments['repeat_action_probability'])
         if max_episode_steps is None or isinstance(max_episode_steps, int):
             max_episode_steps = [max_episode_steps] * batch_size  # type: ignore[list-item]
         if len(max_episode_steps) != batch_size:
@@ -91,6 +95,13 @@ def load(environment_name: str | gym_make.EnvCtor, env_id: int | None = None, di
                     tuple(gym_env_wrappers), image_channel_first) for steps in max_episode_steps])
     return wrap_env(vectorized, env_id=env_id, discount=discount, alf_env_wrappers=alf_env_wrappers,
                     image_channel_first=False, env_info_keys=env_info_keys)
+
+
+@functools.cache
+def log_sticky_actions(name: str, probability: float) -> None:
+    """Log, once for each game, whether its actions stick: results with and without cannot be compared."""
+    _log.info('%s: %s', name, f'actions stick with probability {probability:g}' if probability else
+              'actions do not stick')
 
 
 def _warn_of_statistics(wrappers: Sequence[EnvWrapper]) -> None:

@@ -214,10 +214,14 @@ class TestImageScaleTransformer:
         bounds = scaler.transformed_observation_spec
         assert (bounds.minimum <= min(expected)).all() and (bounds.maximum >= max(expected)).all()
 
-    def test_zeros_and_ones_are_kept_whatever_min_and_max_are(self):
+    def test_zeros_and_ones_are_kept_whatever_min_and_max_are(self, caplog):
+        caplog.set_level('INFO')
+        ImageScaleTransformer(BoundedTensorSpec((2, ), torch.uint8, 0, 1))
+        assert not caplog.messages
         scaler = ImageScaleTransformer(BoundedTensorSpec((2, ), torch.uint8, 0, 1), min=0., max=255.)
         result, _ = scaler.transform_timestep(time_step(torch.tensor([[0, 1]], dtype=torch.uint8)), ())
         assert result.observation.tolist() == [[0, 1]]
+        assert 'ImageScaleTransformer.max is not used' in caplog.text
 
     def test_a_scale_that_enlarges_the_values_is_logged(self, caplog):
         ImageScaleTransformer(BoundedTensorSpec((2, ), torch.uint8, 0, 10), min=0., max=255.)

@@ -293,8 +293,12 @@ class TestAtari:
         ('ALE/Pong-v5', {}, 0.25), ('PongNoFrameskip-v4', {'sticky_action_probability': 0.5}, 0.5),
         ('Pong', {'sticky_action_probability': 0.0}, 0.0),
         ('Pong', {'env_args': {'repeat_action_probability': 0.125}}, 0.125)])
-    def test_actions_stick_as_the_id_is_registered(self, name, given, expected):
+    def test_actions_stick_as_the_id_is_registered_which_is_logged(self, name, given, expected, caplog):
+        suite_gym.log_sticky_actions.cache_clear()
+        caplog.set_level('INFO')
         env = suite_atari.load(name, **given)
+        said = f'actions stick with probability {expected:g}' if expected else 'actions do not stick'
+        assert [line for line in caplog.messages if line.endswith(said)]
         assert env.gym.envs[0].unwrapped.ale.getFloat('repeat_action_probability') == expected
 
     @pytest.mark.parametrize('make', [
