@@ -8,7 +8,8 @@ Each cell of the table is a conf of includes and bindings, which is trained for 
 must train with finite losses, use every binding, train each parameter with exactly one optimizer, end with the same
 parameters when it is repeated with the same seed, load its checkpoint into a new algorithm, and play an episode.
 Unsupported combinations must be rejected before the first environment step, with a message that gives the reason.
-With --all, exploration bonuses and variants of policy algorithms are tested as well, in smaller tables.
+With --all, exploration bonuses, variants of policy algorithms and ways to train them are tested as well, in smaller
+tables.
 """
 import argparse
 import itertools
@@ -25,6 +26,7 @@ import torch
 
 from alfx import gin_utils
 from alfx.config import TrainerConfig
+from alfx.offline import dataset_folder, recorder
 from alfx.tensor_specs import SpecError
 from alfx.runs import building
 from alfx.runs import run_files
@@ -128,6 +130,7 @@ POLICIES = {
 _OPTIMIZER = 'Agent.optimizer = @parts/Adam()\nparts/Adam.lr = 1e-3\n'  # if the policy has its own
 INTRINSIC = {'none': '', 'icm': "include 'icm.gin'\n", 'rnd': "include 'rnd.gin'\n", 'diayn': "include 'diayn.gin'\n"}
 _CRITIC_NETWORKS = ('ActorDistributionNetwork.fc_layer_params', 'CriticNetwork.joint_fc_layer_params')
+_SMALL_BLOCKS = 'actor/BlockEncodingNetwork.hidden_size = 16\ncritic/BlockEncodingNetwork.hidden_size = 16\n'
 VARIANTS = {  # policy algorithms that are tested with feed-forward networks and without representation
     'pqn': Policy('pqn.gin', _CART_POLE + _PPO.replace('length = 2', 'length = 1'), ('QNetwork.fc_layer_params', ),
                   None, (), False),
@@ -139,8 +142,11 @@ VARIANTS = {  # policy algorithms that are tested with feed-forward networks and
     'categorical sac': Policy('categorical_sac.gin', _PENDULUM, _CRITIC_NETWORKS, None, ()),
     'crossq': Policy('crossq.gin', _PENDULUM, _CRITIC_NETWORKS, None, ()),
     'droq': Policy('droq.gin', _PENDULUM, _CRITIC_NETWORKS, None, ()),
-    'simba': Policy('simba.gin', _PENDULUM + 'actor/BlockEncodingNetwork.hidden_size = 16\n'
-                    'critic/BlockEncodingNetwork.hidden_size = 16\n', (), None, ()),
+    'simba': Policy('simba.gin', _PENDULUM + _SMALL_BLOCKS, (), None, ()),
+    'simba_v2': Policy('simba_v2.gin', _PENDULUM + _SMALL_BLOCKS, (), None, ()),
+    'bro': Policy('bro.gin', _PENDULUM + _SMALL_BLOCKS + 'ResetNetworks.at_env_steps = (30, )\n', (), None, ()),
+    'flash_sac': Policy('flash_sac.gin', _PENDULUM + _SMALL_BLOCKS, (), None, ()),
+    'xqc': Policy('xqc.gin', _PENDULUM, _CRITIC_NETWORKS, None, ()),
     'td7': Policy('td7.gin', _PENDULUM, ('SaleActorNetwork.fc_layer_params', 'SaleCriticNetwork.joint_fc_layer_params'),
                   None, ()),
 }
@@ -149,6 +155,23 @@ BONUSES = {name: f"include '{name}.gin'\n" for name in (
 for _name in ('episodic_count', 'noveld', 'ride'):
     BONUSES[_name] += 'EpisodicCount.resolution = 0.1\n'  # for observations that are floats
 BONUSES['apt'] += 'ParticleEntropy.num_neighbors = 2\n'  # for minibatches of four sequences
+_DATASET = 'recorded_steps'
+_GOALS = "create_environment.env_load_fn = @suite_goals.load\ncreate_environment.env_name = 'PointGoal'\n"
+TRAINING = {  # ways to train a variant of soft actor-critic
+    'dict observation': _GOALS,
+    'hindsight': _GOALS + 'TrainerConfig.data_transformer_ctor = (@HindsightExperienceTransformer, {transformer})\n',
+    'n-step': 'TrainerConfig.mini_batch_length = 4\n',
+    'prioritized': 'TrainerConfig.priority_replay = True\nSacAlgorithm.calculate_priority = True\n',
+    'prior data': f"TrainerConfig.offline_buffer_dir = '{_DATASET}'\nTrainerConfig.offline_mini_batch_size = 4\n",
+    'mbpo': "include 'mbpo.gin'\nModelBasedPolicyAlgorithm.rl_algorithm_cls = @{algorithm}\n"
+            'Agent.rl_algorithm_cls = @ModelBasedPolicyAlgorithm\n'
+            'StochasticDynamicsAlgorithm.num_replicas = 3\nStochasticDynamicsAlgorithm.num_elites = 2\n'
+            'StochasticDynamicsAlgorithm.hidden_size = (16, )\nModelBasedPolicyAlgorithm.model_period = 8\n'
+            'ModelBasedPolicyAlgorithm.max_model_updates = 4\nModelBasedPolicyAlgorithm.num_rollouts = 16\n'
+            'ModelBasedPolicyAlgorithm.num_imagined = 64\n'}
+_TRAINED = {  # class and data transformer of the variants that are trained in these ways
+    'crossq': ('SacAlgorithm', ''), 'simba': ('SacAlgorithm', '@ObservationNormalizer'),
+    'categorical sac': ('CategoricalSacAlgorithm', '@DiscountedReturnScaling')}
 _ENCODING = """
 Agent.representation_learner_cls = @EncodingAlgorithm
 EncodingAlgorithm.encoder_cls = @representation/EncodingNetwork
@@ -204,7 +227,7 @@ def conf_of(cell: Cell) -> str:
     task = next(task for task in _OBSERVATION_SIZE if task in policy.task)
     lines = [f"include '{policy.include}'\n",
              REPRESENTATION[cell.representation].format(size=_OBSERVATION_SIZE[task]),
-             (INTRINSIC | BONUSES)[cell.intrinsic], _COMMON, policy.task]
+             (INTRINSIC | BONUSES).get(cell.intrinsic, ''), _COMMON, policy.task]
     if cell.representation == 'predictive':
         lines.append(_ACTION_INPUTS[task])
     if policy.replay:
@@ -220,6 +243,9 @@ def conf_of(cell: Cell) -> str:
         lines.append(_OPTIMIZER)
     if cell.intrinsic == 'diayn' or 'Gears' in policy.task:
         lines += [_combiner(name) for name in names if cell.intrinsic == 'diayn' or name.startswith('Q')]
+    if cell.intrinsic in TRAINING:
+        algorithm, transformer = _TRAINED[cell.policy]
+        lines.append(TRAINING[cell.intrinsic].format(algorithm=algorithm, transformer=transformer))
     return ''.join(lines)
 
 
@@ -240,6 +266,8 @@ def expected_refusal(cell: Cell) -> str | None:
     """Return text that the error message of an unsupported combination must contain; ``None`` if it must work."""
     if cell.representation == 'predictive' and cell.policy == 'actor-critic':
         return 'on-policy'  # its targets are future steps, which an on-policy unroll does not contain
+    if cell.intrinsic == 'mbpo' and _TRAINED[cell.policy][1]:
+        return 'untransformed observations'  # the model imagines steps of the environment
     replays = (POLICIES | VARIANTS)[cell.policy].replay
     if cell.intrinsic == 'deir' and replays:
         return 'sampled steps'  # their trajectories are not known
@@ -261,10 +289,16 @@ def variant_cells() -> list[Cell]:
             for reward in ('none', 'rnd', 'episodic_count', 'e3b')]
 
 
+def training_cells() -> list[Cell]:
+    """Return the ways to train joint batches, residual blocks and categorical critics."""
+    return [Cell(policy, training, 'none', 'feed-forward') for policy in _TRAINED for training in TRAINING]
+
+
 def sample_of_bonuses() -> list[Cell]:
     """Return some cells with a bonus that carries state, and with variants of different kinds."""
     return [Cell(policy, bonus, 'none', 'feed-forward') for policy, bonus in (
-        ('ppo', 'episodic_count'), ('pqn', 'rnd'), ('crossq', 'rnd'), ('td7', 'rnd'))]
+        ('ppo', 'episodic_count'), ('pqn', 'rnd'), ('crossq', 'rnd'), ('td7', 'rnd'), ('crossq', 'hindsight'),
+        ('simba', 'mbpo'), ('categorical sac', 'prior data'))]
 
 
 def covering_sample() -> list[Cell]:
@@ -282,7 +316,7 @@ def try_cell(cell: Cell, folder: Path) -> Outcome:
         folder: empty folder.
     """
     conf = folder / 'composed.gin'
-    conf.write_text(conf_of(cell))
+    conf.write_text(conf_of(cell).replace(_DATASET, str(folder / _DATASET)))
     try:
         trainer = _trainer(conf, folder / 'first')
     except (gin_utils.ConfError, SpecError, ValueError) as error:
@@ -310,7 +344,18 @@ def _trainer(conf: Path, root_dir: Path) -> RLTrainer:
     """Return a trainer for a new run folder; the conf stays loaded."""
     loaded = gin_utils.load(str(conf))
     gin_utils.write_conf(str(root_dir), loaded)
-    return RLTrainer(TrainerConfig(root_dir=str(root_dir), conf_file=str(conf)))
+    config = TrainerConfig(root_dir=str(root_dir), conf_file=str(conf))
+    for path in config.offline_datasets():
+        _record(path, config)
+    return RLTrainer(config)
+
+
+def _record(path: str, config: TrainerConfig) -> None:
+    """Record random steps where the conf expects a dataset, unless they exist."""
+    if not Path(path).exists():
+        with building.create_eval_environment(config, 2) as env:
+            steps = recorder.record(env, recorder.random_policy(env.action_spec(), 2), 400)
+        dataset_folder.write(path, steps, {})
 
 
 def _owner_problems(algorithm: torch.nn.Module) -> list[str]:
@@ -382,7 +427,7 @@ includes and bindings only, and tests it. The columns are *intrinsic reward + re
 def table(outcomes: dict[Cell, Outcome]) -> str:
     """Return a Markdown table with a row per policy and form, and a column per intrinsic reward and representation."""
     columns = sorted({(cell.intrinsic, cell.representation) for cell in outcomes},
-                     key=lambda c: (list(INTRINSIC | BONUSES).index(c[0]), list(REPRESENTATION).index(c[1])))
+                     key=lambda c: (list(INTRINSIC | BONUSES | TRAINING).index(c[0]), list(REPRESENTATION).index(c[1])))
     lines = ['| policy | form | ' + ' | '.join(f'{i} + {r}' for i, r in columns) + ' |',
              '| --- | --- |' + ' --- |' * len(columns)]
     for policy, form in dict.fromkeys((cell.policy, cell.form) for cell in outcomes):
@@ -405,16 +450,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument('--representation', nargs='+', choices=REPRESENTATION, default=list(REPRESENTATION))
     parser.add_argument('--form', nargs='+', choices=FORMS, default=list(FORMS))
     parser.add_argument('--markdown', help='write the page to this file')
-    parser.add_argument('--bonuses', action='store_true', help='test exploration bonuses and variants instead, '
+    parser.add_argument('--bonuses', action='store_true', help='test bonuses, variants and ways to train instead, '
                         'whatever is selected')
-    parser.add_argument('--all', action='store_true', help='test exploration bonuses and variants as well')
+    parser.add_argument('--all', action='store_true', help='test these as well')
     parser.add_argument('--show', action='store_true', help='only print the confs')
     arguments = parser.parse_args(argv)
     chosen = cells(arguments.policy, arguments.intrinsic, arguments.representation, arguments.form)
     parts = {'': chosen}
     if arguments.bonuses or arguments.all:
         parts = {**(parts if arguments.all else {}), '## Exploration bonuses': bonus_cells(),
-                 '## Variants of policy algorithms': variant_cells()}
+                 '## Variants of policy algorithms': variant_cells(), '## Ways to train': training_cells()}
     chosen = list(itertools.chain(*parts.values()))
     if arguments.show:
         print('\n'.join(f'# {" + ".join(cell)}\n{conf_of(cell)}' for cell in chosen))
