@@ -1,13 +1,14 @@
-"""Compare alfx with a bare torch loop: PPO on CartPole with many environments of EnvPool.
+"""Compare alfx with a bare torch loop and sbx: PPO on CartPole with many environments of EnvPool.
 
     python tools/benchmarks/many_environments.py --threads 1
     python tools/benchmarks/many_environments.py --environments 1024 --rounds 3
 
-Both have the same environments, unrolls of 32 steps, two networks with two layers of 64, 2 epochs and minibatches of
-8,192. The rounds alternate, each in a separate process, and the timed iterations start after alfx has created its
-graphs. Prints environment steps per second and the median ratio.
+All have the same environments, unrolls of 32 steps, two networks with two layers of 64, 2 epochs and minibatches of
+8,192. The rounds alternate, each in a separate process, and the timed iterations start after all graphs have been
+created. Prints environment steps per second and the median ratio. sbx is left out if it is not installed.
 """
 import argparse
+import importlib.util
 import json
 import subprocess
 import sys
@@ -90,12 +91,57 @@ def alfx_iteration(num_envs: int, threads: int, compiles: bool, folder: str) -> 
     return RLTrainer(TrainerConfig(root_dir=f'{folder}/run')).algorithm.learner.run_iteration
 
 
+def sbx_iteration(num_envs: int) -> Callable[[], object]:
+    """Return a function that executes one iteration of sbx."""
+    import envpool
+    from gymnasium import spaces
+    from sbx import PPO
+    from stable_baselines3.common.vec_env import VecEnv
+
+    class Environments(VecEnv):
+        """EnvPool behind the interface of Stable-Baselines3."""
+
+        def __init__(self) -> None:
+            self._envs = envpool.make('CartPole-v1', env_type='gymnasium', num_envs=num_envs, seed=0)
+            self._infos: list[dict] = [{} for _ in range(num_envs)]
+            super().__init__(num_envs, spaces.Box(-np.inf, np.inf, (4, ), np.float32), spaces.Discrete(2))
+
+        def reset(self) -> np.ndarray:
+            return self._envs.reset()[0]
+
+        def step_async(self, actions: np.ndarray) -> None:
+            self._actions = np.asarray(actions, np.int32)
+
+        def step_wait(self) -> tuple:
+            observation, reward, terminated, truncated, _ = self._envs.step(self._actions)
+            return observation, reward, terminated | truncated, self._infos
+
+        def close(self) -> None:
+            self._envs.close()
+
+        def get_attr(self, attr_name: str, indices: object = None) -> list:
+            return [None] * num_envs
+
+        def set_attr(self, attr_name: str, value: object, indices: object = None) -> None:
+            raise NotImplementedError(attr_name)
+
+        def env_method(self, method_name: str, *args: object, indices: object = None, **kwargs: object) -> list:
+            raise NotImplementedError(method_name)
+
+        def env_is_wrapped(self, wrapper_class: type, indices: object = None) -> list[bool]:
+            return [False] * num_envs
+
+    model = PPO('MlpPolicy', Environments(), n_steps=_LENGTH, batch_size=_MINI_BATCH, n_epochs=_EPOCHS, gamma=0.98,
+                gae_lambda=0.8, clip_range=0.1, learning_rate=3e-4, policy_kwargs={'net_arch': [64, 64]}, seed=0)
+    return lambda: model.learn(_LENGTH * num_envs, reset_num_timesteps=False)
+
+
 def measure(name: str, num_envs: int, threads: int, warm_up: float, seconds: float) -> float:
-    """Return the environment steps per second of 'bare', 'alfx' or 'alfx compiled'."""
+    """Return the environment steps per second of 'bare', 'alfx', 'alfx compiled' or 'sbx'."""
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as folder:
-        iteration = bare_iteration(num_envs) if name == 'bare' else alfx_iteration(
-            num_envs, threads, name == 'alfx compiled', folder)
+        iteration = (bare_iteration(num_envs) if name == 'bare' else sbx_iteration(num_envs) if name == 'sbx' else
+                     alfx_iteration(num_envs, threads, name == 'alfx compiled', folder))
         rate = 0.0
         for duration in (warm_up, seconds):
             start, count = time.perf_counter(), 0
@@ -119,7 +165,7 @@ def main() -> None:
     if args.one:
         print(json.dumps(measure(args.one, args.environments, args.threads, args.warm_up, args.seconds)))
         return
-    names = ('bare', 'alfx', 'alfx compiled')
+    names = ['bare', 'alfx', 'alfx compiled', *(['sbx'] if importlib.util.find_spec('sbx') else [])]
     rates: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(args.rounds):
         for name in names:

@@ -1,0 +1,75 @@
+"""Measure the memory of a replay buffer of Atari frames, and the time to sample stacks of them.
+
+    python tools/benchmarks/image_replay.py [--frames 1000000] [--repeats 30]
+
+Frames are gray images of 84 x 84 pixels, of which FrameStacker stacks four when a batch is sampled. A batch has 32
+transitions, as for DQN. One thread; each time is the minimum of several repeats.
+"""
+import argparse
+import resource
+
+import torch
+from replay_speed import microseconds
+
+from alfx import nest
+from alfx.algorithms.data_transformer import FrameStacker
+from alfx.data_structures import BasicRLInfo, BasicRolloutInfo, Experience, StepType, add_batch_info, time_step_spec
+from alfx.experience_replayers.replay_buffer import ReplayBuffer
+from alfx.tensor_specs import BoundedTensorSpec
+
+FRAME = BoundedTensorSpec((1, 84, 84), torch.uint8, 0, 255)
+ACTION = BoundedTensorSpec((), torch.int64, 0, 5)
+NUM_ENVS, BATCH_SIZE, STACK_SIZE, EPISODE = 8, 32, 4, 500
+
+
+def peak_memory() -> int:
+    """Return the largest resident memory of this process so far, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def experience_spec() -> Experience:
+    """Return the spec of the experience that DQN stores."""
+    return Experience(time_step=time_step_spec(FRAME, ACTION), action=ACTION,
+                      rollout_info=BasicRolloutInfo(rl=BasicRLInfo(action=ACTION)))
+
+
+def random_steps(num_steps: int) -> Experience:
+    """Return experience ``[T, B, ...]`` of episodes of ``EPISODE`` steps with random frames."""
+    steps = nest.map_structure(lambda leaf: leaf.zeros((num_steps, NUM_ENVS)), experience_spec())
+    steps.time_step.observation.random_(0, 256)
+    time = (torch.arange(num_steps) % EPISODE).unsqueeze(-1).expand(num_steps, NUM_ENVS)
+    step_type = torch.where(time == 0, StepType.FIRST, torch.where(time == EPISODE - 1, StepType.LAST, StepType.MID))
+    env_id = torch.arange(NUM_ENVS).expand(num_steps, NUM_ENVS)
+    return steps._replace(time_step=steps.time_step._replace(step_type=step_type.int(), env_id=env_id))
+
+
+def main() -> None:
+    """Run the command line and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--frames', type=int, default=1_000_000, help='capacity of all environments together')
+    parser.add_argument('--repeats', type=int, default=30)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = args.frames // NUM_ENVS
+    piece = random_steps(min(rows, EPISODE))
+    before = peak_memory()
+    buffer = ReplayBuffer(experience_spec(), NUM_ENVS, rows, num_earliest_frames_ignored=STACK_SIZE - 1)
+    for _ in range(rows // len(piece.action) + 1):
+        buffer.add_sequence(piece)
+    stacker = FrameStacker(FRAME, stack_size=STACK_SIZE)
+
+    def sample() -> Experience:
+        experience, info = buffer.get_batch(BATCH_SIZE, 2)
+        return stacker.transform_experience(add_batch_info(experience, info, buffer))
+
+    assert sample().time_step.observation.shape == (BATCH_SIZE, 2, STACK_SIZE, 84, 84)
+    took = microseconds(sample, args.repeats, calls=50)
+    frames = rows * NUM_ENVS * 84 * 84
+    used = peak_memory() - before
+    print(f'{rows * NUM_ENVS:,} frames of 84 x 84 pixels, torch {torch.__version__}, one thread')
+    print(f'peak memory          {used / 1e9:8.3f} GB, {used / frames:.3f} of the frames')
+    print(f'sample {BATCH_SIZE} x 2 stacks {took:9.0f} us, {BATCH_SIZE / took * 1e6:,.0f} transitions per second')
+
+
+if __name__ == '__main__':
+    main()
