@@ -29,11 +29,11 @@ class Workload:
     """Task with all settings that determine the amount of work.
 
     Attributes:
-        algorithm: 'ppo', 'ppo_doorkey' or 'a2c'.
+        algorithm: 'ppo', 'ppo_doorkey', 'a2c' or 'pqn'.
         env_name: gymnasium id.
         num_envs: number of parallel environments.
         unroll_length: steps of each environment per iteration.
-        epochs: updates on the whole rollout, as one minibatch, per iteration.
+        epochs: updates on the whole rollout per iteration, as one minibatch unless the algorithm has its own size.
         steps: default number of environment steps per measurement.
         description: one line for the table.
         unit: unit of the rate: environment 'steps', or 'iterations' to compare alfx with and without exploration
@@ -55,6 +55,8 @@ WORKLOADS: dict[str, Any] = {
                               'PPO, 8 x 32 steps, one minibatch of 256, 20 epochs, 2 x 64 tanh, Adam 3e-4'),
     'a2c_cart_pole': Workload('a2c', 'CartPole-v1', 8, 5, 1, 100_000,
                               'A2C, 8 x 5 steps, one update each, 2 x 64 tanh, RMSprop 7e-4'),
+    'pqn_cart_pole': Workload('pqn', 'CartPole-v1', 32, 64, 4, 120_000,
+                              'PQN, 32 x 64 steps, 4 epochs of minibatches of 128, 2 x 256 with layer norm, RAdam'),
     'ppo_cart_pole_bonus': Workload('ppo', 'CartPole-v1', 8, 32, 20, 60_000,
                                     'PPO as in ppo_cart_pole, without and with a bonus with networks of equal size; '
                                     'a speedup of 1.3 means that the bonus adds 30%', 'iterations'),
@@ -90,6 +92,7 @@ ppo/Adam.lr = 3e-4
 TrainerConfig.mini_batch_size = {{batch_size}}
 TrainerConfig.num_updates_per_train_iter = {{epochs}}
 {_ALFX_NETWORKS}""",
+    'pqn': "include 'pqn_cart_pole.gin'\n",
     'a2c': f"""include 'ac_simple.gin'
 Agent.optimizer = @ac/RMSprop()
 ac/RMSprop.lr = 7e-4
@@ -130,7 +133,7 @@ def run_bare(workload: Any, steps: int, seed: int) -> tuple[int, float]:
         return benchmark_off_policy.run_bare(workload, steps, seed)
     import bare_loops
 
-    loop = {'ppo': bare_loops.ppo, 'a2c': bare_loops.a2c}[workload.algorithm]
+    loop = {'ppo': bare_loops.ppo, 'a2c': bare_loops.a2c, 'pqn': bare_loops.pqn}[workload.algorithm]
     return loop(workload.env_name, steps, seed)
 
 
@@ -264,6 +267,6 @@ def unavailable(peer: str, workload: Any) -> str:
         return f'{module} is not installed (make install-bench)'
     if peer in ('sb3', 'bare') and workload.algorithm == 'droq' or peer == 'bare' and workload.algorithm in _CONTRIB:
         return f'no {workload.algorithm}'
-    if peer == 'sbx' and workload.algorithm == 'a2c':
-        return 'sbx has no A2C'
+    if peer == 'sbx' and workload.algorithm == 'a2c' or peer in ('sbx', 'sb3') and workload.algorithm == 'pqn':
+        return f'{peer} has no {workload.algorithm.upper()}'
     return ''
