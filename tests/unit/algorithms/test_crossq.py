@@ -56,7 +56,7 @@ VARIANTS = {
     'policy at all steps': dict(train_actor_on_last_step=True), 'every update': dict(policy_update_period=1),
     'plain actor': dict(actor_network_cls=ACTOR), 'plain critics': dict(critic_network_cls=CRITIC),
     'three steps': dict(mini_batch_length=3), 'oac': dict(algorithm_cls=OacAlgorithm),
-    'quantiles': dict(algorithm_cls=QrsacAlgorithm)}
+    'quantiles': dict(algorithm_cls=QrsacAlgorithm), 'random at first': dict(random_initial_actions=True)}
 
 
 @pytest.mark.parametrize('variant', list(VARIANTS))

@@ -16,7 +16,6 @@ from helpers.supervised_ranks import KINDS, OWN_UPDATES, made, parameters, train
 ROOT = Path(__file__).parents[3]
 
 
-
 @pytest.mark.parametrize('kind', KINDS)
 def test_a_replayed_epoch_matches_an_eager_one_bit_for_bit(kind, warm_up, caplog):
     found = []
@@ -63,7 +62,6 @@ def test_another_number_of_networks_in_an_epoch_is_another_update(replayed_at_on
         algorithm.train_iter(number)
     assert algorithm.updater.plan(algorithm._batch_losses).replayed.num_graphs == 4
     assert not warnings_in(caplog)
-
 
 
 # Ranks -----------------------------------------------------------------------------------------------------------

@@ -117,7 +117,6 @@ def networks(kind):
     return dict(actor_network_cls=actor, critic_network_cls=critic, algorithm_cls=CategoricalSacAlgorithm, num_atoms=11)
 
 
-
 FLASH = dict(networks('flash'), critic_batches='joint', policy_update_period=2, train_actor_on_last_step=False)
 VARIANTS = {'simba': networks('simba'), 'bro': networks('bro'), 'hyper': networks('hyper'), 'flash': FLASH}
 
