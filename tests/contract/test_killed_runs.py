@@ -27,7 +27,7 @@ FAMILIES = {
     'ppo with mujoco': ('ppo_half_cheetah', ('TrainerConfig.num_env_steps=20000', 'TrainerConfig.unroll_length=64',
                                              'TrainerConfig.num_updates_per_train_iter=1'), 1),
     'planning with an ensemble': (
-        'mbrl_pendulum', ('TrainerConfig.num_env_steps=600', 'CEMPlanAlgorithm.population_size=20',
+        'mbrl_pendulum', ('TrainerConfig.num_env_steps=400', 'CEMPlanAlgorithm.population_size=20',
                           'CEMPlanAlgorithm.elite_size=5', 'DeterministicDynamicsAlgorithm.num_replicas=3',
                           'DeterministicDynamicsAlgorithm.holdout=0.1',
                           'DeterministicDynamicsAlgorithm.num_elites=2'), 1),
