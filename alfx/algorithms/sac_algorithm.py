@@ -45,6 +45,7 @@ from alfx.algorithms.sac.states import (SacActionState, SacActorInfo, SacCriticI
 from alfx.data_structures import AlgStep, LossInfo, TimeStep
 from alfx.gin_utils import Count, Fraction, NonNegative, Positive, configurable
 from alfx.networks.action_specs import check_actor
+from alfx.networks.action_specs import action_range
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.q_networks import QNetwork
@@ -123,8 +124,8 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             al. 2021, arXiv:2101.05982, algorithm 1); ``None``: all. Smaller numbers underestimate less.
         rollout_noise_repeat: holds the noise in the actions of the rollout for several steps, such as
             :class:`~alfx.algorithms.base.exploration_noise.ZetaRepeat`, instead of ``rollout_noise_correlation``.
-        random_initial_actions: act uniformly at random until training starts, that is in the first
-            ``TrainerConfig.initial_collect_steps`` steps; otherwise the untrained policy acts.
+        random_initial_actions: act uniformly at random until the first update, that is in the first
+            ``TrainerConfig.initial_collect_steps`` steps; otherwise the untrained policy acts. Needs bounded actions.
 
     Raises:
         SpecError: an action or a network is not supported.
@@ -161,6 +162,9 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         check_arguments(name, parts, prior_actor_ctor, target_entropy, reproduce_locomotion, train_actor_on_last_step,
                         rollout_noise_correlation, rollout_noise_repeat)
         check_ensemble(name, num_critic_replicas, policy_critics, bootstrap_critics, num_bootstrap_critics)
+        if random_initial_actions:
+            for spec in nest.flatten(parts.continuous):
+                action_range(spec, f'{name}.random_initial_actions', 'set it to False')
         actor = critics = None
         action_values = ActionValues(parts, num_critic_replicas, reward_spec, self._num_outputs)
         if parts.type != ActionType.Discrete:

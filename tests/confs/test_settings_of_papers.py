@@ -10,7 +10,7 @@ from alfx.runs import building, playing
 class Settings(NamedTuple):
     """Settings of a soft actor-critic: initial alpha, target entropy per action dimension, discount, step size of the
     targets (0: none), updates per step, updates per update of the policy, batch size, random steps at first, and the
-    learning rate at 0, 100,000 and 1,000,000 environment steps."""
+    learning rate at 0, 100,000 and 1,000,000 environment steps, and the weight decay of the networks."""
     alpha: float
     entropy: float
     gamma: float
@@ -20,13 +20,14 @@ class Settings(NamedTuple):
     batch_size: int
     random_steps: int
     rates: tuple[float, float, float]
+    weight_decay: float = 0.0
 
 
 PAPERS = {
-    'bro': Settings(1.0, -0.5, 0.99, 0.005, 10, 1, 128, 2500, (3e-4, 3e-4, 3e-4)),
+    'bro': Settings(1.0, -0.5, 0.99, 0.005, 10, 1, 128, 2500, (3e-4, 3e-4, 3e-4), 1e-4),
     'droq': Settings(1.0, -1.0, 0.99, 0.005, 20, 20, 256, 5000, (3e-4, 3e-4, 3e-4)),
     'flash_sac': Settings(0.01, -0.478, 0.99, 0.01, 1, 2, 512, 10000, (3e-4, 2.96e-4, 1.5e-4)),
-    'simba': Settings(0.01, -0.5, 0.995, 0.005, 2, 1, 256, 5000, (1e-4, 1e-4, 1e-4)),
+    'simba': Settings(0.01, -0.5, 0.995, 0.005, 2, 1, 256, 5000, (1e-4, 1e-4, 1e-4), 0.01),
     'simba_v2': Settings(0.01, -0.5, 0.995, 0.005, 2, 1, 256, 5000, (1e-4, 0.95e-4, 5e-5)),
     'xqc': Settings(0.01, -0.5, 0.995, 0.005, 2, 3, 256, 5000, (3e-4, 2.73e-4, 3e-5)),
 }
@@ -65,6 +66,9 @@ def test_a_conf_has_the_settings_of_the_paper(conf, built, monkeypatch):
     step = nest.map_structure(lambda x: x.expand(2000, *x.shape[1:]), env.reset())
     action = sac.rollout_step(step, sac.get_initial_rollout_state(2000)).output
     assert action.std().item() == pytest.approx(3**-0.5, rel=0.05)  # uniform in [-1, 1]
+    decays = {id(p): group['weight_decay'] for optimizer in agent.optimizers() for group in optimizer.param_groups
+              for p in group['params']}
+    assert decays.pop(id(sac._log_alpha)) == 0.0 and set(decays.values()) == {expected.weight_decay}
     schedule = agent.optimizers()[0]._schedule
     for steps, rate in zip((0, 100_000, 1_000_000), expected.rates):
         monkeypatch.setattr(context, 'get_progress', lambda kind, steps=steps: steps)

@@ -184,35 +184,39 @@ def pqn(env_name: str, steps: int, seed: int) -> tuple[int, float]:
     optimizer = torch.optim.RAdam(q_network.parameters(), lr=1e-4, foreach=True)
     shape = (length, num_envs)
     observations, actions = torch.empty(*shape, size), torch.empty(shape, dtype=torch.int64)
-    best, rewards, discounts = (torch.empty(shape) for _ in range(3))
+    best, targets = torch.empty(length + 1, num_envs), torch.empty(shape)
+    best_array, target_array = best.numpy(), targets.numpy()
+    rewards, discounts = np.empty(shape, np.float32), np.empty(shape, np.float32)
     latest = torch.from_numpy(envs.reset(seed=seed)[0])
 
     @torch.no_grad()
-    def collect() -> torch.Tensor:
+    def collect() -> None:
         nonlocal latest
         for t in range(length):
             observations[t] = latest
             best[t], greedy = q_network(latest).max(-1)
             random = torch.randint(num_actions, (num_envs, ))
             actions[t] = torch.where(torch.rand(num_envs) < 0.2, random, greedy)
-            observation, reward, terminated, truncated, _ = envs.step(actions[t].numpy())
-            rewards[t] = torch.from_numpy(reward * 0.1)
-            discounts[t] = torch.from_numpy(np.where(terminated | truncated, 0.0, 0.99))
+            observation, reward, terminated, truncated, info = envs.step(actions[t].numpy())
+            np.multiply(reward, 0.1, out=rewards[t], casting='same_kind')
+            discounts[t] = np.where(terminated | truncated, 0.0, 0.99)
+            for i in np.flatnonzero(truncated & ~terminated):  # bootstrap from the value at a time limit
+                rewards[t, i] += 0.99 * float(q_network(torch.from_numpy(info['final_obs'][i])).max())
             latest = torch.from_numpy(observation)
-        following = torch.cat([best[1:], q_network(latest).amax(-1)[None]])
-        targets, later = torch.empty(shape), following[-1]
+        best[length] = q_network(latest).amax(-1)
+        later = best_array[length]
         for t in range(length - 1, -1, -1):
-            later = targets[t] = rewards[t] + discounts[t] * (0.05 * following[t] + 0.95 * later)
-        return targets.flatten()
+            later = rewards[t] + discounts[t] * (0.05 * best_array[t + 1] + 0.95 * later)
+            target_array[t] = later
 
     def iteration() -> None:
-        targets = collect()
-        observation, action = observations.flatten(0, 1), actions.view(-1, 1)
+        collect()
+        observation, action, target = observations.flatten(0, 1), actions.view(-1, 1), targets.flatten()
         for _ in range(4):
-            for index in torch.randperm(len(targets)).split(128):
+            for index in torch.randperm(len(target)).split(128):
                 values = q_network(observation[index]).gather(1, action[index])[:, 0]
                 optimizer.zero_grad()
-                nn.functional.mse_loss(values, targets[index]).backward()
+                nn.functional.mse_loss(values, target[index]).backward()
                 nn.utils.clip_grad_norm_(q_network.parameters(), 10.0)
                 optimizer.step()
 

@@ -413,6 +413,7 @@ def test_actions_of_another_kind_are_refused(action_spec, message):
     (dict(action_spec=CHOICE, prior_actor_ctor=UniformPriorActor), 'prior_actor_ctor needs continuous'),
     (dict(prior_actor_ctor=UniformPriorActor, target_entropy=-1.0), 'target_kld_per_dim'),
     (dict(reproduce_locomotion=True, train_actor_on_last_step=False), 'train_actor_on_last_step'),
+    (dict(action_spec=TensorSpec((2, )), random_initial_actions=True, target_entropy=-2.0), 'action with bounds'),
     (dict(target_entropy=(-1.0, -2.0)), 'mixed'),
     (dict(action_spec=CHOICE, q_network_cls=None), 'q_network_cls'),
     (dict(actor_network_cls=None), 'continuous actions needs actor_network_cls'),
