@@ -6,7 +6,8 @@ Frames are gray images of 84 x 84 pixels, of which FrameStacker stacks four when
 transitions, as for DQN. One thread; each time is the minimum of several repeats.
 """
 import argparse
-import resource
+import re
+from pathlib import Path
 
 import torch
 from replay_speed import microseconds
@@ -24,7 +25,8 @@ NUM_ENVS, BATCH_SIZE, STACK_SIZE, EPISODE = 8, 32, 4, 500
 
 def peak_memory() -> int:
     """Return the largest resident memory of this process so far, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    status = Path('/proc/self/status').read_text()  # getrusage would include what ran before exec
+    return int(re.search(r'VmHWM:\s+(\d+) kB', status)[1]) * 1024  # type: ignore[index]
 
 
 def experience_spec() -> Experience:
