@@ -44,8 +44,7 @@ from alfx.algorithms.sac.states import (SacActionState, SacActorInfo, SacCriticI
                                         targets_of_alpha)
 from alfx.data_structures import AlgStep, LossInfo, TimeStep
 from alfx.gin_utils import Count, Fraction, NonNegative, Positive, configurable
-from alfx.networks.action_specs import check_actor
-from alfx.networks.action_specs import action_range
+from alfx.networks.action_specs import action_range, check_actor
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.q_networks import QNetwork

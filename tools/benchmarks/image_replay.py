@@ -10,11 +10,11 @@ import re
 from pathlib import Path
 
 import torch
-from replay_speed import microseconds
+from replay_speed import experience_spec, in_episodes, microseconds
 
 from alfx import nest
 from alfx.algorithms.data_transformer import FrameStacker
-from alfx.data_structures import BasicRLInfo, BasicRolloutInfo, Experience, StepType, add_batch_info, time_step_spec
+from alfx.data_structures import Experience, add_batch_info
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.tensor_specs import BoundedTensorSpec
 
@@ -29,22 +29,6 @@ def peak_memory() -> int:
     return int(re.search(r'VmHWM:\s+(\d+) kB', status)[1]) * 1024  # type: ignore[index]
 
 
-def experience_spec() -> Experience:
-    """Return the spec of the experience that DQN stores."""
-    return Experience(time_step=time_step_spec(FRAME, ACTION), action=ACTION,
-                      rollout_info=BasicRolloutInfo(rl=BasicRLInfo(action=ACTION)))
-
-
-def random_steps(num_steps: int) -> Experience:
-    """Return experience ``[T, B, ...]`` of episodes of ``EPISODE`` steps with random frames."""
-    steps = nest.map_structure(lambda leaf: leaf.zeros((num_steps, NUM_ENVS)), experience_spec())
-    steps.time_step.observation.random_(0, 256)
-    time = (torch.arange(num_steps) % EPISODE).unsqueeze(-1).expand(num_steps, NUM_ENVS)
-    step_type = torch.where(time == 0, StepType.FIRST, torch.where(time == EPISODE - 1, StepType.LAST, StepType.MID))
-    env_id = torch.arange(NUM_ENVS).expand(num_steps, NUM_ENVS)
-    return steps._replace(time_step=steps.time_step._replace(step_type=step_type.int(), env_id=env_id))
-
-
 def main() -> None:
     """Run the command line and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -53,9 +37,11 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     rows = args.frames // NUM_ENVS
-    piece = random_steps(min(rows, EPISODE))
+    spec = experience_spec(FRAME, ACTION)
+    piece = in_episodes(nest.map_structure(lambda leaf: leaf.zeros((min(rows, EPISODE), NUM_ENVS)), spec), EPISODE)
+    piece.time_step.observation.random_(0, 256)
     before = peak_memory()
-    buffer = ReplayBuffer(experience_spec(), NUM_ENVS, rows, num_earliest_frames_ignored=STACK_SIZE - 1)
+    buffer = ReplayBuffer(spec, NUM_ENVS, rows, num_earliest_frames_ignored=STACK_SIZE - 1)
     for _ in range(rows // len(piece.action) + 1):
         buffer.add_sequence(piece)
     stacker = FrameStacker(FRAME, stack_size=STACK_SIZE)

@@ -19,9 +19,9 @@ from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, TensorSpec
 BATCH_SIZE, BATCH_LENGTH, NUM_ENVS, UNROLL_LENGTH = 256, 2, 8, 32
 
 
-def experience_spec() -> Experience:
+def experience_spec(observation: TensorSpec = TensorSpec((17, )),
+                    action: TensorSpec = BoundedTensorSpec((6, ), torch.float32, -1.0, 1.0)) -> Experience:
     """Return the spec of the experience that an off-policy algorithm stores."""
-    observation, action = TensorSpec((17, )), BoundedTensorSpec((6, ), torch.float32, -1.0, 1.0)
     return Experience(time_step=time_step_spec(observation, action), action=action,
                       rollout_info=BasicRolloutInfo(rl=BasicRLInfo(action=action)))
 
@@ -30,8 +30,15 @@ def random_steps(num_steps: int, num_envs: int) -> NestedTensor:
     """Return experience ``[T, B, ...]`` of truncated episodes of 1000 steps."""
     steps = nest.map_structure(lambda spec: torch.rand(num_steps, num_envs, *spec.shape).to(spec.dtype),
                                experience_spec())
-    time = (torch.arange(num_steps) % 1000).unsqueeze(-1).expand(num_steps, num_envs)
-    step_type = torch.where(time == 0, StepType.FIRST, torch.where(time == 999, StepType.LAST, StepType.MID)).int()
+    return in_episodes(steps, 1000)
+
+
+def in_episodes(steps: Experience, length: int) -> Experience:
+    """Return experience ``[T, B, ...]`` with the step types of truncated episodes of ``length`` steps."""
+    num_steps, num_envs = steps.action.shape[:2]
+    time = (torch.arange(num_steps) % length).unsqueeze(-1).expand(num_steps, num_envs)
+    step_type = torch.where(time == 0, StepType.FIRST,
+                            torch.where(time == length - 1, StepType.LAST, StepType.MID)).int()
     env_id = torch.arange(num_envs).expand(num_steps, num_envs)
     return steps._replace(time_step=steps.time_step._replace(step_type=step_type, env_id=env_id,
                                                              discount=torch.ones(num_steps, num_envs)))

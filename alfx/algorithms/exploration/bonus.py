@@ -134,7 +134,7 @@ class ExplorationBonus(IntrinsicRewardAlgorithm):
             return
         transformer, problem = getattr(config, 'data_transformer', None), ''
         if rl_algorithm.on_policy is not False or config is None or config.trains_on_whole_unrolls:
-            problem = f'{type(rl_algorithm).__name__} trains on what it has just collected'
+            problem = f'{type(rl_algorithm).__name__} trains on the steps just collected'
         elif transformer is not None and any(getattr(part, 'goal_fields', ()) for part in transformer.modules()):
             problem = 'the goals of sampled steps, which the models see, are relabeled in hindsight'
         if problem:

@@ -261,8 +261,8 @@ def hindsight(env):
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [
-    (dict(name=APT), 'PPOAlgorithm trains on what it has just collected'),
-    (dict(name=APT, algorithm='actor-critic'), 'ActorCriticAlgorithm trains on what it has just collected'),
+    (dict(name=APT), 'PPOAlgorithm trains on the steps just collected'),
+    (dict(name=APT, algorithm='actor-critic'), 'ActorCriticAlgorithm trains on the steps just collected'),
     (dict(name=partial(BONUSES['count'], rewards='sampled'), algorithm='sac'), 'no factor changes after'),
     (dict(name=partial(APT, rewards='collected'), algorithm='sac'), 'ParticleEntropy compares the steps of a sampled'),
     (dict(name=partial(APT, rewards='later'), algorithm='sac'), 'rewards must be one of'),
