@@ -71,7 +71,8 @@ class TrainerConfig:
 
     Replay:
         initial_collect_steps: environment steps, summed over environments, before the first update.
-        replay_buffer_length: steps stored for each environment.
+        replay_buffer_length: steps stored for each environment; with clear_replay_buffer, those of an unroll
+            instead.
         whole_replay_buffer_training: train on everything in the buffer instead of on samples.
         clear_replay_buffer: with whole_replay_buffer_training, clear the buffer after training on it.
         priority_replay: sample sequences in proportion to their priorities.

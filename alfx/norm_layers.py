@@ -170,7 +170,7 @@ class BatchNorm(nn.Module):
             dim: dimension of the rows.
         """
         rows, num = context.counted_rows(), x.shape[dim]
-        if rows is None and num < 2:
+        if num < 2:
             raise ValueError('BatchNorm: expected at least 2 rows in training, found 1; use larger batches')
         if rows is not None and len(rows.weights) != num:
             raise ValueError(f'BatchNorm: expected a row for each of {len(rows.weights)} weights, found {num}')

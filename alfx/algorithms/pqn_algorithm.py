@@ -28,7 +28,8 @@ from alfx.utils.schedulers import as_scheduler
 PqnInfo = namedtuple('PqnInfo', ['action', 'target', 'value'], default_value=())
 """``action``; ``target`` ``[B]``, its lambda-return; ``value`` ``[B]``, its value under the trained network.
 
-In evaluation ``value`` has the values of all actions, ``[B, A]``.
+In the rollout ``value`` is the largest value of an action, ``[B]``; in evaluation it has the values of all actions,
+``[B, A]``.
 """
 
 PqnLossInfo = namedtuple('PqnLossInfo', ['td_error'], default_value=())
@@ -123,20 +124,19 @@ class PqnAlgorithm(OffPolicyAlgorithm):
     def rollout_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
         """Return the best action, or a random one with probability ``rollout_epsilon_greedy``."""
         self._epsilon.fill_(self.exploration_rate)
-        action = self._act((inputs.observation, self._discrete.mask_of(inputs)))
-        return AlgStep(action, state, PqnInfo(action=action))
+        action, value = self._act((inputs.observation, self._discrete.mask_of(inputs)))
+        return AlgStep(action, state, PqnInfo(action=action, value=value))
 
-    def _exploring_action(self, seen: tuple[NestedTensor, NestedTensor]) -> NestedTensor:
+    def _exploring_action(self, seen: tuple[NestedTensor, NestedTensor]) -> tuple[NestedTensor, Tensor]:
         observation, mask = seen
-        best = mask_invalid(self._q_network(observation)[0], mask).argmax(-1)
-        return self._discrete.action(self._discrete.replace_some(best, self._epsilon, mask))
+        value, best = mask_invalid(self._q_network(observation)[0], mask).max(-1)
+        return self._discrete.action(self._discrete.replace_some(best, self._epsilon, mask)), value
 
     # Training --------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
                               batch_info: BatchInfo) -> tuple[TimeStep, Any]:
-        """Compute the targets ``[B, T]`` of the whole unroll with the network that acted.
+        """Compute the targets ``[B, T]`` of the whole unroll with the values found while acting.
 
         With V[t] the largest value at step t, the lambda-return of the paper is::
 
@@ -144,10 +144,7 @@ class PqnAlgorithm(OffPolicyAlgorithm):
 
         The final step and LAST steps have ``G[t] = V[t]``, and no loss.
         """
-        batch, length = root_inputs.step_type.shape
-        observation, mask = nest.map_structure(
-            lambda x: x.flatten(0, 1), (root_inputs.observation, self._discrete.mask_of(root_inputs)))
-        values = mask_invalid(self._q_network(observation)[0], mask).amax(-1).unflatten(0, (batch, length))
+        values = rollout_info.value
         advantage = value_ops.generalized_advantage_estimation(
             root_inputs.reward, values, root_inputs.step_type, root_inputs.discount * self._gamma, self._lambda,
             time_major=False)

@@ -44,6 +44,13 @@ Td7LossInfo = namedtuple('Td7LossInfo', ['actor', 'critic', 'encoder'], default_
 """Parts of the loss."""
 
 
+class _Snapshot(TargetUpdater):
+    """Copy of a policy, which stays as it is when networks are reset."""
+
+    def copy_to_targets(self, chosen: set[Tensor]) -> set[Tensor]:
+        return set()
+
+
 @configurable
 class Td7Algorithm(Td3Algorithm):
     """TD3 whose policy and critics read embeddings of states and actions; see the module docstring.
@@ -126,7 +133,7 @@ class Td7Algorithm(Td3Algorithm):
             _check_settings(owner, config)
             acting = self._acting_networks()
             self._kept_policy = nn.ModuleList(network.copy() for network in acting)
-            self._keep_policy = TargetUpdater(acting, list(self._kept_policy))
+            self._keep_policy = _Snapshot(acting, list(self._kept_policy))
 
     # Acting ----------------------------------------------------------------------------------------------------
 
@@ -145,7 +152,7 @@ class Td7Algorithm(Td3Algorithm):
     def rollout_step(self, inputs: TimeStep, state: Any = None) -> AlgStep:
         """Return the action of the rollout ``[B, ...]``, and keep the policy if ``policy_checkpoints`` decides so."""
         step = super().rollout_step(inputs, state)
-        if self._checkpoints is not None and not self._has_random_steps_left:
+        if self._checkpoints is not None and (len(inputs.step_type) > 1 or not self._has_random_steps_left):
             self._assess(self._checkpoints, inputs)
         return step
 

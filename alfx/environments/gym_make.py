@@ -142,7 +142,9 @@ def find_spec(environment_name: str) -> EnvSpec:
                                        f'{" or ".join(map(repr, versions))}?')
     for package in _PLUGINS:
         _import_if_there(package)
-    raise EnvironmentLoadError(_unknown(name))
+    if name not in registry:
+        raise EnvironmentLoadError(_unknown(name))
+    return registry[name]
 
 
 def _builtin_spec(environment_name: str) -> EnvSpec:

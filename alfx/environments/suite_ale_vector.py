@@ -17,7 +17,7 @@ from alfx.environments.alf_wrappers import TimeLimit
 from alfx.environments.environment_errors import EnvironmentLoadError, nearest
 from alfx.environments.suite_gym import AlfWrapper
 from alfx.tensor_specs import TensorSpec
-from alfx.gin_utils.value_checks import StepLimit
+from alfx.gin_utils.value_checks import Count, Fraction, StepLimit
 from alfx.utils.extras import pip_install
 
 _INSTEAD = {
@@ -39,9 +39,9 @@ _INFOS = ('lives', 'frame_number', 'episode_frame_number')
 
 @gin_utils.configurable
 def load(environment_name: str, env_id: int | None = None, discount: float = 1.0,
-         max_episode_steps: StepLimit | None = None, alf_env_wrappers: Sequence[AlfWrapper] = (), batch_size: int = 1,
-         num_threads: int = 0, frame_skip: int = 4, noop_max: int = 30, screen_size: int = 84, stack_size: int = 4,
-         sticky_action_probability: float | None = None, full_action_space: bool = False,
+         max_episode_steps: Count | None = None, alf_env_wrappers: Sequence[AlfWrapper] = (), batch_size: int = 1,
+         num_threads: StepLimit = 0, frame_skip: Count = 4, noop_max: StepLimit = 30, screen_size: Count = 84,
+         stack_size: Count = 4, sticky_action_probability: Fraction | None = None, full_action_space: bool = False,
          env_info_keys: Sequence[str] | Mapping[str, TensorSpec] = ('lives', ),
          env_args: Mapping[str, Any] | None = None) -> AlfEnvironment:
     """Create a batch of an Atari game: gray images uint8 ``(stack_size, screen_size, screen_size)``.
@@ -78,8 +78,6 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
     game = registered.get('game')
     if game is None:
         raise EnvironmentLoadError(f'{name} is not a game of the Arcade Learning Environment')
-    if max_episode_steps is not None and max_episode_steps < 1:
-        raise EnvironmentLoadError(f'max_episode_steps: expected at least 1 or None, found {max_episode_steps}')
     if batch_size < 1:
         raise EnvironmentLoadError(f'batch_size: expected at least 1, found {batch_size}')
     unknown = [key for key in env_info_keys if key not in _INFOS]

@@ -11,17 +11,17 @@ from alfx.environments.gym_wrappers import DMAtariPreprocessing, FrameStack
 from alfx.environments.gym_make import EnvWrapper
 from alfx.environments.suite_gym import AlfWrapper, VectorEnvCtor
 from alfx.environments.vector_env import SerialVectorEnv
-from alfx.gin_utils.value_checks import StepLimit
+from alfx.gin_utils.value_checks import Count, Fraction, StepLimit
 
 
 @gin_utils.configurable
 def load(environment_name: str, env_id: int | None = None, discount: float = 1.0,
-         max_episode_steps: StepLimit | Sequence[StepLimit] | None = None, gym_env_wrappers: Sequence[EnvWrapper] = (),
+         max_episode_steps: Count | Sequence[Count] | None = None, gym_env_wrappers: Sequence[EnvWrapper] = (),
          alf_env_wrappers: Sequence[AlfWrapper] = (), batch_size: int = 1,
-         vector_env: VectorEnvCtor = SerialVectorEnv, frame_skip: int = 4, noop_max: int = 30, screen_size: int = 84,
-         stack_size: int = 4, sticky_action_probability: float | None = None, full_action_space: bool = False,
-         env_info_keys: Sequence[str] = ('lives', ), env_args: Mapping[str, Any] | None = None,
-         render_mode: str | None = 'rgb_array') -> AlfEnvironment:
+         vector_env: VectorEnvCtor = SerialVectorEnv, frame_skip: Count = 4, noop_max: StepLimit = 30,
+         screen_size: Count = 84, stack_size: Count = 4, sticky_action_probability: Fraction | None = None,
+         full_action_space: bool = False, env_info_keys: Sequence[str] = ('lives', ),
+         env_args: Mapping[str, Any] | None = None, render_mode: str | None = 'rgb_array') -> AlfEnvironment:
     """Create a batch of an Atari game: gray images uint8 ``(stack_size, screen_size, screen_size)``.
 
     Args:

@@ -2,6 +2,7 @@
 
 The environments are gymnasium classes in pure Python. Each has ``num_steps``, the length of an episode.
 """
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -41,6 +42,10 @@ class SmallEnv(gymnasium.Env):
 
 def _make(constructor: Constructor, max_episode_steps: StepLimit | None, env_args: Mapping[str, Any],
           wrappers: Sequence[EnvWrapper]) -> gymnasium.Env:
+    try:
+        inspect.signature(constructor).bind(**env_args)
+    except TypeError as error:
+        raise EnvironmentLoadError(f'env_args: {error}') from error
     env = constructor(**env_args)
     steps = env.num_steps if max_episode_steps is None else max_episode_steps
     if steps:
@@ -97,7 +102,7 @@ def make_load(module: str, kind: str, environments: Mapping[str, Constructor], w
             env_args: arguments of the environment's constructor.
 
         Raises:
-            EnvironmentLoadError: an unknown name, or ``batch_size`` < 1.
+            EnvironmentLoadError: an unknown name or argument, or ``batch_size`` < 1.
         """
         make = constructor_of(kind, environments, environment_name, max_episode_steps, env_args,
                               (*wrappers, *gym_env_wrappers))

@@ -29,7 +29,7 @@ class MinAtarEnv(gymnasium.Env):
         minimal_actions: offer only the actions that have an effect in this game instead of all six.
 
     Raises:
-        EnvironmentLoadError: the extra ``minatar`` is not installed.
+        EnvironmentLoadError: the probability is out of range, or the extra ``minatar`` is not installed.
     """
 
     metadata: dict[str, Any] = {'render_modes': ['rgb_array'], 'render_fps': 10}
@@ -37,6 +37,9 @@ class MinAtarEnv(gymnasium.Env):
 
     def __init__(self, game: str, sticky_action_probability: float = 0.1, difficulty_ramping: bool = True,
                  minimal_actions: bool = True):
+        if not 0.0 <= sticky_action_probability <= 1.0:
+            raise EnvironmentLoadError(f'env_args: expected a sticky_action_probability from 0 to 1, found '
+                                       f'{sticky_action_probability}')
         self.render_mode = 'rgb_array'
         self._game = _environment_class()(game, sticky_action_prob=sticky_action_probability,
                                           difficulty_ramping=difficulty_ramping)

@@ -199,6 +199,8 @@ def test_a_stack_equals_separate_layers(is_shared):
 def test_errors_name_what_was_expected():
     with pytest.raises(ValueError, match='at least 2 rows'):
         BatchNorm(2)(torch.randn(1, 2))
+    with norm_layers.counted(torch.ones(1)), pytest.raises(ValueError, match='at least 2 rows'):
+        BatchNorm(2)(torch.randn(1, 2))
     with norm_layers.counted(torch.ones(3)), pytest.raises(ValueError, match='each of 3 weights, found 4'):
         BatchNorm(2)(torch.randn(4, 2))
     with pytest.raises(ValueError, match='BatchNorm.r_max: expected at least 1, found 0.5'):

@@ -344,6 +344,8 @@ def test_the_priority_of_a_sequence_is_its_root_mean_loss():
     step_type = torch.tensor([[1, 1, 2], [1, 2, 2], [1, 0, 1]])
     # (4 + 12) / 2 steps with a target; 9 / 1; no target at all
     torch.testing.assert_close(critic_values.sequence_priority(loss, step_type), torch.tensor([8.0, 9.0, 0.0]).sqrt())
+    rounded = torch.tensor([[-1e-7], [0.0]])  # the divergence of a perfect prediction
+    assert critic_values.sequence_priority(rounded, torch.ones(2, 1)).tolist() == [0.0]
 
 
 def test_priorities_are_set_if_asked():

@@ -110,7 +110,7 @@ def sequence_priority(loss: Tensor, step_type: Tensor) -> Tensor:
         ``[B]``.
     """
     count = (step_type[:-1] != StepType.LAST).sum(0).clamp(min=1)
-    return (loss.detach().sum(0) / count).sqrt()
+    return (loss.detach().sum(0) / count).clamp(min=0.0).sqrt()  # a divergence of 0 may be rounded to less
 
 
 def leaves_of_graph(action: NestedTensor) -> NestedTensor:

@@ -107,7 +107,7 @@ def check_order(transformers: Sequence[Any]) -> None:
     """Check the order of the data transformers.
 
     Raises:
-        ValueError: a transformer that must be first is not; a transformer that reads the replay buffer comes after one
+        SpecError: a transformer that must be first is not; a transformer that reads the replay buffer comes after one
             that changes the data; a field is stacked twice; or a relabelled goal is stacked or relabelled twice.
     """
     names = [type(transformer).__name__ for transformer in transformers]
@@ -117,21 +117,21 @@ def check_order(transformers: Sequence[Any]) -> None:
     goals: set[str] = set()
     for position, (name, transformer) in enumerate(zip(names, transformers)):
         if transformer.must_be_first and position > 0:
-            raise ValueError(f'{where}: {name} has to come first, because it stores the untransformed time step')
+            raise SpecError(f'{where}: {name} has to come first, because it stores the untransformed time step')
         if transformer.needs_replay_buffer and changed_by is not None:
-            raise ValueError(f'{where}: {name} has to come before {changed_by}, because it looks up steps in the '
+            raise SpecError(f'{where}: {name} has to come before {changed_by}, because it looks up steps in the '
                              'replay buffer, which are not transformed')
         twice = stacked & set(transformer.stacked_fields)
         if twice:
-            raise ValueError(f'{where}: {sorted(twice)} would be stacked twice; use one {name} with a larger '
+            raise SpecError(f'{where}: {sorted(twice)} would be stacked twice; use one {name} with a larger '
                              'stack_size')
         stacked |= set(transformer.stacked_fields)
         twice = goals & set(transformer.goal_fields)
         if twice:
-            raise ValueError(f'{where}: {sorted(twice)} would be relabelled twice; use one {name}')
+            raise SpecError(f'{where}: {sorted(twice)} would be relabelled twice; use one {name}')
         goals |= set(transformer.goal_fields)
         if goals & stacked:
-            raise ValueError(f'{where}: {sorted(goals & stacked)} cannot be stacked, because goals are compared and '
+            raise SpecError(f'{where}: {sorted(goals & stacked)} cannot be stacked, because goals are compared and '
                              'replaced in their stored form; stack other fields')
         if transformer.changes_time_steps:
             changed_by = changed_by or name

@@ -515,7 +515,7 @@ class TestHindsight:
          "'achieved_goal', 'desired_goal'.* cannot be stacked"),
     ])
     def test_a_wrong_order_is_refused(self, ctors, message):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(SpecError, match=message):
             create_data_transformer(ctors, self.SPEC)
 
     def test_it_needs_to_know_where_a_batch_came_from(self):
@@ -570,7 +570,7 @@ class TestComposition:
         ([FrameStacker, FrameStacker], 'stacked twice'),
     ])
     def test_a_wrong_order_is_refused(self, ctors, message):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(SpecError, match=message):
             create_data_transformer(ctors, IMAGE)
 
     @pytest.mark.parametrize('ctor', [None, [], IdentityDataTransformer, [IdentityDataTransformer]])

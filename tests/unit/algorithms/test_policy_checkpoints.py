@@ -2,6 +2,7 @@
 import copy
 import random
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from alfx.algorithms.td7_algorithm import Td7Algorithm
 from alfx.data_structures import StepType
 from alfx.gin_utils import ConfError
 from alfx.networks.sale_networks import SaleActorNetwork, SaleCriticNetwork, SaleEncoder
+from alfx.trainers.reset_networks import ResetNetworks
 
 make_agent = partial(
     make_deterministic_agent, Td7Algorithm, batch_size=1, unroll_length=1, updates=1,
@@ -137,6 +139,22 @@ def test_random_steps_are_not_assessed():
     assert rl._updates.value and first >= 12  # episodes end at steps 5, 11, 17; the second began in the random phase
 
 
+def test_a_reset_of_the_networks_leaves_the_policy_kept_as_it_is():
+    agent, _ = make_agent(policy_checkpoints=PolicyCheckpoints())
+    rl, reset = agent.policy, ResetNetworks(at_env_steps=(1, ))
+    with torch.no_grad():
+        for p in rl._kept_policy.parameters():
+            p.add_(1.0)
+    before = copy.deepcopy(rl.state_dict())
+    run = SimpleNamespace(algorithm=agent, iteration=0, env_steps=0)
+    reset.on_training_start(run)
+    run.env_steps = 1
+    reset.on_iteration_end(run)
+    changed = {name.split('.')[0] for name, x in rl.state_dict().items()
+               if torch.is_tensor(x) and not torch.equal(x, before[name])}
+    assert {'_actor_network', '_target_actor_network', '_critic_networks'} <= changed and '_kept_policy' not in changed
+
+
 @pytest.mark.parametrize('change, message', [
     (dict(unroll_length=2), 'policy_checkpoints.*TrainerConfig.unroll_length = 2'),
     (dict(num_ray_workers=2), 'policy_checkpoints.*TrainerConfig.num_ray_workers = 2')])
@@ -145,8 +163,9 @@ def test_settings_that_do_not_suit_are_refused_by_name(change, message):
         make_agent(policy_checkpoints=PolicyCheckpoints(), **change)
 
 
-def test_several_environments_are_refused_by_name():
-    agent, _ = make_agent(policy_checkpoints=PolicyCheckpoints(), batch_size=2)
+@pytest.mark.parametrize('random_steps', [0, 1000])
+def test_several_environments_are_refused_at_once(random_steps):
+    agent, _ = make_agent(policy_checkpoints=PolicyCheckpoints(), batch_size=2, initial_collect_steps=random_steps)
     with pytest.raises(ConfError, match='policy_checkpoints needs one environment, found 2'):
         for _ in range(2):
             agent.train_iter()

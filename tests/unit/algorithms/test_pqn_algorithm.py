@@ -1,16 +1,19 @@
 """PqnAlgorithm: targets, exploration, masks, rejected arguments, and learning of a tiny environment."""
+import operator
 from functools import partial
 
 import pytest
 import torch
 
-from alfx import context
+from alfx import context, nest
 from alfx.algorithms.agent import Agent
+from alfx.algorithms.encoding_algorithm import EncodingAlgorithm
 from alfx.algorithms.pqn_algorithm import PqnAlgorithm, PqnInfo
 from alfx.config import TrainerConfig
 from alfx.data_structures import StepType, TimeStep
 from alfx.environments.suite_unittest import ActionType, ValueUnittestEnv
 from alfx.gin_utils import ConfError
+from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.q_networks import QNetwork, QRNNNetwork
 from alfx.optimizers import RAdam
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
@@ -43,6 +46,14 @@ def unroll(step_type, discount, seed=1, mask=()):
                     env_id=torch.arange(shape[0]).unsqueeze(1).expand(shape))
 
 
+def targets(algorithm, inputs):
+    """Act at each step of an unroll ``[B, T]``, and compute the targets."""
+    state = algorithm.get_initial_rollout_state(len(inputs.step_type))
+    infos = [algorithm.rollout_step(nest.map_structure(operator.itemgetter((slice(None), t)), inputs), state).info
+             for t in range(inputs.step_type.shape[1])]
+    return algorithm.preprocess_experience(inputs, nest.map_structure(lambda *x: torch.stack(x, 1), *infos), ())[1]
+
+
 def slow_targets(inputs, best, gamma, td_lambda):
     """G[t] = r[t+1] + d[t+1] ((1 - lambda) V[t+1] + lambda G[t+1]), backwards, one environment at a time."""
     batch, length = inputs.step_type.shape
@@ -63,7 +74,7 @@ def test_targets_match_a_loop_over_terminations_and_time_limits(td_lambda):
                     [[1., 1., 1., 0., 1., 1.], [1., 1., 1., 1., 1., 0.], [1., 1., 1., 1., 1., 1.]])
     algorithm = make(gamma=0.9, td_lambda=td_lambda)
     best = algorithm.critic(inputs.observation.flatten(0, 1))[0].amax(-1).unflatten(0, (3, 6)).detach()
-    _, info = algorithm.preprocess_experience(inputs, PqnInfo(action=inputs.prev_action), ())
+    info = targets(algorithm, inputs)
     torch.testing.assert_close(info.target, slow_targets(inputs, best, 0.9, td_lambda))
 
 
@@ -72,9 +83,22 @@ def test_one_step_targets_by_hand():
     inputs = unroll([[FIRST, MID, LAST]], [[1., 1., 0.]])
     algorithm = make(gamma=0.5, td_lambda=0.0)
     values = algorithm.critic(inputs.observation[0])[0].amax(-1)
-    _, info = algorithm.preprocess_experience(inputs, PqnInfo(action=inputs.prev_action), ())
+    info = targets(algorithm, inputs)
     torch.testing.assert_close(info.target[0, 0], inputs.reward[0, 1] + 0.5 * values[1])
     torch.testing.assert_close(info.target[0, 1], inputs.reward[0, 2])
+
+
+@pytest.mark.parametrize('size', [3, 16])
+def test_targets_are_values_of_the_representation(size):
+    inputs = unroll([[FIRST, MID, LAST]], [[1., 1., 0.]])
+    encoder = partial(EncodingAlgorithm, encoder_cls=partial(EncodingNetwork, fc_layer_params=(size, )))
+    agent = Agent(OBSERVATION, ACTION, representation_learner_cls=encoder,
+                  rl_algorithm_cls=partial(PqnAlgorithm, q_network_cls=small_q, gamma=0.5, td_lambda=0.0))
+    encoded = agent.representation.predict_step(inputs._replace(observation=inputs.observation[0]), ()).output
+    values = agent.policy.critic(encoded)[0].amax(-1)
+    found = targets(agent, inputs).rl.target
+    torch.testing.assert_close(found[0, 0], inputs.reward[0, 1] + 0.5 * values[1])
+    torch.testing.assert_close(found[0, 1], inputs.reward[0, 2])
 
 
 def test_invalid_actions_are_neither_taken_nor_bootstrapped_from():
@@ -84,7 +108,7 @@ def test_invalid_actions_are_neither_taken_nor_bootstrapped_from():
     mask = torch.ones(1, 2, 3, dtype=torch.bool)
     mask[0, 1, q_values[1].argmax()] = False
     inputs = inputs._replace(action_mask=mask)
-    _, info = algorithm.preprocess_experience(inputs, PqnInfo(action=inputs.prev_action), ())
+    info = targets(algorithm, inputs)
     torch.testing.assert_close(info.target[0, 0], inputs.reward[0, 1] + 0.9 * q_values[1][mask[0, 1]].max())
     step = TimeStep(step_type=torch.full((64, ), MID), reward=torch.zeros(64), discount=torch.ones(64),
                     observation=inputs.observation[0, 1].expand(64, 3), prev_action=torch.full((64, ), 2),

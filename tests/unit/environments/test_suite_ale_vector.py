@@ -5,6 +5,7 @@ import torch
 from alfx.environments import suite_ale_vector, suite_atari, suite_gym
 from alfx.environments.alf_wrappers import AtariTerminalOnLifeLossWrapper, TimeLimit
 from alfx.environments.environment_errors import EnvironmentLoadError, UnsupportedOperationError
+from alfx.gin_utils import ConfError
 
 pytest.importorskip('ale_py.vector_env')
 pytest.importorskip('cv2')
@@ -131,12 +132,21 @@ def test_environments_have_their_own_streams_and_seeds_reproduce_them():
     (dict(env_args={'frameskip': 2}), 'set frame_skip'),
     (dict(env_args={'max_pool': False}), "no argument 'max_pool'; did you mean .*'maxpool'"),
     (dict(env_info_keys=('score', )), r"expected some of .*, found 'score'"),
-    (dict(max_episode_steps=0), 'at least 1 or None'),
     (dict(batch_size=0), 'batch_size: expected at least 1'),
 ])
 def test_unsupported_options_are_refused_by_name(arguments, message):
     with pytest.raises(EnvironmentLoadError, match=message):
         suite_ale_vector.load(**{'environment_name': 'Pong', **arguments})
+
+
+@pytest.mark.parametrize('argument, value', [
+    ('max_episode_steps', 0), ('num_threads', -1), ('frame_skip', 0), ('noop_max', -4), ('screen_size', 0),
+    ('stack_size', 0), ('sticky_action_probability', 3.0)])
+@pytest.mark.parametrize('suite', [suite_ale_vector, suite_atari])
+def test_numbers_out_of_range_are_refused_by_name(suite, argument, value):
+    if suite is suite_ale_vector or argument != 'num_threads':
+        with pytest.raises(ConfError, match=f'load.{argument} must be'):
+            suite.load('Pong', **{argument: value})
 
 
 def test_states_and_images_are_not_available():

@@ -75,6 +75,10 @@ def test_a_missing_package_is_named(monkeypatch):
         MinAtarEnv('breakout')
 
 
-def test_an_unknown_game_is_rejected_with_a_similar_name():
+def test_unknown_games_and_arguments_are_rejected_by_name():
+    with pytest.raises(EnvironmentLoadError, match="env_args: .* unexpected keyword argument 'sticky'"):
+        suite_minatar.load('breakout', env_args={'sticky': 0.3})
+    with pytest.raises(EnvironmentLoadError, match='sticky_action_probability from 0 to 1, found 3.0'):
+        suite_minatar.load('breakout', env_args={'sticky_action_probability': 3.0})
     with pytest.raises(EnvironmentLoadError, match="did you mean 'breakout'"):
         suite_minatar.load('breakuot')

@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.envs.registration import registry
 from helpers.gym_environments import ChainEnv, CountEnv
 
 from alfx import nest
@@ -83,6 +84,12 @@ class TestNames:
         with pytest.raises(EnvironmentLoadError, match="names the module 'no_such_module', which cannot be imported"):
             suite_gym.load('no_such_module:Env-v0')
         assert find_spec('gymnasium.envs.classic_control:CartPole-v1').id == 'CartPole-v1'
+
+    def test_an_id_that_no_pattern_names_is_found_once_its_package_is_imported(self, monkeypatch):
+        spec = registry['CartPole-v1']
+        monkeypatch.setattr(gym_make, '_import_if_there',
+                            lambda package: monkeypatch.setitem(registry, 'OddPole-v7', spec))
+        assert find_spec('OddPole-v7') is spec
 
     @pytest.mark.parametrize('name, package, extra', [
         ('LunarLander-v3', 'Box2D', 'box2d'), ('Hopper-v5', 'mujoco', 'mujoco')])
