@@ -25,6 +25,7 @@ class Settings(NamedTuple):
 
 PAPERS = {
     'bro': Settings(1.0, -0.5, 0.99, 0.005, 10, 1, 128, 2500, (3e-4, 3e-4, 3e-4), 1e-4),
+    'crossq': Settings(1.0, -1.0, 0.99, 0.0, 1, 3, 256, 5000, (1e-3, 1e-3, 1e-3)),
     'droq': Settings(1.0, -1.0, 0.99, 0.005, 20, 20, 256, 5000, (3e-4, 3e-4, 3e-4)),
     'flash_sac': Settings(0.01, -0.478, 0.99, 0.01, 1, 2, 512, 10000, (3e-4, 2.96e-4, 1.5e-4)),
     'simba': Settings(0.01, -0.5, 0.995, 0.005, 2, 1, 256, 5000, (1e-4, 1e-4, 1e-4), 0.01),
@@ -59,7 +60,7 @@ def test_a_conf_has_the_settings_of_the_paper(conf, built, monkeypatch):
     assert sac._log_alpha.exp().item() == pytest.approx(expected.alpha, rel=0.01)
     assert sac._target_entropy.item() == pytest.approx(expected.entropy, rel=0.01)
     assert sac._critic_loss.gamma == pytest.approx(expected.gamma)
-    assert sac._update_target._tau == expected.tau
+    assert (sac._update_target._tau if sac._update_target else 0.0) == expected.tau
     assert sac._policy_update_period == expected.policy_period
     assert (config.num_updates_per_train_iter, config.unroll_length) == (expected.updates, 1)
     assert (config.mini_batch_size, config.initial_collect_steps) == (expected.batch_size, expected.random_steps)
