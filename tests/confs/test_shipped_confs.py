@@ -27,6 +27,7 @@ EXTRAS = {'mujoco': 'mujoco', 'box2d': 'Box2D', 'atari': 'ale_py', 'minigrid': '
 EPISODE_STEPS = 15
 RECORDED_STEPS = 60  # steps of a recorded dataset, in whole episodes
 ENDS_BY_ITSELF = 'board_games.load'  # a suite with short episodes, which need no limit
+NEEDS_ONE_ENVIRONMENT = 'Td7Algorithm.policy_checkpoints'
 
 
 def text_of(name):
@@ -79,12 +80,12 @@ def shortened(name):
               'TrainerConfig.num_eval_environments = 1']
     if config.mini_batch_size is not None:
         params.append(f'TrainerConfig.mini_batch_size = {min(config.mini_batch_size, 8)}')
+    bound = {binding.text: binding.value for binding in conf.bindings}
     if config.ml_type == 'rl':
         unroll_length = min(config.unroll_length, max(8, config.mini_batch_length or 1))
         params += [f'TrainerConfig.unroll_length = {unroll_length}'] if unroll_length else []
-        params += ['create_environment.num_parallel_environments = 2',
+        params += [f'create_environment.num_parallel_environments = {1 if NEEDS_ONE_ENVIRONMENT in bound else 2}',
                    'create_environment.nonparallel = True']
-    bound = {binding.text: binding.value for binding in conf.bindings}
     if any(text.startswith('ModelBasedPolicyAlgorithm.') for text in bound):
         params += ['ModelBasedPolicyAlgorithm.max_model_updates = 2', 'ModelBasedPolicyAlgorithm.num_rollouts = 8']
     if 'ParticleEntropy.num_neighbors' in bound:  # of which a small batch has fewer
