@@ -84,7 +84,7 @@ BONUSES = {'episodic count': (EpisodicCount, ), 'root of count': (partial(Episod
 
 def assert_close(found, wanted, name):
     # the distance of equal features is the root of a rounding error
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-3 if 'neighbors' in name else 1e-6)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-3 if name == 'neighbors' else 1e-6)
 
 
 @pytest.mark.parametrize('cut', CUTS)

@@ -120,11 +120,11 @@ def check_order(transformers: Sequence[Any]) -> None:
             raise SpecError(f'{where}: {name} has to come first, because it stores the untransformed time step')
         if transformer.needs_replay_buffer and changed_by is not None:
             raise SpecError(f'{where}: {name} has to come before {changed_by}, because it looks up steps in the '
-                             'replay buffer, which are not transformed')
+                            'replay buffer, which are not transformed')
         twice = stacked & set(transformer.stacked_fields)
         if twice:
             raise SpecError(f'{where}: {sorted(twice)} would be stacked twice; use one {name} with a larger '
-                             'stack_size')
+                            'stack_size')
         stacked |= set(transformer.stacked_fields)
         twice = goals & set(transformer.goal_fields)
         if twice:
@@ -132,6 +132,6 @@ def check_order(transformers: Sequence[Any]) -> None:
         goals |= set(transformer.goal_fields)
         if goals & stacked:
             raise SpecError(f'{where}: {sorted(goals & stacked)} cannot be stacked, because goals are compared and '
-                             'replaced in their stored form; stack other fields')
+                            'replaced in their stored form; stack other fields')
         if transformer.changes_time_steps:
             changed_by = changed_by or name

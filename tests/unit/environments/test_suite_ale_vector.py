@@ -139,14 +139,16 @@ def test_unsupported_options_are_refused_by_name(arguments, message):
         suite_ale_vector.load(**{'environment_name': 'Pong', **arguments})
 
 
-@pytest.mark.parametrize('argument, value', [
-    ('max_episode_steps', 0), ('num_threads', -1), ('frame_skip', 0), ('noop_max', -4), ('screen_size', 0),
-    ('stack_size', 0), ('sticky_action_probability', 3.0)])
-@pytest.mark.parametrize('suite', [suite_ale_vector, suite_atari])
+OUT_OF_RANGE = {'max_episode_steps': 0, 'frame_skip': 0, 'noop_max': -4, 'screen_size': 0, 'stack_size': 0,
+                'sticky_action_probability': 3.0}
+
+
+@pytest.mark.parametrize('suite, argument, value', [
+    (suite_ale_vector, 'num_threads', -1),
+    *((suite, *item) for suite in (suite_ale_vector, suite_atari) for item in OUT_OF_RANGE.items())])
 def test_numbers_out_of_range_are_refused_by_name(suite, argument, value):
-    if suite is suite_ale_vector or argument != 'num_threads':
-        with pytest.raises(ConfError, match=f'load.{argument} must be'):
-            suite.load('Pong', **{argument: value})
+    with pytest.raises(ConfError, match=f'load.{argument} must be'):
+        suite.load('Pong', **{argument: value})
 
 
 def test_states_and_images_are_not_available():
