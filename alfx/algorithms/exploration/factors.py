@@ -195,9 +195,10 @@ class NearestNeighbors(Factor):
         """Return b ``[T, B]`` and the features of the episode ``[B, capacity, F]``; see the base class."""
         feature = seen.feature.transpose(0, 1)
         others, are_earlier = self._memory.earlier(seen.feature, state, seen.places)
+        feature, others = feature.double(), others.double()  # in float32 small distances would be imprecise
         product = feature @ others.mT
         square = feature.square().sum(-1, keepdim=True) + others.square().sum(-1).unsqueeze(1) - 2 * product
-        square = square.clamp(min=0).masked_fill(~are_earlier, torch.inf)
+        square = square.clamp(min=0).float().masked_fill(~are_earlier, torch.inf)
         nearest = square.topk(min(self._num_neighbors, square.shape[-1]), largest=False, sorted=False).values
         exists = nearest.isfinite()
         if self._kind == 'log':
