@@ -132,7 +132,7 @@ ARGUMENTS = ('--conf', 'sac_pendulum', '--mode', 'random', '--num_steps', '400')
 @pytest.mark.slow
 @pytest.mark.parametrize('has_old', [True, False], ids=['overwriting', 'new'])
 def test_ten_kills_of_the_recorder_leave_the_old_dataset_or_the_new_one(tmp_path, has_old):
-    """Half of them at any moment, half while it writes."""
+    """Half of them at any moment, the first at its start and the last at its end; half while it writes."""
     old, new, path = (str(tmp_path / name) for name in ('old', 'new', 'data'))
     started = time.monotonic()
     for place, seed in ((old, 1), (new, 2)):
@@ -150,8 +150,10 @@ def test_ten_kills_of_the_recorder_leave_the_old_dataset_or_the_new_one(tmp_path
                                      '--dataset', path, '--overwrite'], stdout=warm_starts.subprocess.PIPE,
                                     stderr=warm_starts.subprocess.STDOUT)
         with process:
-            if kill % 2:
-                time.sleep(chance.uniform(0, seconds))
+            if kill == 9:
+                process.communicate(timeout=120)
+            elif kill % 2:
+                time.sleep(chance.uniform(0, seconds) if kill > 1 else 0)
             else:
                 while process.poll() is None and glob.glob(f'{path}/data-*') == before:
                     time.sleep(1e-4)
