@@ -302,19 +302,21 @@ class RandomShift(SimpleDataTransformer):
 
     Args:
         observation_spec: nest of specs of the observation.
-        max_shift: largest shift in pixels along each axis; 4 in the paper, for images of 84 x 84.
+        max_shift: largest shift in pixels along each axis, smaller than the images; 4 in the paper, for images of
+            84 x 84.
         fields: paths of the images ``(C, H, W)``; None if the observation is one image.
 
     Raises:
-        SpecError: a field does not exist, or is not an image.
+        SpecError: a field does not exist, is not an image, or is an image no larger than ``max_shift``.
     """
 
     def __init__(self, observation_spec: NestedTensorSpec, max_shift: Count = 4,
                  fields: Optional[Sequence[str]] = None) -> None:
         self._fields, self._max_shift = check_fields('RandomShift', observation_spec, fields), max_shift
         for field in self._fields:
-            if (spec := nest.get_field(observation_spec, field)).ndim != 3:
-                raise SpecError(f"RandomShift: '{field or 'observation'}': expected an image (C, H, W), found {spec}")
+            if (spec := nest.get_field(observation_spec, field)).ndim != 3 or min(spec.shape[1:]) <= max_shift:
+                raise SpecError(f"RandomShift: '{field or 'observation'}': expected an image (C, H, W) of more than "
+                                f'{max_shift} x {max_shift} pixels, found {spec}')
         super().__init__(observation_spec)
 
     def transform_timestep(self, timestep: TimeStep, state: NestedTensor) -> tuple[TimeStep, NestedTensor]:

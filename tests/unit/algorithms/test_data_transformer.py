@@ -1,5 +1,6 @@
 """Data transformers: rollout and replay agree, statistics, order, errors, inputs left as they are."""
 import copy
+from functools import partial
 
 import gin
 import pytest
@@ -263,24 +264,26 @@ class TestRandomShift:
     def test_acting_sees_the_image_itself_and_inputs_are_not_changed(self):
         image = sample(self.IMAGE, 6, 5)
         copy = image.clone()
-        shifted = self.shifted(image)
+        shifted = self.shifted(image, max_shift=2)
         assert torch.equal(image, copy) and shifted.dtype == torch.uint8 and not torch.equal(image, shifted)
         step = time_step(image[:, 0])
-        assert RandomShift(self.IMAGE).transform_timestep(step, ())[0] is step
+        assert RandomShift(self.IMAGE, 2).transform_timestep(step, ())[0] is step
 
     def test_a_field_is_shifted_alone_and_other_shapes_are_rejected(self):
         spec = {'camera': self.IMAGE, 'speed': TensorSpec((3, ))}
         observation = {'camera': sample(self.IMAGE, 2, 6), 'speed': torch.randn(2, 6, 3)}
         step = time_step(observation, torch.ones(2, 6, dtype=torch.int32))
-        result = RandomShift(spec, fields=['camera']).transform_experience(Experience(time_step=step))
+        result = RandomShift(spec, 2, fields=['camera']).transform_experience(Experience(time_step=step))
         assert result.time_step.observation['speed'] is observation['speed']
         assert not torch.equal(result.time_step.observation['camera'], observation['camera'])
         with pytest.raises(SpecError, match=r"RandomShift: 'speed': expected an image \(C, H, W\)"):
-            RandomShift(spec, fields=['speed'])
+            RandomShift(spec, 2, fields=['speed'])
+        with pytest.raises(SpecError, match='RandomShift: .*an image .* of more than 3 x 3 pixels'):
+            RandomShift(self.IMAGE, 3)
 
     def test_frames_are_stacked_before_they_are_shifted(self):
         with pytest.raises(ValueError, match='FrameStacker'):
-            dt.create_data_transformer([RandomShift, FrameStacker], self.IMAGE)
+            dt.create_data_transformer([partial(RandomShift, max_shift=2), FrameStacker], self.IMAGE)
 
 
 @pytest.mark.parametrize('keys', KEYS.values(), ids=KEYS)
