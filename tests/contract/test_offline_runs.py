@@ -298,9 +298,9 @@ def test_a_replay_buffer_of_alf_is_trained_on(conf, params):
 @pytest.mark.parametrize('kind', ['offline', 'pretraining, then both'])
 def test_kills_at_random_moments_change_nothing(tmp_path, kind):
     record('data/pendulum/replay', 2000)
-    conf, params = {'offline': ('iql_pendulum', ('TrainerConfig.num_iterations=60', )), 'pretraining, then both': (
-        'iql_finetune_pendulum', ('TrainerConfig.num_iterations=40',
-                                  'TrainerConfig.rl_train_after_update_steps=2000'))}[kind]
+    conf, params = {'offline': ('iql_pendulum', ('TrainerConfig.num_iterations=30', )), 'pretraining, then both': (
+        'iql_finetune_pendulum', ('TrainerConfig.num_iterations=20',
+                                  'TrainerConfig.rl_train_after_update_steps=1000'))}[kind]
     gin_utils.clear()
     path = os.path.abspath('data/pendulum/replay')
     outcome, = kill_runs.kill_runs(conf, tmp_path / 'runs', 3 if kind == 'offline' else 1,

@@ -59,7 +59,8 @@ def test_the_tables_of_the_page_name_every_hook_and_member():
 @pytest.mark.processes
 def test_the_commands_work_one_after_the_other(folder):
     for command in COMMANDS:
-        result = warm_starts.run([sys.executable, *command], capture_output=True, text=True, timeout=300,
+        added = ['--num_episodes', '1'] if 'alfx.bin.evaluate' in command else []
+        result = warm_starts.run([sys.executable, *command, *added], capture_output=True, text=True, timeout=300,
                                  env={**os.environ, 'OMP_NUM_THREADS': '1'})
         assert result.returncode == 0, f'{shlex.join(command)}\n{result.stdout}{result.stderr}'
     assert len(COMMANDS) == 3 and (folder / 'norm.png').stat().st_size

@@ -15,7 +15,8 @@ from alfx.trainers.policy_trainer import RLTrainer
 
 TEXT = (Path(__file__).parents[3] / 'docs' / 'learn_from_images.md').read_text()
 COMMANDS = [shlex.split(line)[1:] for line in TEXT.splitlines() if line.startswith('python -m')]
-SHORT = {'train': ['--conf_param', 'TrainerConfig.num_env_steps=2000'], 'play': ['--max_frames', '20']}
+SHORT = {'train': ['--conf_param', 'TrainerConfig.num_env_steps=1000',
+                   '--conf_param', 'TrainerConfig.num_updates_per_train_iter=1'], 'play': ['--max_frames', '20']}
 
 
 @pytest.mark.slow
