@@ -47,7 +47,7 @@ def test_kills_at_random_moments_change_nothing(tmp_path, family):
     conf, params, num_processes = FAMILIES[family]
     if 'mujoco' in family:
         pytest.importorskip('mujoco')
-    num_kills = 1 if family in ('planning with an ensemble', 'imagination', 'ppo in two processes') else 3  # slow ones
+    num_kills = 1 if family in ('planning with an ensemble', 'imagination') else 3  # the slow ones
     outcome, = kill_runs.kill_runs(conf, tmp_path, num_kills, params, num_processes,
                                     popen=warm_starts.Popen)
     assert not outcome.differs, kill_runs.report(conf, outcome)
@@ -57,8 +57,8 @@ def test_kills_at_random_moments_change_nothing(tmp_path, family):
 @pytest.mark.compiles
 @pytest.mark.slow
 def test_a_compiled_run_resumes_up_to_rounding_and_logs_this(tmp_path):
-    params = ('TrainerConfig.num_env_steps=2000', 'TrainerConfig.compile=True')
-    outcome, = kill_runs.kill_runs('dqn_cart_pole', tmp_path, 1, params, popen=warm_starts.Popen)
+    params = ('TrainerConfig.num_env_steps=1000', 'TrainerConfig.compile=True')
+    outcome, = kill_runs.kill_runs('sac_pendulum', tmp_path, 1, params, popen=warm_starts.Popen)
     assert all(difference.size < 1e-5 for difference in outcome.differences), kill_runs.report('', outcome)
     assert 'rounds differently' in (tmp_path / 'killed-0.log').read_text()
 

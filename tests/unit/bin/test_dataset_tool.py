@@ -153,7 +153,7 @@ def test_ten_kills_of_the_recorder_leave_the_old_dataset_or_the_new_one(tmp_path
             if kill == 9:
                 process.communicate(timeout=120)
             elif kill % 2:
-                time.sleep(chance.uniform(0, seconds) if kill > 1 else 0)
+                time.sleep(0 if kill == 1 else chance.uniform(0, seconds))
             else:
                 while process.poll() is None and glob.glob(f'{path}/data-*') == before:
                     time.sleep(1e-4)
