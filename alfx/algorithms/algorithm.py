@@ -723,11 +723,11 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         Raises:
             ValueError: the number of optimizers differs.
         """
-        mine = self.optimizers(recurse=False)
-        if len(mine) != len(state['optimizers']):
-            raise ValueError(f'{self._name} has {len(mine)} optimizers, the checkpoint has '
+        optimizers = self.optimizers(recurse=False)
+        if len(optimizers) != len(state['optimizers']):
+            raise ValueError(f'{self._name} has {len(optimizers)} optimizers, the checkpoint has '
                              f"{len(state['optimizers'])}; it belongs to another configuration")
-        for optimizer, saved in zip(mine, state['optimizers']):
+        for optimizer, saved in zip(optimizers, state['optimizers']):
             optimizer.load_state_dict(saved)
         if self._replay_buffer is not None and 'replay_buffer' in state:
             self._replay_buffer.load_state_dict(state['replay_buffer'])

@@ -40,34 +40,34 @@ class Rows:
     """N steps as one batch ``[N, ...]``; each field of a sequence is sliced when it is first read.
 
     Attributes:
-        whole: the time step and the info of the rollout, ``[N, ...]``, or ``[T, B, ...]`` to be sliced.
+        source: the time step and the info of the rollout, ``[N, ...]``, or ``[T, B, ...]`` to be sliced.
         cut: selects these steps of a nest ``[T, B, ...]``.
         of: selects these rows of the output of :meth:`BootstrappedAlgorithm.policy_terms`, which may cover more rows.
     """
 
-    whole: tuple[TimeStep, Any]
+    source: tuple[TimeStep, Any]
     cut: Callable[[NestedTensor], Any] = _all
     of: Callable[[Any], Any] = _all
 
     @cached_property
     def observation(self) -> NestedTensor:
         """Observation, nest ``[N, ...]``."""
-        return self.cut(self.whole[0].observation)
+        return self.cut(self.source[0].observation)
 
     @cached_property
     def inputs(self) -> TimeStep:
         """The whole time step ``[N, ...]``."""
-        return self.cut(self.whole[0])
+        return self.cut(self.source[0])
 
     @cached_property
     def action_mask(self) -> Any:
         """Mask of valid actions, bool ``[N, ..., A]``, or ``()``."""
-        return self.cut(self.whole[0].action_mask)
+        return self.cut(self.source[0].action_mask)
 
     @cached_property
     def rollout_info(self) -> Any:
         """Info of ``rollout_step`` ``[N, ...]``."""
-        return self.cut(self.whole[1])
+        return self.cut(self.source[1])
 
 
 class Terms(NamedTuple):

@@ -219,7 +219,7 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
             critics, new_state = self.trained_values(rows, (), new_state)
             target, new_state = self.bootstrap_values(rows, (policy, taken), new_state)
             loss, _ = self.policy_loss(rows, terms, (), state)
-            return AlgStep(taken, new_state, self.train_info(*rows.whole, Terms(terms, loss, critics, target))[1])
+            return AlgStep(taken, new_state, self.train_info(*rows.source, Terms(terms, loss, critics, target))[1])
         if self._is_recurrent and self.need_full_rollout_state():
             new_state = new_state._replace(
                 critics=self._critic_networks((observation, taken), state.critics)[1],

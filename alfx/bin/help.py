@@ -222,10 +222,10 @@ def _signature_lines(name: str, parameters: dict[str, inspect.Parameter]) -> Ite
 
 def _inherited_lines(description: Any) -> Iterator[str]:
     """Yield the arguments that other classes explain, by class, with default and meaning."""
-    said = {key: description.meanings.get(key, ('', '')) for key in description.parameters}
-    for owner in dict.fromkeys(owner for owner, _ in said.values() if owner):
+    meanings = {key: description.meanings.get(key, ('', '')) for key in description.parameters}
+    for owner in dict.fromkeys(owner for owner, _ in meanings.values() if owner):
         texts = [f'{_with_default(key, description.parameters[key])}: {docstrings.plain(meaning)}'
-                 for key, (other, meaning) in said.items() if other == owner]
+                 for key, (other, meaning) in meanings.items() if other == owner]
         yield from (f'Arguments of {owner}:', *(textwrap.fill(text, 116, initial_indent='    ', break_on_hyphens=False,
                                                               subsequent_indent=' ' * 8) for text in texts), '')
 

@@ -80,8 +80,8 @@ class TransformChain:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TransformChain):
             return NotImplemented
-        mine, theirs = self.transforms, other.transforms
-        return mine is theirs or (len(mine) == len(theirs) and all(map(_same_transform, mine, theirs)))
+        own, others = self.transforms, other.transforms
+        return own is others or (len(own) == len(others) and all(map(_same_transform, own, others)))
 
     def __hash__(self) -> int:
         return hash(tuple(type(t) for t in self.transforms))
@@ -97,8 +97,9 @@ def _same_transform(a: td.Transform, b: td.Transform) -> bool:
         return False
     if isinstance(a, td.transforms._InverseTransform):
         return _same_transform(a.inv, b.inv)
-    mine, theirs = ({k: v for k, v in vars(t).items() if k not in _SCRATCH} for t in (a, b))
-    return mine.keys() == theirs.keys() and all(same_setting(v, theirs[k]) for k, v in mine.items())
+    settings_a, settings_b = ({k: v for k, v in vars(t).items() if k not in _SCRATCH} for t in (a, b))
+    return (settings_a.keys() == settings_b.keys() and
+            all(same_setting(value, settings_b[key]) for key, value in settings_a.items()))
 
 
 def same_setting(a: Any, b: Any) -> bool:

@@ -142,17 +142,17 @@ class _PartialAsync(NextStepAutoreset):
     def _step_others(self, actions: Any, due: np.ndarray) -> Step:
         env = self.env
         disabled = self._mode is AutoresetMode.DISABLED
-        asked = []
+        requested = []
         for i, (pipe, action) in enumerate(zip(env.parent_pipes, iterate(env.action_space, actions))):
             if disabled or not due[i]:
                 pipe.send(('reset', {'seed': None, 'options': None}) if due[i] else ('step', action))
-                asked.append(i)
-        answers = [env.parent_pipes[i].recv() for i in asked]
+                requested.append(i)
+        answers = [env.parent_pipes[i].recv() for i in requested]
         env._raise_if_errors([success for _, success in answers])
         observation = copied(self, env.observations)
         rewards, flags = np.zeros(self.num_envs), np.zeros((2, self.num_envs), bool)
         infos: dict[str, Any] = {}
-        for i, (answer, _) in zip(asked, answers):
+        for i, (answer, _) in zip(requested, answers):
             if not env.shared_memory:
                 _put(self, observation, i, answer[0])
             if not due[i]:
@@ -243,12 +243,12 @@ def merged_infos(infos: dict[str, Any], other: dict[str, Any], rows: np.ndarray)
     """Return ``infos`` with ``rows`` taken from ``other``; a key missing in one of them is 0 in its rows."""
     merged: dict[str, Any] = {}
     for key in infos.keys() | other.keys():
-        mine, theirs = infos.get(key), other.get(key)
-        some: Any = theirs if mine is None else mine
-        if isinstance(some, dict):
-            merged[key] = merged_infos(mine or {}, theirs or {}, rows)
+        first, second = infos.get(key), other.get(key)
+        present: Any = second if first is None else first
+        if isinstance(present, dict):
+            merged[key] = merged_infos(first or {}, second or {}, rows)
             continue
-        dtype = some.dtype if mine is None or theirs is None else np.result_type(mine, theirs)
-        merged[key] = array = np.zeros_like(some) if mine is None else np.array(mine, dtype)
-        array[rows] = 0 if theirs is None else theirs[rows]
+        dtype = present.dtype if first is None or second is None else np.result_type(first, second)
+        merged[key] = array = np.zeros_like(present) if first is None else np.array(first, dtype)
+        array[rows] = 0 if second is None else second[rows]
     return merged

@@ -277,21 +277,21 @@ class Reader:
 
     def _add(self, statement, path, locate, including) -> None:
         line = statement.location.line_num
-        place = (path, line, locate(line))
+        location = (path, line, locate(line))
         if isinstance(statement, config_parser.BindingStatement):
             kind = 'binding' if statement.arg_name else 'macro'
-            read = Statement(kind, statement.scope, statement.selector, statement.arg_name, statement.value, *place)
+            read = Statement(kind, statement.scope, statement.selector, statement.arg_name, statement.value, *location)
             scope = re.sub(r'\W', '_', read.text)
             overridden = self._scopes.pop(scope, ())
             if overridden:
                 self.statements = [s for s in self.statements if s.scope.rpartition('/')[2] not in overridden]
             self.statements.append(read._replace(value=self._without_calls(read, read.value, scope)))
         elif isinstance(statement, config_parser.BlockDeclaration):
-            self.statements.append(Statement('block', statement.scope, statement.selector, '', None, *place))
+            self.statements.append(Statement('block', statement.scope, statement.selector, '', None, *location))
         elif isinstance(statement, config_parser.ImportStatement):
-            self.statements.append(Statement('import', '', statement.module, '', statement.format(), *place))
+            self.statements.append(Statement('import', '', statement.module, '', statement.format(), *location))
         else:
-            self._include(statement.filename, place[2], including)
+            self._include(statement.filename, location[2], including)
 
     def _without_calls(self, statement: Statement, value: Any, scope: str) -> Any:
         """Return a value with a reference to a separate scope for each call, whose arguments become bindings."""

@@ -34,7 +34,7 @@ _OPERATORS = ('call getitem add radd sub rsub mul rmul truediv rtruediv floordiv
               'lt le gt ge eq ne').split()
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """File and line of a statement."""
 
     file: str
@@ -56,7 +56,7 @@ class Unknown:
             raise AttributeError(name)
         return self.report()
 
-    def report(self, place: Optional[Place] = None) -> 'Unknown':
+    def report(self, location: Optional[Location] = None) -> 'Unknown':
         """Report that the object cannot be used, by default at the line that is being executed."""
         return self
 
@@ -87,8 +87,9 @@ class Made(Unknown):
     def __repr__(self) -> str:
         return f'{self.named.name}(...)'
 
-    def report(self, place: Optional[Place] = None) -> Unknown:
-        return self.named.record.report(f'the conf computes with the result of {self.named.name}()', _COMPUTED, place)
+    def report(self, location: Optional[Location] = None) -> Unknown:
+        return self.named.record.report(f'the conf computes with the result of {self.named.name}()', _COMPUTED,
+                                        location)
 
 
 class Absent(Unknown):
@@ -97,9 +98,9 @@ class Absent(Unknown):
     def __init__(self, record: 'Record', name: str):
         self.record, self.name = record, name
 
-    def report(self, place: Optional[Place] = None) -> Unknown:
+    def report(self, location: Optional[Location] = None) -> Unknown:
         hint = instead_of(self.name) or 'docs/coming_from_alf.md lists replacements'
-        return self.record.report(f"alfx has no '{self.name}'", hint, place)
+        return self.record.report(f"alfx has no '{self.name}'", hint, location)
 
 
 class Named:
@@ -156,10 +157,10 @@ class _Module:
 
 
 class Bound(NamedTuple):
-    """A value with the place that binds it and the number of the call of ``alf.config``."""
+    """A value with the location that binds it and the number of the call of ``alf.config``."""
 
     value: Any
-    place: Place
+    location: Location
     call: int = 0
 
 
@@ -197,7 +198,7 @@ class Record:
         self.notes: list[str] = []
         self.unknown = Unknown()
         self.files: set[str] = set()
-        self.classes: dict[tuple[str, str], Place] = {}
+        self.classes: dict[tuple[str, str], Location] = {}
         self._fixed: set[tuple[str, str]] = set()
         self._files: list[str] = []  # being executed, the imported conf after the conf that imports it
         self._executed: dict[str, types.ModuleType] = {}
@@ -225,18 +226,18 @@ class Record:
         for owner, name, value in items:
             key = self.selector(owner), name
             if key in self._fixed:
-                if self.bindings[key].place.file:
-                    self.notes.append(f'{self.place()}: ignored, because an earlier line fixes {owner}.{name}')
+                if self.bindings[key].location.file:
+                    self.notes.append(f'{self.location()}: ignored, because an earlier line fixes {owner}.{name}')
                 continue
             self.bindings.pop(key, None)
-            self.bindings[key] = Bound(value, self.place(), self._calls)
+            self.bindings[key] = Bound(value, self.location(), self._calls)
             if not mutable:
                 self._fixed.add(key)
 
     def define_config(self, name: str, default_value: Any) -> Any:
         """Define a macro and return its value, as ``alf.define_config`` does."""
         value = self._watched(name, self.params.pop(name, default_value))
-        self.macros[name] = Bound(value, self.place())
+        self.macros[name] = Bound(value, self.location())
         return value
 
     def get_config_value(self, config_name: str) -> Any:
@@ -300,8 +301,8 @@ class Record:
             with tokenize.open(path) as file:
                 tree = ast.parse(file.read(), path)
         except (SyntaxError, UnicodeDecodeError, ValueError) as error:
-            place = Place(path, getattr(error, 'lineno', None) or 1)
-            raise ConfError(f'not a Python file: {error}', location=str(place)) from None
+            location = Location(path, getattr(error, 'lineno', None) or 1)
+            raise ConfError(f'not a Python file: {error}', location=str(location)) from None
         module = types.ModuleType(os.path.splitext(os.path.basename(path))[0])
         names = vars(module)
         names.update(__file__=path, __builtins__={**vars(builtins), '__import__': self._import})
@@ -311,7 +312,7 @@ class Record:
         self._names[path] = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         for statement in tree.body:
             if isinstance(statement, ast.ClassDef):
-                self.classes[names['__name__'], statement.name] = Place(path, statement.lineno)
+                self.classes[names['__name__'], statement.name] = Location(path, statement.lineno)
             if not self._succeeds(ast.Module([statement], []), names):
                 self._continue_after(statement, names)
         self._files.pop()
@@ -329,15 +330,16 @@ class Record:
         except NotExpressible:
             pass
         except ConfError as error:
-            self.problems += [problem._replace(location=problem.location or str(Place(self._files[-1], line)))
+            self.problems += [problem._replace(location=problem.location or str(Location(self._files[-1], line)))
                               for problem in error.problems]
         except (Exception, SystemExit) as error:  # noqa: BLE001  the conf may raise anything
-            places = [Place(frame.filename, frame.lineno or 1) for frame in traceback.extract_tb(error.__traceback__)
-                      if frame.filename in self.files]
-            place = places[-1] if places else Place(self._files[-1], line)
+            locations = [Location(frame.filename, frame.lineno or 1)
+                         for frame in traceback.extract_tb(error.__traceback__)
+                         if frame.filename in self.files]
+            location = locations[-1] if locations else Location(self._files[-1], line)
             hint = ('the module uses alf: replace alf by alfx in it' if getattr(error, 'name', '') == 'alf' else
                     'correct the statement, or write its bindings in the gin file by hand')
-            self.report(f'{type(error).__name__}: {error}', hint, place)
+            self.report(f'{type(error).__name__}: {error}', hint, location)
         del self._files[before:]
         return False
 
@@ -388,8 +390,8 @@ class Record:
         if module in _ENTRY_POINTS and name in self._api:
             return self._api[name]
         if module == 'alfx.examples' or module.startswith('alfx.examples.'):
-            inside, places = module.removeprefix('alfx.examples').lstrip('.'), [os.path.dirname(self._files[-1]), '']
-            if not inside or any(os.path.isdir(os.path.join(place, *inside.split('.'))) for place in places):
+            inside, folders = module.removeprefix('alfx.examples').lstrip('.'), [os.path.dirname(self._files[-1]), '']
+            if not inside or any(os.path.isdir(os.path.join(folder, *inside.split('.'))) for folder in folders):
                 return self._example(f'{inside}.{name}'.lstrip('.'))
             return getattr(self._example(inside), name, Absent(self, f'examples.{inside}.{name}'))
         module = _MOVED.get(module, module)
@@ -448,16 +450,16 @@ class Record:
 
     # Reports -------------------------------------------------------------------------------------------------------
 
-    def place(self) -> Place:
+    def location(self) -> Location:
         """Return the line of the conf that is being executed."""
         frame: Any = sys._getframe()
         while frame is not None and frame.f_code.co_filename not in self.files:
             frame = frame.f_back
-        return Place(frame.f_code.co_filename, frame.f_lineno) if frame else Place('', 0)
+        return Location(frame.f_code.co_filename, frame.f_lineno) if frame else Location('', 0)
 
-    def report(self, message: str, hint: str = '', place: Optional[Place] = None) -> Unknown:
+    def report(self, message: str, hint: str = '', location: Optional[Location] = None) -> Unknown:
         """Add a problem, by default at the line that is being executed, and return ``unknown``."""
-        problem = Problem(str(place or self.place()), message, hint)
+        problem = Problem(str(location or self.location()), message, hint)
         if problem not in self.problems:
             self.problems.append(problem)
         return self.unknown

@@ -25,7 +25,7 @@ from .conf_error import ConfError, Problem, hint_nearest
 from .conf_loading import import_configurables
 from .reference_types import resolve
 from .parsing import Macro, Reader, Reference
-from .python_confs import Bound, Made, Named, NotExpressible, Place, Record, Unknown
+from .python_confs import Bound, Made, Named, NotExpressible, Location, Record, Unknown
 
 _MOVE = 'move it to a module beside the conf, and import it from there'
 _REQUIRED = Macro('gin.REQUIRED')
@@ -83,10 +83,10 @@ def convert(path: str, conf_params: Sequence[str] = ()) -> Converted:
         head += [('', None), *((f'import {module}', None) for module in record.modules)]
     lines = head + ([('', None), *macros] if macros else []) + writer.lines
     text = '\n'.join(line for line, _ in lines) + '\n'
-    return Converted(text, record.problems + _check(text, [place for _, place in lines]), record.notes)
+    return Converted(text, record.problems + _check(text, [location for _, location in lines]), record.notes)
 
 
-def _header(path: str) -> Iterator[tuple[str, Optional[Place]]]:
+def _header(path: str) -> Iterator[tuple[str, Optional[Location]]]:
     """Yield the comments and the docstring at the top of a file as lines of comments."""
     with tokenize.open(path) as file:
         for token in tokenize.generate_tokens(file.readline):
@@ -99,14 +99,14 @@ def _header(path: str) -> Iterator[tuple[str, Optional[Place]]]:
             yield f'# {line}'.rstrip(), None
 
 
-def _check(text: str, places: Sequence[Optional[Place]]) -> list[Problem]:
-    """Check the names and types of the gin text; the problems name the places in the Python conf."""
+def _check(text: str, locations: Sequence[Optional[Location]]) -> list[Problem]:
+    """Check the names and types of the gin text; the problems name the locations in the Python conf."""
     reader = Reader()
     reader.read_text(text)
     statements = [statement for statement in reader.statements if statement.kind != 'import']
     empty = [statement.location for statement in statements if statement.value == _REQUIRED]
     found = reader.problems + static_check.check(statements, import_configurables())[1]
-    return [problem._replace(location=str(places[int(problem.location.split()[-1]) - 1] or problem.location))
+    return [problem._replace(location=str(locations[int(problem.location.split()[-1]) - 1] or problem.location))
             for problem in found if problem.location not in empty]
 
 
@@ -114,11 +114,11 @@ class _Writer:
     """Lines of gin text for a record.
 
     Attributes:
-        lines: each line with the place in the Python conf that it comes from.
+        lines: each line with the location in the Python conf that it comes from.
     """
 
     def __init__(self, record: Record):
-        self.lines: list[tuple[str, Optional[Place]]] = []
+        self.lines: list[tuple[str, Optional[Location]]] = []
         self._record = record
         self._scopes: dict[int, str] = {}
         self._taken = set(static_check._declared_scopes)
@@ -134,10 +134,10 @@ class _Writer:
             self._call = bound.call
         self._write(f'{_short(selector)}.{name}', bound, name)
 
-    def macro_lines(self) -> list[tuple[str, Optional[Place]]]:
+    def macro_lines(self) -> list[tuple[str, Optional[Location]]]:
         """Return the definitions of the macros; a macro that no line uses becomes a comment."""
         body, computed_from = self.lines, set(self._record.computed_from)
-        macros: list[tuple[str, Optional[Place]]] = []
+        macros: list[tuple[str, Optional[Location]]] = []
         for name, bound in reversed(self._record.macros.items()):  # a macro can be used by later ones
             self.lines = []
             if name in self._used_macros:
@@ -153,21 +153,21 @@ class _Writer:
         return macros
 
     def _write(self, left: str, bound: Bound, name: str) -> None:
-        value = self._expressed(bound.value, name, bound.place)
-        self.lines.append((f'{left} = {value!r}', bound.place))
+        value = self._expressed(bound.value, name, bound.location)
+        self.lines.append((f'{left} = {value!r}', bound.location))
         while self._waiting:
             scope, selector, arguments = self._waiting.pop(0)
             for argument, item in arguments.items():
-                value = self._expressed(item, argument, bound.place)
-                self.lines.append((f'{scope}/{_short(selector)}.{argument} = {value!r}', bound.place))
+                value = self._expressed(item, argument, bound.location)
+                self.lines.append((f'{scope}/{_short(selector)}.{argument} = {value!r}', bound.location))
 
-    def _expressed(self, value: Any, name: str, place: Place) -> Any:
+    def _expressed(self, value: Any, name: str, location: Location) -> Any:
         try:
-            return self._expression(value, name, place)
+            return self._expression(value, name, location)
         except NotExpressible:
             return _REQUIRED
 
-    def _expression(self, value: Any, name: str, place: Place) -> Any:
+    def _expression(self, value: Any, name: str, location: Location) -> Any:
         """Return an object whose ``repr`` is the gin text of a value.
 
         Raises:
@@ -177,9 +177,9 @@ class _Writer:
             self._used_macros.add(self._record.macro_of[id(value)])
             return Macro(self._record.macro_of[id(value)])
         if issubclass(type(value), Made):
-            return self._reference(value, value.named, value.arguments, name, place)
+            return self._reference(value, value.named, value.arguments, name, location)
         if issubclass(type(value), Unknown):
-            value.report(place)
+            value.report(location)
             raise NotExpressible
         if isinstance(value, (Reference, Macro)) or value is None or isinstance(value, bool):
             return value
@@ -191,20 +191,21 @@ class _Writer:
         if isinstance(value, torch.dtype):
             return str(value).removeprefix('torch.')
         if isinstance(value, (list, tuple)) and not hasattr(value, '_fields'):
-            items = [self._expression(item, name, place) for item in value]
+            items = [self._expression(item, name, location) for item in value]
             return tuple(items) if isinstance(value, tuple) else items
         if isinstance(value, dict):
-            return {self._expression(key, name, place): self._expression(item, name, place)
+            return {self._expression(key, name, location): self._expression(item, name, location)
                     for key, item in value.items()}
         if isinstance(value, os.PathLike):
             return os.fspath(value)
         if isinstance(value, functools.partial):
-            named = self._named(value.func, place)
+            named = self._named(value.func, location)
             arguments = {**self._record.by_name(named, value.args), **value.keywords}
-            return self._reference(value, named, arguments, name, place)
-        return Reference((), _short(self._named(value, place).selector), False)
+            return self._reference(value, named, arguments, name, location)
+        return Reference((), _short(self._named(value, location).selector), False)
 
-    def _reference(self, value: Any, named: Named, arguments: dict[str, Any], name: str, place: Place) -> Reference:
+    def _reference(self, value: Any, named: Named, arguments: dict[str, Any], name: str,
+                   location: Location) -> Reference:
         """Return a reference with a scope for its arguments, which are written later."""
         evaluate = type(value) is Made
         if not arguments:
@@ -214,8 +215,8 @@ class _Writer:
             self._scopes[id(value)] = scope = self._free(scope)
             self._waiting.append((scope, named.selector, arguments))
         elif evaluate and inspect.isclass(resolve(named.selector).wrapped):
-            self._record.notes.append(f'{place}: the conf uses one {named.name} in several places; the gin file makes '
-                                      'one for each')
+            self._record.notes.append(f'{location}: the conf uses one {named.name} in several places; the gin file '
+                                      'makes one for each')
         return Reference((self._scopes[id(value)],), _short(named.selector), evaluate)
 
     def _free(self, scope: str) -> str:
@@ -225,14 +226,14 @@ class _Writer:
         self._taken.add(name)
         return name
 
-    def _named(self, value: Any, place: Place) -> Named:
+    def _named(self, value: Any, location: Location) -> Named:
         """Return the class or function that a conf can refer to.
 
         Raises:
             NotExpressible: a conf cannot refer to the value, which is reported.
         """
         if issubclass(type(value), Unknown):
-            value.report(place)
+            value.report(location)
             raise NotExpressible
         if not isinstance(value, Named) and (inspect.isclass(value) or inspect.isroutine(value)):
             value = self._of_module(value)
@@ -240,7 +241,7 @@ class _Writer:
             return value
         what = f'{value.name}, which is not configurable' if isinstance(value, Named) else f'the value {value!r:.80}'
         self._record.report(f'a gin file cannot express {what}', 'return it from a function of a module beside '
-                            'the conf, and bind @my_module.my_function()', place)
+                            'the conf, and bind @my_module.my_function()', location)
         raise NotExpressible
 
     def _of_module(self, value: Any) -> Named:
@@ -248,7 +249,7 @@ class _Writer:
         code = getattr(value, '__code__', None)
         found = self._record.classes.get((value.__module__, value.__name__))
         if code is not None and code.co_filename in self._record.files:
-            found = Place(code.co_filename, code.co_firstlineno)
+            found = Location(code.co_filename, code.co_firstlineno)
         if found is not None:
             name = 'a lambda' if value.__name__ == '<lambda>' else f'{value.__name__}, which the conf defines'
             self._record.report(f'a gin file cannot express {name}', _MOVE, found)

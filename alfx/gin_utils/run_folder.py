@@ -223,8 +223,8 @@ def check_same_conf(root_dir: str) -> None:
             continue
         was, now = _effective(old, key), _effective(new, key)
         if repr(was) != repr(now) and _show(key) != 'TrainerConfig.random_seed':  # the trainer checks the seed
-            place = bindings[key].location if key in bindings else ''
-            problems.append(Problem(place, f'{_show(key)} is {now!r}, but the run in {show_path(root_dir)} has '
+            location = bindings[key].location if key in bindings else ''
+            problems.append(Problem(location, f'{_show(key)} is {now!r}, but the run in {show_path(root_dir)} has '
                                     f'{was!r}'))
     if problems:
         hint = 'use another root_dir for this conf, or remove the differences to resume the stored run'

@@ -1,4 +1,4 @@
-"""The mistakes of a conf, with their places in its text."""
+"""The mistakes of a conf, with their locations in its text."""
 import os
 import re
 from collections.abc import Mapping

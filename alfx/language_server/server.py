@@ -53,9 +53,9 @@ def serve(import_modules: bool) -> None:
         for document in server.workspace.text_documents.values():  # any of them may include the changed one
             if not document.path.endswith('.gin') and document.language_id != 'gin':
                 continue
-            found = [types.Diagnostic(range_in(document, *place), message, types.DiagnosticSeverity.Error,
+            found = [types.Diagnostic(range_in(document, *location), message, types.DiagnosticSeverity.Error,
                                       source='alfx')
-                     for *place, message in mistakes(document.path, texts(), import_modules)]
+                     for *location, message in mistakes(document.path, texts(), import_modules)]
             server.text_document_publish_diagnostics(
                 types.PublishDiagnosticsParams(document.uri, found, document.version))
 

@@ -15,8 +15,8 @@ from torch import nn
 from alfx.layers.sequential import copy_module, make_parallel_net
 from alfx.norm_layers import is_batch_norm
 
-_Place = tuple[nn.Module, str]
-_Stack = tuple[Any, list[tuple[tuple[int, ...], list[_Place]]]]
+_Attribute = tuple[nn.Module, str]
+_Stack = tuple[Any, list[tuple[tuple[int, ...], list[_Attribute]]]]
 
 
 class GivenParameters:
@@ -79,9 +79,9 @@ class GivenParameters:
         if getattr(stack, 'training', training) != training:
             stack.train(training)
         # A single split: its gradient is one concatenation, while slices would create a tensor of zeros each.
-        for columns, (shape, places) in zip(theta.split(self._sizes, dim=1), slots):
-            tensors = columns.unbind(0) if len(places) > 1 else (columns, )
-            for (module, name), values in zip(places, tensors, strict=True):
+        for columns, (shape, attributes) in zip(theta.split(self._sizes, dim=1), slots):
+            tensors = columns.unbind(0) if len(attributes) > 1 else (columns, )
+            for (module, name), values in zip(attributes, tensors, strict=True):
                 module.__dict__[name] = values.reshape(shape)
         return stack
 
@@ -93,8 +93,8 @@ class GivenParameters:
     def release(self) -> None:
         """Drop the given parameters and the autograd graph behind them."""
         for _, slots in self._stacks.values():
-            for _, places in slots:
-                for module, name in places:
+            for _, attributes in slots:
+                for module, name in attributes:
                     module.__dict__[name] = None
 
     def initial_parameters(self, n: int) -> torch.Tensor:
@@ -126,11 +126,11 @@ class GivenParameters:
         with torch.random.fork_rng([device] if device.type == 'cuda' else []):
             stack: Any = make_parallel_net(self.module, n)
         slots = _slots(stack)
-        places = [place for slot in slots for place in slot]
-        if len(slots) != len(self._sizes) or len(set(places)) != len(places):
+        attributes = [attribute for slot in slots for attribute in slot]
+        if len(slots) != len(self._sizes) or len(set(attributes)) != len(attributes):
             raise self._shared_error()
         shapes = [tuple(getattr(*slot[0]).shape) for slot in slots]
-        for module, name in places:
+        for module, name in attributes:
             del module._parameters[name]
             module.__dict__[name] = None
         return stack, list(zip(shapes, slots))
@@ -140,18 +140,18 @@ class GivenParameters:
                           'between its parts, so separate values cannot be given for each of several modules')
 
 
-def _slots(stack: nn.Module) -> list[list[_Place]]:
-    """Return the places where a stack stores its parameters, in the order of the parameters of a single module.
+def _slots(stack: nn.Module) -> list[list[_Attribute]]:
+    """Return the attributes in which a stack stores its parameters, in the order of the parameters of a single module.
 
-    A tensor that holds all ``n`` has one place; copies that are called one after the other have ``n`` places.
+    A tensor that holds all ``n`` is one attribute; copies that are called one after the other are ``n`` attributes.
     """
     copies = getattr(stack, 'copies', None)
     if copies is not None:
-        each = [_places(copy) for copy in copies if isinstance(copy, nn.Module)]
-        return [list(places) for places in zip(*each, strict=True)]
-    own: list[list[_Place]] = [[(stack, name)] for name, p in stack._parameters.items() if p is not None]
+        each = [_attributes(copy) for copy in copies if isinstance(copy, nn.Module)]
+        return [list(attributes) for attributes in zip(*each, strict=True)]
+    own: list[list[_Attribute]] = [[(stack, name)] for name, p in stack._parameters.items() if p is not None]
     return own + [slot for child in stack.children() for slot in _slots(child)]
 
 
-def _places(module: nn.Module) -> list[_Place]:
+def _attributes(module: nn.Module) -> list[_Attribute]:
     return [(m, name) for m in module.modules() for name, p in m._parameters.items() if p is not None]

@@ -86,17 +86,18 @@ def prepare_inputs(spec: NestedTensorSpec, combiner: Callable | None = None, ena
                                                              if leaf.is_continuous and leaf.ndim == 3}
     layers = [_convolutions(leaf, path, conv_layer_params, image_features, activation, kernel_initializer, use_conv_ln)
               if path in images else _layer_for(leaf, most_values, is_alone) for path, leaf in leaves]
-    said = [f"{f'{path!r}: ' if path else ''}" +
-            (f'image {list(leaf.shape)} through convolutions' if path in images else f'{_text(leaf)} as one-hot')
-            for (path, leaf), layer in zip(leaves, layers) if path in images or isinstance(layer, Categories)]
+    descriptions = [f"{f'{path!r}: ' if path else ''}" +
+                    (f'image {list(leaf.shape)} through convolutions' if path in images else
+                     f'{_text(leaf)} as one-hot')
+                    for (path, leaf), layer in zip(leaves, layers) if path in images or isinstance(layer, Categories)]
     are_vectors = all(path in images or isinstance(layer, (Categories, Reshape)) or
                       leaf.ndim == 1 and leaf.is_continuous for (path, leaf), layer in zip(leaves, layers))
     if combiner is None and not isinstance(spec, TensorSpec) and are_vectors:
         combiner = NestConcat()
         if len(leaves) > 1:
-            said.append(', '.join(repr(path) for path, _ in leaves) + ' concatenated')
+            descriptions.append(', '.join(repr(path) for path, _ in leaves) + ' concatenated')
     is_used = any(layer is not None for layer in layers) and (combiner is not None or isinstance(spec, TensorSpec))
-    return Prepared(nest.structure(spec).unflatten(layers) if is_used else None, combiner, '; '.join(said),
+    return Prepared(nest.structure(spec).unflatten(layers) if is_used else None, combiner, '; '.join(descriptions),
                     bool(images))
 
 

@@ -43,8 +43,8 @@ def held(root_dir: str) -> Iterator[None]:
         OSError: the disk is full.
     """
     ranks = context.get_ranks()
-    mine = os.path.realpath(root_dir), ranks is None or ranks.is_first
-    if mine in _held:
+    key = os.path.realpath(root_dir), ranks is None or ranks.is_first
+    if key in _held:
         yield
         return
     with contextlib.ExitStack() as stack:
@@ -57,11 +57,11 @@ def held(root_dir: str) -> Iterator[None]:
         if ranks is not None and not ranks.is_first:
             file = stack.enter_context(_opened(root_dir))
             _lock(file, fcntl.LOCK_SH)
-        _held[mine] = stack
+        _held[key] = stack
         try:
             yield
         finally:
-            del _held[mine]
+            del _held[key]
 
 
 def renew(root_dir: str) -> None:

@@ -23,28 +23,28 @@ class Range:
         high: largest value.
         step: restrict the values to ``low``, ``low + step``, ...; None for all values in between.
         log: sample on a logarithmic scale.
-        whole: restrict the values to integers.
+        integer: restrict the values to integers.
 
     Raises:
         ConfError: the arguments contradict each other.
     """
 
-    def __init__(self, low: float, high: float, step: float | None = None, log: bool = False, whole: bool = False):
-        kind = numbers.Integral if whole else numbers.Real
+    def __init__(self, low: float, high: float, step: float | None = None, log: bool = False, integer: bool = False):
+        kind = numbers.Integral if integer else numbers.Real
         for name, value in (('low', low), ('high', high), ('step', 1 if step is None else step)):
             if not isinstance(value, kind) or isinstance(value, bool) or not math.isfinite(value):
-                raise ConfError(f'{name} must be {"an int" if whole else "a number"}, found {value!r}')
+                raise ConfError(f'{name} must be {"an int" if integer else "a number"}, found {value!r}')
         if low > high:
             raise ConfError(f'low must not exceed high, found low = {low!r} and high = {high!r}')
         if log and low <= 0:
             raise ConfError(f'low must be > 0 on a logarithmic scale, found {low!r}')
         if step is not None and step <= 0:
             raise ConfError(f'step must be > 0, found {step!r}')
-        self.low, self.high, self.step, self.log, self.whole = low, high, step, log, whole
+        self.low, self.high, self.step, self.log, self.integer = low, high, step, log, integer
 
     def suggest(self, trial: Any, name: str) -> None:
         """Sample the parameter ``name`` of an optuna trial, unless it already has a value."""
-        if self.whole:
+        if self.integer:
             trial.suggest_int(name, self.low, self._last(), step=self.step or 1, log=self.log)
         else:
             low, high = float(self.low), float(self._last())
@@ -52,7 +52,7 @@ class Range:
 
     def text(self, value: Any) -> str:
         """Return a sampled value in the syntax of confs."""
-        return repr(int(value) if self.whole else float(value))
+        return repr(int(value) if self.integer else float(value))
 
     def probes(self) -> list[str]:
         """Return the smallest and largest value as text, to check a conf with them."""
@@ -64,7 +64,7 @@ class Range:
         Raises:
             ConfError: the values are not countable, or too many.
         """
-        step = self.step or (1 if self.whole and not self.log else None)
+        step = self.step or (1 if self.integer and not self.log else None)
         if step is None:
             raise ConfError('a grid needs a finite number of values', 'give a list of values, or a step')
         count = self._count(step)
@@ -130,12 +130,12 @@ def log_uniform(low: float, high: float) -> Range:
 
 def integer(low: int, high: int, step: int | None = None) -> Range:
     """Range of uniformly distributed integers."""
-    return Range(low, high, step, whole=True)
+    return Range(low, high, step, integer=True)
 
 
 def log_integer(low: int, high: int) -> Range:
     """Range of positive integers, uniformly distributed on a logarithmic scale."""
-    return Range(low, high, log=True, whole=True)
+    return Range(low, high, log=True, integer=True)
 
 
 def choice(*values: Any) -> Choice:

@@ -249,8 +249,8 @@ def _verify() -> str:
 
 if __name__ == '__main__':
     with processes.ending_with_parent():
-        said = _verify()
+        answer = _verify()
         sys.stderr.flush()
-        sys.stdout.write(_ANSWER + said)
+        sys.stdout.write(_ANSWER + answer)
         sys.stdout.flush()
         os._exit(0)  # an environment may hang or crash when it is closed

@@ -293,30 +293,30 @@ class MessagingProcess(Child):
     def __init__(self, work: Callable[..., None], arguments: tuple, name: str, daemon: bool = True):
         file, self._fault_file = tempfile.mkstemp(prefix='alfx-')
         os.close(file)
-        self._name, self._said = name, collections.deque[str](maxlen=_LAST_LINES)
+        self._name, self._log_lines = name, collections.deque[str](maxlen=_LAST_LINES)
         self.error = ''
         super().__init__(SPAWN, _talk, (work, self._fault_file, arguments),
                          f'alfx-{name.replace(" ", "-")}', daemon)
 
     def listen(self) -> list[tuple[str, Any]]:
         """Return the messages since the last call; log messages are logged instead."""
-        said = []
+        messages = []
         with contextlib.suppress(EOFError, OSError):
             while self.pipe.poll():
                 kind, content = pickle.loads(self.pipe.recv_bytes())
                 if kind == 'log':
-                    self._said.append(content[1])
+                    self._log_lines.append(content[1])
                     logger.log(content[0], '%s: %s', self._name, content[1])
                 elif kind == 'error':
                     self.error = content
                 else:
-                    said.append((kind, content))
-        return said
+                    messages.append((kind, content))
+        return messages
 
     def lost(self) -> LostProcessError:
         """Create the error for a process that has ended, with its traceback, its fault dump or the end of its log."""
         return LostProcessError(f'the {self._name} (pid {self.pid})', self.ending(),
-                                self.error or tail(self._fault_file) or '\n'.join(self._said))
+                                self.error or tail(self._fault_file) or '\n'.join(self._log_lines))
 
     def end(self, deadline: float, listen: Callable[[], Any] | None = None) -> None:
         """Wait for the process to end, see :class:`Child`, and remove its files."""

@@ -39,14 +39,14 @@ def copied_to(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     if device.type == 'cpu':
         return [x.to(device) for x in tensors]
     pins = device.type == 'cuda'
-    here = [i for i, x in enumerate(tensors) if x.device.type == 'cpu']
-    small = [i for i in here if tensors[i].nbytes <= _LARGEST_PACKED]
-    result = [x if i in here else x.to(device, non_blocking=True) for i, x in enumerate(tensors)]
+    on_cpu = [i for i, x in enumerate(tensors) if x.device.type == 'cpu']
+    small = [i for i in on_cpu if tensors[i].nbytes <= _LARGEST_PACKED]
+    result = [x if i in on_cpu else x.to(device, non_blocking=True) for i, x in enumerate(tensors)]
     if len(small) > 1:
         block, layout = packed([tensors[i] for i in small], pinned=pins)
         for i, x in zip(small, unpacked(send(block, device), layout)):
             result[i] = x
-    for i in here:
+    for i in on_cpu:
         if len(small) <= 1 or i not in small:
             x = tensors[i]
             result[i] = send(pinned_like(x).copy_(x), device) if pins else x.to(device)
@@ -70,16 +70,16 @@ def send(pinned: Tensor, device: torch.device) -> Tensor:
         _copy_streams[device] = torch.cuda.Stream(device)
     copying = _copy_streams[device]
     with torch.cuda.stream(copying):
-        there = pinned.to(device, non_blocking=True)
+        copy = pinned.to(device, non_blocking=True)
     computing.wait_stream(copying)
-    there.record_stream(computing)  # the memory is not reused for a later copy while queued work still reads it
-    return there
+    copy.record_stream(computing)  # the memory is not reused for a later copy while queued work still reads it
+    return copy
 
 
-_Place = tuple[int, torch.Size, torch.dtype]
+_Entry = tuple[int, torch.Size, torch.dtype]
 
 
-def packed(tensors: Sequence[Tensor], pinned: bool) -> tuple[Tensor, list[_Place]]:
+def packed(tensors: Sequence[Tensor], pinned: bool) -> tuple[Tensor, list[_Entry]]:
     """Copy ``tensors`` into one block of memory.
 
     Args:
@@ -101,7 +101,7 @@ def packed(tensors: Sequence[Tensor], pinned: bool) -> tuple[Tensor, list[_Place
     return block, layout
 
 
-def unpacked(block: Tensor, layout: Sequence[_Place]) -> list[Tensor]:
+def unpacked(block: Tensor, layout: Sequence[_Entry]) -> list[Tensor]:
     """Return views of the tensors that :func:`packed` put into ``block`` (uint8 ``[n]``, on any device)."""
     return [block[first:first + shape.numel() * dtype.itemsize].view(dtype).view(shape)
             for first, shape, dtype in layout]

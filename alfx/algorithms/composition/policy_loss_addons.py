@@ -132,13 +132,13 @@ class DivergenceFromPolicy(PolicyLossAddOn):
         """
         with torch.no_grad():
             other, _ = self._other_network(observation)
-        mine, theirs = (nest.flatten(policy, nest.is_distribution) for policy in (action_distribution, other))
-        if len(mine) != len(theirs) or len(mine) != len(self._scales):
+        policies, others = (nest.flatten(policy, nest.is_distribution) for policy in (action_distribution, other))
+        if len(policies) != len(others) or len(policies) != len(self._scales):
             raise ValueError(f'{self._name}: expected a distribution for each of {len(self._scales)} actions, found '
-                             f'{len(mine)} for the policy and {len(theirs)} for the other policy')
+                             f'{len(policies)} for the policy and {len(others)} for the other policy')
         total: Any = 0.0
-        for policy, theirs_of_action, scale in zip(mine, theirs, self._scales):
-            total = total + self._of_action(policy, theirs_of_action, scale)
+        for policy, other_policy, scale in zip(policies, others, self._scales):
+            total = total + self._of_action(policy, other_policy, scale)
         return total
 
     def _of_action(self, policy: Any, other: Any, scale: Tensor | None) -> Tensor:

@@ -175,10 +175,10 @@ class _Layout:
         if str(op) in _PART_OF_ZEROS and not is_dynamic and not storages & self._written:
             # Backward pass of a slice: the zeros are written once, now, and the part at each call. The memory is not
             # shared with other results, which would overwrite the zeros.
-            whole = torch.zeros_like(trial)
-            part = _PART_OF_ZEROS[str(op)](whole, *args[2:])
+            zeros = torch.zeros_like(trial)
+            part = _PART_OF_ZEROS[str(op)](zeros, *args[2:])
             self._add(torch.Tensor.copy_, (part, args[0]), {})
-            return whole
+            return zeros
         writer = _writer(op, results, is_dynamic)
         if writer is None:
             return self._add_dynamic(op, args, kwargs)
@@ -205,9 +205,9 @@ class _Layout:
         """Return memory for a result with the shape, strides and type of ``like``."""
         size = like.untyped_storage().nbytes()
         free = self._free[like.device, size]
-        whole = free.pop() if free else torch.empty(size, dtype=torch.uint8, device=like.device)
-        self._taken[storage_key(like)] = whole
-        return whole.view(like.dtype).as_strided(like.shape, like.stride(), like.storage_offset())
+        block = free.pop() if free else torch.empty(size, dtype=torch.uint8, device=like.device)
+        self._taken[storage_key(like)] = block
+        return block.view(like.dtype).as_strided(like.shape, like.stride(), like.storage_offset())
 
     def _release(self, index: int, node: fx.Node) -> None:
         """Release the memory of values that are not used after ``node``, the operation at ``index``."""
@@ -217,8 +217,8 @@ class _Layout:
                     self.calls.append(functools.partial(setattr, self._values[used], 'value', None))
         over = [storage for storage in self._taken if self._last_use[storage] <= index]
         for storage in over:
-            whole = self._taken.pop(storage)
-            self._free[whole.device, whole.numel()].append(whole)
+            block = self._taken.pop(storage)
+            self._free[block.device, block.numel()].append(block)
 
 
 # How operations are called -------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def version_of(x: Tensor) -> int:
 
 
 def tensors_of(root: nn.Module) -> list[tuple[str, Any, Tensor]]:
-    """Return ``(name, place, tensor)`` of all parameters and buffers, each once; a place is ``(dictionary, key)``."""
+    """Return ``(name, slot, tensor)`` of all parameters and buffers, each once; a slot is ``(dictionary, key)``."""
     found, seen = [], set()
     for prefix, module in root.named_modules():
         for tensors in (module._parameters, module._buffers):

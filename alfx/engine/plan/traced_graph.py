@@ -44,7 +44,7 @@ class TracedGraph:
 
     Args:
         graph: graph from ``fixed``, then the leaves that change between calls, to the results of the function.
-        fixed: tensors that are read, and may be written to, in place, as ``(name, place, tensor)``. A place is
+        fixed: tensors that are read, and may be written to, in place, as ``(name, slot, tensor)``. A slot is
             ``(dictionary, key)`` of a module; ``None`` for a tensor that belongs to no module.
         guard: Python numbers that the graph depends on.
 
@@ -60,15 +60,15 @@ class TracedGraph:
         inputs = [node for node in graph.graph.nodes if node.op == 'placeholder'][:len(fixed)]
         written = _written_inputs(graph)
         self.written = [(name, x) for node, (name, _, x) in zip(inputs, fixed) if node in written and node.users]
-        used = [(place, x) for node, (_, place, x) in zip(inputs, fixed) if node.users]
-        self._named = [(name, place) for name, place, _ in fixed if place is not None]
+        used = [(slot, x) for node, (_, slot, x) in zip(inputs, fixed) if node.users]
+        self._named = [(name, slot) for name, slot, _ in fixed if slot is not None]
         for node in inputs:
             if not node.users:
                 graph.graph.erase_node(node)
         graph.recompile()
         self.graph = graph
         self.fixed = [x.detach() for _, x in used]
-        self._places = [([x], 0) if place is None else place for place, x in used]
+        self._slots = [([x], 0) if slot is None else slot for slot, x in used]
         self._addresses = [x.data_ptr() for _, x in used]
         nodes = list(graph.graph.nodes)
         self.has_collectives = any('mean_over_ranks' in str(node.target) for node in nodes)
@@ -77,7 +77,7 @@ class TracedGraph:
     @property
     def is_current(self) -> bool:
         """Return whether all tensors that the graph works on are in place and not replaced, and the guard holds."""
-        return ([tensors[key].data_ptr() for tensors, key in self._places] == self._addresses
+        return ([tensors[key].data_ptr() for tensors, key in self._slots] == self._addresses
                 and self._guard.changed() is None)
 
     def versions(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Tracer:
         return torch.func.functional_call(self._root, named, inputs)
 
     def tensors(self) -> list[tuple[str, Any, Tensor]]:
-        """Return ``(name, place, tensor)`` of all parameters and buffers, each once; a place is ``(dictionary, key)``.
+        """Return ``(name, slot, tensor)`` of all parameters and buffers, each once; a slot is ``(dictionary, key)``.
         """
         return tensors_of(self._root)
 
@@ -168,7 +168,7 @@ def _as_inputs(graph: fx.GraphModule, inputs: Sequence[Tensor], count: int) -> l
         NotTraceableError: one of them is among ``inputs``, so that the function reaches it in a way that allows no
             replacement.
     """
-    mine = {storage_key(x) for x in inputs if x.numel()}
+    input_storages = {storage_key(x) for x in inputs if x.numel()}
     placeholders = [node for node in graph.graph.nodes if node.op == 'placeholder']
     first_leaf = placeholders[count]
     found: dict[Any, tuple[fx.Node, Tensor]] = {}
@@ -176,7 +176,7 @@ def _as_inputs(graph: fx.GraphModule, inputs: Sequence[Tensor], count: int) -> l
         value = getattr(graph, node.target)
         if not isinstance(value, Tensor) or all(str(user.target) in _LITERALS for user in node.users):
             continue
-        if value.numel() and storage_key(value) in mine:
+        if value.numel() and storage_key(value) in input_storages:
             raise NotTraceableError(f'it uses a parameter or buffer of shape {tuple(value.shape)} without its module')
         if node.target not in found:
             with graph.graph.inserting_before(first_leaf):

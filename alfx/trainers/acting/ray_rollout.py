@@ -166,7 +166,7 @@ class RayRollout(UnrollSource):
             self._replace(worker, error)
             return
         for level, text in answer.log:
-            worker.said.append(text)
+            worker.log_lines.append(text)
             logger.log(level, '%s: %s', worker.name, text)
         if isinstance(answer, Started):
             worker.started = answer
@@ -236,7 +236,7 @@ class _Worker:
         deaths: number of consecutive actors that died without delivering a step.
         replacements: number of actors that have died.
         stream: steps that have arrived.
-        said: latest lines of its log.
+        log_lines: latest lines of its log.
     """
 
     def __init__(self, index: int, count: int, actor_class: Any, conf: str, settings: dict[str, Any],
@@ -255,7 +255,7 @@ class _Worker:
         self.actor = self._actor_class.remote(self._conf, self._settings | {'start': start}, self._index, self._count,
                                               self._is_own_cluster)
         self.answers: collections.deque = collections.deque()
-        self.said: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
+        self.log_lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
         self.started: Started | None = None
         self.has_weights = False
         # Sent with the next request as well, because calls of the two concurrency groups may overtake each other.
@@ -306,7 +306,7 @@ class _Worker:
                      if line.strip() and not line.startswith(_RAY_LOG_MARKS)][-_LAST_LINES:]
         known = _plain(str(error)).splitlines()
         begin = next((i for i, line in enumerate(known) if line.startswith('The actor is dead because')), 0)
-        return '\n'.join([*(lines or self.said), *known[begin:]])
+        return '\n'.join([*(lines or self.log_lines), *known[begin:]])
 
 
 class _Stream:
