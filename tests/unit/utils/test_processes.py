@@ -41,14 +41,13 @@ def test_an_unaware_process_is_killed_when_its_parent_is_gone(tmp_path, parent):
     parent = subprocess.Popen([sys.executable, str(tmp_path / 'parent.py')], stdout=subprocess.PIPE,
                               env={**os.environ, 'PYTHONPATH': path})
     child = int(parent.stdout.readline())
-    started = time.monotonic()
     try:
-        # The child imports torch before it watches its parent; until then, it ends when its pipe closes.
-        wait_for(lambda: len(os.listdir(f'/proc/{child}/task')) > 1 or time.monotonic() - started > 20)
+        # The child imports torch, which can take long on a busy machine, before a thread of it watches its parent.
+        wait_for(lambda: len(os.listdir(f'/proc/{child}/task')) > 1, seconds=600)
         time.sleep(0.5)
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-        wait_for(lambda: not is_running(child), 10)
+        wait_for(lambda: not is_running(child))
     finally:
         for pid in (child, parent.pid):
             if is_running(pid):
