@@ -326,9 +326,9 @@ def tags_of(*targets: type) -> tuple[list[str], list[str]]:
     explained, known = [], set()
     for row in re.findall(r'^\| `.*$', (ROOT / 'docs' / 'what_tags_mean.md').read_text(), re.MULTILINE):
         tags = re.findall('`([^`]*)`', row.split(' | ')[0])
-        here = {name for name in written if any(re.fullmatch(_any_part(name), tag) for tag in tags)}
-        explained += [row] * bool(here)
-        known |= here
+        documented = {name for name in written if any(re.fullmatch(_any_part(name), tag) for tag in tags)}
+        explained += [row] * bool(documented)
+        known |= documented
     return explained, sorted({re.sub(r'\{[^}]*\}', '*', name) for name in written - known})
 
 
@@ -351,12 +351,12 @@ def page_of(name: str, target: type, head: Sequence[str], uses: Sequence[Use], s
     """
     module = inspect.getdoc(inspect.getmodule(target)) or ''
     cited = papers(*head[:1], inspect.getdoc(target) or '', module)
-    said = reference.meanings(entries[name])
+    descriptions = reference.meanings(entries[name])
     lines = [f'# {name}', '', *_introduction(entries[name]), '',
              (f'Paper: {cited}. ' if cited else '')
              + f"Source: `{target.__module__.replace('.', '/')}.py`. [All algorithms](../algorithms.md)", '',
              *([*_COLUMNS, head[1], ''] if head else []),
-             *(f'- `{key}`: {reference.cell(said[key])}' for key in _SPECS if key in said), '',
+             *(f'- `{key}`: {reference.cell(descriptions[key])}' for key in _SPECS if key in descriptions), '',
              '## How it works', '', *reference.as_markdown(module), '']
     if uses:
         pictures = [results.picture_of(use.head.name) for use in uses]

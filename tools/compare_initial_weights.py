@@ -165,15 +165,15 @@ def _table(rows: list[dict[str, Any]]) -> str:
     lines = ['| algorithm | task | steps | ' + ' | '.join(schemes) + ' |', '| --- ' * (3 + len(schemes)) + '|']
     for family, tasks in TASKS.items():
         for task in tasks:
-            mine = [row for row in rows if (row['family'], row['task']) == (family, task)]
-            if not mine:
+            selected = [row for row in rows if (row['family'], row['task']) == (family, task)]
+            if not selected:
                 continue
             cells = []
             for scheme in schemes:
-                values = [row['final_return'] for row in sorted(mine, key=lambda row: row['seed'])
+                values = [row['final_return'] for row in sorted(selected, key=lambda row: row['seed'])
                           if row['scheme'] == scheme]
                 cells.append(f'**{np.mean(values):,.0f}** ({", ".join(f"{v:,.0f}" for v in values)})' if values else '')
-            lines.append(f'| {family} | {task} | {mine[0]["steps"]:,} | ' + ' | '.join(cells) + ' |')
+            lines.append(f'| {family} | {task} | {selected[0]["steps"]:,} | ' + ' | '.join(cells) + ' |')
     return '\n'.join(lines)
 
 

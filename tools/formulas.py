@@ -191,11 +191,11 @@ def _row(line: str) -> _Row:
                 parts[-1].kind == 'text' and parts[-1].latex.split()[-2] in _WORDS):
             parts.append(_Part('gap', r'\qquad'))
         parts += cell
-    place = next((i for i, part in enumerate(parts) if part.kind == 'relation' and part.name not in ('<', '>')), None)
-    if place is None:
+    split = next((i for i, part in enumerate(parts) if part.kind == 'relation' and part.name not in ('<', '>')), None)
+    if split is None:
         return _Row(_trim(label), _join(parts), '', _trim(comment), line.startswith(' '))
-    right = _join(parts[place:])
-    return _Row(_trim(label), _join(parts[:place]), right if place else right.removeprefix(r'\;'), _trim(comment),
+    right = _join(parts[split:])
+    return _Row(_trim(label), _join(parts[:split]), right if split else right.removeprefix(r'\;'), _trim(comment),
                 line.startswith(' '))
 
 

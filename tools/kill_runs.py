@@ -40,7 +40,7 @@ _TIMES = ('seconds', 'saved_at')  # fields of the run state that are not compare
 _TIME_COLUMNS = ('seconds', 'steps_per_second')  # columns of progress.csv that are not compared
 _POLL_SECONDS = 0.005
 _FIRST_WAIT_SECONDS = 0.1
-_SAYS_SO = ('not exactly', 'uninterrupted run', 'rounds differently', 'new episodes')  # in the log of a run
+_INEXACT_RESUMING = ('not exactly', 'uninterrupted run', 'rounds differently', 'new episodes')  # in the log of a run
 
 
 class Outcome(NamedTuple):
@@ -51,17 +51,17 @@ class Outcome(NamedTuple):
         compared: number of common checkpoints.
         first: first checkpoint that differs; None if none does.
         differences: differences of that checkpoint.
-        in_the_end: number of differences of the last checkpoint.
+        num_last: number of differences of the last checkpoint.
         rows: differences of ``progress.csv``.
-        said: log lines of the killed run about inexact resuming.
+        notes: log lines of the killed run about inexact resuming.
     """
     kills: list[int]
     compared: int
     first: int | None = None
     differences: tuple['Difference', ...] = ()
-    in_the_end: int = 0
+    num_last: int = 0
     rows: tuple['Difference', ...] = ()
-    said: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def differs(self) -> bool:
@@ -152,22 +152,23 @@ def table(root_dir: Path) -> dict[str, Any]:
             for i, row in enumerate(rows, 1)}
 
 
-def compare(whole: Path, killed: Path, kills: list[int]) -> Outcome:
+def compare(uninterrupted: Path, killed: Path, kills: list[int]) -> Outcome:
     """Compare the checkpoints and the ``progress.csv`` of two runs."""
-    return _compare_checkpoints(whole, killed, kills)._replace(rows=tuple(differences(table(whole), table(killed))))
+    rows = tuple(differences(table(uninterrupted), table(killed)))
+    return _compare_checkpoints(uninterrupted, killed, kills)._replace(rows=rows)
 
 
-def _compare_checkpoints(whole: Path, killed: Path, kills: list[int]) -> Outcome:
-    ours, theirs = checkpoints(whole), checkpoints(killed)
-    common = [step for step in ours if step in theirs]
-    last = max(ours)
-    if last != max(theirs):
-        return Outcome(kills, len(common), last, (Difference('the last checkpoint', f'{last}, {max(theirs)}'), ), 1)
+def _compare_checkpoints(uninterrupted: Path, killed: Path, kills: list[int]) -> Outcome:
+    expected, actual = checkpoints(uninterrupted), checkpoints(killed)
+    common = [step for step in expected if step in actual]
+    last = max(expected)
+    if last != max(actual):
+        return Outcome(kills, len(common), last, (Difference('the last checkpoint', f'{last}, {max(actual)}'), ), 1)
     for step in common:
-        found = tuple(differences(contents(ours[step]), contents(theirs[step])))
+        found = tuple(differences(contents(expected[step]), contents(actual[step])))
         if found:
-            in_the_end = sum(1 for _ in differences(contents(ours[last]), contents(theirs[last])))
-            return Outcome(kills, len(common), step, found, in_the_end)
+            num_last = sum(1 for _ in differences(contents(expected[last]), contents(actual[last])))
+            return Outcome(kills, len(common), step, found, num_last)
     return Outcome(kills, len(common))
 
 
@@ -199,10 +200,10 @@ def wait_for(process: subprocess.Popen, log: Path) -> None:
         raise RuntimeError(f'{process.args}: exit code {process.returncode}\n{log.read_text()[-2000:]}')
 
 
-def said_in(log: Path) -> tuple[str, ...]:
+def resuming_notes(log: Path) -> tuple[str, ...]:
     """Return the log lines about inexact resuming, without duplicates."""
     lines = log.read_text(errors='replace').splitlines()
-    return tuple(dict.fromkeys(line for line in lines if any(words in line for words in _SAYS_SO)))
+    return tuple(dict.fromkeys(line for line in lines if any(words in line for words in _INEXACT_RESUMING)))
 
 
 def train_with_kills(arguments: list[str], root_dir: Path, log: Path, num_kills: int,
@@ -229,10 +230,10 @@ def train_with_kills(arguments: list[str], root_dir: Path, log: Path, num_kills:
     """
     kills: list[int] = []
     for _ in range(num_kills):
-        there = set(checkpoints(root_dir))
+        existing = set(checkpoints(root_dir))
         wanted = generator.randint(1, spread)
         with started(arguments, log, popen) as process:
-            while process.poll() is None and len(checkpoints(root_dir).keys() - there) < wanted:
+            while process.poll() is None and len(checkpoints(root_dir).keys() - existing) < wanted:
                 time.sleep(_POLL_SECONDS)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(generator.random() * longest_wait())
@@ -264,22 +265,22 @@ def kill_runs(conf: str, folder: Path, num_kills: int, params: Sequence[str] = (
         RuntimeError: training fails, or the run ends before the last kill.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    whole, log = folder / 'whole', folder / 'whole.log'
-    shutil.rmtree(whole, ignore_errors=True)
-    with started(command(conf, whole, params, num_processes), log, popen) as whole_run:
+    uninterrupted, log = folder / 'whole', folder / 'whole.log'
+    shutil.rmtree(uninterrupted, ignore_errors=True)
+    with started(command(conf, uninterrupted, params, num_processes), log, popen) as process:
         for i in range(repeat):
             killed = folder / f'killed-{i}'
             shutil.rmtree(killed, ignore_errors=True)
             killed_log = folder / f'killed-{i}.log'
             killed_log.unlink(missing_ok=True)
             kills = train_with_kills(command(conf, killed, params, num_processes), killed, killed_log, num_kills,
-                                     lambda: _seconds_between_checkpoints(whole), random.Random(f'{seed} {i}'), spread,
-                                     popen)
+                                     lambda: _seconds_between_checkpoints(uninterrupted),
+                                     random.Random(f'{seed} {i}'), spread, popen)
             if len(kills) < num_kills:
                 raise RuntimeError(f'{conf}: the run ended after {len(kills)} of {num_kills} kills; make it '
                                    'longer, or use fewer kills')
-            wait_for(whole_run, log)
-            yield compare(whole, killed, kills)._replace(said=said_in(killed_log))
+            wait_for(process, log)
+            yield compare(uninterrupted, killed, kills)._replace(notes=resuming_notes(killed_log))
 
 
 def report(conf: str, outcome: Outcome, most: int = 20) -> str:
@@ -295,8 +296,8 @@ def report(conf: str, outcome: Outcome, most: int = 20) -> str:
         text += f'{outcome.compared} checkpoints are identical, but progress.csv differs'
     else:
         text += (f'ckpt-{outcome.first} is the first of {outcome.compared} that differs; the last one has '
-                 f'{outcome.in_the_end} differences')
-    lines += [f'log: {line}' for line in outcome.said] or ['the log does not mention it']
+                 f'{outcome.num_last} differences')
+    lines += [f'log: {line}' for line in outcome.notes] or ['the log does not mention it']
     return '\n  '.join([text, *lines])
 
 

@@ -309,9 +309,9 @@ def names_of(name: str) -> list[tuple[str, str]]:
 
 def make(names: Sequence[str], folder: Path, seed: int = 0) -> None:
     """Make the datasets of several names; see :func:`names_of`."""
-    asked = [x for name in names for x in names_of(name)]
-    makers = {task: Maker(task, folder.resolve(), seed) for task, _ in asked}
-    for task, level in asked:
+    requested = [x for name in names for x in names_of(name)]
+    makers = {task: Maker(task, folder.resolve(), seed) for task, _ in requested}
+    for task, level in requested:
         makers[task].make(level)
 
 

@@ -107,8 +107,8 @@ def film_of(root_dir: str, episodes: int, max_frames: int = 20_000) -> list[np.n
         with imageio.get_reader(path) as reader:
             fps = float(reader.get_meta_data()['fps'])
             frames = [np.asarray(frame) for frame in reader]
-    kept = np.arange(0, len(frames), max(1.0, fps / _FPS)).astype(int)[:_FPS * _SECONDS]
-    return [frames[i] for i in kept]
+    indices = np.arange(0, len(frames), max(1.0, fps / _FPS)).astype(int)[:_FPS * _SECONDS]
+    return [frames[i] for i in indices]
 
 
 def fitted(frame: np.ndarray) -> np.ndarray:

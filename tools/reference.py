@@ -67,10 +67,11 @@ PAGES = {
 def entries() -> dict[str, list[described.Entry]]:
     """Return the entries of each page by the name of the page."""
     gin_utils.import_configurables()
-    left, found = described.entries(), {}
+    remaining, found = described.entries(), {}
     for name, page in PAGES.items():
-        found[name] = [entry for entry in left if any(f'{entry.module}.'.startswith(f'{x}.') for x in page.folders)]
-        left = [entry for entry in left if entry not in found[name]]
+        found[name] = [entry for entry in remaining
+                       if any(f'{entry.module}.'.startswith(f'{x}.') for x in page.folders)]
+        remaining = [entry for entry in remaining if entry not in found[name]]
     return found
 
 
@@ -101,7 +102,7 @@ def introduction(entry: described.Entry) -> Iterator[str]:
 
 def arguments(entry: described.Entry) -> Iterator[str]:
     """Return the table of arguments; nothing if there are none."""
-    said = meanings(entry)
+    descriptions = meanings(entry)
     found = gin_utils.describe(entry.selector).parameters
     shown = {key: p for key, p in found.items() if key not in _GIVEN}
     if not shown:
@@ -110,7 +111,7 @@ def arguments(entry: described.Entry) -> Iterator[str]:
     for key, p in shown.items():
         default = '*required*' if p.default is p.empty else _code(docstrings.show_default(p.default))
         kind = '' if p.annotation is p.empty else cell(described.type_name(p.annotation))
-        yield f'| `{key}` | {default} | {kind} | {cell(said.get(key, ""))} |'
+        yield f'| `{key}` | {default} | {kind} | {cell(descriptions.get(key, ""))} |'
     yield ''
 
 

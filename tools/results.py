@@ -209,10 +209,10 @@ def train_and_evaluate(task: Task, seed: int, folder: Path, episodes: int, jobs:
                  '--num_episodes', str(episodes), '--json', '-'], log, threads)
     last = read_table(str(root_dir / 'progress.csv'))[-1]
     versions = json.loads((root_dir / 'conf' / 'versions.json').read_text())
-    said = json.loads(text)
-    measures = {name: [value] for name, value in said.get('measures', {}).items()}  # supervised learning
+    report = json.loads(text)
+    measures = {name: [value] for name, value in report.get('measures', {}).items()}  # supervised learning
     supervised = {'returns': [], 'env_info': {}, 'measures': measures}
-    evaluation = said.get(f'epsilon_greedy={task.epsilon_greedy:g}', supervised)
+    evaluation = report.get(f'epsilon_greedy={task.epsilon_greedy:g}', supervised)
     further = {**evaluation['env_info'], **evaluation['measures']}
     if 'normalized_score' in evaluation:
         further['normalized_score'] = [evaluation['normalized_score']]
@@ -239,8 +239,8 @@ def learning_curve(root_dir: Path) -> list[list[float]]:
     curve = curves.read_curve(str(root_dir), 'env_steps', 'average_return', evaluation=False)
     if curve is None:
         return []
-    kept = np.unique(np.linspace(0, len(curve.x) - 1, _CURVE_POINTS).round().astype(int))
-    return [[float(f'{x:.6g}'), float(f'{y:.4g}')] for x, y in zip(curve.x[kept], curve.y[kept])]
+    indices = np.unique(np.linspace(0, len(curve.x) - 1, _CURVE_POINTS).round().astype(int))
+    return [[float(f'{x:.6g}'), float(f'{y:.4g}')] for x, y in zip(curve.x[indices], curve.y[indices])]
 
 
 def _updates(task: Task, last: dict[str, Any]) -> int:
@@ -289,9 +289,9 @@ def _row(name: str, env_name: str, runs: list[dict[str, Any]], bar: Bar, outdate
     epsilon = latest.get('epsilon_greedy', 0.0)
     measure = bar.measure + (f', epsilon {epsilon:g}' if epsilon else '')
     speeds = [run['updates'] / run['seconds'] for run in runs if 'updates' in run]
-    place = f"{latest['cores']} cores" + (f" and a GPU ({latest['device']})" if 'device' in latest else '')
+    hardware = f"{latest['cores']} cores" + (f" and a GPU ({latest['device']})" if 'device' in latest else '')
     return [f'`{name}`', env_name, f"{int(np.median([run['env_steps'] for run in runs])):,}", str(len(runs)),
-            f"{format_minutes(float(np.median([run['seconds'] for run in runs])))}, {latest['jobs']} on {place}"
+            f"{format_minutes(float(np.median([run['seconds'] for run in runs])))}, {latest['jobs']} on {hardware}"
             f"{', compiled' if latest.get('compiled') else ''}", measure, f'{means.mean():,.5g}',
             '' if np.isnan(half_width) else f'{means.mean() - half_width:,.5g} to {means.mean() + half_width:,.5g}',
             f'{worst:,.5g}', str(bar), ', '.join(filter(None, (bar.verdict(means.mean()), 'older conf' * outdated))),

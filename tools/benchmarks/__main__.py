@@ -9,14 +9,14 @@ import runpy
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 _PARTS = ('__main__', 'benchmark_peers', 'benchmark_off_policy', 'benchmark_offline')  # imported by other files
 
 
 def benchmarks() -> dict[str, str]:
     """Return the first docstring line of each benchmark by name."""
     return {path.stem: (ast.get_docstring(ast.parse(path.read_text())) or '').partition('\n')[0]
-            for path in sorted(HERE.glob('*.py')) if path.stem not in _PARTS and not path.stem.startswith('bare_')}
+            for path in sorted(FOLDER.glob('*.py')) if path.stem not in _PARTS and not path.stem.startswith('bare_')}
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
         print(f'unknown benchmark {sys.argv[1]!r}; available:' if wrong else __doc__ + '\nBenchmarks:')
         print('\n'.join(f'  {name:20} {line}' for name, line in found.items()))
         sys.exit(2 if wrong else 0)
-    path = str(HERE / f'{sys.argv[1]}.py')
+    path = str(FOLDER / f'{sys.argv[1]}.py')
     sys.argv = [path, *sys.argv[2:]]
     runpy.run_path(path, run_name='__main__')
 

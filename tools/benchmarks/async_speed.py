@@ -27,7 +27,7 @@ from alfx.config import TrainerConfig
 from alfx.gin_utils import configurable
 from alfx.trainers.policy_trainer import RLTrainer
 
-HERE = str(Path(__file__).resolve().parent)
+FOLDER = str(Path(__file__).resolve().parent)
 QUEUE = 10
 CONF = '''
 import async_speed
@@ -127,7 +127,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Measure both runs; return the numbers."""
     settings = {name: getattr(options, name) for name in ('env_ms', 'envs', 'hidden', 'batch', 'updates')}
     conf = CONF.format(**settings)
-    os.environ['PYTHONPATH'] = os.pathsep.join([HERE, str(Path(HERE).parents[1]), os.environ.get('PYTHONPATH', '')])
+    os.environ['PYTHONPATH'] = os.pathsep.join([FOLDER, str(Path(FOLDER).parents[1]), os.environ.get('PYTHONPATH', '')])
     rates: dict[str, list[float]] = {'synchronous': [], 'asynchronous': []}
     with tempfile.TemporaryDirectory() as folder:
         runs = {}

@@ -34,7 +34,7 @@ from pathlib import Path
 
 ONE_THREAD = {**{name: '1' for name in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'OPENBLAS_NUM_THREADS')},
               'XLA_FLAGS': '--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1'}
-HERE = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 BEFORE = ' before'
 
 
@@ -85,7 +85,7 @@ def measure(peer: str, workload_name: str, steps: int, seed: int, cores: int = 1
     Raises:
         SystemExit: the process failed; its output is shown.
     """
-    tree = against if against and peer.endswith(BEFORE) else HERE
+    tree = against if against and peer.endswith(BEFORE) else ROOT
     command = [sys.executable, str(_script_of(tree)), workload_name, '--measure', peer.removesuffix(BEFORE),
                '--steps', str(steps), '--seed', str(seed), '--cores', str(cores)]
     environment = {**os.environ, **ONE_THREAD, 'PYTHONPATH': str(tree)}
@@ -153,23 +153,23 @@ def run_workload(name: str, peers: list[str], rounds: int, steps: int | None, se
 
     workload = WORKLOADS[name]
     print(f'\n{name}: {workload.description}')
-    here = []
+    peers_here = []
     for peer in peers:
         reason = unavailable(peer, workload)
         print(f'  {peer} is skipped: {reason}' if reason else f'  {peer}', flush=True)
-        here += [] if reason else [peer, peer + BEFORE] if against and peer in OF_ALFX else [peer]
-    if not here:
+        peers_here += [] if reason else [peer, peer + BEFORE] if against and peer in OF_ALFX else [peer]
+    if not peers_here:
         raise SystemExit(f'no peer supports {name}')
     unit = workload.unit
     results = []
     for i in range(rounds):
-        order = here[i % len(here):] + here[:i % len(here)]
+        order = peers_here[i % len(peers_here):] + peers_here[:i % len(peers_here)]
         measured = {peer: measure(peer, name, steps or workload.steps, seed + i, cores, against) for peer in order}
-        results.append({peer: measured[peer] for peer in here})
-        rates = '   '.join(f"{peer} {_rate(results[-1][peer]['rate'])}" for peer in here)
+        results.append({peer: measured[peer] for peer in peers_here})
+        rates = '   '.join(f"{peer} {_rate(results[-1][peer]['rate'])}" for peer in peers_here)
         print(f'  round {i + 1}/{rounds}: {rates} {unit}/s', flush=True)
-    rows = summarize(results, here[0])
-    print('\n' + format_table(rows, here[0], unit))
+    rows = summarize(results, peers_here[0])
+    print('\n' + format_table(rows, peers_here[0], unit))
     return {'unit': unit, 'description': workload.description, 'cores': cores,
             **({'against': str(against)} if against else {}), 'summary': rows, 'rounds': results,
             'date': datetime.date.today().isoformat(), 'processor': _processor(), 'versions': _versions()}
@@ -202,12 +202,12 @@ def main() -> None:
     if args.measure:
         _measure_here(args.measure, names[0], args.steps, args.seed, args.cores)
         return
-    kept = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
+    results = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
     for name in names:
-        kept[name] = run_workload(name, args.peers, args.rounds, args.steps, args.seed, args.cores,
-                                  args.against and args.against.resolve())
+        results[name] = run_workload(name, args.peers, args.rounds, args.steps, args.seed, args.cores,
+                                     args.against and args.against.resolve())
         if args.json:
-            args.json.write_text(json.dumps(kept, indent=1) + '\n')
+            args.json.write_text(json.dumps(results, indent=1) + '\n')
 
 
 if __name__ == '__main__':

@@ -123,9 +123,9 @@ def run_alfx(workload: OfflineWorkload, steps: int, seed: int, compile: bool = F
 
 def run_d3rlpy(workload: OfflineWorkload, steps: int, seed: int) -> tuple[int, float]:
     """Run the update and sampling of d3rlpy without its logger, with the interpreter ``D3RLPY_PYTHON``."""
-    asked = {**dataclasses.asdict(workload), 'steps': steps, 'seed': seed}
+    request = {**dataclasses.asdict(workload), 'steps': steps, 'seed': seed}
     environment = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
-    done = subprocess.run([os.environ['D3RLPY_PYTHON'], __file__, json.dumps(asked)], env=environment,
+    done = subprocess.run([os.environ['D3RLPY_PYTHON'], __file__, json.dumps(request)], env=environment,
                           stdout=subprocess.PIPE, text=True, check=True)
     return steps, float(done.stdout.splitlines()[-1])
 

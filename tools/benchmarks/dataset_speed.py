@@ -112,9 +112,9 @@ def record(steps: int, rounds: int) -> str:
             peers = [record_by_alfx, record_by_hand][::1 if i % 2 else -1]
             seconds = {peer.__name__: peer(steps, Path(root, f'{i}{peer.__name__}')) for peer in peers}
             found.append((steps / seconds['record_by_alfx'], steps / seconds['record_by_hand']))
-    ratio = statistics.median(mine / other for mine, other in found)
-    mine, other = (statistics.median(x) for x in zip(*found))
-    return f'record: {mine:,.0f} actions/s, hand-written loop {other:,.0f}: ratio {ratio:.2f}'
+    ratio = statistics.median(alfx_rate / loop_rate for alfx_rate, loop_rate in found)
+    alfx_rate, loop_rate = (statistics.median(x) for x in zip(*found))
+    return f'record: {alfx_rate:,.0f} actions/s, hand-written loop {loop_rate:,.0f}: ratio {ratio:.2f}'
 
 
 def sample(updates: int, rounds: int) -> str:

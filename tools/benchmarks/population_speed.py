@@ -164,15 +164,15 @@ def compare(name: str, rounds: int, seconds: float) -> str:
         found = [(steps_per_second(2, 384_000), steps_per_second(1, 384_000)) for _ in range(rounds)]
         unit, peer = 'environment steps', 'one process'
     else:
-        unit, ours, theirs = WORKLOADS[name]
+        unit, make_alfx, make_peer = WORKLOADS[name]
         peer = PEERS.get(name, 'sb3-contrib')
-        work = ours(), theirs()
+        work = make_alfx(), make_peer()
         for one in work:
             rate(one, min(1.0, seconds))  # compilation, tracing and allocation
         found = [(rate(work[0], seconds), rate(work[1], seconds)) for _ in range(rounds)]
-    own, other = (statistics.median(column) for column in zip(*found))
+    alfx_rate, peer_rate = (statistics.median(column) for column in zip(*found))
     ratio = statistics.median(a / b for a, b in found)
-    return f'| {name} | {unit} | {own:,.0f} | {peer} | {other:,.0f} | {ratio:.1f} |'
+    return f'| {name} | {unit} | {alfx_rate:,.0f} | {peer} | {peer_rate:,.0f} | {ratio:.1f} |'
 
 
 def main() -> None:

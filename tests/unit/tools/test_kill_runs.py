@@ -22,7 +22,7 @@ def test_equal_values_compare_equal_even_if_nan():
     assert not list(differences(state(), state()))
 
 
-@pytest.mark.parametrize('changed, said, size', [
+@pytest.mark.parametrize('changed, message, size', [
     ({'w': torch.tensor([1.0, 2.0])}, 'w: 1 of 2 differ', math.nan),
     ({'w': torch.tensor([1, 2])}, r'w: torch.float32 (2,), torch.int64 (2,)', math.inf),
     ({'list': [1, {'x': 2.5}]}, 'list.1.x: 2.0, 2.5', 0.25),
@@ -30,9 +30,9 @@ def test_equal_values_compare_equal_even_if_nan():
     ({'text': 'b'}, "text: 'a', 'b'", math.inf),
     ({'more': 1}, 'more: only in the killed run', math.inf),
 ])
-def test_every_difference_is_reported_by_name(changed, said, size):
+def test_every_difference_is_reported_by_name(changed, message, size):
     difference, = differences(state(), state(**changed))
-    assert str(difference).startswith(said)
+    assert str(difference).startswith(message)
     assert difference.size == pytest.approx(size, nan_ok=True)
 
 
@@ -63,17 +63,17 @@ def run_with(folder, values, seconds):
 
 
 def test_the_first_checkpoint_that_differs_is_named_and_times_do_not_count(tmp_path):
-    whole = run_with(tmp_path / 'whole', {1: 0.0, 2: 1.0, 10: 2.0}, 5.0)
+    uninterrupted = run_with(tmp_path / 'whole', {1: 0.0, 2: 1.0, 10: 2.0}, 5.0)
     killed = run_with(tmp_path / 'killed', {2: 1.5, 10: 2.0}, 6.0)
-    outcome = kill_runs.compare(whole, killed, [2])
-    assert (outcome.first, outcome.compared, outcome.in_the_end) == (2, 2, 0)
+    outcome = kill_runs.compare(uninterrupted, killed, [2])
+    assert (outcome.first, outcome.compared, outcome.num_last) == (2, 2, 0)
     text = kill_runs.report('c', outcome)
     assert 'ckpt-2 is the first of 2' in text and 'alg.value: 1 of 1 differ, by up to 0.5' in text
 
 
 def test_runs_that_end_elsewhere_differ(tmp_path):
-    whole, killed = (run_with(tmp_path / str(n), {1: 0.0, n: 0.0}, 1.0) for n in (2, 3))
-    assert 'the last checkpoint: 2, 3' in kill_runs.report('c', kill_runs.compare(whole, killed, [1]))
+    uninterrupted, killed = (run_with(tmp_path / str(n), {1: 0.0, n: 0.0}, 1.0) for n in (2, 3))
+    assert 'the last checkpoint: 2, 3' in kill_runs.report('c', kill_runs.compare(uninterrupted, killed, [1]))
 
 
 def test_rows_that_differ_are_named_and_times_do_not_count(tmp_path):
@@ -92,12 +92,12 @@ def test_rows_that_differ_are_named_and_times_do_not_count(tmp_path):
 
 def test_the_log_explanation_of_a_difference_is_reported(tmp_path):
     (tmp_path / 'log').write_text('INFO random seed 7\nINFO new episodes begin\nWARNING x\nINFO new episodes begin\n')
-    said = kill_runs.said_in(tmp_path / 'log')
-    assert said == ('INFO new episodes begin', )
+    notes = kill_runs.resuming_notes(tmp_path / 'log')
+    assert notes == ('INFO new episodes begin', )
     differs = kill_runs.Outcome([2], 3, 2, (kill_runs.Difference('w', '1, 2'), ), 1)
     assert 'the log does not mention it' in kill_runs.report('c', differs)
-    told = kill_runs.report('c', differs._replace(said=said))
-    assert 'log: INFO new episodes begin' in told and 'does not mention' not in told
+    report = kill_runs.report('c', differs._replace(notes=notes))
+    assert 'log: INFO new episodes begin' in report and 'does not mention' not in report
 
 
 WRITER = """
