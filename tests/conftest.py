@@ -57,7 +57,7 @@ def pytest_collection():
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the tests marked `gpu` without a CUDA device; run tests first that others wait for at the end."""
-    items.sort(key=lambda item: 'soon_gone' not in getattr(item, 'fixturenames', ()))
+    items.sort(key=lambda item: 'ending_processes' not in getattr(item, 'fixturenames', ()))
     if torch.cuda.is_available():
         return
     without_device = [item for item in items if item.get_closest_marker('gpu')]

@@ -133,9 +133,9 @@ LATE_MISTAKES = {
 @pytest.mark.parametrize('mistake', LATE_MISTAKES)
 def test_errors_of_the_first_update_are_reported_before_it(run_check, mistake, monkeypatch):
     monkeypatch.setattr('alfx.algorithms.rl_algorithm.RLAlgorithm.train_iter', lambda _: pytest.fail('it has begun'))
-    conf, added, said = LATE_MISTAKES[mistake]
+    conf, added, message = LATE_MISTAKES[mistake]
     code, _, err = run_check(f"include '{conf}.gin'\n{added}\n", base='')
-    assert code == 2 and 'ConfError: mine.gin:2: ' in err and said in err
+    assert code == 2 and 'ConfError: mine.gin:2: ' in err and message in err
 
 
 def test_an_observation_without_elements_is_reported(run_check, tmp_path, monkeypatch):
@@ -163,10 +163,10 @@ gymnasium.register('Blind-v0', Blind)
 
 @pytest.mark.parametrize('mistake', MISTAKES)
 def test_an_error_is_reported_with_location_and_remedy(run_check, mistake):
-    added, place, said = MISTAKES[mistake]
+    added, location, message = MISTAKES[mistake]
     code, _, err = run_check(added + '\n')
     assert code == 2
-    assert 'Error: ' in err and place in err and said in err
+    assert 'Error: ' in err and location in err and message in err
     assert not gin_utils.config_str().strip(), 'gin is left as it was found'
 
 

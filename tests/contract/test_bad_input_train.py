@@ -128,10 +128,10 @@ def test_a_binding_that_nothing_uses_ends_the_run_at_its_first_iteration(run_tra
 
 @pytest.mark.parametrize('fault', FAULTS)
 def test_a_fault_ends_the_run_with_its_reason(run_train, fault):
-    added, exit_code, said = FAULTS[fault]
+    added, exit_code, messages = FAULTS[fault]
     code, err = run_train(added + '\n')
     assert code == exit_code, err
-    assert all(text in err for text in said), err
+    assert all(text in err for text in messages), err
 
 
 def test_after_a_nan_loss_the_last_good_state_can_be_loaded(run_train):
@@ -184,7 +184,7 @@ def test_a_folder_that_cannot_be_written_is_named(run_train, root_dir, tmp_path)
 
 def test_a_full_disk_ends_the_run_and_keeps_existing_checkpoints(run_train, monkeypatch):
     run_train('TrainerConfig.num_iterations = 2\n')
-    kept = len(checkpoints())
+    num_checkpoints = len(checkpoints())
 
     def full(_):
         raise OSError(errno.ENOSPC, 'No space left on device')
@@ -193,7 +193,7 @@ def test_a_full_disk_ends_the_run_and_keeps_existing_checkpoints(run_train, monk
         full_disk.setattr(os, 'fsync', full)
         code, err = run_train()
     assert code == 1 and 'No space left on device' in err
-    assert len(checkpoints()) == kept
+    assert len(checkpoints()) == num_checkpoints
     assert run_train()[0] == 0
 
 
@@ -218,9 +218,9 @@ FAILED_STARTS = {
 
 @pytest.mark.parametrize('mistake', FAILED_STARTS)
 def test_a_failed_start_leaves_nothing_and_the_corrected_conf_runs(run_train, tmp_path, mistake):
-    added, said = FAILED_STARTS[mistake]
+    added, message = FAILED_STARTS[mistake]
     code, err = run_train(added)
-    assert code == 2 and said in err
+    assert code == 2 and message in err
     assert not (tmp_path / 'run').exists()
     assert run_train()[0] == 0
 
@@ -266,17 +266,17 @@ def test_a_run_with_damaged_metadata_resumes(run_train):
     assert 'progress.csv' in log and 'start.json is damaged' in log
 
 
-@pytest.mark.parametrize('make, root_dir, said', [
+@pytest.mark.parametrize('make, root_dir, message', [
     (lambda: None, 'x' * 300, 'File name too long'),
     (lambda: os.symlink('nowhere/at/all', 'dangling'), 'dangling', 'is a link to nowhere/at/all'),
     (lambda: os.symlink('looping', 'looping'), 'looping', 'is a link to looping'),
     (lambda: Path('file').write_text(''), 'file/sub', 'Not a directory'),
     (lambda: None, '/proc/nothing', '/proc/nothing'),
 ])
-def test_an_uncreatable_run_folder_raises_with_a_remedy(run_train, make, root_dir, said):
+def test_an_uncreatable_run_folder_raises_with_a_remedy(run_train, make, root_dir, message):
     make()
     code, err = run_train(root_dir=root_dir)
-    assert code == 2 and said in err and '--root_dir' in err and 'Traceback' not in err
+    assert code == 2 and message in err and '--root_dir' in err and 'Traceback' not in err
 
 
 def remove_at_work(folder):
@@ -363,13 +363,13 @@ def test_a_field_of_an_unnested_observation_is_reported(run_train):
     assert 'is a single TensorSpec and has no fields' in err or 'is a single BoundedTensorSpec' in err, err
 
 
-@pytest.mark.parametrize('settings, said', [
+@pytest.mark.parametrize('settings, message', [
     ({'RANK': 'x', 'WORLD_SIZE': 'y'}, "environment variable WORLD_SIZE: expected a number, found 'y'"),
     ({'RANK': 'x', 'WORLD_SIZE': '2'}, "environment variable RANK: expected a number, found 'x'"),
     ({'RANK': '0', 'WORLD_SIZE': '2'}, 'not MASTER_ADDR and MASTER_PORT'),
 ])
-def test_incomplete_rank_variables_raise_with_a_remedy(run_train, monkeypatch, settings, said):
+def test_incomplete_rank_variables_raise_with_a_remedy(run_train, monkeypatch, settings, message):
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     code, err = run_train()
-    assert code == 2 and said in err and 'torchrun' in err
+    assert code == 2 and message in err and 'torchrun' in err

@@ -16,5 +16,5 @@ def test_auxiliary_modules_take_one_include_each(conf, tmp_path):
     with gin_utils.loaded(str(file), SMALL):
         lines = list(conf_check.check(str(tmp_path / 'run')))
         assert gin_utils.mistakes_of_unused(gin_utils.unused_bindings()) == []
-    said = '\n'.join(lines)
-    assert 'concatenated' in said and 'repr.future.target' in said and 'goal_generator.goal' in said
+    text = '\n'.join(lines)
+    assert 'concatenated' in text and 'repr.future.target' in text and 'goal_generator.goal' in text

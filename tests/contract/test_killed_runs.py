@@ -74,11 +74,11 @@ def test_a_terminal_that_closes_stops_the_run_with_a_checkpoint(tmp_path):
         os.execv(arguments[0], arguments)
     try:
         table, deadline = tmp_path / 'progress.csv', time.monotonic() + 60
-        said = b''
+        output = b''
         while not (table.exists() and len(table.read_bytes().splitlines()) > 3):
-            assert time.monotonic() < deadline, said.decode()
+            assert time.monotonic() < deadline, output.decode()
             if select.select([terminal], [], [], 0.05)[0]:
-                said += os.read(terminal, 10_000)
+                output += os.read(terminal, 10_000)
         assert not checkpoints(tmp_path)
     finally:
         os.close(terminal)

@@ -80,13 +80,13 @@ def test_a_run_resumes_exactly_or_with_new_episodes(tmp_path, package, name, mor
         pytest.skip('the emulator of gym_super_mario_bros needs numpy<2')
     (tmp_path / 'task.gin').write_text(CONF.format(name=name, more=more, nonparallel=nonparallel))
     shutil.copy(Path(__file__).with_name('adapters.py'), tmp_path)
-    said = train(tmp_path, 'halves', 480)
+    output = train(tmp_path, 'halves', 480)
     resumed = train(tmp_path, 'halves', 960)
     if expected == EITHER:
         return
     if expected == NEW_EPISODES:
-        assert 'the state of this environment cannot be saved' in said and 'new episodes start' in resumed
+        assert 'the state of this environment cannot be saved' in output and 'new episodes start' in resumed
         return
-    assert 'new episodes' not in said + resumed
+    assert 'new episodes' not in output + resumed
     train(tmp_path, 'whole', 960)
     assert rows(tmp_path / 'whole') == rows(tmp_path / 'halves')

@@ -48,7 +48,7 @@ def test_overridden_methods_of_former_names_are_called():
                 return super().own_traits()._replace(fixed_update=False)
 
             def batch_shares(self, share):
-                self.asked = share
+                self.received = share
                 return [share]
 
     agent = make_agent(algorithm_cls=Old)
@@ -58,7 +58,7 @@ def test_overridden_methods_of_former_names_are_called():
         assert agent.policy.capabilities.traceable_prediction
         for _ in range(3):
             agent.train_iter()
-    assert agent.policy.asked.batch_size == 8
+    assert agent.policy.received.batch_size == 8
     assert len({str(x.message) for x in caught}) == len(caught)
 
 

@@ -37,8 +37,8 @@ def test_every_runnable_module_is_a_command_with_a_description():
 @pytest.mark.parametrize('arguments', [(), ('--help',), ('help',)])
 def test_without_a_command_all_commands_are_listed(arguments, capsys):
     assert command.main(arguments) == 0
-    said = capsys.readouterr().out
-    assert all(f'\n  {name} ' in said for name in command.programs())
+    output = capsys.readouterr().out
+    assert all(f'\n  {name} ' in output for name in command.programs())
 
 
 def test_a_misspelled_command_is_answered_with_the_nearest(capsys):
@@ -109,11 +109,11 @@ def test_help_finds_every_class_that_a_conf_can_name():
 
 def test_help_shows_arguments_docstring_and_confs_that_bind_them(capsys):
     assert help_program.main(['PPOLoss']) == 0
-    said = capsys.readouterr().out
-    assert said.startswith('@alfx.algorithms.ppo_loss.PPOLoss\n')
+    output = capsys.readouterr().out
+    assert output.startswith('@alfx.algorithms.ppo_loss.PPOLoss\n')
     for text in ('PPOLoss.importance_ratio_clipping = 0.2', '# float\n', 'Clipped surrogate objective',
                  'ppo_atari.gin                     PPOLoss.entropy_regularization = 0.01'):
-        assert text in said
+        assert text in output
 
 
 def test_help_explains_arguments_of_other_classes_by_class(capsys):
@@ -142,15 +142,15 @@ def test_help_describes_functions_and_required_arguments(capsys):
 
 def test_help_lists_the_modules_of_a_folder(capsys):
     assert help_program.main(['networks']) == 0
-    said = capsys.readouterr().out
-    assert 'alfx.networks.value_networks\n  ValueNetworkBase ' in said and '\n  ValueNetwork ' in said
-    assert ':class:' not in said
+    output = capsys.readouterr().out
+    assert 'alfx.networks.value_networks\n  ValueNetworkBase ' in output and '\n  ValueNetwork ' in output
+    assert ':class:' not in output
 
 
 def test_help_on_a_module_shows_its_method_and_its_classes(capsys):
     assert help_program.main(['sac_algorithm']) == 0
-    said = capsys.readouterr().out
-    assert said.startswith('alfx.algorithms.sac_algorithm\n\nSoft actor-critic') and '\n  SacAlgorithm  ' in said
+    output = capsys.readouterr().out
+    assert output.startswith('alfx.algorithms.sac_algorithm\n\nSoft actor-critic') and '\n  SacAlgorithm  ' in output
 
 
 def test_help_shows_the_nearest_name(capsys):
@@ -167,8 +167,8 @@ def test_help_shows_the_nearest_name(capsys):
         assert help_program.main([name]) == 2
         assert capsys.readouterr().err == f"there is no configurable '{name}'{hint}\n"
     assert help_program.main(['load']) == 2
-    said = capsys.readouterr().err
-    assert 'ambiguous' in said and 'environments.suite_gym.load' in said
+    message = capsys.readouterr().err
+    assert 'ambiguous' in message and 'environments.suite_gym.load' in message
 
 
 def test_help_explains_one_argument_as_a_conf_writes_it(capsys):
@@ -177,9 +177,9 @@ def test_help_explains_one_argument_as_a_conf_writes_it(capsys):
             ('ppo/Adam.lr', 'Adam.lr = 0.001  # float', 'learning rate or scheduler.'),
             ('TrainerConfig.num_env_steps', 'TrainerConfig.num_env_steps = 0  # int', 'stop acting after this number')):
         assert help_program.main([name]) == 0
-        said = capsys.readouterr().out.splitlines()
-        assert said[2].startswith(line) and said[4].startswith(explained) and said[1] == ''
-        bound = said[said.index('bound by:') + 1:]
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[2].startswith(line) and lines[4].startswith(explained) and lines[1] == ''
+        bound = lines[lines.index('bound by:') + 1:]
         assert bound and all(f'{name.rpartition("/")[2]} = ' in each for each in bound)
     assert help_program.main(['suite_gym.load.discount']) == 0
     capsys.readouterr()
@@ -210,8 +210,8 @@ class HelpedSac(SacAlgorithm):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, 'path', [*sys.path])
     assert help_program.main(['HelpedSac.beta', '--module', 'own_help']) == 0
-    said = capsys.readouterr().out
-    assert 'HelpedSac.beta = 0.5  # float' in said and 'weight of nothing' in said
+    output = capsys.readouterr().out
+    assert 'HelpedSac.beta = 0.5  # float' in output and 'weight of nothing' in output
     assert help_program.main(['HelpedSac.target_update_tau', '--module', 'own_help']) == 0
     assert '(argument of SacAlgorithm)' in ' '.join(capsys.readouterr().out.split())
     assert help_program.main(['HelpedSac.bta', '--module', 'own_help']) == 2
@@ -221,22 +221,22 @@ class HelpedSac(SacAlgorithm):
 def test_help_shows_the_hooks_of_a_callback(capsys):
     for name in ('Callback', 'alfx.runs.callbacks.Callback'):
         assert help_program.main([name]) == 0
-        said = capsys.readouterr().out
-        assert said.startswith('alfx.runs.callbacks.Callback\n') and 'on_evaluation_end(self, run' in said
+        output = capsys.readouterr().out
+        assert output.startswith('alfx.runs.callbacks.Callback\n') and 'on_evaluation_end(self, run' in output
 
 
 def test_help_explains_the_records_of_algorithms(capsys):
     for name, field in (('LossInfo', 'priority'), ('AlgStep', 'info'), ('TimeStep', 'reward'), ('Experience', 'state')):
         assert help_program.main([name]) == 0
-        said = capsys.readouterr().out
-        assert said.startswith(f'alfx.data_structures.{name}\n') and f'\n    {field}: ' in said
+        output = capsys.readouterr().out
+        assert output.startswith(f'alfx.data_structures.{name}\n') and f'\n    {field}: ' in output
     assert help_program.main(['torch']) == 2  # data_structures imports it
 
 
 def test_help_writes_arguments_as_a_conf_has_to(capsys):
     assert help_program.main(['suite_atari.load']) == 0
-    said, bound = capsys.readouterr().out.split('bound by:')
-    assert '\nsuite_atari.load.frame_skip = 4' in said and '\nload.' not in said
+    output, bound = capsys.readouterr().out.split('bound by:')
+    assert '\nsuite_atari.load.frame_skip = 4' in output and '\nload.' not in output
     assert 'suite_atari.load.' in bound and 'suite_gym.load.' not in bound
 
 
@@ -247,9 +247,9 @@ def test_the_steps_in_the_list_are_numbers_of_steps():
 
 @pytest.mark.processes
 def test_programs_are_run_with_their_own_arguments_and_help_is_no_error():
-    said = run('train', '--help').stdout
-    assert said.startswith('usage: alfx train [options] [CONF | RUN] [KEY=VALUE ...]\n\nTrain the algorithm')
-    assert '--conf_param' in said and 'gin_file' not in said
+    output = run('train', '--help').stdout
+    assert output.startswith('usage: alfx train [options] [CONF | RUN] [KEY=VALUE ...]\n\nTrain the algorithm')
+    assert '--conf_param' in output and 'gin_file' not in output
     assert 'Plot the learning curves' in run('help', 'plot').stdout == run('plot', '--help').stdout
     shown = run('show', 'ppo_cart_pole', '--conf_param', 'PPOLoss.gamma=0.5').stdout
     assert 'PPOLoss.gamma = 0.5' in shown
@@ -375,8 +375,8 @@ def test_the_source_code_describes_classes_as_imports_do():
                '        found[entry.selector] = [x.docstring, *help._signature_lines("X", x.parameters),\n'
                '                                 *help._inherited_lines(x)]\n'
                'print(json.dumps(found))')
-    said = subprocess.run([sys.executable, '-c', program], check=True, timeout=60, stdout=subprocess.PIPE).stdout
-    found = json.loads(said)
+    output = subprocess.run([sys.executable, '-c', program], check=True, timeout=60, stdout=subprocess.PIPE).stdout
+    found = json.loads(output)
     gin_utils.import_configurables()
     selectors = {entry.selector for entry in help_program.entries()}
     assert {name.rsplit('.', 1)[-1] for name in selectors - found.keys()} == OTHER_PACKAGES

@@ -44,10 +44,10 @@ def returns_of(path):
 
 def test_a_dataset_is_shown_with_its_numbers(run, tmp_path):
     path = write(tmp_path / 'a', env_name='Here-v1', reference_returns=[0.0, 5.0])
-    said = run('show', path)
+    output = run('show', path)
     for part in ('4 episodes, 8 actions', 'return 2.5', 'from 1 to 4', 'length 2', 'Here-v1', 'SHA-256',
                  'normalized score 50.0', 'observation: float32 (2,), from 0 to 23'):
-        assert part in said, part
+        assert part in output, part
     assert json.loads(run('show', path, json=True))[path]['return_mean'] == 2.5
 
 
@@ -118,9 +118,9 @@ def program(*arguments, code=0):
 def test_random_datasets_are_recorded_and_never_overwrite_another(tmp_path):
     arguments = ('--conf', 'sac_pendulum', '--mode', 'random', '--num_steps', '400', '--num_environments', '2',
                  '--random_seed', '5', '--dataset', str(tmp_path / 'a'), '--reference_returns=-1200,-150')
-    said = program(*arguments).stdout
+    output = program(*arguments).stdout
     episodes = dataset_folder.read(str(tmp_path / 'a')).episodes
-    assert episodes.lengths.tolist() == [200, 200] and '2 episodes' in said and 'normalized score' in said
+    assert episodes.lengths.tolist() == [200, 200] and '2 episodes' in output and 'normalized score' in output
     result = program(*arguments, code=2)
     assert 'a dataset exists already' in result.stderr and 'Traceback' not in result.stderr
 
@@ -135,10 +135,10 @@ def test_ten_kills_of_the_recorder_leave_the_old_dataset_or_the_new_one(tmp_path
     """Half of them at any moment, the first at its start and the last at its end; half while it writes."""
     old, new, path = (str(tmp_path / name) for name in ('old', 'new', 'data'))
     started = time.monotonic()
-    for place, seed in ((old, 1), (new, 2)):
-        program(*ARGUMENTS, '--random_seed', str(seed), '--dataset', place)
+    for folder, seed in ((old, 1), (new, 2)):
+        program(*ARGUMENTS, '--random_seed', str(seed), '--dataset', folder)
     seconds = (time.monotonic() - started) / 2
-    fingerprints = {dataset_folder.read(place).fingerprint: place for place in (old, new)}
+    fingerprints = {dataset_folder.read(folder).fingerprint: folder for folder in (old, new)}
     assert len(fingerprints) == 2
     chance, found = random.Random(7), []
     for kill in range(10):
@@ -186,11 +186,12 @@ def test_a_full_disk_raises_and_leaves_nothing_behind(run, tmp_path, monkeypatch
 
 
 def test_runs_without_a_policy_cannot_be_recorded(tmp_path):
-    said = program('--root_dir', str(tmp_path / 'nothing'), '--dataset', str(tmp_path / 'a'), code=2).stderr
-    assert 'nothing' in said and 'Traceback' not in said and not os.path.exists(tmp_path / 'a')
+    message = program('--root_dir', str(tmp_path / 'nothing'), '--dataset', str(tmp_path / 'a'), code=2).stderr
+    assert 'nothing' in message and 'Traceback' not in message and not os.path.exists(tmp_path / 'a')
     pytest.importorskip('sklearn')
-    said = program('--conf', 'hypernetwork_digits', '--mode', 'random', '--dataset', str(tmp_path / 'a'), code=2).stderr
-    assert 'Traceback' not in said and "ml_type = 'sl'" in said and not os.path.exists(tmp_path / 'a')
+    message = program('--conf', 'hypernetwork_digits', '--mode', 'random', '--dataset', str(tmp_path / 'a'),
+                      code=2).stderr
+    assert 'Traceback' not in message and "ml_type = 'sl'" in message and not os.path.exists(tmp_path / 'a')
 
 
 def test_interrupted_recordings_keep_finished_episodes():
@@ -259,6 +260,6 @@ here/ActionMaskOfMine.field = 'allowed'
 """)
     arguments = ('--conf', str(tmp_path / 'c.gin'), '--mode', 'random', '--num_steps', '50', '--dataset',
                  str(tmp_path / 'a'))
-    said = program(*arguments, '--untrusted', code=2).stderr
-    assert "import of 'masked' is not allowed with --untrusted" in said and not os.path.exists(tmp_path / 'a')
+    message = program(*arguments, '--untrusted', code=2).stderr
+    assert "import of 'masked' is not allowed with --untrusted" in message and not os.path.exists(tmp_path / 'a')
     program(*arguments)

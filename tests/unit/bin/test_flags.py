@@ -145,11 +145,11 @@ def test_the_exit_code_is_the_return_value_of_main():
     assert conf_flags.call(lambda: 1, ['program']) == 1
 
 
-@pytest.mark.parametrize('argument, said', [('--no_such_flag=3', 'no_such_flag'), ('--root_dirr=3', 'root_dir')])
-def test_a_flag_error_is_a_user_error(argument, said, capsys):
+@pytest.mark.parametrize('argument, message', [('--no_such_flag=3', 'no_such_flag'), ('--root_dirr=3', 'root_dir')])
+def test_a_flag_error_is_a_user_error(argument, message, capsys):
     with pytest.raises(SystemExit) as ended:
         conf_flags.parse(PARSER, ['program', argument])
-    assert ended.value.code == 2 and said in capsys.readouterr().err
+    assert ended.value.code == 2 and message in capsys.readouterr().err
 
 
 def test_a_flag_that_other_programs_have_is_explained(capsys):
@@ -159,11 +159,11 @@ def test_a_flag_that_other_programs_have_is_explained(capsys):
     assert ended.value.code == 2 and capsys.readouterr().err == 'check works elsewhere\n'
 
 
-@pytest.mark.parametrize('name, said', [('nowhere/x.png', "folder 'nowhere' does not exist\n  create it, or name"),
-                                        ('.', 'is a folder\n  name a file')])
-def test_a_file_that_cannot_be_written_is_refused_by_its_flag(name, said, tmp_path, monkeypatch):
+@pytest.mark.parametrize('name, message', [('nowhere/x.png', "folder 'nowhere' does not exist\n  create it, or name"),
+                                           ('.', 'is a folder\n  name a file')])
+def test_a_file_that_cannot_be_written_is_refused_by_its_flag(name, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with flag_values(conf=name), pytest.raises(gin_utils.ConfError, match=f'--conf {name}.*{said}'):
+    with flag_values(conf=name), pytest.raises(gin_utils.ConfError, match=f'--conf {name}.*{message}'):
         conf_flags.check_output('conf')
 
 
@@ -290,29 +290,29 @@ def test_flags_that_are_not_given_have_their_defaults(parser):
     assert found.given == () and found.arguments == []
 
 
-@pytest.mark.parametrize('line, said', [
+@pytest.mark.parametrize('line, message', [
     ('--num_steps=0', "--num_steps: expected int in [1, 10], found '0'"), ('--num_steps', 'expected a value'),
     ('--num_steps=x', "found 'x'"), ('--scale=nan', 'expected float in [-inf, inf]'),
     ('--mode=other', "'fast', 'slow'"),
     ('--quiet=perhaps', 'expected true or false'), ('--num=3', 'unknown flag --num'), ('--nomode', 'unknown flag'),
     ('--qiet', 'did you mean --quiet?'),
 ])
-def test_mistakes_in_flags_say_what_is_expected(parser, line, said, capsys):
+def test_mistakes_in_flags_say_what_is_expected(parser, line, message, capsys):
     with pytest.raises(SystemExit) as ended:
         parser.read(line.split())
-    assert ended.value.code == 2 and said in capsys.readouterr().err
+    assert ended.value.code == 2 and message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('flag', ['--help', '-h', '-?', '-help'])
 def test_help_shows_usage_purpose_flags_and_examples(parser, flag, capsys):
     with pytest.raises(SystemExit) as ended:
         parser.read(['--num_steps=0', flag])
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert ended.value.code == 0
-    assert said.startswith('usage: program.py [options] [FILE]\n\nDo something.\n\nMore about it.\n')
+    assert output.startswith('usage: program.py [options] [FILE]\n\nDo something.\n\nMore about it.\n')
     for line in ('--num_steps N', 'a number (default: 5)', '--mode fast|slow', '--[no]render', '100% on'):
-        assert line in said
-    assert said.endswith('examples:\n  program a\n')
+        assert line in output
+    assert output.endswith('examples:\n  program a\n')
 
 
 def test_help_after_two_dashes_and_values_of_negated_flags(capsys):

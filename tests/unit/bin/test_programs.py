@@ -53,24 +53,24 @@ def run(tmp_path_factory, request) -> tuple[str, str]:
 
 
 def test_training_creates_a_run_folder_and_prints_the_next_steps(run):
-    root_dir, said = run
+    root_dir, output = run
     for path in ('conf/operative.gin', 'conf/short.gin', 'conf/versions.json', 'progress.csv', 'eval/progress.csv',
                  'train.log'):
         assert os.path.isfile(os.path.join(root_dir, path)), path
     assert len(Checkpointer(run_files.checkpoint_dir(root_dir)).steps()) == 5
-    assert 'evaluation return' in said
+    assert 'evaluation return' in output
     for command in (f'play {root_dir}', f'evaluate {root_dir}', f'plot {root_dir}',
                     f'-m tensorboard.main --logdir {root_dir}', f'train {root_dir} TrainerConfig.num_env_steps=3000'):
-        assert command in said
+        assert command in output
 
 
 def test_signals_for_checkpoints_or_stacks_never_end_the_program(run, tmp_path):
     """Ignore requests for a checkpoint or a stack dump before a run has started and after it has ended."""
     root_dir, _ = run
-    with (tmp_path / 'said').open('w') as file:
+    with (tmp_path / 'output').open('w') as file:
         process = warm_starts.Popen([sys.executable, '-m', 'alfx.bin.train', '--root_dir', root_dir], stdout=file,
                                     stderr=subprocess.STDOUT)
-        while 'run folder' not in (tmp_path / 'said').read_text():
+        while 'run folder' not in (tmp_path / 'output').read_text():
             assert process.poll() is None
             time.sleep(0.01)
         count = 0
@@ -78,13 +78,14 @@ def test_signals_for_checkpoints_or_stacks_never_end_the_program(run, tmp_path):
             process.send_signal((signal.SIGUSR1, signal.SIGUSR2)[count % 2])
             time.sleep(0.02)
             count += 1
-    assert process.returncode == 0 and count > 3, (tmp_path / 'said').read_text()
+    assert process.returncode == 0 and count > 3, (tmp_path / 'output').read_text()
 
 
 def test_evaluation_reports_both_ways_of_acting_as_json(run):
     root_dir, _ = run
-    said = program('evaluate', '--root_dir', root_dir, '--num_episodes', '5', '--num_environments', '2', '--json', '-')
-    result = json.loads(said.stdout)
+    process = program('evaluate', '--root_dir', root_dir, '--num_episodes', '5', '--num_environments', '2',
+                      '--json', '-')
+    result = json.loads(process.stdout)
     assert result['checkpoint_step'] == Checkpointer(run_files.checkpoint_dir(root_dir)).steps()[-1]
     for mode in ('greedy', 'sampled'):
         assert len(result[mode]['returns']) == result[mode]['episodes'] == 5
@@ -93,33 +94,33 @@ def test_evaluation_reports_both_ways_of_acting_as_json(run):
 
 
 def test_the_return_of_a_single_episode_has_no_spread(run):
-    said = program('evaluate', '--root_dir', run[0], '--num_episodes', '1').stdout
-    assert re.search(r'^greedy: return [\d.]+, length [\d.]+, 1 episode$', said, re.MULTILINE)
+    output = program('evaluate', '--root_dir', run[0], '--num_episodes', '1').stdout
+    assert re.search(r'^greedy: return [\d.]+, length [\d.]+, 1 episode$', output, re.MULTILINE)
 
 
 def test_a_checkpoint_is_rendered_to_a_video(run, tmp_path):
     root_dir, _ = run
     first = Checkpointer(run_files.checkpoint_dir(root_dir)).steps()[0]
-    said = program('play', '--root_dir', root_dir, '--record_file', str(tmp_path / 'play.gif'), '--num_episodes', '1',
-                   '--checkpoint_step', str(first), '--random_seed', '3').stdout
-    assert 'episode 1: return' in said
+    output = program('play', '--root_dir', root_dir, '--record_file', str(tmp_path / 'play.gif'), '--num_episodes', '1',
+                     '--checkpoint_step', str(first), '--random_seed', '3').stdout
+    assert 'episode 1: return' in output
     assert (tmp_path / 'play.gif').read_bytes().startswith(b'GIF')
 
 
 def test_all_checkpoints_are_rendered_to_one_video_each(run, tmp_path):
     root_dir, _ = run
     steps = Checkpointer(run_files.checkpoint_dir(root_dir)).steps()
-    said = program('play', '--root_dir', root_dir, '--record_file', str(tmp_path / 'play.gif'), '--num_episodes', '1',
-                   '--max_frames', '20', '--checkpoint_step', 'all').stdout
+    output = program('play', '--root_dir', root_dir, '--record_file', str(tmp_path / 'play.gif'), '--num_episodes', '1',
+                     '--max_frames', '20', '--checkpoint_step', 'all').stdout
     assert sorted(os.listdir(tmp_path)) == sorted(f'play-{step}.gif' for step in steps)
-    assert [f'checkpoint {step}' in said for step in steps] == [True] * 5
+    assert [f'checkpoint {step}' in output for step in steps] == [True] * 5
     assert "'latest'" in program('evaluate', '--root_dir', root_dir, '--checkpoint_step', 'all', code=2).stderr
 
 
 def test_curves_are_drawn(run, tmp_path):
     root_dir, _ = run
-    said = program('plot', root_dir, '--output', str(tmp_path / 'curves.png')).stdout
-    assert 'average_return in training: short' in said and 'average_return in evaluation: short' in said
+    output = program('plot', root_dir, '--output', str(tmp_path / 'curves.png')).stdout
+    assert 'average_return in training: short' in output and 'average_return in evaluation: short' in output
     assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
 
 

@@ -170,10 +170,10 @@ def test_ticks_are_round_numbers_around_the_data(low, high, expected):
 
 def test_the_program_writes_the_page_of_a_folder_of_runs(folders, tmp_path):
     output = tmp_path / 'out.html'
-    said = warm_starts.run([sys.executable, '-m', 'alfx', 'report', str(tmp_path), '--output', str(output)],
+    result = warm_starts.run([sys.executable, '-m', 'alfx', 'report', str(tmp_path), '--output', str(output)],
                           capture_output=True, text=True, timeout=120)
-    assert said.returncode == 0, said.stderr
-    assert 'training: IQM 20 (' in said.stdout
+    assert result.returncode == 0, result.stderr
+    assert 'training: IQM 20 (' in result.stdout
     Page(output.read_text())
 
 

@@ -32,20 +32,20 @@ def alfx(*arguments, code=0):
 def test_each_seed_has_a_run_folder_and_their_mean_is_printed(tmp_path):
     (tmp_path / 'short.gin').write_text(CONF)
     root_dir = tmp_path / 'runs'
-    said = alfx(tmp_path / 'short.gin', '--root-dir', root_dir, '--seeds', '3,4')
+    output = alfx(tmp_path / 'short.gin', '--root-dir', root_dir, '--seeds', '3,4')
     assert {number: run_files.StartRecord(str(root_dir / f'seed-{number}')).read()['random_seed'] for number in (3, 4)
             } == {3: 3, 4: 4}
-    one, two = (float(re.search(rf'seed {number}: done, training return (\S+)', said)[1]) for number in (3, 4))
-    summary = re.search(r'2 seeds: training return (\S+) .*interval (\S+) to (\S+)\)', said)
+    one, two = (float(re.search(rf'seed {number}: done, training return (\S+)', output)[1]) for number in (3, 4))
+    summary = re.search(r'2 seeds: training return (\S+) .*interval (\S+) to (\S+)\)', output)
     mean, low, high = map(float, summary.groups())
     assert mean == pytest.approx((one + two) / 2, rel=1e-3) and low == min(one, two) and high == max(one, two)
     # The same command with another end resumes both runs; a setting that cannot change fails in both.
-    said = alfx(root_dir / 'seed-3', 'TrainerConfig.num_env_steps=600')
-    assert 'done: 5 iterations' in said
-    said = alfx(tmp_path / 'short.gin', '--root-dir', root_dir, '--seeds', '3,4', 'PPOLoss.gamma=0.5', code=2)
+    output = alfx(root_dir / 'seed-3', 'TrainerConfig.num_env_steps=600')
+    assert 'done: 5 iterations' in output
+    output = alfx(tmp_path / 'short.gin', '--root-dir', root_dir, '--seeds', '3,4', 'PPOLoss.gamma=0.5', code=2)
     for number in (3, 4):
         log = root_dir / 'logs' / f'seed-{number}.log'
-        assert f'seed {number}: ended with exit code 2; see {log}' in said and 'PPOLoss.gamma' in log.read_text()
+        assert f'seed {number}: ended with exit code 2; see {log}' in output and 'PPOLoss.gamma' in log.read_text()
 
 
 @pytest.mark.parametrize('given, message', [

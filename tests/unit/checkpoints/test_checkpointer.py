@@ -240,12 +240,12 @@ def replaying(tmp_path, *steps):
 
 def test_the_latest_two_checkpoints_hold_the_replay_buffer(tmp_path):
     checkpointer = replaying(tmp_path, 1, 2, 3)
-    held = []
+    loaded = []
     for step in (1, 2, 3):
         alg = Replaying(-1.0)
         assert Checkpointer(str(tmp_path / 'ckpt'), alg=alg).load(step) == step
-        held.append(alg.contents)
-    assert held == [None, 2.0, 3.0]
+        loaded.append(alg.contents)
+    assert loaded == [None, 2.0, 3.0]
     assert float(read_checkpoint(checkpointer.path(3))['alg']['_extra_state']['replay_buffer']['blocks'][0][0]) == 3.0
     assert 'replay_buffer' not in read_checkpoint(checkpointer.path(1))['alg']['_extra_state']
     checkpointer._modules['alg'].contents = None  # the buffer is too large to be saved

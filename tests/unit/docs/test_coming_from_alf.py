@@ -56,19 +56,20 @@ def test_the_converted_conf_trains_and_uses_every_line(conf):
 
 def test_only_reported_or_environment_lines_change():
     before, after = (set(BLOCKS[kind].splitlines()) for kind in ('before', 'file'))
-    told = {int(line) for line in re.findall(r'pendulum.gin:(\d+): ', BLOCKS['said of'])}
+    reported = {int(line) for line in re.findall(r'pendulum.gin:(\d+): ', BLOCKS['said of'])}
     lines = BLOCKS['before'].splitlines()
     changed = {i for i, line in enumerate(lines, 1) if line not in after}
-    assert changed == told | {lines.index("create_environment.env_name = 'Pendulum-v0'") + 1}
+    assert changed == reported | {lines.index("create_environment.env_name = 'Pendulum-v0'") + 1}
     assert len(after - before) == len(changed) - 3  # the imports have gone
 
 
 def test_the_page_has_a_row_for_every_name_of_alf_utils_common():
     table = PAGE.partition('## alf.utils.common')[2].partition('\n## ')[0]
     rows = re.findall(r'^\| (`.*?) \| (.*) \|$', table, re.MULTILINE)
-    here = [name for names, place in rows if 'alfx.utils.common' in place for name in re.findall(r'`(\w+)`', names)]
+    documented = [name for names, new_name in rows if 'alfx.utils.common' in new_name
+                  for name in re.findall(r'`(\w+)`', names)]
     assert sorted(name for names, _ in rows for name in re.findall(r'`(\w+)`', names)) == sorted(COMMON)
-    assert sorted(here) == sorted(common.__all__) == sorted(set(COMMON) & set(vars(common)))
+    assert sorted(documented) == sorted(common.__all__) == sorted(set(COMMON) & set(vars(common)))
 
 
 def test_names_of_alfx_in_the_table_exist():

@@ -17,20 +17,21 @@ DOCS = pathlib.Path(__file__).parents[3] / 'docs'
 
 
 def run_commands(page, folder):
-    """Run the first block of commands of a page; returns what the last one said."""
-    said = None
+    """Run the first block of commands of a page; return the output of the last one."""
+    result = None
     block = re.search(r'```bash\n(.*?)```', (DOCS / page).read_text(), re.DOTALL).group(1)
     for line in block.splitlines():
         words = shlex.split(line)
         assert words[0] == 'alfx'
-        said = warm_starts.run([sys.executable, '-m', *words], cwd=folder, capture_output=True, text=True, timeout=120)
-        assert said.returncode == 0, said.stderr
-    return said.stdout
+        result = warm_starts.run([sys.executable, '-m', *words], cwd=folder, capture_output=True, text=True,
+                                 timeout=120)
+        assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def test_the_commands_about_reports_write_one(tmp_path):
-    said = run_commands('report_on_runs.md', tmp_path)
-    assert 'ppo_cart_pole on CartPole-v1, training: IQM ' in said and '2 runs' in said
+    output = run_commands('report_on_runs.md', tmp_path)
+    assert 'ppo_cart_pole on CartPole-v1, training: IQM ' in output and '2 runs' in output
     assert (tmp_path / 'report.html').read_text().endswith('</html>\n')
 
 
@@ -39,9 +40,9 @@ def test_the_exported_policy_acts_the_same_without_alfx(tmp_path):
     returns = [return_of_program('play.py', tmp_path)]
     if importlib.util.find_spec('onnxscript') and importlib.util.find_spec('onnxruntime'):
         arguments = ['export', 'runs/cart_pole', '--output', 'policy.onnx', '--num_steps', '50']
-        said = warm_starts.run([sys.executable, '-m', 'alfx', *arguments], cwd=tmp_path, capture_output=True, text=True,
-                               timeout=120)
-        assert said.returncode == 0, said.stderr
+        result = warm_starts.run([sys.executable, '-m', 'alfx', *arguments], cwd=tmp_path, capture_output=True,
+                                 text=True, timeout=120)
+        assert result.returncode == 0, result.stderr
         returns.append(return_of_program('play_onnx.py', tmp_path))
 
     policy, env = alfx.load(str(tmp_path / 'runs' / 'cart_pole')), gymnasium.make('CartPole-v1')
@@ -60,7 +61,7 @@ def return_of_program(name, folder):
     assert len([line for line in program.splitlines() if line]) <= 22
     (folder / name).write_text(program + "\nimport sys\nassert 'alfx' not in sys.modules\n")
     environment = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
-    said = warm_starts.run([sys.executable, name], cwd=folder, env=environment, capture_output=True, text=True,
-                           timeout=120)
-    assert said.returncode == 0, said.stderr
-    return float(said.stdout)
+    result = warm_starts.run([sys.executable, name], cwd=folder, env=environment, capture_output=True, text=True,
+                             timeout=120)
+    assert result.returncode == 0, result.stderr
+    return float(result.stdout)

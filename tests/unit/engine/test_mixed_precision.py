@@ -86,9 +86,9 @@ def test_only_networks_compute_in_16_bits_and_nothing_of_it_is_kept(name, amp, n
     for _ in range(3):
         agent.train_iter()
     assert types == {torch.bfloat16}
-    kept = [agent.rollout_info_spec, agent.train_info_spec, agent.experience_spec,
-            [x for x in (*agent.parameters(), *agent.buffers())]]
-    assert not any(x.dtype in (torch.bfloat16, torch.float16) for x in nest.flatten(kept))
+    stored = [agent.rollout_info_spec, agent.train_info_spec, agent.experience_spec,
+              [x for x in (*agent.parameters(), *agent.buffers())]]
+    assert not any(x.dtype in (torch.bfloat16, torch.float16) for x in nest.flatten(stored))
     assert not torch.is_autocast_enabled('cpu')
 
 

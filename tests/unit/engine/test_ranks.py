@@ -152,9 +152,9 @@ def test_clipping_by_the_global_norm_sees_the_gradient_of_the_whole_batch():
         averager = GradientAverager(ranks, list(own.parameters()))
         return step(own, slice(4 * ranks.rank, 4 * ranks.rank + 4), averager.average)
 
-    whole = step(model(), slice(0, 8))
+    expected_params = step(model(), slice(0, 8))
     for params in on_ranks(work):
-        for p, expected in zip(params, whole):
+        for p, expected in zip(params, expected_params):
             torch.testing.assert_close(p, expected, rtol=0, atol=1e-6)
 
 

@@ -51,18 +51,18 @@ def test_data_larger_than_shared_memory_is_refused(monkeypatch):
 def test_steps_keep_their_order_in_a_ring_that_stores_what_fits():
     writer, reader = two_sides(4)
     assert writer.is_untouched
-    put, got = 0, []
+    written, received = 0, []
     for take in (3, 4, 1, 2, 4, 4):
         while writer.wait_for_room(0.0):
-            writer.put(step(put))
-            put += 1
+            writer.put(step(written))
+            written += 1
         out = reader.empty_steps(6)
         assert reader.get(out, 1, take, 0.0) == take
-        got += out[1][1:1 + take].tolist()
+        received += out[1][1:1 + take].tolist()
         for row in range(1, 1 + take):
             assert all(torch.equal(a[row], b) for a, b in zip(out, step(int(out[1][row]))))
-    assert got == list(range(18)) and not writer.is_untouched and put <= 18 + 4
-    assert reader.get(reader.empty_steps(9), 0, 9, 0.0) == put - 18
+    assert received == list(range(18)) and not writer.is_untouched and written <= 18 + 4
+    assert reader.get(reader.empty_steps(9), 0, 9, 0.0) == written - 18
     assert reader.get(reader.empty_steps(1), 0, 1, 0.0) == 0 == reader.get([], 0, 0, 1.0)
 
 

@@ -141,11 +141,11 @@ def test_a_batch_outside_an_integer_space_is_refused():
         GymVectorEnvironment(Pool(), name='Pool').reset()
 
 
-@pytest.mark.parametrize('sent, said', [
+@pytest.mark.parametrize('sent, message', [
     ([0.0, 3.0], r"environment 0 of 'Returning': observation of step 0 contains 3\.0.* Box\(-1"),
     ([np.inf, 0.0], r"environment 0 of 'Returning': observation of step 1 of its episode contains infinity"),
 ])
-def test_floats_outside_their_space_are_logged_once_and_kept(sent, said, monkeypatch, caplog):
+def test_floats_outside_their_space_are_logged_once_and_kept(sent, message, monkeypatch, caplog):
     monkeypatch.setattr(step_checks, '_logged', {('Returning', '')} if np.inf in sent else set())
     env = SerialVectorEnv([lambda: Returning(observations=[np.array(sent, np.float32)])])
     env.reset()
@@ -153,7 +153,7 @@ def test_floats_outside_their_space_are_logged_once_and_kept(sent, said, monkeyp
         for _ in range(3):
             assert env.step(np.zeros(1, int))[0].tolist() == [sent]
     assert len(caplog.records) == 1
-    assert re.search(said, caplog.text)
+    assert re.search(message, caplog.text)
 
 
 class TwoRewards(Returning):

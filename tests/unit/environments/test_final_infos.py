@@ -55,13 +55,13 @@ def test_final_info_numbers_are_reported_only_when_an_episode_ends(kind):
     env = make(kind, [2, 3])
     try:
         env.reset()
-        action, told = torch.zeros(2, dtype=torch.int64), []
+        action, reported = torch.zeros(2, dtype=torch.int64), []
         for _ in range(7):
             env.step(action)
-            told.append(env.final_infos())
+            reported.append(env.final_infos())
         ends = [{}, {0: {'distance': 2.0, 'is_success': 1.0}}, {1: {'distance': 3.0, 'is_success': 0.0}}, {}, {},
                 {0: {'distance': 3.0, 'is_success': 0.0}}, {}]
-        assert told == ends
+        assert reported == ends
         assert env.latest_final_infos() == [info for step in ends for info in step.values()]
     finally:
         env.close()
@@ -154,9 +154,9 @@ def test_batched_environments_report_which_ended_and_keep_it_in_state():
 
     env, other, action = joined(), joined(), torch.zeros(3, dtype=torch.int64)
     env.reset()
-    told = [env.step(action) and env.final_infos() for _ in range(4)]
+    reported = [env.step(action) and env.final_infos() for _ in range(4)]
     distance = {i: {'distance': i, 'is_success': float(i % 2 == 0)} for i in (2., 3., 4.)}
-    assert told == [{}, {1: distance[2.]}, {0: distance[3.]}, {2: distance[4.]}]
+    assert reported == [{}, {1: distance[2.]}, {0: distance[3.]}, {2: distance[4.]}]
     assert env.latest_final_infos() == [distance[i] for i in (2., 3., 4.)]
     other.set_state(env.get_state())
     assert other.latest_final_infos() == env.latest_final_infos()
@@ -165,10 +165,10 @@ def test_batched_environments_report_which_ended_and_keep_it_in_state():
 def test_only_the_active_task_reports_its_info():
     env = MultitaskWrapper([make('serial', [2]), make('serial', [3])], ['short', 'long'])
     env.reset()
-    told = [env.step({'action': torch.zeros(1, dtype=torch.int64), 'task_id': torch.ones(1, dtype=torch.int64)})
-            and env.final_infos() for _ in range(6)]
+    reported = [env.step({'action': torch.zeros(1, dtype=torch.int64), 'task_id': torch.ones(1, dtype=torch.int64)})
+                and env.final_infos() for _ in range(6)]
     short, long = {'distance': 2.0, 'is_success': 1.0}, {'distance': 3.0, 'is_success': 0.0}
-    assert told == [{}, {0: short}, {}, {}, {}, {0: long}]
+    assert reported == [{}, {0: short}, {}, {}, {}, {0: long}]
     assert env.latest_final_infos() == [short, long]
 
 
@@ -177,8 +177,8 @@ def test_rank_0_logs_the_infos_of_all_ranks():
         def __init__(self, rank):
             super().__init__(rank, 2, None, torch.device('cpu'))
 
-        def gather_objects(self, thing):
-            return [thing, [{'is_success': 0.0}]] if self.is_first else None
+        def gather_objects(self, value):
+            return [value, [{'is_success': 0.0}]] if self.is_first else None
 
     env = make('serial', [2])
     env.reset()

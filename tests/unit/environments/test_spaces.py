@@ -53,7 +53,7 @@ def test_bounds_stay_arrays_and_floats_keep_their_size_if_asked():
     assert spec.dtype == torch.float64 and spec.minimum.shape == (2, )
 
 
-@pytest.mark.parametrize('space, place, remedy', [
+@pytest.mark.parametrize('space, location, remedy', [
     (spaces.Text(5), 'observation: Text', 'drop the field'),
     (spaces.Dict({'a': spaces.Tuple([spaces.Discrete(2), spaces.Text(5)])}), r"observation\['a'\]\[1\]: Text",
      'wrapper'),
@@ -62,8 +62,8 @@ def test_bounds_stay_arrays_and_floats_keep_their_size_if_asked():
     (spaces.OneOf([spaces.Discrete(2)]), 'observation: OneOf', 'Dict of Discrete'),
     (spaces.Box(0, 2**64 - 1, (1, ), np.uint64), 'observation: the bounds', 'smaller'),
 ])
-def test_other_spaces_are_refused_with_their_place_and_a_remedy(space, place, remedy):
-    with pytest.raises(UnsupportedSpaceError, match=place) as error:
+def test_other_spaces_are_refused_with_their_place_and_a_remedy(space, location, remedy):
+    with pytest.raises(UnsupportedSpaceError, match=location) as error:
         tensor_spec_from_gym_space(space, where='observation')
     assert remedy in str(error.value)
 
@@ -151,9 +151,9 @@ class TestObservations:
     def test_unowned_arrays_are_copied_and_owned_ones_are_not(self):
         codec = ObservationCodec(spaces.Box(-INF, INF, (2, ), np.float32))
         array = np.ones((3, 2), np.float32)
-        borrowed, kept = codec.decode(array, owned=False), codec.decode(array, owned=True)
+        borrowed, owned = codec.decode(array, owned=False), codec.decode(array, owned=True)
         array[:] = 5
-        assert (borrowed == 1).all() and (kept == 5).all()
+        assert (borrowed == 1).all() and (owned == 5).all()
 
     def test_float64_becomes_float32_and_strided_arrays_are_accepted(self):
         codec = ObservationCodec(spaces.Box(-INF, INF, (2, ), np.float64))

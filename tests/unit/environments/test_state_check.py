@@ -106,13 +106,13 @@ def adapter(make, count=3, vector=SerialVectorEnv, **options):
     return GymVectorEnvironment(vector([make] * count, **options), seed=3)
 
 
-def recorded(env, steps=60, max_bytes=1e6, then=lambda env, step: None):
+def recorded(env, steps=60, max_bytes=1e6, callback=lambda env, step: None):
     """Return the recorder of ``env`` after random steps."""
     recorder, generator = Recorder(env, max_bytes), torch.Generator().manual_seed(0)
     env.reset()
     for step in range(steps):
         env.step(torch.randint(2, (env.batch_size, ), generator=generator))
-        then(env, step)
+        callback(env, step)
     return recorder
 
 

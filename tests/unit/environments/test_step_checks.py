@@ -44,7 +44,7 @@ def step_twice(**sent):
 NAN = np.array([[0, 0], [0, 0], [0, np.nan]], np.float32)
 
 
-@pytest.mark.parametrize('sent, row, said', [
+@pytest.mark.parametrize('sent, row, message', [
     ({'reward': np.array([0.0, np.nan, np.inf])}, 1, 'its reward is .*nan.*, expected a finite number'),
     ({'reward': np.array([0.0, 0.0, -np.inf], np.float32)}, 2, 'its reward is .*inf'),
     ({'reward': [1.0, None, 1.0]}, 1, 'its reward is None, expected a number'),
@@ -54,8 +54,8 @@ NAN = np.array([[0, 0], [0, 0], [0, np.nan]], np.float32)
     ({'truncated': [False, None, False]}, 1, 'truncated is None'),
     ({'speed': NAN}, 2, r'its observation\.speed contains NaN'),
 ])
-def test_non_finite_values_name_the_environment(sent, row, said):
-    with pytest.raises(EnvironmentStepError, match=rf"environment {row} of 'Pool' failed in step\(\): {said}"):
+def test_non_finite_values_name_the_environment(sent, row, message):
+    with pytest.raises(EnvironmentStepError, match=rf"environment {row} of 'Pool' failed in step\(\): {message}"):
         step_twice(**sent)
 
 
@@ -72,7 +72,7 @@ def test_numbers_and_flags_keep_their_values():
                                                                           torch.from_numpy(speed))
 
 
-@pytest.mark.parametrize('sent, said', [
+@pytest.mark.parametrize('sent, message', [
     ({'reward': np.ones(1)}, r'their reward has shape \(1,\), expected \(3,\)'),
     ({'reward': 1.0}, r'their reward has shape \(\), expected \(3,\)'),
     ({'reward': np.ones((3, 2))}, r'their reward has shape \(3, 2\), expected \(3,\)'),
@@ -81,6 +81,6 @@ def test_numbers_and_flags_keep_their_values():
     ({'speed': np.zeros((1, 2), np.float32)}, r'their observation\.speed has shape \(1, 2\), expected \(3, 2\)'),
     ({'speed': np.zeros((3, 1), np.float32)}, r'their observation\.speed has shape \(3, 1\), expected \(3, 2\)'),
 ])
-def test_nothing_is_stretched_over_a_batch(sent, said):
-    with pytest.raises(EnvironmentStepError, match=rf"an environment of 'Pool' failed in step\(\): {said}"):
+def test_nothing_is_stretched_over_a_batch(sent, message):
+    with pytest.raises(EnvironmentStepError, match=rf"an environment of 'Pool' failed in step\(\): {message}"):
         step_twice(**sent)

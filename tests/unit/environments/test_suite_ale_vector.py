@@ -26,15 +26,15 @@ def test_without_randomness_images_and_rewards_match_suite_atari(game):
     generator, seen, rewards, lasts = torch.Generator().manual_seed(1), 0, 0, 0
     for _ in range(200):
         action = torch.randint(int(pooled.action_spec().maximum) + 1, (1, ), generator=generator)
-        mine, theirs = pooled.step(action), single.step(action)
+        actual, expected = pooled.step(action), single.step(action)
         for name in ('step_type', 'reward', 'discount', 'prev_action'):
-            assert torch.equal(getattr(mine, name), getattr(theirs, name)), name
-        assert torch.equal(mine.env_info['lives'], theirs.env_info['lives'])
-        seen = 0 if mine.is_first() else seen + 1
-        if seen >= 3 and mine.is_mid():  # by then all images are from this episode
-            assert torch.equal(mine.observation, theirs.observation)
-        rewards += float(mine.reward.abs())
-        lasts += int(mine.is_last())
+            assert torch.equal(getattr(actual, name), getattr(expected, name)), name
+        assert torch.equal(actual.env_info['lives'], expected.env_info['lives'])
+        seen = 0 if actual.is_first() else seen + 1
+        if seen >= 3 and actual.is_mid():  # by then all images are from this episode
+            assert torch.equal(actual.observation, expected.observation)
+        rewards += float(actual.reward.abs())
+        lasts += int(actual.is_last())
     assert rewards >= 1 and (lasts >= 1 or game == 'Pong')
 
 

@@ -55,9 +55,9 @@ def test_a_restored_game_continues_identically():
         env.step(action)
     saved_state.restore(other, saved_state.capture(env))
     for action in np.random.default_rng(0).integers(0, 4, 50):
-        mine, theirs = env.step(action), other.step(action)
-        assert np.array_equal(mine[0], theirs[0]) and mine[1:3] == theirs[1:3]
-        if mine[2]:
+        expected, restored = env.step(action), other.step(action)
+        assert np.array_equal(expected[0], restored[0]) and expected[1:3] == restored[1:3]
+        if expected[2]:
             assert np.array_equal(env.reset()[0], other.reset()[0])
 
 

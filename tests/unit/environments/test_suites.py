@@ -304,8 +304,8 @@ class TestAtari:
         suite_gym.log_sticky_actions.cache_clear()
         caplog.set_level('INFO')
         env = suite_atari.load(name, **given)
-        said = f'actions stick with probability {expected:g}' if expected else 'actions do not stick'
-        assert [line for line in caplog.messages if line.endswith(said)]
+        message = f'actions stick with probability {expected:g}' if expected else 'actions do not stick'
+        assert [line for line in caplog.messages if line.endswith(message)]
         assert env.gym.envs[0].unwrapped.ale.getFloat('repeat_action_probability') == expected
 
     @pytest.mark.parametrize('make', [
@@ -315,15 +315,15 @@ class TestAtari:
     def test_a_lost_life_can_be_a_termination_within_the_episode(self, make):
         env = make(alf_env_wrappers=[AtariTerminalOnLifeLossWrapper])
         env.seed(0)
-        lives, kinds, left = [], set(), float(env.reset().env_info['lives'])
+        lives, kinds, remaining = [], set(), float(env.reset().env_info['lives'])
         for _ in range(200):
             time_step = env.step(torch.ones(1, dtype=torch.int64))
-            if time_step.is_mid() and float(time_step.env_info['lives']) < left:
+            if time_step.is_mid() and float(time_step.env_info['lives']) < remaining:
                 assert time_step.discount.tolist() == [0]
                 lives.append(int(time_step.env_info['lives']))
             elif time_step.is_mid():
                 assert time_step.discount.tolist() == [1]
-            left = float(time_step.env_info['lives'])
+            remaining = float(time_step.env_info['lives'])
             kinds.add(int(time_step.step_type))
         assert lives[:3] == [4, 3, 2] and 1 in kinds
 
@@ -362,9 +362,9 @@ class TestMiniGrid:
     def test_one_hot_codes_match_minigrid(self):
         from minigrid.wrappers import OneHotPartialObsWrapper
         env = gymnasium.make('MiniGrid-DoorKey-5x5-v0')
-        theirs = OneHotPartialObsWrapper(env).reset(seed=3)[0]['image']
+        expected = OneHotPartialObsWrapper(env).reset(seed=3)[0]['image']
         ours = suite_minigrid.MiniGridObservation(env).reset(seed=3)[0]
-        np.testing.assert_array_equal(theirs, ours)
+        np.testing.assert_array_equal(expected, ours)
 
     def test_the_whole_grid_and_the_direction(self):
         env = suite_minigrid.load('MiniGrid-Empty-5x5-v0', fully_observable=True, direction=True)

@@ -121,7 +121,7 @@ class TestErrors:
         assert 'max_restarts' in str(error)
         env.close()
 
-    @pytest.mark.parametrize('sent, said', [
+    @pytest.mark.parametrize('sent, message', [
         ({'reward': float('nan')}, 'the reward of step 2 of its episode is nan, expected a finite number'),
         ({'reward': np.float32('inf')}, 'the reward of step 2 of its episode is'),
         ({'reward': None}, 'the reward of step 2 of its episode is None, expected a number'),
@@ -139,19 +139,19 @@ class TestErrors:
         ({'terminated': 'no'}, "terminated of step 2 of its episode is 'no', expected True or False"),
         ({'truncated': None}, 'truncated of step 2 of its episode is None, expected True or False'),
     ])
-    def test_non_finite_values_name_the_environment_and_the_step(self, sent, said):
+    def test_non_finite_values_name_the_environment_and_the_step(self, sent, message):
         env = SerialVectorEnv([SendingEnv, partial(SendingEnv, sent)])
         env.reset(seed=0)
         steps(env, 1)
-        with pytest.raises(EnvironmentStepError, match=f"environment 1 of 'SendingEnv' failed in step.*{said}"):
+        with pytest.raises(EnvironmentStepError, match=f"environment 1 of 'SendingEnv' failed in step.*{message}"):
             steps(env, 1)
 
     def test_a_reward_of_the_wrong_size_raises(self):
-        for sent, said in ((1.0, '1.0'), (np.zeros(3), r'array\(.*'), (None, 'None')):
+        for sent, shown in ((1.0, '1.0'), (np.zeros(3), r'array\(.*'), (None, 'None')):
             env = SerialVectorEnv([partial(SendsSeveral, {'reward': sent})])
             env.reset(seed=0)
             steps(env, 1)
-            with pytest.raises(EnvironmentStepError, match=f'of step 2 of its episode is {said}, expected 2 nu'):
+            with pytest.raises(EnvironmentStepError, match=f'of step 2 of its episode is {shown}, expected 2 nu'):
                 steps(env, 1)
 
     def test_a_field_of_another_shape_is_not_stretched_over_its_row(self):
@@ -376,11 +376,11 @@ class TestProcesses:
             ProcessVectorEnv([CountEnv, partial(RaisingEnv, 'init')])
         assert set(multiprocessing.active_children()) == before
 
-    @pytest.mark.parametrize('make, who', [
+    @pytest.mark.parametrize('make, message', [
         (SerialVectorEnv, r'environment 1 of .CountEnv. in step\(\) .*nonparallel'),
         (ProcessVectorEnv, r'environment 1 of .CountEnv. in step\(\) .*worker_timeout'),
         (partial(ProcessVectorEnv, envs_per_worker=2), r'one of environments 0 to 1 of .CountEnv. in step\(\) ')])
-    def test_an_unresponsive_environment_is_named_and_can_be_interrupted(self, make, who, monkeypatch, caplog):
+    def test_an_unresponsive_environment_is_named_and_can_be_interrupted(self, make, message, monkeypatch, caplog):
         monkeypatch.setattr(processes, 'PATIENCE_SECONDS', 0.1)
         monkeypatch.setattr(processes, 'GRACE_SECONDS', 0.1)
         env = make(raising('hang'))
@@ -399,7 +399,7 @@ class TestProcesses:
             steps(env, 60)
         thread.join()
         env.close()
-        assert re.match(who, caplog.messages[0]) and re.search(r'since \d\d:\d\d:\d\d, for', caplog.messages[0])
+        assert re.match(message, caplog.messages[0]) and re.search(r'since \d\d:\d\d:\d\d, for', caplog.messages[0])
 
     def test_slow_environments_are_not_taken_for_hanging(self, monkeypatch, caplog):
         monkeypatch.setattr(processes, 'PATIENCE_SECONDS', 1.6)

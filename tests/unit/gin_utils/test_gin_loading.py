@@ -144,10 +144,11 @@ def test_includes_are_relative_and_later_bindings_override(conf):
     assert [os.path.basename(source.path) for source in loaded.sources] == ['car.gin', 'base.gin', 'engine.gin']
 
 
-@pytest.mark.parametrize('beside, here, expected', [(True, True, 3), (False, True, 2), (True, False, 3)])
-def test_an_include_is_beside_its_file_or_in_the_working_directory(conf, beside, here, expected):
+@pytest.mark.parametrize('beside, in_working_directory, expected',
+                         [(True, True, 3), (False, True, 2), (True, False, 3)])
+def test_an_include_is_beside_its_file_or_in_the_working_directory(conf, beside, in_working_directory, expected):
     """The folder of the including file comes first, then the working directory, as in gin, then the shipped confs."""
-    if here:
+    if in_working_directory:
         conf('Engine.power = 2.0', 'sac_pendulum.gin')
     if beside:
         conf('Engine.power = 3.0', 'parts/sac_pendulum.gin')
@@ -223,7 +224,7 @@ def test_an_override_replaces_the_arguments_in_a_reference(conf):
     assert Car().engine.power == 1 and unused() == []
 
 
-@pytest.mark.parametrize('value, said', [
+@pytest.mark.parametrize('value, message', [
     ('@Engine(power)', 'written name=value'), ('@Engine(power=2, 3)', 'written name=value'),
     ('@Engine(2, power=3)', 'two arguments power'), ('@Engine(power=2, power=3)', 'two arguments power'),
     ("@Engine(2, 3, 'diesel', 4)", 'car.gin:2: Engine takes 3 arguments without names, found 4'),
@@ -231,8 +232,8 @@ def test_an_override_replaces_the_arguments_in_a_reference(conf):
     ("@Engine(power='x')", 'Engine.power expects float'), ('functools.partial(Engine, power=2)', 'Engine'),
     ('functools.partial(@Engine(), power=2)', 'expects a reference without ()'),
     ('functools.reduce(@Engine)', 'reduce'), ('torch.int64', "text needs quotes: 'torch.int64'")])
-def test_mistakes_in_the_arguments_of_a_reference_are_reported(conf, value, said):
-    assert said in message_of(conf(f'\nCar.engine = {value}\n'))
+def test_mistakes_in_the_arguments_of_a_reference_are_reported(conf, value, message):
+    assert message in message_of(conf(f'\nCar.engine = {value}\n'))
 
 
 def test_conf_param_overrides_the_file(conf):
@@ -360,8 +361,8 @@ def test_only_the_macros_that_a_value_needs_are_looked_at():
     assert parsing.substitute({'x': parsing.Macro('a'), 'y': parsing.Macro('e')}, macros) == {
         'x': [1], 'y': parsing.Macro('e')}
     assert parsing.substitute(parsing.Macro('c'), macros) == (parsing.Macro('c'), 0), 'a circle ends'
-    told = {name: static_check._check_macro_definition(macro(name, macros[name]), macros) for name in 'abcd'}
-    assert [name for name in told if told[name]] == ['c', 'd']
+    checks = {name: static_check._check_macro_definition(macro(name, macros[name]), macros) for name in 'abcd'}
+    assert [name for name in checks if checks[name]] == ['c', 'd']
 
 
 def macro(name, value):
@@ -523,18 +524,18 @@ def test_a_module_that_does_not_exist_is_reported(conf):
     assert "did you mean 'alfx.algorithms.config'?" in message_of(conf('import alfx.algorithms.confg'))
 
 
-@pytest.mark.parametrize('code, said', [
+@pytest.mark.parametrize('code, expected', [
     ('def broken(:\n', "cannot import 'broken_by_{}': SyntaxError: invalid syntax\n  see "),
     ('x = 1\nraise KeyError("wheel")', "importing 'broken_by_{}' fails: KeyError: 'wheel'\n  see "),
     ('\nimport sys\nsys.exit(0)', "importing 'broken_by_{}' ends the program: it calls sys.exit(0)\n  see "),
 ])
-def test_a_module_that_cannot_be_run_is_reported_where_it_is_imported(conf, tmp_path, monkeypatch, code, said):
+def test_a_module_that_cannot_be_run_is_reported_where_it_is_imported(conf, tmp_path, monkeypatch, code, expected):
     monkeypatch.syspath_prepend(str(tmp_path))
     number = len(code)
     (tmp_path / f'broken_by_{number}.py').write_text(code)
     message = message_of(conf(f'Engine.power = 1\nimport broken_by_{number}'))
     line = code.rstrip().count('\n') + 1
-    assert message.startswith('car.gin:2: ' + said.format(number)) and f'broken_by_{number}.py:{line}' in message
+    assert message.startswith('car.gin:2: ' + expected.format(number)) and f'broken_by_{number}.py:{line}' in message
 
 
 def test_dynamic_registration_is_refused_by_name(conf):
@@ -640,9 +641,9 @@ def unused(pattern='{}'):
 
 def test_a_binding_is_used_once_a_constructor_received_it(conf):
     gin_utils.load(conf('Engine.power = 3\nCar.engine = @Engine()\nCar.seats = 2'))
-    assert [place for place, _ in unused()] == ['car.gin:1', 'car.gin:2', 'car.gin:3']
+    assert [location for location, _ in unused()] == ['car.gin:1', 'car.gin:2', 'car.gin:3']
     Engine()
-    assert [place for place, _ in unused()] == ['car.gin:2', 'car.gin:3']
+    assert [location for location, _ in unused()] == ['car.gin:2', 'car.gin:3']
     Car()
     assert unused() == []
 

@@ -172,8 +172,8 @@ def test_a_run_folder_is_moved_and_evaluated_where_the_module_is_not(tmp_path):
     run('train', conf_file, '--root_dir', str(tmp_path / 'run'))
     os.rename(tmp_path / 'a', tmp_path / 'gone')
     os.rename(tmp_path / 'run', tmp_path / 'moved')
-    said = run('evaluate', str(tmp_path / 'moved'), '--num_episodes', '1', '--mode', 'greedy')
-    number = float(said.split('return ')[1].split()[0].rstrip(','))
+    output = run('evaluate', str(tmp_path / 'moved'), '--num_episodes', '1', '--mode', 'greedy')
+    number = float(output.split('return ')[1].split()[0].rstrip(','))
     assert number % 3 == 0 and number >= 24  # three for each step, and no policy falls before the eighth
 
 

@@ -33,8 +33,8 @@ def found(tmp_path, monkeypatch):
     ('x = 1\nAdam.lr =', '', 'syntax error: '),
 ])
 def test_a_mistake_is_marked_at_its_word_or_value(found, line, marked, message):
-    (number, text, said), = found(BASE + line)
-    assert said.startswith(message)
+    (number, text, problem), = found(BASE + line)
+    assert problem.startswith(message)
     assert text == marked.strip() or not marked
     assert number >= 1
 

@@ -61,8 +61,8 @@ def test_hover_completion_and_definition_are_answered(client, folder):
     assert item['textEdit'] == {'newText': 'lr', 'range': {'start': {'line': 3, 'character': 5},
                                                            'end': {'line': 3, 'character': 7}}}
     assert 'float' in item['detail']
-    place = client.ask('textDocument/definition', at(path, 3, 12))
-    assert place['uri'] == path.as_uri() and place['range']['start']['line'] == 2
+    location = client.ask('textDocument/definition', at(path, 3, 12))
+    assert location['uri'] == path.as_uri() and location['range']['start']['line'] == 2
     assert client.ask('textDocument/definition', at(path, 1, 12))['uri'].endswith('/confs/sac_pendulum.gin')
     assert client.ask('textDocument/definition', at(path, 4, 3))['uri'].endswith('/sac_algorithm.py')
 

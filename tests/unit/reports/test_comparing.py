@@ -83,9 +83,9 @@ def test_the_command_says_that_environments_differ(tmp_path):
         conf = os.path.join(write_run(tmp_path / name, [1, 2], 0.1), 'conf', 'config.gin')
         with open(conf, 'a', encoding='utf8') as file:
             file.write(f"alfx.environments.utils.create_environment.env_name = '{name}'\n")
-    said = warm_starts.run([sys.executable, '-m', 'alfx', 'compare', 'CartPole-v1', 'Acrobot-v1'], cwd=tmp_path,
-                           capture_output=True, text=True, check=True).stdout
-    assert 'the runs have different environments' in said
+    output = warm_starts.run([sys.executable, '-m', 'alfx', 'compare', 'CartPole-v1', 'Acrobot-v1'], cwd=tmp_path,
+                             capture_output=True, text=True, check=True).stdout
+    assert 'the runs have different environments' in output
     same = warm_starts.run([sys.executable, '-m', 'alfx', 'compare', 'CartPole-v1', 'CartPole-v1'], cwd=tmp_path,
                            capture_output=True, text=True, check=True).stdout
     assert 'different environments' not in same

@@ -55,14 +55,14 @@ def test_a_recurrent_policy_of_normalized_frames_is_the_same_from_its_file(remem
 
     files = {exporting.METADATA: ''}
     step = torch.export.load(path, extra_files=files).module()
-    about = json.loads(files[exporting.METADATA])
-    assert about['conf'] == 'remembering'
-    assert [entry['shape'] for entry in about['observations']] == [[1, 2]]
-    assert about['actions'] == [{'name': '', 'shape': [1], 'dtype': 'int64'}]
+    metadata = json.loads(files[exporting.METADATA])
+    assert metadata['conf'] == 'remembering'
+    assert [entry['shape'] for entry in metadata['observations']] == [[1, 2]]
+    assert metadata['actions'] == [{'name': '', 'shape': [1], 'dtype': 'int64'}]
     # steps and frames of the stack; two tensors of the LSTM; the action before
-    assert sorted(entry['shape'] for entry in about['state']) == [[1], [1], [1, 4], [1, 8], [1, 8]]
+    assert sorted(entry['shape'] for entry in metadata['state']) == [[1], [1], [1, 4], [1, 8], [1, 8]]
 
-    state = [torch.zeros(entry['shape'], dtype=getattr(torch, entry['dtype'])) for entry in about['state']]
+    state = [torch.zeros(entry['shape'], dtype=getattr(torch, entry['dtype'])) for entry in metadata['state']]
     strange = [torch.full_like(x, 7) for x in state]
     arguments = torch.zeros(1), torch.tensor([[0.3, -0.2]])
     fresh = step(torch.tensor([True]), *arguments, *state)

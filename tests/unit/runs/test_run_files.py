@@ -42,11 +42,11 @@ def test_an_incomplete_number_is_not_read(tmp_path):
     log = ProgressLog(str(path), ('counter', 'loss'))
     log.append({'counter': 1, 'loss': 0.5})
     log.append({'counter': 2, 'loss': 123456.0})
-    whole = path.read_bytes()
-    for length in range(len(whole) - len(b'56\r\n'), len(whole)):
-        path.write_bytes(whole[:length])
+    content = path.read_bytes()
+    for length in range(len(content) - len(b'56\r\n'), len(content)):
+        path.write_bytes(content[:length])
         assert read_table(str(path)) == [{'counter': '1', 'loss': '0.5'}]
-    path.write_bytes(whole)
+    path.write_bytes(content)
     assert len(read_table(str(path))) == 2
 
 
@@ -89,7 +89,7 @@ def test_decisions_made_at_the_start_are_kept(tmp_path, tuning):
 TABLE = b'iteration,global_counter,loss\r\n0,0,0.5\r\n1,1,0.25\r\n2,2,\r\n'
 
 
-@pytest.mark.parametrize('damage, kept', [
+@pytest.mark.parametrize('damage, remaining', [
     ((b'0.25', b'0.\xff5'), ['0', '2']),
     ((b'0.25', b'0.2\x005'), ['0', '2']),
     ((b'0.25', b'"0.25'), ['0', '2']),
@@ -97,7 +97,7 @@ TABLE = b'iteration,global_counter,loss\r\n0,0,0.5\r\n1,1,0.25\r\n2,2,\r\n'
     ((b'global', b'glo\xfebal'), []),
     ((b'global', b'globe'), []),
 ])
-def test_lines_of_a_table_that_are_damaged_are_left_out_with_a_warning(tmp_path, caplog, damage, kept):
+def test_lines_of_a_table_that_are_damaged_are_left_out_with_a_warning(tmp_path, caplog, damage, remaining):
     path = tmp_path / 'progress.csv'
     path.write_bytes(TABLE.replace(*damage))
     log = ProgressLog(str(path), ('iteration', 'global_counter'))
@@ -105,23 +105,23 @@ def test_lines_of_a_table_that_are_damaged_are_left_out_with_a_warning(tmp_path,
     assert str(path) in caplog.text and 'damaged' in caplog.text
     log.append({'iteration': 3, 'global_counter': 3})
     caplog.clear()
-    assert [row['iteration'] for row in read_table(str(path))] == [*kept, '3']
+    assert [row['iteration'] for row in read_table(str(path))] == [*remaining, '3']
     assert not caplog.text
 
 
-@pytest.mark.parametrize('content, kept', [
+@pytest.mark.parametrize('content, expected', [
     (b'[]', {}), (b'{', {}), (b'\xff\xfe', {}), (b'', {}), (b'[' * 100_000, {}),
     (b'{"random_seed": "one", "tuning": [1, "medium"]}', {'tuning': [1, 'medium']}),
     (b'{"tuning": [1, "medium", 1]}', {}),
     (b'{"random_seed": 3, "tuning": [1]}', {'random_seed': 3}),
     (b'{"random_seed": -3, "tuning": ["medium", 1]}', {}), (b'{"random_seed": true, "tuning": [0, "low"]}', {}),
 ])
-def test_damaged_start_data_is_a_warning_and_its_valid_part_is_kept(tmp_path, caplog, content, kept):
+def test_damaged_start_data_is_a_warning_and_its_valid_part_is_kept(tmp_path, caplog, content, expected):
     path = tmp_path / 'train' / 'start.json'
     path.parent.mkdir()
     path.write_bytes(content)
     record = StartRecord(str(tmp_path))
-    assert record.read() == kept and f'{path} is damaged' in caplog.text
+    assert record.read() == expected and f'{path} is damaged' in caplog.text
     record.write(random_seed=7, tuning=[1, 'highest'])
     caplog.clear()
     assert record.read() == {'random_seed': 7, 'tuning': [1, 'highest']} and not caplog.text

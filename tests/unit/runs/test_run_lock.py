@@ -36,19 +36,19 @@ def holder(tmp_path):
 
 
 class Rank:
-    """One of several ranks, which gets what rank 0 said."""
+    """One of several ranks, which receives the messages of rank 0."""
 
-    def __init__(self, rank, said):
-        self.is_first, self._said = rank == 0, said
+    def __init__(self, rank, messages):
+        self.is_first, self._messages = rank == 0, messages
 
-    def broadcast_from_rank0(self, thing):
+    def broadcast_from_rank0(self, message):
         if self.is_first:
-            self._said.append(thing)
-        return self._said[-1]
+            self._messages.append(message)
+        return self._messages[-1]
 
 
-def hold_as(monkeypatch, rank, said, root_dir):
-    monkeypatch.setattr(context, 'get_ranks', lambda: Rank(rank, said))
+def hold_as(monkeypatch, rank, messages, root_dir):
+    monkeypatch.setattr(context, 'get_ranks', lambda: Rank(rank, messages))
     return run_lock.held(str(root_dir))
 
 
@@ -82,23 +82,23 @@ def test_a_process_that_was_forked_off_does_not_hold_the_folder(tmp_path):
 
 def test_ranks_of_one_run_hold_it_together_until_the_last_one_ends(tmp_path, monkeypatch):
     (tmp_path / 'train.log').write_text('')
-    said = []
-    first = hold_as(monkeypatch, 0, said, tmp_path)
+    messages = []
+    first = hold_as(monkeypatch, 0, messages, tmp_path)
     first.__enter__()
-    second = hold_as(monkeypatch, 1, said, tmp_path)
+    second = hold_as(monkeypatch, 1, messages, tmp_path)
     second.__enter__()
     first.__exit__(None, None, None)
-    with pytest.raises(ConfError), hold_as(monkeypatch, 0, said, tmp_path):
+    with pytest.raises(ConfError), hold_as(monkeypatch, 0, messages, tmp_path):
         pass
     second.__exit__(None, None, None)
-    with hold_as(monkeypatch, 0, said, tmp_path):
+    with hold_as(monkeypatch, 0, messages, tmp_path):
         pass
 
 
 def test_all_ranks_are_refused(holder, tmp_path, monkeypatch):
-    said = []
+    messages = []
     for rank in (0, 1):
-        with pytest.raises(ConfError, match=f'process {holder.pid}'), hold_as(monkeypatch, rank, said, tmp_path):
+        with pytest.raises(ConfError, match=f'process {holder.pid}'), hold_as(monkeypatch, rank, messages, tmp_path):
             pass
 
 

@@ -33,14 +33,14 @@ FILES = {'progress.csv': 'a\n1\n', 'eval/progress.csv': 'b\n2\n', 'train/algorit
 
 
 def test_files_packed_on_one_machine_are_unpacked_on_another(tmp_path):
-    there, here = str(tmp_path / 'there' / 'seed_0'), str(tmp_path / 'here' / 'seed_0')
-    run_folder(there, FILES)
-    (tmp_path / 'there' / 'seed_0.log').write_text('said')
-    unpack(pack(there), here)
-    assert files_of(here) == FILES and (tmp_path / 'here' / 'seed_0.log').read_text() == 'said'
-    run_folder(there, {'progress.csv': 'a\n1\n2\n', 'train/algorithm/ckpt-1': 'other'})
-    unpack(pack(there, ('progress.csv', )), here)
-    assert files_of(here) == {**FILES, 'progress.csv': 'a\n1\n2\n'}
+    source, target = str(tmp_path / 'source' / 'seed_0'), str(tmp_path / 'target' / 'seed_0')
+    run_folder(source, FILES)
+    (tmp_path / 'source' / 'seed_0.log').write_text('output')
+    unpack(pack(source), target)
+    assert files_of(target) == FILES and (tmp_path / 'target' / 'seed_0.log').read_text() == 'output'
+    run_folder(source, {'progress.csv': 'a\n1\n2\n', 'train/algorithm/ckpt-1': 'other'})
+    unpack(pack(source, ('progress.csv', )), target)
+    assert files_of(target) == {**FILES, 'progress.csv': 'a\n1\n2\n'}
 
 
 def test_a_file_outside_of_the_run_folder_is_refused(tmp_path):
@@ -89,20 +89,20 @@ def test_another_machine_works_in_its_own_folder_and_sends_new_files(tmp_path, m
         assert file.read() == 'a.b = 2\n'
     assert remote.poll() == (None, '', b'')
     run_folder(run.root_dir, {'eval/progress.csv': 'b\n2\n3\n', 'train/algorithm/ckpt-2': 'more'})
-    here = str(tmp_path / 'here' / 'seed_0')
+    target = str(tmp_path / 'target' / 'seed_0')
     code, _, archive = remote.poll()
-    unpack(archive, here)
-    assert code is None and files_of(here) == {'progress.csv': 'a\n1\n', 'eval/progress.csv': 'b\n2\n3\n'}
+    unpack(archive, target)
+    assert code is None and files_of(target) == {'progress.csv': 'a\n1\n', 'eval/progress.csv': 'b\n2\n3\n'}
     assert remote.poll()[2] == b''
     monkeypatch.setattr(ray_runs, '_COPY_SECONDS', 0.0)
-    unpack(remote.poll()[2], here)
-    assert files_of(here)['train/algorithm/ckpt-2'] == 'more'
+    unpack(remote.poll()[2], target)
+    assert files_of(target)['train/algorithm/ckpt-2'] == 'more'
     remote.stop()
     remote._execution.code = 143
     run_folder(run.root_dir, {'train/algorithm/ckpt-3': 'last'})
     code, words, archive = remote.poll()
-    unpack(archive, here)
-    assert (code, words) == (143, 'the end') and files_of(here)['train/algorithm/ckpt-3'] == 'last'
+    unpack(archive, target)
+    assert (code, words) == (143, 'the end') and files_of(target)['train/algorithm/ckpt-3'] == 'last'
     assert not os.path.exists(os.path.dirname(run.root_dir)), 'nothing is left on the other machine'
 
 
@@ -122,23 +122,23 @@ def has_ended(pid):
 
 
 def test_an_existing_cluster_is_not_used(monkeypatch):
-    asked = []
+    addresses = []
     monkeypatch.delenv('RAY_ADDRESS', raising=False)
-    ray = types.SimpleNamespace(is_initialized=lambda: False, init=lambda address, **options: asked.append(address),
+    ray = types.SimpleNamespace(is_initialized=lambda: False, init=lambda address, **options: addresses.append(address),
                                 cluster_resources=dict, shutdown=lambda: None,
                                 remote=lambda **options: lambda actor: actor)
     monkeypatch.setattr(ray_cluster, 'import_ray', lambda wanted_by: ray)
     for address in (None, 'auto'):
         ray_runs.RayExecutor(Search(space={'x': [1]}, executor='ray', ray_address=address))
-    assert asked == ['local', 'auto']
+    assert addresses == ['local', 'auto']
 
 
 @pytest.mark.slow
 def test_ray_runs_trials_concurrently_and_replaces_lost_workers(tmp_path, monkeypatch):
     ray = pytest.importorskip('ray')
-    here = os.path.dirname(os.path.abspath(__file__))
+    folder = os.path.dirname(os.path.abspath(__file__))
     monkeypatch.delenv('RAY_ADDRESS', raising=False)
-    monkeypatch.setenv('PYTHONPATH', os.pathsep.join([here, os.environ.get('PYTHONPATH', '')]))
+    monkeypatch.setenv('PYTHONPATH', os.pathsep.join([folder, os.environ.get('PYTHONPATH', '')]))
     text = BOWL.replace("'inline'", "'ray'") + 'Search.num_trials = 3\nSearch.num_parallel = 3\n'
     text += f"bowl.journal = '{tmp_path}/journal'\nSearch.cpus_per_run = 0.25\nbowl.gate = '{tmp_path}/gate'\n"
     killed = []

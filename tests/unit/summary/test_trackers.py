@@ -72,10 +72,10 @@ def test_a_tracker_gets_summaries_and_evaluations_even_after_resuming(
     assert first.bindings['PPOLoss.gamma'] == '0.98'
 
     table = read_table(str(tmp_path / 'run' / 'progress.csv'))
-    got = [(step, row) for step, row in first.rows + second.rows if 'iteration' in row]
-    assert [step for step, _ in got] == [int(row['env_steps']) for row in table]
-    assert [row['loss'] for _, row in got] == pytest.approx([float(row['loss']) for row in table])
-    assert all('throughput/iterations_per_second' in row for _, row in got[1:4])
+    rows = [(step, row) for step, row in first.rows + second.rows if 'iteration' in row]
+    assert [step for step, _ in rows] == [int(row['env_steps']) for row in table]
+    assert [row['loss'] for _, row in rows] == pytest.approx([float(row['loss']) for row in table])
+    assert all('throughput/iterations_per_second' in row for _, row in rows[1:4])
 
     evaluated = [(step, row['eval/average_return']) for step, row in first.rows + second.rows
                  if 'eval/average_return' in row]

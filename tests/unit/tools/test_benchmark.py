@@ -120,14 +120,15 @@ def test_a_benchmark_uses_one_core_by_default(monkeypatch):
     assert [command[command.index('--cores') + 1] for command in commands] == ['1', '2']
 
 
-@pytest.mark.parametrize('workload, asked', [('ppo_cart_pole', 512), ('a2c_cart_pole', 512), ('pqn_cart_pole', 2048)])
+@pytest.mark.parametrize('workload, requested',
+                         [('ppo_cart_pole', 512), ('a2c_cart_pole', 512), ('pqn_cart_pole', 2048)])
 @pytest.mark.parametrize('peer', ['alfx', 'bare'])
-def test_a_peer_takes_the_steps_that_it_is_asked_for(peer, workload, asked):
+def test_a_peer_takes_the_steps_that_it_is_asked_for(peer, workload, requested):
     from benchmark_peers import PEERS, WORKLOADS
 
-    steps, seconds = PEERS[peer](WORKLOADS[workload], asked, 0)
+    steps, seconds = PEERS[peer](WORKLOADS[workload], requested, 0)
     # whole iterations; alfx leaves the steps between two episodes out of its count
-    assert 0.9 * asked <= steps <= 2 * asked
+    assert 0.9 * requested <= steps <= 2 * requested
     assert seconds > 0
 
 

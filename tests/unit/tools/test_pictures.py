@@ -55,10 +55,10 @@ def test_the_results_page_has_a_picture_for_tasks_with_curves(tools, tmp_path):
     assert page.count('](../images/results/') == 1 and '](../images/results/One-v1.svg)' in page
     assert (tmp_path / 'images' / 'results' / 'One-v1.svg').is_file()
     assert sorted(path.name for path in (tmp_path / 'images' / 'curves').iterdir()) == ['a.svg', 'b.svg']
-    kept = json.loads((tmp_path / 'curves.json').read_text())
-    assert kept['b'] == {'fingerprint': 'f', 'env_name': 'One-v1', 'runs': {'0': [[0, 1.0], [10, 3.0]]}}
+    saved = json.loads((tmp_path / 'curves.json').read_text())
+    assert saved['b'] == {'fingerprint': 'f', 'env_name': 'One-v1', 'runs': {'0': [[0, 1.0], [10, 3.0]]}}
     assert 'curve' not in json.loads((tmp_path / 'results.json').read_text())['a']['runs']['0']
-    assert results.Store(tmp_path / 'results.json').curves == kept
+    assert results.Store(tmp_path / 'results.json').curves == saved
 
 
 def test_curves_of_another_version_of_a_conf_are_dropped(tools, tmp_path):

@@ -186,10 +186,10 @@ def test_an_unknown_environment_metric_raises_with_the_known_ones(results, tmp_p
 
 
 def test_a_conf_is_evaluated_with_its_epsilon_which_the_table_shows(results, tmp_path, monkeypatch):
-    asked = []
+    command = []
 
     def run(arguments, log, threads):
-        asked.extend(arguments)
+        command.extend(arguments)
         folder = tmp_path / 'some_conf-f' / 'seed-0' / 'conf'
         folder.mkdir(parents=True, exist_ok=True)
         (folder / 'versions.json').write_text('{}')
@@ -199,16 +199,16 @@ def test_a_conf_is_evaluated_with_its_epsilon_which_the_table_shows(results, tmp
     monkeypatch.setattr(results, '_run', run)
     task = dataclasses.replace(a_task(results), epsilon_greedy=0.1)
     stored = results.train_and_evaluate(task, 0, tmp_path, 1, 1)
-    assert asked[asked.index('--epsilon_greedy') + 1] == '0.1' and 'TrainerConfig.compile=True' not in asked
+    assert command[command.index('--epsilon_greedy') + 1] == '0.1' and 'TrainerConfig.compile=True' not in command
     row, = results.rows_of('some_conf', {'env_name': 'Task', 'bars': [{}], 'runs': {'0': stored}})
     assert row[5] == 'return, epsilon 0.1' and row[4].endswith(' cores')
     stored = results.train_and_evaluate(task, 0, tmp_path, 1, 1, compile=True)
     row, = results.rows_of('some_conf', {'env_name': 'Task', 'bars': [{}], 'runs': {'0': stored}})
-    assert row[4].endswith(' cores, compiled') and 'TrainerConfig.compile=True' in asked and '--device' not in asked
+    assert row[4].endswith(' cores, compiled') and 'TrainerConfig.compile=True' in command and '--device' not in command
     monkeypatch.setattr(results.torch.cuda, 'get_device_name', lambda device: f'GPU {device}')
     stored = results.train_and_evaluate(task, 0, tmp_path, 1, 1, device='cuda:1')
     row, = results.rows_of('some_conf', {'env_name': 'Task', 'bars': [{}], 'runs': {'0': stored}})
-    assert row[4].endswith(' cores and a GPU (GPU cuda:1)') and asked[asked.index('--device') + 1] == 'cuda:1'
+    assert row[4].endswith(' cores and a GPU (GPU cuda:1)') and command[command.index('--device') + 1] == 'cuda:1'
     assert results.read_task('ppo_rnd_minigrid_doorkey_8x8').epsilon_greedy == 0.1
     assert results.read_task('ppo_cart_pole').epsilon_greedy == 0
 

@@ -256,9 +256,9 @@ def test_a_signal_leaves_no_row_that_an_uninterrupted_run_does_not_have(tmp_path
     train(tmp_path / 'a', LogsAlways(), evaluate=False, summary_interval=3)
     for signal_at in (5, 0):
         train(tmp_path / 'b', LogsAlways(signal_at), evaluate=False, summary_interval=3)
-    whole, parts = (repeatable(rows(tmp_path / name / 'progress.csv')) for name in 'ab')
-    assert [row['iteration'] for row in whole] == ['0', '3', '5'] and whole == parts
-    assert all(row['global_counter'] == row['iteration'] for row in whole)
+    uninterrupted, interrupted = (repeatable(rows(tmp_path / name / 'progress.csv')) for name in 'ab')
+    assert [row['iteration'] for row in uninterrupted] == ['0', '3', '5'] and uninterrupted == interrupted
+    assert all(row['global_counter'] == row['iteration'] for row in uninterrupted)
 
 
 def test_the_first_reason_to_stop_is_the_one_reported():
@@ -317,15 +317,15 @@ def test_a_run_without_best_checkpoint_says_how_to_get_one(tmp_path):
         alfx.load(tmp_path, 'best')
 
 
-@pytest.mark.parametrize('mode, values, kept', [('max', [3, float('nan'), 2, 4, 4], [3, 4]),
-                                                ('min', [3, float('nan'), 2, 4, 2], [3, 2])])
-def test_the_best_result_follows_the_mode_and_ignores_nan(mode, values, kept):
+@pytest.mark.parametrize('mode, values, expected', [('max', [3, float('nan'), 2, 4, 4], [3, 4]),
+                                                    ('min', [3, float('nan'), 2, 4, 2], [3, 2])])
+def test_the_best_result_follows_the_mode_and_ignores_nan(mode, values, expected):
     callback, run, found = KeepBestCheckpoint(metric='x', mode=mode), TrainingRun('', None), []
     for value in values:
         run.evaluation, run.keeps_best = {'x': value}, False
         callback.on_evaluation_end(run)
         found += [value] * run.keeps_best
-    assert found == kept
+    assert found == expected
 
 
 def test_an_unknown_metric_is_refused_with_the_nearest_name():

@@ -291,13 +291,13 @@ def test_seeds_determine_the_parameters(tmp_path):
 
 @pytest.mark.parametrize('killed_at', [0, 3, 6, 11])
 def test_a_killed_run_resumes_to_the_same_parameters_bit_for_bit(tmp_path, killed_at):
-    whole = run(tmp_path / 'whole')
+    uninterrupted = run(tmp_path / 'whole')
     run(tmp_path / 'killed', stop_after=killed_at)
     resumed = run(tmp_path / 'killed')
     assert resumed.current_iterations() == 12
-    for a, b in zip(parameters(whole), parameters(resumed)):
+    for a, b in zip(parameters(uninterrupted), parameters(resumed)):
         assert torch.equal(a, b)
-    assert whole.current_env_steps() == resumed.current_env_steps()
+    assert uninterrupted.current_env_steps() == resumed.current_env_steps()
     untimed = [{k: v for k, v in row.items() if k not in ('seconds', 'steps_per_second')}
                for row in table(tmp_path / 'whole')]
     assert untimed == [{k: v for k, v in row.items() if k not in ('seconds', 'steps_per_second')}
@@ -352,10 +352,10 @@ def test_a_finished_run_that_is_started_again_does_nothing(tmp_path):
 
 
 def test_a_finished_run_can_be_made_longer(tmp_path):
-    whole = run(tmp_path / 'whole', num_iterations=20, num_checkpoints=1)
+    uninterrupted = run(tmp_path / 'whole', num_iterations=20, num_checkpoints=1)
     run(tmp_path / 'part', num_iterations=12, num_checkpoints=1)
     longer = run(tmp_path / 'part', num_iterations=20, num_checkpoints=1)
-    assert all(torch.equal(a, b) for a, b in zip(parameters(whole), parameters(longer)))
+    assert all(torch.equal(a, b) for a, b in zip(parameters(uninterrupted), parameters(longer)))
 
 
 def test_environments_whose_state_cannot_be_saved_start_new_episodes(tmp_path, caplog):
@@ -372,13 +372,13 @@ def test_environments_whose_state_cannot_be_saved_start_new_episodes(tmp_path, c
 
 
 def test_a_damaged_checkpoint_loses_only_the_steps_since_the_previous_one(tmp_path):
-    whole = run(tmp_path / 'whole')
+    uninterrupted = run(tmp_path / 'whole')
     run(tmp_path / 'killed', stop_after=10)
     path = os.path.join(run_files.checkpoint_dir(str(tmp_path / 'killed')), 'ckpt-8')
     with open(path, 'r+b') as file:
         file.truncate(1000)
     resumed = run(tmp_path / 'killed')
-    assert all(torch.equal(a, b) for a, b in zip(parameters(whole), parameters(resumed)))
+    assert all(torch.equal(a, b) for a, b in zip(parameters(uninterrupted), parameters(resumed)))
 
 
 def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path):
@@ -475,8 +475,8 @@ def test_a_stop_signal_ends_the_run_with_a_resumable_checkpoint(tmp_path, number
     assert 'stopping after this iteration' in shown and 'same command resumes the run' in shown
     assert steps(tmp_path / 'stopped') == [4, 5]
     assert signal.getsignal(number) is before
-    resumed, whole = run(tmp_path / 'stopped'), run(tmp_path / 'whole')
-    assert all(torch.equal(a, b) for a, b in zip(parameters(resumed), parameters(whole)))
+    resumed, uninterrupted = run(tmp_path / 'stopped'), run(tmp_path / 'whole')
+    assert all(torch.equal(a, b) for a, b in zip(parameters(resumed), parameters(uninterrupted)))
 
 
 class LoneRank(Ranks):
@@ -488,11 +488,11 @@ class LoneRank(Ranks):
     def all_reduce(self, tensor):
         """Do nothing, since no other rank contributes."""
 
-    def gather_objects(self, thing):
-        return [thing]
+    def gather_objects(self, value):
+        return [value]
 
-    def broadcast_from_rank0(self, thing):
-        return thing
+    def broadcast_from_rank0(self, value):
+        return value
 
     def report(self, error):
         """Do nothing, since no other rank listens."""
@@ -510,11 +510,11 @@ def test_ranks_resume_with_their_common_progress(tmp_path):
             seen.append(context.get_all_progresses())
             super()._train_iter()
 
-    whole = dict(num_iterations=0, num_env_steps=200)
-    run(tmp_path / 'whole', Watching, **whole)
+    settings = dict(num_iterations=0, num_env_steps=200)
+    run(tmp_path / 'whole', Watching, **settings)
     uninterrupted, seen = seen, []
-    run(tmp_path / 'killed', Watching, stop_after=6, **whole)
-    resumed = run(tmp_path / 'killed', Watching, **whole)
+    run(tmp_path / 'killed', Watching, stop_after=6, **settings)
+    resumed = run(tmp_path / 'killed', Watching, **settings)
     again = seen[7:]  # including the iteration after which it was killed
     assert again and again == uninterrupted[-len(again):] and again[0]['env_steps'] > 40
     assert resumed.progress() == 1.0
@@ -567,10 +567,10 @@ def test_sigusr1_requests_a_checkpoint_and_the_run_continues(tmp_path):
 
 def test_a_run_killed_by_sigkill_resumes_to_the_same_parameters(tmp_path):
     """Send SIGUSR2, which dumps the stack, then SIGKILL; resume the run and compare."""
-    here = os.path.dirname(os.path.abspath(__file__))
+    folder = os.path.dirname(os.path.abspath(__file__))
     code = f'''
         import sys
-        sys.path[:0] = {[here, os.path.dirname(os.path.dirname(here))]!r}
+        sys.path[:0] = {[folder, os.path.dirname(os.path.dirname(folder))]!r}
         import signal, torch
         torch.set_num_threads(1)
         from test_policy_trainer import make_config, sends
@@ -580,8 +580,8 @@ def test_a_run_killed_by_sigkill_resumes_to_the_same_parameters(tmp_path):
     assert result.returncode == -signal.SIGKILL
     assert '_advance' in result.stderr
     assert steps(tmp_path / 'killed') == [4]
-    resumed, whole = run(tmp_path / 'killed'), run(tmp_path / 'whole')
-    assert all(torch.equal(a, b) for a, b in zip(parameters(resumed), parameters(whole)))
+    resumed, uninterrupted = run(tmp_path / 'killed'), run(tmp_path / 'whole')
+    assert all(torch.equal(a, b) for a, b in zip(parameters(resumed), parameters(uninterrupted)))
 
 
 # Supervised ----------------------------------------------------------------------------------------------------
@@ -608,9 +608,9 @@ def test_supervised_training_learns_evaluates_and_saves(tmp_path):
 
 
 def test_supervised_training_resumes_exactly(tmp_path):
-    whole = supervised(tmp_path / 'whole', num_iterations=60)
+    uninterrupted = supervised(tmp_path / 'whole', num_iterations=60)
     supervised(tmp_path / 'part', num_iterations=30)
-    assert all(torch.equal(a, b) for a, b in zip(parameters(whole), parameters(supervised(tmp_path / 'part'))))
+    assert all(torch.equal(a, b) for a, b in zip(parameters(uninterrupted), parameters(supervised(tmp_path / 'part'))))
 
 
 def test_supervised_evaluation_needs_an_algorithm_that_evaluates(tmp_path):

@@ -122,12 +122,13 @@ def check_the_seam(algorithm, source, caplog):
     pids = source.worker_pids
     episodes = int(algorithm.get_step_metrics()[1].result())
     os.kill(pids[1], signal.SIGKILL)
-    types, own_types, kept = [], [], []
+    types, own_types, bootstrap_types = [], [], []
     while source.worker_pids[1] in (None, pids[1]) or len(types) < 40:
         experience, env_steps, _ = algorithm.learner.collector.remote.unroll(algorithm, 4, at_least=4, bootstrap=True)
         algorithm._metrics.observe(env_steps)
-        assert not types or experience.time_step.step_type[0].tolist() == kept
-        *steps, kept = experience.time_step.step_type.tolist()  # the next unroll starts with the bootstrap step
+        assert not types or experience.time_step.step_type[0].tolist() == bootstrap_types
+        # the next unroll starts with the bootstrap step
+        *steps, bootstrap_types = experience.time_step.step_type.tolist()
         types += steps
         own_types += env_steps.step_type.tolist()
         assert bool((experience.time_step.discount == 1).all())
@@ -171,7 +172,7 @@ def test_a_worker_that_dies_again_and_again_ends_the_run(make, caplog):
 # Whole runs ----------------------------------------------------------------------------------------------------
 
 RUN_SECONDS = 150
-GONE_SECONDS = 120  # Ray's agents check their cluster once a minute, unless they are ended before
+END_SECONDS = 120  # Ray's agents check their cluster once a minute, unless they are ended before
 
 
 def is_agent_of_ray(pid):
@@ -201,51 +202,51 @@ def descendants(pid):
 
 
 @pytest.fixture(scope='session')
-def soon_gone():
+def ending_processes():
     """Collect processes that must have ended after all other tests, so that no test waits for them."""
     processes = set()
     yield processes
-    wait_for(lambda: not any(map(is_running, processes)), GONE_SECONDS)
+    wait_for(lambda: not any(map(is_running, processes)), END_SECONDS)
 
 
 @pytest.mark.slow
-def test_a_ray_run_replaces_workers_resumes_evaluates_and_plays(tmp_path, monkeypatch, soon_gone):
+def test_a_ray_run_replaces_workers_resumes_evaluates_and_plays(tmp_path, monkeypatch, ending_processes):
     """Replace a killed worker, end with the learner, resume, evaluate and play a run with Ray workers."""
     run_folder(tmp_path, monkeypatch)
     log, process = tmp_path / 'run' / 'train.log', None
 
-    def said():
+    def log_text():
         return log.read_text() if log.is_file() else ''
 
     try:
         process = train(tmp_path, 'TrainerConfig.num_iterations=1000000', 'TrainerConfig.evaluate=False')
-        wait_for(lambda: len(re.findall(r'rollout worker \d .* has started', said())) == 2, RUN_SECONDS)
-        pid = int(re.search(r'rollout worker 1 \(pid (\d+)', said())[1])
+        wait_for(lambda: len(re.findall(r'rollout worker \d .* has started', log_text())) == 2, RUN_SECONDS)
+        pid = int(re.search(r'rollout worker 1 \(pid (\d+)', log_text())[1])
         os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: len(re.findall('rollout worker 1 .* has started', said())) == 2, RUN_SECONDS)
-        assert f'rollout worker 1 (pid {pid}' in said() and 'a new worker replaces it' in said()
+        wait_for(lambda: len(re.findall('rollout worker 1 .* has started', log_text())) == 2, RUN_SECONDS)
+        assert f'rollout worker 1 (pid {pid}' in log_text() and 'a new worker replaces it' in log_text()
         process.send_signal(signal.SIGUSR1)
         written = Checkpointer(tmp_path / 'run' / 'train' / 'algorithm')  # ignores a checkpoint in progress
         wait_for(written.steps, RUN_SECONDS)
-        below = descendants(process.pid)
-        assert len(below) >= 4  # two servers, two workers
-        ours = below - {pid for pid in below if is_agent_of_ray(pid)}
-        assert len(ours) >= 4
+        children = descendants(process.pid)
+        assert len(children) >= 4  # two servers, two workers
+        own = children - {pid for pid in children if is_agent_of_ray(pid)}
+        assert len(own) >= 4
         process.kill()
         process.wait()
-        wait_for(lambda: not any(map(is_running, ours)), 20)
-        soon_gone |= below  # agents of Ray notice late
+        wait_for(lambda: not any(map(is_running, own)), 20)
+        ending_processes |= children  # agents of Ray notice late
         saved = written.steps()[-1]
         process = train(tmp_path, f'TrainerConfig.num_iterations={saved + 20}')
-        below = set()
+        children = set()
         while process.poll() is None:
-            below |= descendants(process.pid)
+            children |= descendants(process.pid)
             time.sleep(0.2)
         output = (tmp_path / 'output').read_text()
         assert process.returncode == 0, output
         assert f'done: {saved + 20:,} iterations, evaluation return' in output
-        wait_for(lambda: not any(map(is_running, below)), 20)
-        assert 'has not been used' not in said()
+        wait_for(lambda: not any(map(is_running, children)), 20)
+        assert 'has not been used' not in log_text()
     finally:
         if process is not None and process.poll() is None:
             process.kill()

@@ -72,10 +72,10 @@ def table(path):
 
 @pytest.mark.parametrize('kind', [PARTICLES, HYPER], ids=['particles', 'hypernetwork'])
 def test_a_stopped_run_resumes_exactly(tmp_path, kind):
-    whole = train(tmp_path, 'whole', **kind)
+    uninterrupted = train(tmp_path, 'whole', **kind)
     train(tmp_path, 'part', epochs=2, **kind)
     resumed = train(tmp_path, 'part', **kind)
-    for (name, a), (_, b) in zip(whole.algorithm.state_dict().items(), resumed.algorithm.state_dict().items()):
+    for (name, a), (_, b) in zip(uninterrupted.algorithm.state_dict().items(), resumed.algorithm.state_dict().items()):
         assert not isinstance(a, torch.Tensor) or torch.equal(a, b), name
     assert (tmp_path / 'whole/eval/progress.csv').read_text() == (tmp_path / 'part/eval/progress.csv').read_text()
 
@@ -123,8 +123,8 @@ def test_evaluate_and_plot_accept_the_run_and_play_refuses_with_a_hint(tmp_path)
         with pytest.raises(ConfError, match='which has no policy to play\n.*alfx.bin.evaluate'):
             playing.make_policy(root_dir, 1)
     picture = tmp_path / 'curve.png'
-    said = program('plot', root_dir, '--x', 'iteration', '--y', 'test_accuracy', '--output', str(picture)).stdout
-    assert f"{float(expected['test_accuracy']):.5g} at 4" in said and picture.stat().st_size
+    output = program('plot', root_dir, '--x', 'iteration', '--y', 'test_accuracy', '--output', str(picture)).stdout
+    assert f"{float(expected['test_accuracy']):.5g} at 4" in output and picture.stat().st_size
 
 
 def test_an_update_that_cannot_be_compiled_is_refused_before_training(tmp_path):

@@ -14,8 +14,8 @@ from alfx.trainers.acting.worker_process import LogForwarding, SummaryForwarding
 
 
 def test_alfx_logs_and_all_warnings_are_forwarded():
-    heard = []
-    with LogForwarding(lambda level, text: heard.append((level, text))).active():
+    records = []
+    with LogForwarding(lambda level, text: records.append((level, text))).active():
         logging.getLogger('alfx.some.part').info('a %s', 'word')
         logging.getLogger('other').info('not this')
         logging.getLogger('other').warning('but this')
@@ -25,8 +25,8 @@ def test_alfx_logs_and_all_warnings_are_forwarded():
         except ValueError:
             logging.getLogger('alfx').exception('it failed')
     logging.getLogger('alfx').warning('too late')
-    assert heard[:2] == [(logging.INFO, 'a word'), (logging.WARNING, 'other: but this')]
-    assert 'and this' in heard[2][1] and 'ValueError: wrong' in heard[3][1] and len(heard) == 4
+    assert records[:2] == [(logging.INFO, 'a word'), (logging.WARNING, 'other: but this')]
+    assert 'and this' in records[2][1] and 'ValueError: wrong' in records[3][1] and len(records) == 4
 
 
 def test_summaries_are_forwarded_as_writer_calls(tmp_path):

@@ -51,8 +51,8 @@ def test_random_actions_are_repeated_for_lengths_of_the_zeta_distribution():
     index, state = explore(torch.full((count, ), 3), 1.0, state)
     torch.testing.assert_close(torch.bincount(index, minlength=4) / count, torch.full((4, ), 0.25), atol=0.01, rtol=0)
     # P(n) = n^-2 / zeta(2), with zeta(2) = pi^2 / 6: 0.6079, 0.1520, 0.0675
-    left = torch.bincount(state.steps_left.clamp(max=3), minlength=4) / count
-    torch.testing.assert_close(left[:3], torch.tensor([0.6079, 0.1520, 0.0675]), atol=0.01, rtol=0)
+    proportions = torch.bincount(state.steps_left.clamp(max=3), minlength=4) / count
+    torch.testing.assert_close(proportions[:3], torch.tensor([0.6079, 0.1520, 0.0675]), atol=0.01, rtol=0)
 
 
 def test_a_random_action_sequence_ends_by_its_length_only():

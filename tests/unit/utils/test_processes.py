@@ -144,12 +144,12 @@ def talk(tell, how):
     ('is killed', 'was killed by SIGKILL (often out of memory)', 'about to end')])
 def test_the_log_tail_is_an_error_a_fault_or_the_end_of_the_log(how, ending, words, caplog):
     child = MessagingProcess(talk, (how, ), 'test process')
-    heard = []
+    messages = []
     wait_for(lambda: child.exitcode is not None)
-    heard += child.listen()
+    messages += child.listen()
     lost = child.lost()
     child.end(0.0)
-    assert heard == [('number', 3)] and caplog.messages == ['test process: about to end']
+    assert messages == [('number', 3)] and caplog.messages == ['test process: about to end']
     assert str(lost).startswith(f'the test process (pid {child.pid}) {ending}\n  its log ends with:\n')
     assert words in lost.log_tail
     assert not os.path.exists(child._fault_file)

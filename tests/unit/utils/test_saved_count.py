@@ -17,15 +17,15 @@ class _Part(nn.Module):
 
 
 def _whole(count=0):
-    whole = nn.ModuleDict({'part': _Part()})
-    whole['part'].count.add(count)
-    return whole
+    module = nn.ModuleDict({'part': _Part()})
+    module['part'].count.add(count)
+    return module
 
 
 def test_a_module_state_holds_the_count_at_the_time_of_asking():
-    whole = _whole(2)
-    assert whole['part'].count.add() == 3
-    state = whole.state_dict()
+    module = _whole(2)
+    assert module['part'].count.add() == 3
+    state = module.state_dict()
     assert torch.equal(state['part._count'], torch.tensor(3)) and state['part._count'].dtype == torch.int64
     file = io.BytesIO()
     torch.save(state, file)
@@ -34,29 +34,29 @@ def test_a_module_state_holds_the_count_at_the_time_of_asking():
 
 
 def test_a_loaded_count_continues():
-    whole, other = _whole(5), _whole(2)
-    other.load_state_dict(whole.state_dict())
+    module, other = _whole(5), _whole(2)
+    other.load_state_dict(module.state_dict())
     assert other['part'].count.value == 5
-    assert other['part'].count.add(2) == 7 and whole['part'].count.value == 5
+    assert other['part'].count.add(2) == 7 and module['part'].count.value == 5
     assert other.state_dict()['part._count'] == 7
 
 
 def test_a_state_without_the_count_leaves_it_unchanged():
-    whole = _whole(5)
-    whole.load_state_dict({'part.other': torch.ones(2)}, strict=False)
-    assert whole['part'].count.value == 5
+    module = _whole(5)
+    module.load_state_dict({'part.other': torch.ones(2)}, strict=False)
+    assert module['part'].count.value == 5
 
 
 def test_a_copy_counts_by_itself():
-    whole = _whole(5)
-    other = copy.deepcopy(whole)
+    module = _whole(5)
+    other = copy.deepcopy(module)
     other['part'].count.add()
-    assert (other.state_dict()['part._count'], whole.state_dict()['part._count']) == (6, 5)
-    whole.load_state_dict(other.state_dict())
+    assert (other.state_dict()['part._count'], module.state_dict()['part._count']) == (6, 5)
+    module.load_state_dict(other.state_dict())
     other['part'].count.add()
-    assert (other['part'].count.value, whole['part'].count.value) == (7, 6)
+    assert (other['part'].count.value, module['part'].count.value) == (7, 6)
 
 
 def test_a_module_moved_to_another_kind_of_numbers_keeps_its_count():
-    whole = _whole(5).double()
-    assert whole.state_dict()['part._count'] == 5
+    module = _whole(5).double()
+    assert module.state_dict()['part._count'] == 5

@@ -90,8 +90,9 @@ def test_a_function_that_branches_on_values_runs_eagerly(net, caplog):
         with torch.no_grad():
             assert torch.equal(recorded(sign * torch.ones(1, 3)), act(sign * torch.ones(1, 3)))
     assert not recorded.replayed.num_graphs
-    (told, ) = warnings_in(caplog)
-    assert told.startswith('acting falls back from a replayed graph to eager mode') and 'it cannot be traced' in told
+    (message, ) = warnings_in(caplog)
+    assert message.startswith('acting falls back from a replayed graph to eager mode')
+    assert 'it cannot be traced' in message
 
 
 class Policy(nn.Module):
@@ -120,11 +121,11 @@ def test_state_read_outside_of_modules_is_never_frozen(read, compiles, caplog):
             context.update_progress('iterations', i)
             x = torch.randn(2, 3)
             torch.testing.assert_close(recorded(x), policy.act(x))
-    told = warnings_in(caplog)
+    messages = warnings_in(caplog)
     if read in ('own', 'number', 'others[-1]'):  # read in place, or a new graph for each value
-        assert not told
+        assert not messages
     else:
-        assert not recorded.replayed.num_graphs and told
+        assert not recorded.replayed.num_graphs and messages
 
 
 def test_a_late_change_of_a_number_is_detected_at_once(caplog):
@@ -162,8 +163,8 @@ def test_a_function_that_counts_its_calls_runs_every_time(name, is_partial, capl
     recorded = TracedFunction(functools.partial(policy.act) if is_partial else policy.act, policy.layer)
     found = calls(recorded, 40, torch.ones(1, 3))
     assert torch.equal(found[-1], -found[0]) and not recorded.replayed.num_graphs
-    (told, ) = warnings_in(caplog)
-    assert f'it sets Counting.{name}, which a graph cannot do' in told
+    (message, ) = warnings_in(caplog)
+    assert f'it sets Counting.{name}, which a graph cannot do' in message
 
 
 def test_a_wrong_graph_is_never_used(net, monkeypatch, caplog):

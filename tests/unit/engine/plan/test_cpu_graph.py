@@ -108,14 +108,14 @@ def _calls(function):
 
 def _of_graph(function, *inputs):
     compiled = compile.compiled(make_graph(function, inputs), inputs)
-    mine, plain = [x.clone() for x in inputs], [x.clone() for x in inputs]
+    arguments, plain = [x.clone() for x in inputs], [x.clone() for x in inputs]
     torch.manual_seed(3)
-    results = compiled(mine)
+    results = compiled(arguments)
     torch.manual_seed(3)
     expected = function(*plain)
     torch.testing.assert_close(list(results), list(expected), equal_nan=True)
-    torch.testing.assert_close(mine, plain)
-    return mine, results
+    torch.testing.assert_close(arguments, plain)
+    return arguments, results
 
 
 def _changes_an_input(x, y):
@@ -166,8 +166,8 @@ def test_functions_of_another_kind_are_not_recognized(bare):
 
 @pytest.mark.slow
 def test_results_that_are_views_of_inputs_stay_views():
-    mine, results = _of_graph(lambda x, y: [x.view(4, 64), y + 1], torch.randn(16, 16), torch.randn(16, 16))
-    assert results[0].untyped_storage().data_ptr() == mine[0].untyped_storage().data_ptr()
+    arguments, results = _of_graph(lambda x, y: [x.view(4, 64), y + 1], torch.randn(16, 16), torch.randn(16, 16))
+    assert results[0].untyped_storage().data_ptr() == arguments[0].untyped_storage().data_ptr()
 
 
 def test_code_with_different_results_is_not_called_directly():

@@ -98,18 +98,18 @@ def test_a_state_is_restored_with_its_random_numbers():
 GRADIENT = torch.tensor([3.0, 4.0])
 
 
-@pytest.mark.parametrize('found, tolerance, told', [
+@pytest.mark.parametrize('found, tolerance, expected', [
     (GRADIENT, 0.0, None), (GRADIENT * (1 + 1e-6), 0.0, 'differs$'), (GRADIENT * (1 + 1e-6), 1e-3, None),
     (GRADIENT * 1.01, 1e-3, 'differs by 0.01 of its norm, more than 0.001'), (None, 1e-3, 'is missing'),
     (GRADIENT.double(), 1e-3, 'torch.float64'), (GRADIENT[:1], 1e-3, r'\(1,\)'),
     (GRADIENT * float('nan'), 1e-3, 'differs by nan')])
-def test_a_part_that_differs_is_named_with_its_distance(found, tolerance, told):
+def test_a_part_that_differs_is_named_with_its_distance(found, tolerance, expected):
     reason = difference([('the loss', torch.ones(())), ('the gradient of w', GRADIENT)],
                         [('the loss', torch.ones(())), ('the gradient of w', found)], tolerance)
-    if told is None:
+    if expected is None:
         assert reason is None
     else:
-        assert reason.startswith('the gradient of w') and re.search(told, reason)
+        assert reason.startswith('the gradient of w') and re.search(expected, reason)
 
 
 def test_rounding_residue_of_a_cancelling_gradient_is_no_difference():

@@ -224,8 +224,8 @@ def test_a_subclass_must_declare_its_update_traceable_again(replayed_at_once, ca
     caplog.set_level('INFO', 'alfx')
     agent = make_agent(algorithm_cls=Changing)
     assert not agent.policy.capabilities.traceable_update
-    said, = (text for text in caplog.messages if 'declare' in text)
-    assert said.startswith('Changing does not declare that its updates can be traced, so they run eagerly')
+    message, = (text for text in caplog.messages if 'declare' in text)
+    assert message.startswith('Changing does not declare that its updates can be traced, so they run eagerly')
     train([agent], 3)
     assert not isinstance(agent.updater.plan(agent.learner.losses.collected), TracedPlan)
     with pytest.raises(ConfError, match='does not execute the same operations'):
@@ -318,8 +318,8 @@ def test_state_read_outside_of_modules_is_never_frozen(name, read, warm_up, monk
     elif read is not schedule:  # a graph depends on the value
         assert not warnings_in(caplog)
     else:
-        told = [x for x in warnings_in(caplog) if x.startswith('the update of ')]
-        assert not num_graphs(made[0]) and len(told) == 1 and 'to eager mode, which is slower' in told[0]
+        messages = [x for x in warnings_in(caplog) if x.startswith('the update of ')]
+        assert not num_graphs(made[0]) and len(messages) == 1 and 'to eager mode, which is slower' in messages[0]
 
 
 def test_a_rare_change_of_a_number_is_detected_at_once(warm_up, caplog):
@@ -392,28 +392,28 @@ def test_an_update_that_branches_on_values_stays_eager_with_one_warning(compile,
         made.append(make_agent(on, algorithm_cls=Peeking))
         train(made[-1:], 3)
     assert_same_parameters(made, **EXACT)
-    (told, ) = [x for x in warnings_in(caplog) if 'update' in x]
-    assert 'it cannot be traced' in told and ('compiled' in told) == compile
+    (message, ) = [x for x in warnings_in(caplog) if 'update' in x]
+    assert 'it cannot be traced' in message and ('compiled' in message) == compile
 
 
 # A wrong plan is not used --------------------------------------------------------------------------------------------
 
 
-def _spoiled(place, results):
+def _spoiled(index, results):
     results = list(results)
-    results[place] = results[place] * (1.1 if place == 2 else 1.01)  # a gradient may differ by 1/32 in one call
+    results[index] = results[index] * (1.1 if index == 2 else 1.01)  # a gradient may differ by 1/32 in one call
     return results
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize('place, part', [(0, 'the loss'), (1, 'the priority'), (2, 'the gradient of _rl_algorithm.')])
+@pytest.mark.parametrize('index, part', [(0, 'the loss'), (1, 'the priority'), (2, 'the gradient of _rl_algorithm.')])
 @pytest.mark.parametrize('backend', ['replayed', 'compiled'])
-def test_a_backend_with_wrong_results_is_dropped_with_a_warning(backend, place, part, warm_up, monkeypatch, caplog):
+def test_a_backend_with_wrong_results_is_dropped_with_a_warning(backend, index, part, warm_up, monkeypatch, caplog):
     """Drop backends with different results, with a warning that names the part."""
     def spoil(make):
         def spoiled(*args):
             cached = make(*args)
-            run, cached.run = cached.run, lambda leaves: _spoiled(place, run(leaves))
+            run, cached.run = cached.run, lambda leaves: _spoiled(index, run(leaves))
             return cached
         return spoiled
 
@@ -428,8 +428,8 @@ def test_a_backend_with_wrong_results_is_dropped_with_a_warning(backend, place, 
     train([agent], 3)
     assert_same_parameters([plain, agent], **EXACT)
     assert num_graphs(agent) == 0
-    (told, ) = [x for x in warnings_in(caplog) if x.startswith('the update')]
-    assert part in told and told.startswith('the update of AgentAlgorithm falls back ')
+    (message, ) = [x for x in warnings_in(caplog) if x.startswith('the update')]
+    assert part in message and message.startswith('the update of AgentAlgorithm falls back ')
 
 
 def test_a_buffer_that_is_written_to_in_python_only_is_noticed(warm_up, caplog):
@@ -462,9 +462,9 @@ def test_without_a_compiler_graphs_are_replayed_with_one_warning_each(warm_up, m
     assert_same_parameters(made, **EXACT)
     replayed, compiled = backends_of(made[0])
     assert replayed.num_graphs and not compiled.num_graphs
-    told = [x for x in warnings_in(caplog) if 'no C++ compiler' in x]
-    assert sorted(x.partition(' falls back ')[0] for x in told) == ['acting', 'the update of AgentAlgorithm']
-    assert all('falls back from compiled code to a replayed graph' in x for x in told)
+    messages = [x for x in warnings_in(caplog) if 'no C++ compiler' in x]
+    assert sorted(x.partition(' falls back ')[0] for x in messages) == ['acting', 'the update of AgentAlgorithm']
+    assert all('falls back from compiled code to a replayed graph' in x for x in messages)
 
 
 def test_a_compiler_error_is_logged_in_one_line(warm_up, monkeypatch, caplog):
@@ -475,8 +475,8 @@ def test_a_compiler_error_is_logged_in_one_line(warm_up, monkeypatch, caplog):
     monkeypatch.setattr(compile, 'compiled', fail)
     agent = make_agent(True)
     train([agent], 3)
-    (told, ) = [x for x in warnings_in(caplog) if x.startswith('the update')]
-    assert "SyntaxError: 'tmp5' was not declared" in told and 'many lines' not in told
+    (message, ) = [x for x in warnings_in(caplog) if x.startswith('the update')]
+    assert "SyntaxError: 'tmp5' was not declared" in message and 'many lines' not in message
     assert num_graphs(agent)
 
 
@@ -541,14 +541,14 @@ def test_every_update_makes_the_same_number_of_collective_calls(compile, algorit
     """Compare the collective calls of updates; mismatched collectives hang or average unrelated numbers."""
     agent = make_agent(compile, algorithm_cls=algorithm_cls)
     ranks = in_ranks(agent)
-    asked = []
+    sizes = []
     for recording in (False, False, False, True, False):
         ranks.sizes.clear()
         with summary.push_summary_writer(Silent()), context.record_if(recording):
             agent.train_iter()
-        asked.append(list(ranks.sizes))
-    of_an_update = asked[0][:len(asked[0]) // 3]
-    assert asked == [3 * of_an_update] * 5 and len(of_an_update) == 2
+        sizes.append(list(ranks.sizes))
+    of_an_update = sizes[0][:len(sizes[0]) // 3]
+    assert sizes == [3 * of_an_update] * 5 and len(of_an_update) == 2
     assert bool(num_graphs(agent)) == (algorithm_cls is Asking)
     ranks.sizes.clear()
     agent.policy.factor.fill_(float('nan'))
@@ -573,10 +573,10 @@ class Keeping(Fixed):
 
 def test_a_batch_that_an_algorithm_keeps_is_not_overwritten(never_replayed):
     agent = make_agent(algorithm_cls=Keeping, priority_replay=False)
-    kept = agent.policy.kept = []
+    stored = agent.policy.kept = []
     train([agent], 4)
-    assert agent.learner.batches.reader is not None and len(kept) == 12
-    assert all(torch.equal(reward, at_that_time) for reward, at_that_time in kept)
+    assert agent.learner.batches.reader is not None and len(stored) == 12
+    assert all(torch.equal(reward, at_that_time) for reward, at_that_time in stored)
 
 
 class Shifting(DqnAlgorithm):
