@@ -61,12 +61,12 @@ def test_the_first_step_by_hand():
 
 
 @pytest.mark.parametrize('amsgrad', [False, True])
-@pytest.mark.parametrize('ours,theirs', [(Adam, torch.optim.Adam), (AdamW, torch.optim.AdamW)])
-def test_results_match_the_unfused_optimizer_of_torch(ours, theirs, amsgrad):
+@pytest.mark.parametrize('cls,torch_cls', [(Adam, torch.optim.Adam), (AdamW, torch.optim.AdamW)])
+def test_results_match_the_unfused_optimizer_of_torch(cls, torch_cls, amsgrad):
     first = [torch.nn.Parameter(torch.randn(s)) for s in ((64, 4), (64, ), (2, 64), (1, ))]
     second = [torch.nn.Parameter(p.detach().clone()) for p in first]
-    a = ours(first, lr=3e-4, amsgrad=amsgrad, weight_decay=0.01)
-    b = theirs(second, lr=3e-4, amsgrad=amsgrad, weight_decay=0.01, foreach=False, fused=False)
+    a = cls(first, lr=3e-4, amsgrad=amsgrad, weight_decay=0.01)
+    b = torch_cls(second, lr=3e-4, amsgrad=amsgrad, weight_decay=0.01, foreach=False, fused=False)
     for _ in range(200):
         for p, q in zip(first, second):
             p.grad = torch.randn_like(p)

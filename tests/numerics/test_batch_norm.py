@@ -144,10 +144,10 @@ def test_rows_of_weight_0_change_nothing(junk):
     with_junk = torch.cat((x[:2], torch.full((2, 3), junk), x[2:])).requires_grad_()
     with norm_layers.counted(torch.tensor([1.0, 1, 0, 0, 1, 1, 1, 1])):
         found = layer(with_junk)
-    kept = [0, 1, 4, 5, 6, 7]
-    torch.testing.assert_close(found[kept], other(x))
+    weighted = [0, 1, 4, 5, 6, 7]
+    torch.testing.assert_close(found[weighted], other(x))
     torch.testing.assert_close(statistics(layer), statistics(other))
-    found[kept].square().sum().backward()
+    found[weighted].square().sum().backward()
     assert bool(with_junk.grad.isfinite().all()) and not with_junk.grad[2:4].any()
 
 

@@ -19,21 +19,21 @@ def frequencies(samples, n):
 @pytest.mark.parametrize('form', ['logits', 'probs'])
 def test_categorical_agrees_with_torch(form):
     parameter = torch.rand(5, 7) * 3
-    ours, theirs = du.Categorical(**{form: parameter}), td.Categorical(**{form: parameter})
+    actual, expected = du.Categorical(**{form: parameter}), td.Categorical(**{form: parameter})
     action = torch.randint(7, (5, ))
-    assert isinstance(ours, td.Categorical)
-    torch.testing.assert_close(ours.log_prob(action), theirs.log_prob(action))
-    torch.testing.assert_close(ours.entropy(), theirs.entropy())
-    torch.testing.assert_close(ours.probs, theirs.probs)
-    torch.testing.assert_close(ours.logits, theirs.logits)
-    torch.testing.assert_close(ours.mode, theirs.mode)
-    torch.testing.assert_close(ours.enumerate_support(), theirs.enumerate_support())
+    assert isinstance(actual, td.Categorical)
+    torch.testing.assert_close(actual.log_prob(action), expected.log_prob(action))
+    torch.testing.assert_close(actual.entropy(), expected.entropy())
+    torch.testing.assert_close(actual.probs, expected.probs)
+    torch.testing.assert_close(actual.logits, expected.logits)
+    torch.testing.assert_close(actual.mode, expected.mode)
+    torch.testing.assert_close(actual.enumerate_support(), expected.enumerate_support())
     many = torch.randint(7, (3, 5))
-    torch.testing.assert_close(ours.log_prob(many), theirs.log_prob(many))
-    assert (ours.batch_shape, ours.event_shape) == (theirs.batch_shape, theirs.event_shape)
+    torch.testing.assert_close(actual.log_prob(many), expected.log_prob(many))
+    assert (actual.batch_shape, actual.event_shape) == (expected.batch_shape, expected.event_shape)
     other = torch.randn(5, 7)
-    torch.testing.assert_close(td.kl_divergence(ours, du.Categorical(logits=other)),
-                               td.kl_divergence(theirs, td.Categorical(logits=other)))
+    torch.testing.assert_close(td.kl_divergence(actual, du.Categorical(logits=other)),
+                               td.kl_divergence(expected, td.Categorical(logits=other)))
 
 
 def test_categorical_has_the_gradients_of_torch():
@@ -185,14 +185,14 @@ def test_floats_between_integers_are_drawn_as_floats(shape, low, high, kind):
 
 def test_one_hot_agrees_with_torch():
     logits = torch.randn(5, 4)
-    ours, theirs = (cls(logits=logits) for cls in (du.OneHotCategoricalStraightThrough,
-                                                   td.OneHotCategoricalStraightThrough))
-    value = ours.sample()
+    actual, expected = (cls(logits=logits) for cls in (du.OneHotCategoricalStraightThrough,
+                                                       td.OneHotCategoricalStraightThrough))
+    value = actual.sample()
     assert value.sum(-1).eq(1).all() and value.shape == (5, 4)
-    torch.testing.assert_close(ours.log_prob(value), theirs.log_prob(value))
-    torch.testing.assert_close(ours.entropy(), theirs.entropy())
-    torch.testing.assert_close(ours.mode, theirs.mode)
-    assert (ours.batch_shape, ours.event_shape) == (theirs.batch_shape, theirs.event_shape)
+    torch.testing.assert_close(actual.log_prob(value), expected.log_prob(value))
+    torch.testing.assert_close(actual.entropy(), expected.entropy())
+    torch.testing.assert_close(actual.mode, expected.mode)
+    assert (actual.batch_shape, actual.event_shape) == (expected.batch_shape, expected.event_shape)
 
 
 def test_straight_through_samples_are_one_hot_with_probability_gradients():

@@ -22,19 +22,19 @@ def grid(low, high, n=200_001):
 
 def test_diagonal_normal_agrees_with_torch():
     loc, scale, other = torch.randn(5, 3), torch.rand(5, 3) + 0.1, torch.randn(5, 3)
-    ours, theirs = du.DiagMultivariateNormal(loc, scale), td.Independent(td.Normal(loc, scale), 1)
+    actual, expected = du.DiagMultivariateNormal(loc, scale), td.Independent(td.Normal(loc, scale), 1)
     value = torch.randn(2, 5, 3)
-    torch.testing.assert_close(ours.log_prob(value), theirs.log_prob(value))
-    torch.testing.assert_close(ours.entropy(), theirs.entropy())
-    torch.testing.assert_close(ours.mean, theirs.mean)
-    torch.testing.assert_close(ours.stddev, theirs.stddev)
-    torch.testing.assert_close(ours.variance, theirs.variance)
-    assert isinstance(ours, td.Independent) and isinstance(ours.base_dist, td.Normal)
-    assert (ours.batch_shape, ours.event_shape) == (theirs.batch_shape, theirs.event_shape)
+    torch.testing.assert_close(actual.log_prob(value), expected.log_prob(value))
+    torch.testing.assert_close(actual.entropy(), expected.entropy())
+    torch.testing.assert_close(actual.mean, expected.mean)
+    torch.testing.assert_close(actual.stddev, expected.stddev)
+    torch.testing.assert_close(actual.variance, expected.variance)
+    assert isinstance(actual, td.Independent) and isinstance(actual.base_dist, td.Normal)
+    assert (actual.batch_shape, actual.event_shape) == (expected.batch_shape, expected.event_shape)
     second = td.Independent(td.Normal(other, scale + 1), 1)
-    torch.testing.assert_close(td.kl_divergence(ours, du.DiagMultivariateNormal(other, scale + 1)),
-                               td.kl_divergence(theirs, second))
-    torch.testing.assert_close(td.kl_divergence(ours, second), td.kl_divergence(theirs, second))
+    torch.testing.assert_close(td.kl_divergence(actual, du.DiagMultivariateNormal(other, scale + 1)),
+                               td.kl_divergence(expected, second))
+    torch.testing.assert_close(td.kl_divergence(actual, second), td.kl_divergence(expected, second))
 
 
 def test_the_density_of_a_standard_normal_at_zero_is_known():
@@ -61,11 +61,11 @@ def test_a_number_as_scale_is_spread_over_the_vector():
 
 def test_beta_agrees_with_torch_and_stays_inside_the_interval():
     alpha, beta = torch.rand(6, 2) * 4 + 0.2, torch.rand(6, 2) * 4 + 0.2
-    ours, theirs = du.DiagMultivariateBeta(alpha, beta), td.Independent(td.Beta(alpha, beta), 1)
+    actual, expected = du.DiagMultivariateBeta(alpha, beta), td.Independent(td.Beta(alpha, beta), 1)
     value = torch.rand(6, 2) * 0.98 + 0.01
-    torch.testing.assert_close(ours.log_prob(value), theirs.log_prob(value), atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(ours.entropy(), theirs.entropy(), atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(ours.mean, theirs.mean)
+    torch.testing.assert_close(actual.log_prob(value), expected.log_prob(value), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(actual.entropy(), expected.entropy(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(actual.mean, expected.mean)
     extreme = du.Beta(torch.full((1000, ), 0.01), torch.full((1000, ), 0.01), eps=1e-3)
     sample = extreme.rsample()
     assert sample.min() >= 1e-3 and sample.max() <= 1 - 1e-3 and torch.isfinite(extreme.log_prob(sample)).all()
@@ -150,14 +150,14 @@ def test_squashed_log_probability_is_exact_where_tanh_saturates():
 @pytest.mark.parametrize('draw', [du.sample_action_distribution, du.rsample_action_distribution])
 def test_squashed_log_probability_matches_torch_where_well_conditioned(draw):
     loc, scale = torch.randn(64, 3, dtype=torch.float64), torch.rand(64, 3, dtype=torch.float64) * 0.5 + 0.1
-    ours = du.TransformedDistribution(du.DiagMultivariateNormal(loc, scale),
-                                      [du.StableTanh(), du.AffineTransform(0.5, 2.0)])
-    theirs = td.TransformedDistribution(td.Independent(td.Normal(loc, scale), 1),
-                                        [td.TanhTransform(), td.AffineTransform(0.5, 2.0)])
-    action, log_prob = draw(ours, return_log_prob=True)
-    torch.testing.assert_close(log_prob, theirs.log_prob(action))
-    torch.testing.assert_close(ours.log_prob(action.clone()), theirs.log_prob(action))
-    assert (ours.batch_shape, ours.event_shape) == (theirs.batch_shape, theirs.event_shape)
+    actual = du.TransformedDistribution(du.DiagMultivariateNormal(loc, scale),
+                                        [du.StableTanh(), du.AffineTransform(0.5, 2.0)])
+    expected = td.TransformedDistribution(td.Independent(td.Normal(loc, scale), 1),
+                                          [td.TanhTransform(), td.AffineTransform(0.5, 2.0)])
+    action, log_prob = draw(actual, return_log_prob=True)
+    torch.testing.assert_close(log_prob, expected.log_prob(action))
+    torch.testing.assert_close(actual.log_prob(action.clone()), expected.log_prob(action))
+    assert (actual.batch_shape, actual.event_shape) == (expected.batch_shape, expected.event_shape)
 
 
 def test_a_squashed_density_integrates_to_one_over_the_action_range():

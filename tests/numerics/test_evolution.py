@@ -45,7 +45,7 @@ def test_augmented_random_search_worked_out_by_hand():
 
 def test_utilities_against_a_loop():
     returns = torch.tensor([3.0, 9.0, -2.0, 4.0])
-    weights = [max(0.0, math.log(3) - math.log(place)) for place in (1, 2, 3, 4)]
+    weights = [max(0.0, math.log(3) - math.log(rank)) for rank in (1, 2, 3, 4)]
     place_of = [3, 1, 4, 2]
     expected = [weights[p - 1] / sum(weights) - 0.25 for p in place_of]
     torch.testing.assert_close(evolution.utilities(returns), torch.tensor(expected))

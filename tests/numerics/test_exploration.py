@@ -92,12 +92,12 @@ def test_any_cut_into_unrolls_gives_the_same_rewards(name, cut):
 @pytest.mark.parametrize('name', BONUSES)
 def test_environments_and_episodes_do_not_affect_each_other(name):
     module, inputs = bonus(*BONUSES[name]), steps()
-    whole, order = rewarded(module, inputs), [2, 0, 1]
+    expected, order = rewarded(module, inputs), [2, 0, 1]
     permuted = rewarded(module, nest.map_structure(lambda x: x[:, order], inputs))
-    torch.testing.assert_close(permuted, whole[:, order], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(permuted, expected[:, order], rtol=1e-5, atol=1e-6)
     start = int((inputs.step_type[1:, 1] == 0).nonzero()[0]) + 1
     alone = rewarded(module, nest.map_structure(lambda x: x[start:, 1:2], inputs))
-    torch.testing.assert_close(alone[:, 0], whole[start:, 1], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(alone[:, 0], expected[start:, 1], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize('name', BONUSES)
@@ -154,12 +154,12 @@ def test_a_memory_returns_the_latest_steps_of_the_episode_only():
     state, length, found = torch.zeros(BATCH, 6, dtype=torch.int64), torch.zeros(BATCH, dtype=torch.int64), {}
     for start in range(0, LENGTH, 5):
         rows = slice(start, start + 5)
-        places = places_of(inputs.step_type[rows], length)
-        others, valid = memory.earlier(number[rows], state, places)
+        index = places_of(inputs.step_type[rows], length)
+        others, valid = memory.earlier(number[rows], state, index)
         for t in range(5):
             for b in range(BATCH):
                 found[start + t, b] = others[b][valid[b, t]].sort().values.tolist()
-        state, length = memory.add(number[rows], state, places), places.next_length
+        state, length = memory.add(number[rows], state, index), index.next_length
     for t, b, earlier in episodes(inputs):
         assert found[t, b] == [int(number[s, b]) for s in earlier[-6:]]
 
@@ -444,12 +444,12 @@ def test_observations_of_one_number_are_counted():
 
 
 def test_statistics_are_those_of_all_ranks(monkeypatch):
-    mine, theirs = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 6.0, 6.0])
-    row = count_and_moments(theirs, TensorSpec(())).unsqueeze(0)
+    first, second = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 6.0, 6.0])
+    row = count_and_moments(second, TensorSpec(())).unsqueeze(0)
     monkeypatch.setattr(context, 'cat_over_ranks', lambda own: torch.cat((own, row)))
     moments = Moments()
-    moments.update(mine)
-    both = torch.cat((mine, theirs)).double()
+    moments.update(first)
+    both = torch.cat((first, second)).double()
     assert moments.row.tolist() == pytest.approx([5, both.mean().item(), both.var(correction=0).item()])
     monkeypatch.setattr(context, 'cat_over_ranks', lambda own: torch.cat((own, 2 * own)))
     rewards, everywhere = torch.tensor([[0.0, 0.5], [1.0, 1.5]]), torch.ones(2, 2, dtype=torch.bool)

@@ -18,20 +18,20 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize('ours, theirs, settings', SETTINGS)
-def test_results_match_the_loop_of_torch(ours, theirs, settings):
+@pytest.mark.parametrize('cls, torch_cls, settings', SETTINGS)
+def test_results_match_the_loop_of_torch(cls, torch_cls, settings):
     torch.manual_seed(0)
     start = [torch.randn(3, 4), torch.randn(5), torch.randn(())]
-    mine, other = ([x.clone().requires_grad_() for x in start] for _ in range(2))
-    a, b = ours(mine, lr=0.05, **settings), theirs(other, lr=0.05, foreach=False, **settings)
+    parameters, torch_parameters = ([x.clone().requires_grad_() for x in start] for _ in range(2))
+    a, b = cls(parameters, lr=0.05, **settings), torch_cls(torch_parameters, lr=0.05, foreach=False, **settings)
     for step in range(9):  # RAdam adapts its steps from the sixth on
-        for i, (p, q) in enumerate(zip(mine, other)):
+        for i, (p, q) in enumerate(zip(parameters, torch_parameters)):
             # the second parameter has no gradient at first: it begins its velocity later than the others
             gradient = None if i == 1 and step == 0 else torch.randn(p.shape)
             p.grad, q.grad = gradient, None if gradient is None else gradient.clone()
         a.step()
         b.step()
-    for p, q in zip(mine, other):
+    for p, q in zip(parameters, torch_parameters):
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
 
@@ -56,20 +56,20 @@ def test_two_steps_of_momentum_by_hand():
 def test_rmsprop_keeps_one_state_for_occasional_gradients():
     """Optimizer state is kept for parameters that have a gradient only in some steps."""
     torch.manual_seed(0)
-    mine = [torch.nn.Parameter(torch.randn(3)), torch.nn.Parameter(torch.randn(2, 2))]
-    theirs = [torch.nn.Parameter(p.detach().clone()) for p in mine]
-    optimizer = RMSprop(mine, lr=0.1, momentum=0.9, centered=True)
-    reference = torch.optim.RMSprop(theirs, lr=0.1, momentum=0.9, centered=True)
+    parameters = [torch.nn.Parameter(torch.randn(3)), torch.nn.Parameter(torch.randn(2, 2))]
+    torch_parameters = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
+    optimizer = RMSprop(parameters, lr=0.1, momentum=0.9, centered=True)
+    reference = torch.optim.RMSprop(torch_parameters, lr=0.1, momentum=0.9, centered=True)
     for step in range(7):
-        for p, q in zip(mine, theirs):
+        for p, q in zip(parameters, torch_parameters):
             q.grad = p.grad = torch.randn_like(p)
         if step % 3:
-            mine[step % 2].grad = theirs[step % 2].grad = None
-        for p in mine:
+            parameters[step % 2].grad = torch_parameters[step % 2].grad = None
+        for p in parameters:
             p.grad = None if p.grad is None else p.grad.clone()
         optimizer.step()
         reference.step()
-        for p, q in zip(mine, theirs):
+        for p, q in zip(parameters, torch_parameters):
             torch.testing.assert_close(p, q)
-    for p, q in zip(mine, theirs):
+    for p, q in zip(parameters, torch_parameters):
         torch.testing.assert_close(optimizer.state[p]['square_avg'], reference.state[q]['square_avg'])

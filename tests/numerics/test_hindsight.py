@@ -94,8 +94,8 @@ def test_goals_are_from_the_same_episodes_future_and_the_rest_is_unchanged(ends,
     before = sampled(buffer, 16, length)
     copy = nest.map_structure(torch.clone, before._replace(batch_info=(), replay_buffer=(), rollout_info_field=()))
     after = transformer(her_proportion=proportion).transform_experience(before)
-    kept = before._replace(batch_info=(), replay_buffer=(), rollout_info_field=())
-    assert all(torch.equal(a, b) for a, b in zip(nest.flatten(copy), nest.flatten(kept))), 'inputs are left as they are'
+    unchanged = before._replace(batch_info=(), replay_buffer=(), rollout_info_field=())
+    assert all(torch.equal(a, b) for a, b in zip(nest.flatten(copy), nest.flatten(unchanged))), 'inputs do not change'
     for b in range(16):
         run, position = runs[int(before.batch_info.env_ids[b])], int(before.batch_info.positions[b])
         begin = 0

@@ -208,9 +208,10 @@ def test_an_unroll_is_a_loop_that_resets_at_first_steps():
     torch.testing.assert_close(found.mba_info.value, torch.stack(values))
     # and so are the gradients through time
     names, parameters = zip(*merlin.named_parameters())
-    expected, got = (torch.autograd.grad(loss.sum() + value.sum(), parameters, allow_unused=True) for loss, value in (
-        (torch.stack(losses), torch.stack(values)), (found.mbp_info.loss, found.mba_info.value)))
-    for name, a, b in zip(names, expected, got):
+    expected, actual = (torch.autograd.grad(loss.sum() + value.sum(), parameters, allow_unused=True)
+                        for loss, value in ((torch.stack(losses), torch.stack(values)),
+                                            (found.mbp_info.loss, found.mba_info.value)))
+    for name, a, b in zip(names, expected, actual):
         assert (a is None) == (b is None), name
         if a is not None:
             torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)

@@ -99,14 +99,14 @@ def settings(**changes):
 @pytest.mark.parametrize('length', [1, 5])
 def test_targets_match_a_slow_loop(td_steps, predicts_reward, length):
     rng = np.random.default_rng(td_steps + 10 * length)
-    count, num_envs, kept = 90, 4, 40  # the ring is overwritten more than once
+    count, num_envs, max_length = 90, 4, 40  # the ring is overwritten more than once
     steps = random_steps(rng, count, num_envs, only_last_reward=not predicts_reward)
-    buffer = stored(steps, kept)
+    buffer = stored(steps, max_length)
     maker = TargetMaker(settings(td_steps=td_steps, predicts_reward=predicts_reward), 'rollout_info', None)
     slow = Slow(steps, td_steps, predicts_reward)
-    envs = torch.arange(num_envs).repeat_interleave(kept - length + 1)
-    positions = torch.arange(count - kept, count - length + 1).repeat(num_envs)
-    target, held = maker.targets(BatchInfo(envs, positions, replay_buffer=buffer), length)
+    envs = torch.arange(num_envs).repeat_interleave(max_length - length + 1)
+    positions = torch.arange(count - max_length, count - length + 1).repeat(num_envs)
+    target, batch = maker.targets(BatchInfo(envs, positions, replay_buffer=buffer), length)
     assert target.value.dtype == torch.float64
     for b, (env, position) in enumerate(zip(envs.tolist(), positions.tolist())):
         for t in range(length):
@@ -116,7 +116,7 @@ def test_targets_match_a_slow_loop(td_steps, predicts_reward, length):
                 found = getattr(target, name)[b, t].tolist()
                 wanted = [x[name] for x in expected]
                 np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12, err_msg=f'{name} {env} {position} {t}')
-    actions = held.actions()
+    actions = batch.actions()
     for b in range(0, len(envs), 7):
         end, _ = slow.end(int(positions[b]), int(envs[b]))
         taken = [min(int(positions[b]) + i + 1, end) for i in range(R)]

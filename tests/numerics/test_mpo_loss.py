@@ -188,9 +188,9 @@ def test_equal_policies_do_not_diverge():
 def test_with_equal_scales_the_divergence_is_that_of_the_means():
     target_loc, target_scale, loc, _ = random_gaussians(5, 3)
     of_mean, of_scale = gaussian_divergences(target_loc, target_scale, loc, target_scale)
-    whole = torch.distributions.kl_divergence(DiagMultivariateNormal(target_loc, target_scale),
-                                              DiagMultivariateNormal(loc, target_scale))
-    torch.testing.assert_close((of_mean + of_scale).sum(-1), whole)
+    expected = torch.distributions.kl_divergence(DiagMultivariateNormal(target_loc, target_scale),
+                                                 DiagMultivariateNormal(loc, target_scale))
+    torch.testing.assert_close((of_mean + of_scale).sum(-1), expected)
 
 
 def test_the_gaussian_loss_is_a_likelihood_with_either_part_replaced():

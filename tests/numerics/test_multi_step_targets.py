@@ -38,10 +38,10 @@ def slow_targets(types, numbers, env, position, num_steps):
     """Return the numbers at position, ..., position + num_steps by definition; ``None`` where no target exists."""
     found = [numbers[position][env]]
     while len(found) <= num_steps:
-        here = position + len(found) - 1
-        if types[here][env] == LAST or here + 1 >= len(types):
+        current = position + len(found) - 1
+        if types[current][env] == LAST or current + 1 >= len(types):
             break
-        found.append(numbers[here + 1][env])
+        found.append(numbers[current + 1][env])
     return found + [None] * (num_steps + 1 - len(found))
 
 

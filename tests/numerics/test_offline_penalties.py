@@ -82,7 +82,7 @@ def test_the_losses_of_td3_with_penalties_match_the_papers(length, batch, critic
     target_pi, target_q = algorithm._target_actor_network, algorithm.target_critics
     observation = inputs.observation[:-1][inputs.step_type[:-1] != StepType.LAST]
     size = q((observation, pi(observation)[0]))[0][:, 0].abs().mean().item() if normalize else 1.0
-    actor_loss, kept = 0.0, torch.zeros(length, batch)
+    actor_loss, mask = 0.0, torch.zeros(length, batch)
     for (t, b), s, a, reward, discount, s2, a2, is_last in pairs(inputs, action):
         chosen = target_pi(s2)[0]
         penalty = 0.0 if is_last else critic_penalty * ((chosen - a2) / HALF).square().sum()
@@ -91,8 +91,8 @@ def test_the_losses_of_td3_with_penalties_match_the_papers(length, batch, critic
         assert found.extra.critic[t, b].item() == pytest.approx(critic.item(), abs=1e-5), (t, b)
         done = pi(s)[0]
         actor_loss = actor_loss - q((s, done))[0][0, 0] / size + 0.7 * ((done - a) / HALF).square().sum()
-        kept[t, b] = 1.0
-    torch.testing.assert_close(gradient((found.extra.actor * kept).sum(), pi), gradient(actor_loss, pi))
+        mask[t, b] = 1.0
+    torch.testing.assert_close(gradient((found.extra.actor * mask).sum(), pi), gradient(actor_loss, pi))
 
 
 def test_without_penalties_it_is_td3():

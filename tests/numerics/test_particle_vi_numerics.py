@@ -225,8 +225,8 @@ def test_block_form_inverse_products_match_the_whole_jacobian():
                           last_activation=identity)
     z, link = torch.randn(4, 2, requires_grad=True), 0.7
     jac, vec = jacobian(net(z)[0], z), torch.randn(4, 6, 5)
-    whole = torch.cat([jac, torch.zeros(4, 5, 3)], dim=2) + link * torch.eye(5)
-    expected = torch.stack([torch.linalg.inv(j.T) @ v.T for j, v in zip(whole.double(), vec.double())])
+    full_jacobian = torch.cat([jac, torch.zeros(4, 5, 3)], dim=2) + link * torch.eye(5)
+    expected = torch.stack([torch.linalg.inv(j.T) @ v.T for j, v in zip(full_jacobian.double(), vec.double())])
     expected = expected.transpose(1, 2).float()
     for block in (True, False):
         torch.testing.assert_close(solve_direct(jac, vec, link, block), expected, rtol=1e-3, atol=1e-4)

@@ -50,11 +50,11 @@ class SlowBuffer:
         self.envs[env] = (self.envs[env] + [step])[-self.max_length:]
         self.positions[env] += 1
 
-    def update_priority(self, places, priorities):
+    def update_priority(self, cells, priorities):
         highest = max(priorities)
         self.newest_priority = max(highest, self.newest_priority) if self.has_updates else highest
         self.has_updates = True
-        for (env, position), priority in zip(places, priorities):
+        for (env, position), priority in zip(cells, priorities):
             for step in self.envs[env]:
                 if step.position == position:
                     step.priority = priority
@@ -240,10 +240,10 @@ class Player:
             with pytest.raises(ValueError, match='drop_all_but'):
                 self.buffer.drop_all_but(keep)
             return
-        kept = self.buffer.drop_all_but(keep)
+        remaining = self.buffer.drop_all_but(keep)
         self.slow.envs = [steps[:-1][max(len(steps) - 1 - keep, 0):] for steps in self.slow.envs]
         self.slow.positions = [position - 1 for position in self.slow.positions]
-        assert {len(steps) for steps in self.slow.envs} == {kept}
+        assert {len(steps) for steps in self.slow.envs} == {remaining}
 
     def dequeue(self, arguments):
         count, envs = arguments
@@ -379,15 +379,15 @@ def test_episodes_and_returns_match_a_walk_along_the_steps(history, size, seed, 
                          return_after_truncation=after_truncation)
     player.play(history)
     buffer = player.buffer
-    held = [(env, i) for env, steps in enumerate(player.slow.envs) for i in range(len(steps))]
-    if not held:
+    stored = [(env, i) for env, steps in enumerate(player.slow.envs) for i in range(len(steps))]
+    if not stored:
         return
-    of_env = [player.slow.envs[env] for env, _ in held]
-    env_ids = torch.tensor([env for env, _ in held])
-    positions = torch.tensor([steps[i].position for steps, (_, i) in zip(of_env, held)])
+    of_env = [player.slow.envs[env] for env, _ in stored]
+    env_ids = torch.tensor([env for env, _ in stored])
+    positions = torch.tensor([steps[i].position for steps, (_, i) in zip(of_env, stored)])
 
     def expected(function):
-        return [steps[function(steps, i)].position for steps, (_, i) in zip(of_env, held)]
+        return [steps[function(steps, i)].position for steps, (_, i) in zip(of_env, stored)]
 
     assert buffer.get_episode_begin_position(positions, env_ids).tolist() == expected(slow_begin)
     assert (positions + buffer.steps_to_episode_end(positions, env_ids)).tolist() == expected(slow_end)

@@ -100,9 +100,9 @@ def test_normalizing_updates_the_statistics_if_told_so(kind, name):
     updates, keeps = make_normalizer(kind), make_normalizer(kind, auto_update=False)
     for _ in range(40):
         batch = torch.randn(256, 2) * 10 + 50
-        found, kept = getattr(updates, name)(batch), getattr(keeps, name)(batch)
+        found, unchanged = getattr(updates, name)(batch), getattr(keeps, name)(batch)
     assert found.mean().abs() < 0.3 and abs(found.std() - 1) < 0.2
-    assert torch.equal(kept, batch) and torch.equal(updates.transform(batch), found)
+    assert torch.equal(unchanged, batch) and torch.equal(updates.transform(batch), found)
 
 
 @pytest.mark.parametrize('kind', KINDS)

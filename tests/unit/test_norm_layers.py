@@ -7,11 +7,11 @@ from alfx.layers import FC
 
 
 def test_without_steps_batch_norm_matches_torch():
-    ours, theirs = norm_layers.BatchNorm1d(3, momentum=0.3), nn.BatchNorm1d(3, momentum=0.3)
+    actual, expected = norm_layers.BatchNorm1d(3, momentum=0.3), nn.BatchNorm1d(3, momentum=0.3)
     for _ in range(3):
         x = torch.randn(8, 3) * 2 + 1
-        torch.testing.assert_close(ours(x), theirs(x))
-    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
+        torch.testing.assert_close(actual(x), expected(x))
+    torch.testing.assert_close(actual.state_dict(), expected.state_dict())
 
 
 @pytest.mark.parametrize('momentum', [0.1, None])

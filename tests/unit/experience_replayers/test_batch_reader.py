@@ -38,8 +38,11 @@ def test_a_reader_samples_the_same_batches_as_the_buffer(options, length, slots)
             torch.testing.assert_close(slot.experience[name], x[chosen])
             torch.testing.assert_close(slot.time_major[name], x[chosen].transpose(0, 1))
         for name in ('env_ids', 'positions', 'importance_weights', 'discounted_return'):
-            value, whole = getattr(info, name), getattr(expected_info, name)
-            assert (value == () and whole == ()) if isinstance(whole, tuple) else torch.equal(value, whole[chosen])
+            value, expected_value = getattr(info, name), getattr(expected_info, name)
+            if isinstance(expected_value, tuple):
+                assert value == () and expected_value == ()
+            else:
+                assert torch.equal(value, expected_value[chosen])
         assert info.replay_buffer is buffer
 
 

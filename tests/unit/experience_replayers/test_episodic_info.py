@@ -59,9 +59,9 @@ def test_shapes_broadcast_and_positions_are_checked():
     env_ids, positions = torch.tensor([[0], [1]]), torch.tensor([0, 1, 3])
     assert buffer.steps_to_episode_end(positions, env_ids).tolist() == [[2, 1, 0]] * 2
     assert buffer.get_episode_begin_position(positions, env_ids).tolist() == [[0, 0, 3]] * 2
-    for place in ((torch.tensor([4]), torch.tensor([0])), (torch.tensor([-1]), torch.tensor([0]))):
+    for index in ((torch.tensor([4]), torch.tensor([0])), (torch.tensor([-1]), torch.tensor([0]))):
         with pytest.raises(ValueError, match='in the buffer, from 0 to 3'):
-            buffer.steps_to_episode_end(*place)
+            buffer.steps_to_episode_end(*index)
     with pytest.raises(ValueError, match='environment ids from 0 to 1, found 2 to 2'):
         buffer.get_episode_begin_position(torch.tensor([0]), torch.tensor([2]))
 

@@ -31,22 +31,22 @@ def contents(buffer):
 @pytest.mark.parametrize('prioritized', [False, True])
 @pytest.mark.parametrize('steps', [3, 6])
 def test_two_buffers_and_one_of_all_environments_hold_the_same(prioritized, steps):
-    halves, whole = [make(2, prioritized), make(2, prioritized)], make(4, prioritized)
+    halves, full = [make(2, prioritized), make(2, prioritized)], make(4, prioritized)
     for i, half in enumerate(halves):
         fill(half, 2 * i, steps)
-    fill(whole, 0, steps)
+    fill(full, 0, steps)
     joined = make(4, prioritized)
     joined.load_state_dict(joined.join_states([half.state_dict() for half in halves]))
-    for a, b in zip(contents(joined), contents(whole)):
+    for a, b in zip(contents(joined), contents(full)):
         assert torch.equal(a, b)
     shares = [make(2, prioritized), make(2, prioritized)]
     for rank, share in enumerate(shares):
-        share.load_state_dict(share.split_state(whole.state_dict(), rank, 2))
+        share.load_state_dict(share.split_state(full.state_dict(), rank, 2))
         for a, b in zip(contents(share), contents(halves[rank])):
             assert torch.equal(a, b)
     if prioritized:
-        assert torch.equal(*(buffer.state_dict()['priorities']['priorities'] for buffer in (joined, whole)))
-        assert torch.equal(*(buffer.state_dict()['priorities']['newest'] for buffer in (joined, whole)))
+        assert torch.equal(*(buffer.state_dict()['priorities']['priorities'] for buffer in (joined, full)))
+        assert torch.equal(*(buffer.state_dict()['priorities']['newest'] for buffer in (joined, full)))
         assert torch.equal(*(buffer.state_dict()['priorities']['priorities'] for buffer in (shares[1], halves[1])))
 
 

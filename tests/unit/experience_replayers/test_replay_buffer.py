@@ -116,12 +116,12 @@ def play(buffer, reference, history, make_buffer):
                 reference.positions = [max(reference.positions)] * NUM_ENVS
         elif operation == 'drop_all_but':
             try:
-                kept = buffer.drop_all_but(argument)
+                remaining = buffer.drop_all_but(argument)
             except ValueError:  # after environments were stored separately, until all are cleared
                 continue
             reference.contents = [items[:-1][max(len(items) - 1 - argument, 0):] for items in reference.contents]
             reference.positions = [position - 1 for position in reference.positions]
-            assert {len(items) for items in reference.contents} == {kept}
+            assert {len(items) for items in reference.contents} == {remaining}
         else:
             state = io.BytesIO()
             torch.save(buffer.state_dict(), state)
@@ -185,18 +185,18 @@ def test_any_history_reads_back_as_a_list_of_the_last_steps(history, max_length,
         if not with_replacement:
             assert len(set(keys)) == min(batch_size, len(sequences)) or len(sequences) < batch_size
     for ignore in (False, True):
-        left = sizes[0] - (ignored if ignore else 0)
-        if len(set(sizes)) > 1 or left <= 0:
+        remaining = sizes[0] - (ignored if ignore else 0)
+        if len(set(sizes)) > 1 or remaining <= 0:
             with pytest.raises(ValueError, match='gather_all'):
                 buffer.gather_all(ignore)
         else:
             batch, info = buffer.gather_all(ignore)
-            assert_cells(batch, [[value for _, value in items[-left:]] for items in reference.contents])
+            assert_cells(batch, [[value for _, value in items[-remaining:]] for items in reference.contents])
             assert info.env_ids.tolist() == list(range(NUM_ENVS))
-            assert info.positions.tolist() == [items[-left][0] for items in reference.contents]
-    held = [(env, *item) for env, items in enumerate(reference.contents) for item in items]
-    if held:
-        env_ids, positions, values = (torch.tensor(column) for column in zip(*held))
+            assert info.positions.tolist() == [items[-remaining][0] for items in reference.contents]
+    stored = [(env, *item) for env, items in enumerate(reference.contents) for item in items]
+    if stored:
+        env_ids, positions, values = (torch.tensor(column) for column in zip(*stored))
         assert_cells(buffer.get_field('', env_ids, positions), values)
         first = [reference.contents[env][0][0] for env in env_ids.tolist()]
         assert buffer.earliest_positions(env_ids).tolist() == first
@@ -290,10 +290,10 @@ def test_distributions_and_recurrent_states_are_stored_by_their_tensors():
     for step in steps:
         buffer.add_batch(experience(step))
     batch, _ = buffer.gather_all()
-    kept = torch.stack(steps[2:], dim=1)
+    expected = torch.stack(steps[2:], dim=1)
     assert isinstance(batch.action, normal)
-    assert torch.equal(batch.action.loc, kept) and torch.equal(batch.action.scale, kept + 1)
-    assert torch.equal(batch.state[0][1], kept + 2)
+    assert torch.equal(batch.action.loc, expected) and torch.equal(batch.action.scale, expected + 1)
+    assert torch.equal(batch.state[0][1], expected + 2)
     assert torch.equal(buffer.get_field('time_step.reward', torch.tensor(1), torch.tensor(5)), steps[5].sum(-1)[1])
 
 

@@ -140,15 +140,15 @@ def test_initializers_and_optimizer_arguments_are_used():
 
 def test_the_initialization_of_torch_can_be_chosen():
     torch.manual_seed(5)
-    ours = layers.FC(30, 40, use_torch_init=True)
+    actual = layers.FC(30, 40, use_torch_init=True)
     torch.manual_seed(5)
-    theirs = nn.Linear(30, 40)
-    assert torch.equal(ours.weight, theirs.weight) and torch.equal(ours.bias, theirs.bias)
+    expected = nn.Linear(30, 40)
+    assert torch.equal(actual.weight, expected.weight) and torch.equal(actual.bias, expected.bias)
     torch.manual_seed(5)
-    ours = layers.Conv2D(3, 4, 5, use_torch_init=True)
+    actual = layers.Conv2D(3, 4, 5, use_torch_init=True)
     torch.manual_seed(5)
-    theirs = nn.Conv2d(3, 4, 5)
-    assert torch.equal(ours.weight, theirs.weight) and torch.equal(ours.bias, theirs.bias)
+    expected = nn.Conv2d(3, 4, 5)
+    assert torch.equal(actual.weight, expected.weight) and torch.equal(actual.bias, expected.bias)
 
 
 def test_a_convolution_with_batch_norm_has_no_bias_unless_asked():

@@ -14,9 +14,9 @@ SPEC = TensorSpec((3, ))
 def test_dropped_elements_are_zero_and_the_others_are_scaled():
     x = torch.rand(200, 100) + 1.0
     y = Dropout(0.2)(x)
-    kept = y != 0.0
-    torch.testing.assert_close(y[kept], x[kept] / 0.8)
-    assert abs(kept.float().mean() - 0.8) < 0.01  # five standard deviations: 5 * sqrt(0.2 * 0.8 / 20000) = 0.014
+    remaining = y != 0.0
+    torch.testing.assert_close(y[remaining], x[remaining] / 0.8)
+    assert abs(remaining.float().mean() - 0.8) < 0.01  # five standard deviations: 5 * sqrt(0.2 * 0.8 / 20000) = 0.014
 
 
 def test_the_gradient_passes_through_kept_elements_only():

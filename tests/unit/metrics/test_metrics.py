@@ -152,13 +152,13 @@ def test_a_discount_of_one_makes_the_start_return_the_return():
 
 def test_state_survives_saving_in_the_middle_of_an_episode():
     steps = random_steps(40, 4, 0.2, seed=1)
-    whole, first_half, second_half = (torch.nn.ModuleList(all_metrics(steps)) for _ in range(3))
-    update_metrics(whole, steps)
+    uninterrupted, first_half, second_half = (torch.nn.ModuleList(all_metrics(steps)) for _ in range(3))
+    update_metrics(uninterrupted, steps)
     update_metrics(first_half, part(steps, slice(0, 17)))
     second_half.load_state_dict(copy.deepcopy(first_half.state_dict()))
     update_metrics(first_half, part(steps, slice(17, 40)))  # must not reach what was loaded
     update_metrics(second_half, part(steps, slice(17, 40)))
-    for a, b in zip(whole, second_half):
+    for a, b in zip(uninterrupted, second_half):
         for x, y in zip(nest.flatten(a.result()), nest.flatten(b.result())):
             torch.testing.assert_close(x, y, rtol=0, atol=1e-6)
 

@@ -37,9 +37,9 @@ def check_first_of_stack(stack, pair, k):
         weights = torch.linspace(-1, 1, values.numel(), dtype=values.dtype).view(values.shape)
         return values, *torch.autograd.grad((values * weights).sum(), [*leaves, *stack.parameters()])
 
-    whole, first = evaluate(lambda x: stack(x)[0][:, :k]), evaluate(lambda x: stack.first_of_stack(x, (), k)[0])
+    expected, actual = evaluate(lambda x: stack(x)[0][:, :k]), evaluate(lambda x: stack.first_of_stack(x, (), k)[0])
     assert stack._first_networks(k) is not None
-    for a, b in zip(first, whole, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
@@ -285,9 +285,9 @@ def test_critics_of_a_stack_have_separate_batch_norm():
     stack, naive = (CriticNetwork(PAIR, use_naive_parallel_network=naive, **arguments).make_parallel(2)
                     for naive in (False, True))
     parameters = [torch.stack(list(x)) for x in zip(*(copy.parameters() for copy in naive.copies))]
-    for mine, theirs in zip(stack.parameters(), parameters, strict=True):
-        mine.data.copy_(theirs.view(mine.shape))
+    for stacked, separate in zip(stack.parameters(), parameters, strict=True):
+        stacked.data.copy_(separate.view(stacked.shape))
     pair = inputs(8)
     torch.testing.assert_close(stack(pair), naive(pair))
-    for mine, theirs in zip(stack.buffers(), zip(*(copy.buffers() for copy in naive.copies)), strict=True):
-        torch.testing.assert_close(mine, torch.cat(list(theirs)) if mine.ndim else theirs[0])
+    for stacked, separate in zip(stack.buffers(), zip(*(copy.buffers() for copy in naive.copies)), strict=True):
+        torch.testing.assert_close(stacked, torch.cat(list(separate)) if stacked.ndim else separate[0])

@@ -204,10 +204,10 @@ def test_a_fifo_memory_keeps_the_latest_in_order():
     assert memory.mask.tolist() == [[False] * 3] * 2
     for i in range(1, 6):
         memory.write(torch.tensor([[1.0], [-1.0]]) * i)
-        kept = [0, 0, 0, *range(1, i + 1)][-3:]
-        assert memory.memory[0].flatten().tolist() == kept
-        assert memory.memory[1].flatten().tolist() == [-x for x in kept]
-        assert memory.mask[0].tolist() == [x > 0 for x in kept]
+        expected = [0, 0, 0, *range(1, i + 1)][-3:]
+        assert memory.memory[0].flatten().tolist() == expected
+        assert memory.memory[1].flatten().tolist() == [-x for x in expected]
+        assert memory.mask[0].tolist() == [x > 0 for x in expected]
 
 
 def test_a_fifo_memory_is_read_by_attention_over_its_contents():
@@ -217,9 +217,9 @@ def test_a_fifo_memory_is_read_by_attention_over_its_contents():
     assert not memory.read(keys).any()
     for _ in range(5):
         memory.write(torch.randn(2, 4))
-        states, held = memory.states, int(memory.mask[0].sum())
-        attention = torch.softmax(keys @ states.memory[:, 3 - held:].transpose(1, 2) / 2, dim=-1)
-        torch.testing.assert_close(memory.read(keys), attention @ states.memory[:, 3 - held:])
+        states, count = memory.states, int(memory.mask[0].sum())
+        attention = torch.softmax(keys @ states.memory[:, 3 - count:].transpose(1, 2) / 2, dim=-1)
+        torch.testing.assert_close(memory.read(keys), attention @ states.memory[:, 3 - count:])
         assert all(a is b for a, b in zip(states, memory.states))
 
 

@@ -56,9 +56,9 @@ def test_argument_networks_are_copied_unless_they_are_singletons():
     network = EncodingNetwork(spec, input_preprocessors={'own': own, 'shared': shared},
                               preprocessing_combiner=NestConcat())
     for copy in (network, network.copy()):
-        theirs = {id(p) for p in copy.parameters()}
-        assert {id(p) for p in shared.parameters()} <= theirs
-        assert not {id(p) for p in own.parameters()} & theirs
+        copied_ids = {id(p) for p in copy.parameters()}
+        assert {id(p) for p in shared.parameters()} <= copied_ids
+        assert not {id(p) for p in own.parameters()} & copied_ids
 
 
 def test_modules_among_the_arguments_are_copied_with_new_parameters():

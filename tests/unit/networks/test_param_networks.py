@@ -37,8 +37,8 @@ def test_theta_without_a_network_dimension_is_one_recurrent_network():
     assert given.state_spec == single.state_spec and given.output_spec == single.output_spec
     output, ((h, c), ) = given(inputs, state)
     expected, ((expected_h, expected_c), ) = single(inputs, state)
-    for ours, theirs in ((output, expected), (h, expected_h), (c, expected_c)):
-        torch.testing.assert_close(ours, theirs)
+    for actual, wanted in ((output, expected), (h, expected_h), (c, expected_c)):
+        torch.testing.assert_close(actual, wanted)
 
 
 def test_the_number_of_networks_follows_the_given_parameters():

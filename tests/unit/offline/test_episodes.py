@@ -42,17 +42,17 @@ def test_every_step_has_its_own_action_and_the_reward_for_arriving():
 
 
 def test_many_steps_come_in_several_parts(monkeypatch):
-    whole = steps_of(make())
+    at_once = steps_of(make())
     monkeypatch.setattr(stored, '_ROWS_AT_ONCE', 5)
     assert len(list(stored.steps(make(), 0, FLOAT, FLOAT, FLOAT))) == 3
     parts = steps_of(make())
-    assert torch.equal(whole[0].reward, parts[0].reward) and torch.equal(whole[1], parts[1])
+    assert torch.equal(at_once[0].reward, parts[0].reward) and torch.equal(at_once[1], parts[1])
 
 
 def test_steps_become_the_episodes_that_they_came_from():
     again = from_steps(*steps_of(make()))
-    for mine, found in zip(make(), again):
-        for x, y in zip(*[list(z.values()) if isinstance(z, dict) else [z] for z in (mine, found)]):
+    for original, restored in zip(make(), again):
+        for x, y in zip(*[list(z.values()) if isinstance(z, dict) else [z] for z in (original, restored)]):
             assert np.array_equal(x, y)
 
 

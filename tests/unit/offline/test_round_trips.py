@@ -72,8 +72,8 @@ def test_recorded_and_loaded_data_equal_the_original(kind, tmp_path):
                     assert torch.equal(x, y) and x.dtype == y.dtype, (field, number, t)
             assert offline.time_step.step_type != StepType.LAST or is_cut or online.is_last()
             if not is_cut and not online.is_last():
-                for kept in (offline.action, offline.rollout_info.action):
-                    for x, y in zip(nest.flatten(action), nest.flatten(kept)):
+                for loaded_action in (offline.action, offline.rollout_info.action):
+                    for x, y in zip(nest.flatten(action), nest.flatten(loaded_action)):
                         assert torch.equal(x, y) and x.dtype == y.dtype, (number, t)
             count += 1
     assert count == dataset.episodes.num_steps == buffer.total_size

@@ -224,13 +224,13 @@ def _one_tenth():
 
 def test_adam_loads_and_continues_a_state_of_torch_adam():
     parameters, others = make_parameters(), make_parameters()
-    theirs = torch.optim.Adam(parameters, lr=0.1)
-    run(theirs, parameters, range(3))
-    ours = Adam(others, lr=0.1)
+    torch_adam = torch.optim.Adam(parameters, lr=0.1)
+    run(torch_adam, parameters, range(3))
+    adam = Adam(others, lr=0.1)
     for p, o in zip(parameters, others):
         o.data.copy_(p)
-    ours.load_state_dict(theirs.state_dict())
-    assert_same(run(ours, others, range(3, 9)), run(theirs, parameters, range(3, 9)))
+    adam.load_state_dict(torch_adam.state_dict())
+    assert_same(run(adam, others, range(3, 9)), run(torch_adam, parameters, range(3, 9)))
 
 
 def test_a_transposed_gradient_is_read_by_index_and_not_by_memory_order():
