@@ -112,19 +112,19 @@ def test_a_conf_with_the_constructs_of_alf_trains(text, tmp_path, monkeypatch, c
     assert caplog.text.count('no statement uses this macro') == 2
 
 
-@pytest.mark.parametrize('kept', [True, False])
-def test_a_conf_may_say_that_hindsight_needs_episodes(kept, tmp_path):
+@pytest.mark.parametrize('keeps_episodes', [True, False])
+def test_a_conf_may_say_that_hindsight_needs_episodes(keeps_episodes, tmp_path):
     """``ReplayBuffer.keep_episodic_info = True`` is what the transformer sets anyway; False is an error."""
     (tmp_path / 'conf.gin').write_text(f"""
 include 'dqn_bit_flip.gin'
-ReplayBuffer.keep_episodic_info = {kept}
+ReplayBuffer.keep_episodic_info = {keeps_episodes}
 TrainerConfig.num_iterations = 2
 TrainerConfig.num_env_steps = 0
 TrainerConfig.initial_collect_steps = 100
 TrainerConfig.evaluate = False
 """)
     with gin_utils.loaded(str(tmp_path / 'conf.gin')):
-        if kept:
+        if keeps_episodes:
             RLTrainer(TrainerConfig(root_dir=str(tmp_path / 'run'))).train()
             assert gin_utils.mistakes_of_unused(gin_utils.unused_bindings()) == []
         else:

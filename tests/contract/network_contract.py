@@ -93,13 +93,13 @@ class NetworkContract:
         network = self.network()
         new = network.copy()
         assert type(new) is type(network)
-        theirs = dict(new.named_parameters())
-        ours = dict(network.named_parameters())
-        assert {k: v.shape for k, v in theirs.items()} == {k: v.shape for k, v in ours.items()}
-        assert bool(ours) == self.has_parameters
-        assert not {id(p) for p in theirs.values()} & {id(p) for p in ours.values()}
-        weights = [name for name, p in ours.items() if p.ndim > 1 and p.std() > 1e-6]
-        assert all(not torch.equal(ours[name], theirs[name]) for name in weights)
+        new_parameters = dict(new.named_parameters())
+        parameters = dict(network.named_parameters())
+        assert {k: v.shape for k, v in new_parameters.items()} == {k: v.shape for k, v in parameters.items()}
+        assert bool(parameters) == self.has_parameters
+        assert not {id(p) for p in new_parameters.values()} & {id(p) for p in parameters.values()}
+        weights = [name for name, p in parameters.items() if p.ndim > 1 and p.std() > 1e-6]
+        assert all(not torch.equal(parameters[name], new_parameters[name]) for name in weights)
         inputs, state = random_batch(network.input_tensor_spec, 4), state_after_one_step(network, 4)
         assert_same_specs(extract_spec(new(inputs, state)[0]), extract_spec(network(inputs, state)[0]))
 

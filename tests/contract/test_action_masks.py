@@ -265,10 +265,10 @@ def test_entropies_cover_valid_actions_only():
 def test_networks_see_the_mask_only_on_request():
     plain, env = make('ppo')
     assert plain.observation_spec == env.observation_spec()['seen']
-    kept = ActionMask(env.observation_spec(), keep=True)
-    assert kept.transformed_observation_spec == {'seen': env.observation_spec()['seen'],
-                                                 'valid_action_mask': TensorSpec((COUNT, ))}
-    transformed, _ = kept.transform_timestep(env.current_time_step(), torch.zeros(4, dtype=torch.int64))
+    keeping = ActionMask(env.observation_spec(), keep=True)
+    assert keeping.transformed_observation_spec == {'seen': env.observation_spec()['seen'],
+                                                    'valid_action_mask': TensorSpec((COUNT, ))}
+    transformed, _ = keeping.transform_timestep(env.current_time_step(), torch.zeros(4, dtype=torch.int64))
     mask = env.current_time_step().observation['valid_action_mask'].bool()
     assert torch.equal(transformed.observation['valid_action_mask'], mask.float())
     assert torch.equal(transformed.action_mask, mask)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from helpers.unroll_fakes import CONF, HERE, SAMPLED, children_of, is_running, run_folder, wait_for
+from helpers.unroll_fakes import CONF, TESTS_FOLDER, SAMPLED, children_of, is_running, run_folder, wait_for
 from helpers import warm_starts
 
 from alfx import context, gin_utils
@@ -44,7 +44,7 @@ class Command:
         """Start the process; its output goes to a file, so that it never waits for a reader."""
         more = [part for param in params for part in ('--conf_param', param)]
         self._output = open(self.root_dir / 'output.txt', 'w', encoding='utf8')
-        path = os.pathsep.join([HERE, os.getcwd(), os.environ.get('PYTHONPATH', '')])
+        path = os.pathsep.join([TESTS_FOLDER, os.getcwd(), os.environ.get('PYTHONPATH', '')])
         command = [sys.executable, '-m', 'alfx.bin.train', '--conf', str(self._conf), '--root_dir', str(self.root_dir)]
         self.process = warm_starts.Popen([*command, *self._params, *more], stdout=self._output,
                                         stderr=subprocess.STDOUT, env={**os.environ, 'PYTHONPATH': path})

@@ -40,8 +40,8 @@ def episodes(**changes):
     return made._replace(**changes)
 
 
-def write(path=DATA, about=(), **changes):
-    dataset_folder.write(path, episodes(**changes), dict(about), overwrite=True)
+def write(path=DATA, metadata=(), **changes):
+    dataset_folder.write(path, episodes(**changes), dict(metadata), overwrite=True)
 
 
 def with_nan(where):
@@ -187,7 +187,7 @@ def test_data_without_a_digest_logs_a_warning(caplog):
 
 @pytest.mark.parametrize('value', [[3.0, 1.0], None])
 def test_without_reference_returns_the_score_is_missing_with_a_reason(value, caplog):
-    write(about={} if value is None else {'reference_returns': value})
+    write(metadata={} if value is None else {'reference_returns': value})
     with caplog.at_level('INFO'):
         start('iql_pendulum')
     assert 'no normalized score' in caplog.text and ('3.0, 1.0' in caplog.text) == (value is not None)

@@ -86,7 +86,7 @@ def test_collected_rewards_never_change(algorithm):
     env.step = remember
     for _ in range(3):
         agent.train_iter()
-    assert len(given) == 18 and all(torch.equal(now, then) for now, then in given)
+    assert len(given) == 18 and all(torch.equal(current, earlier) for current, earlier in given)
 
 
 def test_training_does_not_change_replay_data():

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / 'tests' / 'helpers' / 'rank_program.py'
-PATIENCE = 240  # seconds, for anything at all: the machine may be busy
+TIMEOUT = 240  # seconds, for anything at all: the machine may be busy
 COMMON = ('create_environment.num_parallel_environments=4', 'create_environment.nonparallel=True',
           'TrainerConfig.num_env_steps=0', 'TrainerConfig.evaluate=False', 'TrainerConfig.random_seed=5',
           'TrainerConfig.ddp_paras_check_interval=1', 'TrainerConfig.float32_matmul_precision="highest"')
@@ -59,7 +59,7 @@ def free_port():
 def wait_for(processes):
     """Until all have ended, and well."""
     try:
-        words = [process.communicate(timeout=PATIENCE)[0] for process in processes]
+        words = [process.communicate(timeout=TIMEOUT)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -69,12 +69,12 @@ def wait_for(processes):
 def train_parts(folder, conf, num_ranks):
     """The tensors of each rank after training with the numbers of one process."""
     out, port, processes = folder / f'out-{num_ranks}', free_port(), []
-    asked = json.dumps(dict(conf=conf, params=[*COMMON, *NUMBERS[conf]], root_dir=str(folder / f'run-{num_ranks}'),
-                            out=str(out), halves=2))
+    request = json.dumps(dict(conf=conf, params=[*COMMON, *NUMBERS[conf]], root_dir=str(folder / f'run-{num_ranks}'),
+                              out=str(out), halves=2))
     for rank in range(num_ranks):
-        place = {} if num_ranks == 1 else dict(RANK=str(rank), WORLD_SIZE=str(num_ranks), MASTER_ADDR='127.0.0.1',
-                                               MASTER_PORT=str(port))
-        processes.append(warm_starts.Popen([sys.executable, str(PROGRAM), asked], env=environment(**place),
+        variables = {} if num_ranks == 1 else dict(RANK=str(rank), WORLD_SIZE=str(num_ranks), MASTER_ADDR='127.0.0.1',
+                                                   MASTER_PORT=str(port))
+        processes.append(warm_starts.Popen([sys.executable, str(PROGRAM), request], env=environment(**variables),
                                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     wait_for(processes)
     return [torch.load(f'{out}.{rank}') for rank in range(num_ranks)]
@@ -85,15 +85,15 @@ def train_parts(folder, conf, num_ranks):
 def test_two_ranks_with_half_batches_match_one_process(tmp_path, conf):
     """PPO clips by the global norm and normalizes advantages, over the whole batch; see
     tests/helpers/rank_program.py for how the random numbers are kept the same."""
-    whole, = train_parts(tmp_path, conf, 1)
+    single, = train_parts(tmp_path, conf, 1)
     first, second = train_parts(tmp_path, conf, 2)
-    trained = [name for name in whole if not name.startswith('_metrics.')]
+    trained = [name for name in single if not name.startswith('_metrics.')]
     assert len(trained) > 10
     for name in trained:
         assert torch.equal(first[name], second[name]), name
-        torch.testing.assert_close(first[name], whole[name], rtol=0, atol=1e-6, msg=lambda m, n=name: f'{n}: {m}')
+        torch.testing.assert_close(first[name], single[name], rtol=0, atol=1e-6, msg=lambda m, n=name: f'{n}: {m}')
     steps = '_metrics.0.count'
-    assert whole[steps] == first[steps] + second[steps] > 0
+    assert single[steps] == first[steps] + second[steps] > 0
 
 
 LEAVES = """
@@ -115,9 +115,9 @@ assert not any('gloo' in name for name in threads()) and len(threads()) <= len(j
 @pytest.mark.slow
 def test_a_rank_that_has_left_has_no_threads_that_exchange():
     """One that still runs while Python ends could end the process with an abort."""
-    place, processes = dict(WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(free_port())), []
+    variables, processes = dict(WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(free_port())), []
     for rank in range(2):
-        processes.append(warm_starts.Popen([sys.executable, '-c', LEAVES], env=environment(RANK=str(rank), **place),
+        processes.append(warm_starts.Popen([sys.executable, '-c', LEAVES], env=environment(RANK=str(rank), **variables),
                                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     wait_for(processes)
 
@@ -134,7 +134,7 @@ def command(how, root_dir, iterations, *params):
 
 
 def finish(how, root_dir, iterations, *params):
-    done = warm_starts.run(command(how, root_dir, iterations, *params), env=environment(), timeout=PATIENCE,
+    done = warm_starts.run(command(how, root_dir, iterations, *params), env=environment(), timeout=TIMEOUT,
                           capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 
@@ -161,7 +161,7 @@ def is_running(pid):
 
 
 def wait_until(condition, what):
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while not condition():
         assert time.monotonic() < end, what
         time.sleep(0.02)
@@ -192,7 +192,7 @@ def test_a_rank_checkpoints_and_stops_after_another_rank_is_killed(tmp_path, how
     os.kill(pids[victim], signal.SIGKILL)
     killed = time.monotonic()
     try:
-        out, words = process.communicate(timeout=PATIENCE)
+        out, words = process.communicate(timeout=TIMEOUT)
     finally:
         process.kill()
     assert time.monotonic() - killed < 30
@@ -251,7 +251,7 @@ def test_ranks_checkpoint_and_stop_on_request_and_when_their_parent_dies(tmp_pat
         code, words = finish(how, tmp_path / 'asked', 2)
         assert code == 2 and f'process {pids[0]} on' in words and words.count('ConfError') == 1, words
     os.kill(pids[1], signal.SIGTERM)  # one of them alone
-    out, words = process.communicate(timeout=PATIENCE)
+    out, words = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 128 + signal.SIGTERM, words
     assert 'to resume:' in out and newest_checkpoint(tmp_path / 'asked')['trainer']['iteration'] > 0
     process, pids = start_endless_run('two', tmp_path / 'orphans')
@@ -270,20 +270,20 @@ def test_supervised_runs_with_two_ranks_match_one_process_and_resume(tmp_path):
         done = warm_starts.run(
             [sys.executable, '-m', 'alfx.bin.train', '--conf', 'functional_parvi_regression', '--root_dir',
              str(tmp_path / folder), *(x for p in params for x in ('--conf_param', p)), *flags],
-            env=environment(), timeout=PATIENCE, capture_output=True, text=True)
+            env=environment(), timeout=TIMEOUT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-3000:]
         table = (tmp_path / folder / 'eval/progress.csv').read_text()
         return newest_checkpoint(tmp_path / folder)['alg']['_particles'], table
 
     together = '--num_processes', '2'
-    whole, _ = trained('one', 8)
+    single, _ = trained('one', 8)
     shared, table = trained('two', 8, *together)
     trained('part', 4, *together)
     shutil.copytree(tmp_path / 'part', tmp_path / 'other')
     resumed, resumed_table = trained('part', 8, *together)
-    torch.testing.assert_close(shared, whole, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(shared, single, rtol=1e-4, atol=1e-4)
     assert torch.equal(shared, resumed) and table == resumed_table
-    torch.testing.assert_close(trained('other', 8)[0], whole, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(trained('other', 8)[0], single, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow

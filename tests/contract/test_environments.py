@@ -52,9 +52,9 @@ class TestEveryKind:
         given = nest.map_structure(torch.clone, action)
         time_step = env.step(action)
         nest.map_structure(lambda a, b: torch.testing.assert_close(a, b), action, given)
-        kept = nest.map_structure(torch.clone, time_step.prev_action)
+        copied = nest.map_structure(torch.clone, time_step.prev_action)
         nest.map_structure(lambda a: a.zero_(), action)
-        nest.map_structure(lambda a, b: torch.testing.assert_close(a, b, equal_nan=True), time_step.prev_action, kept)
+        nest.map_structure(lambda a, b: torch.testing.assert_close(a, b, equal_nan=True), time_step.prev_action, copied)
 
     def test_later_steps_do_not_change_earlier_tensors(self, env: AlfEnvironment):
         env.reset()
@@ -109,20 +109,20 @@ def test_a_saved_state_resumes_exactly_in_another_instance(kind):
 class TestAutoresetModes:
 
     @pytest.fixture(scope='class')
-    def wanted(self):
+    def expected(self):
         with tiny(*_mixed(), env_info_keys=('step', )) as env:
             return record(env, 40)
 
-    @pytest.mark.parametrize('way', [*IN_PROCESS, *IN_PROCESSES])
-    def test_all_implementations_give_the_same_sequence(self, way, wanted):
-        with tiny(*_mixed(), vector={**IN_PROCESS, **IN_PROCESSES}[way], env_info_keys=('step', )) as env:
-            assert_same(wanted, record(CheckedEnvironment(env), 40))
+    @pytest.mark.parametrize('implementation', [*IN_PROCESS, *IN_PROCESSES])
+    def test_all_implementations_give_the_same_sequence(self, implementation, expected):
+        with tiny(*_mixed(), vector={**IN_PROCESS, **IN_PROCESSES}[implementation], env_info_keys=('step', )) as env:
+            assert_same(expected, record(CheckedEnvironment(env), 40))
 
-    @pytest.mark.parametrize('way', [*list(IN_PROCESS)[1:], 'processes of two', 'async, same step'])
-    def test_all_implementations_give_the_same_nested_observations(self, way):
+    @pytest.mark.parametrize('implementation', [*list(IN_PROCESS)[1:], 'processes of two', 'async, same step'])
+    def test_all_implementations_give_the_same_nested_observations(self, implementation):
         with tiny(*[DictEnv] * 3) as env:
             wanted = record(env, 14)
-        with tiny(*[DictEnv] * 3, vector={**IN_PROCESS, **IN_PROCESSES}[way]) as env:
+        with tiny(*[DictEnv] * 3, vector={**IN_PROCESS, **IN_PROCESSES}[implementation]) as env:
             assert_same(wanted, record(CheckedEnvironment(env), 14))
 
     def test_the_sequence_follows_the_rules(self, wanted):

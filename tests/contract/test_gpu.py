@@ -64,12 +64,12 @@ def test_a_run_resumes_on_another_device(first, second, tmp_path, monkeypatch, g
 
 
 def test_an_interrupted_run_draws_the_numbers_of_one_that_was_not(tmp_path, monkeypatch, gpu):
-    whole = train('SAC', _folder(tmp_path, 'whole'), monkeypatch, gpu, iterations=16)
+    uninterrupted = train('SAC', _folder(tmp_path, 'whole'), monkeypatch, gpu, iterations=16)
     parts = _folder(tmp_path, 'parts')
     extra = 'ReplayBuffer.enable_checkpoint = True\n'
     train('SAC', parts, monkeypatch, gpu, extra, iterations=12)
     again = train('SAC', parts, monkeypatch, gpu, iterations=16)
-    for name, x in tensors_of(whole.algorithm).items():
+    for name, x in tensors_of(uninterrupted.algorithm).items():
         torch.testing.assert_close(x, tensors_of(again.algorithm)[name], rtol=1e-3, atol=1e-4)
 
 

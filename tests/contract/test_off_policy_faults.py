@@ -243,7 +243,7 @@ def test_collected_rewards_and_stored_data_never_change(name):
     env.step = remember
     for _ in range(3):
         agent.train_iter()
-    assert len(given) == 12 and all(torch.equal(now, then) for now, then in given)
+    assert len(given) == 12 and all(torch.equal(current, earlier) for current, earlier in given)
     before = nest.map_structure(torch.clone, agent.replay_buffer.gather_all()[0])
     assert torch.equal(before.reward.transpose(0, 1)[1:], torch.stack([reward for reward, _ in given])[:11])
     agent._config.num_env_steps = 1  # no further steps

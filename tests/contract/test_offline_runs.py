@@ -87,12 +87,12 @@ def test_a_resumed_run_matches_an_uninterrupted_one(kind):
     train('iql_pendulum', 'whole', *KINDS[kind], 'TrainerConfig.num_iterations = 6')
     train('iql_pendulum', 'parts', *KINDS[kind], 'TrainerConfig.num_iterations = 3')
     train('iql_pendulum', 'parts', *KINDS[kind], 'TrainerConfig.num_iterations = 6')
-    (whole, path), (parts, _) = final_state('whole'), final_state('parts')
-    for name, value in whole.items():
+    (uninterrupted, path), (parts, _) = final_state('whole'), final_state('parts')
+    for name, value in uninterrupted.items():
         if isinstance(value, torch.Tensor):
             assert torch.equal(value, parts[name]), name
     assert os.path.getsize(path) < 5_000_000
-    assert whole['_extra_state']['offline_data'][0][0] == 'data/pendulum/replay'
+    assert uninterrupted['_extra_state']['offline_data'][0][0] == 'data/pendulum/replay'
 
 
 def test_resuming_refuses_other_data_but_accepts_moved_data():
@@ -221,9 +221,9 @@ def test_a_dataset_matches_the_specs_and_dynamics_of_its_environment():
 
 def test_a_run_without_the_environment_learns_the_same_from_the_data():
     record('data/pendulum/replay')
-    there = train('iql_pendulum', 'there', 'TrainerConfig.num_iterations = 2')
+    with_environment = train('iql_pendulum', 'there', 'TrainerConfig.num_iterations = 2')
     without = train('iql_pendulum', 'without', 'TrainerConfig.num_iterations = 2', NOWHERE)
-    for x, y in zip(there.algorithm.parameters(), without.algorithm.parameters()):
+    for x, y in zip(with_environment.algorithm.parameters(), without.algorithm.parameters()):
         assert torch.equal(x, y)
     for setting in ('unroll_length = 4', 'evaluate = True'):
         with pytest.raises(ConfError, match=f"env_name = 'offline' has no environment to act in, but .*{setting}"):
@@ -243,10 +243,10 @@ def test_dataset_specs_match_those_of_the_environment(tmp_path):
         def reward_spec(self):
             return TensorSpec((2, ))
 
-    told = json.loads(json.dumps(dataset_spaces.specs_as_json(Environment())))
+    stored = json.loads(json.dumps(dataset_spaces.specs_as_json(Environment())))
     dataset_folder.write(str(tmp_path / 'a'), Episodes({'arm.joint': np.zeros((2, 2)),
                                                         'image': np.zeros((2, 3, 4, 4))}, {
-        '': np.ones(1, np.int64)}, np.zeros((1, 2)), np.ones(1), np.ones(1, np.int64)), told)
+        '': np.ones(1, np.int64)}, np.zeros((1, 2)), np.ones(1), np.ones(1, np.int64)), stored)
     found = dataset_spaces.RecordedEnvironment([str(tmp_path / 'a')], 3)
     for method in ('observation_spec', 'action_spec', 'reward_spec'):
         assert getattr(found, method)() == getattr(Environment(), method)()
@@ -317,10 +317,10 @@ def test_training_on_a_dataset_and_then_by_acting_is_one_curve():
     with open('run/eval/progress.csv') as file:
         steps_of = [int(row['env_steps']) for row in csv.DictReader(file)]
     assert steps_of[:4] == [0] * 4 and steps_of[4:] == sorted(set(steps_of[4:]))  # the first half runs without acting
-    said = warm_starts.run([sys.executable, '-m', 'alfx.bin.plot', 'run', '--y', 'average_return,loss'],
-                           capture_output=True, text=True)
-    curves_shown = re.findall(r'^(\w+ in \w+): iql_finetune_pendulum: \S+ at (\d+)$', said.stdout, re.MULTILINE)
-    assert curves_shown == [('average_return in evaluation', '8'), ('loss in training', '7')], said.stderr
+    result = warm_starts.run([sys.executable, '-m', 'alfx.bin.plot', 'run', '--y', 'average_return,loss'],
+                             capture_output=True, text=True)
+    curves_shown = re.findall(r'^(\w+ in \w+): iql_finetune_pendulum: \S+ at (\d+)$', result.stdout, re.MULTILINE)
+    assert curves_shown == [('average_return in evaluation', '8'), ('loss in training', '7')], result.stderr
     axis = curves.axis_of(['run'])
     assert curves.read_curve('run', axis, 'average_return', evaluation=True).x.tolist() == list(range(1, 9))
     assert curves.read_curve('run', axis, 'loss', evaluation=False).x.tolist() == [0, 2, 4, 6, 7]

@@ -125,16 +125,16 @@ class TestTheSecondDeviceItself:
 
     def test_mixing_devices_is_refused(self):
         with second_device() as device:
-            there = torch.ones(3, device=device)
+            on_device = torch.ones(3, device=device)
             with pytest.raises(RuntimeError, match='expected all tensors to be on the same device'):
-                there + torch.ones(3)
+                on_device + torch.ones(3)
             with pytest.raises(RuntimeError, match='same device'):
-                torch.stack([there, torch.ones(3)])
+                torch.stack([on_device, torch.ones(3)])
             with pytest.raises(TypeError, match='numpy'):
-                there.numpy()
+                on_device.numpy()
             with pytest.raises(RuntimeError, match='what is indexed on the CPU'):
                 torch.ones(3)[torch.tensor([1], device=device)]
-            torch.testing.assert_close((there + torch.tensor(1.0)).cpu(), torch.full((3, ), 2.0))
+            torch.testing.assert_close((on_device + torch.tensor(1.0)).cpu(), torch.full((3, ), 2.0))
 
     def test_gradients_are_on_it_and_right(self):
         with second_device() as device:

@@ -158,11 +158,11 @@ def _text(data: bytes, r: random.Random) -> bytes:
 
 def _token(data: bytes, r: random.Random) -> bytes:
     """Replace a number or a string by something of another type."""
-    places = list(re.finditer(rb'"[^"]*"|\[[^\[\]]*\]|\{[^{}]*\}|-?\d[\d.e+-]*|null|true|false|\w+', data[:100_000]))
-    if not places:
+    matches = list(re.finditer(rb'"[^"]*"|\[[^\[\]]*\]|\{[^{}]*\}|-?\d[\d.e+-]*|null|true|false|\w+', data[:100_000]))
+    if not matches:
         return _replace(data, r)
-    place = r.choice(places)
-    return data[:place.start()] + r.choice(STRANGE).encode('utf8', 'surrogatepass') + data[place.end():]
+    match = r.choice(matches)
+    return data[:match.start()] + r.choice(STRANGE).encode('utf8', 'surrogatepass') + data[match.end():]
 
 
 def _repeat(data: bytes, r: random.Random) -> bytes:

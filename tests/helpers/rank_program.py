@@ -62,10 +62,10 @@ class WholeNoise(TorchDispatchMode):
         rows = self.environments if shape[0] == self.own(self.environments) else self.batch
         assert shape[0] % self.own(rows) == 0, f'noise of shape {shape} belongs to nobody'
         time = shape[0] // self.own(rows)
-        whole = draw(time, rows * self.parts, *shape[1:], generator=self.generator(0, self.draws))
+        noise = draw(time, rows * self.parts, *shape[1:], generator=self.generator(0, self.draws))
         if self.part is not None:
-            whole = whole[:, rows * self.part:rows * (self.part + 1)]
-        return whole.reshape(shape)
+            noise = noise[:, rows * self.part:rows * (self.part + 1)]
+        return noise.reshape(shape)
 
     def own(self, rows):
         return rows if self.part is not None else rows * self.parts
@@ -74,8 +74,8 @@ class WholeNoise(TorchDispatchMode):
         """Return the order of minibatches of single steps: the index is ``time * environments + environment``."""
         self.draws += 1
         parts = range(self.parts) if self.part is None else [self.part]
-        mine = count if self.part is not None else count // self.parts
-        orders = [torch.randperm(mine, generator=self.generator(1, self.draws, part)) for part in parts]
+        length = count if self.part is not None else count // self.parts
+        orders = [torch.randperm(length, generator=self.generator(1, self.draws, part)) for part in parts]
         if self.part is not None:
             return orders[0]
         envs = self.environments
@@ -104,15 +104,15 @@ def sample_parts(noise, batch):
     return sample
 
 
-def main(asked):
+def main(request):
     from alfx.algorithms.config import TrainerConfig
     from alfx.trainers.policy_trainer import RLTrainer
     torch.set_num_threads(1)
     ranks = data_parallel.join(torch.device('cpu')) if data_parallel.is_started() else None
     rank = -1 if ranks is None else ranks.rank
-    gin_utils.load(asked['conf'], asked['params'], None)
-    trainer = RLTrainer(TrainerConfig(root_dir=asked['root_dir']), rank)
-    parts = asked['halves']
+    gin_utils.load(request['conf'], request['params'], None)
+    trainer = RLTrainer(TrainerConfig(root_dir=request['root_dir']), rank)
+    parts = request['halves']
     batch = trainer._config.mini_batch_size // (parts if ranks is None else 1)
     envs = trainer._env.batch_size // (parts if ranks is None else 1)
     noise = WholeNoise(None if ranks is None else rank, parts, envs, batch, trainer._config.unroll_length)
@@ -120,7 +120,7 @@ def main(asked):
     with noise:
         trainer.train()
     state = {name: x for name, x in trainer.algorithm.state_dict().items() if isinstance(x, torch.Tensor)}
-    torch.save(state, f"{asked['out']}.{max(rank, 0)}")
+    torch.save(state, f"{request['out']}.{max(rank, 0)}")
     data_parallel.leave()
 
 

@@ -18,24 +18,24 @@ _CROSSING = (_aten.copy_.default, _aten._to_copy.default, _aten._foreach_copy_.d
 
 
 class SecondDeviceTensor(torch.Tensor):
-    """A tensor on the second device; ``held`` is the tensor with its values."""
+    """A tensor on the second device; ``tensor`` is the tensor with its values."""
 
-    held: torch.Tensor
+    tensor: torch.Tensor
 
     @staticmethod
-    def __new__(cls, held: torch.Tensor):
+    def __new__(cls, tensor: torch.Tensor):
         return torch.Tensor._make_wrapper_subclass(
-            cls, held.size(), strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype,
-            layout=held.layout, device=DEVICE, requires_grad=False)
+            cls, tensor.size(), strides=tensor.stride(), storage_offset=tensor.storage_offset(), dtype=tensor.dtype,
+            layout=tensor.layout, device=DEVICE, requires_grad=False)
 
-    def __init__(self, held: torch.Tensor):
-        self.held = held
+    def __init__(self, tensor: torch.Tensor):
+        self.tensor = tensor
 
     def __repr__(self):
-        return f'SecondDeviceTensor({self.held!r})'
+        return f'SecondDeviceTensor({self.tensor!r})'
 
     def tolist(self):
-        return self.held.tolist()
+        return self.tensor.tolist()
 
     def numpy(self, *args, **kwargs):
         raise TypeError("can't convert a tensor of the second device to numpy; use Tensor.cpu() first")
@@ -43,11 +43,11 @@ class SecondDeviceTensor(torch.Tensor):
     __array__ = numpy
 
     def __deepcopy__(self, memo):
-        copied = SecondDeviceTensor(self.held.detach().clone())
+        copied = SecondDeviceTensor(self.tensor.detach().clone())
         return torch.nn.Parameter(copied, self.requires_grad) if isinstance(self, torch.nn.Parameter) else copied
 
     def __reduce_ex__(self, protocol):
-        return self.held.__reduce_ex__(protocol)  # a checkpoint is loaded on the CPU
+        return self.tensor.__reduce_ex__(protocol)  # a checkpoint is loaded on the CPU
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -56,19 +56,19 @@ class SecondDeviceTensor(torch.Tensor):
 
 def _run(func, args, kwargs):
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-    there = [x for x in tensors if isinstance(x, SecondDeviceTensor)]
+    on_device = [x for x in tensors if isinstance(x, SecondDeviceTensor)]
     strangers = [x for x in tensors if not isinstance(x, SecondDeviceTensor) and x.ndim]
     wanted = kwargs.get('device')
-    if there and strangers and func not in _CROSSING:
+    if on_device and strangers and func not in _CROSSING:
         raise RuntimeError(f'{func}: expected all tensors to be on the same device, found some on the second device '
                            f'and {[tuple(x.shape) for x in strangers]} on the CPU')
-    if func in (_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default) and there:
+    if func in (_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default) and on_device:
         if not isinstance(args[0], SecondDeviceTensor):
             raise RuntimeError(f'{func}: the indices are on the second device, what is indexed on the CPU')
     if wanted is not None:
         kwargs = {**kwargs, 'device': torch.device('cpu')}
-    wraps = torch.device(wanted).type == DEVICE.type if wanted is not None else bool(there)
-    unwrapped_args, unwrapped_kwargs = tree_map(_held, (args, kwargs))
+    wraps = torch.device(wanted).type == DEVICE.type if wanted is not None else bool(on_device)
+    unwrapped_args, unwrapped_kwargs = tree_map(_unwrap, (args, kwargs))
     result = func(*unwrapped_args, **unwrapped_kwargs)
     if func in (_aten.copy_.default, _aten._foreach_copy_.default):
         return args[0] if func is _aten.copy_.default else None
@@ -78,8 +78,8 @@ def _run(func, args, kwargs):
     return return_and_correct_aliasing(func, args, kwargs, wrapped)
 
 
-def _held(x):
-    return x.held if isinstance(x, SecondDeviceTensor) else x
+def _unwrap(x):
+    return x.tensor if isinstance(x, SecondDeviceTensor) else x
 
 
 class _SecondDevice(TorchDispatchMode):
@@ -104,7 +104,7 @@ class _FromData(TorchFunctionMode):
             made = func(*args, **kwargs)
             return made if device is None else made.to(device)
         if func is torch.Tensor.item and isinstance(args[0], SecondDeviceTensor):
-            return args[0].held.item()
+            return args[0].tensor.item()
         return func(*args, **kwargs)
 
 

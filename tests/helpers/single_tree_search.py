@@ -145,14 +145,14 @@ class SingleTreeSearch:
                 reached += p
                 if p > 0 and reached > number * sum(policy):
                     return action
-        here = [action for edges in earlier for above, action in edges if above is node]
+        actions = [action for edges in earlier for above, action in edges if above is node]
         visits = [node.children[a].visits if a in node.children else 0 for a in range(len(node.prior))]
-        visits = [n + here.count(a) for a, n in enumerate(visits)]
+        visits = [n + actions.count(a) for a, n in enumerate(visits)]
         allowed = [a for a, p in enumerate(node.prior) if p > 0]
         if s.rule == 'gumbel':
-            return self.gumbel_choice(node, visits, allowed, len(here))
+            return self.gumbel_choice(node, visits, allowed, len(actions))
         scores, ties = self.scores(node), self.ties(step, path)
-        factor = self.factor(node.visits + len(here), s.minus_one)
+        factor = self.factor(node.visits + len(actions), s.minus_one)
         return max(allowed, key=lambda a: scores[a] + factor * node.prior[a] / (1 + visits[a]) + ties[a])
 
     def policy(self, node, kind):

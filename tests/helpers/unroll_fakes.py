@@ -26,7 +26,7 @@ from alfx.utils import random_state
 from alfx.utils.normalizers import AdaptiveNormalizer
 
 logger = logging.getLogger('alfx.tests')
-HERE = str(Path(__file__).parents[1])
+TESTS_FOLDER = str(Path(__file__).parents[1])
 
 
 class DriftEnv(AlfEnvironment):
@@ -193,7 +193,7 @@ def run_folder(folder, monkeypatch, *params):
         monkeypatch: fixture of pytest; puts this module on the path of other processes.
         params: further bindings.
     """
-    monkeypatch.setenv('PYTHONPATH', os.pathsep.join([HERE, os.environ.get('PYTHONPATH', '')]))
+    monkeypatch.setenv('PYTHONPATH', os.pathsep.join([TESTS_FOLDER, os.environ.get('PYTHONPATH', '')]))
     folder.mkdir(exist_ok=True)
     (folder / 'given.gin').write_text(CONF)
     conf = gin_utils.load(str(folder / 'given.gin'), params)

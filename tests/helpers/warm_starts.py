@@ -112,11 +112,12 @@ class _Forker:
     """The process that has imported the libraries and forks; it ends with this process."""
 
     def __init__(self):
-        self._socket, theirs = socket.socketpair()
+        self._socket, child_socket = socket.socketpair()
         settings = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
-        subprocess.run([sys.executable, __file__, str(theirs.fileno())], env=settings, pass_fds=[theirs.fileno()],
+        subprocess.run([sys.executable, __file__, str(child_socket.fileno())], env=settings,
+                       pass_fds=[child_socket.fileno()],
                        stdin=subprocess.DEVNULL, check=True)
-        theirs.close()
+        child_socket.close()
 
     def ask(self, request, files):
         """Start a program with its output in the first two files, and its id and exit status in the third."""

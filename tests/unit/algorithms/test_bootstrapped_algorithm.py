@@ -64,9 +64,9 @@ def test_values_of_all_steps_but_the_last_are_trained(length):
     """Values of all steps but the last are trained towards those of all steps but the first."""
     algorithm, (inputs, info) = Noting(), sequence(length)
     step = algorithm.train_sequence(inputs, (), info)
-    whole, last = list(range(length)), length - 1
-    assert algorithm.seen == [('policy', whole, True), ('loss', whole, True), ('values', whole[:-1], True),
-                              ('target', whole[1:], False)]
+    steps, last = list(range(length)), length - 1
+    assert algorithm.seen == [('policy', steps, True), ('loss', steps, True), ('values', steps[:-1], True),
+                              ('target', steps[1:], False)]
     everything = inputs.observation
     assert torch.equal(step.output, everything) and step.state == ()
     for found, expected in zip(step.info, (everything, everything, without(everything, last), without(everything, 0))):
@@ -77,9 +77,9 @@ def test_values_of_all_steps_but_the_last_are_trained(length):
 def test_a_policy_not_trained_at_the_last_step_has_no_gradient_there(length):
     algorithm, (inputs, info) = Noting(on_last_step=False), sequence(length)
     terms = algorithm.train_sequence(inputs, (), info).info
-    whole, last = list(range(length)), length - 1
-    assert algorithm.seen == [('policy', whole[:-1], True), ('loss', whole[:-1], True), ('values', whole[:-1], True),
-                              ('policy', whole[-1:], False), ('target', whole[1:], False)]
+    steps, last = list(range(length)), length - 1
+    assert algorithm.seen == [('policy', steps[:-1], True), ('loss', steps[:-1], True), ('values', steps[:-1], True),
+                              ('policy', steps[-1:], False), ('target', steps[1:], False)]
     assert torch.equal(terms.policy, inputs.observation)
     assert torch.equal(terms.loss, without(inputs.observation, last))
     assert torch.equal(terms.target, without(inputs.observation, 0))

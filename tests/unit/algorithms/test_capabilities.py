@@ -25,9 +25,9 @@ MOST = Capabilities(**dict.fromkeys((*ALL, *ACTING), True))
 
 
 class Inner(OffPolicyAlgorithm):
-    """An algorithm with the capabilities in ``said``."""
+    """An algorithm with the capabilities in ``declared``."""
 
-    said = MOST
+    declared = MOST
 
     def __init__(self, observation_spec=OBSERVATION, action_spec=ACTION, reward_spec=TensorSpec(()), config=None,
                  debug_summaries=False):
@@ -35,12 +35,12 @@ class Inner(OffPolicyAlgorithm):
                          name='inner')
 
     def own_capabilities(self):
-        return self.said
+        return self.declared
 
 
 def inner(**capabilities):
     algorithm = Inner()
-    algorithm.said = MOST._replace(**capabilities)
+    algorithm.declared = MOST._replace(**capabilities)
     return algorithm
 
 
@@ -49,7 +49,7 @@ class Container(AlgorithmContainer):
         return super().own_capabilities()._replace(traceable_update=True)
 
 
-AROUND = {
+WRAPPERS = {
     'agent': lambda part: Agent(OBSERVATION, ACTION, rl_algorithm_cls=lambda **_: part),
     'wrapper': lambda part: RLAlgWrapper(OBSERVATION, ACTION, algorithm=part),
     'trust region': lambda part: TracAlgorithm(OBSERVATION, ACTION, ac_algorithm_cls=lambda **_: part),
@@ -61,34 +61,34 @@ AROUND = {
     'twice': lambda part: Agent(OBSERVATION, ACTION, rl_algorithm_cls=lambda **_: RLAlgWrapper(
         OBSERVATION, ACTION, algorithm=part)),
 }
-everything_around = pytest.mark.parametrize('around', AROUND.values(), ids=AROUND)
+every_wrapper = pytest.mark.parametrize('wrap', WRAPPERS.values(), ids=WRAPPERS)
 
 
 def test_every_capability_has_a_rule():
     assert {*ANY, *ALL, *ACTING} == set(Capabilities._fields)
 
 
-@everything_around
+@every_wrapper
 @pytest.mark.parametrize('capability', ANY)
-def test_any_rules_are_true_if_one_part_is_true(around, capability):
-    assert not getattr(around(inner()).capabilities, capability)
-    assert getattr(around(inner(**{capability: True})).capabilities, capability)
+def test_any_rules_are_true_if_one_part_is_true(wrap, capability):
+    assert not getattr(wrap(inner()).capabilities, capability)
+    assert getattr(wrap(inner(**{capability: True})).capabilities, capability)
 
 
-@everything_around
+@every_wrapper
 @pytest.mark.parametrize('capability', [*ALL, *ACTING])
-def test_all_rules_are_false_if_one_part_is_false(around, capability):
-    assert not getattr(around(inner(**{capability: False})).capabilities, capability)
+def test_all_rules_are_false_if_one_part_is_false(wrap, capability):
+    assert not getattr(wrap(inner(**{capability: False})).capabilities, capability)
 
 
 @pytest.mark.parametrize('name', ['agent', 'wrapper', 'twice'])
 def test_pure_wrappers_have_the_capabilities_of_their_content(name):
-    assert AROUND[name](inner()).capabilities == MOST
+    assert WRAPPERS[name](inner()).capabilities == MOST
 
 
 @pytest.mark.parametrize('name', ['container', 'sequence', 'echo', 'action repeat'])
 def test_wrappers_that_change_acting_are_neither_recomputed_nor_traced(name):
-    assert not any(getattr(AROUND[name](inner()).capabilities, capability) for capability in ACTING)
+    assert not any(getattr(WRAPPERS[name](inner()).capabilities, capability) for capability in ACTING)
 
 
 def test_overridden_updates_need_a_declaration_by_their_author():

@@ -171,11 +171,11 @@ def test_sensible_options_are_accepted(kwargs):
     assert {name: getattr(config, name) for name in kwargs} == kwargs
 
 
-@pytest.mark.parametrize('whole, clear', [(True, True), (True, False), (False, True), (False, False)])
-def test_unrolls_are_minibatches_if_the_whole_buffer_is_used_and_cleared(whole, clear):
+@pytest.mark.parametrize('whole_buffer, clear', [(True, True), (True, False), (False, True), (False, False)])
+def test_unrolls_are_minibatches_if_the_whole_buffer_is_used_and_cleared(whole_buffer, clear):
     """Whole unrolls are the minibatches if the buffer is used whole and cleared."""
-    config = make(whole_replay_buffer_training=whole, clear_replay_buffer=clear, mini_batch_length=2)
-    assert config.trains_on_whole_unrolls is (whole and clear)
+    config = make(whole_replay_buffer_training=whole_buffer, clear_replay_buffer=clear, mini_batch_length=2)
+    assert config.trains_on_whole_unrolls is (whole_buffer and clear)
 
 
 @pytest.mark.parametrize('kwargs', [
@@ -222,8 +222,8 @@ def test_a_conf_error_points_at_its_line(tmp_path, monkeypatch):
     with gin_utils.loaded('bad.gin', ['TrainerConfig.eval_interval = 0']):
         with pytest.raises(ConfError) as caught:
             TrainerConfig('run', algorithm_ctor=algorithm)
-    places = [problem.location for problem in caught.value.problems]
-    assert places == ["override 'TrainerConfig.eval_interval = 0'", 'bad.gin:1']
+    locations = [problem.location for problem in caught.value.problems]
+    assert locations == ["override 'TrainerConfig.eval_interval = 0'", 'bad.gin:1']
     with gin_utils.loaded('bad.gin', ['TrainerConfig.epsilon_greedy = 0']):
         with pytest.raises(ConfError) as caught:
             TrainerConfig('run', algorithm_ctor=algorithm)

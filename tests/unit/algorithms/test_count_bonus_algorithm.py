@@ -98,10 +98,10 @@ def test_the_bits_of_a_cell_are_signs_of_projections_of_all_parts():
 
 
 def test_statistics_are_those_of_all_steps_of_an_unroll_but_the_first():
-    whole, parts = (CountBonusAlgorithm(OBSERVATION, num_bits=6, observation_adapt_speed=8.0) for _ in range(2))
+    at_once, in_parts = (CountBonusAlgorithm(OBSERVATION, num_bits=6, observation_adapt_speed=8.0) for _ in range(2))
     inputs = random_steps(4, 3)
-    whole.reward_unroll(inputs)
-    parts._update_statistics(inputs.observation[1:].flatten(0, 1))
+    at_once.reward_unroll(inputs)
+    in_parts._update_statistics(inputs.observation[1:].flatten(0, 1))
     found, expected = ({name: x for name, x in module.named_buffers() if 'normalizer' in name}
-                       for module in (whole, parts))
+                       for module in (at_once, in_parts))
     assert found and all(torch.equal(x, expected[name]) for name, x in found.items())

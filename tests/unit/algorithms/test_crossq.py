@@ -188,9 +188,9 @@ def test_transitions_from_last_steps_do_not_count_in_the_statistics(period):
     algorithm = make_algorithm(policy_update_period=period)
     steps, info = batch_of(algorithm)
     steps = steps._replace(step_type=torch.where(torch.arange(16) < 4, StepType.LAST, StepType.MID).expand(2, 16))
-    kept, found = buffers(algorithm), []
+    initial, found = buffers(algorithm), []
     for junk in (0.0, 1e4):
-        for x, old in zip(algorithm.buffers(), kept):
+        for x, old in zip(algorithm.buffers(), initial):
             x.copy_(old)
         observation = steps.observation.clone()
         observation[:, :4] = junk

@@ -95,12 +95,12 @@ def test_any_cut_into_unrolls_gives_the_same_rewards(sizes):
 
 def test_environments_and_episodes_do_not_affect_each_other():
     module, inputs, order = make(), steps(), [2, 0, 1]
-    whole = rewarded(module, inputs)
+    bonus = rewarded(module, inputs)
     permuted = rewarded(module, nest.map_structure(lambda x: x[:, order], inputs))
-    torch.testing.assert_close(permuted, whole[:, order], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(permuted, bonus[:, order], rtol=1e-4, atol=1e-6)
     start = int((inputs.step_type[1:, 1] == 0).nonzero()[0]) + 1
     alone = rewarded(module, nest.map_structure(lambda x: x[start:, 1:2], inputs))
-    torch.testing.assert_close(alone[:, 0], whole[start:, 1], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(alone[:, 0], bonus[start:, 1], rtol=1e-4, atol=1e-6)
 
 
 def test_pairs_hold_the_trajectory_before_their_step_in_each_unroll():

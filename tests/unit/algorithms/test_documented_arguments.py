@@ -144,9 +144,9 @@ def differences(where, documented, found, with_defaults):
     if len(found) < len(documented):
         yield f'{where}: {len(found)} arguments in place of {len(documented)}'
     for expected, parameter in zip(documented, found):
-        there = DELIBERATE.get((*where, expected.name), shown(expected, with_defaults))
-        if shown(parameter, with_defaults) != there:
-            yield f'{where}: documented {there}, found {shown(parameter, with_defaults)}'
+        expected_text = DELIBERATE.get((*where, expected.name), shown(expected, with_defaults))
+        if shown(parameter, with_defaults) != expected_text:
+            yield f'{where}: documented {expected_text}, found {shown(parameter, with_defaults)}'
 
 
 @pytest.mark.parametrize('documented', CLASSES, ids=lambda documented: documented.found.__name__)

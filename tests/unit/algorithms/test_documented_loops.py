@@ -109,10 +109,10 @@ def test_a_first_update_without_a_trainer_assigns_the_optimizers():
     point = Point(Adam(lr=0.1))
     _, updated = point.update_with_gradient(LossInfo(loss=(point.x - 1).square().expand(1, 1)))
     assert [name for name, _ in updated] == ['x'] and point.x > 0.05
-    whole = Point(Adam(lr=0.1))
-    whole.part = Point()
-    whole.finalize()
-    assert whole.part.update_with_gradient(LossInfo(loss=whole.part.x.expand(1, 1)))[1] == []
+    parent = Point(Adam(lr=0.1))
+    parent.part = Point()
+    parent.finalize()
+    assert parent.part.update_with_gradient(LossInfo(loss=parent.part.x.expand(1, 1)))[1] == []
 
 
 def test_a_learner_needs_a_configuration():

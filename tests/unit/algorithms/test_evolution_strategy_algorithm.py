@@ -99,9 +99,9 @@ def test_a_member_acts_as_a_network_with_its_parameters(environment):
         action, _ = algorithm._act(members, time_step, state, policy)
         for slot, number in enumerate(policy.tolist()):
             single = algorithm._members[0].single_network(members[number])
-            algorithm._actor_network, kept = single, algorithm._actor_network
+            algorithm._actor_network, network = single, algorithm._actor_network
             one = algorithm.predict_step(time_step, state).output
-            algorithm._actor_network = kept
+            algorithm._actor_network = network
             for a, b in zip(nest.flatten(action), nest.flatten(one)):
                 torch.testing.assert_close(a[slot], b[slot])
 
@@ -184,11 +184,11 @@ class TwoRanks:
     size = 2
 
     def __init__(self, rank, other):
-        self.rank, self._other, self.said = rank, other, []
+        self.rank, self._other, self.gathered = rank, other, []
 
     def gather(self, tensor):
-        self.said.append(tensor.clone())
-        other = self._other[len(self.said) - 1] if self._other else torch.zeros_like(tensor)
+        self.gathered.append(tensor.clone())
+        other = self._other[len(self.gathered) - 1] if self._other else torch.zeros_like(tensor)
         return torch.stack((tensor, other) if self.rank == 0 else (other, tensor))
 
 
@@ -199,9 +199,9 @@ def test_returns_of_several_processes_belong_to_their_members():
         algorithm = make(sigma=0.5)
         with context.training_with(ranks):
             returns = algorithm.unroll(1).rollout_info.returns
-        fitness.append(ranks.said[0]) if rank == 0 else None
+        fitness.append(ranks.gathered[0]) if rank == 0 else None
     assert torch.equal(returns[::2], fitness[0].flatten()) and returns.shape == (8, )
-    assert torch.equal(returns[1::2], ranks.said[0].flatten())
+    assert torch.equal(returns[1::2], ranks.gathered[0].flatten())
 
 
 def test_statistics_are_frozen_in_a_generation_and_updated_after_it():

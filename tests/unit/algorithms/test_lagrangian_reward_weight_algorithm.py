@@ -213,9 +213,9 @@ def test_the_weight_optimizer_is_not_part_of_agent_updates():
 @pytest.mark.parametrize('cls', [LagrangianRewardWeightAlgorithm, LagrangianPredRewardWeightAlgorithm])
 def test_a_checkpoint_brings_back_weights_and_optimizer(cls):
     (a, env), (b, other) = weighted_agent(cls=cls), weighted_agent(cls=cls, seed=3)
-    for agent, place in ((a, env), (b, other)):
+    for agent, environment in ((a, env), (b, other)):
         agent.train_iter()
-        evaluate(place, agent, 4)
+        evaluate(environment, agent, 4)
         agent.train_iter()
     b.load_state_dict(a.state_dict())
     part_a, part_b = a._reward_weight_algorithm, b._reward_weight_algorithm

@@ -117,8 +117,8 @@ def test_a_learned_reward_sees_both_states_of_a_transition():
 
     def steps(length=3):
         observation = torch.randn(length, 64, 2)
-        way = torch.cat((torch.zeros(1, 64), (observation[1:] - observation[:-1])[..., 0]))
-        return TimeStep(step_type=torch.ones(length, 64, dtype=torch.int32), observation=observation, reward=way,
+        difference = torch.cat((torch.zeros(1, 64), (observation[1:] - observation[:-1])[..., 0]))
+        return TimeStep(step_type=torch.ones(length, 64, dtype=torch.int32), observation=observation, reward=difference,
                         prev_action=torch.rand(length, 64, 1))
 
     for _ in range(300):

@@ -181,12 +181,12 @@ def test_the_loss_is_the_sum_of_the_parts_with_their_weights():
     merlin = agent.policy
     info = agent.unroll(4).rollout_info.rl
     assert nest.get_nest_shape(info.mbp_info.loss)[:2] == (5, 2)
-    whole = merlin.calc_loss(info)
-    assert isinstance(whole.extra, MerlinLossInfo) and isinstance(whole.extra.mbp, MBPLossInfo)
+    loss_info = merlin.calc_loss(info)
+    assert isinstance(loss_info.extra, MerlinLossInfo) and isinstance(loss_info.extra.mbp, MBPLossInfo)
     terms = info.mbp_info.extra
     torch.testing.assert_close(info.mbp_info.loss, terms.vae.loss + sum(nest.flatten(terms.decoder)))
     actor_loss = ActorCriticLoss()(info.mba_info).loss
-    torch.testing.assert_close(whole.loss, info.mbp_info.loss + actor_loss)
+    torch.testing.assert_close(loss_info.loss, info.mbp_info.loss + actor_loss)
     merlin._mba._loss_weight = 0.5
     torch.testing.assert_close(merlin.calc_loss(info).loss, info.mbp_info.loss + actor_loss / 2)
 
@@ -207,8 +207,8 @@ def test_a_loss_of_the_actor_may_be_given_and_may_have_a_scalar_part():
 
     agent, _ = make_agent(rl_loss=Constant())
     info = agent.unroll(2).rollout_info.rl
-    whole = agent.calc_loss(agent.unroll(2).rollout_info)
-    assert whole.scalar_loss.item() == 2.0
+    loss_info = agent.calc_loss(agent.unroll(2).rollout_info)
+    assert loss_info.scalar_loss.item() == 2.0
     torch.testing.assert_close(agent.policy.calc_loss(info).loss, info.mbp_info.loss + 1)
 
 

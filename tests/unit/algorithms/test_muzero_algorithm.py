@@ -151,8 +151,8 @@ def test_the_gradient_into_the_dynamics_is_scaled():
         learner._gradient_scale = scale
         return torch.autograd.grad(learner.train_step(inputs, (), info).info.loss.loss.sum(), encoder)
 
-    for whole, scaled in zip(gradients(1.0), gradients(0.5)):
-        torch.testing.assert_close(scaled, whole * 0.5**R)
+    for unscaled, scaled in zip(gradients(1.0), gradients(0.5)):
+        torch.testing.assert_close(scaled, unscaled * 0.5**R)
 
 
 def test_future_latent_states_are_learned_without_gradient_of_the_target():
@@ -251,8 +251,8 @@ def test_reanalysis_with_equal_weights_and_no_noise_finds_stored_results():
 
 
 def test_reanalyzing_parts_of_a_batch_matches_the_whole():
-    whole = targets(collected())
-    torch.testing.assert_close(targets(collected(reanalyze_batch_size=7)), whole)
+    expected = targets(collected())
+    torch.testing.assert_close(targets(collected(reanalyze_batch_size=7)), expected)
 
 
 def test_values_behind_the_unroll_come_from_the_model_or_from_a_search():

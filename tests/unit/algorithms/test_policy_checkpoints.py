@@ -27,8 +27,8 @@ make_agent = partial(
 def play(checkpoints, rewards):
     """Observe an episode; return whether the policy has to be kept."""
     checkpoints.observe(int(StepType.FIRST), 99.0)  # the reward of a first step belongs to no episode
-    kept = [checkpoints.observe(int(StepType.MID), r) for r in rewards[:-1]]
-    assert not any(kept) and not checkpoints.updates_due(0, 1)
+    is_updated = [checkpoints.observe(int(StepType.MID), r) for r in rewards[:-1]]
+    assert not any(is_updated) and not checkpoints.updates_due(0, 1)
     return checkpoints.observe(int(StepType.LAST), rewards[-1])
 
 
@@ -76,13 +76,13 @@ def test_the_schedule_matches_a_slow_loop_also_when_resumed(num_episodes):
     episodes = [[float(random.randint(0, 9)) for _ in range(random.randint(1, 5))] for _ in range(60)]
     checkpoints, found = PolicyCheckpoints(num_episodes), []
     for rewards in episodes:
-        kept = play(checkpoints, rewards)
-        found.append((checkpoints.updates_due(0, 1), kept))
+        outputs = play(checkpoints, rewards)
+        found.append((checkpoints.updates_due(0, 1), outputs))
         state = copy.deepcopy(checkpoints.state_dict())
         checkpoints = PolicyCheckpoints(num_episodes)
         checkpoints.load_state_dict(state)
     assert found == slow_loop(episodes, num_episodes)
-    assert len({kept for _, kept in found}) == 2
+    assert len({outputs for _, outputs in found}) == 2
 
 
 def test_an_episode_that_began_before_the_assessment_does_not_count():
@@ -93,7 +93,7 @@ def test_an_episode_that_began_before_the_assessment_does_not_count():
 
 def test_a_run_trains_after_episodes_only_and_evaluates_the_policy_kept():
     agent, _ = make_agent(policy_checkpoints=PolicyCheckpoints(num_episodes=2, late_num_episodes=2))
-    rl, updates, kept = agent.policy, [], []
+    rl, updates, saved = agent.policy, [], []
 
     def outputs():
         observation = torch.linspace(-1, 1, 5)[:, None]
@@ -105,7 +105,7 @@ def test_a_run_trains_after_episodes_only_and_evaluates_the_policy_kept():
     def observe_and_note(*step):
         is_kept = observe(*step)
         if is_kept:
-            kept.append(outputs()[0])
+            saved.append(outputs()[0])
         return is_kept
 
     rl._checkpoints.observe = observe_and_note
@@ -115,8 +115,8 @@ def test_a_run_trains_after_episodes_only_and_evaluates_the_policy_kept():
         agent.train_iter()
         updates.append(rl._updates.value - before)
     assert set(updates) == {0, 4, 8}  # an episode has four steps after its first one
-    assert len(kept) > 1 and sum(updates) == 4 * (60 // 5)
-    assert torch.equal(outputs()[1], kept[-1]) and not torch.equal(*outputs())
+    assert len(saved) > 1 and sum(updates) == 4 * (60 // 5)
+    assert torch.equal(outputs()[1], saved[-1]) and not torch.equal(*outputs())
 
 
 def test_without_checkpoints_every_iteration_trains_the_evaluated_policy():

@@ -248,8 +248,8 @@ def test_an_outer_algorithm_without_phases_is_refused():
             return agent.policy
 
     with pytest.raises(ConfError, match='PPGAlgorithm would have no auxiliary phase'):
-        around = Around(agent.observation_spec, agent.action_spec, (), is_on_policy=False, config=agent._config)
-        around._prepare_auxiliary_phase()
+        outer = Around(agent.observation_spec, agent.action_spec, (), is_on_policy=False, config=agent._config)
+        outer._prepare_auxiliary_phase()
 
 
 def test_the_defaults_match_the_paper():

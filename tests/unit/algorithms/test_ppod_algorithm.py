@@ -227,9 +227,9 @@ def test_found_episodes_are_restored_from_a_checkpoint(demonstration):
     again._rl_algorithm.prepare(again)
     assert again._rl_algorithm._slots.state()['position'] == before
     again.train_iter()
-    kept = again._rl_algorithm._pools
-    assert nest.flatten(pools.with_value[0].steps)[0].shape == nest.flatten(kept.with_value[0].steps)[0].shape
-    assert len(kept.with_value) >= len(pools.with_value) - 1
+    restored = again._rl_algorithm._pools
+    assert nest.flatten(pools.with_value[0].steps)[0].shape == nest.flatten(restored.with_value[0].steps)[0].shape
+    assert len(restored.with_value) >= len(pools.with_value) - 1
 
 
 def test_the_best_own_episodes_become_demonstrations_of_another_run(demonstration, tmp_path):

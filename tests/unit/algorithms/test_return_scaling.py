@@ -84,14 +84,14 @@ def test_a_loaded_transformer_continues_with_the_same_numbers():
     steps = random_steps()
     first, second = (TimeStep(*(x[part] if isinstance(x, torch.Tensor) else x for x in steps))
                      for part in (slice(0, 25), slice(25, 60)))
-    whole, loaded = DiscountedReturnScaling(), DiscountedReturnScaling()
+    uninterrupted, loaded = DiscountedReturnScaling(), DiscountedReturnScaling()
     with context.rollout_context():
-        wanted, _, _ = run(whole, steps)
+        expected, _, _ = run(uninterrupted, steps)
         begun = DiscountedReturnScaling()
         _, _, state = run(begun, first)
         loaded.load_state_dict(begun.state_dict())
         found, _, _ = run(loaded, second, state)
-    assert torch.equal(found, wanted[25:])
+    assert torch.equal(found, expected[25:])
 
 
 def test_rewards_of_zero_stay_zero():

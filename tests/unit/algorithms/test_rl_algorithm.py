@@ -147,12 +147,12 @@ def owned(optimizer):
 @pytest.mark.parametrize('order', [1, -1])
 def test_a_shared_module_belongs_to_the_part_with_an_optimizer(order):
     shared, own, parent = nn.Linear(2, 2), SGD(lr=0.1), SGD(lr=0.1)
-    whole = Whole(*[Part(shared, own), Part(nn.Sequential(shared, nn.Linear(2, 1)))][::order], optimizer=parent)
-    assign_optimizers(whole)
+    algorithm = Whole(*[Part(shared, own), Part(nn.Sequential(shared, nn.Linear(2, 1)))][::order], optimizer=parent)
+    assign_optimizers(algorithm)
     assert owned(own) == {id(p) for p in shared.parameters()}
     assert len(owned(parent)) == 2 and not owned(own) & owned(parent)
-    whole = Whole(*[Part(shared, SGD(lr=0.1)), Part(shared)][::order])
-    assign_optimizers(whole)  # every parameter has an owner
+    algorithm = Whole(*[Part(shared, SGD(lr=0.1)), Part(shared)][::order])
+    assign_optimizers(algorithm)  # every parameter has an owner
 
 
 def test_ignored_attributes_stay_hidden_even_with_forced_parameters():

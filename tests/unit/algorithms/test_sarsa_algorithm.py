@@ -362,9 +362,9 @@ def test_each_part_has_its_own_optimizer():
     agent, _ = agent_of('stochastic', actor_optimizer=SGD(lr=0.0), critic_optimizer=SGD(lr=0.1),
                         alpha_optimizer=SGD(lr=0.0))
     rl = agent.policy
-    kept, critics = [*parameters(rl.actor), rl._log_alpha.detach().clone()], parameters(rl.critics)
+    actor, critics = [*parameters(rl.actor), rl._log_alpha.detach().clone()], parameters(rl.critics)
     agent.train_iter()
-    assert all(torch.equal(a, b) for a, b in zip(kept, [*rl.actor.parameters(), rl._log_alpha]))
+    assert all(torch.equal(a, b) for a, b in zip(actor, [*rl.actor.parameters(), rl._log_alpha]))
     assert not any(torch.equal(a, b) for a, b in zip(critics, rl.critics.parameters()))
 
 

@@ -17,14 +17,14 @@ def losses(agent):
 
 
 def test_separate_gradient_and_update_steps_match_a_whole_update():
-    whole, halves, other = (make_agent('actor-critic', 'discrete')[0] for _ in range(3))
-    whole.update_with_gradient(*losses_of(whole))
-    gradients = halves.compute_gradients(*losses_of(halves))
-    assert all(torch.equal(a, b) for a, b in zip(parameters(halves), parameters(other)))
-    halves.apply_gradient_list(gradients)
+    one_step, two_steps, other = (make_agent('actor-critic', 'discrete')[0] for _ in range(3))
+    one_step.update_with_gradient(*losses_of(one_step))
+    gradients = two_steps.compute_gradients(*losses_of(two_steps))
+    assert all(torch.equal(a, b) for a, b in zip(parameters(two_steps), parameters(other)))
+    two_steps.apply_gradient_list(gradients)
     other.apply_gradient_list(gradients)  # another copy
-    for agent in (halves, other):
-        assert all(torch.equal(a, b) for a, b in zip(parameters(whole), parameters(agent)))
+    for agent in (two_steps, other):
+        assert all(torch.equal(a, b) for a, b in zip(parameters(one_step), parameters(agent)))
 
 
 def losses_of(agent):

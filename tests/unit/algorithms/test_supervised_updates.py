@@ -87,8 +87,8 @@ def test_two_ranks_with_half_batches_match_one_process(tmp_path):
     assert all(process.returncode == 0 for process in processes), '\n'.join(words)
     first, second = (torch.load(tmp_path / f'out.{rank}') for rank in range(2))
     for kind in {**KINDS, **OWN_UPDATES}:
-        whole = trained(kind)
-        for name, x in whole.items():
+        single = trained(kind)
+        for name, x in single.items():
             assert torch.equal(first[kind][name], second[kind][name]), (kind, name)
             torch.testing.assert_close(first[kind][name], x, rtol=1e-4, atol=1e-5,
                                        msg=lambda m, k=kind, n=name: f'{k}, {n}: {m}')

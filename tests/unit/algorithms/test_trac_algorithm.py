@@ -171,10 +171,10 @@ def test_a_shrunk_update_has_the_direction_of_the_whole_one(monkeypatch):
         value = [p.detach().clone() for p in agent.policy._ac_algorithm._value_network.parameters()]
         return after - before, value
 
-    whole, value = one_update(1e9)
+    unbounded, value = one_update(1e9)
     shrunk, same_value = one_update(1e-3)
-    assert float(shrunk.norm()) < 0.5 * float(whole.norm())
-    assert float(torch.cosine_similarity(shrunk, whole, dim=0)) == pytest.approx(1.0, abs=1e-4)
+    assert float(shrunk.norm()) < 0.5 * float(unbounded.norm())
+    assert float(torch.cosine_similarity(shrunk, unbounded, dim=0)) == pytest.approx(1.0, abs=1e-4)
     assert all(torch.equal(a, b) for a, b in zip(value, same_value))  # the value network is left as it is
 
 

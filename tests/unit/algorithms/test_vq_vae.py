@@ -60,12 +60,12 @@ def test_each_place_of_an_image_gets_a_code():
     quantized = vae.encode(inputs)
     assert quantized.z.shape == (5, 3, 2, 2) and quantized.indices.shape == (5, 4)
     encoded = vae._encoder(inputs)[0]
-    for place in range(4):  # row by row
-        vectors = encoded[:, :, place // 2, place % 2]
-        assert torch.equal(quantized.encoded[:, place], vectors)
+    for position in range(4):  # row by row
+        vectors = encoded[:, :, position // 2, position % 2]
+        assert torch.equal(quantized.encoded[:, position], vectors)
         expected = torch.cdist(vectors, vae.codebook).argmin(-1)
-        assert torch.equal(quantized.indices[:, place], expected)
-        assert torch.equal(quantized.z[:, :, place // 2, place % 2], vae.codebook[expected])
+        assert torch.equal(quantized.indices[:, position], expected)
+        assert torch.equal(quantized.z[:, :, position // 2, position % 2], vae.codebook[expected])
 
 
 def test_a_decoder_that_does_not_take_the_latent_is_refused():
