@@ -192,9 +192,9 @@ def try_to_make(name: str, kind: str, recurrent: bool) -> Made | None:
         gin_utils.load(conf, bindings)
         config = TrainerConfig(root_dir='')
         with contextlib.closing(create_environment()) as env:
-            made = building.create_algorithm(config, env, trains=probe.trains)
-        on_unrolls = made.on_policy or config.whole_replay_buffer_training and config.clear_replay_buffer
-        return Made(made.capabilities.traceable_update,
+            algorithm = building.create_algorithm(config, env, trains=probe.trains)
+        on_unrolls = algorithm.on_policy or config.whole_replay_buffer_training and config.clear_replay_buffer
+        return Made(algorithm.capabilities.traceable_update,
                     'unrolls' if on_unrolls else 'replay')
     except (gin_utils.ConfError, ValueError, TypeError) as error:
         message = ' '.join(str(error).split())
@@ -215,13 +215,13 @@ def _recurrent_networks(loaded: Any) -> Iterator[str]:
 
 def row_of(name: str, trains_on_dataset: bool) -> Row:
     """Test an algorithm with all kinds of actions, with feed-forward and recurrent networks."""
-    made = {(kind, recurrent): try_to_make(name, kind, recurrent)
-            for kind, recurrent in itertools.product(TASKS, (False, True))}
-    plain = {kind: made[kind, False] for kind in TASKS if made[kind, False] is not None}
+    probed = {(kind, recurrent): try_to_make(name, kind, recurrent)
+              for kind, recurrent in itertools.product(TASKS, (False, True))}
+    plain = {kind: probed[kind, False] for kind in TASKS if probed[kind, False] is not None}
     if not plain:
         raise Unexpected(f'{name} supports no kind of action')
     first = next(found for found in plain.values() if found is not None)
-    recurrent = any(made[kind, True] is not None for kind in TASKS)
+    recurrent = any(probed[kind, True] is not None for kind in TASKS)
     data = ', '.join([first.data] * (_DATA not in PROBES[name].bindings) + ['dataset'] * trains_on_dataset)
     memory = 'built in' if PROBES[name].remembers else 'yes' if recurrent else ''
     return Row(tuple(plain), memory, data, first.compiles)

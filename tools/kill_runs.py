@@ -231,9 +231,9 @@ def train_with_kills(arguments: list[str], root_dir: Path, log: Path, num_kills:
     kills: list[int] = []
     for _ in range(num_kills):
         existing = set(checkpoints(root_dir))
-        wanted = generator.randint(1, spread)
+        num_new = generator.randint(1, spread)
         with started(arguments, log, popen) as process:
-            while process.poll() is None and len(checkpoints(root_dir).keys() - existing) < wanted:
+            while process.poll() is None and len(checkpoints(root_dir).keys() - existing) < num_new:
                 time.sleep(_POLL_SECONDS)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(generator.random() * longest_wait())

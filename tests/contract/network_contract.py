@@ -190,15 +190,15 @@ class NetworkContract:
             with pytest.raises(ValueError, match='batch norm keeps statistics|expected a network with parameters'):
                 StackedParameters(network)
             return
-        given = StackedParameters(network, STACK).eval()
-        assert not list(given.parameters())
-        theta = given.initial_parameters(STACK).requires_grad_()
+        stacked = StackedParameters(network, STACK).eval()
+        assert not list(stacked.parameters())
+        theta = stacked.initial_parameters(STACK).requires_grad_()
         inputs = random_batch(network.input_tensor_spec, *((5, STACK) if stacked_inputs else (5, )))
         states = [nest.map_structure(torch.Tensor.detach, state_after_one_step(network, 5)) for _ in range(STACK)]
         state = nest.stack(states, dim=1) if network.is_rnn else ()
         torch.manual_seed(1)
-        output, new_state = given.apply_parameters(theta, inputs, state)
-        singles = [given.single_network(row).eval() for row in theta.detach()]
+        output, new_state = stacked.apply_parameters(theta, inputs, state)
+        singles = [stacked.single_network(row).eval() for row in theta.detach()]
         torch.manual_seed(1)
         expected = [single(one_of(inputs, i) if stacked_inputs else inputs, one_of(state, i))
                     for i, single in enumerate(singles)]
@@ -208,9 +208,9 @@ class NetworkContract:
         values = [[(x.float() * (i + 1)).nan_to_num(0, 0, 0).sum() for i, x in enumerate(leaves(own))]
                   for own, _ in expected]
         sum(v for own in values for v in own if v.requires_grad).backward()
-        wanted = torch.stack([torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten()
-                                         for p in single.parameters()]) for single in singles])
-        torch.testing.assert_close(theta.grad, wanted, rtol=1e-3, atol=1e-4)
+        expected_gradient = torch.stack([torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten()
+                                                    for p in single.parameters()]) for single in singles])
+        torch.testing.assert_close(theta.grad, expected_gradient, rtol=1e-3, atol=1e-4)
 
     @pytest.mark.parametrize('stacked_inputs', [False, True])
     def test_leading_networks_of_a_stack_match_the_whole_stack(self, stacked_inputs):

@@ -349,8 +349,8 @@ def test_a_run_of_random_actions_ends_where_its_action_is_not_valid():
     explore = EpsilonZGreedy(action, 2.0, 'test')
     state = LongExplorationState(torch.tensor([5, 5]), torch.tensor([1, 1]))
     mask = torch.tensor([[True, False, True], [True, True, True]])
-    taken, state = explore(torch.tensor([0, 0]), 0.0, state, mask)
-    assert taken.tolist() == [0, 1] and state.steps_left.tolist() == [0, 4]
+    new_action, state = explore(torch.tensor([0, 0]), 0.0, state, mask)
+    assert new_action.tolist() == [0, 1] and state.steps_left.tolist() == [0, 4]
 
 
 def test_a_table_learns_from_the_best_valid_action():

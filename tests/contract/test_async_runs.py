@@ -71,14 +71,14 @@ ENDLESS = (*SAMPLED, 'TrainerConfig.num_iterations=100000000', 'TrainerConfig.su
 
 @pytest.fixture
 def command(tmp_path):
-    made = []
+    commands = []
 
     def make(*params):
-        made.append(Command(tmp_path / 'run', *params))
-        return made[-1]
+        commands.append(Command(tmp_path / 'run', *params))
+        return commands[-1]
 
     yield make
-    for each in made:
+    for each in commands:
         for pid in [*children_of(each.process.pid), each.process.pid]:
             if is_running(pid):
                 os.kill(pid, signal.SIGKILL)

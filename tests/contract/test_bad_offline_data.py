@@ -35,9 +35,9 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 def episodes(**changes):
     """Return two episodes with the shapes of Pendulum."""
-    made = Episodes({'': np.zeros((22, 3), np.float32)}, {'': np.zeros((20, 1), np.float32)}, np.zeros(20, np.float32),
+    data = Episodes({'': np.zeros((22, 3), np.float32)}, {'': np.zeros((20, 1), np.float32)}, np.zeros(20, np.float32),
                     np.ones(20, np.float32), np.array([12, 8]))
-    return made._replace(**changes)
+    return data._replace(**changes)
 
 
 def write(path=DATA, metadata=(), **changes):

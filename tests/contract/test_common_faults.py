@@ -75,18 +75,18 @@ def test_without_stored_states_a_sequence_starts_from_zero_states():
 def test_collected_rewards_never_change(algorithm):
     agent, env = make_agent(algorithm, 'discrete', extrinsic_reward_coef=3.0,
                             data_transformer=lambda env: RewardScaling(0.5, observation_spec=env.observation_spec()))
-    given = []
+    rewards = []
     step = env.step
 
     def remember(action):
         time_step = step(action)
-        given.append((time_step.reward, time_step.reward.clone()))
+        rewards.append((time_step.reward, time_step.reward.clone()))
         return time_step
 
     env.step = remember
     for _ in range(3):
         agent.train_iter()
-    assert len(given) == 18 and all(torch.equal(current, earlier) for current, earlier in given)
+    assert len(rewards) == 18 and all(torch.equal(current, earlier) for current, earlier in rewards)
 
 
 def test_training_does_not_change_replay_data():

@@ -121,18 +121,18 @@ class TestAutoresetModes:
     @pytest.mark.parametrize('implementation', [*list(IN_PROCESS)[1:], 'processes of two', 'async, same step'])
     def test_all_implementations_give_the_same_nested_observations(self, implementation):
         with tiny(*[DictEnv] * 3) as env:
-            wanted = record(env, 14)
+            expected = record(env, 14)
         with tiny(*[DictEnv] * 3, vector={**IN_PROCESS, **IN_PROCESSES}[implementation]) as env:
-            assert_same(wanted, record(CheckedEnvironment(env), 14))
+            assert_same(expected, record(CheckedEnvironment(env), 14))
 
-    def test_the_sequence_follows_the_rules(self, wanted):
+    def test_the_sequence_follows_the_rules(self, expected):
         """Compare with a hand-computed sequence: episodes of ``CountEnv(2)`` end after 3, 4, 5, 2, ... steps."""
-        step_types = [int(step.step_type[1]) for step in wanted[:15]]
+        step_types = [int(step.step_type[1]) for step in expected[:15]]
         f, m, l = StepType.FIRST, StepType.MID, StepType.LAST
         assert step_types == [f, m, m, l, f, m, m, m, l, f, m, m, m, m, l]
-        last = wanted[3]
+        last = expected[3]
         assert last.observation[1, 1] == 3 and last.discount[1] == 0 and last.reward[1] != 0
-        first = wanted[4]
+        first = expected[4]
         assert first.observation[1, :2].tolist() == [2, 0] and first.observation[1, 2] == -1  # the action has no effect
         assert first.reward[1] == 0 and first.discount[1] == 1 and first.prev_action[1] == 0
 

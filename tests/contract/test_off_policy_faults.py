@@ -221,8 +221,8 @@ def test_sequences_are_contiguous_even_after_the_ring_is_full(name, length):
     for time_step, info in seen:
         follows = time_step.step_type[1:] != StepType.FIRST
         assert (follows == (time_step.step_type[:-1] != StepType.LAST)).all()
-        for taken, arrived_by in zip(nest.flatten(info.rl.action), nest.flatten(time_step.prev_action)):
-            assert torch.equal(taken[:-1][follows], arrived_by[1:][follows])
+        for action, prev_action in zip(nest.flatten(info.rl.action), nest.flatten(time_step.prev_action)):
+            assert torch.equal(action[:-1][follows], prev_action[1:][follows])
         assert torch.equal(time_step.env_id[1:], time_step.env_id[:-1])
 
 
@@ -233,19 +233,19 @@ def test_sequences_are_contiguous_even_after_the_ring_is_full(name, length):
 def test_collected_rewards_and_stored_data_never_change(name):
     agent, env = make_agent(name, extrinsic_reward_coef=3.0,
                             data_transformer=lambda env: RewardScaling(0.5, observation_spec=env.observation_spec()))
-    given, step = [], env.step
+    rewards, step = [], env.step
 
     def remember(action):
         time_step = step(action)
-        given.append((time_step.reward, time_step.reward.clone()))
+        rewards.append((time_step.reward, time_step.reward.clone()))
         return time_step
 
     env.step = remember
     for _ in range(3):
         agent.train_iter()
-    assert len(given) == 12 and all(torch.equal(current, earlier) for current, earlier in given)
+    assert len(rewards) == 12 and all(torch.equal(current, earlier) for current, earlier in rewards)
     before = nest.map_structure(torch.clone, agent.replay_buffer.gather_all()[0])
-    assert torch.equal(before.reward.transpose(0, 1)[1:], torch.stack([reward for reward, _ in given])[:11])
+    assert torch.equal(before.reward.transpose(0, 1)[1:], torch.stack([reward for reward, _ in rewards])[:11])
     agent._config.num_env_steps = 1  # no further steps
     assert agent.train_iter() > 0
     assert same(nest.flatten(before), nest.flatten(agent.replay_buffer.gather_all()[0]))
@@ -360,10 +360,10 @@ def test_discrete_actions_may_start_anywhere(name):
     env.seed(0)
     env.reset()
     agent, _ = make_agent(name, env=env)
-    taken = []
+    actions = []
     for _ in range(10):
         agent.train_iter()
-        taken += agent.replay_buffer.gather_all()[0].action.flatten().tolist()
+        actions += agent.replay_buffer.gather_all()[0].action.flatten().tolist()
     spec = env.action_spec()
-    assert set(taken) == set(range(int(spec.minimum), int(spec.maximum) + 1))
+    assert set(actions) == set(range(int(spec.minimum), int(spec.maximum) + 1))
     assert all(torch.isfinite(p).all() for p in agent.parameters())

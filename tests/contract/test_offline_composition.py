@@ -146,12 +146,12 @@ def environments():
 @pytest.fixture(scope='module')
 def dataset(tmp_path_factory):
     """Return a function that yields the dataset of an environment, the same one at each call."""
-    folder, made = tmp_path_factory.mktemp('data'), {}
+    folder, folders = tmp_path_factory.mktemp('data'), {}
 
     def path(environment):
-        if environment not in made:
-            made[environment] = record(folder / environment.replace(', ', '_'), environment)
-        return made[environment]
+        if environment not in folders:
+            folders[environment] = record(folder / environment.replace(', ', '_'), environment)
+        return folders[environment]
 
     return path
 

@@ -63,7 +63,7 @@ def run(*arguments, seconds=240):
     return warm_starts.run(command(*arguments), env=environment(), capture_output=True, text=True, timeout=seconds)
 
 
-def begun(folder):
+def trial_starts(folder):
     """Return the calls that began according to the journal, with the id of the process."""
     journal = folder / 'journal'
     lines = journal.read_text().splitlines() if journal.exists() else []
@@ -96,8 +96,8 @@ def test_stopped_searches_leave_no_process_and_resume_the_same_trials(tmp_path):
     def start(number, *arguments):
         process = warm_starts.Popen(command(*arguments, '--root_dir', root), env=environment(), text=True,
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        wait_until(lambda: len(begun(tmp_path)) >= number or process.poll() is not None)
-        pids.extend(int(call[-1]) for call in begun(tmp_path))
+        wait_until(lambda: len(trial_starts(tmp_path)) >= number or process.poll() is not None)
+        pids.extend(int(call[-1]) for call in trial_starts(tmp_path))
         return process
     first = start(2, '--conf', str(conf))
     second = run('--root_dir', root)
@@ -113,7 +113,7 @@ def test_stopped_searches_leave_no_process_and_resume_the_same_trials(tmp_path):
     (tmp_path / 'gate').touch()
     last = run('--root_dir', root)
     assert last.returncode == 0 and 'resuming: 0 of 2 trials have ended, 2 were running' in last.stdout
-    calls = sorted(call[:3] for call in begun(tmp_path))
+    calls = sorted(call[:3] for call in trial_starts(tmp_path))
     assert calls == sorted(calls[::3] * 3), 'the same two trials three times'
     assert {call[2] for call in calls} == {str(run_seed(0, trial, 0)) for trial in range(2)}
     with open(f'{root}/results.csv', newline='') as file:

@@ -56,23 +56,23 @@ def algorithm(name, environment='continuous'):
 
 def make_agent(name, path, environment='continuous', unroll_length=0, config_args=None, agent_args=None, **kwargs):
     """Return an agent with an algorithm ('bc', 'iql', 'sac' or a constructor), a dataset, and an environment."""
-    made, extra = algorithm(name, environment) if isinstance(name, str) else (name, {})
+    cls, extra = algorithm(name, environment) if isinstance(name, str) else (name, {})
     config_args = dict(offline_buffer_dir=path, **(config_args or {}))
     if not unroll_length:
         config_args['num_iterations'] = 10
-    return _make(made, environment, unroll_length, config_args, agent_args, **extra, **kwargs)
+    return _make(cls, environment, unroll_length, config_args, agent_args, **extra, **kwargs)
 
 
-def _make(made, environment, unroll_length, config_args, agent_args, **kwargs):
+def _make(constructor, environment, unroll_length, config_args, agent_args, **kwargs):
     """Call ``sac_agents.make_agent`` with only the networks of the algorithm."""
     def construct(observation_spec, action_spec, **arguments):
-        cls = made.func if isinstance(made, partial) else made
+        cls = constructor.func if isinstance(constructor, partial) else constructor
         names = inspect.signature(cls).parameters
         names = inspect.signature(SacAlgorithm).parameters if 'kwargs' in names else names
         arguments = {key: value for key, value in arguments.items() if key in names}
-        if isinstance(made, partial):
-            arguments = {key: value for key, value in arguments.items() if key not in made.keywords}
-        return made(observation_spec=observation_spec, action_spec=action_spec, **arguments)
+        if isinstance(constructor, partial):
+            arguments = {key: value for key, value in arguments.items() if key not in constructor.keywords}
+        return constructor(observation_spec=observation_spec, action_spec=action_spec, **arguments)
 
     construct.__signature__ = inspect.signature(SacAlgorithm)
     return sac_agents.make_agent(environment, construct, unroll_length=unroll_length, use_rollout_state=False,

@@ -58,16 +58,16 @@ def _run(func, args, kwargs):
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     on_device = [x for x in tensors if isinstance(x, SecondDeviceTensor)]
     strangers = [x for x in tensors if not isinstance(x, SecondDeviceTensor) and x.ndim]
-    wanted = kwargs.get('device')
+    device = kwargs.get('device')
     if on_device and strangers and func not in _CROSSING:
         raise RuntimeError(f'{func}: expected all tensors to be on the same device, found some on the second device '
                            f'and {[tuple(x.shape) for x in strangers]} on the CPU')
     if func in (_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default) and on_device:
         if not isinstance(args[0], SecondDeviceTensor):
             raise RuntimeError(f'{func}: the indices are on the second device, what is indexed on the CPU')
-    if wanted is not None:
+    if device is not None:
         kwargs = {**kwargs, 'device': torch.device('cpu')}
-    wraps = torch.device(wanted).type == DEVICE.type if wanted is not None else bool(on_device)
+    wraps = torch.device(device).type == DEVICE.type if device is not None else bool(on_device)
     unwrapped_args, unwrapped_kwargs = tree_map(_unwrap, (args, kwargs))
     result = func(*unwrapped_args, **unwrapped_kwargs)
     if func in (_aten.copy_.default, _aten._foreach_copy_.default):
@@ -101,8 +101,8 @@ class _FromData(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in (torch.tensor, torch.as_tensor, torch.asarray):
             device = kwargs.pop('device', None)
-            made = func(*args, **kwargs)
-            return made if device is None else made.to(device)
+            created = func(*args, **kwargs)
+            return created if device is None else created.to(device)
         if func is torch.Tensor.item and isinstance(args[0], SecondDeviceTensor):
             return args[0].tensor.item()
         return func(*args, **kwargs)

@@ -45,7 +45,7 @@ def data():
     return loader, loader
 
 
-def made(kind, **more):
+def make(kind, **more):
     torch.manual_seed(0)
     cls, arguments = {**KINDS, **OWN_UPDATES}[kind]
     size = dict(hidden_layers=(8, )) if cls is HyperNetwork else {}
@@ -63,7 +63,7 @@ def parameters(algorithm):
 
 def trained(kind):
     """Return the parameters after :data:`EPOCHS` epochs."""
-    algorithm = made(kind)
+    algorithm = make(kind)
     for _ in range(EPOCHS):
         algorithm.train_iter()
     return parameters(algorithm)
@@ -75,7 +75,7 @@ def main(out):
     ranks = data_parallel.join(torch.device('cpu'))
     found = {}
     for kind in {**KINDS, **OWN_UPDATES}:
-        algorithm = made(kind)
+        algorithm = make(kind)
         algorithm.activate_ddp(ranks.rank)
         torch.manual_seed(1 + ranks.rank)  # others draw what rank 0 draws
         for _ in range(EPOCHS):

@@ -183,9 +183,9 @@ def become(request, files, search_path):
         library.seed()
     sys.modules['torch'].seed()
     kind, *rest = request['args']
-    given = os.environ.get('PYTHONPATH', '')
+    python_path = os.environ.get('PYTHONPATH', '')
     first = os.path.dirname(os.path.abspath(kind)) if kind not in ('-m', '-c') else os.getcwd() if kind == '-m' else ''
-    sys.path[:] = [first, *(given.split(os.pathsep) if given else []), *search_path]
+    sys.path[:] = [first, *(python_path.split(os.pathsep) if python_path else []), *search_path]
     if kind == '-m':
         sys.argv[:] = rest
         runpy.run_module(rest[0], run_name='__main__', alter_sys=True)

@@ -211,9 +211,9 @@ def test_ppo_advantages_from_minibatches_match_those_of_the_unroll():
     inside = PPOLoss(compute_advantages_internally=True, **arguments)(
         ppo_info(info, rollout_log_prob=rollout_log_prob))
     expected = slow_gae(info, 0.9, 0.7)
-    given = PPOLoss(**arguments)(ppo_info(info, rollout_log_prob=rollout_log_prob, advantages=expected,
-                                          returns=expected + info.value.detach()))
-    torch.testing.assert_close(inside.loss[:-1], given.loss[:-1])
+    actual = PPOLoss(**arguments)(ppo_info(info, rollout_log_prob=rollout_log_prob, advantages=expected,
+                                           returns=expected + info.value.detach()))
+    torch.testing.assert_close(inside.loss[:-1], actual.loss[:-1])
 
 
 @pytest.mark.parametrize('check', [False, True])

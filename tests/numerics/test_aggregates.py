@@ -55,7 +55,7 @@ def test_both_directions_of_improvement_add_up_to_one():
 
 def test_the_interval_has_the_quantiles_of_all_possible_resamples():
     values = np.array([0.0, 1, 10, 100, 7])
-    every = [interquartile_mean(np.array(drawn)) for drawn in itertools.product(values, repeat=5)]
+    every = [interquartile_mean(np.array(sample)) for sample in itertools.product(values, repeat=5)]
     low, high = bootstrap_interval(lambda runs: float(interquartile_mean(runs[0])), [values], resamples=20000)
     expected = np.quantile(every, [0.025, 0.975])
     np.testing.assert_allclose([low, high], expected, atol=1.5)

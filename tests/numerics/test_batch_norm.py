@@ -48,19 +48,19 @@ def test_a_batch_is_normalized_as_in_numpy(renorm, weights):
     layer = layer_with_history(3, renorm=renorm, warm_up=0)
     x = torch.randn(8, 3) * torch.tensor([0.01, 1.0, 20.0]) + torch.tensor([0.0, 2.0, -90.0])
     weights = None if weights is None else np.array(weights, dtype=np.float64)
-    wanted = expected(layer, x.double().numpy(), weights, 3.0 if renorm else None)
+    expected_output = expected(layer, x.double().numpy(), weights, 3.0 if renorm else None)
     with norm_layers.counted(None if weights is None else torch.from_numpy(weights).float()):
         found = layer(x)
     counts = slice(None) if weights is None else weights > 0
-    np.testing.assert_allclose(found.detach()[counts], wanted[counts], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found.detach()[counts], expected_output[counts], rtol=1e-5, atol=1e-5)
 
 
 def test_running_statistics_normalize_as_in_numpy():
     layer, x = layer_with_history(3), torch.randn(5, 3)
-    wanted = (layer.weight * (x - layer.running_mean) / (layer.running_var + EPS).sqrt() + layer.bias).detach()
+    expected_output = (layer.weight * (x - layer.running_mean) / (layer.running_var + EPS).sqrt() + layer.bias).detach()
     with norm_layers.running_statistics():
-        torch.testing.assert_close(layer(x).detach(), wanted)
-    torch.testing.assert_close(layer.eval()(x).detach(), wanted)
+        torch.testing.assert_close(layer(x).detach(), expected_output)
+    torch.testing.assert_close(layer.eval()(x).detach(), expected_output)
 
 
 @pytest.mark.parametrize('is_weighted', [False, True])
@@ -103,8 +103,8 @@ def test_renorm_without_clipping_normalizes_by_running_statistics():
     layer = layer_with_history(3, renorm=True, warm_up=0, r_max=1e6, d_max=1e6)
     x = torch.randn(8, 3) * 3
     with norm_layers.running_statistics():
-        wanted = layer(x)
-    torch.testing.assert_close(layer(x), wanted)
+        expected_output = layer(x)
+    torch.testing.assert_close(layer(x), expected_output)
 
 
 def test_running_statistics_move_by_momentum():
@@ -122,9 +122,9 @@ def test_statistics_are_updated_only_in_training_with_gradient(where):
     layer = layer_with_history(3)
     before, x = statistics(layer), torch.randn(8, 3)
     with where():
-        in_batch, alone = layer(x)[:1], layer(x[:1]) if where is not torch.no_grad else None
+        in_batch, single = layer(x)[:1], layer(x[:1]) if where is not torch.no_grad else None
     assert_unchanged(layer, before)
-    assert alone is None or torch.equal(in_batch, alone)  # a row does not depend on the others
+    assert single is None or torch.equal(in_batch, single)  # a row does not depend on the others
     layer(x)
     assert layer.num_updates == 1
 
@@ -189,8 +189,8 @@ def test_a_stack_equals_separate_layers(is_shared):
     for _ in range(3):
         x = torch.randn(8, 4) * 2 if is_shared else torch.randn(8, 3, 4).cumsum(1)
         found = stack(x)
-        wanted = torch.stack([layer(x if is_shared else x[:, i]) for i, layer in enumerate(singles)], 1)
-        torch.testing.assert_close(found, wanted)
+        expected_output = torch.stack([layer(x if is_shared else x[:, i]) for i, layer in enumerate(singles)], 1)
+        torch.testing.assert_close(found, expected_output)
     torch.testing.assert_close(stack.running_var.view(3, 4), torch.stack([s.running_var for s in singles]))
     stack.reset_parameters()
     assert all(map(torch.equal, stack.state_dict().values(), BatchNorm(4).make_parallel(3).state_dict().values()))

@@ -166,10 +166,10 @@ def test_training_sequences_matches_training_steps(skill_spec, skills, with_stat
     stacked = DIAYNState(*(torch.stack([x, *[torch.full_like(x, 7.0)] * 4]) for x in first))
     found = algorithm.train_sequence(steps, stacked, ()).info
     for name in ('loss', 'valid', 'accuracy', 'squared_error'):
-        wanted = [getattr(info, name) for info in infos]
-        if isinstance(wanted[0], torch.Tensor):
+        expected = [getattr(info, name) for info in infos]
+        if isinstance(expected[0], torch.Tensor):
             valid = found.valid if name in ('accuracy', 'squared_error') else 1.0
-            torch.testing.assert_close(getattr(found, name) * valid, torch.stack(wanted) * valid)
+            torch.testing.assert_close(getattr(found, name) * valid, torch.stack(expected) * valid)
     assert found.loss.shape == (5, 3) and found.valid[0].tolist() == ([0.0, 1.0, 1.0] if with_state else [0.0] * 3)
 
 
@@ -184,5 +184,5 @@ def test_the_loss_gradient_is_that_of_cross_entropy():
     logits = model(torch.stack([steps.observation[0][t, b] for t, b in pairs]))
     target = torch.stack([one_hot_skills()[t - 1, b].argmax() for t, b in pairs])
     nn.functional.cross_entropy(logits, target, reduction='sum').backward()
-    for gradient, wanted in zip(found, model.parameters()):
-        torch.testing.assert_close(gradient, wanted.grad)
+    for gradient, expected in zip(found, model.parameters()):
+        torch.testing.assert_close(gradient, expected.grad)

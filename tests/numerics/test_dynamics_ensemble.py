@@ -90,8 +90,8 @@ def test_a_loss_belongs_to_the_step_before_and_is_zero_between_episodes(kind):
     assert found[1, 1] == 0, 'between LAST and FIRST nothing is learned'
     assert (found[:3].abs() > 0).sum() == 14
     for t in range(1, 4):
-        alone = model.train_step(row(steps, t), DynamicsState(steps.observation[t - 1]), ()).info.loss.loss
-        torch.testing.assert_close(found[t - 1], alone)
+        single = model.train_step(row(steps, t), DynamicsState(steps.observation[t - 1]), ()).info.loss.loss
+        torch.testing.assert_close(found[t - 1], single)
 
 
 @pytest.mark.parametrize('kind', list(MAKE))
@@ -226,8 +226,8 @@ def test_membership_of_a_transition_depends_only_on_its_position():
     env_ids, positions = torch.tensor([0, 1, 1]), torch.tensor([7, 7, 8])
     all_at_once = transition_weights(env_ids, positions, 4, True, 0.5)
     for i in range(3):
-        alone = transition_weights(env_ids[i], positions[i], 4, True, 0.5)
-        assert torch.equal(alone[0], all_at_once[0][i]) and torch.equal(alone[1], all_at_once[1][i])
+        single = transition_weights(env_ids[i], positions[i], 4, True, 0.5)
+        assert torch.equal(single[0], all_at_once[0][i]) and torch.equal(single[1], all_at_once[1][i])
 
 
 def test_held_out_data_is_never_trained_on():

@@ -96,8 +96,8 @@ def test_environments_and_episodes_do_not_affect_each_other(name):
     permuted = rewarded(module, nest.map_structure(lambda x: x[:, order], inputs))
     torch.testing.assert_close(permuted, expected[:, order], rtol=1e-5, atol=1e-6)
     start = int((inputs.step_type[1:, 1] == 0).nonzero()[0]) + 1
-    alone = rewarded(module, nest.map_structure(lambda x: x[start:, 1:2], inputs))
-    torch.testing.assert_close(alone[:, 0], expected[start:, 1], rtol=1e-5, atol=1e-6)
+    single = rewarded(module, nest.map_structure(lambda x: x[start:, 1:2], inputs))
+    torch.testing.assert_close(single[:, 0], expected[start:, 1], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize('name', BONUSES)
@@ -130,8 +130,8 @@ def test_a_part_of_the_observation_can_be_counted():
     spec = {'position': CELLS, 'noise': TensorSpec((3, ))}
     inputs = steps(spec)
     found = rewarded(bonus(partial(EpisodicCount, field='position'), observation_spec=spec), inputs)
-    alone = rewarded(bonus(EpisodicCount), inputs._replace(observation=inputs.observation['position']))
-    assert torch.equal(found, alone) and 0 < found.mean() < 1
+    expected = rewarded(bonus(EpisodicCount), inputs._replace(observation=inputs.observation['position']))
+    assert torch.equal(found, expected) and 0 < found.mean() < 1
 
 
 def test_hashes_count_as_exactly_as_a_dict():

@@ -360,10 +360,10 @@ def test_icm_normalizes_rewards_by_those_that_were_given():
     plain = reward_steps(icm(), steps)
     rewards = SlowStatistics(3.0)
     for t in range(6):
-        given = [t > 0 and steps.step_type[t, b] != StepType.FIRST for b in range(3)]
-        rewards.update([float(plain[t, b]) for b in range(3) if given[b]])
+        is_rewarded = [t > 0 and steps.step_type[t, b] != StepType.FIRST for b in range(3)]
+        rewards.update([float(plain[t, b]) for b in range(3) if is_rewarded[b]])
         for b in range(3):
-            expected = rewards.normalize(float(plain[t, b])) if given[b] else 0.0
+            expected = rewards.normalize(float(plain[t, b])) if is_rewarded[b] else 0.0
             assert float(found[t, b]) == pytest.approx(expected, rel=2e-3, abs=2e-3)
 
 

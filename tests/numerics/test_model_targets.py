@@ -114,13 +114,14 @@ def test_targets_match_a_slow_loop(td_steps, predicts_reward, length):
             assert bool(target.is_partial_trajectory[b, t]) == is_partial
             for name in expected[0]:
                 found = getattr(target, name)[b, t].tolist()
-                wanted = [x[name] for x in expected]
-                np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12, err_msg=f'{name} {env} {position} {t}')
+                expected_values = [x[name] for x in expected]
+                np.testing.assert_allclose(found, expected_values, rtol=0, atol=1e-12,
+                                   err_msg=f'{name} {env} {position} {t}')
     actions = batch.actions()
     for b in range(0, len(envs), 7):
         end, _ = slow.end(int(positions[b]), int(envs[b]))
-        taken = [min(int(positions[b]) + i + 1, end) for i in range(R)]
-        assert actions[b, 0].tolist() == [int(steps.prev_action[t, envs[b]]) for t in taken]
+        indices = [min(int(positions[b]) + i + 1, end) for i in range(R)]
+        assert actions[b, 0].tolist() == [int(steps.prev_action[t, envs[b]]) for t in indices]
 
 
 class StoredSearch:

@@ -63,9 +63,9 @@ def test_masks_and_targets_match_a_slow_loop(data):
     for b in range(5):
         for t in range(length):
             env, position = int(batch_info.env_ids[b]), int(batch_info.positions[b]) + t
-            wanted = slow_targets(types, numbers, env, position, num_steps)
-            assert mask[b, t].tolist() == [number is not None for number in wanted]
-            for i, number in enumerate(wanted):
+            expected = slow_targets(types, numbers, env, position, num_steps)
+            assert mask[b, t].tolist() == [number is not None for number in expected]
+            for i, number in enumerate(expected):
                 if number is not None:
                     assert reward[b, t, i] == number
                     assert observation['x'][b, t, i].tolist() == [number, -number]

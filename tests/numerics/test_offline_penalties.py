@@ -247,8 +247,8 @@ def test_calibration_stops_policy_values_below_the_data_return():
     torch.testing.assert_close(penalties[-1e6], penalties[None])
     assert (penalties[1e6][0] > 1e6).all()
     # If the return is above all values, only the value of the data has a gradient: -Q(s, a).
-    taken = algorithm.critics((inputs.observation[0], action[0]))[0].sum()
-    torch.testing.assert_close(policy_is_pushed, -gradient(taken, algorithm.critics))
+    value = algorithm.critics((inputs.observation[0], action[0]))[0].sum()
+    torch.testing.assert_close(policy_is_pushed, -gradient(value, algorithm.critics))
     with pytest.raises(ConfError, match='record_episodic_return'):
         train_info(stochastic(CqlAlgorithm, calibrated=True), inputs, SacInfo(action=action))
 

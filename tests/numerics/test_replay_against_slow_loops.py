@@ -173,9 +173,9 @@ class Player:
             environments return them.
     """
 
-    def __init__(self, make_buffer, slow, seed, wild):
+    def __init__(self, make_buffer, slow, seed, irregular):
         self.make_buffer, self.buffer, self.slow = make_buffer, make_buffer(), slow
-        self.generator, self.wild = np.random.default_rng(seed), wild
+        self.generator, self.wild = np.random.default_rng(seed), irregular
         self.next_is_first = [True] * NUM_ENVS
 
     def new_steps(self, num_steps, env_ids):
@@ -254,12 +254,12 @@ class Player:
                 self.buffer.dequeue(count, env_ids)
             return
         batch, info = self.buffer.dequeue(count, env_ids)
-        taken = [self.slow.envs[env][:count] for env in chosen]
+        removed = [self.slow.envs[env][:count] for env in chosen]
         for env in chosen:
             self.slow.envs[env] = self.slow.envs[env][count:]
         assert info.env_ids.tolist() == list(chosen)
-        assert info.positions.tolist() == [steps[0].position for steps in taken]
-        assert batch['value'].tolist() == [[step.value for step in steps] for steps in taken]
+        assert info.positions.tolist() == [steps[0].position for steps in removed]
+        assert batch['value'].tolist() == [[step.value for step in steps] for steps in removed]
 
     def cut_off(self, envs):
         envs = [env for env in envs if self.slow.envs[env]]
@@ -279,13 +279,13 @@ class Player:
         self.buffer.load_state_dict(torch.load(state, weights_only=True))
 
 
-def make_player(max_length, ignored, seed, wild=True, **kwargs):
+def make_player(max_length, ignored, seed, irregular=True, **kwargs):
     ignored = min(ignored, max_length - 1)
 
     def make_buffer():
         return ReplayBuffer(SPEC, NUM_ENVS, max_length, ignored, enable_checkpoint=True, **kwargs)
 
-    return Player(make_buffer, SlowBuffer(max_length, ignored), seed, wild)
+    return Player(make_buffer, SlowBuffer(max_length, ignored), seed, irregular)
 
 
 histories = st.lists(operation, max_size=14)
@@ -374,8 +374,8 @@ def test_uniform_sampling_takes_each_sequence_once_before_any_comes_again(histor
 @settings(max_examples=1500)
 @example([('sequence', 3), ('all', True), ('drop_all_but', 4), ('all', True)], (7, 0), 0, True, None)
 @given(histories, sizes, st.integers(0, 2**32), st.booleans(), st.sampled_from([None, 7.0]))
-def test_episodes_and_returns_match_a_walk_along_the_steps(history, size, seed, wild, after_truncation):
-    player = make_player(*size, seed, wild, record_episodic_return=True, gamma=GAMMA, default_return=DEFAULT,
+def test_episodes_and_returns_match_a_walk_along_the_steps(history, size, seed, irregular, after_truncation):
+    player = make_player(*size, seed, irregular, record_episodic_return=True, gamma=GAMMA, default_return=DEFAULT,
                          return_after_truncation=after_truncation)
     player.play(history)
     buffer = player.buffer
@@ -412,8 +412,8 @@ def test_episodes_and_returns_match_a_walk_along_the_steps(history, size, seed, 
 
 @settings(max_examples=300)
 @given(histories, sizes, st.integers(0, 2**32), st.integers(2, 5), st.sampled_from([0.0, 0.7, 1.0]), st.booleans())
-def test_targets_of_sampled_sequences_stop_at_the_ends_of_episodes(history, size, seed, length, td_lambda, wild):
-    player = make_player(*size, seed, wild, prioritized_sampling=True, initial_priority=0.5)
+def test_targets_of_sampled_sequences_stop_at_the_ends_of_episodes(history, size, seed, length, td_lambda, irregular):
+    player = make_player(*size, seed, irregular, prioritized_sampling=True, initial_priority=0.5)
     player.play(history)
     sequences = player.slow.sequences(length)
     if not any(steps[0].priority for steps in sequences.values()):

@@ -495,7 +495,7 @@ def test_gumbel_batches_independent_model_calls_with_the_same_result(native):
     together = search(keys)
     assert tuple(together[0]) == rules.simulations_together((2, 3, 4), 25) and len(together[0]) < 25
     for b in range(5):
-        alone = search(keys[b:b + 1])
-        assert tuple(alone[0]) == rules.simulations_together((min(b + 2, 4), ), 25)
-        for found, expected in zip(alone[1:], together[1:]):
+        single = search(keys[b:b + 1])
+        assert tuple(single[0]) == rules.simulations_together((min(b + 2, 4), ), 25)
+        for found, expected in zip(single[1:], together[1:]):
             torch.testing.assert_close(found[0], expected[b], rtol=0, atol=1e-12)

@@ -146,8 +146,8 @@ def test_each_reward_dimension_has_its_own_trace():
     both = torch.stack((reward, -2.0 * reward), -1), torch.stack((value, value + 1.0), -1)
     found = value_ops.vtrace(*both, step_type, discount, ratio)
     for k in range(2):
-        alone = value_ops.vtrace(both[0][..., k], both[1][..., k], step_type, discount, ratio)
-        torch.testing.assert_close((found.targets[..., k], found.advantages[..., k]), tuple(alone))
+        single = value_ops.vtrace(both[0][..., k], both[1][..., k], step_type, discount, ratio)
+        torch.testing.assert_close((found.targets[..., k], found.advantages[..., k]), tuple(single))
 
 
 @pytest.mark.parametrize('bad, message', [
@@ -186,15 +186,15 @@ def fixed_point(rho, c, length=3, iterations=200):
         expected = np.zeros(3)
         for x, actions in enumerate(paths):
             states, ratio, reward, chance = [], [], [], []
-            for _, *taken in actions:
+            for _, *chosen in actions:
                 at, probability = [x], 1.0
-                for a in taken:
+                for a in chosen:
                     probability *= BEHAVIOR[at[-1], a]
                     at.append((at[-1] + a) % 3)
                 states.append(at)
                 chance.append(probability)
-                ratio.append([POLICY[s, a] / BEHAVIOR[s, a] for s, a in zip(at, taken)] + [1.0])
-                reward.append([0.0] + [REWARD[s, a] for s, a in zip(at, taken)])
+                ratio.append([POLICY[s, a] / BEHAVIOR[s, a] for s, a in zip(at, chosen)] + [1.0])
+                reward.append([0.0] + [REWARD[s, a] for s, a in zip(at, chosen)])
             states, ratio, reward = np.array(states).T, np.array(ratio).T, np.array(reward).T
             step_type = np.full(states.shape, M)
             found = value_ops.vtrace(*tensors(reward, value[states], step_type, np.full(states.shape, GAMMA), ratio),
@@ -208,16 +208,16 @@ def fixed_point(rho, c, length=3, iterations=200):
 def test_rho_decides_whose_values_are_learned(rho):
     weighted = POLICY if rho is None else np.minimum(rho * BEHAVIOR, POLICY)
     assert rho is None or (weighted < POLICY).any(), 'something is clipped'
-    wanted = value_of(weighted / weighted.sum(1, keepdims=True))
-    np.testing.assert_allclose(fixed_point(rho, 0.5), wanted, atol=1e-6)
+    expected = value_of(weighted / weighted.sum(1, keepdims=True))
+    np.testing.assert_allclose(fixed_point(rho, 0.5), expected, atol=1e-6)
 
 
 def test_c_changes_how_fast_but_not_whose_values_are_learned():
     first = [fixed_point(1.0, c, iterations=1) for c in (0.2, 1.0)]
     assert np.abs(first[0] - first[1]).max() > 0.01
     np.testing.assert_allclose(fixed_point(1.0, 0.2), fixed_point(1.0, 1.0), atol=1e-6)
-    wanted = value_of(POLICY)
-    distances = [np.abs(fixed_point(None, c, iterations=4) - wanted).max() for c in (0.2, 0.6, 1.0)]
+    expected = value_of(POLICY)
+    distances = [np.abs(fixed_point(None, c, iterations=4) - expected).max() for c in (0.2, 0.6, 1.0)]
     assert distances == sorted(distances, reverse=True)
 
 
@@ -296,8 +296,9 @@ def test_ratios_targets_and_advantages_are_constants_for_the_gradient():
     expected = (info.value - targets).detach()  # of 0.5 (v - V)^2
     expected[-1] = 0.
     torch.testing.assert_close(value_grad, expected)
-    wanted = torch.autograd.grad(-(advantages * info.action_distribution.log_prob(info.action))[:-1].sum(), logits)[0]
-    torch.testing.assert_close(logits_grad, wanted)
+    expected_loss = -(advantages * info.action_distribution.log_prob(info.action))[:-1].sum()
+    expected_gradient = torch.autograd.grad(expected_loss, logits)[0]
+    torch.testing.assert_close(logits_grad, expected_gradient)
 
 
 def test_each_reward_dimension_has_its_own_targets_and_policy_weight():

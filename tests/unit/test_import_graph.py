@@ -119,12 +119,12 @@ def private_writes(name: str) -> Iterator[str]:
         if not isinstance(function, ast.FunctionDef):
             continue
         nodes = list(ast.walk(function))
-        made = {'self', 'cls'}
+        own_names = {'self', 'cls'}
         for node in nodes:
             if isinstance(node, (ast.Assign, ast.AnnAssign)) and re.search(r'\b(__new__|_bare)\(', ast.unparse(node)):
-                made |= {target.id for target in ast.walk(node) if isinstance(target, ast.Name)}
+                own_names |= {target.id for target in ast.walk(node) if isinstance(target, ast.Name)}
         yield from (node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-                    and re.match('_(?!_)', node.attr) and ast.unparse(node.value) not in made)
+                    and re.match('_(?!_)', node.attr) and ast.unparse(node.value) not in own_names)
 
 
 def test_nothing_writes_a_private_attribute_of_another_object():

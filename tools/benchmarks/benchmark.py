@@ -62,10 +62,10 @@ def _measure_here(peer: str, workload_name: str, steps: int, seed: int, cores: i
     import torch
     torch.set_num_threads(1)
     started, processor_seconds = time.perf_counter(), time.process_time()
-    taken, seconds = PEERS[peer](WORKLOADS[workload_name], steps, seed)
+    steps_taken, seconds = PEERS[peer](WORKLOADS[workload_name], steps, seed)
     busy = (time.process_time() - processor_seconds) / (time.perf_counter() - started)  # cores, including construction
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({'steps': taken, 'seconds': seconds, 'rate': taken / seconds, 'peak_mib': peak,
+    print(json.dumps({'steps': steps_taken, 'seconds': seconds, 'rate': steps_taken / seconds, 'peak_mib': peak,
                       'cores_busy': round(busy, 2)}))
 
 

@@ -67,13 +67,13 @@ def main() -> None:
     rows: list[tuple[Any, ...]] = []
     for name in args.algorithms:
         total = length_of(name)
-        ours = [alfx_steps(name, seed) for seed in range(args.seeds)]
+        alfx = [alfx_steps(name, seed) for seed in range(args.seeds)]
         bare = [bare_catch_loops.LOOPS[name](seed, total) for seed in range(args.seeds)]
-        rows.append((name, statistics.median(ours), statistics.median(bare), ours, bare))
+        rows.append((name, statistics.median(alfx), statistics.median(bare), alfx, bare))
         print(rows[-1], flush=True)
     print('\n| algorithm | alfx | bare loop | ratio |\n| --- | ---: | ---: | ---: |')
-    for name, our_median, bare_median, ours, bare in rows:
-        print(f'| {name} | {our_median:,.0f} ({min(ours):,} to {max(ours):,}) '
+    for name, our_median, bare_median, alfx, bare in rows:
+        print(f'| {name} | {our_median:,.0f} ({min(alfx):,} to {max(alfx):,}) '
               f'| {bare_median:,.0f} ({min(bare):,} to {max(bare):,}) | {our_median / bare_median:.2f} |')
 
 

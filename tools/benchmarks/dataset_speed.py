@@ -152,8 +152,8 @@ class _Drawing:
         self._draw, self._get_batch = BatchReader.draw, ReplayBuffer.get_batch
 
         def draw(reader: BatchReader, *args: Any, **kwargs: Any) -> Iterator[Any]:
-            drawn = self._draw(reader, *args, **kwargs)
-            while (found := self._timed(lambda: next(drawn, None))) is not None:
+            batches = self._draw(reader, *args, **kwargs)
+            while (found := self._timed(lambda: next(batches, None))) is not None:
                 yield found
 
         BatchReader.draw = draw  # type: ignore[method-assign]

@@ -63,7 +63,7 @@ def test_unrolls_and_metrics_match_a_local_run_bit_for_bit(tmp_path, monkeypatch
         assert_same(a.result(), b.result())
 
 
-def begun(tmp_path, monkeypatch, start, *bindings):
+def start_unrolls(tmp_path, monkeypatch, start, *bindings):
     """Return a learner, and an unroller whose process has the learner's weights."""
     config = run_folder(tmp_path, monkeypatch, *SAMPLED, *bindings)
     algorithm = learner(config)
@@ -121,8 +121,8 @@ def test_new_weights_reach_the_steps_which_keep_their_interval(tmp_path, monkeyp
 
 def test_the_queue_is_bounded_and_killed_processes_are_reported(tmp_path, monkeypatch, start):
     """Bound memory by the queue; raise an error with the log tail of a killed process."""
-    algorithm, unroller = begun(tmp_path, monkeypatch, start, 'TrainerConfig.unroll_queue_size=5',
-                                'Steering.talks=True')
+    algorithm, unroller = start_unrolls(tmp_path, monkeypatch, start, 'TrainerConfig.unroll_queue_size=5',
+                                        'Steering.talks=True')
     ring = unroller._channel.ring
     size = ring.nbytes
     unroller.gather(50)
@@ -143,7 +143,7 @@ def test_the_queue_is_bounded_and_killed_processes_are_reported(tmp_path, monkey
 
 
 def test_a_process_that_waits_for_its_interval_ends_in_order(tmp_path, monkeypatch, start):
-    _, unroller = begun(tmp_path, monkeypatch, start, 'TrainerConfig.unroll_step_interval=600')
+    _, unroller = start_unrolls(tmp_path, monkeypatch, start, 'TrainerConfig.unroll_step_interval=600')
     unroller.gather(1)
     process, ring = unroller._process, unroller._channel.ring
     wait_for(lambda: ring._free.get_value() == ring.size - 1)  # it is about to take the next step
@@ -153,7 +153,7 @@ def test_a_process_that_waits_for_its_interval_ends_in_order(tmp_path, monkeypat
 
 
 def test_signals_to_all_processes_of_a_run_are_left_to_the_learner(tmp_path, monkeypatch, start):
-    _, unroller = begun(tmp_path, monkeypatch, start, 'TrainerConfig.unroll_queue_size=2')
+    _, unroller = start_unrolls(tmp_path, monkeypatch, start, 'TrainerConfig.unroll_queue_size=2')
     unroller.gather(1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         os.kill(unroller._process.pid, number)
@@ -178,7 +178,7 @@ def test_replaced_buffers_reach_the_process_with_its_statistics(tmp_path, monkey
 
 
 def test_an_error_of_its_environment_is_reported_with_its_traceback(tmp_path, monkeypatch, start, capfd):
-    _, unroller = begun(tmp_path, monkeypatch, start, "load_drift.fault='raise'", 'load_drift.fault_at=4')
+    _, unroller = start_unrolls(tmp_path, monkeypatch, start, "load_drift.fault='raise'", 'load_drift.fault_at=4')
     with pytest.raises(LostProcessError, match='exit code 1') as caught:
         unroller.gather(100)
     words = caught.value.log_tail

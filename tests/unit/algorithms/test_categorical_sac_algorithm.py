@@ -102,9 +102,9 @@ def test_reductions_of_critics_are_those_of_distributions():
     (dict(reward_spec=TensorSpec((2, ))), 'num_atoms requires a scalar reward'),
     (dict(action_spec=BoundedTensorSpec((), torch.int64, 0, 3)), 'supports only continuous actions')])
 def test_unsupported_arguments_are_refused_by_name(args, message):
-    given = dict(observation_spec=SPECS[0], action_spec=SPECS[1], **ATOMS)
+    arguments = dict(observation_spec=SPECS[0], action_spec=SPECS[1], **ATOMS)
     with pytest.raises(ValueError, match=message):
-        CategoricalSacAlgorithm(**{**given, **args})
+        CategoricalSacAlgorithm(**{**arguments, **args})
 
 
 def test_a_critic_with_another_number_of_outputs_is_refused():

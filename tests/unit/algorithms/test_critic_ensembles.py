@@ -32,23 +32,23 @@ VARIANTS = {
 
 @pytest.mark.parametrize('variant', list(VARIANTS))
 def test_replayed_updates_match_eager_ones_bit_for_bit(variant, warm_up, caplog):
-    made = []
+    agents = []
     for count in (1, 10**9):
         warm_up(count)
-        made.append(make_agent(**VARIANTS[variant])[0])
-        train(made[-1:], 100 if variant == 'droq' else 20)  # two updates each
-    assert num_graphs(made[0]) and not num_graphs(made[1]) and not warnings_in(caplog)
-    assert_same_parameters(made, atol=0.0, rtol=0.0)
+        agents.append(make_agent(**VARIANTS[variant])[0])
+        train(agents[-1:], 100 if variant == 'droq' else 20)  # two updates each
+    assert num_graphs(agents[0]) and not num_graphs(agents[1]) and not warnings_in(caplog)
+    assert_same_parameters(agents, atol=0.0, rtol=0.0)
 
 
 @pytest.mark.compiles
 @pytest.mark.parametrize('variant', ['droq', 'tqc of a subset'])
 def test_compiled_updates_match_eager_ones_up_to_rounding(variant, never_replayed, caplog):
     changes = {**VARIANTS[variant], 'policy_update_period': 1}  # a single graph
-    made = [make_agent(**changes, config_args=dict(compile=on))[0] for on in (False, True)]
-    train(made, 4)
-    assert num_graphs(made[1]) and not warnings_in(caplog)
-    assert_same_parameters(made, atol=1e-5, rtol=1e-3)
+    agents = [make_agent(**changes, config_args=dict(compile=on))[0] for on in (False, True)]
+    train(agents, 4)
+    assert num_graphs(agents[1]) and not warnings_in(caplog)
+    assert_same_parameters(agents, atol=1e-5, rtol=1e-3)
 
 
 def test_a_subset_of_critics_is_uniform_and_the_same_for_the_batch():
@@ -84,8 +84,8 @@ def test_means_and_minima_of_critics():
 
 def test_all_critics_as_a_subset_give_the_minimum_over_all():
     critics = torch.randn(8, 5)
-    drawn = make_algorithm(num_critic_replicas=5, num_bootstrap_critics=5)
-    torch.testing.assert_close(drawn._bootstrap_value(critics), critics.min(1).values)
+    algorithm = make_algorithm(num_critic_replicas=5, num_bootstrap_critics=5)
+    torch.testing.assert_close(algorithm._bootstrap_value(critics), critics.min(1).values)
     some = make_algorithm(num_critic_replicas=5, num_bootstrap_critics=1)
     chosen = some._bootstrap_value(critics)
     assert any(torch.equal(chosen, critics[:, i]) for i in range(5))

@@ -61,24 +61,24 @@ VARIANTS = {
 
 @pytest.mark.parametrize('variant', list(VARIANTS))
 def test_replayed_updates_match_eager_ones_bit_for_bit(variant, warm_up, caplog):
-    changes, made = VARIANTS[variant], []
+    changes, agents = VARIANTS[variant], []
     for count in (1, 10**9):
         warm_up(count)
-        made.append(make_agent(**{**CROSSQ, **changes})[0])
-        train(made[-1:], 150 if variant == 'crossq' else 20)  # two updates each
+        agents.append(make_agent(**{**CROSSQ, **changes})[0])
+        train(agents[-1:], 150 if variant == 'crossq' else 20)  # two updates each
     keys = 1 if changes.get('policy_update_period') == 1 else 2
-    assert num_graphs(made[0]) == keys and not num_graphs(made[1]) and not warnings_in(caplog)
-    assert_same_parameters(made, atol=0.0, rtol=0.0)
-    assert all(map(torch.equal, made[0].buffers(), made[1].buffers()))
+    assert num_graphs(agents[0]) == keys and not num_graphs(agents[1]) and not warnings_in(caplog)
+    assert_same_parameters(agents, atol=0.0, rtol=0.0)
+    assert all(map(torch.equal, agents[0].buffers(), agents[1].buffers()))
 
 
 @pytest.mark.compiles
 def test_compiled_updates_match_eager_ones_up_to_rounding(never_replayed, caplog):
     crossq = {**CROSSQ, 'policy_update_period': 1}  # a single graph
-    made = [make_agent(**crossq, config_args=dict(compile=on))[0] for on in (False, True)]
-    train(made, 4)
-    assert num_graphs(made[1]) == 1 and not warnings_in(caplog)
-    assert_same_parameters(made, atol=1e-3, rtol=1e-3)
+    agents = [make_agent(**crossq, config_args=dict(compile=on))[0] for on in (False, True)]
+    train(agents, 4)
+    assert num_graphs(agents[1]) == 1 and not warnings_in(caplog)
+    assert_same_parameters(agents, atol=1e-3, rtol=1e-3)
 
 
 def test_joint_batches_differ_from_separate_ones_only_in_the_statistics():
@@ -86,8 +86,8 @@ def test_joint_batches_differ_from_separate_ones_only_in_the_statistics():
     apart.load_state_dict(joint.state_dict())
     found = []
     for algorithm in (joint, apart):
-        for given in (norm_layers.running_statistics, context.replay_context):
-            with given():
+        for make_context in (norm_layers.running_statistics, context.replay_context):
+            with make_context():
                 found.append(critic_info(algorithm, *batch_of(joint)))
     for of_joint, of_apart in zip(found[0], found[2]):
         torch.testing.assert_close(of_joint, of_apart)
@@ -106,10 +106,10 @@ def test_joint_values_equal_one_call_for_both_rows(has_targets):
         rows = Rows((steps._replace(observation=steps.observation[1]), info))
         later = algorithm.policy_terms(rows, algorithm.get_initial_train_state(16))[0].action
     both = steps.observation.flatten(0, 1), torch.cat((info.action[0], later))
-    wanted = critics(both)[0][:16], targets(both)[0][16:].min(1).values
+    expected = critics(both)[0][:16], targets(both)[0][16:].min(1).values
     found = critic_info(algorithm, steps, info)  # the first update trains no policy, and draws no other numbers
-    torch.testing.assert_close(found.critics[0], wanted[0])
-    torch.testing.assert_close(found.target_critic[1], wanted[1])
+    torch.testing.assert_close(found.critics[0], expected[0])
+    torch.testing.assert_close(found.target_critic[1], expected[1])
     assert not found.target_critic.requires_grad
 
 
@@ -122,8 +122,8 @@ def test_joint_batches_of_td3_differ_from_apart_ones_by_statistics_only():
     apart.load_state_dict(joint.state_dict())
     steps, action = random_steps(joint, 2, 16)
     for algorithm in (joint, apart):
-        for given in (norm_layers.running_statistics, context.replay_context):
-            with given():
+        for make_context in (norm_layers.running_statistics, context.replay_context):
+            with make_context():
                 found.append(algorithm.train_sequence(steps, algorithm.train_state_spec, DdpgInfo(action=action))
                              .info.critic)
     torch.testing.assert_close(found[0], found[2])
@@ -170,9 +170,9 @@ def test_losses_of_the_policy_are_logged_even_by_updates_without_them():
         algorithm.calc_loss(infos[1])
         shown = algorithm.calc_loss(infos[2]).extra
     trained = infos[1]
-    for found, wanted in ((shown.actor.actor_loss, trained.actor.loss), (shown.alpha, trained.alpha),
-                          (shown.actor.neg_entropy, trained.log_pi)):
-        torch.testing.assert_close(found, wanted.detach().mean())
+    for found, expected in ((shown.actor.actor_loss, trained.actor.loss), (shown.alpha, trained.alpha),
+                            (shown.actor.neg_entropy, trained.log_pi)):
+        torch.testing.assert_close(found, expected.detach().mean())
 
 
 def test_a_resumed_run_trains_the_policy_at_the_same_updates():
@@ -241,13 +241,13 @@ def test_on_policy_training_refuses_batch_norm():
 @pytest.mark.parametrize('args', [{}, dict(critic_batches='joint'), dict(
     critic_batches='joint', use_target_critics=False, rollout_noise_repeat=ZetaRepeat())])
 def test_td3_with_batch_norm_is_replayed_bit_for_bit(args, warm_up, caplog):
-    made = []
+    agents = []
     networks_of_td3 = dict(actor_network_ctor=partial(ActorNetwork, fc_layer_params=(16, ), **NORMS),
                            critic_network_ctor=partial(CRITIC, **NORMS))
     for count in (1, 10**9):
         warm_up(count)
-        made.append(make_deterministic_agent(Td3Algorithm, **networks_of_td3, **args)[0])
-        train(made[-1:], 30)
-    assert (made[0].policy_algorithm.target_critics is None) == ('use_target_critics' in args)
-    assert num_graphs(made[0]) == 2 and not warnings_in(caplog)
-    assert_same_parameters(made, atol=0.0, rtol=0.0)
+        agents.append(make_deterministic_agent(Td3Algorithm, **networks_of_td3, **args)[0])
+        train(agents[-1:], 30)
+    assert (agents[0].policy_algorithm.target_critics is None) == ('use_target_critics' in args)
+    assert num_graphs(agents[0]) == 2 and not warnings_in(caplog)
+    assert_same_parameters(agents, atol=0.0, rtol=0.0)

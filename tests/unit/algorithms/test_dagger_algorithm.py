@@ -48,9 +48,9 @@ def make_agent(environment='continuous', expert=Half, updates=2, **kwargs):
 def test_the_expert_is_cloned_whoever_acts(probability):
     agent = make_agent(expert_probability=probability)
     experience = agent.unroll(10)
-    label, taken = experience.rollout_info.rl.action, experience.action
+    label, action = experience.rollout_info.rl.action, experience.action
     torch.testing.assert_close(label, experience.time_step.observation / 2)
-    by_expert = (label == taken).float().mean().item()
+    by_expert = (label == action).float().mean().item()
     expected = probability() if callable(probability) else probability
     assert by_expert == pytest.approx(expected, abs=0.3 if expected == 0.5 else 0)
 
@@ -90,10 +90,10 @@ def test_a_recurrent_expert_is_refused():
 def test_a_linear_controller_is_linear_within_the_bounds_of_the_action():
     observation = torch.tensor([[1.0, 2.0], [-1.0, 0.0]])
     spec = TensorSpec((2, ))
-    made = LinearFeedbackAlgorithm(spec, BoundedTensorSpec((1, ), torch.float32, -2, 2), gains=(1.0, 3.0))
-    assert made._policy_func(observation).tolist() == [[2.0], [-1.0]]
-    made = LinearFeedbackAlgorithm(spec, BoundedTensorSpec((), torch.int64, 3, 4), gains=(1.0, 3.0))
-    assert made._policy_func(observation).tolist() == [4, 3]
+    controller = LinearFeedbackAlgorithm(spec, BoundedTensorSpec((1, ), torch.float32, -2, 2), gains=(1.0, 3.0))
+    assert controller._policy_func(observation).tolist() == [[2.0], [-1.0]]
+    controller = LinearFeedbackAlgorithm(spec, BoundedTensorSpec((), torch.int64, 3, 4), gains=(1.0, 3.0))
+    assert controller._policy_func(observation).tolist() == [4, 3]
     for action_spec, gains in ((BoundedTensorSpec((2, ), torch.float32, -2, 2), (1.0, 3.0)),
                                (BoundedTensorSpec((), torch.int64, 0, 2), (1.0, 3.0)),
                                (BoundedTensorSpec((), torch.int64, 0, 1), (1.0, ))):

@@ -89,8 +89,8 @@ class TestFrameStacker:
         spec = {'image': IMAGE, 'other': TensorSpec((1, 2))}
         stacker = FrameStacker(spec, stack_size, axis, fields=['image', 'other'])
         steps = history(40, 3, spec)
-        wanted = rolled_out(stacker, steps).observation
-        check_consistent(wanted, stacker.transformed_observation_spec, from_dim=2)
+        expected = rolled_out(stacker, steps).observation
+        check_consistent(expected, stacker.transformed_observation_spec, from_dim=2)
         buffer = stored(steps, max_length=25, num_earliest_frames_ignored=stack_size - 1)
         for length in (1, 5):
             batch, info = buffer.get_batch(32, length)
@@ -99,18 +99,18 @@ class TestFrameStacker:
             result = stacker.transform_experience(batch)
             times = info.positions.unsqueeze(-1) + torch.arange(length)
             for name in spec:
-                assert torch.equal(result.observation[name], wanted[name][times, info.env_ids.unsqueeze(-1)])
+                assert torch.equal(result.observation[name], expected[name][times, info.env_ids.unsqueeze(-1)])
             assert all(torch.equal(a, b) for a, b in zip(before, nest.flatten(batch.time_step)))
 
     def test_the_whole_buffer_is_stacked_as_in_the_rollout(self):
         """Frame stacks of the whole buffer equal those of the rollout except for missing frames."""
         stacker = FrameStacker(IMAGE, 4)
         steps = history(30, 2, IMAGE, first_probability=0.1)
-        wanted = rolled_out(stacker, steps).observation.transpose(0, 1)
+        expected = rolled_out(stacker, steps).observation.transpose(0, 1)
         buffer = stored(steps, max_length=20)
         batch, info = buffer.gather_all()
         result = stacker.transform_experience(add_batch_info(batch, info, buffer)).observation
-        assert torch.equal(result[:, 3:], wanted[:, 13:])
+        assert torch.equal(result[:, 3:], expected[:, 13:])
         # The oldest frame there stands in for those before it.
         oldest = steps.observation[10]
         assert torch.equal(result[:, 0], torch.cat([oldest] * 4, dim=1))
@@ -137,11 +137,11 @@ class TestFrameStacker:
     def test_scalars_from_replay_match_the_rollout(self):
         spec = BoundedTensorSpec((), torch.float32, 0., 1.)
         stacker, steps = FrameStacker(spec, 3), history(20, 2, spec)
-        wanted = rolled_out(stacker, steps).observation
+        expected = rolled_out(stacker, steps).observation
         buffer = stored(steps, max_length=15, num_earliest_frames_ignored=2)
         batch, info = buffer.get_batch(16, 3)
         found = stacker.transform_experience(add_batch_info(batch, info, buffer)).observation
-        assert torch.equal(found, wanted[info.positions.unsqueeze(-1) + torch.arange(3), info.env_ids.unsqueeze(-1)])
+        assert torch.equal(found, expected[info.positions.unsqueeze(-1) + torch.arange(3), info.env_ids.unsqueeze(-1)])
 
     def test_bounds_are_stacked_too(self):
         spec = BoundedTensorSpec((2, ), torch.float32, [0., 1.], [2., 3.])
@@ -332,11 +332,11 @@ def test_categories_are_normalized_only_if_they_are_named(caplog):
         named = ObservationNormalizer(spec, fields=['door'])
         result, _ = named.transform_timestep(time_step(observation), ())
         assert result.observation['door'].dtype == torch.float32 and (result.observation['speed'] == 5).all()
-        alone = ObservationNormalizer(category)
-        assert alone.transform_timestep(time_step(observation['door']), ())[0].observation.tolist() == [3, 3]
-        assert alone.transformed_observation_spec == category
-        alone = ObservationNormalizer(category, fields=[''])
-        assert alone.transform_timestep(time_step(observation['door']), ())[0].observation.dtype == torch.float32
+        normalizer = ObservationNormalizer(category)
+        assert normalizer.transform_timestep(time_step(observation['door']), ())[0].observation.tolist() == [3, 3]
+        assert normalizer.transformed_observation_spec == category
+        normalizer = ObservationNormalizer(category, fields=[''])
+        assert normalizer.transform_timestep(time_step(observation['door']), ())[0].observation.dtype == torch.float32
 
 
 MODES = {'replay': context.replay_context, 'rollout': context.rollout_context, 'pretrain': context.pretrain_context,

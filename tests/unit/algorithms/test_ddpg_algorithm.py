@@ -102,9 +102,9 @@ class TestContract:
             (agent.rollout_step, agent.get_initial_rollout_state(4), agent.rollout_state_spec),
             (agent.predict_step, agent.get_initial_predict_state(4), agent.predict_state_spec)):
             step = method(env.current_time_step(), state)
-            for found, wanted in ((step.output, agent.action_spec), (step.state, spec)):
-                nest.assert_same_structure(wanted, found)
-                for s, x in zip(nest.flatten(wanted), nest.flatten(found)):
+            for found, expected in ((step.output, agent.action_spec), (step.state, spec)):
+                nest.assert_same_structure(expected, found)
+                for s, x in zip(nest.flatten(expected), nest.flatten(found)):
                     assert (tuple(x.shape), x.dtype) == ((4, *s.shape), s.dtype)
 
     def test_the_states_of_the_rollout_can_be_trained_from(self, algorithm, environment):
@@ -309,10 +309,10 @@ def test_noise_is_scaled_by_the_range_of_each_action(algorithm, monkeypatch):
     agent, env = agent_of(algorithm, 'nested action', **args)
     monkeypatch.setattr(torch, 'randn_like', torch.ones_like)
     time_step = env.current_time_step()
-    taken = agent.rollout_step(time_step, agent.get_initial_rollout_state(4)).output
+    action = agent.rollout_step(time_step, agent.get_initial_rollout_state(4)).output
     greedy = agent.predict_step(time_step, agent.get_initial_predict_state(4)).output
-    torch.testing.assert_close(taken['first'] - greedy['first'], torch.full((4, 2), 0.2))
-    torch.testing.assert_close(taken['second'] - greedy['second'], torch.full((4, 1), 0.05))
+    torch.testing.assert_close(action['first'] - greedy['first'], torch.full((4, 2), 0.2))
+    torch.testing.assert_close(action['second'] - greedy['second'], torch.full((4, 1), 0.05))
 
 
 @every_algorithm
@@ -320,11 +320,11 @@ def test_random_actions_are_taken_with_their_probability(algorithm):
     no_noise = dict(ou_stddev=0.0) if algorithm == 'ddpg' else dict(exploration_noise=0.0)
     agent, _ = agent_of(algorithm, batch_size=2000, rollout_random_action=0.25, **no_noise)
     time_step = agent._env.current_time_step()
-    taken = agent.rollout_step(time_step, agent.get_initial_rollout_state(2000)).output
+    action = agent.rollout_step(time_step, agent.get_initial_rollout_state(2000)).output
     greedy = agent.predict_step(time_step, agent.get_initial_predict_state(2000)).output
-    is_random = (taken != greedy).squeeze(-1)
+    is_random = (action != greedy).squeeze(-1)
     assert is_random.float().mean().item() == pytest.approx(0.25, abs=0.04)
-    assert taken[is_random].std().item() == pytest.approx(3**-0.5, abs=0.05)  # of the uniform distribution on [-1, 1]
+    assert action[is_random].std().item() == pytest.approx(3**-0.5, abs=0.05)  # of the uniform distribution on [-1, 1]
 
 
 def test_the_probability_of_random_actions_may_be_a_schedule():
@@ -369,8 +369,8 @@ class Shift(GaussianNoise):
 def test_noise_of_a_subclass_is_that_of_its_forward():
     agent, env = agent_of('ddpg', exploration_noise_ctor=Shift)
     time_step = env.current_time_step()
-    taken = agent.rollout_step(time_step, agent.get_initial_rollout_state(4)).output
-    torch.testing.assert_close(taken, agent.policy.actor(time_step.observation)[0] + 0.5)
+    action = agent.rollout_step(time_step, agent.get_initial_rollout_state(4)).output
+    torch.testing.assert_close(action, agent.policy.actor(time_step.observation)[0] + 0.5)
 
 
 def test_held_noise_is_the_same_until_it_is_drawn_again():
@@ -393,12 +393,12 @@ def test_traced_acting_adds_the_noise_of_each_step(warm_up):
     for level[0] in (0.0, 0.1, 0.3, 0.3, 0.0):
         with torch.no_grad():
             torch.manual_seed(3)
-            step, drawn = agent.rollout_step(time_step, state), torch.rand(())
+            step, noise = agent.rollout_step(time_step, state), torch.rand(())
             torch.manual_seed(3)
             action = rl.actor(time_step.observation)[0]
             noisy = rl._bounds.add_noise(action, nest.map_structure(lambda a: torch.randn_like(a) * level[0], action))
         assert all(map(torch.equal, nest.flatten(step.output), nest.flatten(noisy)))
-        assert torch.equal(torch.rand(()), drawn)
+        assert torch.equal(torch.rand(()), noise)
     assert rl._noisy_policy.replayed.num_graphs
 
 

@@ -99,8 +99,8 @@ def test_environments_and_episodes_do_not_affect_each_other():
     permuted = rewarded(module, nest.map_structure(lambda x: x[:, order], inputs))
     torch.testing.assert_close(permuted, bonus[:, order], rtol=1e-4, atol=1e-6)
     start = int((inputs.step_type[1:, 1] == 0).nonzero()[0]) + 1
-    alone = rewarded(module, nest.map_structure(lambda x: x[start:, 1:2], inputs))
-    torch.testing.assert_close(alone[:, 0], bonus[start:, 1], rtol=1e-4, atol=1e-6)
+    single = rewarded(module, nest.map_structure(lambda x: x[start:, 1:2], inputs))
+    torch.testing.assert_close(single[:, 0], bonus[start:, 1], rtol=1e-4, atol=1e-6)
 
 
 def test_pairs_hold_the_trajectory_before_their_step_in_each_unroll():
@@ -200,10 +200,10 @@ def test_the_queue_replaces_its_oldest_observations():
 def test_drawn_observations_differ_from_the_given_ones_if_one_of_two_does():
     torch.manual_seed(0)
     queue = _ObservationQueue({'a': TensorSpec((2, )), 'b': TensorSpec((), torch.int64)}, 10)
-    given = {'a': torch.zeros(500, 2, 2), 'b': torch.zeros(500, 2, dtype=torch.int64)}
-    assert not queue.draw(given)[1].any()  # empty
+    observations = {'a': torch.zeros(500, 2, 2), 'b': torch.zeros(500, 2, dtype=torch.int64)}
+    assert not queue.draw(observations)[1].any()  # empty
     queue.add({'a': torch.zeros(2, 2), 'b': torch.tensor([0, 1])})
-    other, exists = queue.draw(given)
+    other, exists = queue.draw(observations)
     assert torch.equal(other['b'] == 1, exists)
     assert exists.float().mean().item() == pytest.approx(3 / 4, abs=0.05)  # unless both draws are the equal one
 

@@ -265,11 +265,11 @@ def test_arguments_that_make_no_discriminator_are_refused(arguments, error, mess
 
 
 def test_a_number_as_hidden_size_is_one_layer():
-    made = []
+    algorithms = []
     for hidden_size in (5, (5, )):
         torch.manual_seed(0)
-        made.append(DIAYNAlgorithm(3, encoder, observation_spec=OBSERVATION, hidden_size=hidden_size))
-    one, other = (algorithm._discriminator.state_dict() for algorithm in made)
+        algorithms.append(DIAYNAlgorithm(3, encoder, observation_spec=OBSERVATION, hidden_size=hidden_size))
+    one, other = (algorithm._discriminator.state_dict() for algorithm in algorithms)
     assert [tuple(x.shape) for x in one.values()] == [(5, 8), (5, ), (3, 5), (3, )]
     assert all(torch.equal(one[name], other[name]) for name in other)
 

@@ -311,19 +311,19 @@ def test_traced_acting_explores_with_the_epsilon_of_each_step(warm_up):
     warm_up(2)
     algorithm = make(rollout_epsilon_greedy=LinearScheduler('percent', [(0.0, 0.9), (1.0, 0.1)]))
     step = step_of(50)
-    taken = set()
+    actions = set()
     for i in range(8):
         context.update_progress('percent', i / 8)
         torch.manual_seed(7)
         with torch.no_grad():
             action = algorithm.rollout_step(step, DqnState()).output
-        drawn = torch.rand(())
+        random_number = torch.rand(())
         torch.manual_seed(7)
         greedy = algorithm.predict_step(step, ()).output - 2
         assert torch.equal(action, algorithm._discrete.explore(greedy, algorithm._rollout_epsilon_greedy()) + 2)
-        assert torch.equal(torch.rand(()), drawn)
-        taken.add(tuple(action.tolist()))
-    assert algorithm._exploring.replayed.num_graphs and len(taken) > 1
+        assert torch.equal(torch.rand(()), random_number)
+        actions.add(tuple(action.tolist()))
+    assert algorithm._exploring.replayed.num_graphs and len(actions) > 1
 
 
 def test_traced_acting_explores_after_its_buffers_were_reset():

@@ -63,8 +63,8 @@ def test_each_member_finishes_its_episodes_for_any_number_of_environments(batch_
 
     def act(inputs, state, policy):
         seen.append((inputs.step_type.clone(), policy.clone()))
-        wanted = (inputs.observation[:, 0] > 0).long()  # even policies take the rewarded action, odd ones never
-        return torch.where(policy % 2 == 0, wanted, 1 - wanted), state
+        rewarded = (inputs.observation[:, 0] > 0).long()  # even policies take the rewarded action, odd ones never
+        return torch.where(policy % 2 == 0, rewarded, 1 - rewarded), state
 
     played = play_population(act, algorithm, env, 4, 3, (), lambda time_step: None)
     assert played.returns.shape == (4, 3)
@@ -127,8 +127,8 @@ def test_members_come_in_pairs_and_noise_is_new_in_each_generation():
     assert torch.equal(first[:4], -first[4:]) and torch.equal(first, algorithm.noise())
     algorithm.train_iter()
     assert not torch.equal(first, algorithm.noise())
-    alone = make(antithetic=False, num_agents=5)
-    assert alone.noise().shape[0] == 5
+    unpaired = make(antithetic=False, num_agents=5)
+    assert unpaired.noise().shape[0] == 5
 
 
 def test_the_sigma_of_snes_is_learned_and_others_are_fixed():

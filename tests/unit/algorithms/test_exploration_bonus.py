@@ -56,8 +56,8 @@ def collected(agent, iterations):
     def spy(inputs, rollout_info, state):
         info, next_state = original(inputs, rollout_info, state)
         skipped = int(state is not None and agent.unrolls_end_with_bootstrap)
-        wanted = TimeStep(step_type=inputs.step_type, observation=inputs.observation, prev_action=inputs.prev_action)
-        steps.append(nest.map_structure(lambda x: x[skipped:].clone(), wanted))
+        time_step = TimeStep(step_type=inputs.step_type, observation=inputs.observation, prev_action=inputs.prev_action)
+        steps.append(nest.map_structure(lambda x: x[skipped:].clone(), time_step))
         rewards.append({name: reward[skipped:].clone() for name, reward in info.rewards.items()})
         return info, next_state
 
@@ -249,8 +249,8 @@ def test_sampled_rewards_can_be_a_dimension_of_the_reward():
     agent, _ = make(APT, 'sac')
     agent_, _ = sac_agents.make_agent('discrete', agent_args=dict(
         intrinsic_reward_module=APT, intrinsic_reward_as_dimension=True, intrinsic_reward_coef=0.5))
-    for made in (agent, agent_):
-        made.train_iter()
+    for either in (agent, agent_):
+        either.train_iter()
     assert agent_.policy.reward_weights.tolist() == [1.0, 0.5]
 
 
@@ -307,16 +307,17 @@ def test_a_mixture_of_one_is_the_module_alone(algorithm):
     ('sac', ['ride', 'count']), ('sac', [SIMPLE, INVERSE]), ('actor-critic', [SIMPLE, INVERSE]),
     ('actor-critic', ['count', SIMPLE])])
 def test_rewards_of_a_mixture_are_those_of_its_modules(algorithm, modules):
-    made = [named(module) if isinstance(module, str) else module for module in modules]
-    agent, _ = make(made, algorithm, **({} if algorithm == 'sac' else dict(intrinsic_reward_coef=[1.0] * len(made))))
+    parts = [named(module) if isinstance(module, str) else module for module in modules]
+    agent, _ = make(parts, algorithm, **({} if algorithm == 'sac' else dict(intrinsic_reward_coef=[1.0] * len(parts))))
     steps, found = collected(agent, 1) if nest.flatten(agent.unroll_state_spec) else (agent.train_iter(), None)
     mixture = agent.intrinsic_reward
     assert len(mixture.modules_by_name) == len(modules)
     assert list(agent.reward_coefficients()) == ['extrinsic', *mixture.modules_by_name]
     assert all(torch.isfinite(p).all() for p in agent.parameters())
     if 'count' in modules:  # the only one that does not change while it is trained
-        alone = mixture.modules_by_name['count']
-        assert torch.equal(found['count'], alone.reward_steps(steps, alone.get_initial_unroll_state(4)).output)
+        count_module = mixture.modules_by_name['count']
+        state = count_module.get_initial_unroll_state(4)
+        assert torch.equal(found['count'], count_module.reward_steps(steps, state).output)
 
 
 def test_coefficients_weight_the_rewards_of_a_mixture():

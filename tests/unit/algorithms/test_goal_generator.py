@@ -37,9 +37,9 @@ def test_a_one_hot_goal_is_drawn_at_the_first_step_and_kept():
     goals = rollout(generator, [(FIRST, FIRST), (MID, MID), (MID, LAST), (MID, FIRST), (LAST, MID)])
     assert goals.dtype == torch.float32 and set(goals.unique().tolist()) == {0.0, 1.0}
     assert (goals.sum(-1) == 1).all()
-    drawn = goals.argmax(-1)
-    assert (drawn[:, 0] == drawn[0, 0]).all()
-    assert (drawn[:3, 1] == drawn[0, 1]).all() and drawn[3, 1] == drawn[4, 1] != drawn[0, 1]
+    chosen = goals.argmax(-1)
+    assert (chosen[:, 0] == chosen[0, 0]).all()
+    assert (chosen[:3, 1] == chosen[0, 1]).all() and chosen[3, 1] == chosen[4, 1] != chosen[0, 1]
     assert generator.action_spec == BoundedTensorSpec((1000, ), torch.float32, 0.0, 1.0)
 
 
@@ -100,14 +100,14 @@ def test_a_policy_is_trained_with_the_goals_that_it_acted_with(algorithm, cls, m
     train_step = agent.policy.train_step
     monkeypatch.setattr(agent.policy, 'train_step',
                         lambda inputs, *args: seen.append(inputs.observation[1]) or train_step(inputs, *args))
-    drawn = []
+    steps = []
     rollout_step = agent._goal_generator.rollout_step
     monkeypatch.setattr(agent._goal_generator, 'rollout_step',
-                        lambda *args: drawn.append(rollout_step(*args)) or drawn[-1])
+                        lambda *args: steps.append(rollout_step(*args)) or steps[-1])
     agent.train_iter()
     assert all(torch.isfinite(p).all() for p in agent.parameters())
     if algorithm == 'ppo':
-        known = {tuple(goal) for step in drawn for goal in step.output[0].tolist()}
+        known = {tuple(goal) for step in steps for goal in step.output[0].tolist()}
         assert seen and {tuple(goal) for goals in seen for goal in goals.flatten(0, -2).tolist()} <= known
 
 

@@ -163,9 +163,9 @@ def test_averaged_prediction_rewards_adjust_the_weights_every_iteration():
 
 
 def test_the_default_averager_is_exponential():
-    made = [make(cls=LagrangianPredRewardWeightAlgorithm, **args)._averager
-            for args in ({}, {'pred_rewards_averager_ctor': None})]
-    for averager in made:
+    averagers = [make(cls=LagrangianPredRewardWeightAlgorithm, **args)._averager
+                 for args in ({}, {'pred_rewards_averager_ctor': None})]
+    for averager in averagers:
         averager.update(torch.tensor([1.0, 2.0, 3.0]))
         averager.update(torch.tensor([3.0, 2.0, 1.0]))
         torch.testing.assert_close(averager.get(), torch.full((3, ), 2.0), atol=1e-3, rtol=0)

@@ -202,14 +202,14 @@ def riccati_cost(start, horizon):
 def test_a_plan_starts_from_the_previous_one_or_from_the_middle(planner):
     """Plans start from the previous plan, and at the first step of an episode from the middle of the range."""
     algorithm = PLANNERS[planner](OBSERVATION, ACTION, **small)
-    begun = []
-    algorithm._optimizer.obtain_solution = lambda o, mean, var: (begun.append(mean), (mean, mean[:, 0, 0]))[1]
+    starts = []
+    algorithm._optimizer.obtain_solution = lambda o, mean, var: (starts.append(mean), (mean, mean[:, 0, 0]))[1]
     plan = torch.tensor([[[1.0], [2.0], [3.0]], [[-1.0], [0.0], [1.0]]])
     steps = first(torch.zeros(2, 2))._replace(step_type=torch.tensor([1, 0], dtype=torch.int32))
     action, state = algorithm.predict_plan(steps, PlannerState(plan), 0.0)
-    np.testing.assert_allclose(begun[0][..., 0], [[2, 3, 3], [0.5, 0.5, 0.5]])
+    np.testing.assert_allclose(starts[0][..., 0], [[2, 3, 3], [0.5, 0.5, 0.5]])
     np.testing.assert_allclose(action, [[2.0], [0.5]])
-    assert state.prev_plan is begun[0]
+    assert state.prev_plan is starts[0]
 
 
 def test_epsilon_greedy_is_the_fraction_of_random_actions():
@@ -360,7 +360,7 @@ def make_agent(model='deterministic', agent_args=None, **arguments):
 
 def without_networks(algorithm):
     """A constructor that does without the networks of an actor and a critic."""
-    return lambda actor_network_cls, critic_network_cls, **given: algorithm(**given)
+    return lambda actor_network_cls, critic_network_cls, **kwargs: algorithm(**kwargs)
 
 
 @pytest.mark.parametrize('model', list(models))

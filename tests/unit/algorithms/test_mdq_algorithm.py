@@ -210,7 +210,7 @@ def test_the_loss_matches_a_slow_loop(monkeypatch, environment):
 
     for t in range(length - 1):
         for b in range(batch):
-            observation, taken = at((time_step.observation, info.action), t, b)
+            observation, stored_action = at((time_step.observation, info.action), t, b)
             expected = 0.0
             if time_step.step_type[t, b] != StepType.LAST:
                 later = at(time_step.observation, t + 1, b)
@@ -220,11 +220,11 @@ def test_the_loss_matches_a_slow_loop(monkeypatch, environment):
                 reward = time_step.reward[t + 1, b]
                 reward = reward if reward.ndim == 0 else reward[0] - 0.5 * reward[1] + 2 * reward[2]
                 target = reward + gamma * time_step.discount[t + 1, b] * (lowest - alpha * divergence)
-                expected = sum((v - target).item()**2 for v in network((observation, taken))[0][0])
+                expected = sum((v - target).item()**2 for v in network((observation, stored_action))[0][0])
             torch.testing.assert_close(extra.critic[t, b].item(), float(expected), atol=1e-5, rtol=1e-4)
-            drawn, neg_entropy = network.get_action(observation, alpha, greedy=True)
+            sampled, neg_entropy = network.get_action(observation, alpha, greedy=True)
             errors = [network.advantage_form(observation, a, alpha)[0] - min(network((observation, a))[0][0])
-                      for a in (taken, drawn)]
+                      for a in (stored_action, sampled)]
             expected = sum(e.item()**2 for e in errors) / 2
             torch.testing.assert_close(extra.distill[t, b].item(), expected, atol=1e-5, rtol=1e-4)
             expected = math.log(alpha) * (-neg_entropy.item() - 1.2)
@@ -260,8 +260,8 @@ def test_distilling_a_fixed_critic_yields_a_policy_with_its_best_action():
     optimizer = torch.optim.Adam(network._components.parameters(), lr=5e-3)
     for _ in range(400):
         observation = torch.randn(32, 1)
-        taken = network.action_qt.action(torch.randint(0, 9, (32, 1)))
-        found, target = algorithm._distillation(observation, taken, network.get_action(observation, alpha)[0])
+        action = network.action_qt.action(torch.randint(0, 9, (32, 1)))
+        found, target = algorithm._distillation(observation, action, network.get_action(observation, alpha)[0])
         optimizer.zero_grad()
         (found - target).square().mean().backward()
         optimizer.step()

@@ -138,9 +138,9 @@ def test_slots_read_by_the_actor_count_as_used():
     merlin = agent.policy
     state = merlin.get_initial_rollout_state(2)
     step = env.current_time_step()
-    alone = merlin._mbp.train_step((step.observation, step.prev_action), state.mbp_state).state.memory.usage
+    usage = merlin._mbp.train_step((step.observation, step.prev_action), state.mbp_state).state.memory.usage
     together = merlin.rollout_step(step, state).state.mbp_state.memory.usage
-    torch.testing.assert_close(together[:, 0], alone[:, 0] + 1)  # of the only slot, one key more
+    torch.testing.assert_close(together[:, 0], usage[:, 0] + 1)  # of the only slot, one key more
 
 
 def test_the_value_trains_the_latent_and_the_policy_trains_no_predictor():

@@ -202,13 +202,13 @@ def test_the_penalty_of_log_variance_bounds_is_added_once(length):
 
 def make_agent(environment='continuous', transformer=None, config_args=None, agent_args=None, algorithm=SacAlgorithm,
                length=2, policy_args=None, **arguments):
-    def cls(actor_network_cls, critic_network_cls, q_network_cls=None, **given):
+    def cls(actor_network_cls, critic_network_cls, q_network_cls=None, **kwargs):
         rl = partial(algorithm, actor_network_cls=actor_network_cls, critic_network_cls=critic_network_cls,
                      q_network_cls=q_network_cls, **(policy_args or {})) if algorithm is SacAlgorithm else algorithm
         return ModelBasedPolicyAlgorithm(rl_algorithm_cls=rl, **{**dict(
             dynamics_module_ctor=partial(StochasticDynamicsAlgorithm, hidden_size=(8, ), num_replicas=2, holdout=0.2),
             reward_module=partial(LearnedReward, hidden_size=(8, )), model_optimizer=Adam(lr=1e-3), real_share=0.25,
-            num_rollouts=20, num_imagined=100, model_period=3, max_model_updates=4), **arguments}, **given)
+            num_rollouts=20, num_imagined=100, model_period=3, max_model_updates=4), **arguments}, **kwargs)
 
     return sac_agents.make_agent(environment, cls, mini_batch_length=length, agent_args=agent_args,
                                  config_args={**dict(initial_collect_steps=20), **(config_args or {})})
@@ -218,12 +218,12 @@ def make_agent(environment='continuous', transformer=None, config_args=None, age
 def test_agents_train_on_real_and_imagined_data_in_the_stated_proportion(environment, monkeypatch):
     agent, _ = make_agent(environment)
     algorithm = agent.policy
-    drawn = []
+    sizes = []
     monkeypatch.setattr(TransitionStore, 'get_batch', lambda self, size, length, own=TransitionStore.get_batch: (
-        drawn.append(size), own(self, size, length))[1])
+        sizes.append(size), own(self, size, length))[1])
     for _ in range(20):
         agent.train_iter()
-    assert drawn and set(drawn) == {6}, '3/4 of the 8 sequences of a minibatch'
+    assert sizes and set(sizes) == {6}, '3/4 of the 8 sequences of a minibatch'
     assert len(algorithm._imagined) == 100
     experience, _ = algorithm._imagined.get_batch(100, 2)
     assert nest.flatten(experience.rollout_info.rl.action)
@@ -289,9 +289,9 @@ def test_a_resumed_agent_keeps_its_imagined_transitions():
         other.train_iter()
         if algorithm._imagined is not None:
             break
-    wanted = agent.policy._imagined._buffer.gather_all()[0]
+    expected = agent.policy._imagined._buffer.gather_all()[0]
     found = algorithm._imagined._buffer.gather_all()[0]
-    for a, b in zip(nest.flatten(wanted), nest.flatten(found)):
+    for a, b in zip(nest.flatten(expected), nest.flatten(found)):
         assert torch.equal(a, b)
 
 

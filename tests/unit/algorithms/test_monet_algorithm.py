@@ -111,8 +111,8 @@ class TestMoNetAlgorithm:
     def test_slots_are_encoded_independently_of_their_order(self):
         algorithm, image = make_monet(input_tensor_spec=IMAGE), torch.rand(2, 3, 8, 8)
         mask, order = torch.rand(2, 3, 8, 8).softmax(1), torch.tensor([2, 0, 1])
-        for given, permuted in zip(algorithm._encode(image, mask), algorithm._encode(image, mask[:, order])):
-            torch.testing.assert_close(given[:, order], permuted)
+        for original, permuted in zip(algorithm._encode(image, mask), algorithm._encode(image, mask[:, order])):
+            torch.testing.assert_close(original[:, order], permuted)
 
     @pytest.mark.parametrize('arguments, message', [
         (dict(n_slots=1), 'n_slots >= 2'), (dict(slot_size=0), 'slot_size must be an int >= 1'),

@@ -110,13 +110,13 @@ def test_first_steps_alone_have_the_same_target_as_all_steps():
 
 
 def test_replayed_updates_match_eager_ones(warm_up, caplog):
-    made = []
+    agents = []
     for count in (1, 10**9):
         warm_up(count)
-        made.append(make_agent(rl=partial(MunchausenDqnAlgorithm, q_network_cls=SMALL, calculate_priority=True)))
-        train(made[-1:], 6)
-    assert num_graphs(made[0]) and not num_graphs(made[1]) and not warnings_in(caplog)
-    assert_same_parameters(made, atol=0.0, rtol=0.0)
+        agents.append(make_agent(rl=partial(MunchausenDqnAlgorithm, q_network_cls=SMALL, calculate_priority=True)))
+        train(agents[-1:], 6)
+    assert num_graphs(agents[0]) and not num_graphs(agents[1]) and not warnings_in(caplog)
+    assert_same_parameters(agents, atol=0.0, rtol=0.0)
 
 
 @pytest.mark.parametrize('arguments, message', [

@@ -80,7 +80,7 @@ def test_its_updates_are_traced(name, tmp_path):
                                                ('cql', {})])
 def test_compiled_updates_match_eager_ones_in_every_phase(name, config_args, tmp_path):
     """IQL pretrains first, and then trains with own experience besides."""
-    made, path = [], offline_agents.record(tmp_path / 'data')
+    agents, path = [], offline_agents.record(tmp_path / 'data')
     for compile in (False, True):
         kwargs = dict(config_args=dict(compile=compile, **config_args), unroll_length=4 if config_args else 0)
         agent = agent_of(name, tmp_path, path, **kwargs) if name in ALGORITHMS else make_agent(name, path, **kwargs)
@@ -88,9 +88,9 @@ def test_compiled_updates_match_eager_ones_in_every_phase(name, config_args, tmp
         for _ in range(6):
             agent.train_iter()
             context.increment_global_counter()
-        made.append(agent)
-    assert num_graphs(made[1])
-    for (path, x), (_, y) in zip(*(agent.named_parameters() for agent in made)):
+        agents.append(agent)
+    assert num_graphs(agents[1])
+    for (path, x), (_, y) in zip(*(agent.named_parameters() for agent in agents)):
         torch.testing.assert_close(x, y, atol=1e-5, rtol=1e-4, msg=lambda text, path=path: f'{path}: {text}')
 
 

@@ -38,7 +38,7 @@ def far_away():
     return tuple(TensorLoader(20 * torch.ones(20, 2) + i, torch.zeros(20, dtype=torch.int64), 20) for i in range(2))
 
 
-def made(cls, **kwargs):
+def make(cls, **kwargs):
     context.reset()
     algorithm = cls(**{**dict(data_creator=loaders, data_creator_outlier=far_away, num_train_classes=3,
                               fc_layer_params=(16, ), entropy_regularization=None, optimizer=Adam(lr=1e-2)), **kwargs})
@@ -104,7 +104,7 @@ def test_the_critic_learns_by_its_own_optimizer_alone():
     dict(par_vi='gfsf', function_vi=True, function_extra_bs_sampler='normal', function_bs=20),
     dict(par_vi='minmax', critic_optimizer=Adam(lr=1e-3), critic_hidden_layers=(8, )), dict(prior_stddev=1.0)])
 def test_an_ensemble_learns_classes_and_is_unsure_far_away(kwargs):
-    algorithm = made(FuncParVIAlgorithm, num_particles=5, **kwargs)
+    algorithm = make(FuncParVIAlgorithm, num_particles=5, **kwargs)
     for _ in range(160 if 'critic_optimizer' in kwargs else 40):  # a critic learns first
         assert algorithm.train_iter() == 3
     measures = algorithm.evaluate()
@@ -120,7 +120,7 @@ def test_an_ensemble_learns_classes_and_is_unsure_far_away(kwargs):
     dict(par_vi='svgd3', functional_gradient=True, block_inverse_mvp=True, noise_dim=4, lambda_trainable=True,
          lambda_optimizer=Adam(lr=1e-3), inverse_mvp_optimizer=Adam(lr=1e-3))])
 def test_a_hypernetwork_learns_classes(kwargs):
-    algorithm = made(HyperNetwork, num_particles=6, hidden_layers=(16, ), **kwargs)
+    algorithm = make(HyperNetwork, num_particles=6, hidden_layers=(16, ), **kwargs)
     for _ in range(40):
         algorithm.train_iter()
     assert algorithm.evaluate(num_particles=9)['test_accuracy'] > 0.9
@@ -129,23 +129,23 @@ def test_a_hypernetwork_learns_classes(kwargs):
 
 def test_any_network_can_be_a_particle_and_be_extracted():
     net = Sequential(FC(2, 4, torch.tanh), FC(4, 3))
-    algorithm = made(FuncParVIAlgorithm, param_net=net, num_particles=4)
+    algorithm = make(FuncParVIAlgorithm, param_net=net, num_particles=4)
     algorithm.train_iter()
     inputs = torch.randn(5, 2)
     single = algorithm.param_net.single_network(algorithm.particles[2].detach())
     torch.testing.assert_close(single(inputs)[0], algorithm.predict_step(inputs).output[:, 2])
     assert algorithm.predict_step(inputs, params=algorithm.particles[0]).output.shape == (5, 3)
-    constructed = made(FuncParVIAlgorithm, param_net=partial(EncodingNetwork, last_layer_size=3,
+    constructed = make(FuncParVIAlgorithm, param_net=partial(EncodingNetwork, last_layer_size=3,
                                                              last_activation=identity))
     assert constructed.predict_step(inputs).output.shape == (5, 10, 3)
 
 
 def test_the_default_repulsion_weight_is_batch_size_over_sample_count():
-    algorithm = made(FuncParVIAlgorithm)
+    algorithm = make(FuncParVIAlgorithm)
     assert algorithm._entropy_regularization == pytest.approx(20 / 60)
     algorithm.set_data_loader(*loaders(), entropy_regularization=0.25)
     assert algorithm._entropy_regularization == 0.25
-    later = made(HyperNetwork, data_creator=None, data_creator_outlier=None, input_tensor_spec=TensorSpec((2, )),
+    later = make(HyperNetwork, data_creator=None, data_creator_outlier=None, input_tensor_spec=TensorSpec((2, )),
                  output_dim=3)
     with pytest.raises(ConfError, match='no data to train on'):
         later.train_iter()
@@ -154,14 +154,14 @@ def test_the_default_repulsion_weight_is_batch_size_over_sample_count():
 
 
 def test_samples_that_do_not_count_have_no_part_in_a_step():
-    algorithm = made(FuncParVIAlgorithm, par_vi=None)
+    algorithm = make(FuncParVIAlgorithm, par_vi=None)
     inputs, targets = torch.randn(4, 2), torch.tensor([0, 1, 2, 0])
     masked = algorithm.train_step((inputs, targets), loss_mask=torch.tensor([1.0, 1.0, 0.0, 0.0])).info.loss
     torch.testing.assert_close(masked, algorithm.train_step((inputs[:2], targets[:2])).info.loss)
 
 
 def test_the_prior_is_scaled_by_the_fraction_of_data_in_a_batch():
-    plain, prior = (made(FuncParVIAlgorithm, par_vi=None, prior_stddev=stddev) for stddev in (None, 0.5))
+    plain, prior = (make(FuncParVIAlgorithm, par_vi=None, prior_stddev=stddev) for stddev in (None, 0.5))
     with torch.no_grad():
         prior.particles.copy_(plain.particles)
     batch = torch.randn(15, 2), torch.zeros(15, dtype=torch.int64)
@@ -171,10 +171,10 @@ def test_the_prior_is_scaled_by_the_fraction_of_data_in_a_batch():
 
 def test_extra_inputs_lie_between_or_around_those_of_the_batch():
     inputs = torch.tensor([[0.0, 5.0], [1.0, 9.0]])
-    space = made(FuncParVIAlgorithm, function_vi=True, function_bs=100, function_extra_bs_ratio=0.5)._function_space
+    space = make(FuncParVIAlgorithm, function_vi=True, function_bs=100, function_extra_bs_ratio=0.5)._function_space
     extra = space.extra_inputs(inputs)
     assert extra.shape == (50, 2) and bool((extra >= inputs.amin(0)).all() and (extra <= inputs.amax(0)).all())
-    space = made(FuncParVIAlgorithm, function_vi=True, function_extra_bs_sampler='normal', function_extra_bs_std=0.0,
+    space = make(FuncParVIAlgorithm, function_vi=True, function_extra_bs_sampler='normal', function_extra_bs_std=0.0,
                  function_extra_bs_ratio=2.0)._function_space
     assert {tuple(row) for row in space.extra_inputs(inputs).tolist()} <= {(0.0, 5.0), (1.0, 9.0)}
 
@@ -194,7 +194,7 @@ def test_extra_inputs_lie_between_or_around_those_of_the_batch():
     (HyperNetwork, dict(num_particles=0), 'num_particles')])
 def test_ensembles_that_make_no_sense_are_refused(cls, kwargs, message):
     with pytest.raises(ConfError, match=message):
-        made(cls, **kwargs)
+        make(cls, **kwargs)
 
 
 @pytest.mark.parametrize('kwargs, message', [
@@ -202,7 +202,7 @@ def test_ensembles_that_make_no_sense_are_refused(cls, kwargs, message):
     (dict(data_creator=load_test, loss_type='regression', num_train_classes=2), 'evaluated only for classification')])
 def test_uncertainty_without_required_data_is_refused(kwargs, message):
     with pytest.raises(ConfError, match=message):
-        made(FuncParVIAlgorithm, **kwargs).eval_uncertainty()
+        make(FuncParVIAlgorithm, **kwargs).eval_uncertainty()
 
 
 # Generators ----------------------------------------------------------------------------------------------------

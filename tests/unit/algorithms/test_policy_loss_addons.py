@@ -265,13 +265,13 @@ def test_the_other_policy_is_loaded_and_saved_in_checkpoints(tmp_path):
     path = Checkpointer(str(tmp_path), alg=teacher).save(7)
     addon = addon_for('ddpg', AttractionToPolicy, checkpoint_path=path)
     agent = off_policy_agent('ddpg', [addon])
-    wanted = list(teacher._rl_algorithm.actor.parameters())
+    expected = list(teacher._rl_algorithm.actor.parameters())
     other = agent._policy_loss_addons._addons[0]._other_network
-    assert all(torch.equal(a, b) for a, b in zip(wanted, other.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(expected, other.parameters()))
     resumed = off_policy_agent('ddpg', [addon_for('ddpg', AttractionToPolicy)])
     resumed.load_state_dict(agent.state_dict())
     other = resumed._policy_loss_addons._addons[0]._other_network
-    assert all(torch.equal(a, b) for a, b in zip(wanted, other.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(expected, other.parameters()))
     with pytest.raises(CheckpointError, match='_no_such_network'):
         off_policy_agent('ddpg', [partial(addon, checkpoint_prefix='alg._no_such_network')])
 

@@ -42,47 +42,47 @@ def pools(**kwargs):
 
 def test_own_episodes_join_the_rewarded_pool_or_compete_by_value():
     """Collected episodes that score as much as a demonstration are rewarded episodes; others compete by value."""
-    made = pools()
+    stored = pools()
     for value in (0.3, 0.1, 0.2, 0.4, 0.5, 0.6):
-        made.add(episode(0.0, max_value=value))
-    assert sorted(x.max_value for x in made.with_value) == [0.3, 0.4, 0.5, 0.6] and len(made.with_reward) == 1
-    assert made.rho == pytest.approx(0.1) and made.phi == 0.3
-    made.add(episode(1.0))
-    assert [x.max_value for x in made.with_value] == [0.4, 0.5, 0.6] and len(made.with_reward) == 2
-    assert made.phi == pytest.approx(0.3 - 0.3 / 5) and made.rho + made.phi == pytest.approx(0.4)
+        stored.add(episode(0.0, max_value=value))
+    assert sorted(x.max_value for x in stored.with_value) == [0.3, 0.4, 0.5, 0.6] and len(stored.with_reward) == 1
+    assert stored.rho == pytest.approx(0.1) and stored.phi == 0.3
+    stored.add(episode(1.0))
+    assert [x.max_value for x in stored.with_value] == [0.4, 0.5, 0.6] and len(stored.with_reward) == 2
+    assert stored.phi == pytest.approx(0.3 - 0.3 / 5) and stored.rho + stored.phi == pytest.approx(0.4)
     for _ in range(10):
-        made.add(episode(2.0))
-    assert len(made.with_reward) == 5 and not made.with_value and made.phi == 0.0
-    assert made.with_reward[0].is_given, 'what was given is never dropped'
+        stored.add(episode(2.0))
+    assert len(stored.with_reward) == 5 and not stored.with_value and stored.phi == 0.0
+    assert stored.with_reward[0].is_given, 'what was given is never dropped'
 
 
 def test_a_threshold_may_be_given():
-    made = pools(threshold=3.0)
-    made.add(episode(2.0))
-    assert len(made.with_value) == 1
+    stored = pools(threshold=3.0)
+    stored.add(episode(2.0))
+    assert len(stored.with_value) == 1
 
 
 def test_episodes_are_drawn_by_their_shares_and_the_power_of_their_value():
-    made = pools(alpha=2.0)
-    assert made.draw() is made.with_reward[0], 'there is nothing else'
+    stored = pools(alpha=2.0)
+    assert stored.draw() is stored.with_reward[0], 'there is nothing else'
     for value in (1.0, 2.0):
-        made.add(episode(0.0, max_value=value))
-    assert made.chances().tolist() == pytest.approx([1 / 5, 4 / 5])
+        stored.add(episode(0.0, max_value=value))
+    assert stored.chances().tolist() == pytest.approx([1 / 5, 4 / 5])
     torch.manual_seed(0)
-    drawn = [made.draw() for _ in range(4000)]
-    shares = [sum(x is y for x in drawn) / 4000 for y in (*made.with_reward, *made.with_value)]
+    sampled = [stored.draw() for _ in range(4000)]
+    shares = [sum(x is y for x in sampled) / 4000 for y in (*stored.with_reward, *stored.with_value)]
     assert shares == pytest.approx([0.25, 0.75 / 5, 0.75 * 4 / 5], abs=0.03)
 
 
 def test_slots_replay_episodes_without_gaps_and_restart_at_their_end():
-    made = Pools([episode(1.0, length=3, is_given=True)], 0.1, 0.3, 10.0, 5, None)
-    slots = Slots(made, 2)
+    stored = Pools([episode(1.0, length=3, is_given=True)], 0.1, 0.3, 10.0, 5, None)
+    slots = Slots(stored, 2)
     first, action = slots.next_steps(4)
     second, _ = slots.next_steps(4)
     assert first.observation.tolist() == [[0, 1, 2, 0]] * 2 and action.tolist() == [[0, 1, 2, 0]] * 2
     assert second.observation.tolist() == [[0, 1, 2, 0]] * 2 and second.step_type[0].tolist() == [F, M, L, F]
     slots.note_values(torch.tensor([[5.0, 1.0, 2.0, 9.0], [0.0, 1.0, 2.0, 3.0]]))
-    assert made.with_reward[0].max_value == 2.0, 'of the slot that ended last; 9 belongs to the next episode'
+    assert stored.with_reward[0].max_value == 2.0, 'of the slot that ended last; 9 belongs to the next episode'
 
 
 def test_unrolls_are_cut_into_episodes():
@@ -98,26 +98,26 @@ def test_unrolls_are_cut_into_episodes():
 
 
 def test_the_pools_are_kept_in_a_checkpoint():
-    made = pools()
+    stored = pools()
     for score, value in ((0.0, 0.5), (1.0, 0.2)):
-        made.add(episode(score, number=3, max_value=value))
+        stored.add(episode(score, number=3, max_value=value))
     again = pools()
-    again.load(made.state())
-    assert again.phi == made.phi and len(again.with_reward) == 2 and len(again.with_value) == 1
-    torch.testing.assert_close(again.with_value[0].steps, made.with_value[0].steps)
+    again.load(stored.state())
+    assert again.phi == stored.phi and len(again.with_reward) == 2 and len(again.with_value) == 1
+    torch.testing.assert_close(again.with_value[0].steps, stored.with_value[0].steps)
 
 
 def test_slots_continue_within_an_episode_even_if_it_was_dropped():
-    made = Pools([episode(1.0, length=3, is_given=True)], 0.1, 0.0, 10.0, 5, None)
-    made.add(episode(2.0, length=5))
+    stored = Pools([episode(1.0, length=3, is_given=True)], 0.1, 0.0, 10.0, 5, None)
+    stored.add(episode(2.0, length=5))
     torch.manual_seed(0)
-    slots = Slots(made, 4)
+    slots = Slots(stored, 4)
     slots.next_steps(2)
     slots.note_values(torch.ones(4, 2))
     assert len({x.length for x in slots._current}) == 2, 'some replay the one, some the other'
-    made.with_reward.pop()
-    again = Pools([made.with_reward[0]], 0.1, 0.0, 10.0, 5, None)
-    again.load(made.state())
+    stored.with_reward.pop()
+    again = Pools([stored.with_reward[0]], 0.1, 0.0, 10.0, 5, None)
+    again.load(stored.state())
     gone_on = Slots(again, 4, slots.state())
     for _ in range(3):
         torch.testing.assert_close(gone_on.next_steps(3), slots.next_steps(3))

@@ -113,9 +113,9 @@ def test_invalid_actions_are_neither_taken_nor_bootstrapped_from():
     step = TimeStep(step_type=torch.full((64, ), MID), reward=torch.zeros(64), discount=torch.ones(64),
                     observation=inputs.observation[0, 1].expand(64, 3), prev_action=torch.full((64, ), 2),
                     action_mask=mask[0, 1].expand(64, 3), env_id=torch.arange(64))
-    taken = {2 + i for i in mask[0, 1].nonzero().flatten().tolist()}
-    assert set(algorithm.rollout_step(step, ()).output.tolist()) == taken
-    assert set(algorithm.predict_step(step, ()).output.tolist()) < taken
+    valid_actions = {2 + i for i in mask[0, 1].nonzero().flatten().tolist()}
+    assert set(algorithm.rollout_step(step, ()).output.tolist()) == valid_actions
+    assert set(algorithm.predict_step(step, ()).output.tolist()) < valid_actions
 
 
 @pytest.mark.parametrize('epsilon, fraction', [(0.0, 0.0), (0.3, 0.2), (1.0, 2 / 3)])
@@ -123,8 +123,8 @@ def test_epsilon_is_the_probability_of_a_uniform_action(epsilon, fraction):
     algorithm = make(rollout_epsilon_greedy=epsilon)
     step = TimeStep(step_type=torch.full((6000, ), MID), reward=torch.zeros(6000), discount=torch.ones(6000),
                     observation=torch.ones(6000, 3), prev_action=torch.full((6000, ), 2), env_id=torch.arange(6000))
-    taken, best = (algorithm.rollout_step(step, ()).output, algorithm.predict_step(step, ()).output)
-    assert (taken != best).float().mean().item() == pytest.approx(fraction, abs=0.02)
+    action, best = (algorithm.rollout_step(step, ()).output, algorithm.predict_step(step, ()).output)
+    assert (action != best).float().mean().item() == pytest.approx(fraction, abs=0.02)
 
 
 def test_the_loss_is_half_the_squared_error_of_the_action_taken():

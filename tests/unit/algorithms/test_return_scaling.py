@@ -87,9 +87,9 @@ def test_a_loaded_transformer_continues_with_the_same_numbers():
     uninterrupted, loaded = DiscountedReturnScaling(), DiscountedReturnScaling()
     with context.rollout_context():
         expected, _, _ = run(uninterrupted, steps)
-        begun = DiscountedReturnScaling()
-        _, _, state = run(begun, first)
-        loaded.load_state_dict(begun.state_dict())
+        saved = DiscountedReturnScaling()
+        _, _, state = run(saved, first)
+        loaded.load_state_dict(saved.state_dict())
         found, _, _ = run(loaded, second, state)
     assert torch.equal(found, expected[25:])
 

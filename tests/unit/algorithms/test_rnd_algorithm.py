@@ -53,10 +53,10 @@ def test_targets_of_a_row_do_not_depend_on_other_rows(varying, is_in_parent):
     module = make_rnd(observation_spec=OBSERVATION, **{varying: partial(network, use_fc_bn=True)})
     (nn.ModuleList([module]) if is_in_parent else module).train()
     observation = OBSERVATION.randn((6, ))
-    alone = module._predicted(observation[:2])
+    single = module._predicted(observation[:2])
     for _ in range(3):
         among_others = module._predicted(observation)
-    for few, more in zip(alone, among_others):
+    for few, more in zip(single, among_others):
         torch.testing.assert_close(few, more[:2])
     assert module._predictor_net.training
 

@@ -114,9 +114,9 @@ class TestContract:
             (agent.rollout_step, agent.get_initial_rollout_state(4), agent.rollout_state_spec),
             (agent.predict_step, agent.get_initial_predict_state(4), agent.predict_state_spec)):
             step = method(env.current_time_step(), state)
-            for found, wanted in ((step.output, agent.action_spec), (step.state, spec)):
-                nest.assert_same_structure(wanted, found)
-                for s, x in zip(nest.flatten(wanted), nest.flatten(found)):
+            for found, expected in ((step.output, agent.action_spec), (step.state, spec)):
+                nest.assert_same_structure(expected, found)
+                for s, x in zip(nest.flatten(expected), nest.flatten(found)):
                     assert (tuple(x.shape), x.dtype) == ((4, *s.shape), s.dtype)
             for s, x in zip(nest.flatten(agent.action_spec), nest.flatten(step.output)):
                 assert (x.detach().numpy() >= s.minimum).all() and (x.detach().numpy() <= s.maximum).all()

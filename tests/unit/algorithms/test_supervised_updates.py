@@ -11,7 +11,7 @@ from helpers import warm_starts
 
 from alfx.engine.plan import TracedPlan
 from helpers.plans import warnings_in
-from helpers.supervised_ranks import KINDS, OWN_UPDATES, made, parameters, trained
+from helpers.supervised_ranks import KINDS, OWN_UPDATES, make, parameters, trained
 
 ROOT = Path(__file__).parents[3]
 
@@ -21,7 +21,7 @@ def test_a_replayed_epoch_matches_an_eager_one_bit_for_bit(kind, warm_up, caplog
     found = []
     for count in (10**9, 1):
         warm_up(count)
-        algorithm = made(kind)
+        algorithm = make(kind)
         for _ in range(4):
             algorithm.train_iter()
         found.append(parameters(algorithm))
@@ -36,7 +36,7 @@ def test_a_replayed_epoch_matches_an_eager_one_bit_for_bit(kind, warm_up, caplog
 def test_a_compiled_epoch_matches_an_eager_one_up_to_rounding(kind, replayed_at_once, caplog):
     found = []
     for compiles in (False, True):
-        algorithm = made(kind)
+        algorithm = make(kind)
         algorithm.updater.compiles = compiles
         for _ in range(3):
             algorithm.train_iter()
@@ -49,7 +49,7 @@ def test_a_compiled_epoch_matches_an_eager_one_up_to_rounding(kind, replayed_at_
 
 @pytest.mark.parametrize('kind', OWN_UPDATES)
 def test_algorithms_with_custom_updates_train_eagerly(kind):
-    algorithm = made(kind)
+    algorithm = make(kind)
     assert not algorithm.capabilities.traceable_update
     before = parameters(algorithm)
     assert algorithm.train_iter() == 3
@@ -57,7 +57,7 @@ def test_algorithms_with_custom_updates_train_eagerly(kind):
 
 
 def test_another_number_of_networks_in_an_epoch_is_another_update(replayed_at_once, caplog):
-    algorithm = made('hypernetwork')
+    algorithm = make('hypernetwork')
     for number in (None, 3, None, 3):
         algorithm.train_iter(number)
     assert algorithm.updater.plan(algorithm._batch_losses).replayed.num_graphs == 4

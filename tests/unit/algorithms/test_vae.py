@@ -144,8 +144,8 @@ class TestGaussian:
     def test_a_network_may_be_given_or_made(self):
         network = EncodingNetwork(IMAGE, fc_layer_params=(9, ))
         assert VariationalAutoEncoder(2, preprocess_network=network)._encoder is network
-        made = VariationalAutoEncoder(2, IMAGE, partial(EncodingNetwork, fc_layer_params=(9, )))
-        assert made._encoder.input_tensor_spec == IMAGE
+        constructed = VariationalAutoEncoder(2, IMAGE, partial(EncodingNetwork, fc_layer_params=(9, )))
+        assert constructed._encoder.input_tensor_spec == IMAGE
 
     def test_the_divergence_matches_the_outputs(self):
         step = make('gaussian').train_step(inputs_of(IMAGE))

@@ -72,15 +72,15 @@ class TestLearner:
 
     def test_a_field_of_a_nest_alone_or_with_the_other_fields(self, kind):
         observation = {'camera': torch.rand(4, 1, 2, 2), 'speed': torch.rand(4)}
-        alone = make(kind, NESTED, 4, observation_field='camera')
+        single = make(kind, NESTED, 4, observation_field='camera')
         with_others = make(kind, NESTED, 4, observation_field='camera', keep_other_fields=True)
-        assert alone.output_spec == TensorSpec((alone.output_spec.numel, ))
-        assert with_others.output_spec == {'camera': alone.output_spec, 'speed': NESTED['speed']}
+        assert single.output_spec == TensorSpec((single.output_spec.numel, ))
+        assert with_others.output_spec == {'camera': single.output_spec, 'speed': NESTED['speed']}
         for method in ('rollout_step', 'predict_step', 'train_step'):
             output = getattr(with_others, method)(TimeStep(observation=observation)).output
-            assert getattr(alone, method)(TimeStep(observation=observation)).output.shape == output['camera'].shape
+            assert getattr(single, method)(TimeStep(observation=observation)).output.shape == output['camera'].shape
             assert output['speed'] is observation['speed'] and observation['camera'].shape == (4, 1, 2, 2)
-        assert alone.decode(output['camera']).shape == (4, 1, 2, 2)
+        assert single.decode(output['camera']).shape == (4, 1, 2, 2)
 
     def test_the_policy_trains_the_encoder_unless_it_is_detached(self, kind):
         for detach in (False, True):

@@ -265,15 +265,15 @@ FLAGS_OF_A_PROGRAM = {
 @pytest.fixture
 def parser():
     docstring = 'Do something.\n\nExample:\n\n  program a\n\nMore about it.\n'
-    made = conf_flags.Parser('program.py', docstring, ('[FILE]', 'it'))
-    made.add('num_steps N', 'a number', conf_flags.number(int, 1, 10), 5)
-    made.add('scale X', 'a number', conf_flags.number(float))
-    made.add('names A,B', 'several', conf_flags.words, ['x'])
-    made.add('each KEY...', 'repeatable')
-    made.add('mode fast|slow', 'how', default='slow')
-    made.add('quiet', 'on or off')
-    made.add('render', '100% on', default=True)
-    return made
+    result = conf_flags.Parser('program.py', docstring, ('[FILE]', 'it'))
+    result.add('num_steps N', 'a number', conf_flags.number(int, 1, 10), 5)
+    result.add('scale X', 'a number', conf_flags.number(float))
+    result.add('names A,B', 'several', conf_flags.words, ['x'])
+    result.add('each KEY...', 'repeatable')
+    result.add('mode fast|slow', 'how', default='slow')
+    result.add('quiet', 'on or off')
+    result.add('render', '100% on', default=True)
+    return result
 
 
 @pytest.mark.parametrize('line', FLAGS_OF_A_PROGRAM)

@@ -60,9 +60,9 @@ def test_a_signal_during_startup_reaches_all_ranks(monkeypatch):
         return process
 
     monkeypatch.setattr(launch, '_start', interrupted)
-    begun = time.monotonic()
+    start_time = time.monotonic()
     assert launch.launch(program('time.sleep(60)'), 2) == 143
-    assert time.monotonic() - begun < 50
+    assert time.monotonic() - start_time < 50
 
 
 def test_the_shared_store_of_ranks_listens_on_localhost_only(tmp_path):

@@ -215,8 +215,8 @@ def test_a_hybrid_update_follows_the_sum_of_both_losses(name, dataset, monkeypat
     parameters_by_name = dict(agent.named_parameters())
     expected = torch.autograd.grad(sum(losses), [parameters_by_name[n] for n in names])
     assert names
-    for parameter, wanted in zip(names, expected):
-        torch.testing.assert_close(found[parameter], wanted, atol=1e-6, rtol=1e-5)
+    for parameter, gradient in zip(names, expected):
+        torch.testing.assert_close(found[parameter], gradient, atol=1e-6, rtol=1e-5)
 
 
 def test_hooks_that_do_the_same_make_the_same_update(dataset, monkeypatch):
@@ -226,18 +226,18 @@ def test_hooks_that_do_the_same_make_the_same_update(dataset, monkeypatch):
         def calc_loss_offline(self, info, pre_train=False):
             return self.calc_loss(info)
 
-    made = []
+    updates = []
     for base in (offline_agents.BcAlgorithm, HookedBc):
         network = offline_agents.algorithm('bc')[0].keywords
         agent = make_agent(offline_agents.partial(base, **network), dataset, unroll_length=4, updates=1)
         agent.unroll(6)
         buffers = agent.replay_buffer, agent.offline_replay_buffer
-        if not made:
+        if not updates:
             sample = {buffer.name: buffer.get_batch(8, 2) for buffer in buffers}
-        made.append((agent, gradients(agent, sample, monkeypatch)))
-    assert [agent.capabilities.has_offline_hooks for agent, _ in made] == [False, True]
-    for name in made[0][1]:
-        torch.testing.assert_close(made[0][1][name], made[1][1][name], atol=1e-6, rtol=1e-5)
+        updates.append((agent, gradients(agent, sample, monkeypatch)))
+    assert [agent.capabilities.has_offline_hooks for agent, _ in updates] == [False, True]
+    for name in updates[0][1]:
+        torch.testing.assert_close(updates[0][1][name], updates[1][1][name], atol=1e-6, rtol=1e-5)
 
 
 def test_the_dataset_can_be_faded_out(dataset):
@@ -274,27 +274,27 @@ def test_an_algorithm_adds_its_own_batch_source(dataset, monkeypatch):
     ('iql', 4, dict(rl_train_after_update_steps=3)), ('iql', 4, dict(rl_train_every_update_steps=3)),
     ('iql', 4, dict(priority_replay=True))])
 def test_replayed_updates_match_eager_ones(name, unroll_length, config_args, dataset, warm_up):
-    made = []
+    agents = []
     for count in (1, 10**9):
         warm_up(count)
         priorities = dict(calculate_priority=True) if config_args.get('priority_replay') else {}
         agent = make_agent(name, dataset, unroll_length=unroll_length, config_args=config_args, **priorities)
         iterate(agent, 7)
-        made.append(agent)
+        agents.append(agent)
     records = [sum(backend.num_graphs for backend in (plan.replayed, plan.compiled) if backend is not None)
-               for plan in made[0].updater._plans.values()]
+               for plan in agents[0].updater._plans.values()]
     assert sum(records) >= (2 if unroll_length and 'priority_replay' not in config_args and any(
         'rl_train' in key for key in config_args) else 1)
-    assert not differences(parameters(made[0]), parameters(made[1]))
+    assert not differences(parameters(agents[0]), parameters(agents[1]))
 
 
 def test_replayed_updates_with_offline_hooks_match_eager_ones(dataset, warm_up):
-    made = []
+    agents = []
     for count in (1, 10**9):
         warm_up(count)
         agent = make_agent(Hooked, dataset, unroll_length=4, config_args=dict(rl_train_after_update_steps=3))
         iterate(agent, 7)
-        made.append(agent)
-    losses = made[0].learner.losses
-    assert set(made[0].updater._plans) == {losses.offline, losses.hybrid}
-    assert not differences(parameters(made[0]), parameters(made[1]))
+        agents.append(agent)
+    losses = agents[0].learner.losses
+    assert set(agents[0].updater._plans) == {losses.offline, losses.hybrid}
+    assert not differences(parameters(agents[0]), parameters(agents[1]))

@@ -200,9 +200,9 @@ def test_the_noise_scale_of_many_batches_matches_their_distribution():
 
 def test_the_noise_scale_is_summarized_and_changes_no_update(monkeypatch):
     results = []
-    for wanted in (False, True):
+    for enabled in (False, True):
         agent, _ = make_agent('actor-critic', 'discrete')
-        if wanted:
+        if enabled:
             agent.updater.noise_scale = GradientNoiseScale()
         infos = []
         monkeypatch.setattr(agent, 'summarize_train', lambda *args, infos=infos: infos.append(args[2]))
@@ -210,6 +210,6 @@ def test_the_noise_scale_is_summarized_and_changes_no_update(monkeypatch):
         with context.record_if(True):
             agent.train_iter()
         context.set_summary_writer(None)
-        assert isinstance(infos[0].gns, torch.Tensor) == wanted
+        assert isinstance(infos[0].gns, torch.Tensor) == enabled
         results.append([p.detach().clone() for p in agent.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*results))

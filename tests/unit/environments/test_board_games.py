@@ -61,8 +61,8 @@ def test_a_game_has_first_mid_and_last_steps_and_player_0_rewards():
     assert following.step_type.tolist() == [FIRST] and not following.observation['board'].any()
     assert following.prev_action.tolist() == [0] and following.reward.tolist() == [0]
     assert play(env, 0, 3, 1, 4, 8, 5).reward.tolist() == [-1]  # player 1 wins
-    drawn = play(env, 0, 1, 2, 4, 3, 5, 7, 6, 8)
-    assert drawn.step_type.tolist() == [LAST] and drawn.reward.tolist() == [0] and float(drawn.env_info['drawn']) == 1
+    tie = play(env, 0, 1, 2, 4, 3, 5, 7, 6, 8)
+    assert tie.step_type.tolist() == [LAST] and tie.reward.tolist() == [0] and float(tie.env_info['drawn']) == 1
 
 
 def test_moving_to_an_occupied_square_loses():

@@ -110,10 +110,10 @@ class TestActions:
     def test_normalized_actions_are_mapped_linearly_and_clipped(self):
         """Bounds 0 and 4: -1 -> 0, 0.5 -> 2 + 0.5 * 2 = 3, and 3 -> 8, clipped to 4."""
         space = spaces.Box(0, 4, (3, ), np.float64)
-        encoded, given = ActionCodec(space, 1, normalize=True, clip=True).encode(torch.tensor([[-1., 0.5, 3.]]))
+        encoded, arrays = ActionCodec(space, 1, normalize=True, clip=True).encode(torch.tensor([[-1., 0.5, 3.]]))
         assert encoded.dtype == np.float64
         np.testing.assert_allclose(encoded, [[0, 3, 4]])
-        np.testing.assert_allclose(given[0], [[-1, 0.5, 3]])
+        np.testing.assert_allclose(arrays[0], [[-1, 0.5, 3]])
 
     def test_actions_become_what_the_batched_space_contains(self):
         pair = spaces.Tuple([spaces.MultiBinary(2), spaces.Box(-1, 1, (2, ), np.float64)])

@@ -38,22 +38,22 @@ def test_without_randomness_images_and_rewards_match_suite_atari(game):
     assert rewards >= 1 and (lasts >= 1 or game == 'Pong')
 
 
-@pytest.mark.parametrize('name, given, expected', [
+@pytest.mark.parametrize('name, arguments, expected', [
     ('PongNoFrameskip-v4', {}, 0.0), ('Breakout-v4', {}, 0.0), ('PongNoFrameskip-v0', {}, 0.25), ('Pong', {}, 0.25),
     ('PongNoFrameskip-v4', {'sticky_action_probability': 0.5}, 0.5), ('Pong', {'sticky_action_probability': 0.0}, 0.0)])
-def test_actions_stick_as_the_id_is_registered_which_is_logged(monkeypatch, caplog, name, given, expected):
-    made = []
+def test_actions_stick_as_the_id_is_registered_which_is_logged(monkeypatch, caplog, name, arguments, expected):
+    probabilities = []
     suite_gym.log_sticky_actions.cache_clear()
     caplog.set_level('INFO')
     original = suite_ale_vector._vector_env_class()
 
     def vector_env(*args, **kwargs):
-        made.append(kwargs['repeat_action_probability'])
+        probabilities.append(kwargs['repeat_action_probability'])
         return original(*args, **kwargs)
 
     monkeypatch.setattr(suite_ale_vector, '_vector_env_class', lambda: vector_env)
-    suite_ale_vector.load(name, **given)
-    assert made == [expected]
+    suite_ale_vector.load(name, **arguments)
+    assert probabilities == [expected]
     assert any('actions do not stick' in line if not expected else f'{expected:g}' in line for line in caplog.messages)
 
 

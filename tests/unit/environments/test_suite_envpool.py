@@ -145,10 +145,10 @@ class TestSeeds:
         assert len(set(first)) == 4
 
     def test_evaluation_and_training_have_different_streams_of_one_seed(self):
-        made = [create_environment('CartPole-v1', suite_envpool.load, for_evaluation=evaluation,
+        envs = [create_environment('CartPole-v1', suite_envpool.load, for_evaluation=evaluation,
                                    num_parallel_environments=2, seed=7).reset().observation
                 for evaluation in (False, True, False)]
-        assert torch.equal(made[0], made[2]) and not torch.equal(made[0], made[1])
+        assert torch.equal(envs[0], envs[2]) and not torch.equal(envs[0], envs[1])
 
 
 class TestWhatItLacks:

@@ -34,8 +34,8 @@ class TestDrawing:
 
     def test_number_of_sprites_is_within_its_bounds(self):
         _, masks = draw(count=300, num_sprites=(1, 4), diameter=(0.2, 0.3), image_size=32)
-        drawn = masks.reshape(300, -1).max(1)  # the last one is never covered
-        assert set(drawn.tolist()) == {1, 2, 3, 4}
+        num_sprites = masks.reshape(300, -1).max(1)  # the last one is never covered
+        assert set(num_sprites.tolist()) == {1, 2, 3, 4}
 
     @pytest.mark.parametrize('shape, area', [('disc', np.pi), ('square', 2.0), ('triangle', 3 * np.sqrt(3) / 4)])
     def test_shapes_have_the_area_given_by_a_unit_circumscribed_circle(self, shape, area):

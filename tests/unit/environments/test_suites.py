@@ -295,15 +295,15 @@ class TestAtari:
         assert time_step.observation.float().std() > 1
         assert env.render().shape == (210, 160, 3)
 
-    @pytest.mark.parametrize('name, given, expected', [
+    @pytest.mark.parametrize('name, arguments, expected', [
         ('PongNoFrameskip-v4', {}, 0.0), ('Breakout-v4', {}, 0.0), ('PongNoFrameskip-v0', {}, 0.25), ('Pong', {}, 0.25),
         ('ALE/Pong-v5', {}, 0.25), ('PongNoFrameskip-v4', {'sticky_action_probability': 0.5}, 0.5),
         ('Pong', {'sticky_action_probability': 0.0}, 0.0),
         ('Pong', {'env_args': {'repeat_action_probability': 0.125}}, 0.125)])
-    def test_actions_stick_as_the_id_is_registered_which_is_logged(self, name, given, expected, caplog):
+    def test_actions_stick_as_the_id_is_registered_which_is_logged(self, name, arguments, expected, caplog):
         suite_gym.log_sticky_actions.cache_clear()
         caplog.set_level('INFO')
-        env = suite_atari.load(name, **given)
+        env = suite_atari.load(name, **arguments)
         message = f'actions stick with probability {expected:g}' if expected else 'actions do not stick'
         assert [line for line in caplog.messages if line.endswith(message)]
         assert env.gym.envs[0].unwrapped.ale.getFloat('repeat_action_probability') == expected
@@ -363,8 +363,8 @@ class TestMiniGrid:
         from minigrid.wrappers import OneHotPartialObsWrapper
         env = gymnasium.make('MiniGrid-DoorKey-5x5-v0')
         expected = OneHotPartialObsWrapper(env).reset(seed=3)[0]['image']
-        ours = suite_minigrid.MiniGridObservation(env).reset(seed=3)[0]
-        np.testing.assert_array_equal(expected, ours)
+        actual = suite_minigrid.MiniGridObservation(env).reset(seed=3)[0]
+        np.testing.assert_array_equal(expected, actual)
 
     def test_the_whole_grid_and_the_direction(self):
         env = suite_minigrid.load('MiniGrid-Empty-5x5-v0', fully_observable=True, direction=True)

@@ -297,15 +297,15 @@ class TestSeeds:
             def step(self, action):
                 return super().step(self.action_space.sample())
 
-        drawn = []
+        samples = []
         for _ in range(2):
             env = make([Sampling] * 2)
             env.reset(seed=[1, 2])
-            drawn.append([env.step(np.zeros(2, int))[0][:, 2].tolist() for _ in range(8)]
-                         + [env.action_space.sample().tolist() for _ in range(4)])
+            samples.append([env.step(np.zeros(2, int))[0][:, 2].tolist() for _ in range(8)]
+                           + [env.action_space.sample().tolist() for _ in range(4)])
             env.close()
-        assert drawn[0] == drawn[1]
-        assert [row[0] for row in drawn[0][:8]] != [row[1] for row in drawn[0][:8]]
+        assert samples[0] == samples[1]
+        assert [row[0] for row in samples[0][:8]] != [row[1] for row in samples[0][:8]]
 
     @pytest.mark.processes
     def test_global_generators_differ_between_processes_and_follow_the_seed(self):

@@ -231,9 +231,9 @@ def test_distinct_draws_are_distinct_and_in_random_order(n, k):
     rounds = 4000
     counts = torch.zeros(k, n)
     for _ in range(rounds):
-        drawn = draw_distinct(n, k)
-        assert drawn.shape == (k, ) and len(set(drawn.tolist())) == k
-        counts[torch.arange(k), drawn] += 1
+        samples = draw_distinct(n, k)
+        assert samples.shape == (k, ) and len(set(samples.tolist())) == k
+        counts[torch.arange(k), samples] += 1
     # Each number is equally likely at each position.
     expected = rounds / n
     assert ((counts - expected).abs() < 5.5 * (expected * (1 - 1 / n))**0.5).all()
@@ -373,9 +373,9 @@ def test_only_filled_slots_are_saved(prioritized):
 
 def test_the_buffer_is_saved_by_default_while_it_is_small():
     def buffer(**arguments):
-        made = ReplayBuffer({'large': TensorSpec((300, ))}, 2, 100, **arguments)  # 2,400 bytes a row
-        made.checkpoint_limit = 24_000
-        return made
+        replay = ReplayBuffer({'large': TensorSpec((300, ))}, 2, 100, **arguments)  # 2,400 bytes a row
+        replay.checkpoint_limit = 24_000
+        return replay
 
     found = {}
     for num_rows in (10, 11):

@@ -96,9 +96,9 @@ def test_a_scoped_reference_makes_instances_of_the_class_itself():
         inner/Parent.x = 6
         suite_toy.load.name = @inner/Parent()
     ''')
-    made, _ = load()
-    assert type(made) is Parent and made.x == 6
-    assert type(pickle.loads(pickle.dumps(made))) is Parent
+    instance, _ = load()
+    assert type(instance) is Parent and instance.x == 6
+    assert type(pickle.loads(pickle.dumps(instance))) is Parent
 
 
 def test_caller_arguments_override_bindings_which_override_defaults():
@@ -109,9 +109,9 @@ def test_caller_arguments_override_bindings_which_override_defaults():
 
 def test_parent_bindings_never_change_explicit_subclass_arguments():
     gin.parse_config(['Parent.x = 5', 'Parent.y = 6', 'Chooser.z = 7'])
-    made = Chooser()
-    assert made.x == 7, 'Chooser passes x itself'
-    assert made.y == 6, 'Chooser leaves y open, so the binding of Parent fills it'
+    instance = Chooser()
+    assert instance.x == 7, 'Chooser passes x itself'
+    assert instance.y == 6, 'Chooser leaves y open, so the binding of Parent fills it'
     assert Chooser(8).x == 8
 
 
@@ -132,8 +132,8 @@ def test_a_class_without_constructor_takes_no_arguments():
 
 def test_activations_are_passed_as_plain_functions():
     gin.parse_config(['Parent.x = @relu', 'Parent.activation = @torch.relu_'])
-    made = Parent()
-    assert made.x is torch.relu and made.activation is torch.relu_
+    parent = Parent()
+    assert parent.x is torch.relu and parent.activation is torch.relu_
 
 
 @pytest.mark.parametrize('name, function', [
@@ -150,11 +150,11 @@ def test_functions_of_torch_have_their_names(name, function):
 def test_bindings_make_a_step_function_a_partial_of_the_plain_one():
     gin.parse_config(['clipped_double.limit = 3.', 'Parent.x = @clipped_double', 'softplus.beta = 2.',
                       'Parent.y = @softplus'])
-    made = Parent()
-    assert isinstance(made.x, functools.partial) and made.x.func is clipped_double
-    assert made.x.keywords == {'limit': 3.0}
-    assert made.x(torch.tensor(5.0)) == 3.0
-    assert made.y.func is F.softplus and made.y.keywords == {'beta': 2.0}
+    parent = Parent()
+    assert isinstance(parent.x, functools.partial) and parent.x.func is clipped_double
+    assert parent.x.keywords == {'limit': 3.0}
+    assert parent.x(torch.tensor(5.0)) == 3.0
+    assert parent.y.func is F.softplus and parent.y.keywords == {'beta': 2.0}
 
 
 def test_step_functions_are_bound_by_scope():
@@ -170,9 +170,9 @@ def test_step_functions_are_plain_inside_containers_partials_and_macros():
     assert first is torch.relu and one == 1 and mapping == {'a': F.elu}
     assert load(name=1)[1] is F.elu
     reference = gin.get_configurable('elu')
-    made = Parent(functools.partial(max, key=reference), Pair(reference, 2))
-    assert made.x.keywords['key'] is F.elu and made.x.func is max
-    assert made.y == Pair(F.elu, 2)
+    parent = Parent(functools.partial(max, key=reference), Pair(reference, 2))
+    assert parent.x.keywords['key'] is F.elu and parent.x.func is max
+    assert parent.y == Pair(F.elu, 2)
 
 
 def test_arguments_without_step_functions_stay_the_same_objects():

@@ -49,9 +49,9 @@ def assert_stack_equals_layers(single, stack, shape):
 def test_a_stack_matches_its_layers_one_by_one(kind, options):
     single, stack, shape = layer_and_stack(kind, **options)
     assert_stack_equals_layers(single, stack, shape)
-    made = single.make_parallel(N)
-    assert type(made) is type(stack)
-    assert {k: v.shape for k, v in made.state_dict().items()} == {k: v.shape for k, v in stack.state_dict().items()}
+    parallel = single.make_parallel(N)
+    assert type(parallel) is type(stack)
+    assert {k: v.shape for k, v in parallel.state_dict().items()} == {k: v.shape for k, v in stack.state_dict().items()}
 
 
 @pytest.mark.parametrize('kind', KINDS[:2])
@@ -211,8 +211,8 @@ def test_a_norm_is_before_or_after_the_activation(position, activation):
     x = torch.randn(8, 4) + 1
     y = F.linear(x, layer.weight, layer.bias)
     norm = BatchNorm(5)
-    wanted = norm(torch.relu(y)) if position == 'after' else torch.relu(norm(y))
-    torch.testing.assert_close(layer(x), wanted)
+    expected = norm(torch.relu(y)) if position == 'after' else torch.relu(norm(y))
+    torch.testing.assert_close(layer(x), expected)
     assert layer._norm.num_updates == 1
     layer.reset_parameters()
     assert layer._norm.num_updates == 0

@@ -123,24 +123,24 @@ VARIANTS = {'simba': networks('simba'), 'bro': networks('bro'), 'hyper': network
 
 @pytest.mark.parametrize('variant', KINDS)
 def test_replayed_updates_match_eager_ones_and_rows_keep_norm_one(variant, warm_up, caplog):
-    made = []
+    agents = []
     for count in (1, 10**9):
         warm_up(count)
-        made.append(make_agent(**VARIANTS[variant], optimizer=Adam(lr=1e-2, gradient_clipping=1.0))[0])
-        train(made[-1:], 15)  # two updates each
-    assert num_graphs(made[0]) and not num_graphs(made[1]) and not warnings_in(caplog)
-    assert_same_parameters(made, atol=0.0, rtol=0.0)
+        agents.append(make_agent(**VARIANTS[variant], optimizer=Adam(lr=1e-2, gradient_clipping=1.0))[0])
+        train(agents[-1:], 15)  # two updates each
+    assert num_graphs(agents[0]) and not num_graphs(agents[1]) and not warnings_in(caplog)
+    assert_same_parameters(agents, atol=0.0, rtol=0.0)
     projected = {'simba': 0, 'bro': 0, 'hyper': 9, 'flash': 15}[variant]
-    assert rows_have_norm_one(torch.nn.ModuleList([made[0].policy.actor, made[0].policy.critics])) == projected
+    assert rows_have_norm_one(torch.nn.ModuleList([agents[0].policy.actor, agents[0].policy.critics])) == projected
 
 
 @pytest.mark.compiles
 def test_compiled_updates_match_eager_ones_up_to_rounding(never_replayed, caplog):
     flash = {**FLASH, 'policy_update_period': 1}  # a single graph
-    made = [make_agent(**flash, config_args=dict(compile=on))[0] for on in (False, True)]
-    train(made, 4)
-    assert num_graphs(made[1]) and not warnings_in(caplog)
-    assert_same_parameters(made, atol=1e-4, rtol=1e-3)
+    agents = [make_agent(**flash, config_args=dict(compile=on))[0] for on in (False, True)]
+    train(agents, 4)
+    assert num_graphs(agents[1]) and not warnings_in(caplog)
+    assert_same_parameters(agents, atol=1e-4, rtol=1e-3)
 
 
 def test_a_layer_without_gradient_keeps_its_bits():

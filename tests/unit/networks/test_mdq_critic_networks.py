@@ -149,8 +149,8 @@ def test_the_free_form_sees_actions_between_their_bounds():
     assert values.shape == (5, 3)
     normalized = torch.cat([(action['x'] - 1) / 2, action['y'][:, None] * 2 - 1], 1)
     torch.testing.assert_close(values, net.free_form((observation, normalized))[0])
-    drawn, _ = net.get_action(observation, 1.0)
-    assert drawn['x'].shape == (5, 2) and drawn['y'].shape == (5, )
+    sampled, _ = net.get_action(observation, 1.0)
+    assert sampled['x'].shape == (5, 2) and sampled['y'].shape == (5, )
 
 
 def test_both_forms_are_trained_separately():

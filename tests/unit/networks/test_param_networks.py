@@ -21,48 +21,48 @@ def network():
 
 def test_theta_rows_follow_the_parameter_layout_of_torch():
     single = network()
-    given = StackedParameters(single)
+    stacked = StackedParameters(single)
     theta = torch.nn.utils.parameters_to_vector(single.parameters()).detach()
-    assert torch.equal(given.parameters_of(single), theta) and given.param_length == theta.numel() == 26
+    assert torch.equal(stacked.parameters_of(single), theta) and stacked.param_length == theta.numel() == 26
     inputs = torch.randn(5, 3)
-    torch.testing.assert_close(given.apply_parameters(theta, inputs)[0], single(inputs)[0])
-    torch.testing.assert_close(given.single_network(theta)(inputs)[0], single(inputs)[0])
+    torch.testing.assert_close(stacked.apply_parameters(theta, inputs)[0], single(inputs)[0])
+    torch.testing.assert_close(stacked.single_network(theta)(inputs)[0], single(inputs)[0])
 
 
 def test_theta_without_a_network_dimension_is_one_recurrent_network():
     single = LSTMEncodingNetwork(VECTOR, hidden_size=5)
-    given = StackedParameters(single)
-    given.set_parameters(given.parameters_of(single))
+    stacked = StackedParameters(single)
+    stacked.set_parameters(stacked.parameters_of(single))
     inputs, state = torch.randn(4, 3), tuple((torch.randn(4, 5), torch.randn(4, 5)) for _ in range(1))
-    assert given.state_spec == single.state_spec and given.output_spec == single.output_spec
-    output, ((h, c), ) = given(inputs, state)
+    assert stacked.state_spec == single.state_spec and stacked.output_spec == single.output_spec
+    output, ((h, c), ) = stacked(inputs, state)
     expected, ((expected_h, expected_c), ) = single(inputs, state)
-    for actual, wanted in ((output, expected), (h, expected_h), (c, expected_c)):
-        torch.testing.assert_close(actual, wanted)
+    for actual, reference in ((output, expected), (h, expected_h), (c, expected_c)):
+        torch.testing.assert_close(actual, reference)
 
 
 def test_the_number_of_networks_follows_the_given_parameters():
-    given = StackedParameters(network(), 3)
-    assert given(torch.randn(5, 3))[0].shape == (5, 3, 2) and given.output_spec == TensorSpec((3, 2))
-    given.set_parameters(given.initial_parameters(7))
-    assert given(torch.randn(5, 3))[0].shape == (5, 7, 2) and given.output_spec == TensorSpec((7, 2))
-    given.apply_parameters(given.initial_parameters(2), torch.randn(5, 3))
-    assert given(torch.randn(5, 7, 3))[0].shape == (5, 7, 2)
+    stacked = StackedParameters(network(), 3)
+    assert stacked(torch.randn(5, 3))[0].shape == (5, 3, 2) and stacked.output_spec == TensorSpec((3, 2))
+    stacked.set_parameters(stacked.initial_parameters(7))
+    assert stacked(torch.randn(5, 3))[0].shape == (5, 7, 2) and stacked.output_spec == TensorSpec((7, 2))
+    stacked.apply_parameters(stacked.initial_parameters(2), torch.randn(5, 3))
+    assert stacked(torch.randn(5, 7, 3))[0].shape == (5, 7, 2)
 
 
 def test_initial_parameters_are_drawn_separately_for_each_network():
     rows = StackedParameters(network()).initial_parameters(2)
     assert rows.shape == (2, 26) and not torch.equal(rows[0], rows[1])
     theta = torch.zeros(2, 26)
-    given = StackedParameters(network())
-    given.set_parameters(theta, reinitialize=True)
-    assert given.theta is theta and bool(theta.any(dim=1).all())
+    stacked = StackedParameters(network())
+    stacked.set_parameters(theta, reinitialize=True)
+    assert stacked.theta is theta and bool(theta.any(dim=1).all())
 
 
 def test_calls_do_not_retain_the_graph_of_the_parameters():
-    given = StackedParameters(network())
+    stacked = StackedParameters(network())
     theta = torch.randn(2, 26, requires_grad=True) * 1.0
-    given.apply_parameters(theta, torch.randn(5, 3))
+    stacked.apply_parameters(theta, torch.randn(5, 3))
     alive = weakref.ref(theta)
     del theta
     gc.collect()
@@ -70,12 +70,12 @@ def test_calls_do_not_retain_the_graph_of_the_parameters():
 
 
 def test_computing_changes_no_generator_and_accepts_external_parameters():
-    given = StackedParameters(network())
-    theta = torch.nn.Parameter(given.initial_parameters(2))
+    stacked = StackedParameters(network())
+    theta = torch.nn.Parameter(stacked.initial_parameters(2))
     before = torch.get_rng_state()
-    given.set_parameters(theta)
-    given(torch.ones(5, 3))
-    assert torch.equal(torch.get_rng_state(), before) and not list(given.parameters())
+    stacked.set_parameters(theta)
+    stacked(torch.ones(5, 3))
+    assert torch.equal(torch.get_rng_state(), before) and not list(stacked.parameters())
 
 
 @pytest.mark.parametrize('theta', [torch.zeros(2, 25), torch.zeros(25), torch.zeros(1, 2, 26), torch.zeros(0, 26)])
@@ -125,12 +125,12 @@ def test_initial_parameters_of_a_layer_can_be_drawn_in_place():
 
 
 def test_a_convolutional_network_has_the_given_layers():
-    given = ParamNetwork(IMAGE, conv_layer_params=((3, 3, 1, 1, 2), ), fc_layer_params=(5, (4, False)),
-                         use_conv_bias=True, use_conv_ln=True, use_fc_ln=True, last_layer_size=2,
-                         last_activation=torch.tanh, last_use_bias=False, n_groups=2)
+    stacked = ParamNetwork(IMAGE, conv_layer_params=((3, 3, 1, 1, 2), ), fc_layer_params=(5, (4, False)),
+                           use_conv_bias=True, use_conv_ln=True, use_fc_ln=True, last_layer_size=2,
+                           last_activation=torch.tanh, last_use_bias=False, n_groups=2)
     convolution, norm, first, second = 3 * 2 * 9 + 3, 2 * 3, 48 * 5 + 5 + 2 * 5, 5 * 4 + 2 * 4
-    assert given.param_length == convolution + norm + first + second + 4 * 2
-    assert given(torch.randn(6, 2, 8, 8))[0].shape == (6, 2, 2)
+    assert stacked.param_length == convolution + norm + first + second + 4 * 2
+    assert stacked(torch.randn(6, 2, 8, 8))[0].shape == (6, 2, 2)
     assert ParamConvNet(2, 8, ((3, 3, 1), ), same_padding=True)(torch.randn(6, 2, 8, 8))[0].shape == (6, 3, 8, 8)
     flat = ParamConvNet(2, 8, ((3, 3, 1), ), n_groups=2, flatten_output=True)
     assert flat(torch.randn(6, 2, 8, 8))[0].shape == (6, 2, 108)
@@ -145,6 +145,6 @@ def test_arguments_that_contradict_each_other_are_refused(arguments, message):
 
 
 def test_a_network_with_given_parameters_is_not_wrapped_again():
-    given = ParamNetwork(VECTOR, fc_layer_params=(2, ))
-    assert given_network(given) is given
+    stacked = ParamNetwork(VECTOR, fc_layer_params=(2, ))
+    assert given_network(stacked) is stacked
     assert given_network(Sequential(FC(3, 2))).param_length == 8

@@ -209,10 +209,10 @@ def test_the_stable_parameterization_starts_at_init_std_within_limits(transform,
     for kwargs in (dict(init_std=0.7), dict(init_std=0.7, min_std=0.2), dict(init_std=0.7, min_std=0.2, max_std=0.9)):
         dist, _ = head(**kwargs)(X)
         torch.testing.assert_close(dist.stddev, torch.full((5, 2), 0.7), rtol=1e-4, atol=0)
-    wild = head(min_std=0.2, max_std=0.9, init_std=0.5, projection_output_init_gain=1000.0)
+    extreme = head(min_std=0.2, max_std=0.9, init_std=0.5, projection_output_init_gain=1000.0)
     if not state_dependent:
-        wild._scale_parameter.data.copy_(torch.tensor([-1000.0, 1000.0]))
-    std = wild(torch.randn(100, 4))[0].stddev
+        extreme._scale_parameter.data.copy_(torch.tensor([-1000.0, 1000.0]))
+    std = extreme(torch.randn(100, 4))[0].stddev
     assert 0.2 - 1e-6 <= float(std.min()) < 0.25 and 0.85 < float(std.max()) <= 0.9 + 1e-6
 
 

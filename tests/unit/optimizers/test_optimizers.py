@@ -63,17 +63,17 @@ class TestEveryOptimizer:
         assert [torch.equal(p, b) for p, b in zip(parameters, before)] == [False, False, True, True]
 
     def test_a_parameter_without_gradient_does_not_change(self, cls):
-        parameters, alone = make_parameters(), make_parameters()
-        optimizer, only = cls(parameters, lr=0.1), cls(alone[1:], lr=0.1)
+        parameters, others = make_parameters(), make_parameters()
+        optimizer, only = cls(parameters, lr=0.1), cls(others[1:], lr=0.1)
         start = parameters[0].detach().clone()
         for seed in range(3):
             set_gradients(parameters, seed)
-            set_gradients(alone, seed)
+            set_gradients(others, seed)
             parameters[0].grad = None
             optimizer.step()
             only.step()
         assert torch.equal(parameters[0], start)
-        assert_same(parameters[1:], alone[1:], rtol=0, atol=0)
+        assert_same(parameters[1:], others[1:], rtol=0, atol=0)
 
     def test_the_learning_rate_follows_a_schedule(self, cls):
         rate = 0.5
@@ -347,11 +347,11 @@ def test_a_conf_file_sets_arguments_within_a_scope():
 def test_any_optimizer_of_torch_can_be_wrapped():
     cls = optimizers.wrap_optimizer(torch.optim.RAdam)
     parameters, others = make_parameters(), make_parameters()
-    ours = cls(lr=0.1, gradient_clipping=1e6)
-    ours.add_param_group({'params': parameters})
-    assert (cls.__name__, ours.name) == ('RAdam', 'RAdam')
+    wrapped = cls(lr=0.1, gradient_clipping=1e6)
+    wrapped.add_param_group({'params': parameters})
+    assert (cls.__name__, wrapped.name) == ('RAdam', 'RAdam')
     assert_same(
-        run(ours, parameters, range(8)), run(torch.optim.RAdam(others, lr=0.1), others, range(8)), rtol=0, atol=0)
+        run(wrapped, parameters, range(8)), run(torch.optim.RAdam(others, lr=0.1), others, range(8)), rtol=0, atol=0)
     with pytest.raises(TypeError, match='already'):
         optimizers.wrap_optimizer(Adam)
     with pytest.raises(TypeError, match='subclass of torch.optim.Optimizer'):

@@ -15,7 +15,7 @@ MOST_MEMORY = 2**20  # KiB that a damaged file may take
 
 
 @pytest.fixture(scope='module')
-def made(tmp_path_factory):
+def folders(tmp_path_factory):
     return damaged_files.make(str(tmp_path_factory.mktemp('damaged')))
 
 
@@ -36,15 +36,15 @@ def try_to_read(source, name, kind, seed, reader):
 
 @settings(max_examples=25)
 @given(st.data())
-def test_a_damaged_file_of_a_run_is_passed_over_or_named(made, data):
-    name = data.draw(st.sampled_from(damaged_files.files_of(made[0])))
-    try_to_read(made[0], name, data.draw(st.sampled_from(damaged_files.KINDS)), data.draw(st.integers(0, 2**32)),
+def test_a_damaged_file_of_a_run_is_passed_over_or_named(folders, data):
+    name = data.draw(st.sampled_from(damaged_files.files_of(folders[0])))
+    try_to_read(folders[0], name, data.draw(st.sampled_from(damaged_files.KINDS)), data.draw(st.integers(0, 2**32)),
                 data.draw(st.sampled_from(damaged_files.RUN_READERS)))
 
 
 @settings(max_examples=40)
 @given(st.data())
-def test_a_damaged_file_of_a_dataset_is_named(made, data):
-    name = data.draw(st.sampled_from(damaged_files.files_of(made[1])))
-    try_to_read(made[1], name, data.draw(st.sampled_from(damaged_files.KINDS)), data.draw(st.integers(0, 2**32)),
+def test_a_damaged_file_of_a_dataset_is_named(folders, data):
+    name = data.draw(st.sampled_from(damaged_files.files_of(folders[1])))
+    try_to_read(folders[1], name, data.draw(st.sampled_from(damaged_files.KINDS)), data.draw(st.integers(0, 2**32)),
                 damaged_files.read_dataset)

@@ -168,6 +168,6 @@ def test_ray_runs_trials_concurrently_and_replaces_lost_workers(tmp_path, monkey
     assert killed
     found = rows(tmp_path)
     assert [row['state'] for row in found] == ['complete'] * 3
-    begun = [line.split()[1] for line in (tmp_path / 'journal').read_text().splitlines() if line.startswith('begin')]
-    assert len(begun) == 4 and len(set(begun)) == 3, 'the run whose worker was lost was started again'
+    started = [line.split()[1] for line in (tmp_path / 'journal').read_text().splitlines() if line.startswith('begin')]
+    assert len(started) == 4 and len(set(started)) == 3, 'the run whose worker was lost was started again'
     assert not ray.is_initialized()

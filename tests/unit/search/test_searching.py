@@ -337,9 +337,9 @@ def test_kills_and_resumes_neither_lose_nor_repeat_trials(tmp_path):
 
     before, kills = [], 0
     while kills < 6:
-        wanted = size() + generator.randrange(6000)
+        min_size = size() + generator.randrange(6000)
         pid = in_a_child(work)
-        wait_until(lambda wanted=wanted: size() > wanted)
+        wait_until(lambda min_size=min_size: size() > min_size)
         time.sleep(generator.uniform(0, 0.02))
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

@@ -15,9 +15,9 @@ def algorithm_table(monkeypatch):
 
 
 def test_the_pages_are_current(algorithm_table):
-    docs, made = ROOT / 'docs', algorithm_table.pages()
-    assert {f'algorithms/{path.name}' for path in (docs / 'algorithms').iterdir()} < set(made)
-    for name, current in made.items():
+    docs, pages = ROOT / 'docs', algorithm_table.pages()
+    assert {f'algorithms/{path.name}' for path in (docs / 'algorithms').iterdir()} < set(pages)
+    for name, current in pages.items():
         stored = (docs / name).read_text()
         if stored != current:
             changed = [line for line in current.splitlines() if line not in stored.splitlines()]

@@ -115,9 +115,9 @@ def test_kills_are_spaced_by_the_given_number_of_checkpoints(tmp_path, spread):
     kills = kill_runs.train_with_kills([sys.executable, '-c', WRITER, str(tmp_path)], tmp_path, tmp_path / 'log', 2,
                                        lambda: 0.0, random.Random(spread), spread)
     steps = [after - before for before, after in zip([0, *kills], kills)]
-    drawn = random.Random(spread)
+    generator = random.Random(spread)
     for step in steps:
-        wanted = drawn.randint(1, spread)
-        drawn.random()
-        assert wanted <= step <= wanted + 2, 'no more than what is written while it dies'
+        num_new = generator.randint(1, spread)
+        generator.random()
+        assert num_new <= step <= num_new + 2, 'no more than what is written while it dies'
     assert len(kill_runs.checkpoints(tmp_path)) == 12

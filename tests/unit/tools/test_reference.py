@@ -17,12 +17,12 @@ def reference(monkeypatch):
 
 def test_the_pages_are_current(reference):
     pytest.importorskip('torch', minversion='2.13')  # some arguments come from classes of torch
-    made = reference.pages()
-    assert {path.stem for path in (ROOT / 'docs' / 'reference').glob('*.md')} == {*made, reference.ALGORITHMS}
-    late = [name for name, text in made.items()
-            if (ROOT / 'docs' / 'reference' / f'{name}.md').read_text() != text.rstrip() + '\n']
-    assert not late, 'run python tools/reference.py'
-    assert ' at 0x' not in ''.join(made.values())
+    pages = reference.pages()
+    assert {path.stem for path in (ROOT / 'docs' / 'reference').glob('*.md')} == {*pages, reference.ALGORITHMS}
+    outdated = [name for name, text in pages.items()
+                if (ROOT / 'docs' / 'reference' / f'{name}.md').read_text() != text.rstrip() + '\n']
+    assert not outdated, 'run python tools/reference.py'
+    assert ' at 0x' not in ''.join(pages.values())
 
 
 def test_forwarded_arguments_are_described_by_the_base_class():

@@ -238,15 +238,15 @@ def test_a_new_result_draws_only_the_figures_of_its_conf_and_task(results, tmp_p
     other = dataclasses.replace(a_task(results), name='other_conf', env_name='Other-v1')
     for task in (a_task(results), other):
         store.add(task, 0, {**a_run([1.0]), 'curve': [[1, 2.0], [2, 3.0]]})
-    drawn = [tmp_path / 'images' / name for name in ('curves/some_conf.svg', 'results/Some-v1.svg',
-                                                     'curves/other_conf.svg', 'results/Other-v1.svg')]
-    for picture in drawn:
+    figures = [tmp_path / 'images' / name for name in ('curves/some_conf.svg', 'results/Some-v1.svg',
+                                                       'curves/other_conf.svg', 'results/Other-v1.svg')]
+    for picture in figures:
         picture.unlink()
     store.add(other, 1, {**a_run([1.0]), 'curve': [[1, 2.0], [2, 3.0]]})
-    assert [picture.exists() for picture in drawn] == [False, False, True, True]
+    assert [picture.exists() for picture in figures] == [False, False, True, True]
     assert (tmp_path / 'results' / 'other.md').read_text().count('](../images/results/') == 2
     store.write()
-    assert all(picture.exists() for picture in drawn)
+    assert all(picture.exists() for picture in figures)
 
 
 def test_games_of_minatar_are_named_with_their_suite(results):

@@ -157,7 +157,7 @@ class TestVerification:
     pytestmark = pytest.mark.processes
 
     @pytest.fixture
-    def made(self, tmp_path, monkeypatch):
+    def make_state(self, tmp_path, monkeypatch):
         (tmp_path / 'my_states.py').write_text(textwrap.dedent(MODULE))
         (tmp_path / 'conf').mkdir()
         monkeypatch.syspath_prepend(str(tmp_path))
@@ -174,8 +174,8 @@ class TestVerification:
         env.seed(0)
         return env, make_config(folder)
 
-    def test_a_verified_state_is_restored_at_once_from_then_on(self, made, caplog, monkeypatch):
-        env, config = made('Sound')
+    def test_a_verified_state_is_restored_at_once_from_then_on(self, make_state, caplog, monkeypatch):
+        env, config = make_state('Sound')
         state, saved = saved_after(env, config)
         with caplog.at_level(logging.INFO):
             state.advance()
@@ -185,48 +185,48 @@ class TestVerification:
         assert caplog.text.count('the state of the environments is verified') == 1 and env.recorder is None
         step(env, 1)
         monkeypatch.setattr(environment_state, '_Verification', None)
-        other = made('Sound')[0]
+        other = make_state('Sound')[0]
         resumed = EnvironmentState(other, config)
         assert resumed.restore(state.get()) and not resumed._recorders
         assert other.gym.call('clock') == env.gym.call('clock')
         assert other.gym.envs[0].unwrapped.clock > 40
 
-    def test_an_unverified_state_is_verified_when_the_run_resumes(self, made):
-        env, config = made('Sound')
+    def test_an_unverified_state_is_verified_when_the_run_resumes(self, make_state):
+        env, config = make_state('Sound')
         _, saved = saved_after(env, config)
-        other, _ = made('Sound')
+        other, _ = make_state('Sound')
         resumed = EnvironmentState(other, config)
         assert resumed.restore(saved) and not resumed._recorders
 
     @pytest.mark.parametrize('name, reason', [('Native', 'was killed by SIGSEGV'),
                                               ('Silent', 'ended with exit code 0')])
-    def test_a_crash_means_new_episodes_and_is_remembered(self, made, caplog, name, reason):
-        env, config = made(name)
+    def test_a_crash_means_new_episodes_and_is_remembered(self, make_state, caplog, name, reason):
+        env, config = make_state(name)
         state, _ = saved_after(env, config)
         with caplog.at_level(logging.INFO):
             state.finish()
             saved = state.get()
-            resumed = EnvironmentState(made(name)[0], config)
+            resumed = EnvironmentState(make_state(name)[0], config)
             assert not resumed.restore(saved) and resumed.get() == saved
         assert caplog.text.count(reason) == 2 and caplog.text.count('a resumed run starts new episodes') == 2
 
-    def test_a_process_that_hangs_is_ended(self, made, caplog, monkeypatch):
+    def test_a_process_that_hangs_is_ended(self, make_state, caplog, monkeypatch):
         monkeypatch.setattr(environment_state, '_TIMEOUT_SECONDS', 0.0)
-        env, config = made('Sound')
+        env, config = make_state('Sound')
         state, _ = saved_after(env, config)
         with caplog.at_level(logging.INFO):
             state.finish()
         assert 'another process has not restored it within 0 s' in caplog.text
 
-    def test_a_stopped_run_does_not_wait_for_the_verification(self, made):
-        env, config = made('Sound')
+    def test_a_stopped_run_does_not_wait_for_the_verification(self, make_state):
+        env, config = make_state('Sound')
         state, _ = saved_after(env, config)
         state._is_stopped = lambda: True
         state.finish()
         assert not state._is_verified and pickle.loads(state.get())[1]
 
-    def test_a_process_stopped_from_outside_proves_nothing(self, made):
-        env, config = made('Sound')
+    def test_a_process_stopped_from_outside_proves_nothing(self, make_state):
+        env, config = make_state('Sound')
         state, _ = saved_after(env, config)
         state.advance()
         state._process._process.send_signal(signal.SIGTERM)

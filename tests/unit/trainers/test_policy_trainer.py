@@ -150,12 +150,12 @@ def test_a_conf_gets_iterations_as_axis_and_metrics_over_each_counter(tmp_path):
 def test_a_resumed_run_keeps_its_axis(tmp_path):
     options = dict(num_iterations=6, summary_interval=1, evaluate=True, eval_interval=3, num_eval_episodes=2)
     run(tmp_path, stop_after=4, **options)
-    begun = scalars(tmp_path / 'train')['loss']
+    first_part = scalars(tmp_path / 'train')['loss']
     both = dict(options, num_env_steps=10_000)  # in a new run, the axis would be iterations
     assert not make_config(tmp_path, **both).summarizes_over_env_steps
     run(tmp_path, **both)
     steps = [int(row['env_steps']) for row in table(tmp_path)]
-    assert scalars(tmp_path / 'train')['loss'] == steps and begun[0] == steps[0] > 0
+    assert scalars(tmp_path / 'train')['loss'] == steps and first_part[0] == steps[0] > 0
     run_files.StartRecord(str(tmp_path / 'older')).write(summary_axis='global_counter')
     run(tmp_path / 'older', **options)
     assert scalars(tmp_path / 'older' / 'train')['loss'] == [0, 1, 2, 3, 4, 5]

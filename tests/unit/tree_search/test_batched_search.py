@@ -92,11 +92,11 @@ GUMBEL, EXPANDED = dict(rule='gumbel', gumbel_scale=0.0), dict(expand_root=True,
 def test_a_traced_search_matches_an_eager_one(monkeypatch, caplog, options, names_actions, compiles):
     monkeypatch.setattr(backends, 'WARM_UP', backends.WarmUp(calls=3, compiled_calls=3))
     torch.manual_seed(0)
-    network, settings, made = Network(names_actions), SearchSettings(8, **options), []
+    network, settings, traced = Network(names_actions), SearchSettings(8, **options), []
 
     def form(function, memory):
-        made.append(TracedFunction(function, network, memory, compiles=compiles))
-        return made[-1]
+        traced.append(TracedFunction(function, network, memory, compiles=compiles))
+        return traced[-1]
 
     plain, recorded = TreeSearch(settings), TreeSearch(settings, make_backend=form)
     with torch.no_grad():
@@ -107,5 +107,5 @@ def test_a_traced_search_matches_an_eager_one(monkeypatch, caplog, options, name
             torch.testing.assert_close(torch.from_numpy(trees[0].ints), torch.from_numpy(trees[1].ints), rtol=0, atol=0)
             torch.testing.assert_close(torch.from_numpy(trees[0].floats), torch.from_numpy(trees[1].floats),
                                        **(dict(rtol=1e-5, atol=1e-6) if compiles else dict(rtol=0, atol=0)))
-    backend = made[0].compiled if compiles else made[0].replayed
-    assert len(made) == 1 and backend.num_graphs >= 1 and not backend.has_stopped, caplog.text
+    backend = traced[0].compiled if compiles else traced[0].replayed
+    assert len(traced) == 1 and backend.num_graphs >= 1 and not backend.has_stopped, caplog.text

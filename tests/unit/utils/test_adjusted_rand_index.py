@@ -25,8 +25,8 @@ def test_uncounted_pixels_have_no_influence():
     changed = torch.where(counted, clusters, (clusters + 1) % 3)
     torch.testing.assert_close(adjusted_rand_index(labels, clusters, counted),
                                adjusted_rand_index(labels, changed, counted))
-    alone = adjusted_rand_index(labels[0][counted[0]][None], clusters[0][counted[0]][None])
-    torch.testing.assert_close(adjusted_rand_index(labels, clusters, counted)[:1], alone)
+    single = adjusted_rand_index(labels[0][counted[0]][None], clusters[0][counted[0]][None])
+    torch.testing.assert_close(adjusted_rand_index(labels, clusters, counted)[:1], single)
 
 
 @pytest.mark.parametrize('labels, clusters, expected', [

@@ -58,11 +58,11 @@ def test_random_actions_are_repeated_for_lengths_of_the_zeta_distribution():
 def test_a_random_action_sequence_ends_by_its_length_only():
     explore = EpsilonZGreedy(DiscreteAction(SPEC.replace(maximum=3), 'Owner'), 2.0, 'Owner')
     state = LongExplorationState(torch.tensor([2, 0]), torch.tensor([1, 0]))
-    taken = []
+    indices = []
     for _ in range(4):
         index, state = explore(torch.tensor([3, 3]), 0.0, state)
-        taken.append(index.tolist())
-    assert taken == [[1, 3], [1, 3], [3, 3], [3, 3]]
+        indices.append(index.tolist())
+    assert indices == [[1, 3], [1, 3], [3, 3], [3, 3]]
 
 
 GO, HOW = BoundedTensorSpec((), torch.int64, 0, 2), BoundedTensorSpec((2, ), torch.float32, -1, 1)

@@ -12,8 +12,8 @@ TENSORS = [torch.arange(3, dtype=torch.int32), torch.tensor(True), torch.rand(2,
 def test_packed_tensors_are_unpacked_unchanged():
     block, layout = transfers.packed(TENSORS, pinned=False)
     assert block.dtype == torch.uint8 and block.is_contiguous()
-    for wanted, found in zip(TENSORS, transfers.unpacked(block, layout)):
-        assert wanted.dtype == found.dtype and torch.equal(wanted, found)
+    for expected, found in zip(TENSORS, transfers.unpacked(block, layout)):
+        assert expected.dtype == found.dtype and torch.equal(expected, found)
         assert found.data_ptr() % found.dtype.itemsize == 0
 
 
@@ -35,8 +35,8 @@ def test_tensors_of_any_size_arrive_on_the_gpu_in_their_structure():
     nested = {'small': TENSORS, 'large': torch.rand(300, 300), 'there': torch.rand(2, device=device)}
     found = transfers.to_device(nested, device)
     assert found['there'] is nested['there']
-    for wanted, x in zip([*TENSORS, nested['large']], [*found['small'], found['large']]):
-        assert x.device == device and x.dtype == wanted.dtype and torch.equal(x.cpu(), wanted)
+    for expected, x in zip([*TENSORS, nested['large']], [*found['small'], found['large']]):
+        assert x.device == device and x.dtype == expected.dtype and torch.equal(x.cpu(), expected)
 
 
 @pytest.mark.gpu

@@ -20,10 +20,10 @@ def check(function, fixed, batches):
     for seed, batch in enumerate(batches):
         torch.manual_seed(seed)
         expected = function(*fixed_too, *batch)
-        drawn = torch.rand(())
+        random_number = torch.rand(())
         torch.manual_seed(seed)
         found = play(batch)
-        assert torch.equal(torch.rand(()), drawn), 'other random numbers were drawn'
+        assert torch.equal(torch.rand(()), random_number), 'other random numbers were drawn'
         for a, b in zip(expected, found, strict=True):
             assert (a is None and b is None) or (a.dtype == b.dtype and a.stride() == b.stride() and torch.equal(a, b))
         assert all(torch.equal(a, b) for a, b in zip(fixed_too, fixed))

@@ -55,12 +55,12 @@ def rainbow(**config):
 
 def both(warm_up, make, iterations=6, between=lambda agent: None):
     """Return the same agent trained with replayed and with eager updates."""
-    made = []
+    trained = []
     for count in (1, 10**9):
         warm_up(count)
-        made.append(make())
-        train(made[-1:], iterations, between)
-    return made
+        trained.append(make())
+        train(trained[-1:], iterations, between)
+    return trained
 
 
 # The same numbers ----------------------------------------------------------------------------------------------------
@@ -76,9 +76,9 @@ def both(warm_up, make, iterations=6, between=lambda agent: None):
     ids=['dqn', 'rainbow', 'sgd with momentum', 'reused sample memory', 'nested gradient', 'on-policy', 'epochs',
          'scheduled clipping'])
 def test_replayed_updates_match_eager_ones(make, warm_up, caplog):
-    made = both(warm_up, make)
-    assert num_graphs(made[0]) and not num_graphs(made[1]) and not warnings_in(caplog)
-    assert_same_parameters(made, **EXACT)
+    trained = both(warm_up, make)
+    assert num_graphs(trained[0]) and not num_graphs(trained[1]) and not warnings_in(caplog)
+    assert_same_parameters(trained, **EXACT)
 
 
 @pytest.mark.compiles
@@ -90,11 +90,11 @@ def test_replayed_updates_match_eager_ones(make, warm_up, caplog):
     (lambda compile: agents.make_agent('actor-critic', 'discrete', config_args=dict(compile=compile))[0], 1e-5)],
     ids=['dqn', 'rainbow', 'sgd with momentum', 'several static batches', 'nested gradient', 'on-policy'])
 def test_compiled_updates_match_eager_ones_up_to_rounding(make, atol, never_replayed, caplog):
-    made = [make(compile=on) for on in (False, True)]
-    train(made, 4)
-    _, compiled = backends_of(made[1])
+    trained = [make(compile=on) for on in (False, True)]
+    train(trained, 4)
+    _, compiled = backends_of(trained[1])
     assert compiled.num_graphs == 1 and not warnings_in(caplog)
-    assert_same_parameters(made, atol=atol, rtol=1e-3)
+    assert_same_parameters(trained, atol=atol, rtol=1e-3)
 
 
 @pytest.mark.compiles
@@ -140,9 +140,9 @@ def test_moved_or_replaced_tensors_are_detected(how, when, warm_up, caplog):
         if when == 'between iterations':
             agent.policy.exchange()
 
-    made = both(warm_up, lambda: make_agent(algorithm_cls=Exchanging, priority_replay=False), between=between)
-    assert num_graphs(made[0]) and not warnings_in(caplog)
-    assert_same_parameters(made, **EXACT)
+    trained = both(warm_up, lambda: make_agent(algorithm_cls=Exchanging, priority_replay=False), between=between)
+    assert num_graphs(trained[0]) and not warnings_in(caplog)
+    assert_same_parameters(trained, **EXACT)
 
 
 def test_updates_that_take_turns_only_later_have_a_graph_each(replayed_at_once):
@@ -311,15 +311,15 @@ def _of(name, cls):
 @pytest.mark.parametrize('name', READING)
 def test_state_read_outside_of_modules_is_never_frozen(name, read, warm_up, monkeypatch, caplog):
     monkeypatch.setattr(Reading, 'read', staticmethod(read))
-    made = both(warm_up, READING[name])
-    assert_same_parameters(made, **EXACT)
+    trained = both(warm_up, READING[name])
+    assert_same_parameters(trained, **EXACT)
     if read is tensor_in_place:  # a graph reads it in place
-        assert num_graphs(made[0]) and not warnings_in(caplog)
+        assert num_graphs(trained[0]) and not warnings_in(caplog)
     elif read is not schedule:  # a graph depends on the value
         assert not warnings_in(caplog)
     else:
         messages = [x for x in warnings_in(caplog) if x.startswith('the update of ')]
-        assert not num_graphs(made[0]) and len(messages) == 1 and 'to eager mode, which is slower' in messages[0]
+        assert not num_graphs(trained[0]) and len(messages) == 1 and 'to eager mode, which is slower' in messages[0]
 
 
 def test_a_rare_change_of_a_number_is_detected_at_once(warm_up, caplog):
@@ -376,22 +376,22 @@ class Counting(Fixed):
 
 
 def test_tracing_and_comparing_leave_no_trace(warm_up, caplog):
-    made = both(warm_up, lambda: make_agent(algorithm_cls=Counting))
-    assert num_graphs(made[0]) and not warnings_in(caplog)
-    assert_same_parameters(made, **EXACT)
-    seen, expected = ([x for x in agent.policy.seen] for agent in made)
+    trained = both(warm_up, lambda: make_agent(algorithm_cls=Counting))
+    assert num_graphs(trained[0]) and not warnings_in(caplog)
+    assert_same_parameters(trained, **EXACT)
+    seen, expected = ([x for x in agent.policy.seen] for agent in trained)
     assert seen == expected
 
 
 @pytest.mark.compiles
 @pytest.mark.parametrize('compile', [False, True])
 def test_an_update_that_branches_on_values_stays_eager_with_one_warning(compile, warm_up, caplog):
-    made = []
+    trained = []
     for count, on in ((10**9, False), (1, compile)):
         warm_up(count)
-        made.append(make_agent(on, algorithm_cls=Peeking))
-        train(made[-1:], 3)
-    assert_same_parameters(made, **EXACT)
+        trained.append(make_agent(on, algorithm_cls=Peeking))
+        train(trained[-1:], 3)
+    assert_same_parameters(trained, **EXACT)
     (message, ) = [x for x in warnings_in(caplog) if 'update' in x]
     assert 'it cannot be traced' in message and ('compiled' in message) == compile
 
@@ -441,9 +441,9 @@ def test_a_buffer_that_is_written_to_in_python_only_is_noticed(warm_up, caplog):
                 self.factor.add_(0.1)
             return super().calc_loss(info)
 
-    made = both(warm_up, lambda: make_agent(algorithm_cls=Sometimes))
-    assert_same_parameters(made, **EXACT)
-    assert not num_graphs(made[0]) and '_rl_algorithm.factor is written to' in caplog.text
+    trained = both(warm_up, lambda: make_agent(algorithm_cls=Sometimes))
+    assert_same_parameters(trained, **EXACT)
+    assert not num_graphs(trained[0]) and '_rl_algorithm.factor is written to' in caplog.text
 
 
 def _is_recording():
@@ -457,10 +457,10 @@ def test_without_a_compiler_graphs_are_replayed_with_one_warning_each(warm_up, m
 
     monkeypatch.setattr(compile, 'compiled', fail)
     warm_up(1)
-    made = [make_agent(True), make_agent(False)]
-    train(made, 3)
-    assert_same_parameters(made, **EXACT)
-    replayed, compiled = backends_of(made[0])
+    trained = [make_agent(True), make_agent(False)]
+    train(trained, 3)
+    assert_same_parameters(trained, **EXACT)
+    replayed, compiled = backends_of(trained[0])
     assert replayed.num_graphs and not compiled.num_graphs
     messages = [x for x in warnings_in(caplog) if 'no C++ compiler' in x]
     assert sorted(x.partition(' falls back ')[0] for x in messages) == ['acting', 'the update of AgentAlgorithm']
@@ -592,7 +592,7 @@ class Shifting(DqnAlgorithm):
 @pytest.mark.parametrize('priority_replay', [False, True])
 @pytest.mark.parametrize('algorithm_cls', [DqnAlgorithm, Shifting])
 def test_batches_read_into_reused_memory_give_the_same_parameters(algorithm_cls, priority_replay, replayed_at_once):
-    made = []
+    trained = []
     for reuses in (True, False):
         agent = make_agent(algorithm_cls=algorithm_cls, priority_replay=priority_replay)
         torch.manual_seed(1)
@@ -604,5 +604,5 @@ def test_batches_read_into_reused_memory_give_the_same_parameters(algorithm_cls,
             agent.train_iter()
         assert num_graphs(agent)
         assert (agent.learner.batches.reader is not None) == (reuses and algorithm_cls is DqnAlgorithm)
-        made.append(agent)
-    assert_same_parameters(made, **EXACT)
+        trained.append(agent)
+    assert_same_parameters(trained, **EXACT)
