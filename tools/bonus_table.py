@@ -178,7 +178,7 @@ def run(bonus: str, column: str, seed: int, num_steps: int) -> dict[str, Any]:
 
 
 def fingerprint(text: str) -> str:
-    """Return a hash of the text of a conf, by which changed settings are recognized."""
+    """Return a hash of the text of a conf, to detect changed settings."""
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 

@@ -178,7 +178,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Run what is missing, then write the page."""
+    """Run the missing runs, then write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--only', nargs='+', choices=list(TASKS), default=list(TASKS), help='families')
     parser.add_argument('--schemes', nargs='+', choices=list(SCHEMES), default=list(SCHEMES)[:4])

@@ -36,7 +36,7 @@ PAPERS = {
 
 @pytest.fixture
 def built(tmp_path):
-    """Builds the algorithm of a base conf for Pendulum: its config, environment and algorithm."""
+    """Return config, environment and algorithm of a base conf for Pendulum."""
     opened = []
 
     def build(conf):

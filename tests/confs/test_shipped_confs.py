@@ -88,7 +88,7 @@ def shortened(name):
                    'create_environment.nonparallel = True']
     if any(text.startswith('ModelBasedPolicyAlgorithm.') for text in bound):
         params += ['ModelBasedPolicyAlgorithm.max_model_updates = 2', 'ModelBasedPolicyAlgorithm.num_rollouts = 8']
-    if 'ParticleEntropy.num_neighbors' in bound:  # of which a small batch has fewer
+    if 'ParticleEntropy.num_neighbors' in bound:  # more than a small batch has
         params.append('ParticleEntropy.num_neighbors = 3')
     load_fns = [bound.get('create_environment.env_load_fn', '@suite_gym.load'),
                 *filter(None, [bound.get('create_environment.eval_env_load_fn')])]
@@ -101,7 +101,7 @@ def shortened(name):
 
 
 def train(name, short, root_dir):
-    """Run two parameter updates the way a user would; return the bindings that nothing used."""
+    """Run two parameter updates the way a user would; return the unused bindings."""
     with gin_utils.loaded(name, short.params, root_dir) as conf:
         gin_utils.write_conf(root_dir, conf, ['train', '--conf', name])
         config = TrainerConfig(root_dir=root_dir, conf_file=conf.conf_file)

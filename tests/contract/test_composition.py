@@ -1,6 +1,6 @@
 """Policy algorithms, intrinsic rewards and representations, composed by conf alone: a sample that covers all pairs.
 
-`tools/compose.py` tries all combinations; here each cell has to do what it asks of them.
+`tools/compose.py` tries all combinations; here each combination must train with them.
 """
 import itertools
 import pathlib

@@ -1,4 +1,4 @@
-"""Several ranks do what one process does with the whole, and none of them outlives the others."""
+"""Several ranks give the results of one process with the whole batch, and all of them end together."""
 import csv
 import json
 import os
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / 'tests' / 'helpers' / 'rank_program.py'
-TIMEOUT = 240  # seconds, for anything at all: the machine may be busy
+TIMEOUT = 240  # seconds for each wait, because the machine may be busy
 COMMON = ('create_environment.num_parallel_environments=4', 'create_environment.nonparallel=True',
           'TrainerConfig.num_env_steps=0', 'TrainerConfig.evaluate=False', 'TrainerConfig.random_seed=5',
           'TrainerConfig.ddp_paras_check_interval=1', 'TrainerConfig.float32_matmul_precision="highest"')
@@ -57,7 +57,7 @@ def free_port():
 
 
 def wait_for(processes):
-    """Until all have ended, and well."""
+    """Wait until all processes have ended successfully."""
     try:
         words = [process.communicate(timeout=TIMEOUT)[0] for process in processes]
     finally:
@@ -67,7 +67,7 @@ def wait_for(processes):
 
 
 def train_parts(folder, conf, num_ranks):
-    """The tensors of each rank after training with the numbers of one process."""
+    """Return the tensors of each rank after training with the random numbers of one process."""
     out, port, processes = folder / f'out-{num_ranks}', free_port(), []
     request = json.dumps(dict(conf=conf, params=[*COMMON, *NUMBERS[conf]], root_dir=str(folder / f'run-{num_ranks}'),
                               out=str(out), halves=2))
@@ -114,7 +114,7 @@ assert not any('gloo' in name for name in threads()) and len(threads()) <= len(j
 
 @pytest.mark.slow
 def test_a_rank_that_has_left_has_no_threads_that_exchange():
-    """One that still runs while Python ends could end the process with an abort."""
+    """A thread that still runs while Python exits could abort the process."""
     variables, processes = dict(WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(free_port())), []
     for rank in range(2):
         processes.append(warm_starts.Popen([sys.executable, '-c', LEAVES], env=environment(RANK=str(rank), **variables),
@@ -140,7 +140,7 @@ def finish(how, root_dir, iterations, *params):
 
 
 def ranks_below(pid):
-    """The process ids of the ranks that a program has started."""
+    """Return the process ids of the ranks that a program has started."""
     found = {}
     for folder in Path('/proc').glob('[0-9]*'):
         try:
@@ -250,7 +250,7 @@ def test_ranks_checkpoint_and_stop_on_request_and_when_their_parent_dies(tmp_pat
     for how in ('one', 'two'):
         code, words = finish(how, tmp_path / 'asked', 2)
         assert code == 2 and f'process {pids[0]} on' in words and words.count('ConfError') == 1, words
-    os.kill(pids[1], signal.SIGTERM)  # one of them alone
+    os.kill(pids[1], signal.SIGTERM)  # only one of them
     out, words = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 128 + signal.SIGTERM, words
     assert 'to resume:' in out and newest_checkpoint(tmp_path / 'asked')['trainer']['iteration'] > 0

@@ -11,7 +11,7 @@ from alfx.runs.policy import Policy
 
 @pytest.fixture
 def policy_of(tmp_path):
-    """Makes the policy of a conf, with random parameters, and its environment."""
+    """Return the policy of a conf, with random parameters, and its environment."""
     opened = []
 
     def make(conf):

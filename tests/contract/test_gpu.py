@@ -1,4 +1,4 @@
-"""Training on a GPU; left out where there is none. What is in the wrong place, test_second_device.py finds without."""
+"""Training on a GPU, skipped without one. test_second_device.py finds misplaced tensors without a GPU."""
 import logging
 import os
 
@@ -29,7 +29,7 @@ def gpu():
 
 
 def train(name, folder, monkeypatch, gpu, extra='', iterations=None):
-    """A trainer that has trained, with ``extra`` lines of configuration."""
+    """Return a trainer after training with ``extra`` lines of configuration."""
     base, overrides = ORIGINAL[name]
     monkeypatch.setitem(CONFS, name, (base, overrides + extra))
     trainer = trainer_of(name, str(folder), gpu, monkeypatch, iterations)

@@ -70,7 +70,7 @@ def test_a_terminal_that_closes_stops_the_run_with_a_checkpoint(tmp_path):
     arguments = kill_runs.command('ppo_cart_pole', tmp_path, params)
     pid, terminal = pty.fork()
     if not pid:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # who runs the tests under nohup has it ignored
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
         os.execv(arguments[0], arguments)
     try:
         table, deadline = tmp_path / 'progress.csv', time.monotonic() + 60

@@ -1,4 +1,4 @@
-"""Faults that training from replay is prone to: what must not reach a loss, a statistic, or what is stored.
+"""Faults that training from replay is prone to: data that must not reach a loss, a statistic or the buffer.
 
 Those of the buffer itself (seams, priorities, episodes) are in tests/numerics/test_replay_against_slow_loops.py and
 tests/unit/experience_replayers; of prioritized updates in tests/unit/engine/test_priority_updates.py; of hindsight in
@@ -51,7 +51,7 @@ def deterministic(cls, networks, recurrent, **args):
 
 td3 = partial(deterministic, partial(Td3Algorithm, policy_update_period=1))
 ddpg = partial(deterministic, DdpgAlgorithm)
-# which algorithm, in which environment
+# (algorithm, environment)
 STATELESS = {
     'sac': (sac, 'continuous'), 'sac, discrete': (sac, 'discrete'), 'sac, mixed': (sac, 'mixed'),
     'sac, several steps': (partial(sac, critic_loss_ctor=lambda_loss), 'continuous'),
@@ -79,7 +79,7 @@ def make_env(kind, batch_size=4, seed=0):
 
 
 def make_agent(name, table=STATELESS, env=None, seed=0, data_transformer=None, config_args=None, **agent_args):
-    """An agent in an environment with episodes of 5 steps, ready to train; two updates an iteration."""
+    """Return an agent in an environment with episodes of 5 steps, ready to train; two updates an iteration."""
     build, kind = table[name]
     torch.manual_seed(seed)
     context.reset()
@@ -99,7 +99,7 @@ def make_agent(name, table=STATELESS, env=None, seed=0, data_transformer=None, c
 
 
 def collected(agent, steps=16):
-    """Experience ``[T, B]`` of ``steps`` steps, as it is trained on, with networks that training has moved."""
+    """Return training experience ``[T, B]`` of ``steps`` steps; the networks have been trained."""
     for _ in range(3):
         agent.train_iter()
     agent.replay_buffer.clear()
@@ -111,14 +111,14 @@ def collected(agent, steps=16):
 
 
 def losses(agent, experience):
-    """``[T, B]``: what is added up in an update; the same random numbers each time."""
+    """Return the losses ``[T, B]`` that an update adds up, with the same random numbers each time."""
     torch.manual_seed(7)
     loss = agent.calc_loss(agent.learner.losses.train_info(experience)).loss.detach()
     return loss * valid_masks(experience.step_type)
 
 
 def disturbed(nested, where):
-    """A nest ``[T, B, ...]`` with other values ``where``, bool ``[T, B]``; whole numbers stay 0 or 1."""
+    """Return a nest ``[T, B, ...]`` with other values ``where``, bool ``[T, B]``; integers stay 0 or 1."""
 
     def change(x):
         other = 1 - x if not x.is_floating_point() else x * 0.5 + 0.3
@@ -128,7 +128,7 @@ def disturbed(nested, where):
 
 
 def with_others(experience, where, *fields):
-    """``experience`` with other values of these fields ``where``; 'action' is the action taken."""
+    """Return ``experience`` with other values of these fields ``where``; 'action' is the stored action."""
     if 'action' in fields:
         info = experience.rollout_info
         rl = info.rl._replace(action=disturbed(info.rl.action, where))
@@ -148,7 +148,7 @@ def same(first, second):
     return len(first) == len(second) and all(torch.equal(a, b) for a, b in zip(first, second))
 
 
-# What reaches a loss -------------------------------------------------------------------------------------------------
+# Inputs of the losses ------------------------------------------------------------------------------------------------
 
 
 @every_algorithm
@@ -226,7 +226,7 @@ def test_sequences_are_contiguous_even_after_the_ring_is_full(name, length):
         assert torch.equal(time_step.env_id[1:], time_step.env_id[:-1])
 
 
-# What is stored and reported -----------------------------------------------------------------------------------------
+# Stored and reported data --------------------------------------------------------------------------------------------
 
 
 @every_algorithm

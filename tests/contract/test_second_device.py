@@ -1,4 +1,4 @@
-"""Training on a device that is not the CPU: whatever makes a tensor in the wrong place fails here without a GPU."""
+"""Training on a device that is not the CPU: code that creates a tensor on the wrong device fails here without a GPU."""
 import os
 import sys
 
@@ -14,7 +14,7 @@ from alfx.runs.playing import load_for_play
 from alfx.trainers.policy_trainer import RLTrainer
 from helpers.second_device import DEVICE, SecondDeviceTensor, second_device
 
-# torch warns that nothing is copied to 'meta'; to this one it is
+# torch warns that nothing is copied to 'meta'; copies to this device work
 pytestmark = pytest.mark.filterwarnings('ignore:for .*copying from a non-meta parameter')
 COMMON = '''
 create_environment.num_parallel_environments = 2

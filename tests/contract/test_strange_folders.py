@@ -1,4 +1,4 @@
-"""The run folder of a stranger: what of it is executed, and that ``--untrusted`` executes nothing."""
+"""Run folders of other people: which files are executed, and that ``--untrusted`` executes none."""
 import os
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Agents whose policies see ``[observation, goal]``, for the tests of goals and skills."""
+"""Agents whose policies see ``[observation, goal]``, for tests of goals and skills."""
 from functools import partial
 
 import torch

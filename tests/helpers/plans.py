@@ -1,4 +1,4 @@
-"""State of the plans of an algorithm, for tests that check that graphs were replayed at all."""
+"""State of the plans of an algorithm, for tests that check whether graphs were replayed."""
 import logging
 
 from alfx.engine.plan import TracedPlan

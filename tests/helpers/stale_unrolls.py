@@ -31,4 +31,4 @@ class StaleUnrolls(UnrollSource):
                 old.copy_(new)
 
     def close(self):
-        """Do nothing; no process has to end."""
+        """Do nothing, since there is no process."""

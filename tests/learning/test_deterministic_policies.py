@@ -29,7 +29,7 @@ def greedy_return(agent, env, episodes=2):
     return total.mean().item() / episodes
 
 
-# optimal returns; half of it is what a policy gets that ignores the signal or does not remember it
+# optimal returns; a policy that ignores or forgets the signal gets half of it
 CASES = {('ddpg', 'continuous'): 4.0, ('ddpg', 'vector reward'): 4.0, ('td3', 'nested action'): 4.0,
          ('td3', 'continuous'): 4.0, ('td3', 'recurrent'): 3.0}
 

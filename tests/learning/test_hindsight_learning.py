@@ -1,4 +1,4 @@
-"""Hindsight goals make a task learnable whose goal is never reached by chance."""
+"""A task whose goal is never reached by chance becomes learnable with hindsight goals."""
 import pytest
 
 from alfx import gin_utils

@@ -213,7 +213,7 @@ def test_a_transform_that_is_not_elementwise_is_refused():
 
 
 def test_an_affine_distribution_matches_the_scaled_normal():
-    """Moments and entropy of an affine distribution are those of the scaled normal distribution."""
+    """An affine distribution has the moments and the entropy of the scaled normal distribution."""
     loc, scale = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 0.5])
     base = du.DiagMultivariateNormal(torch.randn(4, 2), torch.rand(4, 2) + 0.1)
     dist = du.AffineTransformedDistribution(base, loc, scale)

@@ -98,7 +98,7 @@ def make_algorithm(**arguments):
 class TestAlgorithm:
 
     def test_recurrent_masks_match_the_stick_breaking_of_the_paper(self):
-        # eq. 2: m_k = s_{k-1} alpha_k, s_k = s_{k-1} (1 - alpha_k); the last slot takes what is left
+        # eq. 2: m_k = s_{k-1} alpha_k, s_k = s_{k-1} (1 - alpha_k); the last slot takes the rest
         algorithm, image = make_algorithm(n_slots=4), torch.rand(2, 1, 4, 4)
         scope, expected = torch.ones(2, 1, 4, 4), []
         with torch.no_grad():

@@ -165,7 +165,7 @@ def test_the_free_constant_of_dv_is_subtracted_from_the_pointwise_value():
     torch.manual_seed(4)
     x, y = gaussians(50000, 0.5)
     estimator = make('DV', Shifted(0.5))
-    assert float(estimator.calc_pmi(x, y).mean()) > 3  # nothing is known of it yet
+    assert float(estimator.calc_pmi(x, y).mean()) > 3  # it has no statistics yet
     estimator.train_step((x, y))
     torch.testing.assert_close(estimator.calc_pmi(x, y), LogRatio(0.5)([x, y])[0].squeeze(1), atol=0.05, rtol=0)
 

@@ -248,7 +248,7 @@ def test_a_reverted_step_is_not_counted(kind):
     torch.testing.assert_close(stats.transform(expected), torch.zeros(2))
 
 
-# Taken in later -----------------------------------------------------------------------------------------------------
+# Deferred updates ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize('most_kept', [0, 50, 10**6])

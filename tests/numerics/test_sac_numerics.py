@@ -233,7 +233,7 @@ def test_a_discrete_action_is_chosen_by_the_exponential_of_its_value(environment
 
 
 class LinearCritics(nn.Module):
-    """Two critics, ``Q = c (3 a[0] - 0.1 a[1])`` with c = 1 and 2, whatever the observation."""
+    """Two critics, ``Q = c (3 a[0] - 0.1 a[1])`` with c = 1 and 2, for any observation."""
 
     def forward(self, inputs, state=()):
         action = inputs[1]

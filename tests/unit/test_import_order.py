@@ -1,4 +1,4 @@
-"""Imports go downwards only: what is low knows nothing of what is high."""
+"""Modules import only modules of lower layers."""
 import ast
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def layer_of(module):
 
 
 def imports_of(path):
-    """Modules of alfx that a file imports at its top level: what is imported inside a function comes later."""
+    """Return the modules of alfx that a file imports at its top level; imports inside functions do not count."""
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.startswith('alfx'))

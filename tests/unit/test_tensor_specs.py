@@ -1,4 +1,4 @@
-"""Specs: what is written of them, and what they make of it."""
+"""Specs: names of dtypes, specs in confs, and zeros within their bounds."""
 import gin
 import pytest
 import torch

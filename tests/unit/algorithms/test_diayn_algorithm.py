@@ -230,7 +230,7 @@ def test_training_accuracy_is_logged(monkeypatch):
     assert extra['discriminator'] == 2.0 and extra['accuracy'].item() == pytest.approx(1 / 3)
 
 
-# What is refused -----------------------------------------------------------------------------------------------
+# Invalid settings ----------------------------------------------------------------------------------------------
 
 
 def test_an_agent_without_goals_is_refused_with_the_remedy():

@@ -21,7 +21,7 @@ from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 from alfx.utils.schedulers import LinearScheduler
 
 OBSERVATION = TensorSpec((3, ))
-ACTION = BoundedTensorSpec((), torch.int64, 2, 6)  # five actions, the first of which is called 2
+ACTION = BoundedTensorSpec((), torch.int64, 2, 6)  # five actions, 2 to 6
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 small_q = partial(QNetwork, fc_layer_params=(8, 8))
 C51 = dict(num_atoms=5, v_min=-2.0, v_max=2.0)
@@ -408,7 +408,7 @@ def test_an_action_alone_in_a_nest_stays_in_it():
     torch.testing.assert_close(*results)
 
 
-# What is refused -----------------------------------------------------------------------------------------------
+# Invalid settings ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize('spec', [BoundedTensorSpec((2, )), BoundedTensorSpec((3, ), torch.int64, 0, 2),

@@ -1,4 +1,4 @@
-"""Exploration bonuses in agents: the state between unrolls, and what is refused."""
+"""Exploration bonuses in agents: the state between unrolls, and invalid settings."""
 from functools import partial
 
 import pytest

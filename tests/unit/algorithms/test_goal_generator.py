@@ -1,4 +1,4 @@
-"""Goals: when they are drawn, that they are kept, and that training uses those of the rollout."""
+"""Goals: when they are sampled, how long they stay, and that training uses the goals of the rollout."""
 from functools import partial
 
 import pytest

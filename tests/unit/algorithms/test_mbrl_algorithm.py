@@ -110,7 +110,7 @@ def test_a_reward_may_depend_on_where_a_step_began(num_replicas):
 
 
 def test_a_learned_reward_sees_both_states_of_a_transition():
-    """The way made in a step that leads anywhere: neither of the two observations says anything of it alone."""
+    """The reward is the distance of a random step, which neither of the two observations determines."""
     torch.manual_seed(0)
     module = LearnedReward(OBSERVATION, ACTION, hidden_size=(32, ))
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)

@@ -76,7 +76,7 @@ MASKED = {'latent': LATENT, 'valid_action_mask': TensorSpec((4, ), torch.bool)}
 
 
 def random_masks(n):
-    """Masks ``[n, 4]`` of which each allows something."""
+    """Return masks ``[n, 4]``, each with at least one valid action."""
     mask = torch.rand(n, 4) < 0.4
     mask[torch.arange(n), torch.randint(4, (n, ))] = True
     return mask
@@ -174,7 +174,7 @@ def test_gumbel_noise_is_in_the_rollout_only_and_its_policy_improves():
 
 @pytest.mark.parametrize('fields', ['internal', 'steps', 'to_play'])
 def test_players_alternate_by_observation_or_by_counting(fields):
-    """The reward is that of player 0: player 1 avoids the action that gets it."""
+    """The reward belongs to player 0: player 1 avoids the action with the reward."""
     spec = {'latent': LATENT, 'steps': TensorSpec((), torch.int32), 'to_play': TensorSpec((), torch.int8)}
     observation = {'latent': torch.zeros(2, 3)}
     if fields != 'internal':

@@ -1,4 +1,4 @@
-"""The parts of the estimator of mutual information: samplers, networks, what is refused, what is kept."""
+"""Parts of the estimator of mutual information: samplers, networks, invalid settings, checkpoints."""
 import pytest
 import torch
 

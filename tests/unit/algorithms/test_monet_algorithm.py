@@ -1,4 +1,4 @@
-"""MONet by itself and as the representation learner of an agent. The losses are in the numerics tests."""
+"""MONet on its own and as the representation learner of an agent. The losses are in the numerics tests."""
 from functools import partial
 
 import pytest
@@ -31,7 +31,7 @@ IMAGE = TensorSpec((3, 8, 8))
 
 
 def make_agent(with_mask=True, batch_size=2, mini_batch_size=4, seed=0, rl_algorithm_cls=RandomAlgorithm, **arguments):
-    """An agent that learns to take images of sprites apart."""
+    """Return an agent that learns to decompose images of sprites."""
     torch.manual_seed(seed)
     context.reset()
     env = suite_sprites.load('Sprites', batch_size=batch_size,

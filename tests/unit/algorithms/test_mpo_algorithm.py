@@ -1,4 +1,4 @@
-"""MpoAlgorithm: what is evaluated, what is left out, what moves with an update, and what every algorithm owes."""
+"""MpoAlgorithm: evaluated actions, ignored steps, effects of an update, and the contract of all algorithms."""
 from functools import partial
 
 import pytest
@@ -26,7 +26,7 @@ from alfx.utils.dist_utils import TransformedDistribution
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 OBSERVATION = TensorSpec((3, ))
 CONTINUOUS = BoundedTensorSpec((2, ), torch.float32, [-1., 0.], [1., 3.])
-DISCRETE = BoundedTensorSpec((), torch.int64, 2, 5)  # four actions, the first of which is called 2
+DISCRETE = BoundedTensorSpec((), torch.int64, 2, 5)  # four actions, 2 to 5
 NESTED = dict(steer=BoundedTensorSpec((), torch.float32, -1., 1.),
               arm=BoundedTensorSpec((2, 2), torch.float32, -2., 2.))
 
@@ -90,7 +90,7 @@ def make(action_spec, seed=0, **arguments):
 
 
 def with_fixed_noise(algorithm, monkeypatch):
-    """Sample by noise that depends on the number of the sample alone."""
+    """Sample with noise that depends only on the number of the sample."""
     if algorithm._is_discrete:
         return
 
@@ -499,7 +499,7 @@ def test_the_m_step_converges_to_the_weighted_policy():
                           train_actor_on_first_step=False)
     rl = agent.policy
     seen = []
-    with torch.no_grad():  # values that tell the actions apart
+    with torch.no_grad():  # different values for all actions
         for network in (rl.critics, rl.target_critics):
             for p in network.parameters():
                 p.add_(torch.randn_like(p))
@@ -601,7 +601,7 @@ def test_only_policy_states_are_stored_if_training_starts_from_zeros():
     assert not any(leaf.ne(0).any() for leaf in nest.flatten((state.critic, state.target_actor)))
 
 
-# What is refused -------------------------------------------------------------------------------------------------
+# Invalid settings ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize('arguments, message', [

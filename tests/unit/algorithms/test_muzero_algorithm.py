@@ -442,7 +442,7 @@ def test_reanalysis_needs_to_know_the_player_to_move():
         agent.train_iter()
 
 
-# What is refused -------------------------------------------------------------------------------------------------
+# Invalid settings ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize('args, message', [

@@ -1,4 +1,4 @@
-"""Every algorithm that is made for datasets, in an agent: alone with a dataset, and with own experience besides."""
+"""Every offline algorithm in an agent: with a dataset alone, and with collected experience as well."""
 from functools import partial
 
 import gin

@@ -1,4 +1,4 @@
-"""Particles, generators and hypernetworks: what goes in, what comes out, what is refused."""
+"""Particles, generators and hypernetworks: inputs, outputs and invalid settings."""
 from functools import partial
 
 import pytest

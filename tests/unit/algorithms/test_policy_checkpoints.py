@@ -25,7 +25,7 @@ make_agent = partial(
 
 
 def play(checkpoints, rewards):
-    """Observe an episode; return whether the policy has to be kept."""
+    """Observe an episode; return whether the policy is saved."""
     checkpoints.observe(int(StepType.FIRST), 99.0)  # the reward of a first step belongs to no episode
     is_updated = [checkpoints.observe(int(StepType.MID), r) for r in rewards[:-1]]
     assert not any(is_updated) and not checkpoints.updates_due(0, 1)

@@ -1,4 +1,4 @@
-"""PPO with demonstrations: pools, replayed columns, and a task that nothing but a demonstration solves."""
+"""PPO with demonstrations: pools, replayed columns, and a task that only a demonstration solves."""
 from functools import partial
 
 import pytest
@@ -26,7 +26,7 @@ F, M, L = (int(x) for x in (StepType.FIRST, StepType.MID, StepType.LAST))
 
 
 def episode(score, length=4, number=0, **kwargs):
-    """One whose observations are ``100 * number + t``."""
+    """Return an episode whose observations are ``100 * number + t``."""
     step_type = torch.tensor([F, *[M] * (length - 2), L], dtype=torch.int32)
     reward = torch.zeros(length)
     reward[-1] = score

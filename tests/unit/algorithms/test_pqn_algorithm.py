@@ -19,7 +19,7 @@ from alfx.optimizers import RAdam
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 
 OBSERVATION = TensorSpec((3, ))
-ACTION = BoundedTensorSpec((), torch.int64, 2, 4)  # three actions, the first of which is called 2
+ACTION = BoundedTensorSpec((), torch.int64, 2, 4)  # three actions, 2 to 4
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 small_q = partial(QNetwork, fc_layer_params=(8, 8), use_layer_norm=True)
 

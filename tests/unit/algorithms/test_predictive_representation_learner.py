@@ -253,7 +253,7 @@ def test_the_postprocessor_makes_the_representation(postprocessor, shape):
         assert torch.equal(results[0], torch.tanh(learner._encoder(step.observation)[0]))
 
 
-# What is refused -------------------------------------------------------------------------------------------------
+# Invalid settings ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize('args, error, message', [

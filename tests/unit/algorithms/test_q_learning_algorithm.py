@@ -74,7 +74,7 @@ def make_agent(env, seed=0, unroll_length=5, under_agent=True, **arguments):
     return agent, agent.policy if under_agent else agent
 
 
-# What is learned -----------------------------------------------------------------------------------------------
+# Learning ------------------------------------------------------------------------------------------------------
 
 
 def test_a_step_of_learning_worked_out_by_hand():

@@ -389,7 +389,7 @@ def test_discounted_returns_of_the_replay_buffer_reach_the_loss():
     assert torch.equal(seen[0], torch.cat((returns.T, returns.T), 1))
 
 
-# What is refused -----------------------------------------------------------------------------------------------------
+# Invalid settings ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize('action_spec,message', [

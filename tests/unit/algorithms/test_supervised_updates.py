@@ -1,4 +1,4 @@
-"""Updates of supervised runs are played and compiled like others, and several ranks make those of one process."""
+"""Updates of supervised runs are replayed and compiled like others, and several ranks match one process."""
 import os
 import socket
 import subprocess
@@ -69,7 +69,7 @@ def test_another_number_of_networks_in_an_epoch_is_another_update(replayed_at_on
 
 @pytest.mark.slow
 def test_two_ranks_with_half_batches_match_one_process(tmp_path):
-    """Batches of 20 and of 7 samples. What is drawn for the trace of a critic's Jacobian is the same in both."""
+    """Batches of 20 and of 7 samples. Both use the same random numbers for the trace of a critic's Jacobian."""
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))
         port = s.getsockname()[1]

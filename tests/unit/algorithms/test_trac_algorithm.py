@@ -109,7 +109,7 @@ def test_a_policy_has_no_distance_from_itself(dist):
 
 
 def observed_changes(agent, monkeypatch):
-    """A list that gets the distance after each update, when it has been shrunk."""
+    """Return a list to which the distance after each shrunk update is added."""
     trac, changes = agent.policy, []
     original = trac._ac_algorithm.after_update
 

@@ -1,4 +1,4 @@
-"""Variational autoencoders: specs, priors, who learns beta, what is refused, what is kept."""
+"""Variational autoencoders: specs, priors, learning of beta, invalid settings, checkpoints."""
 import math
 from functools import partial
 
@@ -81,7 +81,7 @@ class TestAnyLatent:
         with torch.no_grad():
             last.weight.zero_()
             last.bias.zero_()
-        step = vae.train_step(inputs)  # an encoder that says nothing is the prior, whatever that is
+        step = vae.train_step(inputs)  # an encoder without information equals the prior, for any prior
         torch.testing.assert_close(step.info.kld, torch.zeros(6), atol=1e-5, rtol=0)
         prior, _ = vae._prior(inputs[0])
         if kind == 'gaussian':
@@ -190,7 +190,7 @@ class TestDiscrete:
         context.reset()
         schedule = LinearScheduler(progress_type='percent', schedule=[(0.0, 1.0), (1.0, 0.1)])
         vae = make('st-gumbel', gumbel_temp_scheduler=schedule)
-        assert not vae.capabilities.traceable_update  # the number would be kept in the record of the update
+        assert not vae.capabilities.traceable_update  # the traced update would contain the number as a constant
         gradients = []
         for progress in (0.0, 1.0):
             context.update_progress('percent', progress)

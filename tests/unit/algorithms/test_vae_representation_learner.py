@@ -1,4 +1,4 @@
-"""Autoencoders as a part of an agent: with each latent, on- and off-policy, nested observations, what is refused."""
+"""Autoencoders as a part of an agent: with each latent, on- and off-policy, nested observations, invalid settings."""
 from functools import partial
 
 import pytest

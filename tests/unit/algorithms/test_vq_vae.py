@@ -1,4 +1,4 @@
-"""The vector-quantized autoencoder: shapes of latents, who owns what, what is refused, what is kept."""
+"""The vector-quantized autoencoder: shapes of latents, owners of parameters, invalid settings, checkpoints."""
 from functools import partial
 
 import pytest

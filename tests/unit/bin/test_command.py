@@ -362,7 +362,7 @@ def test_help_on_classes_imports_no_torch():
     subprocess.run([sys.executable, '-c', program], check=True, timeout=60, stdout=subprocess.DEVNULL)
 
 
-OTHER_PACKAGES = {  # their constructors are those of other packages, or registered with restrictions
+OTHER_PACKAGES = {  # their constructors belong to other packages, or are registered with restrictions
     'AddN', 'BatchNorm1d', 'BatchNorm2d', 'Detach', 'Identity', 'NonEpisodicEnv', 'SequentialAlg', 'SuccessAtEnd',
     'sequential_alg'}
 

@@ -1,4 +1,4 @@
-"""``alfx report``: the page needs nothing but itself, and its numbers are those of the runs."""
+"""``alfx report``: the page needs no other files, and its numbers match the runs."""
 import csv
 import html.parser
 import json

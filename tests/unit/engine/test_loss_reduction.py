@@ -17,7 +17,7 @@ from alfx.optimizers import SGD, Adam
 
 
 class Linear(Algorithm):
-    """One weight that is multiplied with whatever the loss is."""
+    """One weight that is multiplied with the loss."""
 
     def __init__(self, name='linear', **kwargs):
         super().__init__(name=name, **kwargs)

@@ -1,4 +1,4 @@
-"""Training from the replay buffer: how much is trained on when, in which sequences, and what is summarized."""
+"""Training from the replay buffer: amounts and times of training, sequences, and summaries."""
 from functools import partial
 
 import pytest
@@ -58,7 +58,7 @@ def test_an_iteration_without_an_unroll_trains_nothing():
 
 
 def observed_through(transformer, **args):
-    """A PPO agent whose policy sees what ``transformer`` makes of the observation."""
+    """Return a PPO agent whose policy sees observations transformed by ``transformer``."""
     from alfx.algorithms.agent import Agent
     agent, env = make_agent('ppo', 'discrete', **args)
     config = agent._config

@@ -37,7 +37,7 @@ class ThreadRanks(Ranks):
 
 
 def on_ranks(work, size=2):
-    """``work(ranks)`` in as many threads; what it returned or raised."""
+    """Run ``work(ranks)`` in one thread per rank; return the results or exceptions."""
     shared = SimpleNamespace(values={}, barrier=threading.Barrier(size))
     results = [None] * size
     ranks = [ThreadRanks(rank, size, shared) for rank in range(size)]
@@ -62,7 +62,7 @@ def parameters():
 
 
 class Work:
-    """An exchange that ends after the first wait for it has timed out, and before anybody asks whether it has."""
+    """An exchange that ends after the first wait for it timed out, before it is checked again."""
 
     def __init__(self, failure=None):
         self.failure, self.waits = failure, 0
@@ -111,7 +111,7 @@ def test_gradients_unused_on_one_rank_are_zero_and_on_all_none():
         first = [None if p.grad is None else p.grad.clone() for p in params]
         for p in params:
             p.grad = torch.ones_like(p)
-        averager.average()  # nothing is left of the first time
+        averager.average()  # the first time has no effect any more
         return first, [p.grad for p in params]
 
     for first, second in on_ranks(work):

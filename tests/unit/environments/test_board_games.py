@@ -198,8 +198,8 @@ needs_compiler = pytest.mark.skipif(build.load() is None, reason='takes minutes 
 @pytest.mark.parametrize('text, best', [
     ('XX. OO. ...', [2]),         # wins at once
     ('XX. O.. .O.', [2]),         # player 0 wins
-    ('X.. OO. X..', [5]),         # player 0 has to stop three in a row
-    ('XX. .O. ...', [2]),         # player 1 has to
+    ('X.. OO. X..', [5]),         # player 0 must prevent three in a row
+    ('XX. .O. ...', [2]),         # player 1 must, too
     ('X.. .OX O..', [2]),         # player 0: stops the diagonal
     ('O.X .O. X..', [8]),         # player 0: stops the diagonal of player 1
     ('X.. ... ...', [4]),         # only the centre holds

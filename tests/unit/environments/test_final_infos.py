@@ -68,7 +68,7 @@ def test_final_info_numbers_are_reported_only_when_an_episode_ends(kind):
 
 
 class OtherVectorEnv(SyncVectorEnv):
-    """A subclass, whose environments alfx does not take over."""
+    """A subclass, whose environments alfx does not step itself."""
 
     def __init__(self, env_fns):
         super().__init__(env_fns, autoreset_mode=AutoresetMode.NEXT_STEP)

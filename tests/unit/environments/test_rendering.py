@@ -65,7 +65,7 @@ def test_a_frame_rate_that_is_no_positive_number_is_30(fps, expected):
 
 
 class Base(ChainEnv):
-    """Remembers with which render mode it was created."""
+    """An environment that stores the render mode of its creation."""
 
     def __init__(self, render_mode=None):
         super().__init__(3, render_mode=render_mode)

@@ -95,7 +95,7 @@ def test_environments_inside_of_an_environment_are_restored_in_place():
 def test_an_environment_registered_with_a_local_function_is_saved():
     spec = gymnasium.envs.registration.EnvSpec('Local-v0', entry_point=lambda: ChainEnv(), max_episode_steps=3)
     env, other = gymnasium.make(spec), gymnasium.make(spec)
-    assert env.spec is not None and other.spec is not None  # wrappers now have copies of it
+    assert env.spec is not None and other.spec is not None  # wrappers have copies of it now
     env.reset(seed=0)
     env.step(0)
     other.reset(seed=1)

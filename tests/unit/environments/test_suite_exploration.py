@@ -13,7 +13,7 @@ from alfx.environments.suite_exploration import CorridorEnv, NoisyCorridorEnv
 
 
 def episode(env, actions):
-    """Return and number of steps of the episode in which these are the actions, as far as they are needed."""
+    """Return the return and the length of an episode with these actions; excess actions are ignored."""
     env.reset(seed=0)
     total, count = 0.0, 0
     for action in actions:

@@ -13,7 +13,7 @@ FORWARD, LEFT, RIGHT = range(3)
 
 
 def play(env, policy, seed):
-    """Return and length of an episode in which ``policy(observation, cue)`` acts, the cue being what was seen first."""
+    """Return the return and the length of an episode of ``policy(observation, cue)``; the cue is shown at first."""
     observation, _ = env.reset(seed=seed)
     cue, total = observation, 0.0
     for t in range(env.num_steps):

@@ -1,4 +1,4 @@
-"""Images of sprites: what is drawn, that the segmentation is true, how the environment behaves."""
+"""Images of sprites: contents, segmentation, and behavior of the environment."""
 import numpy as np
 import pytest
 import torch

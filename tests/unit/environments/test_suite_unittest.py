@@ -1,4 +1,4 @@
-"""The environments whose values are known: they have these values."""
+"""The environments with known values have these values."""
 import pytest
 import torch
 from helpers.gym_environments import ChainEnv, OffsetActionEnv

@@ -1,4 +1,4 @@
-"""A reader samples what the buffer samples, into memory that it keeps."""
+"""A reader samples the same batches as the buffer, into reused memory."""
 import pytest
 import torch
 

@@ -1,4 +1,4 @@
-"""The contents of the replay buffers of several processes as those of one, and the reverse."""
+"""Replay buffers of several processes joined to one, and split again."""
 import pytest
 import torch
 

@@ -1,4 +1,4 @@
-"""Sampling by priority: what a user sees of it. Histories are compared in tests/numerics."""
+"""Sampling by priority, as seen by users. Histories are compared in tests/numerics."""
 import copy
 import io
 import math
@@ -14,7 +14,7 @@ SPEC = TensorSpec((), torch.int64)
 
 
 def filled(steps, envs=1, max_length=8, **kwargs):
-    """A buffer of which each step holds 100 * env + its position."""
+    """Return a buffer in which each step is 100 * env + its position."""
     buffer = ReplayBuffer(SPEC, envs, max_length, prioritized_sampling=True, **kwargs)
     if steps:
         buffer.add_sequence(torch.arange(steps).unsqueeze(-1) + 100 * torch.arange(envs))
@@ -67,7 +67,7 @@ def test_stratified_draws_take_each_sequence_as_often_as_it_should_come_up():
 
 
 def test_new_steps_get_the_largest_priority_so_far():
-    """New steps get the largest priority so far, not the initial priority forever."""
+    """New steps get the largest priority so far, not always the initial priority."""
     buffer = filled(2, initial_priority=7.0)
     assert buffer.initial_priority == 7.0
     set_priorities(buffer, {0: 0.25})

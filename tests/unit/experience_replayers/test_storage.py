@@ -45,7 +45,7 @@ def test_a_million_stacked_frames_take_no_more_than_7_2_gigabytes(kwargs):
     frame, action = BoundedTensorSpec((84, 84), torch.uint8, 0, 255), BoundedTensorSpec((), torch.int64, 0, 17)
     spec = Experience(time_step=time_step_spec(frame, action), action=action,
                       rollout_info=BasicRolloutInfo(rl=BasicRLInfo(action=action)))
-    # A stack of four is looked up by index: each frame is stored once, whatever the stack.
+    # A stack of four is looked up by index: each frame is stored once, for any stack.
     buffer = ReplayBuffer(spec, 8, 2000, num_earliest_frames_ignored=3, **kwargs)
     found = bytes_per_step(buffer)
     assert 84 * 84 < found and found * 1_000_000 <= 7.2e9, found

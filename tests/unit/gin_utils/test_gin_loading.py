@@ -295,7 +295,7 @@ def test_values_that_match_their_annotation_are_accepted(conf):
     assert Car().doors == [3, 4] and Engine().fuel == 'diesel'
 
 
-# What is wrong ----------------------------------------------------------------------------------------------------
+# Mistakes ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_missing_file_is_reported_with_the_nearest_name(conf):
@@ -688,7 +688,7 @@ def refused(conf_file, params=(), **kwargs):
 def test_an_unused_user_binding_ends_the_run_with_a_suggestion(conf, line, hint):
     """End the run if a binding of the user is unused, and suggest the nearest used one."""
     configurable('Engines', module='toys')(lambda depth=1: depth)
-    gin_utils.declare_scope('frt')  # otherwise its name alone is refused
+    gin_utils.declare_scope('frt')  # otherwise its name is already an error
     conf('garage.cars = [@Car()]\nCar.engine = @front/Engine()\nfront/Engine.power = 1.0', 'base.gin')
     message = refused(conf(f"include 'base.gin'\n\n{line}"))
     assert message.startswith(f'car.gin:3: this binding is never used: {line}\n') and hint in message

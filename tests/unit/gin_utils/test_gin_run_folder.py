@@ -1,4 +1,4 @@
-"""What a run folder records of its conf, and reading it back."""
+"""Confs in run folders: what is recorded, and reading it."""
 
 import os
 import subprocess

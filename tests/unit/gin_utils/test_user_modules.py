@@ -1,4 +1,4 @@
-"""Modules of one's own beside a conf: found, kept in the run folder, used when the run is resumed."""
+"""User modules beside a conf: found, copied to the run folder, used when the run is resumed."""
 import logging
 import os
 import shutil

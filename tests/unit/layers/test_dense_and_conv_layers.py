@@ -18,7 +18,7 @@ KINDS = ('FC', 'Conv2D', 'ConvTranspose2D')
 
 
 def layer_and_stack(kind, **kwargs):
-    """A layer, a stack of three, and the shape of an input of it."""
+    """Return a layer, a stack of three such layers, and the shape of its input."""
     if kind == 'FC':
         return layers.FC(4, 5, **kwargs), layers.ParallelFC(4, 5, N, **kwargs), (4, )
     kwargs['strides'] = (1, 2) if kind == 'Conv2D' else 2

@@ -60,7 +60,7 @@ def all_metrics(steps: TimeStep, buffer_size: int = 10) -> list:
 
 
 def slow_episodes(steps: TimeStep) -> tuple[int, list[dict]]:
-    """One environment step at a time: number of transitions, and the episodes in the order in which they end."""
+    """Compute the number of transitions, and the episodes in the order of their ends, step by step."""
     running = [dict(reward=[], info=[]) for _ in range(steps.step_type.shape[1])]
     count, episodes = 0, []
     for t in range(steps.step_type.shape[0]):

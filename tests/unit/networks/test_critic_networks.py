@@ -1,4 +1,4 @@
-"""What is particular to critics; what holds for every network is in tests/contract/test_networks.py."""
+"""Properties of critics; tests of every network are in tests/contract/test_networks.py."""
 import math
 
 import pytest
@@ -29,7 +29,7 @@ def linear(network, index):
 
 
 def check_first_of_stack(stack, pair, k):
-    """Values and gradients of ``first_of_stack`` against those of the whole stack, cut afterwards."""
+    """Compare values and gradients of ``first_of_stack`` with those of the whole stack, sliced afterwards."""
 
     def evaluate(compute):
         leaves = [x.clone().requires_grad_() for x in pair]

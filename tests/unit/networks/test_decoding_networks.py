@@ -1,4 +1,4 @@
-"""Decoders: images of the shape asked for, upsampling against slow code, what is refused."""
+"""Decoders: images of the requested shape, upsampling against slow code, invalid settings."""
 import gin
 import pytest
 import torch

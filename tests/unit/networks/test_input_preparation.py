@@ -1,4 +1,4 @@
-"""What encoders do unasked: one-hot vectors of categories, convolutions of images, vectors of a nest side by side."""
+"""Default input preparation of encoders: one-hot categories, convolved images, concatenated nests."""
 import gymnasium
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Networks and layers whose parameters are given."""
+"""Networks and layers with parameters passed from outside."""
 import gc
 import weakref
 

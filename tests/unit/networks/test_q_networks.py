@@ -1,4 +1,4 @@
-"""What is particular to Q networks; what holds for every network is in tests/contract/test_networks.py."""
+"""Properties of Q networks; tests of every network are in tests/contract/test_networks.py."""
 import pytest
 import torch
 

@@ -1,4 +1,4 @@
-"""What stored experience has to be like: every difference is named, and nothing bad is trained on."""
+"""Checks of stored experience: every mismatch is reported, and invalid data is never trained on."""
 import logging
 
 import numpy as np

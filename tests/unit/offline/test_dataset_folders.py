@@ -1,4 +1,4 @@
-"""Datasets in folders: written whole or not at all, and read only if they are what was written."""
+"""Datasets in folders: written completely or not at all, and read only if unchanged."""
 import json
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Episodes and steps: what belongs to which step, cuts, and there and back again."""
+"""Conversion between episodes and steps: alignment, cuts and round trips."""
 import numpy as np
 import pytest
 import torch

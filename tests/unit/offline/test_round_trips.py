@@ -61,7 +61,7 @@ def test_recorded_and_loaded_data_equal_the_original(kind, tmp_path):
     for number in range(env.batch_size):
         own = nest.map_structure(lambda *x, number=number: torch.stack([y[number] for y in x]), *seen)
         size = len(own[0].step_type)
-        if own[0].step_type[-1] == StepType.FIRST:  # no action was taken in that episode
+        if own[0].step_type[-1] == StepType.FIRST:  # that episode has no action yet
             size -= 1
         for t in range(size):
             online, action = nest.map_structure(lambda x, t=t: x[t], own)

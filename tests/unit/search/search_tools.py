@@ -14,7 +14,7 @@ Search.function = @bowl
 Search.executor = 'inline'
 Search.space = {'bowl.x': 'uniform(-10, 10)', 'bowl.y': 'log_uniform(1e-6, 1)'}
 """
-# what a training run is here: a generator plays it, nothing is trained
+# a training run is simulated by a generator; nothing is trained
 TRAINING = """
 TrainerConfig.algorithm_ctor = @Agent
 TrainerConfig.evaluate = True

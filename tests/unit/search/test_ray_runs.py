@@ -67,7 +67,7 @@ class PlayedExecution:
 
 
 def remote_run(tmp_path, token):
-    """A run whose machine does, or does not, see the folder of the search."""
+    """A run on a machine with or without access to the folder of the search."""
     root_dir = run_folder(str(tmp_path / 'search' / 'seed_0'), FILES)
     (tmp_path / 'token').write_text('same')
     run = Run(0, 0, root_dir, str(tmp_path / 'base.gin'), ('a.b = 1', ), 7)

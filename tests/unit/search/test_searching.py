@@ -34,7 +34,7 @@ def searching_of(tmp_path, text, tell=lambda line: None):
     return Searching(prepared(tmp_path, text), str(tmp_path / 'search'), tell)
 
 
-# What is found ---------------------------------------------------------------------------------------------------
+# Results of searches ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize('seed', [0, 1, 2])
@@ -100,7 +100,7 @@ def test_an_empty_space_is_repeats_over_seeds(tmp_path):
     row, = rows(tmp_path)
     expected = [run_seed(0, 0, repeat) for repeat in range(4)]
     assert [int(seed) for seed in row['seeds'].split()] == expected
-    assert [float(value) for value in row['values'].split()] == expected  # what the runs were really given
+    assert [float(value) for value in row['values'].split()] == expected  # the values that the runs received
     assert float(row['value']) == pytest.approx(sum(expected) / 4)
 
 

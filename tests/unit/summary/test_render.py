@@ -1,4 +1,4 @@
-"""Tests of pictures made of tensors."""
+"""Pictures of tensors."""
 
 import numpy as np
 import pytest

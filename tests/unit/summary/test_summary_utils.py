@@ -11,7 +11,7 @@ from alfx.summary import summary_utils
 
 
 class RecordingWriter:
-    """Keeps what is written to it."""
+    """A writer that stores everything written to it."""
 
     def __init__(self):
         self.scalars, self.histograms = {}, {}

@@ -1,4 +1,4 @@
-"""Formulas of docstrings become LaTeX in the pages; everything else stays a code block."""
+"""Formulas in docstrings become LaTeX in the pages; other blocks stay code blocks."""
 import contextlib
 import fractions
 import random

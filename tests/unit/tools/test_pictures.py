@@ -1,4 +1,4 @@
-"""Pictures of the documentation, and which of them a page of results shows."""
+"""Pictures of the documentation, and the pictures on a page of results."""
 import json
 import pathlib
 

@@ -244,7 +244,7 @@ class LogsAlways(Callback):
 
 @pytest.mark.parametrize('interval', [1, 4])
 def test_the_table_of_a_finished_run_does_not_change(tmp_path, interval):
-    """The same command, given again, trains nothing."""
+    """The same command does not train again."""
     tables = []
     for _ in range(2):
         train(tmp_path, LogsAlways(), evaluate=False, summary_interval=interval)

@@ -1,4 +1,4 @@
-"""State of the environments in checkpoints: what is saved, verified in another process, and restored."""
+"""State of the environments in checkpoints: saving, verification in another process, and restoring."""
 import importlib
 import logging
 import pickle
@@ -90,7 +90,7 @@ def step(env, count):
 
 
 def saved_after(env, config, steps=60):
-    """Return the state of a run after so many steps, and what is saved."""
+    """Return the state of a run after some steps, and its saved state."""
     state = EnvironmentState(env, config)
     step(env, steps)
     return state, state.get()

@@ -137,7 +137,7 @@ def test_evaluations_show_an_episode_if_configured(tmp_path, in_process):
     film = Image.open(io.BytesIO(shown[0].encoded_image_string))
     assert film.format == 'GIF' and max(film.size) == 300
     durations = []
-    for number in range(film.n_frames):  # pictures that are the same are one, which is shown for longer
+    for number in range(film.n_frames):  # equal frames are stored as one, with a longer duration
         film.seek(number)
         durations.append(film.info['duration'])
     assert sum(durations) == 7 * 1000 / 50

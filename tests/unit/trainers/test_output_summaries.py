@@ -11,7 +11,7 @@ from alfx.trainers.policy_trainer import RLTrainer
 
 
 class Writer:
-    """Keeps what is written."""
+    """A writer that stores everything written to it."""
     takes_tensors = True
 
     def __init__(self):

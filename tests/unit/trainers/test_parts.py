@@ -47,7 +47,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='a matter of glibc')
 def test_memory_freed_by_an_update_is_reused_by_the_next():
-    env = {**os.environ, 'MALLOC_MMAP_THRESHOLD_': '131072'}  # what glibc may or may not come to by itself
+    env = {**os.environ, 'MALLOC_MMAP_THRESHOLD_': '131072'}  # glibc may or may not choose this by default
     largest = 2**23 if tuple(map(int, platform.libc_ver()[1].split('.'))) >= (2, 35) else 2**17
     faults = {how: int(subprocess.run([sys.executable, '-c', _COUNT_FAULTS, how, str(largest)], capture_output=True,
                                       text=True, check=True, timeout=120, env=env).stdout)
@@ -129,7 +129,7 @@ def test_acting_on_few_rows_has_a_precision_of_its_own(tmp_path, torch_settings,
         assert torch.get_float32_matmul_precision() == expected
     assert torch.get_float32_matmul_precision() == 'medium'
     choose(tmp_path, nn.Linear(256, 256), batch_size=256, acting_rows=1, float32_matmul_precision='high')
-    assert context.get_acting_precision() == 'high'  # what the conf says is said of both
+    assert context.get_acting_precision() == 'high'  # the settings of the conf apply to both
 
 
 def tf32(x):
@@ -194,7 +194,7 @@ def test_progress_is_a_bar_of_tqdm_auto_in_a_notebook(monkeypatch, capsys):
 
     monkeypatch.setitem(sys.modules, 'ipykernel', object())
     monkeypatch.setattr('tqdm.auto.tqdm', Bar)
-    ProgressDisplay(io.StringIO()).show(0.5, 10, {})  # a stream of its own is not the notebook
+    ProgressDisplay(io.StringIO()).show(0.5, 10, {})  # another stream is not the notebook
     assert not bars
     display = ProgressDisplay()
     display.show(0.5, 10, {'return': '12'})

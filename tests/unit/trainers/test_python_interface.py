@@ -1,4 +1,4 @@
-"""alfx as a library: training, a policy by itself, learning curves."""
+"""alfx as a library: training, loading policies, learning curves."""
 import functools
 import pathlib
 import pickle
@@ -39,7 +39,7 @@ def test_the_program_of_the_page_runs(tmp_path, monkeypatch, capsys):
     names: dict = {}
     exec(compile(code, PAGE.name, 'exec'), names)
     assert names['score'] > 0 and names['total'] > 0 and names['progress']['env_steps'][-1] >= 1000
-    assert gin_utils.config_str() == ''  # nothing of the conf is left behind
+    assert gin_utils.config_str() == ''  # no bindings of the conf remain
 
 
 @pytest.fixture(scope='module')
@@ -271,7 +271,7 @@ def test_plot_returns_a_figure_and_writes_a_file(tmp_path):
     assert {line.get_label(): line.get_ydata()[-1] for line in figure.axes[0].get_lines()} == {'one': 3, 'two': 6}
     assert (tmp_path / 'curves.svg').read_text().startswith('<?xml')
     assert len((figure := alfx.plot(tmp_path, y='all')).axes) == 2
-    assert figure._repr_png_().startswith(b'\x89PNG')  # what a notebook shows
+    assert figure._repr_png_().startswith(b'\x89PNG')  # the output of a notebook
     for arguments, message in ((dict(y='reward'), 'reward'), (dict(smoothing=0), 'alfx.plot.smoothing'),
                                (dict(group_by='seed'), 'alfx.plot.group_by'), (dict(labels=['x'] * 9), 'labels: exp'),
                                (dict(output=tmp_path / 'c.xyz'), 'c.xyz: expected a file name')):

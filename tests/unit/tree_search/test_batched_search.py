@@ -1,4 +1,4 @@
-"""What a search keeps from one to the next."""
+"""Batched searches: memory use, copies and tracing."""
 import copy
 import gc
 import itertools

@@ -1,4 +1,4 @@
-"""The adjusted Rand index: shapes, what is counted, what is refused. The numbers are in the numerics tests."""
+"""The adjusted Rand index: shapes, counted pixels, invalid arguments. The numbers are in the numerics tests."""
 import pytest
 import torch
 
@@ -31,9 +31,9 @@ def test_uncounted_pixels_have_no_influence():
 
 @pytest.mark.parametrize('labels, clusters, expected', [
     ([0, 0, 0], [1, 1, 1], 1.0),  # one part each
-    ([0, 1, 2], [2, 1, 0], 1.0),  # nothing but single things
-    ([0, 0, 1, 1], [0, 0, 0, 0], 0.0),  # nothing found where there is something
-    ([1, 1, 1, 1], [0, 0, 1, 1], 0.0),  # something found where there is nothing
+    ([0, 1, 2], [2, 1, 0], 1.0),  # one pixel per cluster
+    ([0, 0, 1, 1], [0, 0, 0, 0], 0.0),  # one cluster instead of several
+    ([1, 1, 1, 1], [0, 0, 1, 1], 0.0),  # several clusters instead of one
     ([3], [0], 1.0),
     ([], [], 1.0)])
 def test_trivial_partitions(labels, clusters, expected):

@@ -1,4 +1,4 @@
-"""What losses, normalizers and importance ratios write when they are asked to."""
+"""Debug summaries of losses, normalizers and importance ratios."""
 import collections
 import math
 

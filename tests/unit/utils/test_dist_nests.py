@@ -1,4 +1,4 @@
-"""Every distribution as a node of a nest: taken apart, put together, stacked, described and stored."""
+"""Every distribution as a node of a nest: flattened, rebuilt, stacked, described and stored."""
 import copy
 import pickle
 

@@ -145,7 +145,7 @@ def test_user_defined_networks_run_at_every_step():
 
 
 def offline(name, environment='continuous', **arguments):
-    """Return a function from a folder to an agent with a dataset; ``name`` is that of ``make_agent`` or a class."""
+    """Return a function from a folder to an agent with a dataset; ``name`` is a name of ``make_agent`` or a class."""
     constructor = partial(name, **arguments) if isinstance(name, type) else name
     return lambda folder: offline_agents.make_agent(constructor, offline_agents.record(folder / 'data', environment),
                                                     environment)

@@ -1,4 +1,4 @@
-"""Whatever torch does not promise to keep is used in one place."""
+"""Private interfaces of torch are used in one module only."""
 import pathlib
 import re
 

@@ -1,4 +1,4 @@
-"""What a function does with tensors, as a graph."""
+"""Functions of tensors traced to graphs."""
 import subprocess
 import sys
 
@@ -19,7 +19,7 @@ def _added(number, x):
 
 
 def check(function, *inputs):
-    """A graph computes from other inputs what the function does."""
+    """A graph computes the same results as the function for other inputs."""
     graph = make_graph(function, [x.clone() for x in inputs])
     others = [x * 2 for x in inputs]
     for result, expected in zip(graph(*(x.clone() for x in others)), function(*others), strict=True):
